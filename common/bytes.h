@@ -1,0 +1,59 @@
+// Bounded encoding and decoding of fixed-width integers. Keys are big-endian (they sort), values little-endian.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+namespace weightfs {
+
+static_assert(std::endian::native == std::endian::little, "values are stored as they lie in memory");
+
+template <typename T>
+void AppendLittle(std::string& out, T value) {
+  out.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+inline void AppendBig64(std::string& out, uint64_t value) { AppendLittle(out, __builtin_bswap64(value)); }
+
+// Reads integers from the front of `bytes`; every read checks what is left, and `ok()` stays false after a miss.
+class Decoder {
+ public:
+  explicit Decoder(std::string_view bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  T Little() {
+    T value{};
+    if (bytes_.size() < sizeof(T)) {
+      ok_ = false;
+      return value;
+    }
+    std::memcpy(&value, bytes_.data(), sizeof(T));
+    bytes_.remove_prefix(sizeof(T));
+    return value;
+  }
+  uint64_t Big64() { return __builtin_bswap64(Little<uint64_t>()); }
+
+  // The next `size` bytes, or an empty view and !ok() when fewer are left.
+  std::string_view Bytes(size_t size) {
+    if (bytes_.size() < size) {
+      ok_ = false;
+      return {};
+    }
+    auto head = bytes_.substr(0, size);
+    bytes_.remove_prefix(size);
+    return head;
+  }
+  std::string_view rest() const { return bytes_; }
+  bool ok() const { return ok_; }
+  // True when every read succeeded and nothing is left over.
+  bool Done() const { return ok_ && bytes_.empty(); }
+
+ private:
+  std::string_view bytes_;
+  bool ok_ = true;
+};
+
+}  // namespace weightfs

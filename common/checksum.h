@@ -1,0 +1,20 @@
+// CRC-32C (Castagnoli, RFC 3720 appendix B.4: reflected polynomial 0x82F63B78, initial value and final xor ~0).
+// Hardware-accelerated through ISA-L. Pure functions, thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace weightfs {
+
+// The CRC-32C of `bytes`; Crc32c("123456789") == 0xE3069283.
+uint32_t Crc32c(std::span<const std::byte> bytes);
+
+// Continues a CRC: Crc32cExtend(Crc32c(a), b) == Crc32c(a followed by b).
+uint32_t Crc32cExtend(uint32_t crc, std::span<const std::byte> bytes);
+
+// One CRC for each kBlockSize block of `blocks` (a multiple of kBlockSize), written to `out`.
+void Crc32cBlocks(std::span<const std::byte> blocks, uint32_t* out);
+
+}  // namespace weightfs

@@ -1,0 +1,53 @@
+// Mutex with clang's thread-safety annotations; plain std::mutex elsewhere.
+//
+// The lock order of the whole program, outermost first:
+//   Namespace::mutex_ → Inode::mutex (of one inode; a directory before its child) → Committer::mutex_
+//   → SpaceManager::mutex_ → ExtentAllocator (its groups) → ReadCache::mutex_ → BufferPool::mutex_ → device queues.
+// No lock is held across device I/O, a synced commit or a FUSE reply.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+#if defined(__clang__)
+#define WEIGHTFS_TSA(x) __attribute__((x))
+#else
+#define WEIGHTFS_TSA(x)
+#endif
+#define CAPABILITY(x) WEIGHTFS_TSA(capability(x))
+#define SCOPED_CAPABILITY WEIGHTFS_TSA(scoped_lockable)
+#define GUARDED_BY(x) WEIGHTFS_TSA(guarded_by(x))
+#define REQUIRES(...) WEIGHTFS_TSA(requires_capability(__VA_ARGS__))
+#define EXCLUDES(...) WEIGHTFS_TSA(locks_excluded(__VA_ARGS__))
+#define ACQUIRE(...) WEIGHTFS_TSA(acquire_capability(__VA_ARGS__))
+#define RELEASE(...) WEIGHTFS_TSA(release_capability(__VA_ARGS__))
+#define NO_THREAD_SAFETY_ANALYSIS WEIGHTFS_TSA(no_thread_safety_analysis)
+
+namespace weightfs {
+
+class CAPABILITY("mutex") Mutex {
+ public:
+  void lock() ACQUIRE() { mutex_.lock(); }
+  void unlock() RELEASE() { mutex_.unlock(); }
+  std::mutex& native() { return mutex_; }
+
+ private:
+  std::mutex mutex_;
+};
+
+// Scoped lock that can wait on a condition and be released early.
+class SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : lock_(mutex.native()) {}
+  ~MutexLock() RELEASE() {}
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+  void Unlock() RELEASE() { lock_.unlock(); }
+  void Lock() ACQUIRE() { lock_.lock(); }
+  std::unique_lock<std::mutex>& native() { return lock_; }
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,82 @@
+// Page-aligned I/O memory in transparent huge pages, handed out from bounded pools.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs {
+
+class BufferPool;
+
+// A counted reference to one buffer of a pool; the last reference gives the buffer back. Copying is thread-safe,
+// the bytes are the holders' to agree on. An empty Buffer holds nothing.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer& other);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer other) noexcept;
+  ~Buffer();
+
+  explicit operator bool() const { return slot_ != nullptr; }
+  std::byte* data() const;        // page-aligned
+  ByteCount size() const;         // the pool's buffer_size
+  std::span<std::byte> bytes() const { return {data(), size().value}; }
+  // The pool's `headroom` bytes that end where data() begins.
+  std::byte* header() const;
+
+ private:
+  friend class BufferPool;
+  struct Slot;
+  explicit Buffer(Slot* slot) : slot_(slot) {}
+  Slot* slot_ = nullptr;
+};
+
+// Equal buffers in one arena that never grows. Thread-safe. Must outlive its buffers (checked in the destructor).
+class BufferPool {
+ public:
+  struct Options {
+    ByteCount buffer_size{2 * kMiB};   // a multiple of kBlockSize
+    size_t count = 32;
+    ByteCount headroom{0};             // bytes kept before each buffer's first page, at most a page
+    const char* name = "buffers";      // for messages and statistics
+  };
+
+  // Maps the arena (2 MiB-aligned, MADV_HUGEPAGE); memory is touched only as buffers are first used.
+  static Result<std::unique_ptr<BufferPool>> Create(const Options& options);
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  // Waits until a buffer is free. The caller holds no lock that a completion needs.
+  Buffer Allocate() EXCLUDES(mutex_);
+  // Empty when none is free.
+  Buffer TryAllocate() EXCLUDES(mutex_);
+
+  size_t capacity() const { return options_.count; }
+  size_t in_use() const EXCLUDES(mutex_);
+  ByteCount buffer_size() const { return options_.buffer_size; }
+
+ private:
+  friend class Buffer;
+  explicit BufferPool(const Options& options) : options_(options) {}
+  void Release(Buffer::Slot* slot) EXCLUDES(mutex_);
+
+  const Options options_;
+  std::byte* arena_ = nullptr;
+  size_t arena_size_ = 0;
+  std::unique_ptr<Buffer::Slot[]> slots_;
+  mutable Mutex mutex_;
+  std::condition_variable freed_;
+  std::vector<Buffer::Slot*> free_ GUARDED_BY(mutex_);   // last in, first out: the warmest memory first
+};
+
+}  // namespace weightfs

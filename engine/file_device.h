@@ -1,0 +1,46 @@
+// A pool device on a regular file or a block device, through libaio with O_DIRECT.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "engine/block_device.h"
+
+namespace weightfs {
+
+// Thread-safe. One AioRing (io_context and completion thread) a `rings`; requests are cut into pieces of at most
+// 1 MiB, spread over the rings, sent by io_submit in batches. Handled here: a prefix accepted by io_submit, EAGAIN
+// (queued until a completion), short transfers (the aligned rest is sent again; 0 bytes is kIo), io_event.res < 0.
+class FileDevice final : public BlockDevice {
+ public:
+  struct Options {
+    unsigned queue_depth = 256;   // iocbs in flight a ring
+    unsigned rings = 1;
+    bool read_only = false;
+    bool direct = true;           // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)
+    bool exclusive = true;        // flock (and O_EXCL on a block device): kBusy names the path when it is taken
+  };
+
+  // Opens `path`. Errors are full lines: missing (kNotFound), taken (kBusy), aio-max-nr exhausted (kAgain, naming
+  // the sysctl and its value), anything else kIo.
+  static Result<std::unique_ptr<FileDevice>> Open(const std::string& path, const Options& options);
+
+  // Waits for every request in flight.
+  ~FileDevice() override;
+
+  ByteCount size() const override;   // a multiple of kBlockSize, rounded down
+  std::string_view path() const override;
+  void Submit(std::span<IoRequest* const> requests) override;
+  Result<void> Flush() override;     // fdatasync
+
+  // The descriptor, for cuFile and leases; owned by the device.
+  int descriptor() const;
+  bool is_block_device() const;
+
+ private:
+  class Impl;
+  explicit FileDevice(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weightfs

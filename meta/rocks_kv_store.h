@@ -1,0 +1,44 @@
+// KvStore on RocksDB. The only file that includes RocksDB is rocks_kv_store.cc.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "common/units.h"
+#include "meta/kv_store.h"
+
+namespace weightfs {
+
+// Point-in-time WAL recovery, paranoid checks, WALs tracked and verified in the manifest, one bounded cache.
+class RocksKvStore final : public KvStore {
+ public:
+  struct Options {
+    bool create = false;                 // format: the directory must not hold a database yet (kExists)
+    bool read_only = false;              // fsck and info without a mount
+    ByteCount cache{32 * kMiB};          // block cache, index and filter blocks included
+    ByteCount write_buffer{16 * kMiB};   // one memtable; two at most
+  };
+
+  struct Statistics {
+    ByteCount memory;                    // cache in use + memtables + readers
+    ByteCount disk;                      // live files
+    uint64_t estimated_keys = 0;
+  };
+
+  // Full-line errors naming the directory and RocksDB's own words: kNotFound, kBusy (its lock is held), kCorrupt, kIo.
+  static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
+  ~RocksKvStore() override;
+
+  Result<std::optional<std::string>> Get(std::string_view key) override;
+  Result<void> Write(const KvBatch& batch) override;
+  Result<void> Sync() override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  Statistics statistics() const;
+
+ private:
+  class Impl;
+  explicit RocksKvStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,96 @@
+// Names, links and attributes: the operations of a filesystem that move no file data.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "meta/kv_store.h"
+#include "store/inode.h"
+#include "store/inode_table.h"
+#include "store/types.h"
+
+namespace weightfs {
+
+// What the namespace asks of the owner of file data (FileIo).
+class DataOwner {
+ public:
+  virtual ~DataOwner() = default;
+
+  // Everything written to the file before the call is in the catalog (ordered, not yet synced) on return: a rename
+  // written after it cannot survive a crash without the data. Blocks; called without locks.
+  virtual Result<void> CommitBeforeRename(const InodePtr& inode) = 0;
+
+  // The file is being deleted: appends the removal of its extent and checksum records to `batch`, drops what is in
+  // memory, and queues its space, which returns once the batch is durable and no read or write of it is in flight.
+  virtual Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) REQUIRES(inode->mutex) = 0;
+};
+
+// Thread-safe. Changes are serialised by one mutex and are visible, and ordered in the catalog's log, when a call
+// returns; they are durable after the next KvStore::Sync. Look-ups take no common lock. Permissions are the kernel's
+// (default_permissions); ACLs are kept in step with the mode here (fs/ sets FUSE_POSIX_ACL).
+// Error codes are those POSIX gives the system call of the same name.
+class Namespace {
+ public:
+  Namespace(KvStore& catalog, InodeTable& inodes, DataOwner& data)
+      : catalog_(catalog), inodes_(inodes), data_(data) {}
+
+  // Writes the root directory and the store's facts into an empty catalog. For format.
+  static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
+
+  // Reads the inode-number bound and deletes what orphans are left. Once, before any other call; `read_only` leaves
+  // the orphans.
+  Result<void> Recover(bool read_only);
+
+  Result<Attributes> Lookup(InodeId parent, std::string_view name);
+  Result<Attributes> GetAttributes(InodeId ino);
+
+  // All members but `size` (FileIo truncates first). A chmod keeps a POSIX ACL's mask in step.
+  Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
+
+  // Any type of inode. A set-group-id parent passes its group (and the bit, to directories) on; a default ACL of the
+  // parent is inherited.
+  Result<Attributes> Create(InodeId parent, std::string_view name, const CreateRequest& request);
+  // An inode without a name (O_TMPFILE): an orphan until Link.
+  Result<Attributes> CreateUnnamed(InodeId parent, const CreateRequest& request);
+
+  Result<Attributes> Link(InodeId ino, InodeId new_parent, std::string_view new_name);
+  Result<void> Unlink(InodeId parent, std::string_view name);
+  Result<void> RemoveDirectory(InodeId parent, std::string_view name);
+  Result<void> Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,
+                      RenameMode mode);
+
+  Result<std::string> ReadLink(InodeId ino);
+
+  // Every entry, "." and ".." first, as of now.
+  Result<std::vector<DirectoryEntry>> ReadDirectory(InodeId ino);
+
+  Result<std::string> GetExtendedAttribute(InodeId ino, std::string_view name);
+  Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
+  Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
+  Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
+
+  // One more open handle / one less; the last one of an inode without links and without lookups deletes it.
+  Result<InodePtr> Open(InodeId ino);
+  void Close(const InodePtr& inode);
+
+  // The kernel forgot `count` lookups. Every Attributes that Lookup, Create and Link return to the kernel counts one
+  // (the caller adds them with InodeTable::AddLookups before it replies).
+  void Forget(InodeId ino, uint64_t count);
+
+  uint64_t inode_count() const { return inode_count_.load(); }   // created less deleted since Recover, plus those found
+
+ private:
+  KvStore& catalog_;
+  InodeTable& inodes_;
+  DataOwner& data_;
+  Mutex mutex_;
+  uint64_t next_ino_ GUARDED_BY(mutex_) = 0;
+  uint64_t ino_bound_ GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> inode_count_{0};
+};
+
+}  // namespace weightfs

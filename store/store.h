@@ -1,0 +1,118 @@
+// The tensor store: catalog, devices and the write protocol behind one POSIX-like interface. Knows nothing of FUSE.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "engine/block_device.h"
+#include "meta/kv_store.h"
+#include "store/namespace.h"
+#include "store/types.h"
+
+namespace weightfs {
+
+class Committer;
+class FileIo;
+class SpaceManager;
+
+struct StoreOptions {
+  bool read_only = false;
+  std::chrono::milliseconds commit_interval{5000};   // the most that a crash may take back
+  std::chrono::milliseconds close_delay{1000};       // a closed file's commit begins within this
+  bool sync_on_close = false;
+  ByteCount memory{384 * kMiB};                      // all I/O buffers together
+  bool verify = true;                                // check checksums on read; false for measurements only
+  size_t resident_inodes = 16384;
+};
+
+// The sequential reader behind one open handle: lets reads of one handle be recognised as a stream.
+struct ReadStream {
+  Mutex mutex;
+  uint64_t next GUARDED_BY(mutex) = 0;      // where the stream would go on
+  uint64_t run GUARDED_BY(mutex) = 0;       // bytes read in sequence so far
+};
+
+// Counters since Open, and gauges. Everything in bytes unless named otherwise.
+struct StoreStatistics {
+  uint64_t read_bytes = 0, written_bytes = 0;                  // of callers
+  uint64_t device_read_bytes = 0, device_written_bytes = 0;
+  uint64_t commits = 0, flushes = 0, checksum_errors = 0;
+  uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;
+  uint64_t resident_inodes = 0;
+  bool read_only = false;
+};
+
+// Thread-safe. Asynchronous calls end on a completion or committer thread, or before the call returns; their callbacks
+// must not block on the store.
+class Store {
+ public:
+  // Mounts the catalog and devices (in index order), recovers (orphans, free space) and starts the committer. An
+  // undecodable or overlapping extent opens the store read-only and says so; kCorrupt when it cannot be served at all.
+  static Result<std::unique_ptr<Store>> Open(std::unique_ptr<KvStore> catalog,
+                                             std::vector<std::unique_ptr<BlockDevice>> devices,
+                                             const StoreOptions& options);
+  // Commits everything, then stops. Call Close first to learn of errors.
+  ~Store();
+
+  // Makes everything durable and stops; later calls give kShutdown.
+  Result<void> Close();
+
+  // Names and attributes.
+  Namespace& names() { return *names_; }
+  InodeTable& inodes() { return *inodes_; }
+  // Every change; a size goes through truncation first.
+  Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
+
+  // Open files. O_TRUNC is Truncate(…, 0) with `replace`: the old content stays what a crash shows until the new one
+  // is committed (at close, at fsync, or after 30 s).
+  Result<InodePtr> OpenFile(InodeId ino, bool truncate);
+  // flush(2)-like: reports an error of earlier writes once; starts (or, with sync_on_close, waits for) a commit.
+  void Flush(const InodePtr& inode, Done done);
+  void CloseFile(const InodePtr& inode);
+
+  // Reads at most `size` bytes, fewer at the end of the file only. `stream` may be null.
+  void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
+  Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);   // waits
+
+  // Writes all of `data` or nothing; kNoSpace when it does not fit. `holder` may own the memory of `data`: where data
+  // and offset are block-aligned the store keeps the buffer instead of copying, and its bytes must not change again.
+  Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
+  // At the end of the file, as one step; the offset it was written at.
+  Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
+
+  Result<void> Truncate(const InodePtr& inode, uint64_t size);
+  Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
+  Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);
+  // Copies inside the store; the bytes copied, fewer at the end of `from`.
+  Result<uint64_t> CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
+                             uint64_t length);
+  Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
+
+  // fsync(2): data, attributes, the name, and every namespace change before it. SyncAll: everything.
+  void Sync(const InodePtr& inode, Done done);
+  void SyncAll(Done done);
+  Result<void> Sync(const InodePtr& inode);
+  Result<void> SyncAll();
+
+  SpaceStatistics Space() const;
+  StoreStatistics statistics() const;
+  bool read_only() const;
+
+ private:
+  Store();
+
+  std::unique_ptr<KvStore> catalog_;
+  std::vector<std::unique_ptr<BlockDevice>> devices_;
+  std::unique_ptr<InodeTable> inodes_;
+  std::unique_ptr<SpaceManager> space_;
+  std::unique_ptr<Committer> committer_;
+  std::unique_ptr<FileIo> files_;
+  std::unique_ptr<Namespace> names_;
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace weightfs

@@ -1,0 +1,58 @@
+#include "tests/support/block_image.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace weightfs {
+
+void BlockImage::CheckRange(ByteOffset offset, size_t size) const {
+  if (offset.value <= size_.value && size <= size_.value - offset.value) return;
+  fmt::print(stderr, "BlockImage: {} bytes at {} lie outside the device of {} bytes\n", size, offset.value,
+             size_.value);
+  std::abort();
+}
+
+void BlockImage::Read(ByteOffset offset, std::span<std::byte> out) const {
+  CheckRange(offset, out.size());
+  for (size_t done = 0; done < out.size();) {
+    const uint64_t at = offset.value + done;
+    const uint64_t inside = at % kBlockSize;
+    const size_t step = std::min<size_t>(kBlockSize - inside, out.size() - done);
+    const auto found = blocks_.find(at / kBlockSize);
+    if (found == blocks_.end()) {
+      std::memset(out.data() + done, 0, step);
+    } else {
+      std::memcpy(out.data() + done, found->second.get() + inside, step);
+    }
+    done += step;
+  }
+}
+
+void BlockImage::Write(ByteOffset offset, std::span<const std::byte> in) {
+  CheckRange(offset, in.size());
+  for (size_t done = 0; done < in.size();) {
+    const uint64_t at = offset.value + done;
+    const uint64_t inside = at % kBlockSize;
+    const size_t step = std::min<size_t>(kBlockSize - inside, in.size() - done);
+    // Other images may share the old block: a changed block is always a new one.
+    auto block = std::make_shared<std::vector<std::byte>>(kBlockSize);
+    auto& slot = blocks_[at / kBlockSize];
+    if (slot && step < kBlockSize) std::memcpy(block->data(), slot.get(), kBlockSize);
+    std::memcpy(block->data() + inside, in.data() + done, step);
+    slot = std::shared_ptr<const std::byte>(block, block->data());
+    done += step;
+  }
+}
+
+void BlockImage::WriteShared(ByteOffset offset, const SharedBytes& in) {
+  CheckRange(offset, in->size());
+  for (size_t done = 0; done < in->size(); done += kBlockSize) {
+    blocks_[(offset.value + done) / kBlockSize] = std::shared_ptr<const std::byte>(in, in->data() + done);
+  }
+}
+
+}  // namespace weightfs

@@ -1,0 +1,200 @@
+#include "tests/support/fault_device.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace weightfs {
+namespace {
+
+[[noreturn]] void Misuse(std::string_view path, const IoRequest& request, const char* what) {
+  fmt::print(stderr, "FaultDevice {}: {} of {} bytes at {}: {}\n", path,
+             request.operation == IoRequest::Operation::kRead ? "read" : "write", request.size.value,
+             request.offset.value, what);
+  std::abort();
+}
+
+}  // namespace
+
+FaultDevice::FaultDevice(std::shared_ptr<Journal> journal, ByteCount size, FaultDeviceOptions options)
+    : FaultDevice(std::move(journal), BlockImage(size), std::move(options)) {}
+
+FaultDevice::FaultDevice(std::shared_ptr<Journal> journal, BlockImage image, FaultDeviceOptions options)
+    : journal_(std::move(journal)),
+      options_(std::move(options)),
+      size_(image.size()),
+      index_(journal_->AddDevice(image)),
+      image_(std::move(image)),
+      random_(options_.seed),
+      worker_([this] { Run(); }) {}
+
+FaultDevice::~FaultDevice() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  worker_.join();
+}
+
+void FaultDevice::CheckRequest(const IoRequest& request) const {
+  if (request.offset.value % kBlockSize != 0 || request.size.value % kBlockSize != 0 ||
+      reinterpret_cast<uintptr_t>(request.data) % kBlockSize != 0) {
+    Misuse(path(), request, "not aligned");
+  }
+  if (request.offset.value > size_.value || request.size.value > size_.value - request.offset.value) {
+    Misuse(path(), request, "outside the device");
+  }
+}
+
+void FaultDevice::Submit(std::span<IoRequest* const> requests) {
+  MutexLock lock(mutex_);
+  for (IoRequest* request : requests) {
+    CheckRequest(*request);
+    Pending pending{request};
+    if (request->operation == IoRequest::Operation::kRead) {
+      ++counts_.reads;
+      counts_.read += request->size;
+      pending.failure = NextFailureLocked(Target::kRead);
+    } else {
+      ++counts_.writes;
+      counts_.written += request->size;
+      pending.failure = NextFailureLocked(Target::kWrite);
+      if (!pending.failure) pending.failure = ChargeBudgetLocked(request->size);
+      pending.bytes =
+          std::make_shared<const std::vector<std::byte>>(request->data, request->data + request->size.value);
+      pending.event = journal_->Append({.kind = Journal::Event::Kind::kWrite,
+                                        .device = index_,
+                                        .offset = request->offset,
+                                        .bytes = pending.bytes});
+    }
+    pending_.push_back(std::move(pending));
+  }
+  changed_.notify_all();
+}
+
+Result<void> FaultDevice::Flush() {
+  MutexLock lock(mutex_);
+  ++counts_.flushes;
+  const size_t covered = journal_->size();
+  if (const auto code = NextFailureLocked(Target::kFlush)) {
+    journal_->Append({.kind = Journal::Event::Kind::kFlushFailed, .device = index_, .subject = covered});
+    return *code;
+  }
+  journal_->Append({.kind = Journal::Event::Kind::kFlush, .device = index_, .subject = covered});
+  return {};
+}
+
+void FaultDevice::Fail(Target target, Failure failure) {
+  MutexLock lock(mutex_);
+  triggers_[static_cast<size_t>(target)] = {failure.nth, failure.and_later, failure.code};
+}
+
+void FaultDevice::StopFailing() {
+  MutexLock lock(mutex_);
+  triggers_ = {};
+  budget_ = {std::numeric_limits<uint64_t>::max()};
+}
+
+void FaultDevice::SetWriteBudget(ByteCount bytes, ErrorCode code) {
+  MutexLock lock(mutex_);
+  budget_ = bytes;
+  budget_code_ = code;
+}
+
+void FaultDevice::Hold() {
+  MutexLock lock(mutex_);
+  held_ = true;
+}
+
+void FaultDevice::Release() {
+  MutexLock lock(mutex_);
+  held_ = false;
+  changed_.notify_all();
+}
+
+void FaultDevice::WaitForHeld(size_t count) {
+  MutexLock lock(mutex_);
+  while (pending_.size() < count) changed_.wait(lock.native());
+}
+
+void FaultDevice::Corrupt(ByteOffset offset) {
+  MutexLock lock(mutex_);
+  std::vector<std::byte> byte(1);
+  image_.Read(offset, byte);
+  byte[0] = ~byte[0];
+  image_.Write(offset, byte);
+  journal_->Append({.kind = Journal::Event::Kind::kCorruption,
+                    .device = index_,
+                    .offset = offset,
+                    .bytes = std::make_shared<const std::vector<std::byte>>(std::move(byte))});
+}
+
+FaultDevice::Counts FaultDevice::counts() const {
+  MutexLock lock(mutex_);
+  return counts_;
+}
+
+std::optional<ErrorCode> FaultDevice::NextFailureLocked(Target target) {
+  Trigger& trigger = triggers_[static_cast<size_t>(target)];
+  if (trigger.left == 0) return std::nullopt;
+  if (trigger.left > 1) {
+    --trigger.left;
+    return std::nullopt;
+  }
+  if (!trigger.and_later) trigger.left = 0;
+  return trigger.code;
+}
+
+std::optional<ErrorCode> FaultDevice::ChargeBudgetLocked(ByteCount bytes) {
+  if (bytes > budget_) {
+    budget_ = {};  // The device is full: a smaller write that would still fit comes too late.
+    return budget_code_;
+  }
+  budget_ -= bytes;
+  return std::nullopt;
+}
+
+FaultDevice::Pending FaultDevice::TakeLocked() {
+  const size_t at = options_.reorder ? random_() % pending_.size() : 0;
+  Pending pending = std::move(pending_[at]);
+  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(at));
+  return pending;
+}
+
+Result<void> FaultDevice::ExecuteLocked(const Pending& pending) {
+  const IoRequest& request = *pending.request;
+  if (request.operation == IoRequest::Operation::kRead) {
+    if (pending.failure) return *pending.failure;
+    image_.Read(request.offset, {request.data, request.size.value});
+    return {};
+  }
+  if (std::memcmp(pending.bytes->data(), request.data, pending.bytes->size()) != 0) {
+    Misuse(path(), request, "the memory changed while it was being written");
+  }
+  const auto kind = pending.failure ? Journal::Event::Kind::kWriteFailed : Journal::Event::Kind::kWriteDone;
+  journal_->Append({.kind = kind, .device = index_, .subject = pending.event});
+  if (pending.failure) return *pending.failure;
+  image_.WriteShared(request.offset, pending.bytes);
+  return {};
+}
+
+void FaultDevice::Run() {
+  MutexLock lock(mutex_);
+  for (;;) {
+    if (pending_.empty() && stopping_) return;
+    if (pending_.empty() || (held_ && !stopping_)) {
+      changed_.wait(lock.native());
+      continue;
+    }
+    const Pending pending = TakeLocked();
+    Result<void> result = ExecuteLocked(pending);
+    lock.Unlock();
+    pending.request->OnComplete(std::move(result));
+    lock.Lock();
+  }
+}
+
+}  // namespace weightfs

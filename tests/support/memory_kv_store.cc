@@ -1,0 +1,132 @@
+#include "tests/support/memory_kv_store.h"
+
+#include <limits>
+
+namespace weightfs {
+
+class MemoryKvStore::Iterator final : public KvIterator {
+ public:
+  Iterator(std::shared_ptr<State> state, std::shared_ptr<const KvContent> content, std::string_view prefix,
+           uint64_t keys_until_failure)
+      : state_(std::move(state)), content_(std::move(content)), prefix_(prefix), left_(keys_until_failure) {
+    MoveTo(content_->lower_bound(prefix_));
+  }
+  // Under the lock, so that a writer that finds itself the only owner has seen the last read of this
+  // iterator.
+  ~Iterator() override {
+    MutexLock lock(state_->mutex);
+    content_.reset();
+  }
+
+  bool Valid() const override { return valid_; }
+  void Next() override {
+    if (valid_) MoveTo(std::next(at_));
+  }
+  void Seek(std::string_view key) override {
+    MoveTo(content_->lower_bound(key < std::string_view(prefix_) ? std::string_view(prefix_) : key));
+  }
+  std::string_view key() const override { return at_->first; }
+  std::string_view value() const override { return at_->second; }
+  Result<void> status() const override {
+    if (failed_) return ErrorCode::kIo;
+    return {};
+  }
+
+ private:
+  void MoveTo(KvContent::const_iterator to) {
+    if (left_ == 0) failed_ = true;
+    at_ = to;
+    valid_ = !failed_ && at_ != content_->end() && at_->first.starts_with(prefix_);
+    if (valid_) --left_;
+  }
+
+  const std::shared_ptr<State> state_;
+  std::shared_ptr<const KvContent> content_;
+  const std::string prefix_;
+  KvContent::const_iterator at_;
+  uint64_t left_;  // keys to show before the injected failure
+  bool valid_ = false;
+  bool failed_ = false;
+};
+
+MemoryKvStore::MemoryKvStore(std::shared_ptr<Journal> journal, KvContent content)
+    : journal_(std::move(journal)), state_(std::make_shared<State>()) {
+  journal_->SetKvContent(content);
+  MutexLock lock(state_->mutex);
+  state_->content = std::make_shared<KvContent>(std::move(content));
+}
+
+Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
+  MutexLock lock(state_->mutex);
+  if (Due(get_failure_)) return ErrorCode::kIo;
+  const auto found = state_->content->find(key);
+  if (found == state_->content->end()) return std::optional<std::string>();
+  return std::optional<std::string>(found->second);
+}
+
+Result<void> MemoryKvStore::Write(const KvBatch& batch) {
+  MutexLock lock(state_->mutex);
+  if (read_only_) return ErrorCode::kReadOnly;
+  auto recorded = std::make_shared<const KvBatch>(batch);
+  if (Due(write_failure_)) {
+    read_only_ = true;
+    journal_->Append({.kind = Journal::Event::Kind::kBatchFailed, .batch = std::move(recorded)});
+    return ErrorCode::kIo;
+  }
+  journal_->Append({.kind = Journal::Event::Kind::kBatch, .batch = std::move(recorded)});
+  if (state_->content.use_count() > 1) state_->content = std::make_shared<KvContent>(*state_->content);
+  ApplyBatch(batch, *state_->content);
+  return {};
+}
+
+Result<void> MemoryKvStore::Sync() {
+  MutexLock lock(state_->mutex);
+  if (read_only_) return ErrorCode::kReadOnly;
+  const size_t covered = journal_->size();
+  if (Due(sync_failure_)) {
+    read_only_ = true;
+    journal_->Append({.kind = Journal::Event::Kind::kSyncFailed, .subject = covered});
+    return ErrorCode::kIo;
+  }
+  journal_->Append({.kind = Journal::Event::Kind::kSync, .subject = covered});
+  return {};
+}
+
+std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix) {
+  MutexLock lock(state_->mutex);
+  const uint64_t keys = Due(iterator_failure_) ? iterator_keys_ : std::numeric_limits<uint64_t>::max();
+  return std::make_unique<Iterator>(state_, state_->content, prefix, keys);
+}
+
+void MemoryKvStore::FailWrite(uint64_t nth) {
+  MutexLock lock(state_->mutex);
+  write_failure_ = nth;
+}
+
+void MemoryKvStore::FailSync(uint64_t nth) {
+  MutexLock lock(state_->mutex);
+  sync_failure_ = nth;
+}
+
+void MemoryKvStore::FailGet(uint64_t nth) {
+  MutexLock lock(state_->mutex);
+  get_failure_ = nth;
+}
+
+void MemoryKvStore::FailIterator(uint64_t nth, uint64_t keys) {
+  MutexLock lock(state_->mutex);
+  iterator_failure_ = nth;
+  iterator_keys_ = keys;
+}
+
+KvContent MemoryKvStore::content() const {
+  MutexLock lock(state_->mutex);
+  return *state_->content;
+}
+
+bool MemoryKvStore::read_only() const {
+  MutexLock lock(state_->mutex);
+  return read_only_;
+}
+
+}  // namespace weightfs

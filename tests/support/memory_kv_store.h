@@ -1,0 +1,54 @@
+// A key-value store in memory that fails on demand and loses power through its journal.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "common/mutex.h"
+#include "meta/kv_store.h"
+#include "tests/support/journal.h"
+
+namespace weightfs {
+
+// Thread-safe. Iterators walk snapshots and may outlive the store.
+class MemoryKvStore final : public KvStore {
+ public:
+  explicit MemoryKvStore(std::shared_ptr<Journal> journal, KvContent content = {});
+
+  Result<std::optional<std::string>> Get(std::string_view key) override;
+  Result<void> Write(const KvBatch& batch) override;
+  Result<void> Sync() override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+
+  // The `nth` operation of a kind from now on (the first is 1) fails with kIo. A failed Write or Sync makes the store
+  // read-only for ever. A failed batch stays invisible here, but a crash image may hold it.
+  void FailWrite(uint64_t nth) EXCLUDES(state_->mutex);
+  void FailSync(uint64_t nth) EXCLUDES(state_->mutex);
+  void FailGet(uint64_t nth) EXCLUDES(state_->mutex);
+  // The `nth` iterator made from now on ends with kIo after `keys` keys.
+  void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
+
+  KvContent content() const EXCLUDES(state_->mutex);
+  bool read_only() const EXCLUDES(state_->mutex);
+
+ private:
+  class Iterator;
+  struct State {
+    Mutex mutex;
+    std::shared_ptr<KvContent> content GUARDED_BY(mutex);   // shared with iterators: copied before a change then
+  };
+
+  // Counts an operation down; true when it is the one to fail.
+  static bool Due(uint64_t& left) { return left > 0 && --left == 0; }
+
+  const std::shared_ptr<Journal> journal_;
+  const std::shared_ptr<State> state_;
+  bool read_only_ GUARDED_BY(state_->mutex) = false;
+  uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;      // operations left until one fails; 0: none will
+  uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
+  uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
+  uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
+  uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;
+};
+
+}  // namespace weightfs

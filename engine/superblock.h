@@ -60,12 +60,15 @@ struct Superblock {
   bool read_only_features = false;   // an unknown read_only_compatible bit is set
 };
 
-// Reads all copies and returns the valid one of the greatest sequence. Full-line errors naming the device: kCorrupt
-// when no copy is valid (says whether the magic was seen), kVersion for a newer version or an unknown incompatible
-// bit, kCorrupt when the device is shorter than device_size ("truncated").
+// Reads all copies and returns the valid one of the greatest sequence; a copy is valid when its magic, checksum and
+// place are right. Full-line errors naming the device: kCorrupt when no copy is valid (says whether the magic was
+// seen), kIo when in addition a copy could not be read, kVersion for a newer version or an unknown incompatible bit,
+// kCorrupt when the device is shorter than device_size ("truncated") or a field is impossible.
 Result<Superblock> ReadSuperblock(BlockDevice& device);
 
-// Writes all copies with sequence + 1: half of them, Flush, the rest, Flush. Updates `superblock.sequence`.
+// Writes all copies with sequence + 1: half of them, Flush, the rest, Flush. Updates `superblock.sequence`, also when
+// it fails: a second attempt takes a number of its own. Unknown compatible bits are cleared, which tells a newer program
+// that an older one wrote. kReadOnly when `read_only_features` is set.
 Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock);
 
 // Random (version 4).

@@ -1,0 +1,229 @@
+#include "engine/superblock.h"
+
+#include <fmt/format.h>
+
+#include <cctype>
+#include <cstddef>
+#include <cstring>
+#include <random>
+
+#include "common/bytes.h"
+#include "common/checksum.h"
+#include "common/log.h"
+
+namespace weightfs {
+namespace {
+
+// Feature bits this program knows: none yet.
+constexpr uint64_t kKnownReadOnlyCompatible = 0;
+constexpr uint64_t kKnownIncompatible = 0;
+
+// Aligned for a direct transfer.
+struct alignas(kBlockSize) AlignedRecord : SuperblockRecord {};
+
+std::span<std::byte> BytesOf(AlignedRecord& record) {
+  return std::as_writable_bytes(std::span(&record, 1));
+}
+
+uint32_t CrcOf(AlignedRecord& record) {
+  return Crc32c(BytesOf(record).first(offsetof(SuperblockRecord, crc)));
+}
+
+// What reading the copies showed.
+struct Survey {
+  std::optional<SuperblockRecord> best;  // the valid copy of the greatest sequence
+  bool magic_seen = false;
+  std::optional<Error> unreadable;  // the first failed read
+};
+
+Survey ReadCopies(BlockDevice& device) {
+  Survey survey;
+  for (const uint64_t offset : kSuperblockOffsets) {
+    if (device.size().value < offset + kBlockSize) continue;
+    AlignedRecord record;
+    if (auto read = device.Read(ByteOffset{offset}, BytesOf(record)); !read.has_value()) {
+      if (!survey.unreadable) survey.unreadable = std::move(read).error();
+      continue;
+    }
+    if (record.magic != kSuperblockMagic) continue;
+    survey.magic_seen = true;
+    // The places of the magic, the version and the checksum are the same in every version.
+    if (record.crc != CrcOf(record) || record.copy_offset != offset) {
+      spdlog::warn("superblock copy at byte {} of {} is damaged; using another copy", offset, device.path());
+      continue;
+    }
+    if (!survey.best || record.sequence > survey.best->sequence) survey.best = record;
+  }
+  return survey;
+}
+
+Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
+  if (survey.unreadable) {
+    return {ErrorCode::kIo, fmt::format("{}: no superblock could be read: {}; check the device (dmesg)",
+                                        device.path(), ToString(*survey.unreadable))};
+  }
+  if (survey.magic_seen) {
+    return {ErrorCode::kCorrupt,
+            fmt::format("{}: a weightfs device, but all {} copies of its superblock are damaged; "
+                        "restore the device from a copy",
+                        device.path(), kSuperblockOffsets.size())};
+  }
+  return {ErrorCode::kCorrupt,
+          fmt::format("{}: not a weightfs device (no superblock found); check the path or format it",
+                      device.path())};
+}
+
+// Refuses what this program does not understand.
+Result<void> CheckVersion(const BlockDevice& device, const SuperblockRecord& record) {
+  if (record.version > kFormatVersion) {
+    return Error{ErrorCode::kVersion,
+                 fmt::format("{}: format version {} is newer than this program's {}; use a newer weightfs",
+                             device.path(), record.version, kFormatVersion)};
+  }
+  if (const uint64_t unknown = record.incompatible & ~kKnownIncompatible; unknown != 0) {
+    return Error{
+        ErrorCode::kVersion,
+        fmt::format("{}: uses features this program does not know (incompatible bits {:#x}); use a newer "
+                    "weightfs",
+                    device.path(), unknown)};
+  }
+  return {};
+}
+
+// A valid checksum says that these are the bytes once written, not that they make sense.
+Result<void> CheckFacts(const BlockDevice& device, const SuperblockRecord& record) {
+  const auto corrupt = [&](std::string_view what) {
+    return Error{
+        ErrorCode::kCorrupt,
+        fmt::format("{}: impossible superblock: {}; restore the device from a copy", device.path(), what)};
+  };
+  if (record.version == 0) return corrupt("version 0");
+  if (record.block_size != kBlockSize) return corrupt(fmt::format("block size {}", record.block_size));
+  if (record.data_offset != kDataOffset) return corrupt(fmt::format("data offset {}", record.data_offset));
+  if (record.device_index >= record.device_count) {
+    return corrupt(fmt::format("device {} of {}", record.device_index, record.device_count));
+  }
+  if (record.device_size < kMinimumDeviceSize || record.device_size % kBlockSize != 0) {
+    return corrupt(fmt::format("device size {}", record.device_size));
+  }
+  if (record.device_size > device.size().value) {
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: truncated: {} bytes long, {} were formatted; restore its full length",
+                             device.path(), device.size().value, record.device_size)};
+  }
+  return {};
+}
+
+// One copy, without its place and checksum.
+void Fill(AlignedRecord& record, const Superblock& superblock) {
+  std::memset(static_cast<void*>(&record), 0, sizeof(record));
+  record.magic = kSuperblockMagic;
+  record.version = kFormatVersion;
+  record.block_size = kBlockSize;
+  std::memcpy(record.store_id, superblock.store_id.data(), sizeof(record.store_id));
+  std::memcpy(record.device_id, superblock.device_id.data(), sizeof(record.device_id));
+  record.device_index = superblock.device_index.value;
+  record.device_count = superblock.device_count;
+  record.flags = superblock.clean ? kSuperblockClean : 0;
+  record.device_size = superblock.device_size.value;
+  record.data_offset = kDataOffset;
+  record.sequence = superblock.sequence;
+  record.created_ns = superblock.created_ns;
+}
+
+int HexDigit(char digit) {
+  if (digit >= '0' && digit <= '9') return digit - '0';
+  const char lower = static_cast<char>(std::tolower(static_cast<unsigned char>(digit)));
+  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
+}
+
+// In "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".
+constexpr bool IsDash(size_t at) {
+  return at == 8 || at == 13 || at == 18 || at == 23;
+}
+constexpr size_t kUuidTextSize = 36;
+
+}  // namespace
+
+Result<Superblock> ReadSuperblock(BlockDevice& device) {
+  const Survey survey = ReadCopies(device);
+  if (!survey.best) return NoValidCopy(device, survey);
+  const SuperblockRecord& record = *survey.best;
+  RETURN_IF_ERROR(CheckVersion(device, record));
+  RETURN_IF_ERROR(CheckFacts(device, record));
+  Superblock superblock;
+  std::memcpy(superblock.store_id.data(), record.store_id, sizeof(record.store_id));
+  std::memcpy(superblock.device_id.data(), record.device_id, sizeof(record.device_id));
+  superblock.device_index = DeviceId{record.device_index};
+  superblock.device_count = record.device_count;
+  superblock.device_size = ByteCount{record.device_size};
+  superblock.sequence = record.sequence;
+  superblock.created_ns = record.created_ns;
+  superblock.clean = (record.flags & kSuperblockClean) != 0;
+  superblock.read_only_features = (record.read_only_compatible & ~kKnownReadOnlyCompatible) != 0;
+  return superblock;
+}
+
+Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock) {
+  if (superblock.read_only_features) {
+    return Error{ErrorCode::kReadOnly,
+                 fmt::format("{}: uses features that this program may only read; use a newer "
+                             "weightfs to write",
+                             device.path())};
+  }
+  // Before the first byte: a copy of a write that failed half-way must not share its number with a later one.
+  ++superblock.sequence;
+  AlignedRecord record;
+  Fill(record, superblock);
+  // The even copies, then the odd ones: a power loss tears the half being written and never both.
+  for (const size_t half : {0U, 1U}) {
+    for (size_t copy = half; copy < kSuperblockOffsets.size(); copy += 2) {
+      record.copy_offset = kSuperblockOffsets[copy];
+      record.crc = CrcOf(record);
+      RETURN_IF_ERROR(device.Write(ByteOffset{record.copy_offset}, BytesOf(record)));
+    }
+    RETURN_IF_ERROR(device.Flush());
+  }
+  return {};
+}
+
+Uuid NewUuid() {
+  std::random_device random;
+  Uuid id;
+  for (size_t at = 0; at < id.size(); at += sizeof(uint32_t)) {
+    const uint32_t word = random();
+    std::memcpy(id.data() + at, &word, sizeof(word));
+  }
+  id[6] = static_cast<uint8_t>((id[6] & 0x0F) | 0x40);  // version 4
+  id[8] = static_cast<uint8_t>((id[8] & 0x3F) | 0x80);  // the variant of RFC 4122
+  return id;
+}
+
+std::string ToString(const Uuid& id) {
+  std::string text;
+  text.reserve(kUuidTextSize);
+  for (const uint8_t byte : id) {
+    if (IsDash(text.size())) text += '-';
+    text += fmt::format("{:02x}", byte);
+  }
+  return text;
+}
+
+std::optional<Uuid> ParseUuid(std::string_view text) {
+  if (text.size() != kUuidTextSize) return std::nullopt;
+  Uuid id{};
+  size_t digits = 0;
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (IsDash(at)) {
+      if (text[at] != '-') return std::nullopt;
+      continue;
+    }
+    const int digit = HexDigit(text[at]);
+    if (digit < 0) return std::nullopt;
+    uint8_t& byte = id[digits++ / 2];
+    byte = static_cast<uint8_t>(byte << 4 | digit);
+  }
+  return id;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,69 @@
+#include "common/checksum.h"
+
+#include <gtest/gtest.h>
+
+#include <string_view>
+#include <vector>
+
+#include "common/units.h"
+
+namespace weightfs {
+namespace {
+
+std::span<const std::byte> Bytes(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+// The known answers of RFC 3720, appendix B.4.
+TEST(Crc32cTest, MatchesTheKnownAnswers) {
+  EXPECT_EQ(Crc32c(Bytes("123456789")), 0xE3069283U);
+  std::vector<std::byte> bytes(32);
+  EXPECT_EQ(Crc32c(bytes), 0x8A9136AAU);
+  std::fill(bytes.begin(), bytes.end(), std::byte{0xFF});
+  EXPECT_EQ(Crc32c(bytes), 0x62A8AB43U);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
+  EXPECT_EQ(Crc32c(bytes), 0x46DD794EU);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(31 - i);
+  EXPECT_EQ(Crc32c(bytes), 0x113FDB5CU);
+}
+
+TEST(Crc32cTest, OfNothingIsZero) {
+  EXPECT_EQ(Crc32c({}), 0U);
+}
+
+// Bit by bit from the polynomial: independent of the library.
+TEST(Crc32cTest, MatchesADefinitionAtEveryLengthAndAlignment) {
+  std::vector<std::byte> bytes(300);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 13);
+  for (size_t start = 0; start < 16; ++start) {
+    for (size_t size = 0; size + start <= bytes.size(); size += 11) {
+      const auto part = std::span(bytes).subspan(start, size);
+      uint32_t crc = ~0U;
+      for (const auto byte : part) {
+        crc ^= static_cast<uint32_t>(byte);
+        for (int bit = 0; bit < 8; ++bit) crc = (crc & 1) != 0 ? crc >> 1 ^ 0x82F63B78U : crc >> 1;
+      }
+      EXPECT_EQ(Crc32c(part), ~crc) << start << "+" << size;
+    }
+  }
+}
+
+TEST(Crc32cTest, ExtendingEqualsTheWhole) {
+  const auto whole = Bytes("checksums may be taken in pieces");
+  for (size_t cut = 0; cut <= whole.size(); ++cut) {
+    EXPECT_EQ(Crc32cExtend(Crc32c(whole.first(cut)), whole.subspan(cut)), Crc32c(whole));
+  }
+}
+
+TEST(Crc32cTest, BlocksHaveOneChecksumEach) {
+  std::vector<std::byte> blocks(3 * kBlockSize);
+  for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<std::byte>(i / 100);
+  std::vector<uint32_t> sums(4, 42);
+  Crc32cBlocks(blocks, sums.data());
+  for (size_t i = 0; i < 3; ++i)
+    EXPECT_EQ(sums[i], Crc32c(std::span(blocks).subspan(i * kBlockSize, kBlockSize)));
+  EXPECT_EQ(sums[3], 42U) << "one more than there are blocks";
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -33,10 +33,10 @@ std::string AttributePrefix(InodeId ino);
 std::string Orphan(InodeId ino);
 std::string Store(std::string_view name);
 std::string KindPrefix(char kind);
-// The smallest key greater than every key with this prefix.
+// The smallest key greater than every key with this prefix; empty where there is none (no kind byte is 0xFF).
 std::string PrefixEnd(std::string prefix);
 
-// The parts of a key; nullopt when it is not of the kind's shape.
+// The parts of a key; nullopt when it is not of the kind's shape. `name` (1 to 255 bytes) points into the key.
 struct InodeKey { InodeId ino; };
 struct NamedKey { InodeId ino; std::string_view name; };            // Entry (ino = parent) and Attribute
 struct IndexedKey { InodeId ino; uint64_t index; };                 // Extent (block) and Checksums (segment)

@@ -1,0 +1,214 @@
+#include "meta/records.h"
+
+#include <sys/stat.h>
+
+#include <cassert>
+#include <ctime>
+#include <limits>
+#include <span>
+
+#include "common/bytes.h"
+#include "common/checksum.h"
+#include "meta/keys.h"
+
+namespace weightfs {
+namespace {
+
+// The format byte of every kind of record so far; a change of one kind's layout raises its own.
+constexpr uint8_t kInodeFormat = 1;
+constexpr uint8_t kEntryFormat = 1;
+constexpr uint8_t kExtentFormat = 1;
+constexpr uint8_t kChecksumsFormat = 1;
+
+constexpr size_t kInodeFixedSize = 119;     // all but the symbolic link's target
+constexpr size_t kEntrySize = 10;
+constexpr size_t kExtentSize = 31;
+constexpr size_t kChecksumsHeaderSize = 3;
+constexpr size_t kMaximumSymlinkSize = 4095;
+
+// Sizes and offsets are signed 64-bit everywhere above us (off_t), so nothing on disk may exceed that.
+constexpr uint64_t kMaximumSize = std::numeric_limits<int64_t>::max();
+constexpr uint64_t kMaximumBlocks = kMaximumSize / kBlockSize;
+
+constexpr uint32_t kKnownInodeFlags = kInodeHasAttributes;
+constexpr uint32_t kKnownExtentFlags = kExtentUnwritten | kExtentShared;
+constexpr uint32_t kNanosecondsPerSecond = 1'000'000'000;
+constexpr unsigned kTypeShift = 12;         // from S_IFMT bits to the type as one byte, as in d_type
+static_assert(S_IFMT == 0xFU << kTypeShift);
+
+bool IsFileType(uint32_t type) {
+  switch (type) {
+    case S_IFREG:
+    case S_IFDIR:
+    case S_IFLNK:
+    case S_IFCHR:
+    case S_IFBLK:
+    case S_IFIFO:
+    case S_IFSOCK:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Consumes the format byte. The rest of a record of a greater format cannot be understood, not even its checksum.
+Result<void> TakeFormat(Decoder& decoder, uint8_t known) {
+  const auto format = decoder.Little<uint8_t>();
+  if (!decoder.ok() || format == 0) return ErrorCode::kCorrupt;
+  if (format > known) return ErrorCode::kVersion;
+  return {};
+}
+
+void AppendTimestamp(std::string& out, Timestamp time) {
+  AppendLittle(out, time.seconds);
+  AppendLittle(out, time.nanoseconds);
+}
+
+Timestamp TakeTimestamp(Decoder& decoder) {
+  Timestamp time;
+  time.seconds = decoder.Little<int64_t>();
+  time.nanoseconds = decoder.Little<uint32_t>();
+  return time;
+}
+
+bool IsPossible(Timestamp time) { return time.nanoseconds < kNanosecondsPerSecond; }
+
+bool IsPossible(const InodeRecord& record) {
+  const uint32_t type = record.mode & S_IFMT;
+  const bool is_link = type == S_IFLNK;
+  return (record.mode & ~(S_IFMT | 07777U)) == 0 && IsFileType(type) && (record.flags & ~kKnownInodeFlags) == 0 &&
+         record.size <= kMaximumSize && record.blocks <= kMaximumBlocks && IsPossible(record.accessed) &&
+         IsPossible(record.modified) && IsPossible(record.changed) && IsPossible(record.created) &&
+         record.symlink.empty() != is_link && record.symlink.find('\0') == std::string::npos;
+}
+
+// The first `count` blocks from `first` end at an offset that a file or device can have.
+bool FitsOffsets(uint64_t first, uint64_t count) { return first <= kMaximumBlocks && count <= kMaximumBlocks - first; }
+
+uint32_t CrcOf(std::string_view key, std::string_view value) {
+  return Crc32cExtend(Crc32c(std::as_bytes(std::span(key))), std::as_bytes(std::span(value)));
+}
+
+}  // namespace
+
+Timestamp Timestamp::Now() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return {now.tv_sec, static_cast<uint32_t>(now.tv_nsec)};
+}
+
+std::string InodeRecord::Encode() const {
+  assert(symlink.size() <= kMaximumSymlinkSize);
+  std::string out;
+  out.reserve(kInodeFixedSize + symlink.size());
+  AppendLittle(out, kInodeFormat);
+  for (const uint32_t field : {mode, uid, gid, links, device_major, device_minor, flags}) AppendLittle(out, field);
+  for (const uint64_t field : {generation, size, blocks, data_version, parent}) AppendLittle(out, field);
+  for (const Timestamp time : {accessed, modified, changed, created}) AppendTimestamp(out, time);
+  AppendLittle(out, static_cast<uint16_t>(symlink.size()));
+  out.append(symlink);
+  return out;
+}
+
+Result<InodeRecord> InodeRecord::Decode(std::string_view bytes) {
+  Decoder decoder(bytes);
+  RETURN_IF_ERROR(TakeFormat(decoder, kInodeFormat));
+  InodeRecord record;
+  for (uint32_t* field : {&record.mode, &record.uid, &record.gid, &record.links, &record.device_major,
+                          &record.device_minor, &record.flags}) {
+    *field = decoder.Little<uint32_t>();
+  }
+  for (uint64_t* field :
+       {&record.generation, &record.size, &record.blocks, &record.data_version, &record.parent}) {
+    *field = decoder.Little<uint64_t>();
+  }
+  for (Timestamp* time : {&record.accessed, &record.modified, &record.changed, &record.created}) {
+    *time = TakeTimestamp(decoder);
+  }
+  const auto symlink_size = decoder.Little<uint16_t>();
+  if (symlink_size > kMaximumSymlinkSize) return ErrorCode::kCorrupt;
+  const std::string_view symlink = decoder.Bytes(symlink_size);
+  if (!decoder.Done()) return ErrorCode::kCorrupt;
+  record.symlink = symlink;
+  if (!IsPossible(record)) return ErrorCode::kCorrupt;
+  return record;
+}
+
+std::string EntryRecord::Encode() const {
+  std::string out;
+  out.reserve(kEntrySize);
+  AppendLittle(out, kEntryFormat);
+  AppendLittle(out, ino.value);
+  AppendLittle(out, static_cast<uint8_t>((type & S_IFMT) >> kTypeShift));
+  return out;
+}
+
+Result<EntryRecord> EntryRecord::Decode(std::string_view bytes) {
+  Decoder decoder(bytes);
+  RETURN_IF_ERROR(TakeFormat(decoder, kEntryFormat));
+  EntryRecord record;
+  record.ino.value = decoder.Little<uint64_t>();
+  record.type = static_cast<uint32_t>(decoder.Little<uint8_t>()) << kTypeShift;
+  if (!decoder.Done() || record.ino.value == 0 || !IsFileType(record.type)) return ErrorCode::kCorrupt;
+  return record;
+}
+
+std::string ExtentRecord::Encode(std::string_view key) const {
+  assert(count.value > 0 && count.value <= kMaximumExtentBlocks);
+  std::string out;
+  out.reserve(kExtentSize);
+  AppendLittle(out, kExtentFormat);
+  AppendLittle(out, device.value);
+  AppendLittle(out, start.value);
+  AppendLittle(out, static_cast<uint32_t>(count.value));
+  AppendLittle(out, flags);
+  AppendLittle(out, generation);
+  AppendLittle(out, CrcOf(key, out));
+  return out;
+}
+
+Result<ExtentRecord> ExtentRecord::Decode(std::string_view key, std::string_view bytes) {
+  Decoder decoder(bytes);
+  RETURN_IF_ERROR(TakeFormat(decoder, kExtentFormat));
+  ExtentRecord record;
+  record.device.value = decoder.Little<uint16_t>();
+  record.start.value = decoder.Little<uint64_t>();
+  record.count.value = decoder.Little<uint32_t>();
+  record.flags = decoder.Little<uint32_t>();
+  record.generation = decoder.Little<uint64_t>();
+  const auto crc = decoder.Little<uint32_t>();
+  if (!decoder.Done() || crc != CrcOf(key, bytes.substr(0, bytes.size() - sizeof(crc)))) return ErrorCode::kCorrupt;
+
+  const auto place = keys::ParseIndexed(key);
+  if (!place || key[0] != keys::kExtent) return ErrorCode::kCorrupt;
+  if (record.count.value == 0 || record.count.value > kMaximumExtentBlocks) return ErrorCode::kCorrupt;
+  if (!FitsOffsets(place->index, record.count.value) || !FitsOffsets(record.start.value, record.count.value) ||
+      (record.flags & ~kKnownExtentFlags) != 0) {
+    return ErrorCode::kCorrupt;
+  }
+  return record;
+}
+
+std::string EncodeChecksums(const std::vector<uint32_t>& checksums) {
+  assert(checksums.size() <= keys::kSegmentBlocks);
+  std::string out;
+  out.reserve(kChecksumsHeaderSize + checksums.size() * sizeof(uint32_t));
+  AppendLittle(out, kChecksumsFormat);
+  AppendLittle(out, static_cast<uint16_t>(checksums.size()));
+  for (const uint32_t checksum : checksums) AppendLittle(out, checksum);
+  return out;
+}
+
+Result<std::vector<uint32_t>> DecodeChecksums(std::string_view bytes) {
+  Decoder decoder(bytes);
+  RETURN_IF_ERROR(TakeFormat(decoder, kChecksumsFormat));
+  const auto count = decoder.Little<uint16_t>();
+  if (!decoder.ok() || count > keys::kSegmentBlocks) return ErrorCode::kCorrupt;
+  const std::string_view words = decoder.Bytes(count * sizeof(uint32_t));
+  if (!decoder.Done()) return ErrorCode::kCorrupt;
+  std::vector<uint32_t> checksums(count);
+  if (count != 0) std::memcpy(checksums.data(), words.data(), words.size());
+  return checksums;
+}
+
+}  // namespace weightfs

@@ -40,7 +40,8 @@ class Buffer {
   Slot* slot_ = nullptr;
 };
 
-// Equal buffers in one arena that never grows. Thread-safe. Must outlive its buffers (checked in the destructor).
+// Equal buffers in one arena that never grows. Thread-safe. Must outlive its buffers: the destructor aborts with a
+// message while one is in use.
 class BufferPool {
  public:
   struct Options {
@@ -50,7 +51,8 @@ class BufferPool {
     const char* name = "buffers";      // for messages and statistics
   };
 
-  // Maps the arena (2 MiB-aligned, MADV_HUGEPAGE); memory is touched only as buffers are first used.
+  // Maps the arena (2 MiB-aligned, MADV_HUGEPAGE); memory is touched only as buffers are first used. Without headroom
+  // every buffer of a multiple of 2 MiB begins on a huge page. kInvalid for impossible options, kNoMemory.
   static Result<std::unique_ptr<BufferPool>> Create(const Options& options);
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
@@ -67,7 +69,8 @@ class BufferPool {
 
  private:
   friend class Buffer;
-  explicit BufferPool(const Options& options) : options_(options) {}
+  explicit BufferPool(const Options& options);
+  size_t stride() const;   // bytes from one buffer to the next
   void Release(Buffer::Slot* slot) EXCLUDES(mutex_);
 
   const Options options_;

@@ -10,7 +10,9 @@ namespace weightfs {
 
 // Thread-safe. One AioRing (io_context and completion thread) a `rings`; requests are cut into pieces of at most
 // 1 MiB, spread over the rings, sent by io_submit in batches. Handled here: a prefix accepted by io_submit, EAGAIN
-// (queued until a completion), short transfers (the aligned rest is sent again; 0 bytes is kIo), io_event.res < 0.
+// (queued until a completion), short transfers (the aligned rest is sent again; 0 bytes is kIo), io_event.res < 0
+// (logged once with operation, offset and device). A misaligned request or one past the end completes with kInvalid, a
+// write to a read-only device with kReadOnly. Without O_DIRECT the kernel transfers inside io_submit: Submit is slow.
 class FileDevice final : public BlockDevice {
  public:
   struct Options {

@@ -1,0 +1,146 @@
+#include "engine/buffer.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "common/log.h"
+
+namespace weightfs {
+namespace {
+
+constexpr size_t kPageSize = 4096;
+constexpr size_t kHugePageSize = 2 * kMiB;
+
+}  // namespace
+
+struct Buffer::Slot {
+  BufferPool* pool = nullptr;
+  std::byte* data = nullptr;
+  std::atomic<uint32_t> references{0};
+};
+
+Buffer::Buffer(const Buffer& other) : slot_(other.slot_) {
+  if (slot_ != nullptr) slot_->references.fetch_add(1, std::memory_order_relaxed);
+}
+
+Buffer::Buffer(Buffer&& other) noexcept : slot_(std::exchange(other.slot_, nullptr)) {}
+
+Buffer& Buffer::operator=(Buffer other) noexcept {
+  std::swap(slot_, other.slot_);
+  return *this;
+}
+
+Buffer::~Buffer() {
+  // Acquire and release: the next user of the slot sees everything that earlier holders did to it.
+  if (slot_ != nullptr && slot_->references.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    slot_->pool->Release(slot_);
+}
+
+std::byte* Buffer::data() const {
+  return slot_->data;
+}
+
+ByteCount Buffer::size() const {
+  return slot_->pool->options_.buffer_size;
+}
+
+std::byte* Buffer::header() const {
+  return slot_->data - slot_->pool->options_.headroom.value;
+}
+
+BufferPool::BufferPool(const Options& options) : options_(options) {}
+
+size_t BufferPool::stride() const {
+  // The headroom takes a whole page, so that the buffer behind it begins on one.
+  return options_.buffer_size.value + (options_.headroom.value > 0 ? kPageSize : 0);
+}
+
+Result<std::unique_ptr<BufferPool>> BufferPool::Create(const Options& options) {
+  const uint64_t size = options.buffer_size.value;
+  constexpr uint64_t kLimit = std::numeric_limits<int64_t>::max() / 2;
+  if (size == 0 || size % kBlockSize != 0 || options.count == 0 || options.headroom.value > kPageSize ||
+      size > kLimit || options.count > kLimit / (size + kPageSize)) {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: {} buffers of {} bytes with {} bytes of headroom are not possible",
+                             options.name, options.count, size, options.headroom.value)};
+  }
+  std::unique_ptr<BufferPool> pool(new BufferPool(options));
+  const size_t wanted = RoundUp(pool->stride() * options.count, kHugePageSize);
+  // One huge page more than needed leaves room to begin on a huge page; what sticks out is given back.
+  void* mapped = mmap(nullptr, wanted + kHugePageSize, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) {
+    return Error{ErrorCode::kNoMemory,
+                 fmt::format("{}: cannot map {} MiB of buffers: {}; lower the buffer or cache size",
+                             options.name, wanted / kMiB, std::strerror(errno))};
+  }
+  auto* first = static_cast<std::byte*>(mapped);
+  const size_t before =
+      RoundUp(reinterpret_cast<uintptr_t>(first), kHugePageSize) - reinterpret_cast<uintptr_t>(first);
+  if (before > 0) munmap(first, before);
+  munmap(first + before + wanted, kHugePageSize - before);
+  pool->arena_ = first + before;
+  pool->arena_size_ = wanted;
+  if (madvise(pool->arena_, wanted, MADV_HUGEPAGE) != 0) {
+    spdlog::warn("{}: no transparent huge pages ({}); large transfers will be slower", options.name,
+                 std::strerror(errno));
+  }
+
+  pool->slots_ = std::make_unique<Buffer::Slot[]>(options.count);
+  MutexLock lock(pool->mutex_);
+  pool->free_.reserve(options.count);
+  for (size_t i = options.count; i > 0; --i) {  // the lowest addresses go out first
+    Buffer::Slot& slot = pool->slots_[i - 1];
+    slot.pool = pool.get();
+    slot.data = pool->arena_ + pool->stride() * (i - 1) + (pool->stride() - options.buffer_size.value);
+    pool->free_.push_back(&slot);
+  }
+  lock.Unlock();
+  return pool;
+}
+
+BufferPool::~BufferPool() {
+  if (slots_ != nullptr && in_use() != 0) {
+    spdlog::critical("{}: destroyed while {} of {} are in use", options_.name, in_use(), options_.count);
+    std::abort();
+  }
+  if (arena_ != nullptr) munmap(arena_, arena_size_);
+}
+
+Buffer BufferPool::Allocate() {
+  MutexLock lock(mutex_);
+  while (free_.empty()) freed_.wait(lock.native());
+  Buffer::Slot* slot = free_.back();
+  free_.pop_back();
+  slot->references.store(1, std::memory_order_relaxed);
+  return Buffer(slot);
+}
+
+Buffer BufferPool::TryAllocate() {
+  MutexLock lock(mutex_);
+  if (free_.empty()) return {};
+  Buffer::Slot* slot = free_.back();
+  free_.pop_back();
+  slot->references.store(1, std::memory_order_relaxed);
+  return Buffer(slot);
+}
+
+size_t BufferPool::in_use() const {
+  MutexLock lock(mutex_);
+  return options_.count - free_.size();
+}
+
+void BufferPool::Release(Buffer::Slot* slot) {
+  MutexLock lock(mutex_);
+  free_.push_back(slot);
+  // Under the lock: once it is released with nothing in use, the pool may be destroyed.
+  freed_.notify_one();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,282 @@
+#include "engine/file_device.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "common/log.h"
+#include "common/mutex.h"
+#include "engine/aio_ring.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kPieceSize = kMiB;
+
+// A request in pieces: completes the whole once, with the first error, when its last piece did. Owns itself
+// from Pieces() on.
+class SplitRequest {
+ public:
+  explicit SplitRequest(IoRequest& whole) : whole_(whole) {
+    const uint64_t count = (whole.size.value + kPieceSize - 1) / kPieceSize;
+    pieces_.reserve(count);
+    for (uint64_t at = 0; at < whole.size.value; at += kPieceSize) {
+      pieces_.emplace_back(*this, whole, at, std::min(kPieceSize, whole.size.value - at));
+    }
+    left_ = pieces_.size();
+  }
+
+  // Appends the pieces. The caller submits them all.
+  static void Append(IoRequest& whole, std::vector<IoRequest*>& out) {
+    auto* split = new SplitRequest(whole);  // deleted by its last piece
+    for (Piece& piece : split->pieces_) out.push_back(&piece);
+  }
+
+ private:
+  class Piece final : public IoRequest {
+   public:
+    Piece(SplitRequest& split, const IoRequest& whole, uint64_t at, uint64_t bytes) : split_(split) {
+      operation = whole.operation;
+      offset = whole.offset + ByteCount{at};
+      data = whole.data + at;
+      size = ByteCount{bytes};
+    }
+    void OnComplete(Result<void> result) override { split_.PieceDone(std::move(result)); }
+
+   private:
+    SplitRequest& split_;
+  };
+
+  void PieceDone(Result<void> result) {
+    if (!result.has_value()) {
+      MutexLock lock(mutex_);
+      if (!error_) error_ = std::move(result).error();
+    }
+    // Acquire and release: the last piece sees the errors of all others.
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    const std::unique_ptr<SplitRequest> self(this);
+    std::optional<Error> error;
+    {
+      MutexLock lock(mutex_);
+      error = std::move(error_);
+    }
+    if (error) {
+      whole_.OnComplete(*std::move(error));
+    } else {
+      whole_.OnComplete({});
+    }
+  }
+
+  IoRequest& whole_;
+  std::vector<Piece> pieces_;
+  std::atomic<size_t> left_{0};
+  Mutex mutex_;
+  std::optional<Error> error_ GUARDED_BY(mutex_);
+};
+
+Error OpenError(ErrorCode code, const std::string& path, std::string_view what) {
+  return {code, fmt::format("{}: {}", path, what)};
+}
+
+Error Errno(const std::string& path, std::string_view doing, int error_number) {
+  return OpenError(ErrorCode::kIo, path, fmt::format("{}: {}", doing, std::strerror(error_number)));
+}
+
+}  // namespace
+
+class FileDevice::Impl {
+ public:
+  Impl(std::string path, const Options& options) : path_(std::move(path)), options_(options) {}
+  ~Impl() {
+    WaitUntilIdle();
+    rings_.clear();  // they use the descriptor
+    if (descriptor_ >= 0 && close(descriptor_) != 0)
+      spdlog::error("closing {}: {}", path_, std::strerror(errno));
+  }
+
+  Result<void> Open() {
+    if (options_.queue_depth == 0 || options_.rings == 0) {
+      return OpenError(ErrorCode::kInvalid, path_, "queue depth and number of rings must be at least 1");
+    }
+    RETURN_IF_ERROR(OpenDescriptor());
+    RETURN_IF_ERROR(Lock());
+    RETURN_IF_ERROR(Measure());
+    for (unsigned i = 0; i < options_.rings; ++i) {
+      ASSIGN_OR_RETURN(auto ring, AioRing::Create({descriptor_, path_, options_.queue_depth}));
+      rings_.push_back(std::move(ring));
+    }
+    return {};
+  }
+
+  void Submit(std::span<IoRequest* const> requests) {
+    std::vector<IoRequest*> pieces;
+    pieces.reserve(requests.size());
+    for (IoRequest* request : requests) {
+      if (const auto refused = Check(*request)) {
+        rings_[0]->Reject(request, *refused);
+      } else if (request->size.value <= kPieceSize) {
+        pieces.push_back(request);
+      } else {
+        SplitRequest::Append(*request, pieces);
+      }
+    }
+    if (rings_.size() == 1) return rings_[0]->Submit(pieces);
+    // Each ring takes a run of neighbours, which the kernel may merge.
+    const size_t share = (pieces.size() + rings_.size() - 1) / rings_.size();
+    for (size_t at = 0; at < pieces.size(); at += share) {
+      const size_t count = std::min(share, pieces.size() - at);
+      const size_t ring = next_ring_.fetch_add(1, std::memory_order_relaxed) % rings_.size();
+      rings_[ring]->Submit(std::span(pieces).subspan(at, count));
+    }
+  }
+
+  Result<void> Flush() {
+    if (fdatasync(descriptor_) == 0) return {};
+    return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
+  }
+
+  ByteCount size() const { return size_; }
+  const std::string& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
+  bool is_block_device() const { return is_block_device_; }
+
+ private:
+  // A completion on one ring may submit to another: idle are all of them when nothing was submitted while
+  // each was drained in turn.
+  void WaitUntilIdle() {
+    const auto submitted = [this] {
+      uint64_t sum = 0;
+      for (const auto& ring : rings_) sum += ring->submitted();
+      return sum;
+    };
+    uint64_t before = 0;
+    do {
+      before = submitted();
+      for (const auto& ring : rings_) ring->Drain();
+    } while (submitted() != before);
+  }
+
+  Result<void> OpenDescriptor() {
+    struct stat status {};
+    if (stat(path_.c_str(), &status) != 0) {
+      if (errno == ENOENT || errno == ENOTDIR) {
+        return OpenError(ErrorCode::kNotFound, path_,
+                         "no such file or device; check the path of the pool device");
+      }
+      return Errno(path_, "cannot look at the pool device", errno);
+    }
+    is_block_device_ = S_ISBLK(status.st_mode);
+    if (!is_block_device_ && !S_ISREG(status.st_mode)) {
+      return OpenError(ErrorCode::kIo, path_, "neither a regular file nor a block device");
+    }
+    int flags = O_CLOEXEC | (options_.read_only ? O_RDONLY : O_RDWR);
+    // Without O_CREAT it has a meaning for block devices alone: nobody else has it exclusively, no mount, no
+    // swap.
+    if (is_block_device_ && options_.exclusive) flags |= O_EXCL;
+    descriptor_ = open(path_.c_str(), flags | (options_.direct ? O_DIRECT : 0));
+    if (descriptor_ < 0 && errno == EINVAL && options_.direct) {
+      spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower",
+                   path_);
+      descriptor_ = open(path_.c_str(), flags);
+    }
+    if (descriptor_ >= 0) return {};
+    if (errno == EBUSY) {
+      return OpenError(ErrorCode::kBusy, path_, "the device is in use (mounted, or open in another store)");
+    }
+    return Errno(path_, "cannot open the pool device", errno);
+  }
+
+  Result<void> Lock() {
+    if (!options_.exclusive || flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return {};
+    if (errno == EWOULDBLOCK) {
+      return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
+    }
+    return Errno(path_, "cannot lock the pool device", errno);
+  }
+
+  Result<void> Measure() {
+    uint64_t bytes = 0;
+    if (is_block_device_) {
+      int sector = 0;
+      if (ioctl(descriptor_, BLKGETSIZE64, &bytes) != 0 || ioctl(descriptor_, BLKSSZGET, &sector) != 0) {
+        return Errno(path_, "cannot read the size of the device", errno);
+      }
+      if (sector < 0 || static_cast<uint64_t>(sector) > kBlockSize) {
+        return OpenError(
+            ErrorCode::kIo, path_,
+            fmt::format("its sectors of {} bytes are larger than a block of {}", sector, kBlockSize));
+      }
+    } else {
+      struct stat status {};
+      if (fstat(descriptor_, &status) != 0) return Errno(path_, "cannot read the size of the file", errno);
+      bytes = static_cast<uint64_t>(status.st_size);
+    }
+    size_ = ByteCount{RoundDown(bytes, kBlockSize)};
+    return {};
+  }
+
+  // Why a request cannot go to the kernel. A write past the end would make a file longer, silently.
+  std::optional<ErrorCode> Check(const IoRequest& request) const {
+    const uint64_t offset = request.offset.value;
+    const uint64_t size = request.size.value;
+    const bool aligned = offset % kBlockSize == 0 && size % kBlockSize == 0 &&
+                         reinterpret_cast<uintptr_t>(request.data) % kBlockSize == 0;
+    if (!aligned || offset > size_.value || size > size_.value - offset) {
+      spdlog::critical(
+          "{}: a request of {} bytes at offset {} of {} bytes is not aligned or not inside (our bug)", path_,
+          size, offset, size_.value);
+      return ErrorCode::kInvalid;
+    }
+    if (options_.read_only && request.operation == IoRequest::Operation::kWrite) return ErrorCode::kReadOnly;
+    return std::nullopt;
+  }
+
+  const std::string path_;
+  const Options options_;
+  int descriptor_ = -1;
+  bool is_block_device_ = false;
+  ByteCount size_;
+  std::vector<std::unique_ptr<AioRing>> rings_;
+  std::atomic<size_t> next_ring_{0};
+};
+
+Result<std::unique_ptr<FileDevice>> FileDevice::Open(const std::string& path, const Options& options) {
+  auto impl = std::make_unique<Impl>(path, options);
+  RETURN_IF_ERROR(impl->Open());
+  return std::unique_ptr<FileDevice>(new FileDevice(std::move(impl)));
+}
+
+FileDevice::FileDevice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+FileDevice::~FileDevice() = default;
+
+ByteCount FileDevice::size() const {
+  return impl_->size();
+}
+std::string_view FileDevice::path() const {
+  return impl_->path();
+}
+void FileDevice::Submit(std::span<IoRequest* const> requests) {
+  impl_->Submit(requests);
+}
+Result<void> FileDevice::Flush() {
+  return impl_->Flush();
+}
+int FileDevice::descriptor() const {
+  return impl_->descriptor();
+}
+bool FileDevice::is_block_device() const {
+  return impl_->is_block_device();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,408 @@
+#include "engine/file_device.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "common/mutex.h"
+#include "tests/support/aligned_memory.h"
+
+namespace weightfs {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr uint64_t kFileSize = 32 * kMiB;
+
+// A file of its own that goes with the test, in TMPDIR or the working directory: there O_DIRECT usually
+// works.
+class ScratchFile {
+ public:
+  explicit ScratchFile(uint64_t size = kFileSize) {
+    const char* folder = std::getenv("TMPDIR");
+    path_ = fmt::format("{}/file_device_test.XXXXXX", folder != nullptr ? folder : ".");
+    const int descriptor = mkstemp(path_.data());
+    if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(size)) != 0) std::abort();
+    close(descriptor);
+  }
+  ~ScratchFile() { std::filesystem::remove(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+class Request final : public IoRequest {
+ public:
+  Request(Operation what, ByteOffset where, std::span<std::byte> bytes) {
+    operation = what;
+    offset = where;
+    data = bytes.data();
+    size = ByteCount{bytes.size()};
+  }
+  // Runs inside OnComplete.
+  std::function<void()> on_complete;
+
+  void OnComplete(Result<void> result) override {
+    if (on_complete) on_complete();
+    MutexLock lock(mutex_);
+    ++completions_;
+    thread_ = std::this_thread::get_id();
+    result_ = std::move(result);
+    ready_.notify_one();
+  }
+  Result<void> Wait() {
+    MutexLock lock(mutex_);
+    ready_.wait(lock.native(), [this] { return completions_ > 0; });
+    return result_;
+  }
+  int completions() {
+    MutexLock lock(mutex_);
+    return completions_;
+  }
+  std::thread::id thread() {
+    MutexLock lock(mutex_);
+    return thread_;
+  }
+
+ private:
+  Mutex mutex_;
+  std::condition_variable ready_;
+  int completions_ GUARDED_BY(mutex_) = 0;
+  std::thread::id thread_ GUARDED_BY(mutex_);
+  Result<void> result_ GUARDED_BY(mutex_);
+};
+
+std::unique_ptr<FileDevice> OpenDevice(const std::string& path, FileDevice::Options options = {}) {
+  auto device = FileDevice::Open(path, options);
+  if (!device.has_value()) ADD_FAILURE() << ToString(device.error());
+  return std::move(device.value());
+}
+
+// Bytes that differ from block to block and from seed to seed.
+void FillPattern(std::span<std::byte> bytes, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(bytes.data() + at, &word, sizeof(word));
+  }
+}
+
+bool Same(const AlignedMemory& a, const AlignedMemory& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+void SubmitOne(BlockDevice& device, Request& request) {
+  IoRequest* pointer = &request;
+  device.Submit({&pointer, 1});
+}
+
+TEST(FileDeviceTest, ReadsBackWhatWasWritten) {
+  const ScratchFile file;
+  const AlignedMemory out(12 * kKiB);
+  const AlignedMemory in(12 * kKiB);
+  FillPattern(out.bytes(), 1);
+  const auto device = OpenDevice(file.path());
+  EXPECT_EQ(device->size(), ByteCount{kFileSize});
+  EXPECT_EQ(device->path(), file.path());
+  EXPECT_FALSE(device->is_block_device());
+  EXPECT_GE(device->descriptor(), 0);
+  ASSERT_TRUE(device->Write(ByteOffset{8 * kKiB}, out.bytes()).has_value());
+  ASSERT_TRUE(device->Flush().has_value());
+  ASSERT_TRUE(device->Read(ByteOffset{8 * kKiB}, in.bytes()).has_value());
+  EXPECT_TRUE(Same(in, out));
+}
+
+TEST(FileDeviceTest, TheSizeIsRoundedDownToBlocks) {
+  const ScratchFile file(3 * kBlockSize + 100);
+  EXPECT_EQ(OpenDevice(file.path())->size(), ByteCount{3 * kBlockSize});
+}
+
+TEST(FileDeviceTest, BytesPersistAcrossOpens) {
+  const ScratchFile file;
+  const AlignedMemory out(kMiB);
+  const AlignedMemory in(kMiB);
+  FillPattern(out.bytes(), 2);
+  ASSERT_TRUE(OpenDevice(file.path())->Write(ByteOffset{kMiB}, out.bytes()).has_value());
+  ASSERT_TRUE(OpenDevice(file.path(), {.read_only = true})->Read(ByteOffset{kMiB}, in.bytes()).has_value());
+  EXPECT_TRUE(Same(in, out));
+}
+
+// Pieces, rings and batches: everything arrives at its own place, once.
+class FileDeviceShapeTest : public testing::TestWithParam<std::tuple<unsigned, unsigned, uint64_t>> {};
+
+TEST_P(FileDeviceShapeTest, ManyRequestsAtOnceAllArriveOnce) {
+  const auto [depth, rings, size] = GetParam();
+  const ScratchFile file;
+  const auto device = OpenDevice(file.path(), {.queue_depth = depth, .rings = rings});
+  const AlignedMemory out(kFileSize);
+  const AlignedMemory in(kFileSize);
+  FillPattern(out.bytes(), depth + rings);
+  for (const auto operation : {IoRequest::Operation::kWrite, IoRequest::Operation::kRead}) {
+    const AlignedMemory& memory = operation == IoRequest::Operation::kWrite ? out : in;
+    std::vector<std::unique_ptr<Request>> requests;
+    std::vector<IoRequest*> pointers;
+    for (uint64_t at = 0; at < kFileSize; at += size) {
+      const auto part = memory.bytes().subspan(at, std::min(size, kFileSize - at));
+      requests.push_back(std::make_unique<Request>(operation, ByteOffset{at}, part));
+      pointers.push_back(requests.back().get());
+    }
+    device->Submit(pointers);
+    for (auto& request : requests) ASSERT_TRUE(request->Wait().has_value());
+    for (auto& request : requests) EXPECT_EQ(request->completions(), 1);
+  }
+  EXPECT_TRUE(Same(in, out));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, FileDeviceShapeTest,
+                         testing::Values(std::tuple(1U, 1U, 64 * kKiB), std::tuple(4U, 1U, kBlockSize),
+                                         std::tuple(256U, 1U, kMiB), std::tuple(256U, 1U, 2 * kMiB),
+                                         std::tuple(8U, 3U, 3 * kMiB + kBlockSize),
+                                         std::tuple(2U, 2U, 32 * kMiB)));
+
+TEST(FileDeviceTest, OnCompleteNeverRunsInsideSubmit) {
+  const ScratchFile file;
+  const auto device = OpenDevice(file.path(), {.queue_depth = 2});
+  const AlignedMemory memory(64 * kBlockSize);
+  Mutex held;  // by the submitter, taken by every completion
+  std::vector<std::unique_ptr<Request>> requests;
+  std::vector<IoRequest*> pointers;
+  for (uint64_t i = 0; i < 64; ++i) {
+    const auto part = memory.bytes().subspan(i * kBlockSize, kBlockSize);
+    // Some of them are refused: these too complete elsewhere.
+    const ByteOffset offset{i % 8 == 7 ? kFileSize : i * kBlockSize};
+    requests.push_back(std::make_unique<Request>(IoRequest::Operation::kWrite, offset, part));
+    requests.back()->on_complete = [&held] { const MutexLock lock(held); };
+    pointers.push_back(requests.back().get());
+  }
+  {
+    const MutexLock lock(held);
+    device->Submit(pointers);
+    for (auto& request : requests) EXPECT_EQ(request->completions(), 0);
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(requests[i]->Wait().has_value(), i % 8 != 7);
+    EXPECT_NE(requests[i]->thread(), std::this_thread::get_id());
+  }
+}
+
+TEST(FileDeviceTest, OnCompleteMaySubmitAndDestructionWaitsForAllOfIt) {
+  const ScratchFile file;
+  const AlignedMemory memory(kBlockSize);
+  std::vector<std::unique_ptr<Request>> chain;
+  for (uint64_t i = 0; i < 100; ++i) {
+    chain.push_back(
+        std::make_unique<Request>(IoRequest::Operation::kRead, ByteOffset{i * kBlockSize}, memory.bytes()));
+  }
+  {
+    const auto device = OpenDevice(file.path(), {.queue_depth = 1, .rings = 2});
+    FileDevice* target = device.get();
+    for (size_t i = 0; i + 1 < chain.size(); ++i) {
+      chain[i]->on_complete = [&chain, target, i] { SubmitOne(*target, *chain[i + 1]); };
+    }
+    SubmitOne(*device, *chain[0]);
+  }
+  for (auto& request : chain) EXPECT_EQ(request->completions(), 1);
+}
+
+TEST(FileDeviceTest, ManyThreadsShareOneSmallRing) {
+  const ScratchFile file;
+  const auto device = OpenDevice(file.path(), {.queue_depth = 3});
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 8; ++t) {
+    threads.emplace_back([&device, t] {
+      const AlignedMemory out(2 * kBlockSize);
+      const AlignedMemory in(2 * kBlockSize);
+      for (uint64_t i = 0; i < 50; ++i) {
+        const ByteOffset offset{t * 4 * kMiB + i * 2 * kBlockSize};
+        FillPattern(out.bytes(), t * 1000 + i);
+        ASSERT_TRUE(device->Write(offset, out.bytes()).has_value());
+        ASSERT_TRUE(device->Read(offset, in.bytes()).has_value());
+        ASSERT_TRUE(Same(in, out));
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(FileDeviceTest, AFileThatShrankIsAnIoErrorReportedOnce) {
+  const ScratchFile file;
+  const auto device = OpenDevice(file.path());
+  ASSERT_EQ(truncate(file.path().c_str(), 3 * kMiB + kMiB / 2), 0);
+  const AlignedMemory memory(6 * kMiB);
+  // Pieces before the end, across it (short) and behind it (0 bytes): one completion, kIo.
+  Request request(IoRequest::Operation::kRead, ByteOffset{0}, memory.bytes());
+  SubmitOne(*device, request);
+  const auto result = request.Wait();
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code, ErrorCode::kIo);
+  Request inside(IoRequest::Operation::kRead, ByteOffset{0}, memory.bytes().first(3 * kMiB));
+  SubmitOne(*device, inside);
+  EXPECT_TRUE(inside.Wait().has_value()) << "the ring lives on";
+  EXPECT_EQ(request.completions(), 1);
+}
+
+TEST(FileDeviceTest, RequestsPastTheEndOrMisalignedAreRefusedAndChangeNothing) {
+  const ScratchFile file;
+  const auto device = OpenDevice(file.path());
+  const AlignedMemory memory(2 * kBlockSize, 'x');
+  EXPECT_EQ(device->Write(ByteOffset{kFileSize - kBlockSize}, memory.bytes()).error().code,
+            ErrorCode::kInvalid);
+  EXPECT_EQ(device->Write(ByteOffset{~0ULL - 4095}, memory.bytes()).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(device->Write(ByteOffset{512}, memory.bytes()).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(device->Write(ByteOffset{0}, memory.bytes().first(100)).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(device->Read(ByteOffset{0}, memory.bytes().subspan(8, kBlockSize)).error().code,
+            ErrorCode::kInvalid);
+  EXPECT_EQ(std::filesystem::file_size(file.path()), kFileSize);
+  EXPECT_TRUE(device->Read(ByteOffset{kFileSize}, memory.bytes().first(0)).has_value())
+      << "nothing, at the end";
+}
+
+TEST(FileDeviceTest, AReadOnlyDeviceRefusesWrites) {
+  const ScratchFile file;
+  const auto device = OpenDevice(file.path(), {.read_only = true});
+  const AlignedMemory memory(kBlockSize);
+  EXPECT_EQ(device->Write(ByteOffset{0}, memory.bytes()).error().code, ErrorCode::kReadOnly);
+  EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
+}
+
+TEST(FileDeviceTest, WithoutODirectTheSameBytesArrive) {
+  const ScratchFile file;
+  const auto device = OpenDevice(file.path(), {.direct = false});
+  const AlignedMemory out(3 * kMiB);
+  const AlignedMemory in(3 * kMiB);
+  FillPattern(out.bytes(), 5);
+  ASSERT_TRUE(device->Write(ByteOffset{0}, out.bytes()).has_value());
+  ASSERT_TRUE(device->Read(ByteOffset{0}, in.bytes()).has_value());
+  EXPECT_TRUE(Same(in, out));
+}
+
+TEST(FileDeviceOpenTest, AMissingFileIsNotFound) {
+  const auto device = FileDevice::Open("./no-such-pool", {});
+  ASSERT_FALSE(device.has_value());
+  EXPECT_EQ(device.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(device.error().what, HasSubstr("./no-such-pool"));
+}
+
+TEST(FileDeviceOpenTest, ADirectoryOrACharacterDeviceIsNoPool) {
+  EXPECT_EQ(FileDevice::Open(".", {}).error().code, ErrorCode::kIo);
+  EXPECT_EQ(FileDevice::Open("/dev/null", {}).error().code, ErrorCode::kIo);
+}
+
+TEST(FileDeviceOpenTest, ASecondExclusiveOpenIsBusyUntilTheFirstCloses) {
+  const ScratchFile file;
+  {
+    const auto first = OpenDevice(file.path());
+    const auto second = FileDevice::Open(file.path(), {});
+    ASSERT_FALSE(second.has_value());
+    EXPECT_EQ(second.error().code, ErrorCode::kBusy);
+    EXPECT_THAT(second.error().what, HasSubstr(file.path()));
+    EXPECT_TRUE(FileDevice::Open(file.path(), {.read_only = true, .exclusive = false}).has_value());
+  }
+  EXPECT_TRUE(FileDevice::Open(file.path(), {}).has_value());
+}
+
+TEST(FileDeviceOpenTest, ImpossibleOptionsAreRefused) {
+  const ScratchFile file;
+  EXPECT_EQ(FileDevice::Open(file.path(), {.queue_depth = 0}).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(FileDevice::Open(file.path(), {.rings = 0}).error().code, ErrorCode::kInvalid);
+}
+
+TEST(FileDeviceOpenTest, AnExhaustedAioLimitNamesTheSysctlAndItsValue) {
+  uint64_t limit = 0;
+  std::ifstream("/proc/sys/fs/aio-max-nr") >> limit;
+  if (limit == 0 || limit > 4'000'000)
+    GTEST_SKIP() << "fs.aio-max-nr is " << limit << ": cannot be exceeded here";
+  const ScratchFile file;
+  const auto device = FileDevice::Open(file.path(), {.queue_depth = static_cast<unsigned>(limit + 1)});
+  ASSERT_FALSE(device.has_value());
+  EXPECT_EQ(device.error().code, ErrorCode::kAgain);
+  EXPECT_THAT(device.error().what, HasSubstr("fs.aio-max-nr is " + std::to_string(limit)));
+  EXPECT_THAT(device.error().what, HasSubstr("sysctl -w"));
+  EXPECT_TRUE(FileDevice::Open(file.path(), {}).has_value()) << "the failed one left nothing behind";
+}
+
+// What a command printed; nothing when it failed.
+std::optional<std::string> Capture(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return std::nullopt;
+  std::string text;
+  std::array<char, 256> buffer{};
+  while (fgets(buffer.data(), buffer.size(), pipe) != nullptr) text += buffer.data();
+  if (pclose(pipe) != 0) return std::nullopt;
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+// A loop device over a scratch file, detached at the end.
+class LoopDevice {
+ public:
+  explicit LoopDevice(const std::string& file) {
+    path_ =
+        Capture("PATH=$PATH:/sbin:/usr/sbin losetup --find --show '" + file + "' 2>/dev/null").value_or("");
+  }
+  ~LoopDevice() {
+    if (!path_.empty() && !Capture("PATH=$PATH:/sbin:/usr/sbin losetup --detach " + path_)) {
+      ADD_FAILURE() << path_ << " is still attached";
+    }
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
+  const ScratchFile file;
+  const LoopDevice loop(file.path());
+  if (loop.path().empty())
+    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
+  const AlignedMemory out(5 * kMiB);
+  const AlignedMemory in(5 * kMiB);
+  FillPattern(out.bytes(), 9);
+  {
+    const auto device = OpenDevice(loop.path());
+    EXPECT_TRUE(device->is_block_device());
+    EXPECT_EQ(device->size(), ByteCount{kFileSize});
+    ASSERT_TRUE(device->Write(ByteOffset{kMiB}, out.bytes()).has_value());
+    ASSERT_TRUE(device->Flush().has_value());
+    ASSERT_TRUE(device->Read(ByteOffset{kMiB}, in.bytes()).has_value());
+    EXPECT_TRUE(Same(in, out));
+    EXPECT_EQ(device->Write(ByteOffset{kFileSize}, out.bytes()).error().code, ErrorCode::kInvalid);
+    const auto second = FileDevice::Open(loop.path(), {});
+    ASSERT_FALSE(second.has_value());
+    EXPECT_EQ(second.error().code, ErrorCode::kBusy);
+  }
+  EXPECT_TRUE(FileDevice::Open(loop.path(), {}).has_value());
+}
+
+TEST(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
+  const ScratchFile file;
+  const LoopDevice loop(file.path());
+  if (loop.path().empty())
+    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
+  // Reads behind the end of the backing file fail in the device, not in the kernel's checks of a file.
+  ASSERT_EQ(truncate(file.path().c_str(), kMiB), 0);
+  const auto device = OpenDevice(loop.path());
+  const AlignedMemory memory(kMiB);
+  EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
+  EXPECT_EQ(device->Read(ByteOffset{8 * kMiB}, memory.bytes()).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
+}
+
+}  // namespace
+}  // namespace weightfs

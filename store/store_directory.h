@@ -1,9 +1,12 @@
 // A store on disk: a directory with store.json, lock, meta/ and usually `pool`. docs/FORMAT.md section 1.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/result.h"
@@ -11,9 +14,18 @@
 #include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
-#include "store/store.h"
 
 namespace weightfs {
+
+// Names inside the directory of a store.
+inline constexpr const char* kDescriptionName = "store.json";
+inline constexpr const char* kLockName = "lock";
+inline constexpr const char* kCatalogName = "meta";
+inline constexpr const char* kPoolName = "pool";
+inline constexpr const char* kLogName = "weightfs.log";
+
+// The fact under keys::Store that binds the catalog to its store: the id as text.
+inline constexpr const char* kStoreIdFact = "store_id";
 
 // store.json, for people and programs: {"format": 1, "id": UUID, "devices": [{"index": 0, "id": UUID, "path": "pool",
 // "size": BYTES}], "created": ISO 8601}. Relative paths are relative to the store's directory.
@@ -34,43 +46,78 @@ struct FormatOptions {
   ByteCount size;                        // of the pool file; 0 with devices
   std::vector<std::string> devices;      // raw block devices or files; empty: the store's own `pool` file
   bool force = false;                    // overwrite what is there
-  bool preallocate = true;               // write the pool file once with zeros; sparse otherwise
+  bool preallocate = true;               // write pool files once with zeros; sparse otherwise
   uint32_t root_uid = 0, root_gid = 0;
   std::function<void(ByteCount done, ByteCount total)> progress;   // of the zeroing; may be empty
+  const std::atomic<bool>* cancel = nullptr;   // once true, format gives up and removes what it began; may be null
 };
 
 // Makes a store. Full-line errors; kExists when the directory, a pool file or a device holds something and `force` is
-// not set (libblkid names a signature it knows); on an error nothing of what was there is changed, and what was begun
+// not set (libblkid names a signature it knows), kBusy when the store or a device is in use, force or not. Whatever can
+// be refused is refused, and the space is reserved, before anything that was there changes; on an error what was begun
 // is removed.
 Result<StoreDescription> FormatStore(const std::string& directory, const FormatOptions& options);
 
+// kNotFound when `directory` is no store, kCorrupt when store.json is damaged, kVersion when it is newer than this
+// program.
 Result<StoreDescription> ReadStoreDescription(const std::string& directory);
+
+// The text of store.json.
+std::string ToJson(const StoreDescription& description);
+
+// The path of a device of the store in `directory`.
+std::string DevicePath(const std::string& directory, const StoreDescription::Device& device);
+
+// An exclusive flock on the store's lock file for as long as it lives. The file holds the process id of the holder
+// until Clear; what a killed holder left there says that it never got so far.
+class StoreLock {
+ public:
+  // kBusy names the holder's process. `create`: make the file where it is missing, else kNotFound.
+  static Result<StoreLock> Acquire(const std::string& directory, bool create);
+  StoreLock() = default;
+  StoreLock(StoreLock&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  StoreLock& operator=(StoreLock&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~StoreLock();
+
+  // Empties the file: the holder has written everything. `note` is one line for whoever waits, empty on success.
+  void Clear(const std::string& note = {});
+  bool held() const { return descriptor_ >= 0; }
+
+ private:
+  explicit StoreLock(int descriptor) : descriptor_(descriptor) {}
+  int descriptor_ = -1;
+};
 
 struct OpenOptions {
   bool read_only = false;
   unsigned queue_depth = 256;
+  unsigned rings = 1;
   ByteCount catalog_cache{32 * kMiB};
   bool lock = true;                      // false: look without the lock (info beside a mount); implies read_only
 };
 
-// The parts of an opened store: locked, matched to one another, ready for Store::Open or fsck.
+// The parts of an opened store: locked, matched to one another, ready for Store::Open or fsck. The lock goes last.
 struct StoreParts {
+  StoreLock lock;
   StoreDescription description;
-  std::unique_ptr<KvStore> catalog;
-  std::vector<std::unique_ptr<BlockDevice>> devices;     // in index order
   std::vector<Superblock> superblocks;
-  int lock = -1;                                         // the locked descriptor; closed last
-  StoreParts() = default;
-  StoreParts(StoreParts&& other) noexcept;
-  StoreParts& operator=(StoreParts&& other) noexcept;
-  ~StoreParts();
+  std::vector<std::unique_ptr<BlockDevice>> devices;     // in index order
+  std::unique_ptr<KvStore> catalog;
 };
 
 // Opens and checks: the lock (kBusy names the holder's process), each device's superblock against store.json and the
 // catalog's id (a device of another store, a swapped index, a truncated pool, a newer version: one full line each,
-// nothing changed). Unless read_only, superblocks are marked in use; MarkClean marks them clean again after
-// Store::Close.
+// nothing changed). Unless read_only, superblocks are marked in use; MarkClean marks them clean again.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
+
+// The last write to the devices: the store that used them is closed, its devices are still open.
+Result<void> MarkClean(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks);
 Result<void> MarkClean(std::vector<std::unique_ptr<BlockDevice>>& devices, std::vector<Superblock>& superblocks);
+
+// The same devices, borrowed; for MarkClean once `devices` belong to a Store.
+std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>& devices);
 
 }  // namespace weightfs

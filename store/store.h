@@ -15,10 +15,6 @@
 
 namespace weightfs {
 
-class Committer;
-class FileIo;
-class SpaceManager;
-
 struct StoreOptions {
   bool read_only = false;
   std::chrono::milliseconds commit_interval{5000};   // the most that a crash may take back
@@ -27,13 +23,6 @@ struct StoreOptions {
   ByteCount memory{384 * kMiB};                      // all I/O buffers together
   bool verify = true;                                // check checksums on read; false for measurements only
   size_t resident_inodes = 16384;
-};
-
-// The sequential reader behind one open handle: lets reads of one handle be recognised as a stream.
-struct ReadStream {
-  Mutex mutex;
-  uint64_t next GUARDED_BY(mutex) = 0;      // where the stream would go on
-  uint64_t run GUARDED_BY(mutex) = 0;       // bytes read in sequence so far
 };
 
 // Counters since Open, and gauges. Everything in bytes unless named otherwise.
@@ -62,8 +51,8 @@ class Store {
   Result<void> Close();
 
   // Names and attributes.
-  Namespace& names() { return *names_; }
-  InodeTable& inodes() { return *inodes_; }
+  Namespace& names();
+  InodeTable& inodes();
   // Every change; a size goes through truncation first.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
@@ -102,16 +91,15 @@ class Store {
   StoreStatistics statistics() const;
   bool read_only() const;
 
- private:
-  Store();
+  // For the owner's last steps after Close (marking superblocks clean).
+  std::vector<std::unique_ptr<BlockDevice>>& devices();
 
-  std::unique_ptr<KvStore> catalog_;
-  std::vector<std::unique_ptr<BlockDevice>> devices_;
-  std::unique_ptr<InodeTable> inodes_;
-  std::unique_ptr<SpaceManager> space_;
-  std::unique_ptr<Committer> committer_;
-  std::unique_ptr<FileIo> files_;
-  std::unique_ptr<Namespace> names_;
+ private:
+  struct Parts;
+  explicit Store(std::unique_ptr<Parts> parts);
+  Result<void> CheckWritable() const;
+
+  std::unique_ptr<Parts> p_;
   std::atomic<bool> closed_{false};
 };
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"
 #include "engine/buffer.h"
@@ -86,6 +87,13 @@ struct FileExtent {
 struct SpaceStatistics {
   BlockCount total, free, available;   // free counts space whose release waits for a commit; available less the reserve
   uint64_t inodes = 0;                 // in use, about
+};
+
+// The sequential reader behind one open handle: lets reads of one handle be recognised as a stream.
+struct ReadStream {
+  Mutex mutex;
+  uint64_t next GUARDED_BY(mutex) = 0;      // where the stream would go on
+  uint64_t run GUARDED_BY(mutex) = 0;       // bytes read in sequence so far
 };
 
 // Limits of the format, as POSIX names them.

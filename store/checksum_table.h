@@ -1,0 +1,56 @@
+// CRC-32C of the blocks of one file: what is in memory ahead of the catalog, and a small cache of what is in it.
+#pragma once
+
+#include <array>
+#include <bitset>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/result.h"
+#include "common/units.h"
+#include "meta/keys.h"
+#include "meta/kv_store.h"
+
+namespace weightfs {
+
+// Three layers, the first that knows a block answers: blocks written since the last seal, those of the commit under
+// way, the catalog. Externally synchronised (Inode::mutex): a commit changes the catalog and drops its layer under the
+// same lock, so a look-up sees the checksum that belongs to the mapping of that moment.
+class ChecksumTable {
+ public:
+  void Set(FileBlock first, std::span<const uint32_t> checksums);
+
+  // The checksums of [first, first + out.size()), reading segments of the catalog as needed. kCorrupt when a block's
+  // segment is missing, short or damaged.
+  Result<void> Get(KvStore& catalog, InodeId ino, FileBlock first, std::span<uint32_t> out);
+
+  // Moves what was set since the last seal into the layer of the commit under way, which must be empty.
+  void Seal();
+
+  // Appends the sealed segments, merged with the catalog's, to `batch`.
+  Result<void> AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch);
+
+  // The batch of AppendSealed is in the catalog.
+  void DropSealed();
+
+  void Clear();
+  size_t fresh_segments() const { return fresh_.size(); }
+
+ private:
+  struct Segment {
+    std::bitset<keys::kSegmentBlocks> known;
+    std::array<uint32_t, keys::kSegmentBlocks> checksums{};
+  };
+  using Layer = std::map<uint64_t, std::unique_ptr<Segment>>;
+  static constexpr size_t kCachedSegments = 64;
+
+  // The segment as the catalog has it (empty when absent), from the cache where it is there.
+  Result<const std::vector<uint32_t>*> Catalog(KvStore& catalog, InodeId ino, uint64_t segment);
+
+  Layer fresh_, sealed_;
+  std::map<uint64_t, std::vector<uint32_t>> cached_;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,100 @@
+// The write protocol: data completed → device flush → one batch a file in the catalog → catalog synced → space freed.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "meta/kv_store.h"
+#include "store/inode.h"
+#include "store/types.h"
+#include "store/write_back.h"
+
+namespace weightfs {
+
+// Thread-safe. One thread runs the cycles; every request that waits when a cycle begins shares its flush and sync.
+class Committer {
+ public:
+  struct Options {
+    std::chrono::milliseconds interval{5000};        // the longest that changed data stays uncommitted
+    std::chrono::milliseconds close_delay{1000};
+    std::chrono::milliseconds replace_delay{30000};  // likewise, for a file truncated to nothing and still open
+  };
+  enum class Level : unsigned char {
+    kOrdered,   // in the catalog: whatever the catalog is told later cannot survive without it
+    kDurable,
+  };
+
+  Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back, const Options& options);
+  ~Committer();
+
+  // The file differs from the catalog; it is committed within the interval.
+  void NoteChanged(const InodePtr& inode) REQUIRES(inode->mutex);
+  // The file was closed: it is committed within the close delay.
+  void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
+  // Commits the file now, and with kDurable everything the catalog was told before; `done` gets the file's error,
+  // which thereby counts as reported.
+  void Commit(const InodePtr& inode, Level level, Done done) EXCLUDES(mutex_);
+  void CommitAll(Done done) EXCLUDES(mutex_);
+  // The space of a file whose deletion is being written to the catalog, under the inode's mutex.
+  void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
+
+  // Commits everything and stops the thread. Later requests get kShutdown.
+  Result<void> Stop();
+
+  // Set for ever by a failed flush or catalog write: nothing can be made durable any more.
+  bool failed() const { return failed_.load(); }
+  uint64_t commits() const { return commits_.load(); }
+  uint64_t flushes() const { return flushes_.load(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Request {
+    InodePtr inode;   // null: the catalog alone, or everything
+    Level level;
+    Done done;
+  };
+  struct Deletion {
+    InodePtr inode;
+    std::vector<DeviceRun> runs;
+  };
+  struct Sealed;
+  struct Cycle;
+
+  void Run();
+  bool TakeWorkLocked(Cycle* cycle) REQUIRES(mutex_);
+  void RunCycle(Cycle cycle);
+  void Seal(Cycle* cycle);
+  void WaitForWrites(Cycle* cycle);
+  void WriteCatalog(Cycle* cycle);
+  Result<void> WriteOne(Sealed* sealed);
+  Result<void> BuildBatch(Sealed& sealed, KvBatch* batch) REQUIRES(sealed.inode->mutex);
+  void Finish(Cycle* cycle, Level level);
+  void Revert(Sealed* sealed, Error error) REQUIRES(sealed->inode->mutex);
+  Error Fail(const Error& error, const char* what);
+
+  KvStore& catalog_;
+  DeviceSet& devices_;
+  SpaceManager& space_;
+  WriteBack& write_back_;
+  const Options options_;
+  std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> commits_{0}, flushes_{0};
+  Mutex mutex_;
+  std::condition_variable wake_;
+  std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);   // by when they are due
+  std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
+  Clock::time_point closed_due_ GUARDED_BY(mutex_);
+  std::vector<Request> requests_ GUARDED_BY(mutex_);
+  std::vector<Deletion> deletions_ GUARDED_BY(mutex_);
+  Clock::time_point deletions_due_ GUARDED_BY(mutex_);
+  bool commit_all_ GUARDED_BY(mutex_) = false;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,445 @@
+#include "store/file_io.h"
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <utility>
+
+#include "common/log.h"
+#include "meta/keys.h"
+#include "store/file_io_internal.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kAdoptBytes = 256 * kKiB;          // a shorter write is copied, so that neighbours go out together
+constexpr uint64_t kStreamBytes = 256 * kKiB;         // written in sequence before a file counts as a stream
+constexpr uint64_t kStripeBlocks = 2 * kMiB / kBlockSize;
+
+FileBlock BlockOf(uint64_t offset) { return {offset / kBlockSize}; }
+FileBlock BlockEnd(uint64_t end) { return {(end + kBlockSize - 1) / kBlockSize}; }
+
+}  // namespace
+
+Result<void> FileIo::CheckWritable(Inode& inode) {
+  if (p_.committer.failed()) return ErrorCode::kReadOnly;
+  if (inode.deleted) return ErrorCode::kStale;
+  if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
+  if (!inode.file) return ErrorCode::kInvalid;
+  if (inode.file->error) {
+    Error error = *std::exchange(inode.file->error, std::nullopt);
+    return error;
+  }
+  return {};
+}
+
+Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* spares) {
+  switch (need.kind) {
+    case Need::Kind::kNothing: return {};
+    case Need::Kind::kSpace:
+      if (std::exchange(spares->reclaimed, true)) return ErrorCode::kNoSpace;
+      ReclaimSpace();
+      return {};
+    case Need::Kind::kStripe:
+    case Need::Kind::kWindow: {
+      BufferPool& pool = need.kind == Need::Kind::kStripe ? p_.stripes : p_.windows;
+      auto& ready = need.kind == Need::Kind::kStripe ? spares->stripes : spares->windows;
+      // Dirty files hold the memory: send the oldest out, until a buffer is free or all are on their way. One more
+      // file may turn dirty between the last look and the wait; its commit ends the wait then.
+      Buffer buffer = pool.TryAllocate();
+      while (!buffer && p_.write_back.RelievePressure()) buffer = pool.TryAllocate();
+      ready.push_back(buffer ? std::move(buffer) : pool.Allocate());
+      return {};
+    }
+    case Need::Kind::kBlock: break;
+  }
+  Spares::Block block;
+  block.block = need.block;
+  block.bytes.reset(static_cast<std::byte*>(std::aligned_alloc(kBlockSize, kBlockSize)));
+  if (!block.bytes) return ErrorCode::kNoMemory;
+  uint32_t checksum = 0;
+  const uint64_t ticket = p_.space.EnterRead();
+  Result<void> result;
+  bool mapped = false;
+  {
+    MutexLock lock(inode->mutex);
+    const auto piece = inode->file->extents.Lookup(need.block, BlockCount{1});
+    if (piece.extent && (piece.extent->flags & kExtentUnwritten) == 0) {
+      mapped = true;
+      block.extent = *piece.extent;
+      result = inode->file->checksums.Get(p_.catalog, inode->id, need.block, {&checksum, 1});
+    }
+  }
+  if (result && mapped) {
+    result = p_.reader.ReadBlock(inode->id, block.extent, checksum, {block.bytes.get(), kBlockSize});
+  }
+  p_.space.LeaveRead(ticket);
+  RETURN_IF_ERROR(result);
+  std::erase_if(spares->blocks, [&](const Spares::Block& old) { return old.block == need.block; });
+  if (mapped) spares->blocks.push_back(std::move(block));
+  return {};
+}
+
+Result<void> FileIo::Load(const InodePtr& inode) {
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
+    if (inode->file->loaded) return {};
+    if (inode->deleted) return ErrorCode::kStale;
+  }
+  // Nobody changes the records of a file that is not loaded.
+  ExtentMap extents;
+  const auto iterator = p_.catalog.NewIterator(keys::ExtentPrefix(inode->id));
+  for (; iterator->Valid(); iterator->Next()) {
+    const auto key = keys::ParseIndexed(iterator->key());
+    auto record = ExtentRecord::Decode(iterator->key(), iterator->value());
+    if (!key || !record || !extents.Load(FileBlock{key->index}, *record)) {
+      spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
+      return ErrorCode::kCorrupt;
+    }
+  }
+  RETURN_IF_ERROR(iterator->status());
+  MutexLock lock(inode->mutex);
+  if (inode->file->loaded) return {};
+  p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
+  // The scan at mount counted these blocks; a revert took them out of the count.
+  if (inode->file->reverted) p_.space.AddUsed(static_cast<int64_t>(extents.mapped().value));
+  inode->file->reverted = false;
+  inode->attributes.blocks = extents.mapped().value;
+  inode->file->extents = std::move(extents);
+  inode->file->loaded = true;
+  return {};
+}
+
+void FileIo::Touch(const InodePtr& inode) {
+  inode->attributes.modified = inode->attributes.changed = Timestamp::Now();
+  p_.committer.NoteChanged(inode);
+}
+
+// Whether a block not in memory has bytes that a partial overwrite must keep.
+bool FileIo::NeedsContent(const Inode& inode, FileBlock block) const {
+  const auto piece = inode.file->extents.Lookup(block, BlockCount{1});
+  return piece.extent && (piece.extent->flags & kExtentUnwritten) == 0 &&
+         ToBytes(block).value < RoundUp(inode.attributes.size, kBlockSize);
+}
+
+// Holds space for every block of the range that becomes dirty and does not lie over an unwritten extent.
+FileIo::Need FileIo::Reserve(const InodePtr& inode, FileBlock first, BlockCount count, bool privileged) {
+  FileState& file = *inode->file;
+  const auto enough = [&](uint64_t blocks) {
+    const BlockCount target{file.dirty.unfrozen().value + blocks};
+    if (file.reservation.held() >= target) return true;
+    return p_.space.Reserve(&file.reservation, target - file.reservation.held(), privileged).has_value();
+  };
+  if (enough(count.value)) return {};
+  // Short: count exactly.
+  uint64_t exact = 0;
+  for (uint64_t block = first.value; block < first.value + count.value; ++block) {
+    const DirtySpan* span = file.dirty.Find(FileBlock{block});
+    if (span != nullptr && !span->frozen()) continue;
+    const auto piece = file.extents.Lookup(FileBlock{block}, BlockCount{1});
+    if (!piece.extent || (piece.extent->flags & kExtentUnwritten) == 0) ++exact;
+  }
+  if (exact == 0 || enough(exact)) return {};
+  return {Need::Kind::kSpace, {}};
+}
+
+// Finds memory for every block of the range that has none it may change: `spans` are what to insert. Changes nothing.
+FileIo::Need FileIo::FindMemory(const InodePtr& inode, FileBlock first, FileBlock end, bool stripe, Spares* spares,
+                                NewSpans* spans) {
+  const DirtyMap& dirty = inode->file->dirty;
+  auto& ready = stripe ? spares->stripes : spares->windows;
+  BufferPool& pool = stripe ? p_.stripes : p_.windows;
+  const uint64_t window_blocks = pool.buffer_size().value / kBlockSize;
+  size_t used = 0;
+  for (uint64_t at = first.value; at < end.value;) {
+    if (const auto memory = dirty.Writable(FileBlock{at}); !memory.empty()) {
+      at += memory.size() / kBlockSize;
+      continue;
+    }
+    // Up to the next unfrozen span the blocks are free, or belong to a write under way that keeps its own memory.
+    uint64_t until = end.value;
+    for (auto next = dirty.FirstFrom(FileBlock{at}); next != dirty.spans().end() && next->first < until; ++next) {
+      if (!next->second.frozen()) until = next->first;
+    }
+    DirtySpan span;
+    if (const DirtySpan* window = dirty.WindowFor(FileBlock{at})) {
+      span.buffer = window->buffer;
+      span.window = window->window;
+    } else if (!spans->empty() && at < spans->back().second.window.value + window_blocks) {
+      span.buffer = spans->back().second.buffer;
+      span.window = spans->back().second.window;
+    } else {
+      if (used == ready.size()) {
+        Buffer buffer = pool.TryAllocate();
+        if (!buffer) return {stripe ? Need::Kind::kStripe : Need::Kind::kWindow, {}};
+        ready.push_back(std::move(buffer));
+      }
+      span.buffer = ready[used++];
+      span.window = {RoundDown(at, window_blocks)};
+    }
+    until = std::min(until, span.window.value + span.buffer.size().value / kBlockSize);
+    span.count = {until - at};
+    spans->emplace_back(at, std::move(span));
+    at = until;
+  }
+  // From here on nothing fails: the buffers are the file's.
+  ready.erase(ready.begin(), ready.begin() + static_cast<ptrdiff_t>(used));
+  return {};
+}
+
+// What a block that is about to be overwritten in part holds: the caller's `out`, or the need to read it.
+FileIo::Need FileIo::OldContent(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out) {
+  const FileState& file = *inode->file;
+  out->block = block;
+  const DirtySpan* span = file.dirty.Find(block);
+  if (span != nullptr && !span->frozen()) return {};
+  out->fill = true;
+  if (span != nullptr) {
+    std::memcpy(out->bytes, span->memory(block.value), kBlockSize);
+    return {};
+  }
+  const auto piece = file.extents.Lookup(block, BlockCount{1});
+  if (!piece.extent || (piece.extent->flags & kExtentUnwritten) != 0) {
+    std::memset(out->bytes, 0, kBlockSize);
+    return {};
+  }
+  for (const auto& spare : spares.blocks) {
+    // The generation tells a block that was replaced and came back to the same place.
+    if (spare.block != block || spare.extent.device != piece.extent->device ||
+        spare.extent.start != piece.extent->start || spare.extent.generation != piece.extent->generation) {
+      continue;
+    }
+    std::memcpy(out->bytes, spare.bytes.get(), kBlockSize);
+    return {};
+  }
+  return {Need::Kind::kBlock, block};
+}
+
+// Puts `size` bytes (zeros where `data` is null) into dirty memory at `offset`. Asks for what it lacks before it
+// changes anything; does not move the size.
+FileIo::Need FileIo::Place(const InodePtr& inode, uint64_t offset, uint64_t size, const std::byte* data, bool stripe,
+                           bool privileged, Spares* spares) {
+  DirtyMap& dirty = inode->file->dirty;
+  const FileBlock first = BlockOf(offset), end = BlockEnd(offset + size);
+  if (const Need need = Reserve(inode, first, end - first, privileged); need.kind != Need::Kind::kNothing) return need;
+  EdgeBlock edges[2];
+  size_t edge_count = 0;
+  if (offset % kBlockSize != 0) {
+    const Need need = OldContent(inode, first, *spares, &edges[edge_count++]);
+    if (need.kind != Need::Kind::kNothing) return need;
+  }
+  const FileBlock last = end - BlockCount{1};
+  if ((offset + size) % kBlockSize != 0 && (edge_count == 0 || last != first)) {
+    const Need need = OldContent(inode, last, *spares, &edges[edge_count++]);
+    if (need.kind != Need::Kind::kNothing) return need;
+  }
+  NewSpans spans;
+  if (const Need need = FindMemory(inode, first, end, stripe, spares, &spans); need.kind != Need::Kind::kNothing) {
+    return need;
+  }
+  p_.reader.cache().Invalidate(inode->id, offset, offset + size);
+  for (auto& [at, span] : spans) dirty.Insert(FileBlock{at}, std::move(span));
+  for (size_t index = 0; index < edge_count; ++index) {
+    if (edges[index].fill) std::memcpy(dirty.Writable(edges[index].block).data(), edges[index].bytes, kBlockSize);
+  }
+  for (uint64_t done = 0; done < size;) {
+    const uint64_t at = offset + done;
+    const auto memory = dirty.Writable(BlockOf(at)).subspan(at % kBlockSize);
+    const uint64_t step = std::min<uint64_t>(memory.size(), size - done);
+    if (data != nullptr) {
+      std::memcpy(memory.data(), data + done, step);
+    } else {
+      std::memset(memory.data(), 0, step);
+    }
+    done += step;
+  }
+  p_.write_back.NoteDirty(inode);
+  return {};
+}
+
+// Keeps the caller's aligned buffer as the file's memory and sends it out at once.
+FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, uint64_t size, const Buffer& holder,
+                           IoBatch* batch) {
+  const FileBlock first = BlockOf(offset);
+  const BlockCount count{size / kBlockSize};
+  if (const Need need = Reserve(inode, first, count, false); need.kind != Need::Kind::kNothing) return need;
+  p_.reader.cache().Invalidate(inode->id, offset, offset + size);
+  DirtySpan span;
+  span.count = count;
+  span.buffer = holder;
+  span.window = first;
+  inode->file->dirty.Insert(first, std::move(span));
+  p_.write_back.SubmitRange(inode, first, first + count, true, batch);
+  return {};
+}
+
+Result<FileIo::Need> FileIo::WriteStep(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
+                                       const Buffer& holder, Spares* spares, IoBatch* batch) {
+  FileState& file = *inode->file;
+  const uint64_t end = offset + data.size();
+  if (end > kMaximumFileSize || end < offset) return ErrorCode::kFileTooBig;
+  const bool sequential = offset == file.write_next;
+  const uint64_t run = (sequential ? file.write_run : 0) + data.size();
+  const bool aligned = offset % kBlockSize == 0 && data.size() % kBlockSize == 0;
+  Need need;
+  if (aligned && holder && data.data() == holder.data() && data.size() >= kAdoptBytes) {
+    need = Adopt(inode, offset, data.size(), holder, batch);
+  } else {
+    const bool stripe = data.size() >= kStreamBytes || (sequential && run >= kStreamBytes);
+    need = Place(inode, offset, data.size(), data.data(), stripe, false, spares);
+  }
+  if (need.kind != Need::Kind::kNothing) return need;
+  file.write_next = end;
+  file.write_run = run;
+  if (end > inode->attributes.size) {
+    // A chunk read earlier knows nothing behind the old end.
+    p_.reader.cache().Invalidate(inode->id, inode->attributes.size, end);
+    inode->attributes.size = end;
+  }
+  Touch(inode);
+  // Whole stripes go out at once.
+  for (uint64_t stripe = BlockOf(offset).value / kStripeBlocks; (stripe + 1) * kStripeBlocks * kBlockSize <= end;
+       ++stripe) {
+    const FileBlock first{stripe * kStripeBlocks};
+    if (file.dirty.CoversUnfrozen(first, BlockCount{kStripeBlocks})) {
+      p_.write_back.SubmitRange(inode, first, first + BlockCount{kStripeBlocks}, run >= kStripeBlocks * kBlockSize,
+                                batch);
+    }
+  }
+  return need;
+}
+
+Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
+                           const Buffer& holder) {
+  if (data.empty()) return {};
+  RETURN_IF_ERROR(Retry(inode, [&](Spares* spares, IoBatch* batch) {
+    return WriteStep(inode, offset.value, data, holder, spares, batch);
+  }));
+  written_bytes_ += data.size();
+  return {};
+}
+
+Result<ByteOffset> FileIo::Append(const InodePtr& inode, std::span<const std::byte> data) {
+  uint64_t offset = 0;
+  RETURN_IF_ERROR(Retry(inode, [&](Spares* spares, IoBatch* batch) {
+    offset = inode->attributes.size;
+    return WriteStep(inode, offset, data, {}, spares, batch);
+  }));
+  written_bytes_ += data.size();
+  return ByteOffset{offset};
+}
+
+// Forgets the blocks, in memory and on the devices.
+void FileIo::UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) {
+  if (end <= first) return;
+  FileState& file = *inode->file;
+  MappedBlocksUpdate update(*inode, p_.space);
+  p_.reader.cache().Invalidate(inode->id, ToBytes(first).value, end.value >= UINT64_MAX / kBlockSize ? UINT64_MAX : ToBytes(end).value);
+  file.dirty.Remove(first, end - first);
+  file.extents.Unmap(first, end - first, &file.freed);
+}
+
+// Zeroes [from, to) inside one block, where the block has anything to lose.
+FileIo::Need FileIo::ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t to, Spares* spares) {
+  const FileBlock block = BlockOf(from);
+  if (inode->file->dirty.Find(block) == nullptr && !NeedsContent(*inode, block)) return {};
+  return Place(inode, from, to - from, nullptr, false, true, spares);
+}
+
+Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {
+  if (size > kMaximumFileSize) return ErrorCode::kFileTooBig;
+  return Retry(inode, [&](Spares* spares, IoBatch*) -> Result<Need> {
+    FileState& file = *inode->file;
+    const uint64_t old = inode->attributes.size;
+    if (size < old) {
+      if (size % kBlockSize != 0) {
+        const Need need = ZeroInBlock(inode, size, std::min(old, RoundUp(size, kBlockSize)), spares);
+        if (need.kind != Need::Kind::kNothing) return need;
+      }
+      if (size == 0 && replace && inode->committed_size > 0 && !file.replacing) {
+        file.replacing = true;
+        file.replacing_since = std::chrono::steady_clock::now();
+      }
+      file.shrunk_to = std::min(file.shrunk_to, size);
+      file.write_next = file.write_run = 0;
+    }
+    // Blocks behind the end may be allocated (fallocate with KEEP_SIZE): a shrink or an equal size drops them too.
+    if (size <= old) UnmapLocked(inode, BlockEnd(size), FileBlock{UINT64_MAX / kBlockSize});
+    p_.reader.cache().Invalidate(inode->id, std::min(old, size), UINT64_MAX);
+    inode->attributes.size = size;
+    Touch(inode);
+    return Need{};
+  });
+}
+
+Result<void> FileIo::CommitBeforeRename(const InodePtr& inode) {
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->file || inode->deleted) return {};
+    if (!inode->file->changed && !inode->file->error) return {};
+  }
+  std::promise<Result<void>> promise;
+  auto done = promise.get_future();
+  p_.committer.Commit(inode, Committer::Level::kOrdered,
+                      [&](Result<void> result) { promise.set_value(std::move(result)); });
+  return done.get();
+}
+
+void FileIo::ReclaimSpace() {
+  p_.space.ReleaseAllWindows();
+  std::promise<void> promise;
+  auto done = promise.get_future();
+  p_.committer.CommitAll([&](Result<void>) { promise.set_value(); });
+  done.wait();
+}
+
+Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
+  if (!inode->file) return {};
+  FileState& file = *inode->file;
+  std::vector<DeviceRun> runs = std::exchange(file.freed, {});
+  // The records of the catalog, and what is mapped now: a run is in one of both or in both, and goes once.
+  const auto extents = p_.catalog.NewIterator(keys::ExtentPrefix(inode->id));
+  for (; extents->Valid(); extents->Next()) {
+    batch->Delete(std::string(extents->key()));
+    if (file.loaded) continue;
+    ASSIGN_OR_RETURN(const auto record, ExtentRecord::Decode(extents->key(), extents->value()));
+    runs.push_back({record.device, {record.start, record.count}});
+    if (!file.reverted) p_.space.AddUsed(-static_cast<int64_t>(record.count.value));
+  }
+  RETURN_IF_ERROR(extents->status());
+  const uint64_t segments = RoundUp(inode->committed_size, kMiB) / kMiB;
+  if (segments > 256) {
+    batch->DeleteRange(keys::ChecksumsPrefix(inode->id), keys::PrefixEnd(keys::ChecksumsPrefix(inode->id)));
+  } else {
+    const auto checksums = p_.catalog.NewIterator(keys::ChecksumsPrefix(inode->id));
+    for (; checksums->Valid(); checksums->Next()) batch->Delete(std::string(checksums->key()));
+    RETURN_IF_ERROR(checksums->status());
+  }
+  if (file.loaded) {
+    MappedBlocksUpdate update(*inode, p_.space);
+    for (const auto& [block, record] : file.extents.extents()) runs.push_back({record.device, {record.start, record.count}});
+    file.extents.Clear();
+  }
+  file.dirty.Clear();
+  file.checksums.Clear();
+  file.reservation.TrimTo({});
+  file.changed = false;
+  file.loaded = true;   // Empty, and nothing in the catalog belongs to it any more.
+  p_.space.ReleaseWindow(inode->id);
+  p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
+  p_.committer.AddDeleted(inode, std::move(runs));
+  return {};
+}
+
+Result<ReadView> FileIo::ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size) {
+  RETURN_IF_ERROR(Load(inode));
+  std::promise<Result<ReadView>> promise;
+  auto done = promise.get_future();
+  p_.reader.Read(inode, offset, size, nullptr,
+                 [&](Result<ReadView> result) { promise.set_value(std::move(result)); });
+  return done.get();
+}
+
+}  // namespace weightfs

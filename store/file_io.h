@@ -1,0 +1,99 @@
+// File data: writes, truncation, allocation, seeking and copying; and what the namespace needs of it.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "common/result.h"
+#include "meta/kv_store.h"
+#include "store/committer.h"
+#include "store/inode.h"
+#include "store/namespace.h"
+#include "store/reader.h"
+#include "store/space_manager.h"
+#include "store/types.h"
+#include "store/write_back.h"
+
+namespace weightfs {
+
+// Thread-safe. No call holds an inode's mutex while it waits for a device, for memory or for a commit; reading the
+// catalog under it is allowed (the answer must belong to the mapping of that moment).
+class FileIo final : public DataOwner {
+ public:
+  struct Parts {
+    KvStore& catalog;
+    DeviceSet& devices;
+    SpaceManager& space;
+    WriteBack& write_back;
+    Committer& committer;
+    Reader& reader;
+    BufferPool& stripes;     // 2 MiB windows of streams
+    BufferPool& windows;     // 64 KiB windows of everything else
+  };
+
+  explicit FileIo(const Parts& parts) : p_(parts) {}
+
+  // Reads the file's extents once; every other call does it by itself.
+  Result<void> Load(const InodePtr& inode);
+
+  Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder);
+  Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
+  // `replace`: O_TRUNC, the committed content stays until the new one is committed.
+  Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace);
+  Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
+  Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);
+  Result<uint64_t> CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
+                             uint64_t length);
+  Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
+  Result<ReadView> ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size);
+
+  // Makes what a commit can give back free: windows of idle streams, space that waits for a commit.
+  void ReclaimSpace();
+
+  Result<void> CommitBeforeRename(const InodePtr& inode) override;
+  Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) override;
+
+  uint64_t written_bytes() const { return written_bytes_.load(); }
+
+ private:
+  // What a call under the inode's mutex needs from outside it before it can go on.
+  struct Need {
+    enum class Kind : unsigned char { kNothing, kBlock, kStripe, kWindow, kSpace } kind = Kind::kNothing;
+    FileBlock block;             // kBlock: its bytes as they are
+  };
+  struct Spares;
+  struct EdgeBlock {
+    FileBlock block;
+    bool fill = false;                     // `bytes` is what the new memory holds before the write
+    std::byte bytes[kBlockSize];
+  };
+  using NewSpans = std::vector<std::pair<uint64_t, DirtySpan>>;
+
+  template <typename Step>
+  Result<void> Retry(const InodePtr& inode, Step step);
+  Result<void> Satisfy(const InodePtr& inode, const Need& need, Spares* spares);
+
+  Result<void> CheckWritable(Inode& inode) REQUIRES(inode.mutex);
+  bool NeedsContent(const Inode& inode, FileBlock block) const REQUIRES(inode.mutex);
+  Need Reserve(const InodePtr& inode, FileBlock first, BlockCount count, bool privileged) REQUIRES(inode->mutex);
+  Need FindMemory(const InodePtr& inode, FileBlock first, FileBlock end, bool stripe, Spares* spares, NewSpans* spans)
+      REQUIRES(inode->mutex);
+  Need OldContent(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out)
+      REQUIRES(inode->mutex);
+  Need Place(const InodePtr& inode, uint64_t offset, uint64_t size, const std::byte* data, bool stripe,
+             bool privileged, Spares* spares) REQUIRES(inode->mutex);
+  Need Adopt(const InodePtr& inode, uint64_t offset, uint64_t size, const Buffer& holder, IoBatch* batch)
+      REQUIRES(inode->mutex);
+  Result<Need> WriteStep(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
+                         const Buffer& holder, Spares* spares, IoBatch* batch) REQUIRES(inode->mutex);
+  Need ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t to, Spares* spares) REQUIRES(inode->mutex);
+  Need AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, IoBatch* batch) REQUIRES(inode->mutex);
+  void UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) REQUIRES(inode->mutex);
+  Result<void> GrowTo(const InodePtr& inode, uint64_t size);
+  void Touch(const InodePtr& inode) REQUIRES(inode->mutex);
+
+  const Parts p_;
+  std::atomic<uint64_t> written_bytes_{0};
+};
+
+}  // namespace weightfs

@@ -1,0 +1,50 @@
+// The retry loop of FileIo, shared by its source files; included by nobody else.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "store/file_io.h"
+
+namespace weightfs {
+
+// Memory and block contents fetched without the inode's mutex for the next attempt.
+struct FileIo::Spares {
+  std::vector<Buffer> stripes, windows;
+  struct Block {
+    FileBlock block;
+    ExtentRecord extent;                              // where it was read: still there, or read again
+    std::unique_ptr<std::byte[], void (*)(void*)> bytes{nullptr, std::free};
+  };
+  std::vector<Block> blocks;                          // at most the two edges of a range
+  bool reclaimed = false;
+};
+
+// Runs `step` under the inode's mutex until it needs nothing from outside. `step` may run many times and must leave
+// nothing half done when it asks for something.
+template <typename Step>
+Result<void> FileIo::Retry(const InodePtr& inode, Step step) {
+  RETURN_IF_ERROR(Load(inode));
+  Spares spares;
+  while (true) {
+    Need need;
+    bool loaded;
+    {
+      IoBatch batch(p_.devices);
+      MutexLock lock(inode->mutex);
+      RETURN_IF_ERROR(CheckWritable(*inode));
+      loaded = inode->file->loaded;   // A failed write may have dropped it in between.
+      if (loaded) {
+        Result<Need> stepped = step(&spares, &batch);
+        inode->file->reservation.TrimTo(inode->file->dirty.unfrozen());
+        if (!stepped) return std::move(stepped).error();
+        need = *stepped;
+        if (need.kind == Need::Kind::kNothing) return {};
+      }
+    }
+    RETURN_IF_ERROR(loaded ? Satisfy(inode, need, &spares) : Load(inode));
+  }
+}
+
+}  // namespace weightfs

@@ -1,0 +1,179 @@
+// Operations of FileIo on ranges of a file: allocate, punch, zero, seek, copy, list.
+#include <algorithm>
+#include <utility>
+
+#include "store/file_io.h"
+#include "store/file_io_internal.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kCopyStep = kMiB;
+
+}  // namespace
+
+// Gives every hole of the range an unwritten extent.
+FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, IoBatch* batch) {
+  FileState& file = *inode->file;
+  // Blocks in memory get their places first, so that what is a hole afterwards is one.
+  p_.write_back.SubmitRange(inode, first, end, false, batch);
+  std::vector<std::pair<FileBlock, BlockCount>> holes;
+  BlockCount total;
+  for (FileBlock at = first; at < end;) {
+    const auto piece = file.extents.Lookup(at, end - at);
+    if (!piece.extent) {
+      holes.emplace_back(at, piece.count);
+      total += piece.count;
+    }
+    at += piece.count;
+  }
+  if (total.value == 0) return {};
+  SpaceReservation reservation;
+  if (!p_.space.Reserve(&reservation, total)) return {Need::Kind::kSpace, {}};
+  MappedBlocksUpdate update(*inode, p_.space);
+  for (const auto& [at, count] : holes) {
+    SpaceManager::Request request;
+    request.ino = inode->id;
+    request.first = at;
+    request.count = count;
+    auto runs = p_.space.Allocate(request, &reservation);
+    if (!runs) return {Need::Kind::kSpace, {}};
+    FileBlock block = at;
+    for (const DeviceRun& run : *runs) {
+      file.extents.Map(block, run, kExtentUnwritten, inode->attributes.data_version + 1, &file.freed);
+      block += run.run.count;
+    }
+  }
+  return {};
+}
+
+Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length) {
+  const uint64_t end = offset + length;
+  if (length == 0) return ErrorCode::kInvalid;
+  if (end < offset || end > kMaximumFileSize) return ErrorCode::kFileTooBig;
+  const bool allocate = mode == FallocateMode::kAllocate || mode == FallocateMode::kAllocateKeepSize;
+  const bool keep = mode == FallocateMode::kAllocateKeepSize || mode == FallocateMode::kZeroRangeKeepSize ||
+                    mode == FallocateMode::kPunchHole;
+  return Retry(inode, [&](Spares* spares, IoBatch* batch) -> Result<Need> {
+    const uint64_t size = inode->attributes.size;
+    // Blocks wholly inside the range; the bytes of the blocks at its edges are zeroed in place.
+    const FileBlock inner_first{(offset + kBlockSize - 1) / kBlockSize}, inner_end{end / kBlockSize};
+    if (!allocate) {
+      const uint64_t head_end = std::min(end, RoundUp(offset, kBlockSize));
+      if (offset < head_end) {
+        const Need need = ZeroInBlock(inode, offset, head_end, spares);
+        if (need.kind != Need::Kind::kNothing) return need;
+      }
+      const uint64_t tail = std::max(head_end, RoundDown(end, kBlockSize));
+      if (tail < end) {
+        const Need need = ZeroInBlock(inode, tail, end, spares);
+        if (need.kind != Need::Kind::kNothing) return need;
+      }
+      UnmapLocked(inode, inner_first, inner_end);
+    }
+    if (mode != FallocateMode::kPunchHole) {
+      const Need need = AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, batch);
+      if (need.kind != Need::Kind::kNothing) return need;
+    }
+    if (!keep && end > size) {
+      p_.reader.cache().Invalidate(inode->id, size, UINT64_MAX);
+      inode->attributes.size = end;
+    }
+    Touch(inode);
+    return Need{};
+  });
+}
+
+Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget target) {
+  RETURN_IF_ERROR(Load(inode));
+  MutexLock lock(inode->mutex);
+  const FileState& file = *inode->file;
+  const uint64_t size = inode->attributes.size;
+  if (offset >= size) return ErrorCode::kNoData;
+  const FileBlock end{(size + kBlockSize - 1) / kBlockSize};
+  for (FileBlock block{offset / kBlockSize}; block < end;) {
+    const DirtySpan* span = file.dirty.Find(block);
+    bool data = span != nullptr;
+    BlockCount count{1};
+    if (!data) {
+      const auto next = file.dirty.FirstFrom(block);
+      const uint64_t until = next == file.dirty.spans().end() ? end.value : std::min(end.value, next->first);
+      const auto piece = file.extents.Lookup(block, BlockCount{until - block.value});
+      data = piece.extent && (piece.extent->flags & kExtentUnwritten) == 0;
+      count = piece.count;
+    }
+    if (data == (target == SeekTarget::kData)) return std::max(offset, ToBytes(block).value);
+    block += count;
+  }
+  if (target == SeekTarget::kHole) return size;   // The end of the file is a hole.
+  return ErrorCode::kNoData;
+}
+
+Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
+                                   uint64_t length) {
+  uint64_t done = 0;
+  while (done < length) {
+    const uint64_t at = from_offset + done;
+    // A hole of the source becomes one of the target.
+    const auto data = Seek(from, at, SeekTarget::kData);
+    uint64_t source_size;
+    {
+      MutexLock lock(from->mutex);
+      source_size = from->attributes.size;
+    }
+    if (at >= source_size) break;
+    if (!data && data.error().code != ErrorCode::kNoData) return data.error();
+    const uint64_t next = std::min({data ? *data : source_size, source_size, from_offset + length});
+    if (next > at) {
+      const uint64_t hole = next - at, target = to_offset + done;
+      RETURN_IF_ERROR(Fallocate(to, FallocateMode::kPunchHole, target, hole));
+      RETURN_IF_ERROR(GrowTo(to, target + hole));
+      done += hole;
+      continue;
+    }
+    const uint64_t step = std::min(kCopyStep, length - done);
+    auto view = ReadAndWait(from, ByteOffset{at}, ByteCount{step});
+    if (!view) {
+      if (done > 0) break;   // What was copied so far counts; the caller meets the error with its next call.
+      return view.error();
+    }
+    for (const iovec& piece : view->pieces) {
+      const auto written = Write(to, ByteOffset{to_offset + done},
+                                 {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {});
+      if (!written) {
+        if (done > 0) return done;
+        return written.error();
+      }
+      done += piece.iov_len;
+    }
+    if (view->size.value == 0) break;
+  }
+  return done;
+}
+
+// Makes the file at least `size` bytes long.
+Result<void> FileIo::GrowTo(const InodePtr& inode, uint64_t size) {
+  return Retry(inode, [&](Spares*, IoBatch*) -> Result<Need> {
+    if (inode->attributes.size >= size) return Need{};
+    p_.reader.cache().Invalidate(inode->id, inode->attributes.size, UINT64_MAX);
+    inode->attributes.size = size;
+    Touch(inode);
+    return Need{};
+  });
+}
+
+Result<std::vector<FileExtent>> FileIo::Extents(const InodePtr& inode, FileBlock first, size_t limit) {
+  RETURN_IF_ERROR(Load(inode));
+  MutexLock lock(inode->mutex);
+  std::vector<FileExtent> list;
+  const auto& extents = inode->file->extents.extents();
+  auto at = extents.upper_bound(first.value);
+  if (at != extents.begin() && std::prev(at)->first + std::prev(at)->second.count.value > first.value) --at;
+  for (; at != extents.end() && list.size() < limit; ++at) {
+    const ExtentRecord& record = at->second;
+    list.push_back({FileBlock{at->first}, record.count, record.device, record.start, record.flags});
+  }
+  return list;
+}
+
+}  // namespace weightfs

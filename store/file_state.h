@@ -1,0 +1,49 @@
+// What a regular file holds in memory besides its attributes. Guarded by Inode::mutex throughout.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <optional>
+#include <vector>
+
+#include "store/checksum_table.h"
+#include "store/dirty_map.h"
+#include "store/extent_map.h"
+#include "store/space_manager.h"
+
+namespace weightfs {
+
+class FileState {
+ public:
+  // Content. `loaded` becomes true when the extents were read from the catalog; nothing else is valid before.
+  bool loaded = false;
+  ExtentMap extents;
+  ChecksumTable checksums;
+  DirtyMap dirty;
+  SpaceReservation reservation;              // for the unfrozen blocks of `dirty`
+  std::vector<DeviceRun> freed;              // unmapped since the last seal: free once the next commit is durable
+
+  // Device writes under way, by the side of the last seal they were submitted on. `drained` is notified when
+  // either becomes 0.
+  uint64_t seals = 0;
+  uint64_t writes_since_seal = 0, writes_before_seal = 0;
+  std::condition_variable drained;
+
+  // Commit state. `changed`: size, times or mapping differ from the catalog. `queued`: the committer knows.
+  bool changed = false;
+  bool queued = false;
+  bool in_write_back_queue = false;
+  bool reverted = false;                     // its blocks were taken out of the space statistics until it is loaded
+  // Truncated to nothing and not closed or synced since: the old content stays committed for a while.
+  bool replacing = false;
+  std::chrono::steady_clock::time_point replacing_since;
+  uint64_t shrunk_to = UINT64_MAX;           // the smallest size since the last seal: checksum segments behind it go
+
+  // The first failure of a device write, until a caller was told. The file is back at its last commit.
+  std::optional<Error> error;
+
+  // Where a sequential writer would go on, and how much it has written in sequence.
+  uint64_t write_next = 0, write_run = 0;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,101 @@
+#include "store/read_cache.h"
+
+#include <utility>
+
+namespace weightfs {
+
+bool ReadChunk::WhenReady(std::function<void(const Result<void>&)> done) {
+  {
+    MutexLock lock(mutex_);
+    if (!finished_) {
+      waiters_.push_back(std::move(done));
+      return false;
+    }
+  }
+  done(result_);   // Final once finished: read without the lock.
+  return true;
+}
+
+void ReadChunk::Finish(Result<void> result) {
+  std::vector<std::function<void(const Result<void>&)>> waiters;
+  {
+    MutexLock lock(mutex_);
+    result_ = std::move(result);
+    finished_ = true;
+    waiters.swap(waiters_);
+  }
+  for (auto& waiter : waiters) waiter(result_);
+}
+
+bool ReadChunk::ready() const {
+  MutexLock lock(mutex_);
+  return finished_ && result_.has_value();
+}
+
+ChunkPtr ReadCache::Find(InodeId ino, uint64_t index) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return nullptr;
+  const auto found = file->second.chunks.find(index);
+  if (found == file->second.chunks.end()) return nullptr;
+  entries_.splice(entries_.end(), entries_, found->second);
+  return found->second->chunk;
+}
+
+ChunkPtr ReadCache::Begin(InodeId ino, uint64_t index) {
+  MutexLock lock(mutex_);
+  Buffer buffer = pool_.TryAllocate();
+  while (!buffer && EvictLocked()) buffer = pool_.TryAllocate();
+  if (!buffer) return nullptr;
+  auto chunk = std::make_shared<ReadChunk>(std::move(buffer));
+  const auto entry = entries_.insert(entries_.end(), Entry{ino, index, chunk});
+  files_[ino].chunks[index] = entry;
+  return chunk;
+}
+
+// Drops the least recently used chunk that nobody loads or reads from.
+bool ReadCache::EvictLocked() {
+  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+    if (entry->chunk.use_count() > 1 || !entry->chunk->ready()) continue;
+    EraseLocked(entry);
+    return true;
+  }
+  return false;
+}
+
+void ReadCache::EraseLocked(Entries::iterator entry) {
+  const auto file = files_.find(entry->ino);
+  file->second.chunks.erase(entry->index);
+  if (file->second.chunks.empty()) files_.erase(file);
+  entries_.erase(entry);
+}
+
+void ReadCache::Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return;
+  const auto found = file->second.chunks.find(index);
+  if (found != file->second.chunks.end() && found->second->chunk.get() == chunk) EraseLocked(found->second);
+}
+
+void ReadCache::Invalidate(InodeId ino, uint64_t offset, uint64_t end) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return;
+  const uint64_t first = offset / kChunkBytes;
+  const uint64_t last = end == 0 ? 0 : (end - 1) / kChunkBytes;
+  std::vector<Entries::iterator> gone;
+  if (last - first < file->second.chunks.size()) {
+    for (uint64_t index = first; index <= last; ++index) {
+      const auto found = file->second.chunks.find(index);
+      if (found != file->second.chunks.end()) gone.push_back(found->second);
+    }
+  } else {
+    for (const auto& [index, entry] : file->second.chunks) {
+      if (index >= first && index <= last) gone.push_back(entry);
+    }
+  }
+  for (const auto& entry : gone) EraseLocked(entry);
+}
+
+}  // namespace weightfs

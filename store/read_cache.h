@@ -1,0 +1,75 @@
+// Chunks of files that read-ahead brought in, shared by all readers of a file.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "common/units.h"
+#include "engine/buffer.h"
+
+namespace weightfs {
+
+inline constexpr uint64_t kChunkBytes = 2 * kMiB;
+
+// One aligned kChunkBytes piece of a file, verified. Loading at first; then ready or failed for ever. Thread-safe.
+class ReadChunk {
+ public:
+  explicit ReadChunk(Buffer buffer) : buffer_(std::move(buffer)) {}
+
+  // Runs `done` when the chunk is ready or failed: at once (true) where it already is, else on a completion thread.
+  bool WhenReady(std::function<void(const Result<void>&)> done) EXCLUDES(mutex_);
+  void Finish(Result<void> result) EXCLUDES(mutex_);
+  bool ready() const EXCLUDES(mutex_);     // and not failed
+  const Buffer& buffer() const { return buffer_; }
+
+ private:
+  const Buffer buffer_;
+  mutable Mutex mutex_;
+  bool finished_ GUARDED_BY(mutex_) = false;
+  Result<void> result_ GUARDED_BY(mutex_);
+  std::vector<std::function<void(const Result<void>&)>> waiters_ GUARDED_BY(mutex_);
+};
+
+using ChunkPtr = std::shared_ptr<ReadChunk>;
+
+// Chunks by inode and index, least recently used first out. Whoever changes a file's mapping or dirty blocks
+// invalidates under the inode's mutex; whoever begins a chunk does it under that mutex too, so that no chunk is older
+// than the state it is looked up in. Thread-safe.
+class ReadCache {
+ public:
+  explicit ReadCache(BufferPool& pool) : pool_(pool) {}
+
+  ChunkPtr Find(InodeId ino, uint64_t index) EXCLUDES(mutex_);
+  // A new, loading chunk; null when every buffer is taken by chunks in use.
+  ChunkPtr Begin(InodeId ino, uint64_t index) EXCLUDES(mutex_);
+  // Drops chunk `index` if it is still `chunk` (it failed).
+  void Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) EXCLUDES(mutex_);
+  // Drops the chunks that hold any of [offset, end).
+  void Invalidate(InodeId ino, uint64_t offset, uint64_t end) EXCLUDES(mutex_);
+
+ private:
+  struct Entry {
+    InodeId ino;
+    uint64_t index;
+    ChunkPtr chunk;
+  };
+  using Entries = std::list<Entry>;
+  struct File {
+    std::unordered_map<uint64_t, Entries::iterator> chunks;
+  };
+
+  bool EvictLocked() REQUIRES(mutex_);
+  void EraseLocked(Entries::iterator entry) REQUIRES(mutex_);
+
+  BufferPool& pool_;
+  Mutex mutex_;
+  Entries entries_ GUARDED_BY(mutex_);                        // least recently used first
+  std::unordered_map<InodeId, File> files_ GUARDED_BY(mutex_);
+};
+
+}  // namespace weightfs

@@ -1,0 +1,275 @@
+#include "store/store.h"
+
+#include <algorithm>
+#include <future>
+#include <unordered_map>
+#include <utility>
+
+#include "common/log.h"
+#include "engine/superblock.h"
+#include "meta/keys.h"
+#include "store/committer.h"
+#include "store/file_io.h"
+#include "store/file_state.h"
+#include "store/reader.h"
+#include "store/recovery.h"
+#include "store/space_manager.h"
+#include "store/write_back.h"
+
+namespace weightfs {
+namespace {
+
+constexpr ByteCount kLargeBuffer{2 * kMiB}, kSmallBuffer{64 * kKiB};
+
+// How the memory of a store is divided. Every pool keeps enough for its threads to go on one after another.
+struct PoolCounts {
+  size_t chunks, large_reads, small_reads, stripes, windows;
+  explicit PoolCounts(ByteCount memory) {
+    const uint64_t large = memory.value / kLargeBuffer.value, small = memory.value / kSmallBuffer.value;
+    chunks = std::max<uint64_t>(8, large / 2);
+    large_reads = std::max<uint64_t>(8, large / 8);
+    stripes = std::max<uint64_t>(8, large / 5);
+    windows = std::max<uint64_t>(64, small / 12);
+    small_reads = std::max<uint64_t>(64, small / 24);
+  }
+};
+
+// Waits for an asynchronous call.
+template <typename Start>
+Result<void> Wait(Start start) {
+  std::promise<Result<void>> promise;
+  auto result = promise.get_future();
+  start([&](Result<void> done) { promise.set_value(std::move(done)); });
+  return result.get();
+}
+
+}  // namespace
+
+// Everything under a Store, in the order it is built; taken down in reverse.
+struct Store::Parts {
+  std::unique_ptr<KvStore> catalog;
+  std::vector<std::unique_ptr<BlockDevice>> devices;
+  std::unique_ptr<BufferPool> chunks, large_reads, small_reads, stripes, windows;
+  std::unique_ptr<DeviceSet> device_set;
+  std::unique_ptr<SpaceManager> space;
+  std::unique_ptr<InodeTable> inodes;
+  std::unique_ptr<WriteBack> write_back;
+  std::unique_ptr<Reader> reader;
+  std::unique_ptr<Committer> committer;
+  std::unique_ptr<FileIo> files;
+  std::unique_ptr<Namespace> names;
+  StoreOptions options;
+  bool read_only = false;
+};
+
+Store::Store(std::unique_ptr<Parts> parts) : p_(std::move(parts)) {}
+
+Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
+                                           std::vector<std::unique_ptr<BlockDevice>> devices,
+                                           const StoreOptions& options) {
+  auto parts = std::make_unique<Parts>();
+  parts->options = options;
+  parts->read_only = options.read_only;
+  const PoolCounts counts(options.memory);
+  const auto pool = [](ByteCount size, size_t count, const char* name) {
+    return BufferPool::Create({.buffer_size = size, .count = count, .name = name});
+  };
+  ASSIGN_OR_RETURN(parts->chunks, pool(kLargeBuffer, counts.chunks, "read-ahead"));
+  ASSIGN_OR_RETURN(parts->large_reads, pool(kLargeBuffer, counts.large_reads, "large reads"));
+  ASSIGN_OR_RETURN(parts->small_reads, pool(kSmallBuffer, counts.small_reads, "small reads"));
+  ASSIGN_OR_RETURN(parts->stripes, pool(kLargeBuffer, counts.stripes, "write stripes"));
+  ASSIGN_OR_RETURN(parts->windows, pool(kSmallBuffer, counts.windows, "write windows"));
+
+  std::vector<SpaceManager::Device> spaces;
+  std::vector<BlockDevice*> pointers;
+  for (const auto& device : devices) {
+    const DeviceBlock first{kDataOffset / kBlockSize};
+    const DeviceBlock end{device->size().value / kBlockSize};
+    if (end <= first) return Error{ErrorCode::kCorrupt, std::string(device->path()) + " has no room for data"};
+    spaces.push_back({{first, end - first}});
+    pointers.push_back(device.get());
+  }
+  ASSIGN_OR_RETURN(parts->space, SpaceManager::Create(spaces));
+  parts->device_set = std::make_unique<DeviceSet>(std::move(pointers));
+  parts->catalog = std::move(catalog);
+  parts->devices = std::move(devices);
+  parts->inodes = std::make_unique<InodeTable>(*parts->catalog, options.resident_inodes);
+
+  ASSIGN_OR_RETURN(const SpaceRecovery recovery, RecoverSpace(*parts->catalog, *parts->space));
+  if (recovery.damaged > 0) {
+    spdlog::error("{} extent records are damaged or overlap: serving the store read-only; run weightfs fsck --repair",
+                  recovery.damaged);
+    parts->read_only = true;
+  }
+  parts->write_back = std::make_unique<WriteBack>(*parts->device_set, *parts->space);
+  const Reader::Pools read_pools{*parts->chunks, *parts->large_reads, *parts->small_reads};
+  parts->reader = std::make_unique<Reader>(*parts->catalog, *parts->device_set, *parts->space, read_pools,
+                                           options.verify);
+  Committer::Options commit;
+  commit.interval = options.commit_interval;
+  commit.close_delay = options.close_delay;
+  parts->committer = std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space,
+                                                 *parts->write_back, commit);
+  parts->files = std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space,
+                                                        *parts->write_back, *parts->committer, *parts->reader,
+                                                        *parts->stripes, *parts->windows});
+  parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
+  RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
+  return std::unique_ptr<Store>(new Store(std::move(parts)));
+}
+
+Store::~Store() {
+  if (auto closed = Close(); !closed) spdlog::error("closing the store: {}", ToString(closed.error()));
+}
+
+Result<void> Store::Close() {
+  if (closed_.exchange(true)) return {};
+  return p_->committer->Stop();
+}
+
+Namespace& Store::names() { return *p_->names; }
+InodeTable& Store::inodes() { return *p_->inodes; }
+std::vector<std::unique_ptr<BlockDevice>>& Store::devices() { return p_->devices; }
+
+Result<void> Store::CheckWritable() const {
+  if (closed_.load()) return ErrorCode::kShutdown;
+  if (read_only()) return ErrorCode::kReadOnly;
+  return {};
+}
+
+bool Store::read_only() const { return p_->read_only || p_->committer->failed(); }
+
+Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& change) {
+  RETURN_IF_ERROR(CheckWritable());
+  if (change.size) {
+    ASSIGN_OR_RETURN(const InodePtr inode, p_->inodes->Get(ino));
+    RETURN_IF_ERROR(p_->files->Truncate(inode, *change.size, false));
+  }
+  return p_->names->SetAttributes(ino, change);
+}
+
+Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
+  if (truncate) RETURN_IF_ERROR(CheckWritable());
+  ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));
+  if (truncate) {
+    if (auto truncated = p_->files->Truncate(inode, 0, true); !truncated) {
+      p_->names->Close(inode);
+      return truncated.error();
+    }
+  }
+  return inode;
+}
+
+void Store::Flush(const InodePtr& inode, Done done) {
+  {
+    MutexLock lock(inode->mutex);
+    FileState* file = inode->file.get();
+    if (file == nullptr || inode->deleted || (!file->changed && !file->error)) {
+      lock.Unlock();
+      return done({});
+    }
+    if (file->error) {
+      Error error = *std::exchange(file->error, std::nullopt);
+      lock.Unlock();
+      return done(std::move(error));
+    }
+  }
+  if (p_->options.sync_on_close) return Sync(inode, std::move(done));
+  p_->committer->CommitSoon(inode);
+  done({});
+}
+
+void Store::CloseFile(const InodePtr& inode) {
+  p_->space->ReleaseWindow(inode->id);
+  p_->names->Close(inode);
+}
+
+void Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
+  if (auto loaded = p_->files->Load(inode); !loaded) return done(loaded.error());
+  p_->reader->Read(inode, offset, size, stream, std::move(done));
+}
+
+Result<ReadView> Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount size) {
+  return p_->files->ReadAndWait(inode, offset, size);
+}
+
+Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
+  RETURN_IF_ERROR(CheckWritable());
+  return p_->files->Write(inode, offset, data, holder);
+}
+
+Result<ByteOffset> Store::Append(const InodePtr& inode, std::span<const std::byte> data) {
+  RETURN_IF_ERROR(CheckWritable());
+  return p_->files->Append(inode, data);
+}
+
+Result<void> Store::Truncate(const InodePtr& inode, uint64_t size) {
+  RETURN_IF_ERROR(CheckWritable());
+  return p_->files->Truncate(inode, size, false);
+}
+
+Result<void> Store::Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length) {
+  RETURN_IF_ERROR(CheckWritable());
+  return p_->files->Fallocate(inode, mode, offset, length);
+}
+
+Result<uint64_t> Store::Seek(const InodePtr& inode, uint64_t offset, SeekTarget target) {
+  return p_->files->Seek(inode, offset, target);
+}
+
+Result<uint64_t> Store::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
+                                  uint64_t length) {
+  RETURN_IF_ERROR(CheckWritable());
+  return p_->files->CopyRange(from, from_offset, to, to_offset, length);
+}
+
+Result<std::vector<FileExtent>> Store::Extents(const InodePtr& inode, FileBlock first, size_t limit) {
+  return p_->files->Extents(inode, first, limit);
+}
+
+void Store::Sync(const InodePtr& inode, Done done) {
+  if (p_->read_only) return done({});
+  p_->committer->Commit(inode, Committer::Level::kDurable, std::move(done));
+}
+
+void Store::SyncAll(Done done) {
+  if (p_->read_only) return done({});
+  p_->committer->CommitAll(std::move(done));
+}
+
+Result<void> Store::Sync(const InodePtr& inode) {
+  return Wait([&](Done done) { Sync(inode, std::move(done)); });
+}
+
+Result<void> Store::SyncAll() {
+  return Wait([&](Done done) { SyncAll(std::move(done)); });
+}
+
+SpaceStatistics Store::Space() const {
+  SpaceStatistics statistics = p_->space->Statistics();
+  statistics.inodes = p_->names->inode_count();
+  return statistics;
+}
+
+StoreStatistics Store::statistics() const {
+  StoreStatistics statistics;
+  statistics.read_bytes = p_->reader->counters().read_bytes;
+  statistics.written_bytes = p_->files->written_bytes();
+  statistics.device_read_bytes = p_->reader->counters().device_bytes;
+  statistics.device_written_bytes = p_->write_back->counters().written_bytes;
+  statistics.commits = p_->committer->commits();
+  statistics.flushes = p_->committer->flushes();
+  statistics.checksum_errors = p_->reader->counters().checksum_errors;
+  for (const BufferPool* pool : {p_->chunks.get(), p_->large_reads.get(), p_->small_reads.get(), p_->stripes.get(),
+                                 p_->windows.get()}) {
+    statistics.buffer_capacity += pool->capacity() * pool->buffer_size().value;
+    statistics.buffer_in_use += pool->in_use() * pool->buffer_size().value;
+  }
+  statistics.dirty_bytes = p_->stripes->in_use() * p_->stripes->buffer_size().value +
+                           p_->windows->in_use() * p_->windows->buffer_size().value;
+  statistics.resident_inodes = p_->inodes->size();
+  statistics.read_only = read_only();
+  return statistics;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,218 @@
+#include "store/write_back.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/checksum.h"
+#include "common/log.h"
+
+namespace weightfs {
+
+DeviceSet::DeviceSet(std::vector<BlockDevice*> devices)
+    : devices_(std::move(devices)), written_(std::make_unique<std::atomic<bool>[]>(devices_.size())) {}
+
+Result<size_t> DeviceSet::FlushWritten() {
+  size_t flushed = 0;
+  for (size_t index = 0; index < devices_.size(); ++index) {
+    if (!written_[index].exchange(false)) continue;
+    RETURN_IF_ERROR(devices_[index]->Flush());
+    ++flushed;
+  }
+  return flushed;
+}
+
+void IoBatch::Add(DeviceId device, IoRequest* request) {
+  if (requests_.size() <= device.value) requests_.resize(device.value + size_t{1});
+  requests_[device.value].push_back(request);
+}
+
+void IoBatch::Submit() {
+  for (size_t index = 0; index < requests_.size(); ++index) {
+    auto requests = std::exchange(requests_[index], {});
+    if (!requests.empty()) devices_[DeviceId{static_cast<uint16_t>(index)}].Submit(requests);
+  }
+}
+
+MappedBlocksUpdate::MappedBlocksUpdate(Inode& inode, SpaceManager& space)
+    : inode_(inode), space_(space), before_(inode.file->extents.mapped()) {}
+
+MappedBlocksUpdate::~MappedBlocksUpdate() {
+  const BlockCount after = inode_.file->extents.mapped();
+  space_.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
+  inode_.attributes.blocks = after.value;
+}
+
+// One device write of file blocks that lie together in memory and on the device. Owns itself.
+class WriteBack::Operation final : public IoRequest {
+ public:
+  Operation(WriteBack& owner, InodePtr of) : inode(std::move(of)), owner_(owner) {}
+  void OnComplete(Result<void> result) override {
+    owner_.Complete(*this, std::move(result));
+    delete this;
+  }
+
+  InodePtr inode;
+  Buffer buffer;
+  FileBlock first;
+  DeviceRun run;
+  uint64_t id = 0;
+  uint64_t seal = 0;   // FileState::seals when it was submitted
+
+ private:
+  WriteBack& owner_;
+};
+
+void WriteBack::NoteDirty(const InodePtr& inode) {
+  if (std::exchange(inode->file->in_write_back_queue, true)) return;
+  MutexLock lock(mutex_);
+  dirty_.push_back(inode);
+}
+
+bool WriteBack::RelievePressure() {
+  InodePtr inode;
+  {
+    MutexLock lock(mutex_);
+    if (dirty_.empty()) return false;
+    inode = std::move(dirty_.front());
+    dirty_.pop_front();
+  }
+  IoBatch batch(devices_);
+  MutexLock lock(inode->mutex);
+  inode->file->in_write_back_queue = false;
+  SubmitAll(inode, &batch);
+  lock.Unlock();
+  return true;
+}
+
+void WriteBack::SubmitAll(const InodePtr& inode, IoBatch* batch) {
+  SubmitRange(inode, FileBlock{0}, FileBlock{UINT64_MAX}, false, batch);
+}
+
+void WriteBack::SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, IoBatch* batch) {
+  DirtyMap& dirty = inode->file->dirty;
+  if (dirty.unfrozen().value == 0) return;
+  // A buffer is frozen whole: grow the range to the windows of the spans it touches, until none sticks out.
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < end.value; ++at) {
+      const DirtySpan& span = at->second;
+      if (span.frozen()) continue;
+      const FileBlock window_end = span.window + BlockCount{span.buffer.size().value / kBlockSize};
+      if (span.window < first) first = span.window, grew = true;
+      if (window_end > end) end = window_end, grew = true;
+    }
+  }
+  // Groups of adjacent unfrozen blocks, found before any is frozen.
+  std::vector<std::pair<uint64_t, uint64_t>> groups;
+  for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < end.value; ++at) {
+    if (at->second.frozen()) continue;
+    const uint64_t span_end = at->first + at->second.count.value;
+    if (!groups.empty() && groups.back().second == at->first) {
+      groups.back().second = span_end;
+    } else {
+      groups.emplace_back(at->first, span_end);
+    }
+  }
+  MappedBlocksUpdate update(*inode, space_);
+  for (const auto& [from, to] : groups) {
+    SubmitGroup(inode, FileBlock{from}, BlockCount{to - from}, stream, batch);
+  }
+  inode->file->reservation.TrimTo(dirty.unfrozen());
+}
+
+// Places the blocks: those over unwritten extents where they are, the others in new space.
+void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, IoBatch* batch) {
+  FileState& file = *inode->file;
+  const uint64_t generation = inode->attributes.data_version + 1;
+  while (count.value > 0) {
+    const ExtentMap::Piece piece = file.extents.Lookup(first, count);
+    if (piece.extent && (piece.extent->flags & kExtentUnwritten) != 0) {
+      file.extents.MarkWritten(first, piece.count, generation);
+      WriteRun(inode, first, {piece.extent->device, {piece.extent->start, piece.count}}, batch);
+      first += piece.count;
+      count -= piece.count;
+      continue;
+    }
+    // Everything up to the next unwritten extent is allocated together, whatever lies there now.
+    BlockCount together = piece.count;
+    while (together < count) {
+      const auto next = file.extents.Lookup(first + together, count - together);
+      if (next.extent && (next.extent->flags & kExtentUnwritten) != 0) break;
+      together += next.count;
+    }
+    SpaceManager::Request request;
+    request.ino = inode->id;
+    request.first = first;
+    request.count = together;
+    request.stream = stream;
+    const uint64_t blocks = BlocksFor(ByteCount{inode->attributes.size}).value;
+    if (stream && blocks > first.value) request.expected = blocks - first.value;
+    if (first.value > 0) {
+      const auto before = file.extents.Lookup(first - BlockCount{1}, BlockCount{1});
+      if (before.extent) request.after = DeviceRun{before.extent->device, {before.extent->start, BlockCount{1}}};
+    }
+    auto runs = space_.Allocate(request, &file.reservation);
+    if (!runs) {
+      spdlog::error("inode {}: no space for {} blocks that were reserved", inode->id.value, together.value);
+      if (!file.error) file.error = Error{ErrorCode::kNoSpace};
+      return;
+    }
+    for (const DeviceRun& run : *runs) {
+      file.extents.Map(first, run, 0, generation, &file.freed);
+      WriteRun(inode, first, run, batch);
+      first += run.run.count;
+      count -= run.run.count;
+    }
+  }
+}
+
+// Checksums and writes file blocks that are together on the device; one operation for each piece of memory.
+void WriteBack::WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, IoBatch* batch) {
+  FileState& file = *inode->file;
+  BlockRun rest = run.run;
+  std::vector<uint32_t> checksums;
+  while (rest.count.value > 0) {
+    const auto at = file.dirty.FirstFrom(first);
+    const DirtySpan& span = at->second;
+    const BlockCount step = std::min(rest.count, BlockCount{at->first + span.count.value - first.value});
+    auto* operation = new Operation(*this, inode);
+    operation->operation = IoRequest::Operation::kWrite;
+    operation->offset = ToBytes(rest.start);
+    operation->data = span.memory(first.value);
+    operation->size = ToBytes(step);
+    operation->buffer = span.buffer;
+    operation->first = first;
+    operation->run = {run.device, {rest.start, step}};
+    operation->id = next_write_.fetch_add(1);
+    operation->seal = file.seals;
+    checksums.resize(step.value);
+    Crc32cBlocks({operation->data, operation->size.value}, checksums.data());
+    file.checksums.Set(first, checksums);
+    file.dirty.Freeze(first, step, operation->id);
+    ++file.writes_since_seal;
+    file.changed = true;
+    counters_.written_bytes += operation->size.value;
+    ++counters_.writes;
+    batch->Add(run.device, operation);
+    first += step;
+    rest = {rest.start + step, rest.count - step};
+  }
+}
+
+void WriteBack::Complete(Operation& operation, Result<void> result) {
+  devices_.NoteWrite(operation.run.device);
+  MutexLock lock(operation.inode->mutex);
+  FileState& file = *operation.inode->file;
+  file.dirty.RemoveWrite(operation.first, operation.run.run.count, operation.id);
+  auto& pending = operation.seal == file.seals ? file.writes_since_seal : file.writes_before_seal;
+  --pending;
+  if (!result && !file.error) {
+    spdlog::error("inode {}: {} blocks from file block {} could not be written to device {}: {}",
+                  operation.inode->id.value, operation.run.run.count.value, operation.first.value,
+                  operation.run.device.value, ToString(result.error()));
+    file.error = result.error();
+  }
+  if (pending == 0) file.drained.notify_all();
+}
+
+}  // namespace weightfs

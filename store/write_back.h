@@ -1,0 +1,103 @@
+// From dirty blocks to device writes: late allocation, checksums, submission, completion.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "engine/block_device.h"
+#include "store/file_state.h"
+#include "store/inode.h"
+#include "store/space_manager.h"
+
+namespace weightfs {
+
+// The devices of a store by DeviceId, and what was written to each since its last flush.
+class DeviceSet {
+ public:
+  explicit DeviceSet(std::vector<BlockDevice*> devices);
+
+  BlockDevice& operator[](DeviceId id) { return *devices_[id.value]; }
+  size_t size() const { return devices_.size(); }
+  void NoteWrite(DeviceId id) { written_[id.value].store(true); }
+  // Flushes every device written to since the last call, and says how many that were.
+  Result<size_t> FlushWritten();
+
+ private:
+  std::vector<BlockDevice*> devices_;
+  std::unique_ptr<std::atomic<bool>[]> written_;
+};
+
+// Requests to be submitted once the locks under which they were made are released.
+class IoBatch {
+ public:
+  explicit IoBatch(DeviceSet& devices) : devices_(devices) {}
+  ~IoBatch() { Submit(); }
+  IoBatch(const IoBatch&) = delete;
+  IoBatch& operator=(const IoBatch&) = delete;
+  void Add(DeviceId device, IoRequest* request);
+  void Submit();
+
+ private:
+  DeviceSet& devices_;
+  std::vector<std::vector<IoRequest*>> requests_;   // by device, grown at need
+};
+
+// Thread-safe.
+class WriteBack {
+ public:
+  struct Counters {
+    std::atomic<uint64_t> written_bytes{0};
+    std::atomic<uint64_t> writes{0};
+  };
+
+  WriteBack(DeviceSet& devices, SpaceManager& space) : devices_(devices), space_(space) {}
+
+  // Allocates and freezes every unfrozen block of [first, end), and of the windows these lie in; the writes go out with
+  // `batch`. `stream`: more of this file is coming. On an error (the space invariant is broken) the file's sticky
+  // error is set.
+  void SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, IoBatch* batch)
+      REQUIRES(inode->mutex);
+  void SubmitAll(const InodePtr& inode, IoBatch* batch) REQUIRES(inode->mutex);
+
+  // The file has unfrozen blocks that memory pressure may send out.
+  void NoteDirty(const InodePtr& inode) REQUIRES(inode->mutex);
+
+  // Sends out all of the file that has been dirty longest; false when there is none. Called without locks.
+  bool RelievePressure() EXCLUDES(mutex_);
+
+  const Counters& counters() const { return counters_; }
+
+ private:
+  class Operation;
+  void SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, IoBatch* batch)
+      REQUIRES(inode->mutex);
+  void WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, IoBatch* batch) REQUIRES(inode->mutex);
+  void Complete(Operation& operation, Result<void> result);
+
+  DeviceSet& devices_;
+  SpaceManager& space_;
+  Counters counters_;
+  std::atomic<uint64_t> next_write_{1};
+  Mutex mutex_;
+  std::deque<InodePtr> dirty_ GUARDED_BY(mutex_);
+};
+
+// Keeps attributes.blocks and the space statistics in step with the mapping around a change of it.
+class MappedBlocksUpdate {
+ public:
+  MappedBlocksUpdate(Inode& inode, SpaceManager& space) REQUIRES(inode.mutex);
+  ~MappedBlocksUpdate() NO_THREAD_SAFETY_ANALYSIS;
+  MappedBlocksUpdate(const MappedBlocksUpdate&) = delete;
+  MappedBlocksUpdate& operator=(const MappedBlocksUpdate&) = delete;
+
+ private:
+  Inode& inode_;
+  SpaceManager& space_;
+  const BlockCount before_;
+};
+
+}  // namespace weightfs

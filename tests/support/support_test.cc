@@ -2,13 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <condition_variable>
-#include <cstdlib>
+#include <set>
 
 #include "tests/support/aligned_memory.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/journal.h"
 #include "tests/support/memory_kv_store.h"
+#include "tests/support/recording_request.h"
 #include "tests/support/restart.h"
 
 namespace weightfs {
@@ -35,37 +35,6 @@ std::optional<char> Fill(const BlockImage& image, uint64_t index) {
   }
   return static_cast<char>(block[0]);
 }
-
-// A request that remembers its completion and when it came.
-class Request final : public IoRequest {
- public:
-  Request(Operation what, uint64_t block, char fill) : memory_(kBlockSize, fill) {
-    operation = what;
-    offset = Block(block);
-    data = memory_.data();
-    size = ByteCount{kBlockSize};
-  }
-  void OnComplete(Result<void> result) override {
-    MutexLock lock(mutex_);
-    result_ = std::move(result);
-    ready_.notify_one();
-  }
-  Result<void> Wait() {
-    MutexLock lock(mutex_);
-    ready_.wait(lock.native(), [this] { return result_.has_value(); });
-    return *result_;
-  }
-  bool done() {
-    MutexLock lock(mutex_);
-    return result_.has_value();
-  }
-
- private:
-  AlignedMemory memory_;
-  Mutex mutex_;
-  std::condition_variable ready_;
-  std::optional<Result<void>> result_;
-};
 
 class SupportTest : public testing::Test {
  protected:
@@ -137,9 +106,9 @@ TEST_F(SupportTest, ACutShowsNothingOfWhatCameAfterIt) {
 
 TEST_F(SupportTest, FlushDoesNotCoverWritesInFlight) {
   device_.Hold();
-  Request request(IoRequest::Operation::kWrite, 5, 'x');
-  IoRequest* pointer = &request;
-  device_.Submit({&pointer, 1});
+  const AlignedMemory memory(kBlockSize, 'x');
+  RecordingRequest request(IoRequest::Operation::kWrite, Block(5), memory.bytes());
+  request.SubmitTo(device_);
   ASSERT_TRUE(device_.Flush().has_value());
   EXPECT_EQ(Fill(CrashNow({.device_survival = 0.0}).devices[0], 5), '\0');
   EXPECT_EQ(Fill(CrashNow({.device_survival = 1.0, .torn = false}).devices[0], 5), 'x');
@@ -278,11 +247,11 @@ TEST_F(SupportTest, CorruptionChangesOneByteAndSurvivesRestart) {
 
 TEST_F(SupportTest, HeldRequestsCompleteOnlyAfterRelease) {
   device_.Hold();
-  Request request(IoRequest::Operation::kWrite, 0, 'a');
-  IoRequest* pointer = &request;
-  device_.Submit({&pointer, 1});
+  const AlignedMemory memory(kBlockSize, 'a');
+  RecordingRequest request(IoRequest::Operation::kWrite, Block(0), memory.bytes());
+  request.SubmitTo(device_);
   device_.WaitForHeld(1);
-  EXPECT_FALSE(request.done());
+  EXPECT_EQ(request.completions(), 0);
   device_.Release();
   EXPECT_TRUE(request.Wait().has_value());
 }
@@ -291,11 +260,12 @@ TEST(FaultDeviceTest, ReorderingCompletesInAnotherOrderThanSubmission) {
   auto journal = std::make_shared<Journal>();
   FaultDevice device(journal, kDeviceSize, {.reorder = true, .seed = 3});
   device.Hold();
-  std::vector<std::unique_ptr<Request>> requests;
+  const AlignedMemory memory(kBlockSize, 'a');
+  std::vector<std::unique_ptr<RecordingRequest>> requests;
   for (uint64_t block = 0; block < 16; ++block) {
-    requests.push_back(std::make_unique<Request>(IoRequest::Operation::kWrite, block, 'a'));
-    IoRequest* pointer = requests.back().get();
-    device.Submit({&pointer, 1});
+    requests.push_back(
+        std::make_unique<RecordingRequest>(IoRequest::Operation::kWrite, Block(block), memory.bytes()));
+    requests.back()->SubmitTo(device);
   }
   device.Release();
   for (auto& request : requests) ASSERT_TRUE(request->Wait().has_value());
@@ -309,14 +279,14 @@ TEST(FaultDeviceTest, ReorderingCompletesInAnotherOrderThanSubmission) {
 
 TEST(FaultDeviceTest, DestructionCompletesWhatIsHeld) {
   auto journal = std::make_shared<Journal>();
-  Request request(IoRequest::Operation::kWrite, 0, 'a');
+  const AlignedMemory memory(kBlockSize, 'a');
+  RecordingRequest request(IoRequest::Operation::kWrite, Block(0), memory.bytes());
   {
     FaultDevice device(journal, kDeviceSize);
     device.Hold();
-    IoRequest* pointer = &request;
-    device.Submit({&pointer, 1});
+    request.SubmitTo(device);
   }
-  EXPECT_TRUE(request.done());
+  EXPECT_EQ(request.completions(), 1);
 }
 
 TEST_F(SupportTest, IteratorsWalkASnapshotOfThePrefix) {

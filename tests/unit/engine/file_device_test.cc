@@ -1,23 +1,21 @@
 #include "engine/file_device.h"
 
-#include <fcntl.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <random>
 #include <thread>
 
 #include "common/mutex.h"
 #include "tests/support/aligned_memory.h"
+#include "tests/support/recording_request.h"
+#include "tests/support/scratch_file.h"
 
 namespace weightfs {
 namespace {
@@ -25,65 +23,6 @@ namespace {
 using testing::HasSubstr;
 
 constexpr uint64_t kFileSize = 32 * kMiB;
-
-// A file of its own that goes with the test, in TMPDIR or the working directory: there O_DIRECT usually
-// works.
-class ScratchFile {
- public:
-  explicit ScratchFile(uint64_t size = kFileSize) {
-    const char* folder = std::getenv("TMPDIR");
-    path_ = fmt::format("{}/file_device_test.XXXXXX", folder != nullptr ? folder : ".");
-    const int descriptor = mkstemp(path_.data());
-    if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(size)) != 0) std::abort();
-    close(descriptor);
-  }
-  ~ScratchFile() { std::filesystem::remove(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-class Request final : public IoRequest {
- public:
-  Request(Operation what, ByteOffset where, std::span<std::byte> bytes) {
-    operation = what;
-    offset = where;
-    data = bytes.data();
-    size = ByteCount{bytes.size()};
-  }
-  // Runs inside OnComplete.
-  std::function<void()> on_complete;
-
-  void OnComplete(Result<void> result) override {
-    if (on_complete) on_complete();
-    MutexLock lock(mutex_);
-    ++completions_;
-    thread_ = std::this_thread::get_id();
-    result_ = std::move(result);
-    ready_.notify_one();
-  }
-  Result<void> Wait() {
-    MutexLock lock(mutex_);
-    ready_.wait(lock.native(), [this] { return completions_ > 0; });
-    return result_;
-  }
-  int completions() {
-    MutexLock lock(mutex_);
-    return completions_;
-  }
-  std::thread::id thread() {
-    MutexLock lock(mutex_);
-    return thread_;
-  }
-
- private:
-  Mutex mutex_;
-  std::condition_variable ready_;
-  int completions_ GUARDED_BY(mutex_) = 0;
-  std::thread::id thread_ GUARDED_BY(mutex_);
-  Result<void> result_ GUARDED_BY(mutex_);
-};
 
 std::unique_ptr<FileDevice> OpenDevice(const std::string& path, FileDevice::Options options = {}) {
   auto device = FileDevice::Open(path, options);
@@ -104,13 +43,8 @@ bool Same(const AlignedMemory& a, const AlignedMemory& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-void SubmitOne(BlockDevice& device, Request& request) {
-  IoRequest* pointer = &request;
-  device.Submit({&pointer, 1});
-}
-
 TEST(FileDeviceTest, ReadsBackWhatWasWritten) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const AlignedMemory out(12 * kKiB);
   const AlignedMemory in(12 * kKiB);
   FillPattern(out.bytes(), 1);
@@ -131,7 +65,7 @@ TEST(FileDeviceTest, TheSizeIsRoundedDownToBlocks) {
 }
 
 TEST(FileDeviceTest, BytesPersistAcrossOpens) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const AlignedMemory out(kMiB);
   const AlignedMemory in(kMiB);
   FillPattern(out.bytes(), 2);
@@ -145,18 +79,18 @@ class FileDeviceShapeTest : public testing::TestWithParam<std::tuple<unsigned, u
 
 TEST_P(FileDeviceShapeTest, ManyRequestsAtOnceAllArriveOnce) {
   const auto [depth, rings, size] = GetParam();
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path(), {.queue_depth = depth, .rings = rings});
   const AlignedMemory out(kFileSize);
   const AlignedMemory in(kFileSize);
   FillPattern(out.bytes(), depth + rings);
   for (const auto operation : {IoRequest::Operation::kWrite, IoRequest::Operation::kRead}) {
     const AlignedMemory& memory = operation == IoRequest::Operation::kWrite ? out : in;
-    std::vector<std::unique_ptr<Request>> requests;
+    std::vector<std::unique_ptr<RecordingRequest>> requests;
     std::vector<IoRequest*> pointers;
     for (uint64_t at = 0; at < kFileSize; at += size) {
       const auto part = memory.bytes().subspan(at, std::min(size, kFileSize - at));
-      requests.push_back(std::make_unique<Request>(operation, ByteOffset{at}, part));
+      requests.push_back(std::make_unique<RecordingRequest>(operation, ByteOffset{at}, part));
       pointers.push_back(requests.back().get());
     }
     device->Submit(pointers);
@@ -173,17 +107,17 @@ INSTANTIATE_TEST_SUITE_P(Shapes, FileDeviceShapeTest,
                                          std::tuple(2U, 2U, 32 * kMiB)));
 
 TEST(FileDeviceTest, OnCompleteNeverRunsInsideSubmit) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path(), {.queue_depth = 2});
   const AlignedMemory memory(64 * kBlockSize);
   Mutex held;  // by the submitter, taken by every completion
-  std::vector<std::unique_ptr<Request>> requests;
+  std::vector<std::unique_ptr<RecordingRequest>> requests;
   std::vector<IoRequest*> pointers;
   for (uint64_t i = 0; i < 64; ++i) {
     const auto part = memory.bytes().subspan(i * kBlockSize, kBlockSize);
     // Some of them are refused: these too complete elsewhere.
     const ByteOffset offset{i % 8 == 7 ? kFileSize : i * kBlockSize};
-    requests.push_back(std::make_unique<Request>(IoRequest::Operation::kWrite, offset, part));
+    requests.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kWrite, offset, part));
     requests.back()->on_complete = [&held] { const MutexLock lock(held); };
     pointers.push_back(requests.back().get());
   }
@@ -199,26 +133,26 @@ TEST(FileDeviceTest, OnCompleteNeverRunsInsideSubmit) {
 }
 
 TEST(FileDeviceTest, OnCompleteMaySubmitAndDestructionWaitsForAllOfIt) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const AlignedMemory memory(kBlockSize);
-  std::vector<std::unique_ptr<Request>> chain;
+  std::vector<std::unique_ptr<RecordingRequest>> chain;
   for (uint64_t i = 0; i < 100; ++i) {
-    chain.push_back(
-        std::make_unique<Request>(IoRequest::Operation::kRead, ByteOffset{i * kBlockSize}, memory.bytes()));
+    chain.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kRead,
+                                                       ByteOffset{i * kBlockSize}, memory.bytes()));
   }
   {
     const auto device = OpenDevice(file.path(), {.queue_depth = 1, .rings = 2});
     FileDevice* target = device.get();
     for (size_t i = 0; i + 1 < chain.size(); ++i) {
-      chain[i]->on_complete = [&chain, target, i] { SubmitOne(*target, *chain[i + 1]); };
+      chain[i]->on_complete = [&chain, target, i] { chain[i + 1]->SubmitTo(*target); };
     }
-    SubmitOne(*device, *chain[0]);
+    chain[0]->SubmitTo(*device);
   }
   for (auto& request : chain) EXPECT_EQ(request->completions(), 1);
 }
 
 TEST(FileDeviceTest, ManyThreadsShareOneSmallRing) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path(), {.queue_depth = 3});
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 8; ++t) {
@@ -238,24 +172,24 @@ TEST(FileDeviceTest, ManyThreadsShareOneSmallRing) {
 }
 
 TEST(FileDeviceTest, AFileThatShrankIsAnIoErrorReportedOnce) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path());
   ASSERT_EQ(truncate(file.path().c_str(), 3 * kMiB + kMiB / 2), 0);
   const AlignedMemory memory(6 * kMiB);
   // Pieces before the end, across it (short) and behind it (0 bytes): one completion, kIo.
-  Request request(IoRequest::Operation::kRead, ByteOffset{0}, memory.bytes());
-  SubmitOne(*device, request);
+  RecordingRequest request(IoRequest::Operation::kRead, ByteOffset{0}, memory.bytes());
+  request.SubmitTo(*device);
   const auto result = request.Wait();
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().code, ErrorCode::kIo);
-  Request inside(IoRequest::Operation::kRead, ByteOffset{0}, memory.bytes().first(3 * kMiB));
-  SubmitOne(*device, inside);
+  RecordingRequest inside(IoRequest::Operation::kRead, ByteOffset{0}, memory.bytes().first(3 * kMiB));
+  inside.SubmitTo(*device);
   EXPECT_TRUE(inside.Wait().has_value()) << "the ring lives on";
   EXPECT_EQ(request.completions(), 1);
 }
 
 TEST(FileDeviceTest, RequestsPastTheEndOrMisalignedAreRefusedAndChangeNothing) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path());
   const AlignedMemory memory(2 * kBlockSize, 'x');
   EXPECT_EQ(device->Write(ByteOffset{kFileSize - kBlockSize}, memory.bytes()).error().code,
@@ -271,7 +205,7 @@ TEST(FileDeviceTest, RequestsPastTheEndOrMisalignedAreRefusedAndChangeNothing) {
 }
 
 TEST(FileDeviceTest, AReadOnlyDeviceRefusesWrites) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path(), {.read_only = true});
   const AlignedMemory memory(kBlockSize);
   EXPECT_EQ(device->Write(ByteOffset{0}, memory.bytes()).error().code, ErrorCode::kReadOnly);
@@ -279,7 +213,7 @@ TEST(FileDeviceTest, AReadOnlyDeviceRefusesWrites) {
 }
 
 TEST(FileDeviceTest, WithoutODirectTheSameBytesArrive) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path(), {.direct = false});
   const AlignedMemory out(3 * kMiB);
   const AlignedMemory in(3 * kMiB);
@@ -302,7 +236,7 @@ TEST(FileDeviceOpenTest, ADirectoryOrACharacterDeviceIsNoPool) {
 }
 
 TEST(FileDeviceOpenTest, ASecondExclusiveOpenIsBusyUntilTheFirstCloses) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   {
     const auto first = OpenDevice(file.path());
     const auto second = FileDevice::Open(file.path(), {});
@@ -315,7 +249,7 @@ TEST(FileDeviceOpenTest, ASecondExclusiveOpenIsBusyUntilTheFirstCloses) {
 }
 
 TEST(FileDeviceOpenTest, ImpossibleOptionsAreRefused) {
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   EXPECT_EQ(FileDevice::Open(file.path(), {.queue_depth = 0}).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(FileDevice::Open(file.path(), {.rings = 0}).error().code, ErrorCode::kInvalid);
 }
@@ -325,7 +259,7 @@ TEST(FileDeviceOpenTest, AnExhaustedAioLimitNamesTheSysctlAndItsValue) {
   std::ifstream("/proc/sys/fs/aio-max-nr") >> limit;
   if (limit == 0 || limit > 4'000'000)
     GTEST_SKIP() << "fs.aio-max-nr is " << limit << ": cannot be exceeded here";
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const auto device = FileDevice::Open(file.path(), {.queue_depth = static_cast<unsigned>(limit + 1)});
   ASSERT_FALSE(device.has_value());
   EXPECT_EQ(device.error().code, ErrorCode::kAgain);
@@ -366,7 +300,7 @@ class LoopDevice {
 
 TEST(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const LoopDevice loop(file.path());
   if (loop.path().empty())
     GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
@@ -391,7 +325,7 @@ TEST(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
 
 TEST(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
-  const ScratchFile file;
+  const ScratchFile file(kFileSize);
   const LoopDevice loop(file.path());
   if (loop.path().empty())
     GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";

@@ -1,0 +1,285 @@
+// What the kernel may answer to io_submit and io_getevents but seldom does: this executable puts its own
+// functions in front of libaio's.
+#include "engine/aio_ring.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <vector>
+
+#include "common/mutex.h"
+#include "tests/support/aligned_memory.h"
+#include "tests/support/recording_request.h"
+#include "tests/support/scratch_file.h"
+
+namespace weightfs {
+namespace {
+
+// The kernel's structures, for this test does not include libaio.h either (linux/aio_abi.h has the same).
+struct Control {
+  void* data;
+  uint32_t key;
+  uint32_t flags;
+  uint16_t opcode;
+  uint16_t priority;
+  uint32_t descriptor;
+  uint64_t buffer;
+  uint64_t size;
+  int64_t offset;
+};
+struct Event {
+  void* data;
+  Control* control;
+  int64_t result;
+  int64_t result2;
+};
+constexpr uint16_t kPollOpcode = 5;  // the ring's own waking: left alone
+
+// What happens to the next calls; none: they go to the kernel as they are.
+struct Hooks {
+  Mutex mutex;
+  // May change the iocbs; returns how many to pass on, or a negative errno to answer instead.
+  std::function<long(std::span<Control* const>)> submit GUARDED_BY(mutex);
+  // May change the events; false answers EINTR before waiting.
+  std::function<bool()> before_wait GUARDED_BY(mutex);
+  std::function<void(Event&)> event GUARDED_BY(mutex);
+};
+
+Hooks& TheHooks() {
+  static Hooks hooks;
+  return hooks;
+}
+
+}  // namespace
+}  // namespace weightfs
+
+extern "C" int io_submit(void* context, long count, weightfs::Control** controls);
+extern "C" int io_getevents(void* context, long minimum, long count, weightfs::Event* events,
+                            timespec* timeout);
+
+extern "C" int io_submit(void* context, long count, weightfs::Control** controls) {
+  using namespace weightfs;
+  if (controls[0]->opcode != kPollOpcode) {
+    MutexLock lock(TheHooks().mutex);
+    if (TheHooks().submit) count = TheHooks().submit(std::span(controls, static_cast<size_t>(count)));
+    if (count < 0) return static_cast<int>(count);
+  }
+  const long rc = syscall(SYS_io_submit, context, count, controls);
+  return static_cast<int>(rc < 0 ? -errno : rc);
+}
+
+extern "C" int io_getevents(void* context, long minimum, long count, weightfs::Event* events,
+                            timespec* timeout) {
+  using namespace weightfs;
+  {
+    MutexLock lock(TheHooks().mutex);
+    if (TheHooks().before_wait && !TheHooks().before_wait()) return -EINTR;
+  }
+  const long rc = syscall(SYS_io_getevents, context, minimum, count, events, timeout);
+  if (rc < 0) return -errno;
+  MutexLock lock(TheHooks().mutex);
+  for (long i = 0; i < rc; ++i) {
+    if (TheHooks().event && events[i].data != nullptr) TheHooks().event(events[i]);
+  }
+  return static_cast<int>(rc);
+}
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kRequests = 64;
+constexpr uint64_t kRequestSize = 16 * kBlockSize;
+
+class AioRingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    descriptor_ = open(file_.path().c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
+    ASSERT_GE(descriptor_, 0) << std::strerror(errno);
+    auto ring = AioRing::Create({.descriptor = descriptor_, .path = "the-device", .queue_depth = 16});
+    ASSERT_TRUE(ring.has_value()) << ToString(ring.error());
+    ring_ = std::move(*ring);
+    for (size_t at = 0; at < memory_.size(); ++at)
+      memory_.bytes()[at] = static_cast<std::byte>(at / 512 * 37);
+  }
+  void TearDown() override {
+    ring_.reset();
+    close(descriptor_);
+    MutexLock lock(TheHooks().mutex);
+    TheHooks().submit = nullptr;
+    TheHooks().before_wait = nullptr;
+    TheHooks().event = nullptr;
+  }
+
+  void OnSubmit(std::function<long(std::span<Control* const>)> hook) {
+    MutexLock lock(TheHooks().mutex);
+    TheHooks().submit = std::move(hook);
+  }
+  void OnEvent(std::function<void(Event&)> hook) {
+    MutexLock lock(TheHooks().mutex);
+    TheHooks().event = std::move(hook);
+  }
+
+  // All requests at once; the results by request.
+  std::vector<Result<void>> Transfer(IoRequest::Operation operation, const AlignedMemory& memory) {
+    std::vector<std::unique_ptr<RecordingRequest>> requests;
+    std::vector<IoRequest*> pointers;
+    for (uint64_t at = 0; at < memory.size(); at += kRequestSize) {
+      requests.push_back(std::make_unique<RecordingRequest>(operation, ByteOffset{at},
+                                                            memory.bytes().subspan(at, kRequestSize)));
+      pointers.push_back(requests.back().get());
+    }
+    ring_->Submit(pointers);
+    std::vector<Result<void>> results;
+    for (auto& request : requests) results.push_back(request->Wait());
+    for (auto& request : requests) EXPECT_EQ(request->completions(), 1);
+    for (auto& request : requests) EXPECT_NE(request->thread(), std::this_thread::get_id());
+    return results;
+  }
+  static std::vector<ErrorCode> Failures(const std::vector<Result<void>>& results) {
+    std::vector<ErrorCode> codes;
+    for (const auto& result : results) {
+      if (!result.has_value()) codes.push_back(result.error().code);
+    }
+    return codes;
+  }
+  // Every byte goes out and comes back.
+  void ExpectRoundTrip() {
+    EXPECT_TRUE(Failures(Transfer(IoRequest::Operation::kWrite, memory_)).empty());
+    const AlignedMemory in(memory_.size());
+    EXPECT_TRUE(Failures(Transfer(IoRequest::Operation::kRead, in)).empty());
+    EXPECT_EQ(std::memcmp(in.data(), memory_.data(), in.size()), 0);
+  }
+
+  const ScratchFile file_{kRequests * kRequestSize};
+  const AlignedMemory memory_{kRequests * kRequestSize};
+  int descriptor_ = -1;
+  std::unique_ptr<AioRing> ring_;
+};
+
+TEST_F(AioRingTest, APrefixAcceptedIsFollowedByTheRest) {
+  int calls = 0;
+  OnSubmit([&](std::span<Control* const> controls) {
+    ++calls;
+    return std::min<long>(static_cast<long>(controls.size()), calls % 3 + 1);
+  });
+  ExpectRoundTrip();
+  EXPECT_GE(calls, 64);
+}
+
+TEST_F(AioRingTest, AFullKernelIsTriedAgainAfterACompletion) {
+  int calls = 0;
+  OnSubmit([&](std::span<Control* const> controls) {
+    return ++calls % 2 == 0 ? -EAGAIN : std::min<long>(static_cast<long>(controls.size()), 3);
+  });
+  ExpectRoundTrip();
+}
+
+TEST_F(AioRingTest, AFullKernelIsTriedAgainAlsoWhenNoCompletionWillCome) {
+  int refusals = 20;
+  OnSubmit([&](std::span<Control* const> controls) {
+    return refusals-- > 0 ? -EAGAIN : static_cast<long>(controls.size());
+  });
+  ExpectRoundTrip();
+  EXPECT_LE(refusals, 0);
+}
+
+TEST_F(AioRingTest, ARefusedRequestFailsAloneAndOutsideSubmit) {
+  int calls = 0;
+  OnSubmit([&](std::span<Control* const> controls) {
+    switch (++calls) {
+      case 1:
+        return static_cast<long>(-EINVAL);
+      case 2:
+        return 2L;
+      case 3:
+        return static_cast<long>(-ENOSPC);
+      default:
+        return static_cast<long>(controls.size());
+    }
+  });
+  const auto failures = Failures(Transfer(IoRequest::Operation::kWrite, memory_));
+  EXPECT_EQ(failures, (std::vector{ErrorCode::kIo, ErrorCode::kNoSpace}));
+}
+
+TEST_F(AioRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
+  int shortened = 0;
+  OnSubmit([&](std::span<Control* const> controls) {
+    for (Control* control : controls) {
+      if (control->size < 4 * kBlockSize) continue;
+      // Also ends inside a block: 512 bytes of it must be sent again.
+      control->size =
+          kBlockSize * (1 + static_cast<uint64_t>(shortened % 3)) + (shortened % 2 == 0 ? 512 : 0);
+      ++shortened;
+    }
+    return static_cast<long>(controls.size());
+  });
+  ExpectRoundTrip();
+  EXPECT_GT(shortened, 128);
+}
+
+TEST_F(AioRingTest, LessThanABlockIsNoProgress) {
+  OnSubmit([](std::span<Control* const> controls) {
+    controls[0]->size = 512;
+    return 1L;
+  });
+  const auto failures = Failures(Transfer(IoRequest::Operation::kRead, memory_));
+  EXPECT_EQ(failures, std::vector(kRequests, ErrorCode::kIo));
+}
+
+TEST_F(AioRingTest, ErrorsInEventsReachTheirRequestsAlone) {
+  int events = 0;
+  OnEvent([&](Event& event) {
+    switch (++events) {
+      case 5:
+        event.result = -ENOSPC;
+        break;
+      case 10:
+        event.result = -EDQUOT;
+        break;
+      case 15:
+        event.result = -EIO;
+        break;
+      case 20:
+        event.result = 0;
+        break;
+      default:
+        break;
+    }
+  });
+  auto failures = Failures(Transfer(IoRequest::Operation::kWrite, memory_));
+  std::sort(failures.begin(), failures.end());
+  EXPECT_EQ(failures,
+            (std::vector{ErrorCode::kNoSpace, ErrorCode::kNoSpace, ErrorCode::kIo, ErrorCode::kIo}));
+}
+
+TEST_F(AioRingTest, InterruptedWaitsGoOn) {
+  int waits = 0;
+  {
+    MutexLock lock(TheHooks().mutex);
+    TheHooks().before_wait = [&] { return ++waits % 2 == 0; };
+  }
+  ExpectRoundTrip();
+}
+
+TEST_F(AioRingTest, DrainReturnsAfterTheLastOnComplete) {
+  std::vector<std::unique_ptr<RecordingRequest>> requests;
+  for (uint64_t i = 0; i < kRequests; ++i) {
+    requests.push_back(
+        std::make_unique<RecordingRequest>(IoRequest::Operation::kRead, ByteOffset{i * kRequestSize},
+                                           memory_.bytes().subspan(i * kRequestSize, kRequestSize)));
+    IoRequest* pointer = requests.back().get();
+    ring_->Submit({&pointer, 1});
+  }
+  ring_->Drain();
+  for (auto& request : requests) EXPECT_EQ(request->completions(), 1);
+  EXPECT_EQ(ring_->submitted(), kRequests);
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -1,0 +1,11 @@
+// The one place where an ErrorCode becomes an errno.
+#pragma once
+
+#include "common/result.h"
+
+namespace weightfs {
+
+// The positive errno that a system call shows for `code`.
+int ToErrno(ErrorCode code);
+
+}  // namespace weightfs

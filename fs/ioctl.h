@@ -1,0 +1,70 @@
+/* The ioctls of a weightfs mount, for C and C++ programs. Public ABI: a structure never changes; a new version gets a
+ * new structure and a new number. Little-endian, no padding. ENOTTY means: not a weightfs mount, or an older one.
+ * EINVAL means: the `version` asked for is not known. */
+#ifndef WEIGHTFS_IOCTL_H
+#define WEIGHTFS_IOCTL_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define WEIGHTFS_IOC_MAGIC 'W'
+#define WEIGHTFS_IOC_VERSION 1
+
+/* Any file or directory of the mount. */
+struct weightfs_info {
+  __u32 version; /* out: WEIGHTFS_IOC_VERSION */
+  __u32 format;  /* of the store */
+  __u8 store_id[16];
+  __u64 features; /* WEIGHTFS_FEATURE_* */
+  __u64 inode;    /* of the descriptor */
+  __u64 reserved[4];
+};
+
+#define WEIGHTFS_FEATURE_EXTENTS 1 /* WEIGHTFS_IOC_EXTENTS answers */
+#define WEIGHTFS_FEATURE_STATS 2   /* WEIGHTFS_IOC_STATS answers */
+#define WEIGHTFS_FEATURE_READ_ONLY 4
+
+/* One run of a file. */
+struct weightfs_extent {
+  __u64 first;    /* bytes from the start of the file */
+  __u64 length;   /* bytes; the last run may reach past the end of the file */
+  __u64 physical; /* bytes from the start of the device */
+  __u32 device;   /* index in the store */
+  __u32 flags;    /* WEIGHTFS_EXTENT_* */
+};
+
+#define WEIGHTFS_EXTENT_UNWRITTEN 1 /* allocated, reads as zeros */
+#define WEIGHTFS_EXTENT_SHARED 2
+
+#define WEIGHTFS_EXTENTS_MAX 64
+
+/* A regular file. Extents in order from `start`; holes are left out. Data not yet written to a device has none: call
+ * fsync first. To go on, ask again: `start` is set to where the next call begins. */
+struct weightfs_extents {
+  __u32 version; /* in */
+  __u32 count;   /* out: entries filled in; fewer than WEIGHTFS_EXTENTS_MAX at the end */
+  __u64 start;   /* in: bytes; out: where to go on */
+  __u64 reserved[2];
+  struct weightfs_extent extents[WEIGHTFS_EXTENTS_MAX];
+};
+
+/* Counters since the mount, and gauges; bytes unless named otherwise. */
+struct weightfs_stats {
+  __u32 version;
+  __u32 read_only;
+  __u64 read_bytes, written_bytes;
+  __u64 device_read_bytes, device_written_bytes;
+  __u64 commits, flushes, checksum_errors;
+  __u64 buffer_capacity, buffer_in_use, dirty_bytes;
+  __u64 resident_inodes;
+  __u64 total_bytes, free_bytes, available_bytes;
+  __u64 requests; /* served by this mount */
+  __u64 write_buffers, write_buffers_in_use;
+  __u64 reserved[8];
+};
+
+#define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)
+#define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
+#define WEIGHTFS_IOC_STATS _IOR(WEIGHTFS_IOC_MAGIC, 3, struct weightfs_stats)
+
+#endif

@@ -1,0 +1,250 @@
+// The engine against its reference: sequential 1 MiB transfers, queue depth 32, O_DIRECT, into huge-page
+// buffers, once through FileDevice and once through plain libaio. Prints GB/s (medians of shuffled rounds)
+// and the ratio.
+//
+//   engine_bench FILE [--size 2G] [--rounds 5]
+//
+// FILE is made and written once when it is missing or shorter than the size; it is left for the next run.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <libaio.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/size_text.h"
+#include "engine/buffer.h"
+#include "engine/file_device.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kRequestSize = kMiB;
+constexpr unsigned kDepth = 32;
+
+using Operation = IoRequest::Operation;
+
+struct Setup {
+  std::string path;
+  uint64_t size = 0;            // a multiple of kRequestSize
+  std::vector<Buffer> buffers;  // kDepth of kRequestSize, touched
+};
+
+// Reads or writes the file once in order, kDepth requests in flight; each completion sends the next.
+class DevicePass {
+ public:
+  DevicePass(FileDevice& device, const Setup& setup, Operation operation)
+      : device_(device), end_(setup.size) {
+    for (const Buffer& buffer : setup.buffers) requests_.push_back({*this, operation, buffer.data()});
+  }
+
+  Result<void> Run() {
+    std::vector<IoRequest*> first;
+    {
+      MutexLock lock(mutex_);
+      for (auto& request : requests_) {
+        if (TakeNextLocked(request)) first.push_back(&request);
+      }
+    }
+    device_.Submit(first);
+    MutexLock lock(mutex_);
+    while (in_flight_ > 0) done_.wait(lock.native());
+    return std::move(result_);
+  }
+
+ private:
+  class Request final : public IoRequest {
+   public:
+    Request(DevicePass& pass, Operation what, std::byte* memory) : pass_(pass) {
+      operation = what;
+      data = memory;
+      size = ByteCount{kRequestSize};
+    }
+    void OnComplete(Result<void> result) override { pass_.Done(*this, std::move(result)); }
+
+   private:
+    DevicePass& pass_;
+  };
+
+  bool TakeNextLocked(Request& request) REQUIRES(mutex_) {
+    if (next_ == end_ || !result_.has_value()) return false;
+    request.offset = ByteOffset{next_};
+    next_ += kRequestSize;
+    ++in_flight_;
+    return true;
+  }
+
+  void Done(Request& request, Result<void> result) {
+    bool more = false;
+    {
+      MutexLock lock(mutex_);
+      if (!result.has_value()) result_ = std::move(result);
+      --in_flight_;
+      more = TakeNextLocked(request);
+      if (in_flight_ == 0) done_.notify_one();
+    }
+    IoRequest* pointer = &request;
+    if (more) device_.Submit({&pointer, 1});
+  }
+
+  FileDevice& device_;
+  const uint64_t end_;
+  std::vector<Request> requests_;
+  Mutex mutex_;
+  std::condition_variable done_;
+  uint64_t next_ GUARDED_BY(mutex_) = 0;
+  size_t in_flight_ GUARDED_BY(mutex_) = 0;
+  Result<void> result_ GUARDED_BY(mutex_);
+};
+
+Result<void> ThroughDevice(const Setup& setup, Operation operation) {
+  ASSIGN_OR_RETURN(const auto device, FileDevice::Open(setup.path, {.queue_depth = kDepth}));
+  RETURN_IF_ERROR(DevicePass(*device, setup, operation).Run());
+  if (operation == Operation::kWrite) RETURN_IF_ERROR(device->Flush());
+  return {};
+}
+
+// The shortest loop that keeps kDepth requests in flight: reap, send each again at the next offset.
+Result<void> PlainLoop(int descriptor, io_context_t context, const Setup& setup, Operation operation) {
+  std::array<iocb, kDepth> controls{};
+  uint64_t next = 0;
+  size_t in_flight = 0;
+  const auto send = [&](iocb& control, std::byte* data) -> Result<void> {
+    if (next == setup.size) return {};
+    const auto prepare = operation == Operation::kRead ? io_prep_pread : io_prep_pwrite;
+    prepare(&control, descriptor, data, kRequestSize, static_cast<long long>(next));
+    control.data = data;
+    next += kRequestSize;
+    iocb* pointer = &control;
+    if (io_submit(context, 1, &pointer) != 1) return Error{ErrorCode::kIo, "io_submit refused a request"};
+    ++in_flight;
+    return {};
+  };
+  for (size_t i = 0; i < kDepth; ++i) RETURN_IF_ERROR(send(controls[i], setup.buffers[i].data()));
+  std::array<io_event, kDepth> events{};
+  while (in_flight > 0) {
+    const int count = io_getevents(context, 1, kDepth, events.data(), nullptr);
+    if (count < 0) return Error{ErrorCode::kIo, "io_getevents failed"};
+    for (int i = 0; i < count; ++i) {
+      --in_flight;
+      const io_event& event = events[static_cast<size_t>(i)];
+      if (event.res != kRequestSize) return Error{ErrorCode::kIo, "a transfer failed"};
+      RETURN_IF_ERROR(send(*event.obj, static_cast<std::byte*>(event.data)));
+    }
+  }
+  return {};
+}
+
+Result<void> ThroughLibaio(const Setup& setup, Operation operation) {
+  const int descriptor = open(setup.path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
+  if (descriptor < 0) return Error{ErrorCode::kIo, fmt::format("{}: {}", setup.path, std::strerror(errno))};
+  io_context_t context = nullptr;
+  Result<void> result = io_setup(kDepth, &context) == 0
+                            ? PlainLoop(descriptor, context, setup, operation)
+                            : Result<void>(Error{ErrorCode::kAgain, "io_setup failed"});
+  if (context != nullptr) io_destroy(context);
+  if (result.has_value() && operation == Operation::kWrite && fdatasync(descriptor) != 0) {
+    result = Error{ErrorCode::kIo, "fdatasync failed"};
+  }
+  close(descriptor);
+  return result;
+}
+
+// A file with all of its blocks written: first writes into a new file measure the filesystem.
+Result<void> Prepare(const Setup& setup) {
+  std::error_code none;
+  const bool there = std::filesystem::exists(setup.path, none);
+  if (there && (!std::filesystem::is_regular_file(setup.path, none) ||
+                std::filesystem::file_size(setup.path, none) >= setup.size)) {
+    return {};
+  }
+  const int descriptor = open(setup.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (descriptor < 0) return Error{ErrorCode::kIo, fmt::format("{}: {}", setup.path, std::strerror(errno))};
+  const int failed = posix_fallocate(descriptor, 0, static_cast<off_t>(setup.size));
+  close(descriptor);
+  if (failed != 0)
+    return Error{ErrorCode::kNoSpace, fmt::format("{}: {}", setup.path, std::strerror(failed))};
+  return ThroughLibaio(setup, Operation::kWrite);
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+Result<void> Measure(const Setup& setup, unsigned rounds) {
+  struct Variant {
+    const char* name;
+    std::function<Result<void>()> run;
+  };
+  std::vector<Variant> variants = {
+      {"libaio read", [&] { return ThroughLibaio(setup, Operation::kRead); }},
+      {"FileDevice read", [&] { return ThroughDevice(setup, Operation::kRead); }},
+      {"libaio write", [&] { return ThroughLibaio(setup, Operation::kWrite); }},
+      {"FileDevice write", [&] { return ThroughDevice(setup, Operation::kWrite); }},
+  };
+  std::map<std::string, std::vector<double>> speeds;
+  std::mt19937 random(1);
+  for (unsigned round = 0; round < rounds; ++round) {
+    std::shuffle(variants.begin(), variants.end(), random);
+    for (const Variant& variant : variants) {
+      const auto start = std::chrono::steady_clock::now();
+      RETURN_IF_ERROR(variant.run());
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+      speeds[variant.name].push_back(static_cast<double>(setup.size) / seconds.count() / 1e9);
+    }
+  }
+  for (const std::string operation : {"read", "write"}) {
+    const double reference = Median(speeds["libaio " + operation]);
+    const double ours = Median(speeds["FileDevice " + operation]);
+    fmt::print("{:<6} libaio {:6.2f} GB/s   FileDevice {:6.2f} GB/s   ratio {:.3f}\n", operation, reference,
+               ours, ours / reference);
+  }
+  return {};
+}
+
+Result<void> Run(const std::string& path, const std::string& size_text, unsigned rounds) {
+  ASSIGN_OR_RETURN(const ByteCount size, ParseSize(size_text));
+  Setup setup;
+  setup.path = path;
+  setup.size = RoundDown(size.value, kRequestSize);
+  if (setup.size == 0 || rounds == 0) return Error{ErrorCode::kInvalid, "size and rounds must not be 0"};
+  ASSIGN_OR_RETURN(const auto pool, BufferPool::Create({.buffer_size = {kRequestSize}, .count = kDepth}));
+  for (unsigned i = 0; i < kDepth; ++i) {
+    setup.buffers.push_back(pool->Allocate());
+    std::memset(setup.buffers.back().data(), 'w', kRequestSize);  // warm before the clock runs
+  }
+  Result<void> result = Prepare(setup);
+  if (result.has_value()) result = Measure(setup, rounds);
+  setup.buffers.clear();  // before the pool
+  return result;
+}
+
+}  // namespace
+}  // namespace weightfs
+
+int main(int argc, char** argv) {
+  CLI::App app("FileDevice against plain libaio");
+  std::string path;
+  std::string size = "2G";
+  unsigned rounds = 5;
+  app.add_option("file", path, "the file or device; ITS CONTENTS ARE OVERWRITTEN")->required();
+  app.add_option("--size", size, "bytes a pass");
+  app.add_option("--rounds", rounds, "passes of each variant");
+  CLI11_PARSE(app, argc, argv);
+  if (const auto result = weightfs::Run(path, size, rounds); !result.has_value()) {
+    fmt::print(stderr, "engine_bench: {}\n", weightfs::ToString(result.error()));
+    return 1;
+  }
+  return 0;
+}

@@ -10,22 +10,27 @@
 namespace weightfs {
 
 // Point-in-time WAL recovery, paranoid checks, WALs tracked and verified in the manifest, one bounded cache.
+// A failed write, sync, flush or compaction makes the store read-only until it is opened again, and is logged once; a
+// failed sync is never tried again. Iterators may outlive the store: they keep the database, and its lock, open.
 class RocksKvStore final : public KvStore {
  public:
   struct Options {
-    bool create = false;                 // format: the directory must not hold a database yet (kExists)
-    bool read_only = false;              // fsck and info without a mount
+    bool create = false;                 // format: the directory is missing or empty, else kExists
+    // For fsck and info: changes nothing in the directory and takes no lock, so a mount may go on beside it. Shows the
+    // log's batches as of now; Write gives kReadOnly.
+    bool read_only = false;
     ByteCount cache{32 * kMiB};          // block cache, index and filter blocks included
     ByteCount write_buffer{16 * kMiB};   // one memtable; two at most
   };
 
   struct Statistics {
     ByteCount memory;                    // cache in use + memtables + readers
-    ByteCount disk;                      // live files
+    ByteCount disk;                      // all files of the directory
     uint64_t estimated_keys = 0;
   };
 
-  // Full-line errors naming the directory and RocksDB's own words: kNotFound, kBusy (its lock is held), kCorrupt, kIo.
+  // Full-line errors naming the directory and RocksDB's own words: kNotFound, kExists, kBusy (its lock is held),
+  // kCorrupt (a file is damaged or missing), kNoSpace, kIo.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
   ~RocksKvStore() override;
 

@@ -1,0 +1,401 @@
+#include "meta/rocks_kv_store.h"
+
+#include <fmt/format.h>
+#include <rocksdb/cache.h>
+#include <rocksdb/db.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/listener.h>
+#include <rocksdb/options.h>
+#include <rocksdb/table.h>
+#include <rocksdb/write_batch.h>
+#include <rocksdb/write_buffer_manager.h>
+
+#include <atomic>
+#include <filesystem>
+
+#include "common/log.h"
+#include "meta/keys.h"
+#include "meta/shared_sync.h"
+
+namespace weightfs {
+namespace {
+
+constexpr int kOpenTables = 512;
+constexpr size_t kScanReadAhead = 2 * kMiB;
+constexpr size_t kBatchHeaderSize = 12;
+constexpr size_t kChangeOverhead = 11;   // of one change in a RocksDB batch: tag and two lengths
+
+rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
+std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+ErrorCode CodeOf(const rocksdb::Status& status) {
+  if (status.IsNotFound()) return ErrorCode::kNotFound;
+  if (status.IsBusy()) return ErrorCode::kBusy;
+  if (status.IsCorruption()) return ErrorCode::kCorrupt;
+  if (status.IsNoSpace()) return ErrorCode::kNoSpace;
+  return ErrorCode::kIo;
+}
+
+// Whether the store may still be written. Shared with RocksDB's background threads.
+class Health {
+ public:
+  explicit Health(std::string directory) : directory_(std::move(directory)) {}
+
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+  // Ends all writing. Only the first failure is logged: the others follow from it.
+  Error Fail(std::string_view what, const rocksdb::Status& status) {
+    Error error{CodeOf(status), fmt::format("{}: {} failed: {}; the catalog is read-only until the next mount",
+                                            directory_, what, status.ToString())};
+    if (!failed_.exchange(true)) spdlog::error("{}", error.what);
+    return error;
+  }
+
+ private:
+  const std::string directory_;
+  std::atomic<bool> failed_{false};
+};
+
+std::string_view NameOf(rocksdb::BackgroundErrorReason reason) {
+  switch (reason) {
+    case rocksdb::BackgroundErrorReason::kFlush:
+      return "flushing the catalog's memory";
+    case rocksdb::BackgroundErrorReason::kCompaction:
+      return "compacting the catalog";
+    default:
+      return "writing the catalog";
+  }
+}
+
+// Tells of failed flushes and compactions, and keeps RocksDB from recovering by itself: what a failed write left
+// behind is judged at the next open, from the disk.
+class FailureListener final : public rocksdb::EventListener {
+ public:
+  explicit FailureListener(std::shared_ptr<Health> health) : health_(std::move(health)) {}
+
+  void OnBackgroundError(rocksdb::BackgroundErrorReason reason, rocksdb::Status* status) override {
+    if (!status->ok() && !status->IsShutdownInProgress()) health_->Fail(NameOf(reason), *status);
+  }
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
+
+ private:
+  const std::shared_ptr<Health> health_;
+};
+
+// RocksDB's own log of a store that is only looked at: a file would change the directory.
+class NoLog final : public rocksdb::Logger {
+ public:
+  using Logger::Logv;
+  void Logv(const char*, va_list) override {}
+};
+
+// What outlives the store while an iterator is left.
+struct Database {
+  explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
+  ~Database() {
+    if (db == nullptr) return;
+    // Closing repeats the error that ended the writing, which was logged then.
+    if (const auto status = db->Close(); !status.ok() && !health->failed()) {
+      spdlog::warn("{}: closing the catalog failed: {}", directory, status.ToString());
+    }
+  }
+  Database(const Database&) = delete;
+  Database& operator=(const Database&) = delete;
+
+  Error ReadError(const rocksdb::Status& status) const {
+    return {CodeOf(status), fmt::format("{}: reading the catalog failed: {}", directory, status.ToString())};
+  }
+
+  const std::string directory;
+  const std::shared_ptr<Health> health;
+  std::shared_ptr<rocksdb::Cache> cache;
+  bool read_only = false;
+  std::unique_ptr<rocksdb::DB> db;
+};
+
+std::shared_ptr<rocksdb::Cache> MakeCache(ByteCount size) {
+  rocksdb::LRUCacheOptions options;
+  options.capacity = size.value;
+  // Few shards, so that an index block is small beside one. A strict limit would fail reads: blocks in use may
+  // exceed the capacity by what the open iterators hold.
+  options.num_shard_bits = 2;
+  options.strict_capacity_limit = false;
+  return rocksdb::NewLRUCache(options);
+}
+
+rocksdb::BlockBasedTableOptions TableOptions(std::shared_ptr<rocksdb::Cache> cache) {
+  rocksdb::BlockBasedTableOptions options;
+  options.block_cache = std::move(cache);
+  options.cache_index_and_filter_blocks = true;
+  options.pin_l0_filter_and_index_blocks_in_cache = true;
+  options.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  options.whole_key_filtering = true;
+  options.format_version = 5;   // the newest that all supported versions read
+  return options;
+}
+
+rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Database& database) {
+  rocksdb::Options options;
+  options.create_if_missing = wanted.create;
+  options.error_if_exists = wanted.create;
+
+  // Batches come back as a prefix, and every damage is an error.
+  options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
+  options.paranoid_checks = true;
+  // Up to 7.8 a WAL synced late may be recorded again in a manifest begun since its deletion, and is then missed at the
+  // next open. The manifest's default limit of 1 GiB, never reached between two mounts, keeps one manifest throughout:
+  // do not lower it.
+  options.track_and_verify_wals_in_manifest = true;
+  options.recycle_log_file_num = 0;   // recycled logs cannot be read up to a point in time
+  options.max_bgerror_resume_count = 0;
+  options.listeners.push_back(std::make_shared<FailureListener>(database.health));
+
+  // Bounded memory, files and threads.
+  options.write_buffer_size = wanted.write_buffer.value;
+  options.max_write_buffer_number = 2;
+  options.write_buffer_manager = std::make_shared<rocksdb::WriteBufferManager>(2 * wanted.write_buffer.value);
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions(database.cache)));
+  options.max_open_files = kOpenTables;
+  options.max_background_jobs = 2;
+  options.skip_stats_update_on_db_open = true;
+
+  // Checksums are most of the bytes here, and do not compress.
+  options.compression = rocksdb::kNoCompression;
+  options.level_compaction_dynamic_level_bytes = true;
+
+  options.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  options.max_log_file_size = kMiB;
+  options.keep_log_file_num = 2;
+  options.stats_dump_period_sec = 0;
+  options.stats_persist_period_sec = 0;
+  if (wanted.read_only) options.info_log = std::make_shared<NoLog>();
+  return options;
+}
+
+// What lies in the directory of a database.
+struct DirectoryContent {
+  bool exists = false;
+  bool empty = true;
+  bool current = false;        // the file that names the manifest: a complete database has it
+  bool database_files = false;
+};
+
+Result<DirectoryContent> LookInto(const std::string& directory) {
+  DirectoryContent content;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(directory, error);
+  if (error == std::errc::no_such_file_or_directory) return content;
+  content.exists = true;
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    content.empty = false;
+    const std::string name = entry->path().filename().string();
+    if (name == "CURRENT") content.current = true;
+    if (name.starts_with("MANIFEST-") || name.ends_with(".sst") || name.ends_with(".log")) {
+      content.database_files = true;
+    }
+  }
+  if (error) {
+    return Error{ErrorCode::kIo,
+                 fmt::format("{}: cannot list the catalog's directory: {}", directory, error.message())};
+  }
+  return content;
+}
+
+// RocksDB would create, rename and delete files before it refused.
+Result<void> CheckDirectory(const std::string& directory, const RocksKvStore::Options& options) {
+  ASSIGN_OR_RETURN(const DirectoryContent content, LookInto(directory));
+  if (options.create) {
+    if (content.empty) return {};
+    return Error{ErrorCode::kExists,
+                 fmt::format("{}: holds files already; a new catalog needs an empty directory", directory)};
+  }
+  if (content.current) return {};
+  if (content.database_files) {
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: the catalog is damaged: CURRENT is missing; restore it from a copy", directory)};
+  }
+  return Error{ErrorCode::kNotFound,
+               fmt::format("{}: holds no catalog; check the path, or make a store with `weightfs format`", directory)};
+}
+
+Error OpenError(const std::string& directory, const rocksdb::Status& status) {
+  const std::string text = status.ToString();
+  // RocksDB has no code of its own for its lock.
+  if (status.IsBusy() || text.find("lock hold by") != std::string::npos ||
+      text.find("While lock file") != std::string::npos) {
+    return {ErrorCode::kBusy,
+            fmt::format("{}: the catalog is in use: {}; unmount the store first", directory, text)};
+  }
+  // CURRENT was there a moment ago, so a file that it needs is gone.
+  if (status.IsCorruption() || status.IsPathNotFound()) {
+    return {ErrorCode::kCorrupt,
+            fmt::format("{}: the catalog is damaged: {}; restore it from a copy", directory, text)};
+  }
+  return {CodeOf(status), fmt::format("{}: cannot open the catalog: {}", directory, text)};
+}
+
+class Iterator final : public KvIterator {
+ public:
+  Iterator(std::shared_ptr<const Database> database, std::string_view prefix)
+      : database_(std::move(database)), prefix_(prefix), end_(keys::PrefixEnd(prefix_)), upper_bound_(ToSlice(end_)) {
+    rocksdb::ReadOptions options;
+    if (!end_.empty()) options.iterate_upper_bound = &upper_bound_;
+    // A whole kind is read once, from end to end: ahead, and past the cache that the other readers need.
+    if (prefix_.size() <= 1) {
+      options.readahead_size = kScanReadAhead;
+      options.fill_cache = false;
+    }
+    // The iterator sees the sequence number of this moment, and holds it, as a snapshot would.
+    iterator_.reset(database_->db->NewIterator(options));
+    iterator_->Seek(ToSlice(prefix_));
+  }
+  Iterator(const Iterator&) = delete;
+  Iterator& operator=(const Iterator&) = delete;
+
+  bool Valid() const override { return iterator_->Valid(); }
+  void Next() override {
+    if (iterator_->Valid()) iterator_->Next();
+  }
+  void Seek(std::string_view key) override {
+    iterator_->Seek(ToSlice(key < std::string_view(prefix_) ? std::string_view(prefix_) : key));
+  }
+  std::string_view key() const override { return ToView(iterator_->key()); }
+  std::string_view value() const override { return ToView(iterator_->value()); }
+  Result<void> status() const override {
+    if (const auto status = iterator_->status(); !status.ok()) return database_->ReadError(status);
+    return {};
+  }
+
+ private:
+  const std::shared_ptr<const Database> database_;   // outlives iterator_
+  const std::string prefix_;
+  const std::string end_;
+  const rocksdb::Slice upper_bound_;                 // RocksDB keeps a pointer to it
+  std::unique_ptr<rocksdb::Iterator> iterator_;
+};
+
+Result<void> Translate(const KvBatch& from, rocksdb::WriteBatch* to) {
+  for (const auto& change : from.changes()) {
+    rocksdb::Status status;
+    switch (change.kind) {
+      case KvBatch::Change::Kind::kPut:
+        status = to->Put(change.key, change.value);
+        break;
+      case KvBatch::Change::Kind::kDelete:
+        status = to->Delete(change.key);
+        break;
+      case KvBatch::Change::Kind::kDeleteRange:
+        // An empty range is nothing to do; RocksDB takes one that ends before it begins for an error.
+        if (change.key < change.value) status = to->DeleteRange(change.key, change.value);
+        break;
+    }
+    if (!status.ok()) return Error{ErrorCode::kInvalid, "catalog batch: " + status.ToString()};
+  }
+  return {};
+}
+
+// Files may come and go meanwhile; the sum is for people.
+ByteCount DirectorySize(const std::string& directory) {
+  ByteCount size;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(directory, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    std::error_code gone;
+    const auto bytes = entry->file_size(gone);
+    if (!gone) size += ByteCount{bytes};
+  }
+  return size;
+}
+
+size_t SizeOf(const KvBatch& batch) {
+  size_t size = kBatchHeaderSize;
+  for (const auto& change : batch.changes()) size += kChangeOverhead + change.key.size() + change.value.size();
+  return size;
+}
+
+}  // namespace
+
+class RocksKvStore::Impl {
+ public:
+  explicit Impl(std::shared_ptr<Database> opened)
+      : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
+
+  Result<void> SyncLog() {
+    if (const auto status = database->db->SyncWAL(); !status.ok()) {
+      return database->health->Fail("syncing the catalog's log", status);
+    }
+    return {};
+  }
+  bool writable() const { return !database->read_only && !database->health->failed(); }
+
+  const std::shared_ptr<Database> database;
+  SharedSync sync;
+};
+
+RocksKvStore::RocksKvStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RocksKvStore::~RocksKvStore() = default;
+
+Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& directory, const Options& options) {
+  if (options.create && options.read_only) {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: a new catalog cannot be opened read-only", directory)};
+  }
+  RETURN_IF_ERROR(CheckDirectory(directory, options));
+  auto database = std::make_shared<Database>(directory);
+  database->cache = MakeCache(options.cache);
+  database->read_only = options.read_only;
+  const rocksdb::Options rocks_options = DatabaseOptions(options, *database);
+  rocksdb::DB* db = nullptr;
+  const auto status = options.read_only ? rocksdb::DB::OpenForReadOnly(rocks_options, directory, &db)
+                                        : rocksdb::DB::Open(rocks_options, directory, &db);
+  database->db.reset(db);
+  if (!status.ok()) return OpenError(directory, status);
+  return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
+}
+
+Result<std::optional<std::string>> RocksKvStore::Get(std::string_view key) {
+  std::string value;
+  const auto status = impl_->database->db->Get(rocksdb::ReadOptions(), ToSlice(key), &value);
+  if (status.IsNotFound()) return std::optional<std::string>();
+  if (!status.ok()) return impl_->database->ReadError(status);
+  return std::optional<std::string>(std::move(value));
+}
+
+Result<void> RocksKvStore::Write(const KvBatch& batch) {
+  if (!impl_->writable()) return ErrorCode::kReadOnly;
+  if (batch.empty()) return {};
+  rocksdb::WriteBatch changes(SizeOf(batch));
+  RETURN_IF_ERROR(Translate(batch, &changes));
+  if (const auto status = impl_->database->db->Write(rocksdb::WriteOptions(), &changes); !status.ok()) {
+    return impl_->database->health->Fail("writing the catalog", status);
+  }
+  impl_->sync.NoteWrite();
+  return {};
+}
+
+Result<void> RocksKvStore::Sync() {
+  if (impl_->database->health->failed()) return ErrorCode::kReadOnly;
+  return impl_->sync.Sync();   // of a store opened read-only: nothing was written, so nothing is to do
+}
+
+std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix) {
+  return std::make_unique<Iterator>(impl_->database, prefix);
+}
+
+RocksKvStore::Statistics RocksKvStore::statistics() const {
+  using Properties = rocksdb::DB::Properties;
+  rocksdb::DB& db = *impl_->database->db;
+  const auto property = [&db](const std::string& name) {
+    uint64_t value = 0;
+    return db.GetIntProperty(name, &value) ? value : 0;
+  };
+  Statistics statistics;
+  statistics.memory = ByteCount{impl_->database->cache->GetUsage() + property(Properties::kCurSizeAllMemTables) +
+                                property(Properties::kEstimateTableReadersMem)};
+  statistics.disk = DirectorySize(impl_->database->directory);
+  statistics.estimated_keys = property(Properties::kEstimateNumKeys);
+  return statistics;
+}
+
+}  // namespace weightfs

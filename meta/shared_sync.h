@@ -1,0 +1,44 @@
+// Many callers, one sync: whoever asks while a sync is running waits for the next one, and a single caller runs that
+// one for all of them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "common/mutex.h"
+#include "common/result.h"
+
+namespace weightfs {
+
+// Thread-safe.
+class SharedSync {
+ public:
+  // `sync` makes durable what was written before it was called. It runs on a caller's thread, never twice at once, and
+  // never again once it failed: a second attempt may succeed although the first one lost pages.
+  explicit SharedSync(std::function<Result<void>()> sync) : sync_(std::move(sync)) {}
+
+  // Something was written: a Sync called from now on covers it. Wait-free.
+  void NoteWrite() { written_.fetch_add(1, std::memory_order_acq_rel); }
+
+  // Returns when everything noted before the call is durable; at once when it is already. The error of the sync that
+  // failed to make it so, or kReadOnly when one had failed before the call.
+  Result<void> Sync() EXCLUDES(mutex_);
+
+  // Callers inside Sync that wait for the one running it.
+  uint64_t waiting() const EXCLUDES(mutex_);
+
+ private:
+  const std::function<Result<void>()> sync_;
+  std::atomic<uint64_t> written_{0};
+  mutable Mutex mutex_;
+  std::condition_variable finished_;
+  bool running_ GUARDED_BY(mutex_) = false;
+  uint64_t durable_ GUARDED_BY(mutex_) = 0;   // the first so many writes are durable
+  uint64_t waiting_ GUARDED_BY(mutex_) = 0;
+  std::optional<Error> failure_ GUARDED_BY(mutex_);
+};
+
+}  // namespace weightfs

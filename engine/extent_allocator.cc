@@ -68,8 +68,8 @@ class alignas(64) Group {
   // The length that the group offers at `place`; 0 when it cannot serve there. Takes no lock.
   uint32_t Offer(Place place, const Demand& demand, uint32_t class_bit) const;
 
-  // Takes a run out at `place`.
-  std::optional<FreeExtent> Take(Place place, const Demand& demand) EXCLUDES(mutex_);
+  // Takes a run out at `place`. Without `wait`, a group that another thread is busy in offers nothing.
+  std::optional<FreeExtent> Take(Place place, const Demand& demand, bool wait) EXCLUDES(mutex_);
 
   // Takes the run that begins at `offset`, if it serves.
   std::optional<FreeExtent> TakeFrom(uint32_t offset, const Demand& demand) EXCLUDES(mutex_);
@@ -159,8 +159,11 @@ std::optional<FreeExtent> Group::ChooseLocked(Place place, const Demand& demand)
   return std::nullopt;
 }
 
-std::optional<FreeExtent> Group::Take(Place place, const Demand& demand) {
-  MutexLock lock(mutex_);
+// A lock that may fail to be taken is beyond the analysis.
+std::optional<FreeExtent> Group::Take(Place place, const Demand& demand, bool wait) NO_THREAD_SAFETY_ANALYSIS {
+  std::unique_lock<std::mutex> lock(mutex_.native(), std::defer_lock);
+  if (wait) lock.lock();
+  else if (!lock.try_lock()) return std::nullopt;
   const auto run = ChooseLocked(place, demand);
   if (run) RemoveLocked(*run);
   return run;
@@ -306,11 +309,14 @@ std::optional<BlockRun> GroupedExtentAllocator::Search(const Demand& demand, uin
 
 std::optional<BlockRun> GroupedExtentAllocator::TakeFirst(Place place, const Demand& demand, uint64_t home) {
   const uint32_t class_bit = FreeExtentTree::AlignedClassBit(demand.count, static_cast<uint32_t>(alignment_));
-  for (uint64_t i = 0; i < groups_.size(); ++i) {
-    const uint64_t index = (home + i) % groups_.size();
-    Group& group = *groups_[index];
-    if (group.Offer(place, demand, class_bit) == 0) continue;
-    if (const auto run = group.Take(place, demand)) return ToRun(index, *run);
+  // A free group elsewhere is better than waiting for a busy one.
+  for (const bool wait : {false, true}) {
+    for (uint64_t i = 0; i < groups_.size(); ++i) {
+      const uint64_t index = (home + i) % groups_.size();
+      Group& group = *groups_[index];
+      if (group.Offer(place, demand, class_bit) == 0) continue;
+      if (const auto run = group.Take(place, demand, wait)) return ToRun(index, *run);
+    }
   }
   return std::nullopt;
 }
@@ -330,7 +336,7 @@ std::optional<BlockRun> GroupedExtentAllocator::TakeLongest(Place place, const D
       }
     }
     if (best_length == 0) return std::nullopt;
-    if (const auto run = groups_[best]->Take(place, demand)) return ToRun(best, *run);
+    if (const auto run = groups_[best]->Take(place, demand, true)) return ToRun(best, *run);
   }
   return std::nullopt;
 }

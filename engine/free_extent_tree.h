@@ -115,7 +115,8 @@ class FreeExtentTree {
   };
   // Walks all the way down to where a node that starts at `offset` is, or would be; path_ keeps the nodes passed.
   Neighbours Descend(uint32_t offset);
-  // Makes good the summaries of the nodes of path_, of which only the last `depth` one's extent has changed.
+  // Makes good the summaries of the first `depth` nodes of path_, when only the last of them or what is below it
+  // has changed.
   void RefreshPath(size_t depth);
   Index& LinkAt(size_t depth, uint32_t offset);
   // Both want path_ as Descend leaves it, at the place of the extent or down to the node.

@@ -111,6 +111,13 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
 
 Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
                                    uint64_t length) {
+  // The source ends where it ends now: a copy inside one file must not feed on itself.
+  {
+    MutexLock lock(from->mutex);
+    const uint64_t size = from->attributes.size;
+    if (from_offset >= size) return 0;
+    length = std::min(length, size - from_offset);
+  }
   uint64_t done = 0;
   while (done < length) {
     const uint64_t at = from_offset + done;

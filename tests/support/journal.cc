@@ -16,7 +16,7 @@ using Event = Journal::Event;
 class DeviceReplay {
  public:
   DeviceReplay(BlockImage& image, const CrashOptions& options, std::mt19937_64& random)
-      : image_(image), options_(options), random_(random) {}
+      : image_(image), options_(options), random_(random), tearing_(Draw() < 0.25 ? 1 : 0.25) {}
 
   void Take(const std::vector<Event>& events, size_t number) {
     const Event& event = events[number];
@@ -86,9 +86,9 @@ class DeviceReplay {
     finished_.erase(finished_.begin(), end);
   }
 
-  // Whole, or in a quarter of the cases only some of its sectors.
+  // Whole, or only some of its sectors.
   void ApplyTorn(const Event& event) {
-    if (!options_.torn || Draw() < 0.75) return image_.WriteShared(event.offset, event.bytes);
+    if (!options_.torn || Draw() >= tearing_) return image_.WriteShared(event.offset, event.bytes);
     const std::span<const std::byte> bytes(*event.bytes);
     for (size_t at = 0; at < bytes.size(); at += kSectorSize) {
       const size_t size = std::min(kSectorSize, bytes.size() - at);
@@ -105,6 +105,7 @@ class DeviceReplay {
   BlockImage& image_;
   const CrashOptions& options_;
   std::mt19937_64& random_;
+  const double tearing_;            // the share of writes that is torn; in some images all of them
   std::vector<Finished> finished_;  // not durable yet, in the order of completion
   std::set<size_t> in_flight_;      // by number of the kWrite
 };

@@ -1,0 +1,78 @@
+#include "tests/crash/history.h"
+
+#include <algorithm>
+
+namespace weightfs {
+
+History::FileId History::NewFile(std::string data) {
+  files_.push_back({{{0, std::move(data)}}, {}});
+  return files_.size() - 1;
+}
+
+void History::Wrote(FileId file, size_t began, std::string data) {
+  files_[file].versions.push_back({began, std::move(data)});
+}
+
+void History::Synced(FileId file, size_t done) {
+  files_[file].syncs.push_back({done, files_[file].versions.size() - 1});
+  name_syncs_.push_back({done, changes_.size() - 1});
+}
+
+void History::SyncedAll(size_t done) {
+  for (FileId file = 0; file < files_.size(); ++file) files_[file].syncs.push_back({done, files_[file].versions.size() - 1});
+  name_syncs_.push_back({done, changes_.size() - 1});
+}
+
+void History::Named(size_t began, Names names, std::vector<FileId> ordered) {
+  Change change{began, std::move(names), {}};
+  for (const FileId file : ordered) change.ordered.emplace_back(file, files_[file].versions.size() - 1);
+  changes_.push_back(std::move(change));
+}
+
+std::string History::Check(size_t cut, const Tree& found) const {
+  size_t first = 0;
+  for (const Sync& sync : name_syncs_) {
+    if (sync.done <= cut) first = std::max(first, sync.version);
+  }
+  std::string nearest = "no state of the tree could be tried";
+  for (size_t change = changes_.size(); change-- > first;) {
+    if (changes_[change].began > cut && change > first) continue;
+    std::string wrong = CheckChange(cut, change, found);
+    if (wrong.empty()) return {};
+    // The state whose names match tells most.
+    if (nearest.empty() || wrong.find("content") != std::string::npos || nearest[0] == 'n') nearest = std::move(wrong);
+  }
+  return nearest;
+}
+
+std::string History::CheckChange(size_t cut, size_t change, const Tree& found) const {
+  const Names& names = changes_[change].names;
+  for (const auto& [path, content] : found) {
+    if (!names.contains(path)) return "state " + std::to_string(change) + ": " + path + " should not exist";
+  }
+  std::map<FileId, size_t> at_least;
+  for (size_t index = 0; index <= change; ++index) {
+    for (const auto& [file, version] : changes_[index].ordered) at_least[file] = std::max(at_least[file], version);
+  }
+  for (const auto& [path, id] : names) {
+    const auto match = found.find(path);
+    if (match == found.end()) return "state " + std::to_string(change) + ": " + path + " is missing";
+    if (id == kDirectory) continue;
+    const File& file = files_[id];
+    size_t oldest = at_least.contains(id) ? at_least[id] : 0;
+    for (const Sync& sync : file.syncs) {
+      if (sync.done <= cut) oldest = std::max(oldest, sync.version);
+    }
+    bool allowed = false;
+    for (size_t version = oldest; version < file.versions.size() && !allowed; ++version) {
+      allowed = (version == oldest || file.versions[version].began <= cut) && file.versions[version].data == match->second;
+    }
+    if (!allowed) {
+      return "state " + std::to_string(change) + ": content of " + path + " (" + std::to_string(match->second.size()) +
+             " bytes) is none of versions " + std::to_string(oldest) + ".." + std::to_string(file.versions.size() - 1);
+    }
+  }
+  return {};
+}
+
+}  // namespace weightfs

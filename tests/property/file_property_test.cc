@@ -1,0 +1,194 @@
+// Random operations on one file against a string in memory. The seed is printed; WEIGHTFS_SEED repeats one run.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <future>
+#include <random>
+
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+constexpr size_t kLargest = 6 * kMiB;
+
+struct Model {
+  std::string data;
+  void Write(uint64_t at, std::string_view text) {
+    if (at + text.size() > data.size()) data.resize(at + text.size(), '\0');
+    data.replace(at, text.size(), text);
+  }
+  void Zero(uint64_t at, uint64_t length) {
+    if (at >= data.size()) return;
+    const uint64_t end = std::min<uint64_t>(data.size(), at + length);
+    data.replace(at, end - at, end - at, '\0');
+  }
+};
+
+// Offsets and lengths that like block and stripe borders.
+uint64_t Near(std::mt19937_64& random, uint64_t limit) {
+  static constexpr uint64_t kUnits[] = {1, 512, kBlockSize, 64 * kKiB, kMiB, 2 * kMiB};
+  const uint64_t unit = kUnits[random() % std::size(kUnits)];
+  uint64_t value = random() % (limit / unit + 1) * unit;
+  if (random() % 3 == 0) value += random() % 5;
+  return std::min(value, limit);
+}
+
+class FileRun {
+ public:
+  FileRun(uint64_t seed, size_t devices) : random_(seed), store_(Options(seed, devices)) {
+    file_ = store_.Create("file").value();
+  }
+
+  void Step() {
+    switch (random_() % 20) {
+      case 0: case 1: case 2: case 3: case 4: case 5: return Write();
+      case 6: return WriteAligned();
+      case 7: case 8: return Append();
+      case 9: case 10: case 11: case 12: return Read();
+      case 13: return Truncate();
+      case 14: return Fallocate();
+      case 15: return Copy();
+      case 16: return Sync();
+      case 17: return Seek();
+      case 18: return Reopen();
+      default: return random_() % 8 == 0 ? Remount() : ReadStreamed();
+    }
+  }
+  void CheckAll() {
+    const auto text = store_.ReadAll(file_);
+    ASSERT_TRUE(text.has_value()) << ToString(text.error());
+    ASSERT_EQ(text->size(), model_.data.size());
+    ASSERT_TRUE(*text == model_.data) << "first difference at "
+        << std::mismatch(text->begin(), text->end(), model_.data.begin()).first - text->begin();
+  }
+  void Remount() {
+    ASSERT_TRUE(store_.Remount().has_value());
+    file_ = store_.OpenPath("file").value();
+    CheckAll();
+  }
+
+ private:
+  static TestStoreOptions Options(uint64_t seed, size_t devices) {
+    TestStoreOptions options;
+    options.devices = devices;
+    options.device = {.reorder = true, .seed = seed};
+    options.store.commit_interval = std::chrono::milliseconds(seed % 3 == 0 ? 1 : 50);
+    return options;
+  }
+  void Write() {
+    const uint64_t at = Near(random_, kLargest), size = 1 + Near(random_, random_() % 4 == 0 ? 2 * kMiB : 20000);
+    const std::string text = Pattern(random_(), size);
+    ASSERT_TRUE(store_.WriteAt(file_, at, text).has_value());
+    model_.Write(at, text);
+  }
+  // As O_DIRECT arrives through the mount: an aligned buffer that the store may keep.
+  void WriteAligned() {
+    static const auto pool = BufferPool::Create({.buffer_size = ByteCount{kMiB}, .count = 64}).value();
+    Buffer buffer = pool->Allocate();
+    const uint64_t at = RoundDown(random_() % kLargest, kBlockSize);
+    const uint64_t size = (1 + random_() % 256) * kBlockSize;
+    const std::string text = Pattern(random_(), size);
+    std::copy_n(AsBytes(text).data(), size, buffer.data());
+    ASSERT_TRUE(store_->Write(file_, ByteOffset{at}, {buffer.data(), size}, buffer).has_value());
+    model_.Write(at, text);
+  }
+  void Append() {
+    if (model_.data.size() > 2 * kLargest) return;
+    const std::string text = Pattern(random_(), 1 + Near(random_, 300000));
+    ASSERT_EQ(store_->Append(file_, AsBytes(text)).value().value, model_.data.size());
+    model_.Write(model_.data.size(), text);
+  }
+  void Read() {
+    const uint64_t at = Near(random_, kLargest + 100000), size = 1 + Near(random_, kMiB);
+    const auto text = store_.ReadAt(file_, at, size);
+    ASSERT_TRUE(text.has_value()) << ToString(text.error());
+    const std::string expected = at < model_.data.size() ? model_.data.substr(at, size) : "";
+    ASSERT_EQ(text->size(), expected.size());
+    ASSERT_TRUE(*text == expected) << "read of " << size << " at " << at;
+  }
+  void ReadStreamed() {
+    ReadStream stream;
+    uint64_t at = RoundDown(Near(random_, model_.data.size()), kBlockSize);
+    for (int part = 0; part < 8; ++part) {
+      std::promise<Result<std::string>> promise;
+      auto result = promise.get_future();
+      store_->Read(file_, ByteOffset{at}, ByteCount{200000}, &stream, [&](Result<ReadView> view) {
+        promise.set_value(view ? Result<std::string>(ToText(*view)) : Result<std::string>(view.error()));
+      });
+      const auto text = result.get();
+      ASSERT_TRUE(text.has_value());
+      ASSERT_TRUE(*text == (at < model_.data.size() ? model_.data.substr(at, 200000) : "")) << "stream at " << at;
+      at += text->size();
+    }
+  }
+  void Truncate() {
+    const uint64_t size = Near(random_, kLargest);
+    ASSERT_TRUE(store_->Truncate(file_, size).has_value());
+    model_.data.resize(size, '\0');
+  }
+  void Fallocate() {
+    static constexpr FallocateMode kModes[] = {FallocateMode::kAllocate, FallocateMode::kAllocateKeepSize,
+                                               FallocateMode::kPunchHole, FallocateMode::kZeroRange,
+                                               FallocateMode::kZeroRangeKeepSize};
+    const FallocateMode mode = kModes[random_() % std::size(kModes)];
+    const uint64_t at = Near(random_, kLargest), size = 1 + Near(random_, kMiB);
+    ASSERT_TRUE(store_->Fallocate(file_, mode, at, size).has_value());
+    const bool grows = mode == FallocateMode::kAllocate || mode == FallocateMode::kZeroRange;
+    if (grows && at + size > model_.data.size()) model_.data.resize(at + size, '\0');
+    if (mode != FallocateMode::kAllocate && mode != FallocateMode::kAllocateKeepSize) model_.Zero(at, size);
+  }
+  void Copy() {
+    const uint64_t from = Near(random_, kLargest / 2), size = 1 + Near(random_, kMiB);
+    const uint64_t to = from + size + Near(random_, kMiB);
+    const auto copied = store_->CopyRange(file_, from, file_, to, size);
+    ASSERT_TRUE(copied.has_value());
+    if (from >= model_.data.size()) {
+      ASSERT_EQ(*copied, 0U);
+      return;
+    }
+    const std::string text = model_.data.substr(from, size);
+    ASSERT_EQ(*copied, text.size());
+    model_.Write(to, text);
+  }
+  void Sync() { ASSERT_TRUE(store_->Sync(file_).has_value()); }
+  void Seek() {
+    const uint64_t at = Near(random_, kLargest);
+    const auto data = store_->Seek(file_, at, SeekTarget::kData);
+    const auto first = model_.data.find_first_not_of('\0', at);
+    if (first == std::string::npos) return;
+    ASSERT_TRUE(data.has_value());
+    ASSERT_LE(*data, first) << "SEEK_DATA from " << at << " skips data";
+  }
+  void Reopen() {
+    store_->CloseFile(file_);
+    file_ = store_.OpenPath("file").value();
+  }
+
+  std::mt19937_64 random_;
+  TestStore store_;
+  InodePtr file_;
+  Model model_;
+};
+
+class FileProperty : public ::testing::TestWithParam<int> {};
+
+TEST_P(FileProperty, EqualsAStringInMemory) {
+  const char* fixed = std::getenv("WEIGHTFS_SEED");
+  const uint64_t seed = fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : static_cast<uint64_t>(GetParam());
+  SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed));
+  FileRun run(seed, 1 + seed % 2);
+  for (int step = 0; step < 400; ++step) {
+    SCOPED_TRACE("step " + std::to_string(step));
+    run.Step();
+    if (HasFatalFailure()) return;
+  }
+  run.CheckAll();
+  run.Remount();
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, FileProperty, ::testing::Range(1, 21));
+
+}  // namespace
+}  // namespace weightfs

@@ -1,0 +1,151 @@
+#include "tests/support/test_store.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <utility>
+
+namespace weightfs {
+namespace {
+
+void Require(const Result<void>& result, const char* what) {
+  if (result) return;
+  std::fprintf(stderr, "test store: %s: %s\n", what, ToString(result.error()).c_str());
+  std::abort();
+}
+
+}  // namespace
+
+TestStore::TestStore(const TestStoreOptions& options) : options_(options), journal_(std::make_shared<Journal>()) {
+  std::vector<std::unique_ptr<FaultDevice>> devices;
+  for (size_t index = 0; index < options.devices; ++index) {
+    devices.push_back(std::make_unique<FaultDevice>(journal_, options.device_size, options.device));
+  }
+  auto kv = std::make_unique<MemoryKvStore>(journal_);
+  Require(Namespace::Initialize(*kv, 0, 0), "initialising the catalog");
+  Require(kv->Sync(), "syncing the catalog");
+  opened_ = OpenStore(std::move(kv), std::move(devices));
+  Require(opened_, "opening");
+}
+
+TestStore::TestStore(const CrashImage& image, const TestStoreOptions& options) : options_(options) {
+  Restarted restarted = Restart(image);
+  journal_ = restarted.journal;
+  opened_ = OpenStore(std::move(restarted.kv), std::move(restarted.devices));
+}
+
+TestStore::~TestStore() = default;
+
+Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
+                                  std::vector<std::unique_ptr<FaultDevice>> devices) {
+  kv_ = kv.get();
+  devices_.clear();
+  std::vector<std::unique_ptr<BlockDevice>> bases;
+  for (auto& device : devices) {
+    devices_.push_back(device.get());
+    bases.push_back(std::move(device));
+  }
+  auto store = Store::Open(std::move(kv), std::move(bases), options_.store);
+  if (!store) return store.error();
+  store_ = std::move(*store);
+  return {};
+}
+
+Result<void> TestStore::Remount() {
+  RETURN_IF_ERROR(store_->Close());
+  const CrashImage image = journal_->ImageAt(journal_->size(), {.kind = CrashOptions::Kind::kProcessKill});
+  store_.reset();
+  Restarted restarted = Restart(image);
+  journal_ = restarted.journal;
+  return OpenStore(std::move(restarted.kv), std::move(restarted.devices));
+}
+
+Result<InodeId> TestStore::Resolve(std::string_view path) {
+  InodeId at = kRootInode;
+  while (!path.empty()) {
+    const size_t slash = path.find('/');
+    ASSIGN_OR_RETURN(const auto found, store_->names().Lookup(at, path.substr(0, slash)));
+    at = found.ino;
+    path = slash == std::string_view::npos ? std::string_view() : path.substr(slash + 1);
+  }
+  return at;
+}
+
+Result<InodePtr> TestStore::Create(std::string_view path) {
+  const size_t slash = path.rfind('/');
+  const std::string_view parent = slash == std::string_view::npos ? std::string_view() : path.substr(0, slash);
+  const std::string_view name = slash == std::string_view::npos ? path : path.substr(slash + 1);
+  ASSIGN_OR_RETURN(const InodeId directory, Resolve(parent));
+  CreateRequest request;
+  request.mode = S_IFREG | 0644;
+  ASSIGN_OR_RETURN(const auto created, store_->names().Create(directory, name, request));
+  return store_->OpenFile(created.ino, false);
+}
+
+Result<InodePtr> TestStore::OpenPath(std::string_view path, bool truncate) {
+  ASSIGN_OR_RETURN(const InodeId ino, Resolve(path));
+  return store_->OpenFile(ino, truncate);
+}
+
+Result<std::string> TestStore::ReadAt(const InodePtr& inode, uint64_t offset, uint64_t size) {
+  ASSIGN_OR_RETURN(const ReadView view, store_->Read(inode, ByteOffset{offset}, ByteCount{size}));
+  return ToText(view);
+}
+
+Result<std::string> TestStore::ReadAll(const InodePtr& inode) {
+  std::string text;
+  while (true) {
+    ASSIGN_OR_RETURN(const std::string part, ReadAt(inode, text.size(), kMiB));
+    if (part.empty()) return text;
+    text += part;
+  }
+}
+
+Result<std::string> TestStore::ReadPath(std::string_view path) {
+  ASSIGN_OR_RETURN(const InodePtr inode, OpenPath(path));
+  auto text = ReadAll(inode);
+  store_->CloseFile(inode);
+  return text;
+}
+
+Result<void> TestStore::WriteAt(const InodePtr& inode, uint64_t offset, std::string_view data) {
+  return store_->Write(inode, ByteOffset{offset}, AsBytes(data));
+}
+
+Result<void> TestStore::WriteFile(std::string_view path, std::string_view data) {
+  auto inode = OpenPath(path, true);
+  if (!inode) inode = Create(path);
+  if (!inode) return inode.error();
+  const auto written = WriteAt(*inode, 0, data);
+  store_->Flush(*inode, [](Result<void>) {});
+  store_->CloseFile(*inode);
+  return written;
+}
+
+uint64_t TestStore::SizeOf(const InodePtr& inode) {
+  MutexLock lock(inode->mutex);
+  return inode->attributes.size;
+}
+
+std::span<const std::byte> AsBytes(std::string_view text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+
+std::string ToText(const ReadView& view) {
+  std::string text;
+  for (const iovec& piece : view.pieces) text.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+  return text;
+}
+
+std::string Pattern(uint64_t seed, size_t size) {
+  std::mt19937_64 random(seed);
+  std::string text(size, '\0');
+  for (size_t at = 0; at < size; at += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    text.replace(at, std::min(sizeof(word), size - at), reinterpret_cast<const char*>(&word),
+                 std::min(sizeof(word), size - at));
+  }
+  return text;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,309 @@
+// The data path over a device that fails, holds and loses: what callers see, and what survives.
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kBlock = kBlockSize;
+
+std::string Must(Result<std::string> text) {
+  EXPECT_TRUE(text.has_value()) << ToString(text.error());
+  return text.value_or("");
+}
+
+#define ASSERT_OK(expression)                                        \
+  do {                                                               \
+    const auto asserted = (expression);                              \
+    ASSERT_TRUE(asserted.has_value()) << ToString(asserted.error()); \
+  } while (false)
+
+TEST(Files, ReadsWhatWasWrittenBeforeAndAfterSync) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(1, 3 * kMiB + 123);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  EXPECT_EQ(Must(store.ReadAll(file)), data);
+  ASSERT_OK(store->Sync(file));
+  EXPECT_EQ(Must(store.ReadAll(file)), data);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(Must(store.ReadPath("a")), data);
+}
+
+TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(2, 5 * kMiB);
+  for (size_t at = 0; at < data.size();) {   // As Python's buffered writer sends them.
+    const size_t step = at == 0 ? 1048560 : std::min<size_t>(kMiB, data.size() - at);
+    ASSERT_OK(store.WriteAt(file, at, std::string_view(data).substr(at, step)));
+    at += step;
+  }
+  ASSERT_OK(store->Sync(file));
+  EXPECT_EQ(Must(store.ReadAll(file)), data);
+  const auto extents = store->Extents(file, FileBlock{0}, 100).value();
+  EXPECT_LE(extents.size(), 3U) << "a file written in one go lies in few extents";
+  EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
+}
+
+TEST(Files, PartialOverwriteKeepsTheRestOfTheBlock) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(3, 64 * kKiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  for (const uint64_t at : {uint64_t{1}, kBlock - 1, 2 * kBlock + 7, 64 * kKiB - 3}) {
+    const std::string patch = at == 64 * kKiB - 3 ? "xyzuvw" : "xy";
+    ASSERT_OK(store.WriteAt(file, at, patch));
+    data.resize(std::max(data.size(), at + patch.size()));
+    data.replace(at, patch.size(), patch);
+    EXPECT_EQ(Must(store.ReadAll(file)), data);
+  }
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(Must(store.ReadPath("a")), data);
+}
+
+TEST(Files, OverwriteOfBlocksBeingWrittenKeepsBoth) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(4, 4 * kMiB);
+  store.device().Hold();
+  ASSERT_OK(store.WriteAt(file, 0, data));   // Two stripes go out and hang.
+  store.device().WaitForHeld(2);
+  const std::string patch = Pattern(5, 10000);
+  ASSERT_OK(store.WriteAt(file, 5000, patch));
+  data.replace(5000, patch.size(), patch);
+  EXPECT_EQ(Must(store.ReadAll(file)), data);
+  store.device().Release();
+  ASSERT_OK(store->Sync(file));
+  EXPECT_EQ(Must(store.ReadAll(file)), data);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(Must(store.ReadPath("a")), data);
+}
+
+TEST(Files, TruncationZeroesWhatALaterGrowthUncovers) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(6, 20000);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store->Truncate(file, 5000));
+  ASSERT_OK(store->Truncate(file, 15000));
+  data.resize(5000);
+  data.resize(15000, '\0');
+  EXPECT_EQ(Must(store.ReadAll(file)), data);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(Must(store.ReadPath("a")), data);
+}
+
+TEST(Files, HolesReadAsZerosAndSeekFindsThem) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 10 * kMiB, "end"));
+  EXPECT_EQ(store.SizeOf(file), 10 * kMiB + 3);
+  EXPECT_EQ(Must(store.ReadAt(file, 3 * kMiB, 100)), std::string(100, '\0'));
+  EXPECT_EQ(store->Seek(file, 0, SeekTarget::kData).value(), 10 * kMiB);
+  EXPECT_EQ(store->Seek(file, 10 * kMiB, SeekTarget::kHole).value(), 10 * kMiB + 3);
+  ASSERT_OK(store->Sync(file));
+  EXPECT_EQ(store->Seek(file, 5, SeekTarget::kData).value(), 10 * kMiB);
+  EXPECT_EQ(store->Seek(file, 5, SeekTarget::kHole).value(), 5U);
+  EXPECT_EQ(store->Seek(file, 10 * kMiB + 3, SeekTarget::kData).error().code, ErrorCode::kNoData);
+}
+
+TEST(Files, FallocatedSpaceIsWrittenInPlaceEvenWhenThePoolIsFull) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 8 * kMiB));
+  EXPECT_EQ(store.SizeOf(file), 8 * kMiB);
+  EXPECT_EQ(Must(store.ReadAt(file, 4 * kMiB, 10)), std::string(10, '\0'));
+  const InodePtr filler = store.Create("filler").value();
+  uint64_t filled = 0;
+  while (store.WriteAt(filler, filled, Pattern(7, kMiB))) filled += kMiB;
+  ASSERT_EQ(store.WriteAt(filler, filled, Pattern(7, kMiB)).error().code, ErrorCode::kNoSpace);
+  const std::string data = Pattern(8, 8 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(Must(store.ReadPath("a")), data);
+}
+
+TEST(Files, AFullPoolSaysSoAtTheWriteAndDeletingGivesTheSpaceBack) {
+  TestStore store;
+  const uint64_t fresh = store->Space().free.value;
+  const InodePtr file = store.Create("big").value();
+  uint64_t size = 0;
+  while (store.WriteAt(file, size, Pattern(size, kMiB))) size += kMiB;
+  EXPECT_GE(size, 60 * kMiB);
+  ASSERT_OK(store->Sync(file));
+  EXPECT_EQ(Must(store.ReadAt(file, size - kMiB, kMiB)), Pattern(size - kMiB, kMiB));
+  store->CloseFile(file);
+  ASSERT_OK(store->names().Unlink(kRootInode, "big"));
+  EXPECT_EQ(store->Space().free.value, fresh);
+  const InodePtr again = store.Create("again").value();
+  ASSERT_OK(store.WriteAt(again, 0, Pattern(9, 30 * kMiB)));
+  ASSERT_OK(store->Sync(again));
+  EXPECT_EQ(Must(store.ReadAll(again)), Pattern(9, 30 * kMiB));
+}
+
+TEST(Files, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const uint64_t size = 24 * kMiB;
+  for (int round = 0; round < 8; ++round) {
+    for (uint64_t at = 0; at < size; at += kMiB) ASSERT_OK(store.WriteAt(file, at, Pattern(round * 100 + at, kMiB)));
+  }
+  ASSERT_OK(store->Sync(file));
+  for (uint64_t at = 0; at < size; at += kMiB) EXPECT_EQ(Must(store.ReadAt(file, at, kMiB)), Pattern(700 + at, kMiB));
+}
+
+TEST(Files, AFlippedByteIsAnErrorNeverData) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(10, kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  const auto extents = store->Extents(file, FileBlock{0}, 10).value();
+  store.device().Corrupt(ToBytes(extents[0].start) + ByteCount{5 * kBlock + 17});
+  ASSERT_OK(store.Remount());
+  const InodePtr again = store.OpenPath("a").value();
+  EXPECT_EQ(store.ReadAt(again, 5 * kBlock, 10).error().code, ErrorCode::kCorrupt);
+  EXPECT_FALSE(store.ReadAt(again, 0, kMiB).has_value());
+  const InodePtr whole = again;
+  EXPECT_EQ(Must(store.ReadAt(whole, 600 * kKiB, 4096)), data.substr(600 * kKiB, 4096));
+  EXPECT_EQ(store.WriteAt(again, 5 * kBlock + 1, "x").error().code, ErrorCode::kCorrupt)
+      << "a partial overwrite must not bless the block";
+  EXPECT_GE(store->statistics().checksum_errors, 1U);
+}
+
+TEST(Files, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string old = Pattern(11, 100000);
+  ASSERT_OK(store.WriteAt(file, 0, old));
+  ASSERT_OK(store->Sync(file));
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 100000)));
+  EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
+  EXPECT_EQ(Must(store.ReadAll(file)), old);
+  EXPECT_FALSE(store->read_only());
+  ASSERT_OK(store.WriteAt(file, 10, "new"));
+  ASSERT_OK(store->Sync(file));
+  std::string expected = old;
+  expected.replace(10, 3, "new");
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(Must(store.ReadPath("a")), expected);
+}
+
+TEST(Files, AFailedFlushMakesTheStoreReadOnly) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1});
+  EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(store->read_only());
+  EXPECT_EQ(store.WriteAt(file, 0, "more").error().code, ErrorCode::kReadOnly);
+  EXPECT_FALSE(store->Sync(file).has_value()) << "a failed fsync is never tried again as if nothing were lost";
+}
+
+TEST(Files, AFailedCatalogSyncMakesTheStoreReadOnly) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.kv().FailSync(1);
+  EXPECT_FALSE(store->Sync(file).has_value());
+  EXPECT_TRUE(store->read_only());
+}
+
+TEST(Files, AReadFailureIsAnErrorOfThatReadAlone) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(13, kMiB)));
+  ASSERT_OK(store->Sync(file));
+  store.device().Fail(FaultDevice::Target::kRead, {.nth = 1});
+  EXPECT_EQ(store.ReadAt(file, 300 * kKiB, 200 * kKiB).error().code, ErrorCode::kIo);
+  EXPECT_EQ(Must(store.ReadAt(file, 300 * kKiB, 200 * kKiB)), Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB));
+}
+
+TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(14, 16 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  const uint64_t before = store.device().counts().read.value;
+  for (int reader = 0; reader < 4; ++reader) {
+    ReadStream stream;
+    std::string text;
+    while (text.size() < data.size()) {
+      std::promise<std::string> promise;
+      auto part = promise.get_future();
+      store->Read(file, ByteOffset{text.size()}, ByteCount{kMiB}, &stream, [&](Result<ReadView> view) {
+        promise.set_value(view ? ToText(*view) : std::string());
+      });
+      const std::string piece = part.get();
+      ASSERT_FALSE(piece.empty());
+      text += piece;
+    }
+    EXPECT_EQ(text, data);
+  }
+  EXPECT_LE(store.device().counts().read.value - before, data.size() + 4 * kMiB);
+}
+
+TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {
+  TestStore store;
+  const InodePtr from = store.Create("from").value(), to = store.Create("to").value();
+  ASSERT_OK(store.WriteAt(from, 0, Pattern(15, 70000)));
+  ASSERT_OK(store.WriteAt(from, 20 * kMiB, "tail"));
+  const uint64_t size = store.SizeOf(from);
+  EXPECT_EQ(store->CopyRange(from, 0, to, 0, UINT64_MAX >> 1).value(), size);
+  EXPECT_EQ(Must(store.ReadAll(to)), Must(store.ReadAll(from)));
+  EXPECT_GE(store->Seek(to, 80000, SeekTarget::kData).value(), 20 * kMiB);
+}
+
+TEST(Files, TwoDevicesShareALargeFile) {
+  TestStoreOptions options;
+  options.devices = 2;
+  TestStore store(options);
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(16, 40 * kMiB);
+  for (uint64_t at = 0; at < data.size(); at += kMiB) ASSERT_OK(store.WriteAt(file, at, data.substr(at, kMiB)));
+  ASSERT_OK(store->Sync(file));
+  EXPECT_GE(store.device(0).counts().written.value, 16 * kMiB);
+  EXPECT_GE(store.device(1).counts().written.value, 16 * kMiB);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(Must(store.ReadPath("a")), data);
+}
+
+TEST(Files, AnUnlinkedOpenFileKeepsItsDataUntilClosed) {
+  TestStore store;
+  const uint64_t fresh = store->Space().free.value;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(17, 3 * kMiB)));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  EXPECT_EQ(Must(store.ReadAll(file)), Pattern(17, 3 * kMiB));
+  ASSERT_OK(store.WriteAt(file, 100, "still here"));
+  store->CloseFile(file);
+  EXPECT_EQ(store->Space().free.value, fresh);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(store->Space().free.value, fresh);
+}
+
+TEST(Files, ManySmallFilesShareCommits) {
+  TestStore store;
+  for (int index = 0; index < 500; ++index) {
+    ASSERT_OK(store.WriteFile("f" + std::to_string(index), Pattern(index, 3000)));
+  }
+  ASSERT_OK(store->SyncAll());
+  EXPECT_LE(store->statistics().flushes, 50U);
+  ASSERT_OK(store.Remount());
+  for (int index = 0; index < 500; ++index) {
+    EXPECT_EQ(Must(store.ReadPath("f" + std::to_string(index))), Pattern(index, 3000));
+  }
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -30,7 +30,7 @@ constexpr size_t kMaximumSymlinkSize = 4095;
 constexpr uint64_t kMaximumSize = std::numeric_limits<int64_t>::max();
 constexpr uint64_t kMaximumBlocks = kMaximumSize / kBlockSize;
 
-constexpr uint32_t kKnownInodeFlags = kInodeHasAttributes;
+constexpr uint32_t kKnownInodeFlags = kInodeHasAttributes | kInodeUnnamed;
 constexpr uint32_t kKnownExtentFlags = kExtentUnwritten | kExtentShared;
 constexpr uint32_t kNanosecondsPerSecond = 1'000'000'000;
 constexpr unsigned kTypeShift = 12;         // from S_IFMT bits to the type as one byte, as in d_type

@@ -43,6 +43,7 @@ struct InodeRecord {
 
 enum InodeFlags : uint32_t {
   kInodeHasAttributes = 1,   // at least one extended attribute was ever set: answers ENODATA without a look-up otherwise
+  kInodeUnnamed = 2,         // never had a name (O_TMPFILE): may get its first link though it has none
 };
 
 struct EntryRecord {

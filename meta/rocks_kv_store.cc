@@ -21,6 +21,7 @@ namespace weightfs {
 namespace {
 
 constexpr int kOpenTables = 512;
+constexpr int kReadOnlyAttempts = 16;
 constexpr size_t kScanReadAhead = 2 * kMiB;
 constexpr size_t kBatchHeaderSize = 12;
 constexpr size_t kChangeOverhead = 11;   // of one change in a RocksDB batch: tag and two lengths
@@ -170,7 +171,10 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.keep_log_file_num = 2;
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
-  if (wanted.read_only) options.info_log = std::make_shared<NoLog>();
+  if (wanted.read_only) {
+    options.info_log = std::make_shared<NoLog>();
+    options.max_open_files = -1;   // all at once: a mount beside us may delete them
+  }
   return options;
 }
 
@@ -234,6 +238,21 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
             fmt::format("{}: the catalog is damaged: {}; restore it from a copy", directory, text)};
   }
   return {CodeOf(status), fmt::format("{}: cannot open the catalog: {}", directory, text)};
+}
+
+rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Options& options, bool read_only,
+                             std::unique_ptr<rocksdb::DB>* out) {
+  rocksdb::DB* db = nullptr;
+  rocksdb::Status status;
+  // A mount beside us may delete a log or a table between our reading of the manifest and of that file, which looks
+  // like damage. True damage is there at every attempt.
+  for (int attempt = 0; attempt < (read_only ? kReadOnlyAttempts : 1); ++attempt) {
+    status = read_only ? rocksdb::DB::OpenForReadOnly(options, directory, &db)
+                       : rocksdb::DB::Open(options, directory, &db);
+    if (status.ok()) break;
+  }
+  out->reset(db);
+  return status;
 }
 
 class Iterator final : public KvIterator {
@@ -328,6 +347,11 @@ class RocksKvStore::Impl {
     }
     return {};
   }
+  // One thread writes the batches of several. ThreadSanitizer does not see how RocksDB, built without it, hands them over;
+  // as a function of its own this one leaves its caller in the stacks, for tests/tsan.supp to name.
+  [[gnu::noinline]] rocksdb::Status Apply(rocksdb::WriteBatch* changes) {
+    return database->db->Write(rocksdb::WriteOptions(), changes);
+  }
   bool writable() const { return !database->read_only && !database->health->failed(); }
 
   const std::shared_ptr<Database> database;
@@ -345,11 +369,7 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   auto database = std::make_shared<Database>(directory);
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
-  const rocksdb::Options rocks_options = DatabaseOptions(options, *database);
-  rocksdb::DB* db = nullptr;
-  const auto status = options.read_only ? rocksdb::DB::OpenForReadOnly(rocks_options, directory, &db)
-                                        : rocksdb::DB::Open(rocks_options, directory, &db);
-  database->db.reset(db);
+  const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }
@@ -367,7 +387,7 @@ Result<void> RocksKvStore::Write(const KvBatch& batch) {
   if (batch.empty()) return {};
   rocksdb::WriteBatch changes(SizeOf(batch));
   RETURN_IF_ERROR(Translate(batch, &changes));
-  if (const auto status = impl_->database->db->Write(rocksdb::WriteOptions(), &changes); !status.ok()) {
+  if (const auto status = impl_->Apply(&changes); !status.ok()) {
     return impl_->database->health->Fail("writing the catalog", status);
   }
   impl_->sync.NoteWrite();

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "common/mutex.h"
@@ -11,6 +13,7 @@
 #include "meta/kv_store.h"
 #include "store/inode.h"
 #include "store/inode_table.h"
+#include "store/inode_transaction.h"
 #include "store/types.h"
 
 namespace weightfs {
@@ -81,15 +84,62 @@ class Namespace {
   // (the caller adds them with InodeTable::AddLookups before it replies).
   void Forget(InodeId ino, uint64_t count);
 
-  uint64_t inode_count() const { return inode_count_.load(); }   // created less deleted since Recover, plus those found
+  uint64_t inode_count() const { return inode_count_.load(); }   // orphans included
 
  private:
+  // A name with what it leads to; without an entry `inode` is null.
+  struct Place {
+    InodePtr directory;
+    std::string_view name;
+    InodePtr inode;
+    uint32_t type = 0;   // S_IFMT bits of the inode
+  };
+
+  // Logs damage once, as "inode N: TEXT", and gives kCorrupt.
+  static Error Damaged(InodeId ino, std::string_view text);
+  Result<void> CheckWritable() const;
+
+  Result<InodePtr> GetDirectory(InodeId ino);
+  Result<std::optional<EntryRecord>> FindEntry(InodeId parent, std::string_view name);
+  Result<Place> FindPlace(InodeId parent, std::string_view name) REQUIRES(mutex_);
+  Result<void> CheckEmpty(InodeId directory) REQUIRES(mutex_);
+  // kInvalid when `directory` is `inode` or lies below it: it cannot move there.
+  Result<void> CheckNotBelow(const InodePtr& inode, InodePtr directory) REQUIRES(mutex_);
+
+  Result<Attributes> CreateLocked(const InodePtr& parent, std::string_view name, const CreateRequest& request)
+      REQUIRES(mutex_);
+  Result<void> InheritAcl(const InodePtr& parent, InodeId ino, const CreateRequest& request, InodeRecord* record,
+                          KvBatch* batch);
+  // A number never used before; what the catalog must know of it goes into `batch`.
+  InodeId NextInodeLocked(KvBatch* batch, uint64_t* bound) REQUIRES(mutex_);
+
+  Result<void> RemoveLocked(const Place& place) REQUIRES(mutex_);
+  Result<InodeId> CommitData(InodeId parent, std::string_view name);
+  Result<void> MoveLocked(const Place& from, const Place& to) REQUIRES(mutex_);
+  Result<void> ExchangeLocked(const Place& from, const Place& to) REQUIRES(mutex_);
+  Result<void> CheckMove(const Place& from, const Place& to) REQUIRES(mutex_);
+
+  // Commits a transaction in which `victim` (which may be null) may have lost its last link: it becomes an orphan while
+  // it is in use, and goes otherwise.
+  Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) REQUIRES(mutex_);
+  // Deletes the orphan unless it is in use or has got a link again.
+  void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
+  Result<void> DeleteOrphanLocked(const InodePtr& inode) REQUIRES(mutex_);
+  Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
+
+  Result<std::string> ReadAttribute(InodeId ino, std::string_view name);
+  Result<void> SetAcl(const InodePtr& inode, std::string_view name, std::string_view value);
+  Result<void> CheckAttributeRoom(InodeId ino, std::string_view name);
+
   KvStore& catalog_;
   InodeTable& inodes_;
   DataOwner& data_;
+  bool read_only_ = false;   // set by Recover, before any other call
   Mutex mutex_;
   uint64_t next_ino_ GUARDED_BY(mutex_) = 0;
   uint64_t ino_bound_ GUARDED_BY(mutex_) = 0;
+  // Inodes without links that are in use: they stay in memory, so that the last Close or Forget finds them here.
+  std::unordered_map<InodeId, InodePtr> orphans_ GUARDED_BY(mutex_);
   std::atomic<uint64_t> inode_count_{0};
 };
 

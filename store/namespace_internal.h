@@ -1,0 +1,21 @@
+// What the sources of Namespace share. Nobody else includes this.
+#pragma once
+
+#include <string_view>
+
+#include "common/result.h"
+#include "store/types.h"
+
+namespace weightfs {
+
+// A name that can be looked up: kNotFound for none, kNameTooLong, kInvalid where it holds a slash or a NUL.
+inline Result<void> CheckName(std::string_view name) {
+  if (name.empty()) return ErrorCode::kNotFound;
+  if (name.size() > kMaximumName) return ErrorCode::kNameTooLong;
+  if (name.find('/') != name.npos || name.find('\0') != name.npos) return ErrorCode::kInvalid;
+  return {};
+}
+
+inline bool IsDots(std::string_view name) { return name == "." || name == ".."; }
+
+}  // namespace weightfs

@@ -85,8 +85,7 @@ void AddFormat(CLI::App& app, int* exit_code) {
   command->add_option("--device", arguments->devices,
                       "Block device or file to hold the data instead of a pool file; repeat it for several, over which "
                       "large tensors are striped")
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   command->add_flag("--force", arguments->force, "Overwrite a store, or whatever else the devices hold");
   command->add_flag("--sparse", arguments->sparse,
                     "Do not reserve the file's space nor write it once with zeros: quick, but the first writes to it "

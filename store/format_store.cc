@@ -150,7 +150,7 @@ Result<void> Formatter::PrepareDirectory() {
   }
   const bool had_lock = access(In(kLockName).c_str(), F_OK) == 0;
   if (!options_.force) RETURN_IF_ERROR(CheckEntries());
-  ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_, /*create=*/true));
+  ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_));
   if (!had_lock) undo_.Add([this] { unlink(In(kLockName).c_str()); });
   // A directory named as the catalog that is none is somebody's own: not even --force removes it.
   std::error_code error;
@@ -253,6 +253,7 @@ Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_
 // The point of no return. The description goes first: from here to the end the directory is no store.
 Result<void> Formatter::RemoveOldStore() {
   if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; nothing was changed"};
+  lock_.Claim();
   if (unlink(In(kDescriptionName).c_str()) != 0 && errno != ENOENT) {
     return SystemError(ErrorCode::kIo, In(kDescriptionName), "cannot be removed");
   }

@@ -212,11 +212,12 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   StoreParts parts;
   ASSIGN_OR_RETURN(parts.description, ReadStoreDescription(directory));
   if (options.lock) {
-    ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory, /*create=*/true));
+    ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory));
   }
   // The devices first: opening the catalog may write to it, and a wrong device must change nothing.
   RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));
   RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
+  parts.lock.Claim();
   if (!effective.read_only) {
     const auto devices = Borrow(parts.devices);
     RETURN_IF_ERROR(WriteAll(devices, parts.superblocks, /*clean=*/false));

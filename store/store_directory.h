@@ -68,12 +68,12 @@ std::string ToJson(const StoreDescription& description);
 // The path of a device of the store in `directory`.
 std::string DevicePath(const std::string& directory, const StoreDescription::Device& device);
 
-// An exclusive flock on the store's lock file for as long as it lives. The file holds the process id of the holder
-// until Clear; what a killed holder left there says that it never got so far.
+// An exclusive flock on the store's lock file for as long as it lives. The file holds the process id of the holder from
+// Claim to Clear; what a killed holder left there says that it never got so far.
 class StoreLock {
  public:
-  // kBusy names the holder's process. `create`: make the file where it is missing, else kNotFound.
-  static Result<StoreLock> Acquire(const std::string& directory, bool create);
+  // kBusy names the holder's process. Makes the file where it is missing; changes nothing else.
+  static Result<StoreLock> Acquire(const std::string& directory);
   StoreLock() = default;
   StoreLock(StoreLock&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   StoreLock& operator=(StoreLock&& other) noexcept {
@@ -82,6 +82,8 @@ class StoreLock {
   }
   ~StoreLock();
 
+  // Writes this process's id: from here on the store changes.
+  void Claim();
   // Empties the file: the holder has written everything. `note` is one line for whoever waits, empty on success.
   void Clear(const std::string& note = {});
   bool held() const { return descriptor_ >= 0; }

@@ -34,9 +34,9 @@ void Rewrite(int descriptor, const std::string& text) {
 
 }  // namespace
 
-Result<StoreLock> StoreLock::Acquire(const std::string& directory, bool create) {
+Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   const std::string path = directory + "/" + kLockName;
-  int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | (create ? O_CREAT : 0), 0600);
+  int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   // A store on a read-only filesystem can be locked as well, without a name in the file.
   if (descriptor < 0 && errno == EROFS) descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {
@@ -55,12 +55,15 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory, bool create) 
     return Error{ErrorCode::kBusy, fmt::format("{}: the store is in use by {}; unmount it first", directory,
                                                DescribeHolder(descriptor))};
   }
-  Rewrite(descriptor, fmt::format("{}\n", getpid()));
   return lock;
 }
 
 StoreLock::~StoreLock() {
   if (descriptor_ >= 0) close(descriptor_);
+}
+
+void StoreLock::Claim() {
+  if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n", getpid()));
 }
 
 void StoreLock::Clear(const std::string& note) {

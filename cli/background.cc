@@ -1,0 +1,103 @@
+#include "cli/background.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "cli/output.h"
+
+namespace weightfs::cli {
+namespace {
+
+// The child's whole message: one byte '+' for success, or '-' and a line.
+constexpr char kReady = '+', kFailed = '-';
+
+std::string ReadAll(int descriptor) {
+  std::string text;
+  char piece[512];
+  for (;;) {
+    const ssize_t got = read(descriptor, piece, sizeof(piece));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return text;
+    text.append(piece, static_cast<size_t>(got));
+  }
+}
+
+[[noreturn]] void WaitForChild(int descriptor, pid_t child) {
+  const std::string message = ReadAll(descriptor);
+  if (!message.empty() && message[0] == kReady) std::_Exit(kSuccess);
+  if (!message.empty() && message[0] == kFailed) {
+    fmt::print(stderr, "weightfs: {}\n", message.substr(1));
+  } else {
+    int status = 0;
+    waitpid(child, &status, 0);
+    fmt::print(stderr, "weightfs: the mount's process ended before it served ({}); run it with -f to see more\n",
+               WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a word");
+  }
+  std::fflush(stderr);
+  std::_Exit(kFailure);
+}
+
+void PointAtNull(int descriptor, int flags) {
+  const int null = open("/dev/null", flags);
+  if (null < 0) return;
+  dup2(null, descriptor);
+  if (null != descriptor) close(null);
+}
+
+}  // namespace
+
+StartReport::~StartReport() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+void StartReport::Send(const std::string& text) {
+  const int descriptor = std::exchange(descriptor_, -1);
+  // A parent that was killed meanwhile cannot be told; the mount goes on.
+  [[maybe_unused]] const ssize_t sent = write(descriptor, text.data(), text.size());
+  close(descriptor);
+}
+
+void StartReport::Ready() {
+  if (descriptor_ < 0) return;
+  Send({kReady});
+  PointAtNull(STDOUT_FILENO, O_WRONLY);
+  PointAtNull(STDERR_FILENO, O_WRONLY);
+}
+
+bool StartReport::Failed(const std::string& line) {
+  if (descriptor_ < 0) return false;
+  Send(kFailed + line);
+  return true;
+}
+
+Result<int> GoToBackground() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return Error{ErrorCode::kIo, fmt::format("pipe: {}", std::strerror(errno))};
+  const pid_t child = fork();
+  if (child < 0) {
+    const int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    return Error{ErrorCode::kNoMemory, fmt::format("no process for the mount: {}", std::strerror(error))};
+  }
+  if (child > 0) {
+    close(ends[1]);
+    WaitForChild(ends[0], child);
+  }
+  close(ends[0]);
+  setsid();
+  PointAtNull(STDIN_FILENO, O_RDONLY);
+  // A working directory would keep its filesystem busy.
+  if (chdir("/") != 0) return Error{ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))};
+  return ends[1];
+}
+
+}  // namespace weightfs::cli

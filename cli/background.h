@@ -1,0 +1,33 @@
+// A mount in the background: the parent waits until the child serves or has failed.
+#pragma once
+
+#include <string>
+
+#include "common/result.h"
+
+namespace weightfs::cli {
+
+// The child's end of the pipe to the waiting parent. In the foreground it does nothing.
+class StartReport {
+ public:
+  StartReport() = default;
+  explicit StartReport(int descriptor) : descriptor_(descriptor) {}
+  StartReport(const StartReport&) = delete;
+  StartReport& operator=(const StartReport&) = delete;
+  ~StartReport();
+
+  // The parent ends with success. Standard output and error go to /dev/null from here on. Only the first report counts.
+  void Ready();
+  // The parent prints the line and ends with failure; false when nobody waits any more.
+  bool Failed(const std::string& line);
+
+ private:
+  void Send(const std::string& text);
+  int descriptor_ = -1;
+};
+
+// Forks. In the child (a session of its own, working directory /) it returns the descriptor for a StartReport. The
+// parent never returns: it exits with the child's report. Called before any thread is made.
+Result<int> GoToBackground();
+
+}  // namespace weightfs::cli

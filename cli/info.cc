@@ -1,0 +1,292 @@
+// weightfs info: what a store, a mount or a file is made of.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/descriptor.h"
+#include "cli/mount_table.h"
+#include "cli/output.h"
+#include "common/size_text.h"
+#include "fs/ioctl.h"
+#include "store/store.h"
+#include "store/store_directory.h"
+
+namespace weightfs::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::string path;
+  bool json = false;
+};
+
+struct Space {
+  uint64_t total = 0, free = 0, available = 0;
+};
+
+void PrintJson(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace)); }
+
+std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
+
+Uuid UuidOf(const weightfs_info& info) {
+  Uuid id;
+  std::copy(std::begin(info.store_id), std::end(info.store_id), id.begin());
+  return id;
+}
+
+void AddSpace(Json* json, const Space& space) {
+  (*json)["total_bytes"] = space.total;
+  (*json)["free_bytes"] = space.free;
+  (*json)["available_bytes"] = space.available;
+}
+
+std::string SpaceLine(const Space& space) {
+  return fmt::format("{} in all, {} used, {} available", Bytes(space.total), Bytes(space.total - space.free),
+                     Bytes(space.available));
+}
+
+Result<Space> SpaceOfMount(const std::string& directory) {
+  struct statvfs status {};
+  if (statvfs(directory.c_str(), &status) != 0) {
+    return Error{ErrorCode::kIo, fmt::format("{}: {}", directory, std::strerror(errno))};
+  }
+  return Space{uint64_t{status.f_blocks} * status.f_frsize, uint64_t{status.f_bfree} * status.f_frsize,
+               uint64_t{status.f_bavail} * status.f_frsize};
+}
+
+// A store nobody serves: the same figures that a mount would give.
+Result<Space> SpaceOfStore(const std::string& directory) {
+  OpenOptions look;
+  look.lock = false;
+  look.queue_depth = 32;
+  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, look));
+  StoreOptions options;
+  options.read_only = true;
+  ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
+  const SpaceStatistics space = store->Space();
+  RETURN_IF_ERROR(store->Close());
+  return Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value};
+}
+
+int ShowStore(const Arguments& arguments) {
+  const auto description = ReadStoreDescription(arguments.path);
+  if (!description.has_value()) return Fail(description.error());
+  const auto mount = FindMountOfStore(arguments.path);
+  const auto space = mount.has_value() ? SpaceOfMount(mount->directory) : SpaceOfStore(arguments.path);
+  if (arguments.json) {
+    Json json = Json::parse(ToJson(*description));
+    json["mounted_on"] = mount.has_value() ? Json(mount->directory) : Json();
+    if (space.has_value()) AddSpace(&json, *space);
+    PrintJson(json);
+  } else {
+    fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", arguments.path,
+               ToString(description->id), description->format, description->created,
+               mount.has_value() ? mount->directory : "no");
+    if (space.has_value()) fmt::print("space    {}\n", SpaceLine(*space));
+    Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
+    for (const auto& device : description->devices) {
+      table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
+                 DevicePath(arguments.path, device), ToString(device.id)});
+    }
+    fmt::print("{}", table.ToString());
+  }
+  return space.has_value() ? kSuccess : Fail(space.error());
+}
+
+// The mount that `path` lies on: the longest directory that leads to it.
+std::optional<MountEntry> MountAbove(const std::string& path) {
+  const auto mounts = WeightfsMounts();
+  if (!mounts.has_value()) return std::nullopt;
+  const std::string resolved = ResolvePath(path);
+  std::optional<MountEntry> best;
+  for (const MountEntry& mount : *mounts) {
+    const bool inside = resolved == mount.directory || resolved.starts_with(mount.directory + "/");
+    if (inside && (!best.has_value() || mount.directory.size() >= best->directory.size())) best = mount;
+  }
+  return best;
+}
+
+int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& info) {
+  const auto mount = MountAbove(arguments.path);
+  const auto space = SpaceOfMount(arguments.path);
+  if (!space.has_value()) return Fail(space.error());
+  weightfs_stats stats{};
+  stats.version = WEIGHTFS_IOC_VERSION;
+  const bool counted = (info.features & WEIGHTFS_FEATURE_STATS) != 0 && ioctl(descriptor, WEIGHTFS_IOC_STATS, &stats) == 0;
+  if (arguments.json) {
+    Json json = {{"mount", mount.has_value() ? Json(mount->directory) : Json()},
+                 {"store", mount.has_value() ? Json(mount->store) : Json()},
+                 {"id", ToString(UuidOf(info))},
+                 {"format", info.format},
+                 {"read_only", (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0}};
+    AddSpace(&json, *space);
+    if (counted) {
+      json["statistics"] = {{"requests", stats.requests},
+                            {"read_bytes", stats.read_bytes},
+                            {"written_bytes", stats.written_bytes},
+                            {"device_read_bytes", stats.device_read_bytes},
+                            {"device_written_bytes", stats.device_written_bytes},
+                            {"commits", stats.commits},
+                            {"flushes", stats.flushes},
+                            {"checksum_errors", stats.checksum_errors},
+                            {"buffer_capacity", stats.buffer_capacity},
+                            {"buffer_in_use", stats.buffer_in_use},
+                            {"write_buffers", stats.write_buffers},
+                            {"write_buffers_in_use", stats.write_buffers_in_use},
+                            {"dirty_bytes", stats.dirty_bytes},
+                            {"resident_inodes", stats.resident_inodes}};
+    }
+    PrintJson(json);
+    return kSuccess;
+  }
+  fmt::print("mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
+             mount.has_value() ? mount->directory : arguments.path,
+             (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
+             mount.has_value() ? mount->store : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
+  if (counted) {
+    fmt::print("read     {} by programs, {} from the devices\nwritten  {} by programs, {} to the devices, {} commits\n"
+               "memory   {} of {} buffers in use, {} not yet written\nerrors   {} checksum mismatches\n",
+               Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.written_bytes),
+               Bytes(stats.device_written_bytes), stats.commits, Bytes(stats.buffer_in_use),
+               Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.checksum_errors);
+  }
+  return kSuccess;
+}
+
+// All extents; records that go on where the last one ended, in the file and on the device, are one run.
+Result<std::vector<weightfs_extent>> ReadExtents(int descriptor, const std::string& path) {
+  std::vector<weightfs_extent> runs;
+  weightfs_extents page{};
+  do {
+    page.version = WEIGHTFS_IOC_VERSION;
+    if (ioctl(descriptor, WEIGHTFS_IOC_EXTENTS, &page) != 0) {
+      return Error{ErrorCode::kIo, fmt::format("{}: its extents cannot be read: {}", path, std::strerror(errno))};
+    }
+    for (uint32_t index = 0; index < std::min<uint32_t>(page.count, WEIGHTFS_EXTENTS_MAX); ++index) {
+      const weightfs_extent& next = page.extents[index];
+      if (!runs.empty()) {
+        weightfs_extent& last = runs.back();
+        if (last.first + last.length == next.first && last.physical + last.length == next.physical &&
+            last.device == next.device && last.flags == next.flags) {
+          last.length += next.length;
+          continue;
+        }
+      }
+      runs.push_back(next);
+    }
+  } while (page.count == WEIGHTFS_EXTENTS_MAX);
+  return runs;
+}
+
+// The greatest power of two that divides the place on the device.
+uint64_t Alignment(const weightfs_extent& extent) {
+  return extent.physical == 0 ? kBlockSize : uint64_t{1} << std::countr_zero(extent.physical);
+}
+
+std::string ExtentNotes(const weightfs_extent& extent) {
+  std::string notes;
+  if ((extent.flags & WEIGHTFS_EXTENT_UNWRITTEN) != 0) notes = "unwritten";
+  if ((extent.flags & WEIGHTFS_EXTENT_SHARED) != 0) notes += notes.empty() ? "shared" : ", shared";
+  return notes;
+}
+
+void PrintExtents(const Arguments& arguments, const struct stat& status, const std::vector<weightfs_extent>& extents,
+                  uint64_t mapped) {
+  const auto size = static_cast<uint64_t>(status.st_size);
+  const uint64_t covered = RoundUp(size, kBlockSize);
+  fmt::print("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, arguments.path), Bytes(size), size, status.st_ino);
+  fmt::print("{} run{} on the device, {} mapped{}\n", extents.size(), extents.size() == 1 ? "" : "s", Bytes(mapped),
+             mapped < covered ? fmt::format(", {} of holes", Bytes(covered - mapped)) : "");
+  if (extents.empty()) return;
+  Table table({{"logical", true}, {"length", true}, {"device", true}, {"physical", true}, {"aligned to", true}, {""}});
+  for (const weightfs_extent& extent : extents) {
+    table.Add({fmt::format("{}", extent.first), Bytes(extent.length), fmt::format("{}", extent.device),
+               fmt::format("{}", extent.physical), Bytes(Alignment(extent)), ExtentNotes(extent)});
+  }
+  fmt::print("{}", table.ToString());
+}
+
+int ShowFile(const Arguments& arguments, int descriptor, const struct stat& status) {
+  // Data still in memory has no place yet.
+  if (fsync(descriptor) != 0 && errno != EROFS) {
+    return Fail({ErrorCode::kIo, fmt::format("{}: fsync: {}", arguments.path, std::strerror(errno))});
+  }
+  const auto extents = ReadExtents(descriptor, arguments.path);
+  if (!extents.has_value()) return Fail(extents.error());
+  uint64_t mapped = 0;
+  for (const weightfs_extent& extent : *extents) mapped += extent.length;
+  if (!arguments.json) {
+    PrintExtents(arguments, status, *extents, mapped);
+    return kSuccess;
+  }
+  Json json = {{"file", arguments.path},
+               {"inode", status.st_ino},
+               {"size", status.st_size},
+               {"mapped_bytes", mapped},
+               {"extents", Json::array()}};
+  for (const weightfs_extent& extent : *extents) {
+    json["extents"].push_back({{"logical", extent.first},
+                               {"length", extent.length},
+                               {"device", extent.device},
+                               {"physical", extent.physical},
+                               {"alignment", Alignment(extent)},
+                               {"unwritten", (extent.flags & WEIGHTFS_EXTENT_UNWRITTEN) != 0},
+                               {"shared", (extent.flags & WEIGHTFS_EXTENT_SHARED) != 0}});
+  }
+  PrintJson(json);
+  return kSuccess;
+}
+
+int Run(const Arguments& arguments) {
+  struct stat status {};
+  if (stat(arguments.path.c_str(), &status) != 0) {
+    return Fail({ErrorCode::kNotFound, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
+  }
+  if (S_ISDIR(status.st_mode) && access((arguments.path + "/" + kDescriptionName).c_str(), F_OK) == 0) {
+    return ShowStore(arguments);
+  }
+  if (!S_ISDIR(status.st_mode) && !S_ISREG(status.st_mode)) {
+    return Fail({ErrorCode::kInvalid, fmt::format("{}: neither a directory nor a regular file", arguments.path)});
+  }
+  const Descriptor file(open(arguments.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.get() < 0) {
+    return Fail({ErrorCode::kAccess, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
+  }
+  weightfs_info info{};
+  if (ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) != 0) {
+    return Fail({ErrorCode::kInvalid, fmt::format("{}: neither a store nor in a mount of weightfs; 'findmnt -t "
+                                                  "fuse.weightfs' lists the mounts",
+                                                  arguments.path)});
+  }
+  return S_ISDIR(status.st_mode) ? ShowMount(arguments, file.get(), info) : ShowFile(arguments, file.get(), status);
+}
+
+}  // namespace
+
+void AddInfo(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("info", "Show what a store, a mount or a file is made of");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("PATH", arguments->path, "A store's directory, a mounted directory, or a file in one")->required();
+  command->add_flag("--json", arguments->json, "Print JSON: bytes, never rounded");
+  command->footer(
+      "For a file it shows where its bytes lie: the place in the file, the device, the place there and its alignment.\n\n"
+      "Examples:\n"
+      "  weightfs info /srv/tensors\n"
+      "  weightfs info /mnt/tensors\n"
+      "  weightfs info /mnt/tensors/model.pt");
+  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+}
+
+}  // namespace weightfs::cli

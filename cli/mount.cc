@@ -1,0 +1,155 @@
+// weightfs mount: serves a store at a directory.
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "cli/background.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/signal_thread.h"
+#include "common/log.h"
+#include "fs/mount.h"
+#include "store/store_session.h"
+
+namespace weightfs::cli {
+namespace {
+
+struct Arguments {
+  std::string store, directory;
+  std::vector<std::string> options;
+  bool foreground = false, read_only = false;
+};
+
+struct Plan {
+  std::string store;
+  bool foreground = false;
+  OpenOptions open;
+  StoreOptions store_options;
+  MountOptions mount;
+};
+
+Result<std::string> RealDirectory(const std::string& path, std::string_view what) {
+  char resolved[PATH_MAX];
+  if (realpath(path.c_str(), resolved) == nullptr) {
+    const int error = errno;
+    if (error == ENOTCONN) {
+      return Error{ErrorCode::kBusy, fmt::format("{}: a mount whose process has ended lies there; 'weightfs umount {}' "
+                                                 "takes it away",
+                                                 path, path)};
+    }
+    return Error{ErrorCode::kNotFound, fmt::format("{}: {}; give {}", path, std::strerror(error), what)};
+  }
+  struct stat status {};
+  if (stat(resolved, &status) != 0 || !S_ISDIR(status.st_mode)) {
+    return Error{ErrorCode::kNotDirectory, fmt::format("{}: not a directory; give {}", path, what)};
+  }
+  return std::string(resolved);
+}
+
+Result<Plan> MakePlan(const Arguments& arguments) {
+  Plan plan;
+  plan.foreground = arguments.foreground;
+  ASSIGN_OR_RETURN(plan.store, RealDirectory(arguments.store, "the store's directory"));
+  ASSIGN_OR_RETURN(plan.mount.mountpoint, RealDirectory(arguments.directory, "an existing directory to mount on"));
+  // Mounted over, the store could not be found again.
+  if ((plan.store + "/").starts_with(plan.mount.mountpoint == "/" ? "/" : plan.mount.mountpoint + "/")) {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: holds the store itself; mount elsewhere", plan.mount.mountpoint)};
+  }
+  for (const std::string& options : arguments.options) {
+    RETURN_IF_ERROR(ApplyMountOptions(options, plan.mount, plan.store_options));
+  }
+  if (arguments.read_only) plan.mount.read_only = true;
+  plan.store_options.read_only = plan.mount.read_only;
+  plan.open.read_only = plan.mount.read_only;
+  plan.mount.store_directory = plan.store;
+  return plan;
+}
+
+// Every open file of the mount's users may cost a descriptor at some time; RocksDB and the devices have theirs.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
+}
+
+void LogStart(const Plan& plan, const Mount& mount) {
+  spdlog::info("weightfs {} serves {} on {}{}", WEIGHTFS_VERSION, plan.store, plan.mount.mountpoint,
+               plan.mount.read_only ? ", read-only" : "");
+  for (const std::string& feature : mount.Features()) spdlog::info("kernel: {}", feature);
+}
+
+// From the store to the end of the mount. The order of the end is Mount's contract: Run, close the store, ~Mount, ~Store.
+Result<void> Serve(Plan plan, StartReport& report) {
+  RaiseDescriptorLimit();
+  BlockEndSignals();
+  ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
+  // Only now: a store that cannot be opened is left as it was.
+  spdlog::set_level(spdlog::level::info);
+  if (!plan.foreground) LogToFile(plan.store + "/" + kLogName);
+  plan.mount.store_id = session->description().id;
+  plan.mount.store_format = session->description().format;
+  plan.mount.ready = [&report] { report.Ready(); };
+  ASSIGN_OR_RETURN(auto mount, Mount::Create(session->store(), plan.mount));
+  LogStart(plan, *mount);
+  Result<void> served;
+  {
+    ASSIGN_OR_RETURN(const auto signals, SignalThread::Start([&mount](int signal) {
+                       spdlog::info("{}: unmounting", strsignal(signal));
+                       mount->Stop();
+                     }));
+    served = mount->Run();
+  }
+  auto closed = session->Close();
+  if (closed.has_value()) spdlog::info("unmounted; everything is on the device");
+  RETURN_IF_ERROR(served);
+  return closed;
+}
+
+int Run(const Arguments& arguments) {
+  auto plan = MakePlan(arguments);
+  if (!plan.has_value()) return Fail(plan.error());
+  int descriptor = -1;
+  if (!plan->foreground) {
+    auto background = GoToBackground();
+    if (!background.has_value()) return Fail(background.error());
+    descriptor = *background;
+  }
+  StartReport report(descriptor);
+  const auto served = Serve(std::move(*plan), report);
+  if (served.has_value()) return kSuccess;
+  if (report.Failed(Line(served.error()))) return kFailure;
+  // After the start: the log of a mount in the background, standard error of one in the foreground.
+  spdlog::error("{}", ToString(served.error()));
+  return kFailure;
+}
+
+}  // namespace
+
+void AddMount(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("mount", "Serve a store at a directory; returns when the mount answers");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("STORE", arguments->store, "Directory of the store")->required();
+  command->add_option("DIR", arguments->directory, "Directory to mount on")->required();
+  command->add_option("-o", arguments->options, "Options, separated by commas; see below")->allow_extra_args(false);
+  command->add_flag("-r,--read-only", arguments->read_only, "The same as -o ro");
+  command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground and log to the terminal");
+  command->footer("Options of -o:\n" + MountOptionsHelp() +
+                  "\nA mount in the background logs to STORE/weightfs.log.\n\n"
+                  "Examples:\n"
+                  "  weightfs mount /srv/tensors /mnt/tensors\n"
+                  "  weightfs mount /srv/tensors /mnt/tensors -o allow_other,commit=1\n"
+                  "  in /etc/fstab: /srv/tensors /mnt/tensors weightfs allow_other,nofail 0 0");
+  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+}
+
+}  // namespace weightfs::cli

@@ -1,0 +1,67 @@
+#include "cli/signal_thread.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace weightfs::cli {
+namespace {
+
+sigset_t EndSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  return set;
+}
+
+}  // namespace
+
+void BlockEndSignals() {
+  const sigset_t set = EndSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+Result<std::unique_ptr<SignalThread>> SignalThread::Start(std::function<void(int)> on_signal) {
+  const sigset_t set = EndSignals();
+  const int signals = signalfd(-1, &set, SFD_CLOEXEC);
+  const int wake = signals < 0 ? -1 : eventfd(0, EFD_CLOEXEC);
+  if (wake < 0) {
+    const int error = errno;
+    if (signals >= 0) close(signals);
+    return Error{ErrorCode::kIo, fmt::format("signals cannot be watched: {}", std::strerror(error))};
+  }
+  return std::unique_ptr<SignalThread>(new SignalThread(signals, wake, std::move(on_signal)));
+}
+
+SignalThread::SignalThread(int signals, int wake, std::function<void(int)> on_signal)
+    : signals_(signals), wake_(wake), on_signal_(std::move(on_signal)), thread_([this] { Run(); }) {}
+
+SignalThread::~SignalThread() {
+  const uint64_t one = 1;
+  // Writing 1 to an eventfd fails only when its counter is full.
+  [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof(one));
+  thread_.join();
+  close(wake_);
+  close(signals_);
+}
+
+void SignalThread::Run() {
+  for (;;) {
+    pollfd sources[] = {{signals_, POLLIN, 0}, {wake_, POLLIN, 0}};
+    if (poll(sources, 2, -1) < 0) {
+      if (errno == EINTR) continue;
+      return;
+    }
+    if ((sources[1].revents & POLLIN) != 0) return;
+    signalfd_siginfo info{};
+    if (read(signals_, &info, sizeof(info)) == sizeof(info)) on_signal_(static_cast<int>(info.ssi_signo));
+  }
+}
+
+}  // namespace weightfs::cli

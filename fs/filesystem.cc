@@ -1,0 +1,72 @@
+#include "fs/filesystem.h"
+
+#include <utility>
+
+#include "common/log.h"
+
+namespace weightfs {
+namespace {
+
+constexpr unsigned kExecutorThreads = 4;
+constexpr size_t kExecutorQueue = 64;
+
+}  // namespace
+
+Filesystem::Filesystem(Store& store, const MountOptions& options)
+    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue) {}
+
+Filesystem::~Filesystem() = default;
+
+void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
+  if (!entry.has_value()) {
+    reply.Fail(entry.error());
+    return;
+  }
+  // Counted first: the kernel may forget the inode before this thread goes on after the answer.
+  store_.inodes().AddLookups(entry->ino, 1);
+  if (!reply.Entry(*entry, cache_seconds())) names().Forget(entry->ino, 1);
+}
+
+uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file) {
+  auto handle = std::make_shared<FileHandle>();
+  handle->inode = inode;
+  handle->flags = file.flags;
+  handle->mode = ChooseOpenMode(file.flags, features.direct_io_allow_mmap);
+  uint32_t open_flags = 0;
+  if (handle->mode == OpenMode::kDirect) {
+    file.direct_io = 1;
+    if (features.parallel_direct_writes) open_flags = kOpenParallelDirectWrites;
+  } else {
+    file.keep_cache = page_cache_.Open(inode->id) ? 1 : 0;
+  }
+  file.fh = files_.Add(std::move(handle));
+  return open_flags;
+}
+
+void Filesystem::DropHandle(uint64_t number) {
+  const std::shared_ptr<FileHandle> handle = files_.Remove(number);
+  if (handle == nullptr) return;
+  if (handle->mode == OpenMode::kPageCache) page_cache_.Close(handle->inode->id);
+  store_.CloseFile(handle->inode);
+}
+
+bool Filesystem::LeavesStalePages(const FileHandle& handle) {
+  return !features.direct_io_allow_mmap && handle.mode == OpenMode::kDirect &&
+         page_cache_.ChangedPastCache(handle.inode->id);
+}
+
+void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
+  const int status = fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(offset),
+                                                      static_cast<off_t>(size));
+  // ENOENT: the kernel does not have the inode, so neither its pages.
+  if (status != 0 && status != -ENOENT)
+    spdlog::error("the kernel did not drop cached pages of inode {} (error {})", ino.value, -status);
+}
+
+void Filesystem::Finish() {
+  requests_.WaitForNone();
+  for (const auto& handle : files_.RemoveAll()) store_.CloseFile(handle->inode);
+  for (const auto& handle : directories_.RemoveAll()) names().Close(handle->inode);
+}
+
+}  // namespace weightfs

@@ -1,0 +1,77 @@
+// What the operations of a mount share. Private to fs/.
+#pragma once
+
+#include <string_view>
+
+#include "fs/executor.h"
+#include "fs/fuse_api.h"
+#include "fs/handles.h"
+#include "fs/kernel_features.h"
+#include "fs/mount_options.h"
+#include "fs/page_cache.h"
+#include "fs/receive_buffer.h"
+#include "fs/reply.h"
+#include "store/store.h"
+
+namespace weightfs {
+
+// Thread-safe once the session has agreed with the kernel, which alone sets `features` and `session`.
+class Filesystem {
+ public:
+  Filesystem(Store& store, const MountOptions& options);
+  ~Filesystem();
+
+  Store& store() { return store_; }
+  Namespace& names() { return store_.names(); }
+  const MountOptions& options() const { return options_; }
+  double cache_seconds() const { return options_.cache_seconds; }
+  HandleRegistry<FileHandle>& files() { return files_; }
+  HandleRegistry<DirectoryHandle>& directories() { return directories_; }
+  PageCacheTracker& page_cache() { return page_cache_; }
+  RequestCounter& requests() { return requests_; }
+
+  UsedFeatures features;
+  fuse_session* session = nullptr;
+  ReceiveBuffers* buffers = nullptr;   // for statistics
+
+  // Runs `operation(reply)` on a thread that may wait.
+  template <typename Operation>
+  void RunLater(Reply reply, Operation operation) {
+    auto kept = std::make_shared<Reply>(std::move(reply));
+    executor_.Run([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+  }
+
+  // The same, never on the calling thread; for what must not hold up a receiver. Bounded by the kernel's requests.
+  template <typename Operation>
+  void RunElsewhere(Reply reply, Operation operation) {
+    auto kept = std::make_shared<Reply>(std::move(reply));
+    executor_.RunElsewhere([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+  }
+
+  // Answers with an entry, or the error, and counts that the kernel knows the inode now.
+  void ReplyEntry(Reply reply, const Result<Attributes>& entry);
+
+  // Opens for the kernel: the answer's flags, and the handle in `file`.
+  uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file);
+  // Undoes AddHandle, also for a release.
+  void DropHandle(uint64_t number);
+
+  // A write through `handle` has changed data: true when the kernel has pages that are stale now.
+  bool LeavesStalePages(const FileHandle& handle);
+  // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
+  void DropPages(InodeId ino, uint64_t offset, uint64_t size);
+
+  // Waits for every answer, then closes what the kernel left open. Once, at the end.
+  void Finish();
+
+ private:
+  Store& store_;
+  const MountOptions& options_;
+  HandleRegistry<FileHandle> files_;
+  HandleRegistry<DirectoryHandle> directories_;
+  PageCacheTracker page_cache_;
+  RequestCounter requests_;
+  Executor executor_;   // last: its threads use the rest
+};
+
+}  // namespace weightfs

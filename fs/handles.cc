@@ -1,0 +1,31 @@
+#include "fs/handles.h"
+
+#include <fcntl.h>
+
+#include <utility>
+
+namespace weightfs {
+
+bool FileHandle::writable() const {
+  return (flags & O_ACCMODE) != O_RDONLY;
+}
+
+Result<DirectoryHandle::Entries> DirectoryHandle::Snapshot(Namespace& names, bool refresh) {
+  if (!refresh) {
+    MutexLock lock(mutex_);
+    if (entries_ != nullptr) return entries_;
+  }
+  ASSIGN_OR_RETURN(std::vector<DirectoryEntry> read, names.ReadDirectory(inode->id));
+  auto entries = std::make_shared<const std::vector<DirectoryEntry>>(std::move(read));
+  MutexLock lock(mutex_);
+  entries_ = entries;
+  return entries;
+}
+
+OpenMode ChooseOpenMode(int flags, bool map_direct) {
+  // A write-only file cannot be mapped, so it loses nothing without the page cache.
+  const bool direct = map_direct || (flags & O_DIRECT) != 0 || (flags & O_ACCMODE) == O_WRONLY;
+  return direct ? OpenMode::kDirect : OpenMode::kPageCache;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,82 @@
+// Open files and directories. fuse_file_info::fh carries the address of a handle; the registry owns it.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "common/mutex.h"
+#include "store/inode.h"
+#include "store/store.h"
+
+namespace weightfs {
+
+// How data of one open reaches the kernel.
+enum class OpenMode : unsigned char { kDirect, kPageCache };
+
+// Immutable but for the stream, which has its own lock. A request under way holds a reference, so that a handle
+// outlives its release.
+struct FileHandle : std::enable_shared_from_this<FileHandle> {
+  InodePtr inode;
+  int flags = 0;                     // of open(2)
+  OpenMode mode = OpenMode::kDirect;
+  ReadStream stream;
+
+  bool writable() const;
+};
+
+// Thread-safe.
+struct DirectoryHandle : std::enable_shared_from_this<DirectoryHandle> {
+  InodePtr inode;
+
+  // The entries as of the last call with `refresh`; positions in them stay valid until then.
+  using Entries = std::shared_ptr<const std::vector<DirectoryEntry>>;
+  Result<Entries> Snapshot(Namespace& names, bool refresh) EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  Entries entries_ GUARDED_BY(mutex_);
+};
+
+// Owns handles from open to release; the kernel sends no release when a mount ends under it, so the last owner closes
+// what is left. Thread-safe.
+template <typename Handle>
+class HandleRegistry {
+ public:
+  uint64_t Add(std::shared_ptr<Handle> handle) EXCLUDES(mutex_) {
+    Handle* address = handle.get();
+    MutexLock lock(mutex_);
+    handles_.emplace(address, std::move(handle));
+    return reinterpret_cast<uint64_t>(address);
+  }
+
+  // The handle behind a number that Add gave and Remove has not taken.
+  static std::shared_ptr<Handle> Get(uint64_t number) {
+    return reinterpret_cast<Handle*>(number)->shared_from_this();
+  }
+
+  // Null when the number is not a handle (any more).
+  std::shared_ptr<Handle> Remove(uint64_t number) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    const auto node = handles_.extract(reinterpret_cast<Handle*>(number));
+    return node.empty() ? nullptr : node.mapped();
+  }
+
+  std::vector<std::shared_ptr<Handle>> RemoveAll() EXCLUDES(mutex_) {
+    std::vector<std::shared_ptr<Handle>> all;
+    MutexLock lock(mutex_);
+    for (auto& [address, handle] : handles_) all.push_back(std::move(handle));
+    handles_.clear();
+    return all;
+  }
+
+ private:
+  Mutex mutex_;
+  std::unordered_map<Handle*, std::shared_ptr<Handle>> handles_ GUARDED_BY(mutex_);
+};
+
+// The way an open goes. Where the kernel maps files opened for direct I/O (`map_direct`), every open is direct I/O;
+// else read-only and read-write opens need the page cache for their mappings, O_DIRECT and write-only ones do not.
+OpenMode ChooseOpenMode(int flags, bool map_direct);
+
+}  // namespace weightfs

@@ -1,0 +1,92 @@
+#include "fs/init_reply.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "fs/kernel_features.h"
+
+namespace weightfs {
+namespace {
+
+// struct fuse_init_out up to its second word of flags.
+struct InitOut {
+  uint32_t major, minor, max_readahead, flags;
+  uint16_t max_background, congestion_threshold;
+  uint32_t max_write, time_granularity;
+  uint16_t max_pages, map_alignment;
+  uint32_t flags2;
+};
+static_assert(sizeof(InitOut) == 36 && offsetof(InitOut, flags2) == 32);
+
+struct OpenOut {
+  uint64_t handle;
+  uint32_t flags;
+  uint32_t padding;
+};
+static_assert(sizeof(OpenOut) == 16);
+
+struct OutHeader {
+  uint32_t length;
+  int32_t error;
+  uint64_t unique;
+};
+static_assert(sizeof(OutHeader) == 16);
+
+constexpr uint32_t kPageSize = 4096;
+
+// Set by a ReplyCompletion of this thread, read by the writev below it on the same stack.
+thread_local ReplyCompletion* pending = nullptr;
+
+}  // namespace
+
+bool CompleteInitReply(std::span<std::byte> body, const InitCompletion& completion) {
+  InitOut out;
+  if (body.size() < sizeof(out)) return false;
+  std::memcpy(&out, body.data(), sizeof(out));
+  uint64_t flags = out.flags | uint64_t{out.flags2} << 32 | completion.flags;
+  // The kernel looks at the second word only when the first one says that it is there.
+  if (flags >> 32 != 0) flags |= kernel_flag::kInitExt;
+  out.flags = static_cast<uint32_t>(flags);
+  out.flags2 = static_cast<uint32_t>(flags >> 32);
+  if (completion.max_write != 0) {
+    out.max_write = completion.max_write;
+    if ((flags & kernel_flag::kMaxPages) != 0)
+      out.max_pages = static_cast<uint16_t>((completion.max_write - 1) / kPageSize + 1);
+  }
+  std::memcpy(body.data(), &out, sizeof(out));
+  return true;
+}
+
+bool CompleteOpenReply(std::span<std::byte> body, uint32_t open_flags) {
+  OpenOut out;
+  if (body.size() < sizeof(out)) return false;
+  std::byte* at = body.data() + body.size() - sizeof(out);
+  std::memcpy(&out, at, sizeof(out));
+  out.flags |= open_flags;
+  std::memcpy(at, &out, sizeof(out));
+  return true;
+}
+
+ReplyCompletion::ReplyCompletion(const InitCompletion& init) : init_(init) {
+  pending = this;
+}
+
+ReplyCompletion::ReplyCompletion(uint32_t open_flags) : open_flags_(open_flags) {
+  pending = this;
+}
+
+ReplyCompletion::~ReplyCompletion() {
+  pending = nullptr;
+}
+
+void ReplyCompletion::Apply(const iovec* iov, int count) {
+  if (pending == nullptr || count != 2 || iov[0].iov_len != sizeof(OutHeader)) return;
+  OutHeader header;
+  std::memcpy(&header, iov[0].iov_base, sizeof(header));
+  if (header.unique == 0 || header.error != 0) return;   // a notification, or a refusal
+  const std::span<std::byte> body(static_cast<std::byte*>(iov[1].iov_base), iov[1].iov_len);
+  pending->done_ = pending->init_.has_value() ? CompleteInitReply(body, *pending->init_)
+                                              : CompleteOpenReply(body, pending->open_flags_);
+}
+
+}  // namespace weightfs

@@ -1,0 +1,217 @@
+#include "fs/mount_options.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "common/size_text.h"
+#include "fs/kernel_features.h"
+
+namespace weightfs {
+namespace {
+
+struct Target {
+  MountOptions& mount;
+  StoreOptions& store;
+};
+
+Error Impossible(std::string_view name, std::string_view value, std::string_view wanted) {
+  return Error{ErrorCode::kInvalid, fmt::format("option {}={}: {}", name, value, wanted)};
+}
+
+Result<uint64_t> ParseNumber(std::string_view name, std::string_view value, uint64_t least, uint64_t most) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
+    return Impossible(name, value, fmt::format("a number from {} to {} is needed", least, most));
+  return number;
+}
+
+Result<ByteCount> ParseBytes(std::string_view name, std::string_view value, ByteCount least) {
+  ASSIGN_OR_RETURN(const ByteCount bytes, ParseSize(value));
+  if (bytes < least) return Impossible(name, value, fmt::format("at least {} is needed", FormatSize(least)));
+  return bytes;
+}
+
+// Seconds with an optional fraction, as milliseconds.
+Result<std::chrono::milliseconds> ParseSeconds(std::string_view name, std::string_view value) {
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+  if (error != std::errc() || end != value.data() + value.size() || !(seconds >= 0.001) || seconds > 3600)
+    return Impossible(name, value, "seconds from 0.001 to 3600 are needed");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+Result<void> SetWithout(Target target, std::string_view, std::string_view value) {
+  std::vector<std::string> names;
+  while (!value.empty()) {
+    const size_t end = value.find_first_of(":,");
+    names.emplace_back(value.substr(0, end));
+    value = end == std::string_view::npos ? std::string_view() : value.substr(end + 1);
+  }
+  RETURN_IF_ERROR(ParseFeatureMask(names));
+  for (std::string& name : names) target.mount.without.push_back(std::move(name));
+  return {};
+}
+
+using Setter = Result<void> (*)(Target, std::string_view name, std::string_view value);
+
+struct Option {
+  std::string_view name;
+  std::string_view value;     // shown in --help; empty: the option takes none
+  std::string_view meaning;
+  Setter set;
+};
+
+constexpr Option kOptions[] = {
+    {"ro", "", "mount read-only",
+     [](Target target, std::string_view, std::string_view) -> Result<void> {
+       target.mount.read_only = true;
+       target.store.read_only = true;
+       return {};
+     }},
+    {"rw", "", "mount for reading and writing (the default)",
+     [](Target target, std::string_view, std::string_view) -> Result<void> {
+       target.mount.read_only = false;
+       target.store.read_only = false;
+       return {};
+     }},
+    {"allow_other", "", "let other users in, each with the rights of the files",
+     [](Target target, std::string_view, std::string_view) -> Result<void> {
+       target.mount.allow_other = true;
+       return {};
+     }},
+    {"threads", "N", "threads that receive requests (2)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(const uint64_t threads, ParseNumber(name, value, 1, 64));
+       target.mount.threads = static_cast<unsigned>(threads);
+       return {};
+     }},
+    {"memory", "SIZE", "memory for read-ahead and data not yet written (384M)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(target.store.memory, ParseBytes(name, value, ByteCount{32 * kMiB}));
+       return {};
+     }},
+    {"write_buffers", "SIZE", "memory that large writes arrive in (64M)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(target.mount.write_buffers, ParseBytes(name, value, ByteCount{4 * kMiB}));
+       return {};
+     }},
+    {"read_ahead", "SIZE", "of the kernel for mappings (8M); 0 leaves it alone",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(target.mount.read_ahead, ParseBytes(name, value, ByteCount{0}));
+       return {};
+     }},
+    {"inodes", "N", "unused inodes kept in memory (16384)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(target.store.resident_inodes, ParseNumber(name, value, 16, uint64_t{1} << 32));
+       return {};
+     }},
+    {"commit", "SECONDS", "the most that a crash may take back (5)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(target.store.commit_interval, ParseSeconds(name, value));
+       return {};
+     }},
+    {"sync_on_close", "", "close waits until the file is durable",
+     [](Target target, std::string_view, std::string_view) -> Result<void> {
+       target.store.sync_on_close = true;
+       return {};
+     }},
+    {"noverify", "", "do not check checksums on reading; for measurements only",
+     [](Target target, std::string_view, std::string_view) -> Result<void> {
+       target.store.verify = false;
+       return {};
+     }},
+    {"without", "FEATURE,...", "do as if the kernel lacked these features", SetWithout},
+};
+
+// What the kernel or libfuse's mount understands, handed on as it is. context= and its kin are SELinux's.
+constexpr std::string_view kKernelOptions[] = {"dev",   "nodev", "suid",  "nosuid",  "exec",        "noexec",
+                                               "atime", "noatime", "sync", "async", "dirsync", "auto_unmount"};
+constexpr std::string_view kKernelPrefixes[] = {"context=", "fscontext=", "defcontext=", "rootcontext="};
+
+// What fstab and mount(8) say to one another.
+constexpr std::string_view kIgnored[] = {"defaults", "auto",   "noauto", "user",     "nouser",
+                                         "users",    "nofail", "_netdev", "relatime", "default_permissions"};
+constexpr std::string_view kIgnoredPrefixes[] = {"x-", "comment="};
+
+template <size_t N>
+bool OneOf(std::string_view text, const std::string_view (&known)[N]) {
+  for (std::string_view candidate : known) {
+    if (text == candidate) return true;
+  }
+  return false;
+}
+
+template <size_t N>
+bool HasPrefix(std::string_view text, const std::string_view (&prefixes)[N]) {
+  for (std::string_view prefix : prefixes) {
+    if (text.substr(0, prefix.size()) == prefix) return true;
+  }
+  return false;
+}
+
+Result<void> ApplyOne(const std::string& option, Target target) {
+  const size_t equals = option.find('=');
+  const bool has_value = equals != std::string::npos;
+  const std::string_view name = std::string_view(option).substr(0, equals);
+  const std::string_view value = has_value ? std::string_view(option).substr(equals + 1) : std::string_view();
+  for (const Option& known : kOptions) {
+    if (known.name != name) continue;
+    if (has_value && known.value.empty()) return Impossible(name, value, "the option takes no value");
+    if (!known.value.empty() && value.empty())
+      return Error{ErrorCode::kInvalid, fmt::format("option {}: {}={} is needed", name, name, known.value)};
+    return known.set(target, name, value);
+  }
+  if (OneOf(option, kKernelOptions) || HasPrefix(option, kKernelPrefixes)) {
+    target.mount.kernel_options.push_back(option);
+    return {};
+  }
+  if (OneOf(option, kIgnored) || HasPrefix(option, kIgnoredPrefixes)) return {};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("unknown mount option '{}'; `weightfs mount --help` lists them", option)};
+}
+
+}  // namespace
+
+Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, StoreOptions& store) {
+  std::string option;
+  bool in_without = false;   // "without=a,b": a feature's name goes on with the list
+  const auto apply = [&](const std::string& whole) -> Result<void> {
+    if (in_without && ParseFeatureMask({whole}).has_value()) {
+      mount.without.push_back(whole);
+      return {};
+    }
+    in_without = whole.compare(0, 8, "without=") == 0;
+    return ApplyOne(whole, Target{mount, store});
+  };
+  for (size_t i = 0; i <= text.size(); ++i) {
+    if (i < text.size() && text[i] == '\\' && i + 1 < text.size()) {
+      option.push_back(text[++i]);
+      continue;
+    }
+    if (i < text.size() && text[i] != ',') {
+      option.push_back(text[i]);
+      continue;
+    }
+    if (!option.empty()) RETURN_IF_ERROR(apply(std::exchange(option, {})));
+  }
+  return {};
+}
+
+std::string MountOptionsHelp() {
+  std::string help;
+  for (const Option& option : kOptions) {
+    const std::string shown =
+        option.value.empty() ? std::string(option.name) : fmt::format("{}={}", option.name, option.value);
+    help += fmt::format("  {:<32} {}\n", shown, option.meaning);
+  }
+  std::string kernel;
+  for (std::string_view option : kKernelOptions) kernel += fmt::format("{}{}", kernel.empty() ? "" : ", ", option);
+  return help + fmt::format("  {:<32} {}\n", "of the kernel", kernel);
+}
+
+}  // namespace weightfs

@@ -1,0 +1,137 @@
+// Attributes of inodes, plain and extended, and the statistics of the whole.
+#include <sys/statvfs.h>
+#include <sys/xattr.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fs/operations.h"
+
+namespace weightfs {
+namespace {
+
+void ReplyAttributes(Filesystem& filesystem, Reply reply, const Result<Attributes>& attributes) {
+  if (attributes.has_value()) {
+    reply.Attribute(*attributes, filesystem.cache_seconds());
+  } else {
+    reply.Fail(attributes.error());
+  }
+}
+
+void GetAttributes(Filesystem& filesystem, Reply reply, InodeId ino) {
+  ReplyAttributes(filesystem, std::move(reply), filesystem.names().GetAttributes(ino));
+}
+
+Timestamp ToTimestamp(const timespec& time) {
+  return {.seconds = time.tv_sec, .nanoseconds = static_cast<uint32_t>(time.tv_nsec)};
+}
+
+AttributeChange ToChange(const struct stat& attributes, int set) {
+  AttributeChange change;
+  if ((set & FUSE_SET_ATTR_MODE) != 0) change.mode = attributes.st_mode & 07777;
+  if ((set & FUSE_SET_ATTR_UID) != 0) change.uid = attributes.st_uid;
+  if ((set & FUSE_SET_ATTR_GID) != 0) change.gid = attributes.st_gid;
+  if ((set & FUSE_SET_ATTR_SIZE) != 0) change.size = static_cast<uint64_t>(attributes.st_size);
+  if ((set & FUSE_SET_ATTR_ATIME) != 0) change.accessed = ToTimestamp(attributes.st_atim);
+  if ((set & FUSE_SET_ATTR_MTIME) != 0) change.modified = ToTimestamp(attributes.st_mtim);
+  if ((set & FUSE_SET_ATTR_CTIME) != 0) change.changed = ToTimestamp(attributes.st_ctim);
+  const Timestamp now = Timestamp::Now();   // one time for both
+  if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) change.accessed = now;
+  if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) change.modified = now;
+  return change;
+}
+
+void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const struct stat* attributes, int set) {
+  const AttributeChange change = ToChange(*attributes, set);
+  if (change.size.value_or(0) > kMaximumFileSize) {
+    reply.Errno(EFBIG);
+    return;
+  }
+  if (!change.size.has_value()) {
+    ReplyAttributes(filesystem, std::move(reply), filesystem.store().SetAttributes(ino, change));
+    return;
+  }
+  // A truncation may read the block that it cuts through.
+  filesystem.RunLater(std::move(reply), [&filesystem, ino, change](Reply later) {
+    ReplyAttributes(filesystem, std::move(later), filesystem.store().SetAttributes(ino, change));
+  });
+}
+
+void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name,
+                 std::string_view value, int flags) {
+  const AttributeWrite mode = (flags & XATTR_CREATE) != 0    ? AttributeWrite::kCreate
+                              : (flags & XATTR_REPLACE) != 0 ? AttributeWrite::kReplace
+                                                             : AttributeWrite::kAny;
+  reply.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode));
+}
+
+void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
+  const Result<std::string> value = filesystem.names().GetExtendedAttribute(ino, name);
+  if (value.has_value()) {
+    reply.ExtendedAttribute(*value, capacity);
+  } else {
+    reply.Fail(value.error());
+  }
+}
+
+void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capacity) {
+  const Result<std::vector<std::string>> names = filesystem.names().ListExtendedAttributes(ino);
+  if (!names.has_value()) {
+    reply.Fail(names.error());
+    return;
+  }
+  std::string list;   // each name ends in a zero byte
+  for (const std::string& name : *names) list.append(name).push_back('\0');
+  reply.ExtendedAttribute(list, capacity);
+}
+
+void RemoveExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name) {
+  reply.Finish(filesystem.names().RemoveExtendedAttribute(ino, name));
+}
+
+void Statistics(Filesystem& filesystem, Reply reply) {
+  const SpaceStatistics space = filesystem.store().Space();
+  struct statvfs out {};
+  out.f_bsize = kBlockSize;
+  out.f_frsize = kBlockSize;
+  out.f_blocks = space.total.value;
+  out.f_bfree = space.free.value;
+  out.f_bavail = space.available.value;
+  // Inodes live in the catalog, which has no fixed number of them; a file of one block each bounds it.
+  out.f_ffree = space.available.value;
+  out.f_favail = out.f_ffree;
+  out.f_files = space.inodes + out.f_ffree;
+  out.f_namemax = kMaximumName;
+  reply.Statistics(out);
+}
+
+}  // namespace
+
+void AddAttributeOperations(fuse_lowlevel_ops& operations) {
+  operations.getattr = [](fuse_req_t request, fuse_ino_t ino, fuse_file_info*) {
+    Dispatch(request, GetAttributes, InodeId{ino});
+  };
+  operations.setattr = [](fuse_req_t request, fuse_ino_t ino, struct stat* attributes, int set,
+                          fuse_file_info*) {
+    Dispatch(request, SetAttributes, InodeId{ino}, attributes, set);
+  };
+  operations.statfs = [](fuse_req_t request, fuse_ino_t) { Dispatch(request, Statistics); };
+  operations.setxattr = [](fuse_req_t request, fuse_ino_t ino, const char* name, const char* value, size_t size,
+                           int flags) {
+    Dispatch(request, SetExtended, InodeId{ino}, name, std::string_view(value, size), flags);
+  };
+  operations.getxattr = [](fuse_req_t request, fuse_ino_t ino, const char* name, size_t capacity) {
+    Dispatch(request, GetExtended, InodeId{ino}, name, capacity);
+  };
+  operations.listxattr = [](fuse_req_t request, fuse_ino_t ino, size_t capacity) {
+    Dispatch(request, ListExtended, InodeId{ino}, capacity);
+  };
+  operations.removexattr = [](fuse_req_t request, fuse_ino_t ino, const char* name) {
+    Dispatch(request, RemoveExtended, InodeId{ino}, name);
+  };
+}
+
+}  // namespace weightfs

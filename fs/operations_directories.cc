@@ -1,0 +1,135 @@
+// Open directories: listing, with and without attributes, and making everything durable.
+#include <cerrno>
+#include <string_view>
+#include <vector>
+
+#include "fs/operations.h"
+
+namespace weightfs {
+namespace {
+
+using DirectoryPtr = std::shared_ptr<DirectoryHandle>;
+
+DirectoryPtr HandleOf(const fuse_file_info* file) {
+  return HandleRegistry<DirectoryHandle>::Get(file->fh);
+}
+
+void CloseDirectory(Filesystem& filesystem, uint64_t number) {
+  if (const DirectoryPtr handle = filesystem.directories().Remove(number))
+    filesystem.names().Close(handle->inode);
+}
+
+void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
+  Result<InodePtr> inode = filesystem.names().Open(ino);
+  if (!inode.has_value()) {
+    reply.Fail(inode.error());
+    return;
+  }
+  auto handle = std::make_shared<DirectoryHandle>();
+  handle->inode = std::move(*inode);
+  file.fh = filesystem.directories().Add(std::move(handle));
+  if (!reply.Open(file, 0)) CloseDirectory(filesystem, file.fh);
+}
+
+void ReleaseDirectory(Filesystem& filesystem, Reply reply, uint64_t number) {
+  CloseDirectory(filesystem, number);
+  reply.Ok();
+}
+
+bool IsDots(std::string_view name) {
+  return name == "." || name == "..";
+}
+
+// Positions are indexes in the snapshot plus one: position 0 is the beginning, and takes a new snapshot.
+Result<DirectoryHandle::Entries> EntriesFrom(Filesystem& filesystem, const DirectoryPtr& directory,
+                                             uint64_t position) {
+  return directory->Snapshot(filesystem.names(), position == 0);
+}
+
+void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position,
+                   size_t size, fuse_req_t request) {
+  const auto entries = EntriesFrom(filesystem, directory, position);
+  if (!entries.has_value()) {
+    reply.Fail(entries.error());
+    return;
+  }
+  std::vector<char> out(size);
+  size_t used = 0;
+  for (uint64_t i = position; i < (*entries)->size(); ++i) {
+    const DirectoryEntry& entry = (**entries)[i];
+    struct stat type {};
+    type.st_ino = entry.ino.value;
+    type.st_mode = entry.type;
+    const size_t needed = fuse_add_direntry(request, out.data() + used, size - used, entry.name.c_str(), &type,
+                                            static_cast<off_t>(i + 1));
+    if (needed > size - used) break;
+    used += needed;
+  }
+  if (!reply.Bytes({out.data(), used})) return;   // interrupted: nothing was counted
+}
+
+// The kernel believes the name and attributes of an entry for long, so they are looked up now: an entry of the snapshot
+// may be another file's name by now. Inode 0 tells the kernel nothing of a name that is gone.
+fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& directory, const DirectoryEntry& entry) {
+  if (!IsDots(entry.name)) {
+    const Result<Attributes> found = filesystem.names().Lookup(directory->inode->id, entry.name);
+    if (found.has_value()) return ToEntry(*found, filesystem.cache_seconds());
+  }
+  fuse_entry_param only_type{};
+  only_type.attr.st_ino = entry.ino.value;
+  only_type.attr.st_mode = entry.type;
+  return only_type;
+}
+
+void ReadDirectoryPlus(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position,
+                       size_t size, fuse_req_t request) {
+  const auto entries = EntriesFrom(filesystem, directory, position);
+  if (!entries.has_value()) {
+    reply.Fail(entries.error());
+    return;
+  }
+  std::vector<char> out(size);
+  std::vector<InodeId> known;   // the kernel counts a lookup of each
+  size_t used = 0;
+  for (uint64_t i = position; i < (*entries)->size(); ++i) {
+    const DirectoryEntry& entry = (**entries)[i];
+    // Without a buffer libfuse only says how much it needs: an entry that does not fit is not looked up.
+    if (fuse_add_direntry_plus(request, nullptr, 0, entry.name.c_str(), nullptr, 0) > size - used) break;
+    const fuse_entry_param fresh = FreshEntry(filesystem, directory, entry);
+    used += fuse_add_direntry_plus(request, out.data() + used, size - used, entry.name.c_str(), &fresh,
+                                   static_cast<off_t>(i + 1));
+    if (fresh.ino == 0) continue;
+    filesystem.store().inodes().AddLookups(InodeId{fresh.ino}, 1);
+    known.push_back(InodeId{fresh.ino});
+  }
+  if (reply.Bytes({out.data(), used})) return;
+  for (const InodeId ino : known) filesystem.names().Forget(ino, 1);
+}
+
+// The names of a directory are durable with everything before them: one log holds all changes.
+void SyncDirectory(Filesystem& filesystem, Reply reply) {
+  filesystem.store().SyncAll(FinishWith(std::move(reply)));
+}
+
+}  // namespace
+
+void AddDirectoryOperations(fuse_lowlevel_ops& operations) {
+  operations.opendir = [](fuse_req_t request, fuse_ino_t ino, fuse_file_info* file) {
+    Dispatch(request, OpenDirectory, InodeId{ino}, *file);
+  };
+  operations.releasedir = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
+    Dispatch(request, ReleaseDirectory, file->fh);
+  };
+  operations.readdir = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position, fuse_file_info* file) {
+    Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request);
+  };
+  operations.readdirplus = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position,
+                              fuse_file_info* file) {
+    Dispatch(request, ReadDirectoryPlus, HandleOf(file), static_cast<uint64_t>(position), size, request);
+  };
+  operations.fsyncdir = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info*) {
+    Dispatch(request, SyncDirectory);
+  };
+}
+
+}  // namespace weightfs

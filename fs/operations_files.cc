@@ -1,0 +1,180 @@
+// Open files: open, create, read, write, flush, sync, release.
+#include <fcntl.h>
+
+#include <cerrno>
+#include <string_view>
+
+#include "fs/operations.h"
+
+namespace weightfs {
+namespace {
+
+using FilePtr = std::shared_ptr<FileHandle>;
+
+FilePtr HandleOf(const fuse_file_info* file) {
+  return HandleRegistry<FileHandle>::Get(file->fh);
+}
+
+void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
+  const Result<InodePtr> inode = filesystem.store().OpenFile(ino, (file.flags & O_TRUNC) != 0);
+  if (!inode.has_value()) {
+    reply.Fail(inode.error());
+    return;
+  }
+  const uint32_t open_flags = filesystem.AddHandle(*inode, file);
+  if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
+}
+
+// Opens a file that was just made and answers with both; takes everything back where the kernel does not want it.
+void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>& created, fuse_file_info file) {
+  if (!created.has_value()) {
+    reply.Fail(created.error());
+    return;
+  }
+  const InodeId ino = created->ino;
+  filesystem.store().inodes().AddLookups(ino, 1);
+  const Result<InodePtr> inode = filesystem.store().OpenFile(ino, false);
+  if (!inode.has_value()) {
+    filesystem.names().Forget(ino, 1);
+    reply.Fail(inode.error());
+    return;
+  }
+  const uint32_t open_flags = filesystem.AddHandle(*inode, file);
+  if (!reply.Create(*created, filesystem.cache_seconds(), file, open_flags)) {
+    filesystem.DropHandle(file.fh);
+    filesystem.names().Forget(ino, 1);
+  }
+}
+
+CreateRequest RequestOf(const Reply& reply, mode_t mode) {
+  const fuse_ctx& caller = reply.caller();
+  CreateRequest request;
+  request.mode = S_IFREG | (mode & 07777);
+  request.uid = caller.uid;
+  request.gid = caller.gid;
+  request.umask = caller.umask;
+  return request;
+}
+
+void Create(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
+            fuse_file_info file) {
+  const CreateRequest request = RequestOf(reply, mode);
+  ReplyCreated(filesystem, std::move(reply), filesystem.names().Create(parent, name, request), file);
+}
+
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
+void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t mode, fuse_file_info file) {
+  const CreateRequest request = RequestOf(reply, mode);
+  ReplyCreated(filesystem, std::move(reply), filesystem.names().CreateUnnamed(parent, request), file);
+}
+#endif
+
+void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size) {
+  // The handle lives until the answer: the store uses its stream until then.
+  filesystem.store().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
+                          [file, kept = Share(std::move(reply))](const Result<ReadView>& view) {
+                            if (view.has_value()) {
+                              kept->Data(*view);
+                            } else {
+                              kept->Fail(view.error());
+                            }
+                          });
+}
+
+// Answers a write whose data is in the store.
+void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_t size, bool sync) {
+  if (!sync) {
+    reply.Written(size);
+    return;
+  }
+  filesystem.store().Sync(file->inode, [kept = Share(std::move(reply)), size](const Result<void>& result) {
+    if (result.has_value()) {
+      kept->Written(size);
+    } else {
+      kept->Fail(result.error());
+    }
+  });
+}
+
+// `offset` is right for O_APPEND too: the kernel takes the end of the file under the inode's lock, and it alone moves
+// it. The pieces of one large append come at once and in any order, so appending them here would mix them up.
+void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
+           std::span<const std::byte> data, int flags) {
+  constexpr size_t kWorthKeeping = 128 * kKiB;   // a small write must not keep the memory of a large one
+  if (offset > kMaximumFileSize || data.size() > kMaximumFileSize - offset) {
+    reply.Errno(EFBIG);
+    return;
+  }
+  Buffer holder;
+  if (data.size() >= kWorthKeeping && data.size() % kBlockSize == 0 && offset % kBlockSize == 0)
+    holder = ReceiveBuffer::Claim(data);
+  const Result<void> written =
+      filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder));
+  if (!written.has_value()) {
+    reply.Fail(written.error());
+    return;
+  }
+  const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
+  if (!filesystem.LeavesStalePages(*file)) {
+    FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
+    return;
+  }
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, offset, size = data.size(), sync](Reply later) {
+    filesystem.DropPages(file->inode->id, offset, size);
+    FinishWrite(filesystem, std::move(later), file, size, sync);
+  });
+}
+
+// Only a handle that could write is told of failed writes: the error is reported once, and a reader cannot act on it.
+void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file) {
+  if (!file->writable()) {
+    reply.Ok();
+    return;
+  }
+  filesystem.store().Flush(file->inode, FinishWith(std::move(reply)));
+}
+
+void Release(Filesystem& filesystem, Reply reply, uint64_t handle) {
+  filesystem.DropHandle(handle);
+  reply.Ok();
+}
+
+void Sync(Filesystem& filesystem, Reply reply, const FilePtr& file) {
+  filesystem.store().Sync(file->inode, FinishWith(std::move(reply)));
+}
+
+}  // namespace
+
+void AddFileOperations(fuse_lowlevel_ops& operations) {
+  operations.open = [](fuse_req_t request, fuse_ino_t ino, fuse_file_info* file) {
+    Dispatch(request, Open, InodeId{ino}, *file);
+  };
+  operations.create = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode,
+                         fuse_file_info* file) {
+    Dispatch(request, Create, InodeId{parent}, name, mode, *file);
+  };
+#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
+  operations.tmpfile = [](fuse_req_t request, fuse_ino_t parent, mode_t mode, fuse_file_info* file) {
+    Dispatch(request, CreateUnnamed, InodeId{parent}, mode, *file);
+  };
+#endif
+  operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {
+    Dispatch(request, Read, HandleOf(file), static_cast<uint64_t>(offset), size);
+  };
+  operations.write = [](fuse_req_t request, fuse_ino_t, const char* data, size_t size, off_t offset,
+                        fuse_file_info* file) {
+    Dispatch(request, Write, HandleOf(file), static_cast<uint64_t>(offset),
+             std::as_bytes(std::span(data, size)), file->flags);
+  };
+  operations.flush = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
+    Dispatch(request, Flush, HandleOf(file));
+  };
+  operations.release = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
+    Dispatch(request, Release, file->fh);
+  };
+  operations.fsync = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info* file) {
+    Dispatch(request, Sync, HandleOf(file));
+  };
+}
+
+}  // namespace weightfs

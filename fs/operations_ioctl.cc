@@ -1,0 +1,127 @@
+// The ioctls of fs/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
+#include <cerrno>
+#include <cstring>
+
+#include "fs/ioctl.h"
+#include "fs/operations.h"
+
+namespace weightfs {
+namespace {
+
+static_assert(sizeof(weightfs_info) == 72);
+static_assert(sizeof(weightfs_extent) == 32);
+static_assert(sizeof(weightfs_extents) == 32 + WEIGHTFS_EXTENTS_MAX * sizeof(weightfs_extent));
+static_assert(sizeof(weightfs_stats) == 8 + 25 * 8);
+
+struct IoctlRequest {
+  unsigned command = 0;
+  InodeId ino;
+  fuse_file_info* file = nullptr;
+  bool directory = false;
+  std::span<const std::byte> in;
+  size_t out_size = 0;
+};
+
+void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_info info{};
+  info.version = WEIGHTFS_IOC_VERSION;
+  info.format = filesystem.options().store_format;
+  std::memcpy(info.store_id, filesystem.options().store_id.data(), sizeof(info.store_id));
+  info.features = WEIGHTFS_FEATURE_EXTENTS | WEIGHTFS_FEATURE_STATS;
+  if (filesystem.store().read_only() || filesystem.options().read_only) info.features |= WEIGHTFS_FEATURE_READ_ONLY;
+  info.inode = request.ino.value;
+  reply.Ioctl(&info, sizeof(info));
+}
+
+void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_extents out{};
+  if (request.directory || request.in.size() < sizeof(out)) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(&out, request.in.data(), sizeof(out));
+  if (out.version != WEIGHTFS_IOC_VERSION || out.start > kMaximumFileSize) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  const auto found =
+      filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, WEIGHTFS_EXTENTS_MAX);
+  if (!found.has_value()) {
+    reply.Fail(found.error());
+    return;
+  }
+  std::memset(out.extents, 0, sizeof(out.extents));
+  out.count = 0;
+  for (const FileExtent& extent : *found) {
+    if (out.count == WEIGHTFS_EXTENTS_MAX) break;
+    weightfs_extent& entry = out.extents[out.count++];
+    entry.first = ToBytes(extent.first).value;
+    entry.length = ToBytes(extent.count).value;
+    entry.physical = ToBytes(extent.start).value;
+    entry.device = extent.device.value;
+    entry.flags = extent.flags;
+    out.start = entry.first + entry.length;
+  }
+  reply.Ioctl(&out, sizeof(out));
+}
+
+void Stats(Filesystem& filesystem, Reply reply) {
+  const StoreStatistics store = filesystem.store().statistics();
+  const SpaceStatistics space = filesystem.store().Space();
+  weightfs_stats out{};
+  out.version = WEIGHTFS_IOC_VERSION;
+  out.read_only = store.read_only ? 1 : 0;
+  out.read_bytes = store.read_bytes;
+  out.written_bytes = store.written_bytes;
+  out.device_read_bytes = store.device_read_bytes;
+  out.device_written_bytes = store.device_written_bytes;
+  out.commits = store.commits;
+  out.flushes = store.flushes;
+  out.checksum_errors = store.checksum_errors;
+  out.buffer_capacity = store.buffer_capacity;
+  out.buffer_in_use = store.buffer_in_use;
+  out.dirty_bytes = store.dirty_bytes;
+  out.resident_inodes = store.resident_inodes;
+  out.total_bytes = ToBytes(space.total).value;
+  out.free_bytes = ToBytes(space.free).value;
+  out.available_bytes = ToBytes(space.available).value;
+  out.requests = filesystem.requests().begun();
+  if (filesystem.buffers != nullptr) {
+    const BufferPool& pool = filesystem.buffers->shared();
+    out.write_buffers = pool.capacity() * pool.buffer_size().value;
+    out.write_buffers_in_use = pool.in_use() * pool.buffer_size().value;
+  }
+  reply.Ioctl(&out, sizeof(out));
+}
+
+void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  // The kernel takes the sizes from the command's number, so they can only be too small for a forged request.
+  if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || request.out_size < _IOC_SIZE(request.command)) {
+    reply.Errno(ENOTTY);
+    return;
+  }
+  switch (request.command) {
+    case WEIGHTFS_IOC_INFO: Info(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_EXTENTS: Extents(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_STATS: Stats(filesystem, std::move(reply)); return;
+    default: reply.Errno(ENOTTY); return;
+  }
+}
+
+}  // namespace
+
+void AddIoctlOperations(fuse_lowlevel_ops& operations) {
+  operations.ioctl = [](fuse_req_t request, fuse_ino_t ino, unsigned command, void*, fuse_file_info* file,
+                        unsigned flags, const void* in, size_t in_size, size_t out_size) {
+    Dispatch(request, Ioctl,
+             IoctlRequest{.command = command,
+                          .ino = InodeId{ino},
+                          .file = file,
+                          .directory = (flags & FUSE_IOCTL_DIR) != 0,
+                          .in = {static_cast<const std::byte*>(in), in_size},
+                          .out_size = out_size});
+  };
+}
+
+}  // namespace weightfs

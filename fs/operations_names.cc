@@ -1,0 +1,136 @@
+// Names: lookup, create-like operations without an open, removal, renames, links.
+#include <sys/sysmacros.h>
+
+#include <cerrno>
+#include <string>
+#include <string_view>
+
+#include "fs/operations.h"
+
+namespace weightfs {
+namespace {
+
+CreateRequest RequestOf(const Reply& reply, uint32_t mode) {
+  const fuse_ctx& caller = reply.caller();
+  CreateRequest request;
+  request.mode = mode;
+  request.uid = caller.uid;
+  request.gid = caller.gid;
+  request.umask = caller.umask;
+  return request;
+}
+
+void Lookup(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
+  Result<Attributes> found = filesystem.names().Lookup(parent, name);
+  if (!found.has_value() && found.error().code == ErrorCode::kNotFound) {
+    reply.NoEntry(filesystem.cache_seconds());
+    return;
+  }
+  filesystem.ReplyEntry(std::move(reply), found);
+}
+
+void Forget(Filesystem& filesystem, InodeId ino, uint64_t count) {
+  filesystem.page_cache().Forget(ino);
+  filesystem.names().Forget(ino, count);
+}
+
+void MakeNode(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
+              dev_t device) {
+  CreateRequest request = RequestOf(reply, mode);
+  request.device_major = major(device);
+  request.device_minor = minor(device);
+  filesystem.ReplyEntry(std::move(reply), filesystem.names().Create(parent, name, request));
+}
+
+void MakeDirectory(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode) {
+  const CreateRequest request = RequestOf(reply, S_IFDIR | (mode & 07777));
+  filesystem.ReplyEntry(std::move(reply), filesystem.names().Create(parent, name, request));
+}
+
+void MakeSymlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name,
+                 std::string_view target) {
+  CreateRequest request = RequestOf(reply, S_IFLNK | 0777);
+  request.umask = 0;   // the permissions of a symbolic link are always all
+  request.symlink = target;
+  filesystem.ReplyEntry(std::move(reply), filesystem.names().Create(parent, name, request));
+}
+
+void ReadLink(Filesystem& filesystem, Reply reply, InodeId ino) {
+  const Result<std::string> target = filesystem.names().ReadLink(ino);
+  if (target.has_value()) {
+    reply.Link(*target);
+  } else {
+    reply.Fail(target.error());
+  }
+}
+
+void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, std::string_view name) {
+  filesystem.ReplyEntry(std::move(reply), filesystem.names().Link(ino, parent, name));
+}
+
+void Unlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
+  reply.Finish(filesystem.names().Unlink(parent, name));
+}
+
+void RemoveDirectory(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
+  reply.Finish(filesystem.names().RemoveDirectory(parent, name));
+}
+
+void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, InodeId new_parent,
+            std::string_view new_name, unsigned flags) {
+  RenameMode mode = RenameMode::kReplace;
+  switch (flags) {
+    case 0: break;
+    case RENAME_NOREPLACE: mode = RenameMode::kNoReplace; break;
+    case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
+    default: reply.Errno(EINVAL); return;   // WHITEOUT is for overlays; no tensor store has use for it
+  }
+  // A rename waits until the data it renames is in the catalog.
+  filesystem.RunLater(std::move(reply),
+                      [&filesystem, parent, name = std::string(name), new_parent,
+                       new_name = std::string(new_name), mode](Reply later) {
+                        later.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
+                      });
+}
+
+}  // namespace
+
+void AddNameOperations(fuse_lowlevel_ops& operations) {
+  operations.lookup = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
+    Dispatch(request, Lookup, InodeId{parent}, name);
+  };
+  operations.forget = [](fuse_req_t request, fuse_ino_t ino, uint64_t count) {
+    Forget(FilesystemOf(request), InodeId{ino}, count);
+    fuse_reply_none(request);
+  };
+  operations.forget_multi = [](fuse_req_t request, size_t count, fuse_forget_data* forgets) {
+    for (size_t i = 0; i < count; ++i)
+      Forget(FilesystemOf(request), InodeId{forgets[i].ino}, forgets[i].nlookup);
+    fuse_reply_none(request);
+  };
+  operations.readlink = [](fuse_req_t request, fuse_ino_t ino) { Dispatch(request, ReadLink, InodeId{ino}); };
+  operations.mknod = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
+    Dispatch(request, MakeNode, InodeId{parent}, name, mode, device);
+  };
+  operations.mkdir = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode) {
+    Dispatch(request, MakeDirectory, InodeId{parent}, name, mode);
+  };
+  operations.symlink = [](fuse_req_t request, const char* target, fuse_ino_t parent, const char* name) {
+    Dispatch(request, MakeSymlink, InodeId{parent}, name, target);
+  };
+  operations.link = [](fuse_req_t request, fuse_ino_t ino, fuse_ino_t parent, const char* name) {
+    Dispatch(request, HardLink, InodeId{ino}, InodeId{parent}, name);
+  };
+  operations.unlink = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
+    Dispatch(request, Unlink, InodeId{parent}, name);
+  };
+  operations.rmdir = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
+    Dispatch(request, RemoveDirectory, InodeId{parent}, name);
+  };
+  operations.rename = [](fuse_req_t request, fuse_ino_t parent, const char* name, fuse_ino_t new_parent,
+                         const char* new_name, unsigned flags) {
+    Dispatch(request, Rename, InodeId{parent}, name, InodeId{new_parent}, new_name, flags);
+  };
+}
+
+}  // namespace weightfs

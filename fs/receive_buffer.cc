@@ -1,0 +1,47 @@
+#include "fs/receive_buffer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weightfs {
+namespace {
+
+// Set while a ReceiveBuffer of this thread lives. libfuse passes its callbacks nothing of ours but the session.
+thread_local ReceiveBuffer* current = nullptr;
+
+}  // namespace
+
+Result<std::unique_ptr<ReceiveBuffers>> ReceiveBuffers::Create(const Options& options) {
+  std::unique_ptr<ReceiveBuffers> buffers(new ReceiveBuffers);
+  BufferPool::Options pool;
+  pool.buffer_size = options.payload;
+  pool.headroom = ByteCount{kWriteHeader};
+  pool.count = std::max<size_t>(options.shared_memory.value / options.payload.value, 1);
+  pool.name = "write buffers";
+  ASSIGN_OR_RETURN(buffers->shared_, BufferPool::Create(pool));
+  pool.count = options.receivers;
+  pool.name = "receive buffers";
+  ASSIGN_OR_RETURN(buffers->own_, BufferPool::Create(pool));
+  return buffers;
+}
+
+ReceiveBuffer::ReceiveBuffer(ReceiveBuffers& buffers) : buffers_(buffers), own_(buffers.own().Allocate()) {
+  current = this;
+}
+
+ReceiveBuffer::~ReceiveBuffer() {
+  current = nullptr;
+}
+
+std::span<std::byte> ReceiveBuffer::Prepare() {
+  if (!shared_) shared_ = buffers_.shared().TryAllocate();
+  const Buffer& buffer = shared_ ? shared_ : own_;
+  return {buffer.header(), kWriteHeader + buffer.size().value};
+}
+
+Buffer ReceiveBuffer::Claim(std::span<const std::byte> data) {
+  if (current == nullptr || !current->shared_ || data.data() != current->shared_.data()) return {};
+  return std::exchange(current->shared_, Buffer());
+}
+
+}  // namespace weightfs

@@ -1,0 +1,223 @@
+#include "fs/reply.h"
+
+#include <sys/sysmacros.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "common/log.h"
+#include "fs/errno_map.h"
+#include "fs/init_reply.h"
+
+namespace weightfs {
+namespace {
+
+// What programs should read and write at a time; llama.cpp also aligns its direct I/O to it.
+constexpr blksize_t kPreferredIo = 64 * kKiB;
+
+// One writev holds IOV_MAX pieces, the header among them.
+constexpr size_t kMaximumPieces = IOV_MAX - 1;
+
+timespec ToTimespec(const Timestamp& time) {
+  return {.tv_sec = time.seconds, .tv_nsec = time.nanoseconds};
+}
+
+// Calls a libfuse reply function that sends open flags which libfuse itself may not know.
+template <typename Function>
+int WithOpenFlags(fuse_file_info file, uint32_t open_flags, Function reply) {
+#if WEIGHTFS_COMPLETE_REPLIES
+  if (open_flags == 0) return reply(file);
+  ReplyCompletion completion(open_flags);
+#else
+  file.parallel_direct_writes = (open_flags & kOpenParallelDirectWrites) != 0;
+#endif
+  return reply(file);
+}
+
+}  // namespace
+
+void RequestCounter::Begin() {
+  MutexLock lock(mutex_);
+  ++open_;
+  ++begun_;
+}
+
+void RequestCounter::End() {
+  MutexLock lock(mutex_);
+  // Under the lock: once the waiter sees none, the counter may be destroyed.
+  if (--open_ == 0) none_.notify_all();
+}
+
+void RequestCounter::WaitForNone() {
+  MutexLock lock(mutex_);
+  while (open_ != 0) none_.wait(lock.native());
+}
+
+uint64_t RequestCounter::begun() const {
+  MutexLock lock(mutex_);
+  return begun_;
+}
+
+struct stat ToStat(const Attributes& attributes) {
+  struct stat out {};
+  out.st_ino = attributes.ino.value;
+  out.st_mode = attributes.mode;
+  out.st_nlink = attributes.links;
+  out.st_uid = attributes.uid;
+  out.st_gid = attributes.gid;
+  out.st_rdev = makedev(attributes.device_major, attributes.device_minor);
+  out.st_size = static_cast<off_t>(attributes.size);
+  out.st_blksize = kPreferredIo;
+  out.st_blocks = static_cast<blkcnt_t>(attributes.blocks_512);
+  out.st_atim = ToTimespec(attributes.accessed);
+  out.st_mtim = ToTimespec(attributes.modified);
+  out.st_ctim = ToTimespec(attributes.changed);
+  return out;
+}
+
+fuse_entry_param ToEntry(const Attributes& attributes, double valid_seconds) {
+  fuse_entry_param entry{};
+  entry.ino = attributes.ino.value;
+  entry.generation = attributes.generation;
+  entry.attr = ToStat(attributes);
+  entry.attr_timeout = valid_seconds;
+  entry.entry_timeout = valid_seconds;
+  return entry;
+}
+
+Reply::Reply(fuse_req_t request, RequestCounter& counter) : request_(request), counter_(counter) {
+  counter_.Begin();
+}
+
+Reply::Reply(Reply&& other) noexcept
+    : request_(std::exchange(other.request_, nullptr)), counter_(other.counter_) {}
+
+Reply::~Reply() {
+  if (request_ == nullptr) return;
+  spdlog::error("a FUSE request was dropped without an answer; its caller gets EIO");
+  Errno(EIO);
+}
+
+fuse_req_t Reply::Take() {
+  if (request_ == nullptr) spdlog::critical("a FUSE request was answered twice");
+  return std::exchange(request_, nullptr);
+}
+
+bool Reply::Ended(int status) {
+  counter_.End();
+  // libfuse has printed every other failure; the request is over in any case.
+  return status == 0;
+}
+
+void Reply::Ok() { Errno(0); }
+
+void Reply::Errno(int error) {
+  if (fuse_req_t request = Take()) Ended(fuse_reply_err(request, error));
+}
+
+void Reply::Fail(const Error& error) { Errno(ToErrno(error.code)); }
+
+void Reply::Finish(const Result<void>& result) {
+  if (result.has_value()) {
+    Ok();
+  } else {
+    Fail(result.error());
+  }
+}
+
+bool Reply::Entry(const Attributes& attributes, double valid_seconds) {
+  fuse_req_t request = Take();
+  if (request == nullptr) return false;
+  const fuse_entry_param entry = ToEntry(attributes, valid_seconds);
+  return Ended(fuse_reply_entry(request, &entry));
+}
+
+void Reply::NoEntry(double valid_seconds) {
+  fuse_req_t request = Take();
+  if (request == nullptr) return;
+  fuse_entry_param entry{};   // inode 0: a name that is not there
+  entry.entry_timeout = valid_seconds;
+  Ended(fuse_reply_entry(request, &entry));
+}
+
+void Reply::Attribute(const Attributes& attributes, double valid_seconds) {
+  fuse_req_t request = Take();
+  if (request == nullptr) return;
+  const struct stat out = ToStat(attributes);
+  Ended(fuse_reply_attr(request, &out, valid_seconds));
+}
+
+bool Reply::Open(const fuse_file_info& file, uint32_t open_flags) {
+  fuse_req_t request = Take();
+  if (request == nullptr) return false;
+  return Ended(WithOpenFlags(file, open_flags,
+                             [&](const fuse_file_info& info) { return fuse_reply_open(request, &info); }));
+}
+
+bool Reply::Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
+                   uint32_t open_flags) {
+  fuse_req_t request = Take();
+  if (request == nullptr) return false;
+  const fuse_entry_param entry = ToEntry(attributes, valid_seconds);
+  return Ended(WithOpenFlags(file, open_flags, [&](const fuse_file_info& info) {
+    return fuse_reply_create(request, &entry, &info);
+  }));
+}
+
+void Reply::Link(const std::string& target) {
+  if (fuse_req_t request = Take()) Ended(fuse_reply_readlink(request, target.c_str()));
+}
+
+void Reply::Data(const ReadView& view) {
+  fuse_req_t request = Take();
+  if (request == nullptr) return;
+  if (view.pieces.size() <= kMaximumPieces) {
+    Ended(fuse_reply_iov(request, view.pieces.data(), static_cast<int>(view.pieces.size())));
+    return;
+  }
+  std::vector<char> whole;
+  whole.reserve(view.size.value);
+  for (const iovec& piece : view.pieces) {
+    const char* bytes = static_cast<const char*>(piece.iov_base);
+    whole.insert(whole.end(), bytes, bytes + piece.iov_len);
+  }
+  Ended(fuse_reply_buf(request, whole.data(), whole.size()));
+}
+
+bool Reply::Bytes(std::string_view bytes) {
+  fuse_req_t request = Take();
+  return request != nullptr && Ended(fuse_reply_buf(request, bytes.data(), bytes.size()));
+}
+
+void Reply::Written(size_t size) {
+  if (fuse_req_t request = Take()) Ended(fuse_reply_write(request, size));
+}
+
+void Reply::Statistics(const struct statvfs& statistics) {
+  if (fuse_req_t request = Take()) Ended(fuse_reply_statfs(request, &statistics));
+}
+
+void Reply::ExtendedAttribute(std::string_view value, size_t capacity) {
+  if (capacity != 0 && value.size() > capacity) {
+    Errno(ERANGE);
+    return;
+  }
+  fuse_req_t request = Take();
+  if (request == nullptr) return;
+  Ended(capacity == 0 ? fuse_reply_xattr(request, value.size())
+                      : fuse_reply_buf(request, value.data(), value.size()));
+}
+
+void Reply::Offset(uint64_t offset) {
+  if (fuse_req_t request = Take()) Ended(fuse_reply_lseek(request, static_cast<off_t>(offset)));
+}
+
+void Reply::Ioctl(const void* out, size_t size) {
+  if (fuse_req_t request = Take()) Ended(fuse_reply_ioctl(request, 0, out, size));
+}
+
+}  // namespace weightfs

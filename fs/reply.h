@@ -1,0 +1,78 @@
+// The answer to one FUSE request. Private to fs/.
+#pragma once
+
+#include <string_view>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "fs/fuse_api.h"
+#include "store/types.h"
+
+namespace weightfs {
+
+// Counts requests that are not yet answered, so that a session can end after the last one. Thread-safe.
+class RequestCounter {
+ public:
+  void Begin() EXCLUDES(mutex_);
+  void End() EXCLUDES(mutex_);
+  void WaitForNone() EXCLUDES(mutex_);
+  uint64_t begun() const EXCLUDES(mutex_);
+
+ private:
+  mutable Mutex mutex_;
+  std::condition_variable none_;
+  uint64_t open_ GUARDED_BY(mutex_) = 0;
+  uint64_t begun_ GUARDED_BY(mutex_) = 0;
+};
+
+// Move-only, consumed by exactly one of its answers. A Reply that is dropped answers EIO and logs; a second answer is
+// logged and ignored. Used by one thread at a time, on any thread.
+//
+// The answers that hand something to the kernel (a looked-up inode, an open handle) return false when the kernel no
+// longer wanted it, because the program was interrupted: the caller takes back what it counted.
+class Reply {
+ public:
+  Reply(fuse_req_t request, RequestCounter& counter);
+  Reply(Reply&& other) noexcept;
+  Reply& operator=(Reply&&) = delete;
+  ~Reply();
+
+  // Who asks. Only before the answer.
+  const fuse_ctx& caller() const { return *fuse_req_ctx(request_); }
+
+  void Ok();
+  void Errno(int error);                // positive
+  void Fail(const Error& error);
+  // Ok, or the error.
+  void Finish(const Result<void>& result);
+
+  [[nodiscard]] bool Entry(const Attributes& attributes, double valid_seconds);
+  void NoEntry(double valid_seconds);   // "there is no such name", which the kernel may remember
+  void Attribute(const Attributes& attributes, double valid_seconds);
+  // `open_flags` are FOPEN_ bits that fuse_file_info has no member for.
+  [[nodiscard]] bool Open(const fuse_file_info& file, uint32_t open_flags);
+  [[nodiscard]] bool Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
+                            uint32_t open_flags);
+  void Link(const std::string& target);
+  void Data(const ReadView& view);      // reads the pieces before it returns
+  [[nodiscard]] bool Bytes(std::string_view bytes);
+  void Written(size_t size);
+  void Statistics(const struct statvfs& statistics);
+  // The value, or its size when the caller only asked for that (capacity 0), or ERANGE.
+  void ExtendedAttribute(std::string_view value, size_t capacity);
+  void Offset(uint64_t offset);
+  void Ioctl(const void* out, size_t size);
+
+ private:
+  fuse_req_t Take();
+  bool Ended(int status);               // counts the request as answered
+
+  fuse_req_t request_;
+  RequestCounter& counter_;
+};
+
+// stat(2) as weightfs shows it.
+struct stat ToStat(const Attributes& attributes);
+fuse_entry_param ToEntry(const Attributes& attributes, double valid_seconds);
+
+}  // namespace weightfs

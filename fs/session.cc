@@ -1,0 +1,395 @@
+#include "fs/session.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/log.h"
+#include "fs/init_reply.h"
+#include "fs/operations.h"
+
+namespace weightfs {
+namespace {
+
+constexpr unsigned kMaxBackground = 128;        // read-ahead and asynchronous direct I/O under way
+constexpr unsigned kCongestionThreshold = 96;
+constexpr size_t kInHeader = 40;                // struct fuse_in_header
+constexpr size_t kInitBuffer = 64 * kKiB;       // the kernel wants at least 8 KiB for any request
+
+// Interrupts a receiver's read; its handler does nothing. A real-time signal, so that it disturbs no other use.
+int WakeSignal() { return SIGRTMIN + 7; }
+
+// Gives the wake signal a handler while it lives, without SA_RESTART: reads return EINTR.
+class WakeHandler {
+ public:
+  WakeHandler() {
+    struct sigaction action {};
+    action.sa_handler = [](int) {};
+    sigaction(WakeSignal(), &action, &before_);
+  }
+  ~WakeHandler() { sigaction(WakeSignal(), &before_, nullptr); }
+  WakeHandler(const WakeHandler&) = delete;
+  WakeHandler& operator=(const WakeHandler&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
+// Threads made while it lives take no signals but the wake signal: those of the process belong to its main thread.
+class ThreadSignals {
+ public:
+  ThreadSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    sigdelset(&all, WakeSignal());
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~ThreadSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ThreadSignals(const ThreadSignals&) = delete;
+  ThreadSignals& operator=(const ThreadSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+// libfuse's capabilities for the kernel's flags.
+struct Capability {
+  uint64_t flag;
+  uint64_t capability;
+};
+constexpr Capability kCapabilities[] = {
+    {kernel_flag::kAsyncRead, FUSE_CAP_ASYNC_READ},
+    {kernel_flag::kAtomicTruncate, FUSE_CAP_ATOMIC_O_TRUNC},
+    {kernel_flag::kDontMask, FUSE_CAP_DONT_MASK},
+    {kernel_flag::kAutoInvalidate, FUSE_CAP_AUTO_INVAL_DATA},
+    {kernel_flag::kReaddirPlus, FUSE_CAP_READDIRPLUS},
+    {kernel_flag::kReaddirPlusAuto, FUSE_CAP_READDIRPLUS_AUTO},
+    {kernel_flag::kAsyncDirectIo, FUSE_CAP_ASYNC_DIO},
+    {kernel_flag::kParallelDirectoryOps, FUSE_CAP_PARALLEL_DIROPS},
+    {kernel_flag::kPosixAcl, FUSE_CAP_POSIX_ACL},
+    {kernel_flag::kCacheSymlinks, FUSE_CAP_CACHE_SYMLINKS},
+#if !WEIGHTFS_COMPLETE_REPLIES
+    {kernel_flag::kDirectIoAllowMmap, FUSE_CAP_DIRECT_IO_ALLOW_MMAP},
+#endif
+};
+
+void LogLibfuse(enum fuse_log_level level, const char* format, va_list arguments) {
+  char line[512];
+  vsnprintf(line, sizeof(line), format, arguments);
+  std::string_view text(line);
+  while (!text.empty() && text.back() == '\n') text.remove_suffix(1);
+  if (level <= FUSE_LOG_ERR) {
+    spdlog::error("{}", text);
+  } else if (level <= FUSE_LOG_WARNING) {
+    spdlog::warn("{}", text);
+  } else {
+    spdlog::debug("{}", text);
+  }
+}
+
+// A comma or backslash in an option's value is written with a backslash before it.
+std::string Escaped(const std::string& value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == ',' || c == '\\') out.push_back('\\');
+    out.push_back(c);
+  }
+  return out;
+}
+
+std::string LibfuseOptions(const MountOptions& options) {
+  std::string text = "default_permissions,subtype=weightfs";
+  text += ",fsname=" + Escaped(options.store_directory.empty() ? "weightfs" : options.store_directory);
+  if (options.allow_other) text += ",allow_other";
+  if (options.read_only) text += ",ro";
+  for (const std::string& option : options.kernel_options) text += "," + Escaped(option);
+  return text;
+}
+
+}  // namespace
+
+Session::Session(Filesystem& filesystem, const MountOptions& options)
+    : filesystem_(filesystem), options_(options) {}
+
+Result<std::unique_ptr<Session>> Session::Create(Filesystem& filesystem, const MountOptions& options) {
+  std::unique_ptr<Session> session(new Session(filesystem, options));
+  ASSIGN_OR_RETURN(session->mask_, ParseFeatureMask(options.without));
+  session->stop_event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (session->stop_event_ < 0)
+    return Error{ErrorCode::kNoMemory, fmt::format("eventfd: {}", std::strerror(errno))};
+
+  fuse_lowlevel_ops& operations = session->operations_;
+  operations.init = OnInit;
+  AddNameOperations(operations);
+  AddAttributeOperations(operations);
+  AddFileOperations(operations);
+  AddSpaceOperations(operations);
+  AddDirectoryOperations(operations);
+  AddIoctlOperations(operations);
+
+  fuse_set_log_func(LogLibfuse);
+  std::string text = LibfuseOptions(options);
+  char program[] = "weightfs", flag[] = "-o";
+  char* arguments[] = {program, flag, text.data(), nullptr};
+  fuse_args args = FUSE_ARGS_INIT(3, arguments);
+  session->session_ = fuse_session_new(&args, &operations, sizeof(operations), &filesystem);
+  fuse_opt_free_args(&args);
+  if (session->session_ == nullptr)
+    return Error{ErrorCode::kInvalid, fmt::format("libfuse refused the mount options '{}'", text)};
+  filesystem.session = session->session_;
+  return session;
+}
+
+Session::~Session() {
+  Unmount();
+  if (session_ != nullptr) fuse_session_destroy(session_);
+  if (stop_event_ >= 0) close(stop_event_);
+  filesystem_.session = nullptr;
+  filesystem_.buffers = nullptr;
+}
+
+Result<void> Session::Mount() {
+  ASSIGN_OR_RETURN(const std::string path,
+                   PrepareMountpoint(options_.mountpoint, options_.store_directory, options_.allow_other));
+  if (fuse_session_mount(session_, path.c_str()) != 0)
+    return Error{ErrorCode::kPermission,
+                 fmt::format("mounting on {} failed; the lines above say why{}", path,
+                             geteuid() == 0 ? "" : " (this user needs write access to the directory)")};
+  mount_path_ = path;
+  if (const auto mount = FindMount(path)) mount_device_ = mount->device;
+  return UseDescriptor(fuse_session_fd(session_));
+}
+
+Result<void> Session::Attach(int descriptor) {
+  attached_ = true;
+  return UseDescriptor(descriptor);
+}
+
+ssize_t Session::OnRead(int descriptor, void* buffer, size_t size, void*) {
+  return read(descriptor, buffer, size);
+}
+
+ssize_t Session::OnWrite(int descriptor, iovec* iov, int count, void*) {
+  ReplyCompletion::Apply(iov, count);
+  return writev(descriptor, iov, count);
+}
+
+Result<void> Session::UseDescriptor(int descriptor) {
+  descriptor_ = descriptor;
+  if (!attached_ && !WEIGHTFS_COMPLETE_REPLIES) return {};
+  fuse_custom_io io{};
+  io.writev = OnWrite;
+  io.read = OnRead;
+  if (fuse_session_custom_io(session_, &io, descriptor) != 0)
+    return Error{ErrorCode::kNoMemory, "libfuse did not take the connection to the kernel"};
+  return {};
+}
+
+void Session::OnInit(void* userdata, fuse_conn_info* connection) {
+  const UsedFeatures& used = static_cast<Filesystem*>(userdata)->features;
+  uint64_t want = FUSE_CAP_IOCTL_DIR;
+  for (const Capability& known : kCapabilities) {
+    if ((used.flags & known.flag) != 0) want |= known.capability;
+  }
+#if WEIGHTFS_COMPLETE_REPLIES
+  connection->want = static_cast<unsigned>(want) & connection->capable;
+#else
+  // Everything that libfuse would ask for by itself goes first.
+  fuse_unset_feature_flag(connection, ~uint64_t{0});
+  fuse_set_feature_flag(connection, want & connection->capable_ext);
+#endif
+  connection->max_write = std::min<unsigned>(connection->max_write, used.max_write);
+  connection->max_background = kMaxBackground;
+  connection->congestion_threshold = kCongestionThreshold;
+  connection->time_gran = 1;
+}
+
+Result<void> Session::Negotiate() {
+  std::vector<std::byte> request(kInitBuffer);
+  ssize_t size = 0;
+  do {
+    size = read(descriptor_, request.data(), request.size());
+  } while (size < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
+  if (size <= 0)
+    return Error{ErrorCode::kIo, fmt::format("the kernel closed the FUSE connection at its start: {}",
+                                             size < 0 ? std::strerror(errno) : "end of file")};
+  const std::span<std::byte> bytes(request.data(), static_cast<size_t>(size));
+  ASSIGN_OR_RETURN(offer_, ReadOffer(bytes));
+  if (offer_.major != 7 || offer_.minor < kMinimumMinor)
+    return Error{ErrorCode::kNotSupported,
+                 fmt::format("the kernel speaks FUSE {}.{}; 7.{} (Linux 5.4) is the oldest that weightfs serves",
+                             offer_.major, offer_.minor, kMinimumMinor)};
+  MaskOffer(bytes, mask_);
+  filesystem_.features = ChooseFeatures(offer_, mask_, MaxPagesLimit());
+
+  fuse_buf buffer{};
+  buffer.mem = bytes.data();
+  buffer.size = bytes.size();
+#if WEIGHTFS_COMPLETE_REPLIES
+  InitCompletion missing;
+  missing.flags = filesystem_.features.flags & kernel_flag::kDirectIoAllowMmap;
+  missing.max_write = filesystem_.features.max_write;
+  ReplyCompletion completion(missing);
+  fuse_session_process_buf(session_, &buffer);
+  const bool complete = completion.done();
+#else
+  fuse_session_process_buf(session_, &buffer);
+  const bool complete = true;
+#endif
+  if (fuse_session_exited(session_) != 0 || !complete)
+    return Error{ErrorCode::kNotSupported, "libfuse and the kernel did not agree on a protocol"};
+
+  ReceiveBuffers::Options memory;
+  memory.payload = ByteCount{filesystem_.features.max_write};
+  memory.shared_memory = options_.write_buffers;
+  memory.receivers = options_.threads;
+  ASSIGN_OR_RETURN(buffers_, ReceiveBuffers::Create(memory));
+  filesystem_.buffers = buffers_.get();
+  return {};
+}
+
+bool Session::ReceiveOne(ReceiveBuffer& buffer) {
+  const std::span<std::byte> memory = buffer.Prepare();
+  const ssize_t size = read(descriptor_, memory.data(), memory.size());
+  if (size < 0) {
+    // ENOENT: the request was interrupted before it was read. ENODEV: unmounted.
+    if (errno == EINTR || errno == EAGAIN || errno == ENOENT) return true;
+    if (errno != ENODEV) {
+      MutexLock lock(mutex_);
+      failure_ = Error{ErrorCode::kIo, fmt::format("receiving from the kernel failed: {}", std::strerror(errno))};
+    }
+    return false;
+  }
+  if (static_cast<size_t>(size) < kInHeader) {
+    MutexLock lock(mutex_);
+    if (size > 0) failure_ = Error{ErrorCode::kIo, fmt::format("the kernel sent a request of {} bytes", size)};
+    return false;
+  }
+  fuse_buf request{};
+  request.mem = memory.data();
+  request.size = static_cast<size_t>(size);
+  fuse_session_process_buf(session_, &request);
+  return true;
+}
+
+void Session::Receive() {
+  {
+    ReceiveBuffer buffer(*buffers_);
+    while (!stopping_.load(std::memory_order_relaxed) && ReceiveOne(buffer)) {}
+  }
+  MutexLock lock(mutex_);
+  if (--receiving_ == 0) Stop();
+  left_.notify_all();
+}
+
+void Session::EndReceivers(std::vector<std::thread>& receivers) {
+  constexpr auto kRetry = std::chrono::milliseconds(20);
+  stopping_.store(true);
+  {
+    // A signal that comes between a receiver's look at `stopping_` and its read is lost, so it is sent again.
+    MutexLock lock(mutex_);
+    while (receiving_ != 0) {
+      for (std::thread& receiver : receivers) pthread_kill(receiver.native_handle(), WakeSignal());
+      left_.wait_for(lock.native(), kRetry);
+    }
+  }
+  for (std::thread& receiver : receivers) receiver.join();
+}
+
+// Shared mappings may hold data that the kernel has not sent yet; closing the connection would lose it. The receivers
+// still serve.
+void Session::FlushMappings() {
+  if (mount_path_.empty() || !FindOwnMount().has_value()) return;
+  const int root = open(mount_path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (root < 0) return;
+  if (syncfs(root) != 0) spdlog::error("{}: fetching mapped data from the kernel: {}", mount_path_, std::strerror(errno));
+  close(root);
+}
+
+Result<void> Session::Run() {
+  WakeHandler wake;
+  std::vector<std::thread> receivers;
+  {
+    ThreadSignals signals;
+    MutexLock lock(mutex_);
+    receiving_ = options_.threads;
+    for (unsigned i = 0; i < options_.threads; ++i) {
+      receivers.emplace_back([this] {
+        pthread_setname_np(pthread_self(), "weightfs-recv");
+        Receive();
+      });
+    }
+  }
+  if (options_.ready) options_.ready();
+
+  pollfd stop{.fd = stop_event_, .events = POLLIN, .revents = 0};
+  while (poll(&stop, 1, -1) < 0 && errno == EINTR) {}
+  bool all_left = false;
+  {
+    MutexLock lock(mutex_);
+    all_left = receiving_ == 0;
+  }
+  if (!all_left) FlushMappings();
+  EndReceivers(receivers);
+  filesystem_.Finish();
+  Unmount();
+  MutexLock lock(mutex_);
+  if (failure_.has_value()) return *failure_;
+  return {};
+}
+
+void Session::Stop() {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, that is, when it is readable.
+  [[maybe_unused]] const ssize_t written = write(stop_event_, &one, sizeof(one));
+}
+
+std::optional<MountEntry> Session::FindOwnMount() const {
+  if (mount_path_.empty()) return std::nullopt;
+  std::optional<MountEntry> mount = FindMount(mount_path_);
+  if (mount.has_value() && (mount->device != mount_device_ || mount->type != kMountType)) return std::nullopt;
+  return mount;
+}
+
+void Session::Unmount() {
+  if (std::exchange(ended_, true) || session_ == nullptr || descriptor_ < 0 || attached_) return;
+  fuse_session_unmount(session_);
+  // A connection that was aborted through /sys, or that ended in an error, leaves a dead mount.
+  if (FindOwnMount().has_value() && !DetachMount(mount_path_))
+    spdlog::error("{} could not be unmounted; use `fusermount3 -u {}`", mount_path_, mount_path_);
+}
+
+Result<KernelOffer> ProbeOffer(const std::string& directory) {
+  ASSIGN_OR_RETURN(const std::string path, PrepareMountpoint(directory, "", false));
+  char program[] = "weightfs", flag[] = "-o", text[] = "subtype=weightfs,fsname=probe";
+  char* arguments[] = {program, flag, text, nullptr};
+  fuse_args args = FUSE_ARGS_INIT(3, arguments);
+  const fuse_lowlevel_ops operations{};
+  fuse_session* session = fuse_session_new(&args, &operations, sizeof(operations), nullptr);
+  fuse_opt_free_args(&args);
+  if (session == nullptr) return Error{ErrorCode::kInvalid, "libfuse refused to start a session"};
+  if (fuse_session_mount(session, path.c_str()) != 0) {
+    fuse_session_destroy(session);
+    return Error{ErrorCode::kPermission, fmt::format("mounting on {} for a probe failed", path)};
+  }
+  std::vector<std::byte> request(kInitBuffer);
+  ssize_t size = 0;
+  do {
+    size = read(fuse_session_fd(session), request.data(), request.size());
+  } while (size < 0 && (errno == EINTR || errno == EAGAIN));
+  const Result<KernelOffer> offer = ReadOffer({request.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))});
+  fuse_session_unmount(session);
+  fuse_session_destroy(session);
+  return offer;
+}
+
+}  // namespace weightfs

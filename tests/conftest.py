@@ -1,0 +1,154 @@
+"""Fixtures of the tests that need a mount. See docs/TESTING.md; `pytest tests --help` lists the options below.
+
+`mount` is one mount a module (STORE_SIZE and MOUNT_OPTIONS of the module say which), `work` a directory of its own for
+each test, `factory` makes more. At the end of a module the store is unmounted and fsck must find nothing."""
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from harness.filesystems import Factory, program
+from harness.watchdog import Watchdog
+
+DEFAULT_LIMIT_S = 120
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("weightfs")
+    group.addoption("--target", default=os.environ.get("WEIGHTFS_TARGET", "weightfs"),
+                    help="what to test: weightfs, ext4 (an image; tests the tests), or a directory")
+    group.addoption("--full", action="store_true", help="the long form: 20 seeds of 5,000 operations, 200 kills")
+    group.addoption("--seeds", type=int, help="how many seeds of random operations")
+    group.addoption("--seed", type=int, help="this seed only, of random operations")
+    group.addoption("--ops", type=int, help="operations a seed")
+    group.addoption("--rounds", type=int, help="kills of the daemon")
+
+
+def pytest_configure(config):
+    config.watchdog = Watchdog()
+
+
+def pytest_unconfigure(config):
+    config.watchdog.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    limit = item.get_closest_marker("limit")
+    item.config.watchdog.arm(limit.args[0] if limit else DEFAULT_LIMIT_S, item.nodeid)
+    try:
+        return (yield)
+    finally:
+        item.config.watchdog.disarm()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.when == "call" and report.failed:
+        item.stash[FAILED] = True
+        for mount in item.session.stash.get(MOUNTS, []):
+            if log := mount.store.log():
+                report.sections.append((f"log of {mount.store.directory}", log[-3000:]))
+    return report
+
+
+FAILED = pytest.StashKey[bool]()
+MOUNTS = pytest.StashKey[list]()
+
+
+@pytest.fixture(scope="session")
+def scratch():
+    """A directory on the local disk that every user may pass through, gone at the end."""
+    path = Path(tempfile.mkdtemp(prefix="weightfs-tests-", dir=os.environ.get("TMPDIR", "/var/tmp")))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def check_possible(target):
+    if target == "weightfs":
+        if not os.path.exists("/dev/fuse"):
+            pytest.skip("needs FUSE: there is no /dev/fuse (in a container: --device /dev/fuse --cap-add SYS_ADMIN)")
+        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            pytest.skip("needs FUSE: /dev/fuse may not be opened by this user")
+        if not program().exists():
+            pytest.fail(f"{program()} is missing: build it first, or name another in WEIGHTFS_BIN")
+    if target == "ext4" and os.geteuid() != 0:
+        pytest.skip("--target ext4 needs root to mount an image")
+
+
+@pytest.fixture(scope="session")
+def session_factory(scratch, request):
+    target = request.config.getoption("target")
+    check_possible(target)
+    factory = Factory(scratch, target, request.config.watchdog)
+    yield factory
+    factory.close()
+
+
+@pytest.fixture
+def factory(session_factory):
+    """What a test makes with it is taken away when the test ends."""
+    mark = session_factory.mark()
+    yield session_factory
+    session_factory.close(mark)
+
+
+@pytest.fixture
+def weightfs_only(session_factory):
+    """A test of weightfs's own commands and promises."""
+    if session_factory.kind != "weightfs":
+        pytest.skip("about weightfs itself: not for --target")
+
+
+@pytest.fixture(scope="module")
+def mount(session_factory, request):
+    """The module's mount. A test that left it dead does not spoil the next one: see `work`."""
+    mark = session_factory.mark()
+    store = session_factory.store(getattr(request.module, "STORE_SIZE", "256M"))
+    made = session_factory.mount(store, getattr(request.module, "MOUNT_OPTIONS", ""))
+    request.session.stash.setdefault(MOUNTS, []).append(made)
+    try:
+        yield made
+        if not made.alive():
+            made.close()
+            made.mount()
+        made.fsck()
+    finally:
+        request.session.stash[MOUNTS].remove(made)
+        session_factory.close(mark)
+
+
+@pytest.fixture
+def work(mount, request):
+    """An empty directory in the module's mount, removed afterwards."""
+    if not mount.alive():
+        mount.close()
+        mount.mount()
+    path = mount.path / re.sub(r"[^\w.-]+", "_", request.node.name)[:100]
+    path.mkdir(mode=0o755)
+    path.chmod(0o755)
+    yield path
+    if request.node.stash.get(FAILED, False) and not mount.alive():
+        return
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def local(scratch):
+    """An empty directory on the local disk."""
+    path = Path(tempfile.mkdtemp(prefix="local-", dir=scratch))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.section(f"{len(skipped)} TESTS DID NOT RUN; each says why above", sep="!")

@@ -1,0 +1,1 @@
+"""What the tests of the mount share: filesystems under test, processes with time limits, other users, system calls."""

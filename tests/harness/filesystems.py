@@ -1,0 +1,295 @@
+"""The filesystems that a test can run on: weightfs, and the two that show whether the test itself is right.
+
+All have one interface: a Store is made once and lies somewhere, a Mount of it has a path. `--target ext4` puts an ext4
+image in the place of the store, `--target DIRECTORY` a plain directory, which cannot be unmounted."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from harness import process
+from harness.syscalls import unmount_lazily
+
+MOUNT_LIMIT_S = 60
+UMOUNT_LIMIT_S = 120
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def program():
+    return Path(os.environ.get("WEIGHTFS_BIN", REPOSITORY / "build/release/bin/weightfs"))
+
+
+def is_mounted(path):
+    """By the mount table: a look at the directory itself would ask a filesystem that may be dead."""
+    wanted = os.fspath(path).replace(" ", "\\040")
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as table:
+        return any(line.split()[1] == wanted for line in table)
+
+
+def parse_size(text):
+    return int(text[:-1]) << {"K": 10, "M": 20, "G": 30, "T": 40}[text[-1]]
+
+
+class Mount:
+    """A mounted store; path is where. Left mounted, it is taken away by close()."""
+
+    def __init__(self, store, path, watchdog):
+        self.store, self.path, self.watchdog = store, Path(path), watchdog
+        self.options = ""
+
+    def mount(self, options=None):
+        raise NotImplementedError
+
+    def umount(self):
+        raise NotImplementedError
+
+    def remount(self, options=None):
+        self.umount()
+        self.mount(options)
+
+    def fsck(self):
+        """Unmounts, and asserts that a read-only check finds nothing wrong."""
+        self.umount()
+        self.store.fsck()
+
+    def alive(self):
+        return True
+
+    def close(self):
+        """Whatever the state: afterwards nothing is mounted and no process is left."""
+
+
+class WeightfsStore:
+    kind = "weightfs"
+
+    def __init__(self, directory, size="256M", devices=(), sparse=True, force=False):
+        self.directory, self.size, self.devices = Path(directory), size, [Path(path) for path in devices]
+        command = ["format", self.directory]
+        for device in self.devices:
+            command += ["--device", device]
+        if not self.devices:
+            command += ["--size", size]
+        command += ["--sparse"] if sparse else []
+        command += ["--force"] if force else []
+        weightfs(*command, limit=300)
+
+    def fsck(self, codes=(0,)):
+        return weightfs("fsck", self.directory, codes=codes, limit=300)
+
+    def mount_at(self, path, watchdog):
+        return WeightfsMount(self, path, watchdog)
+
+    def daemons(self):
+        return process.processes_with(program().name, os.fspath(self.directory))
+
+    def log(self):
+        path = self.directory / "weightfs.log"
+        return path.read_text(errors="replace")[-8000:] if path.exists() else ""
+
+    def remove(self):
+        shutil.rmtree(self.directory, ignore_errors=True)
+        for device in self.devices:
+            if device.is_file():
+                device.unlink()
+
+
+def weightfs(*words, **options):
+    return process.run([program(), *words], **options)
+
+
+class WeightfsMount(Mount):
+    pid = 0
+
+    def command(self, options):
+        words = [program(), "mount", self.store.directory, self.path]
+        return words + (["-o", options] if options else [])
+
+    def mount(self, options=None):
+        self.options = self.options if options is None else options
+        process.run(self.command(self.options), limit=MOUNT_LIMIT_S, on_hang=self.kill)
+        assert is_mounted(self.path), f"mount of {self.path} reported success, and nothing is mounted there"
+        daemons = self.store.daemons()
+        assert daemons, "mount reported success, and no process serves it"
+        self.pid = daemons[0]
+        self.watchdog.watch(self.pid, self.path)
+        return self
+
+    def umount(self):
+        if not is_mounted(self.path):
+            return
+        process.run([program(), "umount", self.path], limit=UMOUNT_LIMIT_S, on_hang=self.kill)
+        assert not is_mounted(self.path), f"umount of {self.path} reported success, and it is still mounted"
+        self.watchdog.forget(self.path)
+        # umount returns when all is on the device; the process itself may take a moment more to end.
+        assert process.wait_gone(self.pid, MOUNT_LIMIT_S), f"daemon {self.pid} is still there after the unmount"
+
+    def kill(self):
+        for pid in self.store.daemons():
+            process.kill(pid)
+
+    def kill9(self):
+        """SIGKILL for the daemon, and the dead mount taken away."""
+        process.kill(self.pid)
+        assert process.wait_gone(self.pid), f"daemon {self.pid} did not end on SIGKILL"
+        self.detach()
+
+    def terminate(self):
+        process.kill(self.pid, signal.SIGTERM)
+
+    def detach(self):
+        if unmount_lazily(self.path) != 0 and os.geteuid() != 0:
+            process.run(["fusermount3", "-uz", self.path], codes=None)
+        self.watchdog.forget(self.path)
+
+    def alive(self):
+        return is_mounted(self.path) and self.pid in self.store.daemons()
+
+    def close(self):
+        self.kill()
+        for pid in self.store.daemons():
+            process.wait_gone(pid, 20)
+        while is_mounted(self.path):
+            if unmount_lazily(self.path) != 0:
+                process.run(["fusermount3", "-uz", self.path], codes=None)
+                break
+        self.watchdog.forget(self.path)
+
+
+class Ext4Store:
+    """An ext4 image: real unmounts, and no daemon to kill."""
+
+    kind = "ext4"
+
+    def __init__(self, directory, size="256M", **_):
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.image = self.directory / "image"
+        with open(self.image, "wb") as stream:
+            # Its journal and tables are no part of the size that a test asks for.
+            stream.truncate(parse_size(size) + (64 << 20))
+        process.run(["mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-N", "200000" if parse_size(size) >= 256 << 20
+                     else "2000", self.image], limit=120)
+
+    def fsck(self, codes=(0,)):
+        return process.run(["fsck.ext4", "-fn", self.image], codes=codes, limit=300)
+
+    def mount_at(self, path, watchdog):
+        return Ext4Mount(self, path, watchdog)
+
+    def log(self):
+        return ""
+
+    def remove(self):
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Ext4Mount(Mount):
+    def mount(self, options=None):
+        process.run(["mount", "-o", "loop,acl,user_xattr", self.store.image, self.path])
+        self.watchdog.watch(0, self.path)
+        return self
+
+    def umount(self):
+        if is_mounted(self.path):
+            process.run(["umount", self.path], limit=UMOUNT_LIMIT_S)
+            self.watchdog.forget(self.path)
+
+    def alive(self):
+        return is_mounted(self.path)
+
+    def close(self):
+        unmount_lazily(self.path)
+        self.watchdog.forget(self.path)
+
+
+class PlainStore:
+    kind = "directory"
+
+    def __init__(self, base, name):
+        self.directory = Path(base) / f"weightfs-tests-{os.getpid()}-{name}"
+        self.directory.mkdir(mode=0o755)
+
+    def fsck(self, codes=(0,)):
+        return None
+
+    def mount_at(self, path, watchdog):
+        return PlainMount(self, self.directory, watchdog)
+
+    def log(self):
+        return ""
+
+    def remove(self):
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class PlainMount(Mount):
+    def mount(self, options=None):
+        return self
+
+    def umount(self):
+        os.sync()
+
+
+class Factory:
+    """Makes stores and mounts below one scratch directory, and takes every one away again at its end."""
+
+    def __init__(self, scratch, target, watchdog):
+        self.scratch, self.target, self.watchdog = Path(scratch), target, watchdog
+        self._made, self._count = [], 0
+
+    @property
+    def kind(self):
+        return self.target if self.target in ("weightfs", "ext4") else "directory"
+
+    def new_path(self, name):
+        self._count += 1
+        return self.scratch / f"{name}-{self._count}"
+
+    def store(self, size="256M", **options):
+        if self.kind == "weightfs":
+            store = WeightfsStore(self.new_path("store"), size, **options)
+        elif self.kind == "ext4":
+            store = Ext4Store(self.new_path("image"), size)
+        else:
+            store = PlainStore(self.target, self._count)
+            self._count += 1
+        self._made.append(store)
+        return store
+
+    def mount(self, store, options="", path=None):
+        if path is None:
+            path = self.new_path("mount")
+            path.mkdir(mode=0o755)
+        mount = store.mount_at(path, self.watchdog)
+        self._made.append(mount)
+        return mount.mount(options)
+
+    def directory(self, name="local"):
+        """A directory of the local disk."""
+        path = self.new_path(name)
+        path.mkdir(mode=0o755)
+        return path
+
+    def mark(self):
+        return len(self._made)
+
+    def close(self, mark=0):
+        """Removes all that was made since `mark`, the newest first."""
+        while len(self._made) > mark:
+            made = self._made.pop()
+            if isinstance(made, Mount):
+                made.close()
+            else:
+                made.remove()
+
+
+def wait_until(condition, limit=30):
+    """Waits for a condition of another process that nothing announces. Returns whether it came true in time."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        os.sched_yield()
+    return True

@@ -1,0 +1,18 @@
+"""What a test cannot do without. Each skips with its reason, and the summary of a run says so once more."""
+
+import os
+import shutil
+
+import pytest
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root to include it")
+
+
+def program(*names):
+    missing = [name for name in names if shutil.which(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: scripts/setup installs it")
+
+
+def loop_devices():
+    missing = not os.path.exists("/dev/loop-control")
+    return pytest.mark.skipif(os.geteuid() != 0 or missing, reason="needs root and loop devices")

@@ -1,0 +1,96 @@
+"""Programs run by the tests. Every one has a time limit, and output that is shown when it fails."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+DEFAULT_LIMIT_S = 60
+
+
+class Failure(AssertionError):
+    """A program ended in another way than the test asked for."""
+
+
+class Finished:
+    def __init__(self, command, code, out, err):
+        self.command, self.code, self.out, self.err = command, code, out, err
+
+    def __repr__(self):
+        return f"{' '.join(map(str, self.command))}: exit {self.code}\n{self.out[-4000:]}\n{self.err[-4000:]}"
+
+
+def run(command, *, limit=DEFAULT_LIMIT_S, codes=(0,), text=True, input=None, on_hang=None, **options):
+    """Runs `command` and returns what it printed. Raises Failure when its exit code is not in `codes` (None: any), or
+    when it takes longer than `limit` seconds. `on_hang` is called before it is killed: a program that waits for a
+    dead filesystem only ends once the filesystem's process does."""
+    process = subprocess.Popen(
+        [str(word) for word in command], text=text, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL, **options)
+    try:
+        out, err = process.communicate(input, timeout=limit)
+    except subprocess.TimeoutExpired:
+        out, err = end_hung(process, on_hang)
+        raise Failure(f"no end within {limit} s: {Finished(command, None, str(out), str(err))}") from None
+    finished = Finished(command, process.returncode, out, err)
+    if codes is not None and process.returncode not in codes:
+        raise Failure(repr(finished))
+    return finished
+
+
+def end_hung(process, on_hang=None):
+    if on_hang is not None:
+        on_hang()
+    process.kill()
+    try:
+        return process.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        return "", f"process {process.pid} did not end on SIGKILL either"
+
+
+def finish(process, limit=DEFAULT_LIMIT_S, codes=(0,)):
+    """Waits for a Popen; the same rules as run."""
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        out, err = end_hung(process)
+        raise Failure(f"no end within {limit} s: {Finished(process.args, None, out, err)}") from None
+    finished = Finished(process.args, process.returncode, out or "", err or "")
+    if codes is not None and process.returncode not in codes:
+        raise Failure(repr(finished))
+    return finished
+
+
+def processes_with(program, argument):
+    """Ids of the processes of that program name which have `argument` on their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if os.path.basename(words[0]) == program.encode() and argument.encode() in words:
+            found.append(int(entry.name))
+    return found
+
+
+def kill(pid, signal_number=signal.SIGKILL):
+    try:
+        os.kill(pid, signal_number)
+    except ProcessLookupError:
+        pass
+
+
+def wait_gone(pid, limit=DEFAULT_LIMIT_S):
+    """Waits for the end of a process that need not be a child. Returns whether it ended."""
+    import select
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], limit)[0])
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,67 @@
+"""System calls that Python does not offer, through the C library. All raise OSError as those of `os` do."""
+
+import ctypes
+import ctypes.util
+import errno
+import os
+
+AT_FDCWD = -100
+AT_SYMLINK_FOLLOW = 0x400
+AT_EMPTY_PATH = 0x1000
+RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
+FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_COLLAPSE, FALLOC_ZERO_RANGE, FALLOC_INSERT = 1, 2, 8, 16, 32
+MNT_DETACH = 2
+FICLONE = 0x40049409
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall_numbers = {"x86_64": {"renameat2": 316}, "aarch64": {"renameat2": 276}}
+
+
+def _checked(name, *arguments):
+    function = getattr(_libc, name)
+    function.restype = ctypes.c_long
+    result = function(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def fallocate(descriptor, mode, offset, length):
+    _checked("fallocate", descriptor, mode, ctypes.c_int64(offset), ctypes.c_int64(length))
+
+
+def rename_flags(source, target, flags):
+    _checked("renameat2", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags))
+
+
+def link_descriptor(descriptor, target):
+    """linkat of an O_TMPFILE file, through /proc, as open(2) shows."""
+    _checked("linkat", AT_FDCWD, f"/proc/self/fd/{descriptor}".encode(), AT_FDCWD, os.fsencode(target),
+             AT_SYMLINK_FOLLOW)
+
+
+def sync_filesystem(descriptor):
+    _checked("syncfs", descriptor)
+
+
+def unmount_lazily(directory):
+    """MNT_DETACH; an error is returned, not raised, because there may be nothing left to unmount."""
+    try:
+        _checked("umount2", os.fsencode(directory), MNT_DETACH)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def mmap_address(mapping):
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+
+
+def raw_open(path_bytes, flags, mode=0):
+    """open(2) with a path that Python would refuse."""
+    return _checked("open", path_bytes, flags, mode)
+
+
+def errno_name(number):
+    return errno.errorcode.get(number, str(number)) if number else "0"

@@ -154,6 +154,8 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
     if (from.inode == nullptr || (exchange && to.inode == nullptr)) return ErrorCode::kNotFound;
     // A name that changed hands since: the file it leads to now is to be committed first.
     if (from.inode->id != committed || (exchange && to.inode->id != other_committed)) continue;
+    if (from.inode == from.directory) return Damaged(parent, "it is listed in itself");
+    if (to.inode == to.directory) return Damaged(new_parent, "it is listed in itself");
     if (mode == RenameMode::kNoReplace && to.inode != nullptr) return ErrorCode::kExists;
     if (from.inode == to.inode) return {};
     return exchange ? ExchangeLocked(from, to) : MoveLocked(from, to);

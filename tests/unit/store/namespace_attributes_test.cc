@@ -1,0 +1,184 @@
+#include "tests/unit/store/namespace_fixture.h"
+
+#include "common/bytes.h"
+#include "store/acl.h"
+
+namespace weightfs {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr auto kAny = AttributeWrite::kAny;
+
+std::string AclBytes(std::initializer_list<std::array<uint32_t, 3>> entries) {
+  std::string bytes;
+  AppendLittle(bytes, uint32_t{2});
+  for (const auto& [tag, permissions, id] : entries) {
+    AppendLittle(bytes, static_cast<uint16_t>(tag));
+    AppendLittle(bytes, static_cast<uint16_t>(permissions));
+    AppendLittle(bytes, id);
+  }
+  return bytes;
+}
+constexpr uint32_t kNobody = UINT32_MAX;
+
+// user::rwx user:50:rw- group::r-x mask::rwx other::r--
+std::string NamedUser(uint32_t mask = 7) {
+  return AclBytes({{1, 7, kNobody}, {2, 6, 50}, {4, 5, kNobody}, {0x10, mask, kNobody}, {0x20, 4, kNobody}});
+}
+
+class NamespaceAttributes : public NamespaceTest {
+ protected:
+  NamespaceAttributes() : file_(MakeFile(kRootInode, "f")) {}
+  std::optional<ErrorCode> Set(std::string_view name, std::string_view value, AttributeWrite mode = kAny) {
+    return Code(names_->SetExtendedAttribute(file_, name, value, mode));
+  }
+  std::optional<ErrorCode> Set(InodeId ino, std::string_view name, std::string_view value) {
+    return Code(names_->SetExtendedAttribute(ino, name, value, kAny));
+  }
+  const InodeId file_;
+};
+
+TEST_F(NamespaceAttributes, AreStoredVerbatimAndListedInOrder) {
+  const std::string binary("\0\xff\x01", 3);
+  EXPECT_EQ(Set("user.b", binary), std::nullopt);
+  EXPECT_EQ(Set("user.a", ""), std::nullopt);
+  EXPECT_EQ(Set("security.capability", "c"), std::nullopt);
+  Restart();
+  EXPECT_EQ(*names_->GetExtendedAttribute(file_, "user.b"), binary);
+  EXPECT_EQ(*names_->GetExtendedAttribute(file_, "user.a"), "");
+  EXPECT_THAT(*names_->ListExtendedAttributes(file_), ElementsAre("security.capability", "user.a", "user.b"));
+  EXPECT_THAT(*names_->ListExtendedAttributes(kRootInode), IsEmpty());
+}
+
+TEST_F(NamespaceAttributes, CreateAndReplaceKeepTheirWord) {
+  EXPECT_EQ(Set("user.a", "1", AttributeWrite::kReplace), ErrorCode::kNoAttribute);
+  EXPECT_EQ(Set("user.a", "1", AttributeWrite::kCreate), std::nullopt);
+  EXPECT_EQ(Set("user.a", "2", AttributeWrite::kCreate), ErrorCode::kExists);
+  EXPECT_EQ(Set("user.a", "3", AttributeWrite::kReplace), std::nullopt);
+  EXPECT_EQ(*names_->GetExtendedAttribute(file_, "user.a"), "3");
+}
+
+TEST_F(NamespaceAttributes, SizesAreLimited) {
+  EXPECT_EQ(Set("", "v"), ErrorCode::kRange);
+  EXPECT_EQ(Set("user." + std::string(251, 'n'), "v"), ErrorCode::kRange);
+  EXPECT_EQ(Set("user." + std::string(250, 'n'), "v"), std::nullopt);
+  EXPECT_EQ(Set("user.a", std::string(65537, 'v')), ErrorCode::kTooLarge);
+  EXPECT_EQ(Set("user.a", std::string(65536, 'v')), std::nullopt);
+}
+
+TEST_F(NamespaceAttributes, TheListStaysShortEnoughToBeShown) {
+  size_t size = 0;
+  std::optional<ErrorCode> code;
+  for (int i = 0; i < 1000 && !code; ++i) {
+    const std::string name = "user." + std::string(200, 'n') + std::to_string(1000 + i);
+    code = Set(name, "");
+    if (!code) size += name.size() + 1;
+  }
+  EXPECT_EQ(code, ErrorCode::kNoSpace);
+  EXPECT_LE(size, 65536u);
+  EXPECT_GT(size, 65000u);
+}
+
+TEST_F(NamespaceAttributes, ChangesTouchTheInode) {
+  Age(file_);
+  EXPECT_EQ(Set("user.a", "v"), std::nullopt);
+  EXPECT_GT(Stat(file_).changed, Timestamp{1});
+  EXPECT_EQ(Stat(file_).modified, Timestamp{1});
+  Age(file_);
+  EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, "user.a"));
+  EXPECT_GT(Stat(file_).changed, Timestamp{1});
+  EXPECT_EQ(Code(names_->RemoveExtendedAttribute(file_, "user.a")), ErrorCode::kNoAttribute);
+  EXPECT_EQ(Code(names_->GetExtendedAttribute(file_, "user.a")), ErrorCode::kNoAttribute);
+}
+
+TEST_F(NamespaceAttributes, InodesThatNeverHadAnyAreNotLookedUp) {
+  kv_->FailGet(1);   // the next look at the catalog, whichever it is
+  EXPECT_EQ(Code(names_->GetExtendedAttribute(file_, "security.capability")), ErrorCode::kNoAttribute);
+  EXPECT_EQ(Code(names_->RemoveExtendedAttribute(file_, "user.a")), ErrorCode::kNoAttribute);
+  EXPECT_EQ(Code(names_->Lookup(kRootInode, "f")), ErrorCode::kIo);
+}
+
+TEST_F(NamespaceAttributes, AnAccessListSetsTheMode) {
+  EXPECT_EQ(Set(kAccessAclName, NamedUser(2)), std::nullopt);
+  EXPECT_EQ(Stat(file_).mode, S_IFREG | 0724u);
+  EXPECT_EQ(*names_->GetExtendedAttribute(file_, kAccessAclName), NamedUser(2));
+  EXPECT_EQ(Stat(file_).mode, StoredRecord(file_).mode);
+}
+
+TEST_F(NamespaceAttributes, AnAccessListThatIsAModeIsNotStored) {
+  EXPECT_EQ(Set(kAccessAclName, NamedUser()), std::nullopt);
+  EXPECT_EQ(Set(kAccessAclName, AclBytes({{1, 6, kNobody}, {4, 4, kNobody}, {0x20, 0, kNobody}})), std::nullopt);
+  EXPECT_EQ(Stat(file_).mode, S_IFREG | 0640u);
+  EXPECT_EQ(Code(names_->GetExtendedAttribute(file_, kAccessAclName)), ErrorCode::kNoAttribute);
+}
+
+TEST_F(NamespaceAttributes, AnEmptyOrRemovedListLeavesTheMode) {
+  EXPECT_EQ(Set(kAccessAclName, NamedUser(5)), std::nullopt);
+  EXPECT_EQ(Set(kAccessAclName, ""), std::nullopt);
+  EXPECT_EQ(Stat(file_).mode, S_IFREG | 0754u);
+  EXPECT_EQ(Code(names_->GetExtendedAttribute(file_, kAccessAclName)), ErrorCode::kNoAttribute);
+  EXPECT_EQ(Set(kAccessAclName, NamedUser(5)), std::nullopt);
+  EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, kAccessAclName));
+  EXPECT_THAT(*names_->ListExtendedAttributes(file_), IsEmpty());
+  EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, kAccessAclName));
+}
+
+TEST_F(NamespaceAttributes, DefaultListsBelongToDirectories) {
+  EXPECT_EQ(Set(kDefaultAclName, NamedUser()), ErrorCode::kAccess);
+  EXPECT_EQ(Set(kDefaultAclName, ""), std::nullopt);
+  EXPECT_EQ(Set(kDefaultAclName, "nonsense"), ErrorCode::kInvalid);
+  const auto link = names_->Create(kRootInode, "l", {.mode = S_IFLNK, .symlink = "t"});
+  EXPECT_EQ(Set(link->ino, kAccessAclName, NamedUser()), ErrorCode::kNotSupported);
+  EXPECT_EQ(Set(kRootInode, kDefaultAclName, NamedUser()), std::nullopt);
+  EXPECT_EQ(Stat(kRootInode).mode, S_IFDIR | 0755u);
+}
+
+TEST_F(NamespaceAttributes, ChmodMovesTheMask) {
+  EXPECT_EQ(Set(kAccessAclName, NamedUser()), std::nullopt);
+  ASSERT_TRUE(names_->SetAttributes(file_, {.mode = 0640}));
+  EXPECT_EQ(*names_->GetExtendedAttribute(file_, kAccessAclName),
+            AclBytes({{1, 6, kNobody}, {2, 6, 50}, {4, 5, kNobody}, {0x10, 4, kNobody}, {0x20, 0, kNobody}}));
+  EXPECT_EQ(Stat(file_).mode, S_IFREG | 0640u);
+}
+
+TEST_F(NamespaceAttributes, NewInodesInheritInsteadOfTheUmask) {
+  EXPECT_EQ(Set(kRootInode, kDefaultAclName, NamedUser()), std::nullopt);
+  CreateRequest request = File(0666);
+  request.umask = 0077;
+  const auto file = names_->Create(kRootInode, "g", request);
+  EXPECT_EQ(file->mode, S_IFREG | 0664u);
+  EXPECT_EQ(*names_->GetExtendedAttribute(file->ino, kAccessAclName),
+            AclBytes({{1, 6, kNobody}, {2, 6, 50}, {4, 5, kNobody}, {0x10, 6, kNobody}, {0x20, 4, kNobody}}));
+  EXPECT_EQ(Code(names_->GetExtendedAttribute(file->ino, kDefaultAclName)), ErrorCode::kNoAttribute);
+
+  const auto directory = names_->Create(kRootInode, "d", Directory(0750));
+  EXPECT_EQ(directory->mode, S_IFDIR | 0750u);
+  EXPECT_EQ(*names_->GetExtendedAttribute(directory->ino, kDefaultAclName), NamedUser());
+  const auto deeper = names_->Create(directory->ino, "f", File(0600));
+  EXPECT_EQ(deeper->mode, S_IFREG | 0600u);
+
+  const auto link = names_->Create(kRootInode, "l", {.mode = S_IFLNK, .symlink = "t"});
+  EXPECT_THAT(*names_->ListExtendedAttributes(link->ino), IsEmpty());
+}
+
+TEST_F(NamespaceAttributes, AnInheritedListThatIsAModeIsOnlyAMode) {
+  EXPECT_EQ(Set(kRootInode, kDefaultAclName, AclBytes({{1, 6, kNobody}, {4, 4, kNobody}, {0x20, 0, kNobody}})), std::nullopt);
+  const auto file = names_->Create(kRootInode, "g", File(0777));
+  EXPECT_EQ(file->mode, S_IFREG | 0640u);
+  EXPECT_THAT(*names_->ListExtendedAttributes(file->ino), IsEmpty());
+}
+
+TEST_F(NamespaceAttributes, DamagedListsStopWhatNeedsThem) {
+  EXPECT_EQ(Set(kAccessAclName, NamedUser()), std::nullopt);
+  EXPECT_EQ(Set(kRootInode, kDefaultAclName, NamedUser()), std::nullopt);
+  Put(keys::Attribute(file_, kAccessAclName), "torn");
+  Put(keys::Attribute(kRootInode, kDefaultAclName), "torn");
+  EXPECT_EQ(Code(names_->SetAttributes(file_, {.mode = 0})), ErrorCode::kCorrupt);
+  EXPECT_EQ(Code(names_->Create(kRootInode, "g", File())), ErrorCode::kCorrupt);
+  EXPECT_TRUE(names_->SetAttributes(file_, {.uid = 0}));
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -1,0 +1,135 @@
+// A namespace over a key-value store in memory, with a data owner that only records what it is asked.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "meta/keys.h"
+#include "store/namespace.h"
+#include "tests/support/catalog_check.h"
+#include "tests/support/memory_kv_store.h"
+
+namespace weightfs {
+
+// Thread-safe.
+class FakeDataOwner final : public DataOwner {
+ public:
+  Result<void> CommitBeforeRename(const InodePtr& inode) override {
+    MutexLock lock(mutex_);
+    committed_.push_back(inode->id.value);
+    if (const auto call = std::exchange(on_commit, nullptr)) call();
+    if (commit_error) return *commit_error;
+    return {};
+  }
+  Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) override {
+    MutexLock lock(mutex_);
+    deleted_.push_back(inode->id.value);
+    batch->Delete(keys::Extent(inode->id, FileBlock{0}));
+    return {};
+  }
+  std::vector<uint64_t> committed() {
+    MutexLock lock(mutex_);
+    return committed_;
+  }
+  std::vector<uint64_t> deleted() {
+    MutexLock lock(mutex_);
+    return deleted_;
+  }
+
+  std::function<void()> on_commit;            // once; set before use
+  std::optional<ErrorCode> commit_error;
+
+ private:
+  Mutex mutex_;
+  std::vector<uint64_t> committed_ GUARDED_BY(mutex_), deleted_ GUARDED_BY(mutex_);
+};
+
+class NamespaceTest : public ::testing::Test {
+ protected:
+  NamespaceTest() : journal_(std::make_shared<Journal>()), kv_(std::make_unique<MemoryKvStore>(journal_)) {
+    EXPECT_TRUE(Namespace::Initialize(*kv_, 10, 20));
+    Start();
+  }
+  ~NamespaceTest() override {
+    if (!check_at_end_) return;
+    EXPECT_THAT(CheckCatalog(kv_->content()), ::testing::IsEmpty());
+  }
+
+  // A new mount of what the catalog holds.
+  void Start() {
+    names_.reset();
+    inodes_ = std::make_unique<InodeTable>(*kv_, 64);
+    names_ = std::make_unique<Namespace>(*kv_, *inodes_, data_);
+    EXPECT_TRUE(names_->Recover(/*read_only=*/false));
+  }
+  // As after a kill: what was only in memory is gone.
+  void Restart() {
+    kv_ = std::make_unique<MemoryKvStore>(journal_, kv_->content());
+    Start();
+  }
+
+  static CreateRequest File(uint32_t permissions = 0644) { return {.mode = S_IFREG | permissions, .uid = 1, .gid = 2}; }
+  static CreateRequest Directory(uint32_t permissions = 0755) {
+    return {.mode = S_IFDIR | permissions, .uid = 1, .gid = 2};
+  }
+  InodeId MakeFile(InodeId parent, std::string_view name) {
+    const auto made = names_->Create(parent, name, File());
+    EXPECT_TRUE(made) << name;
+    return made ? made->ino : InodeId{};
+  }
+  InodeId MakeDirectory(InodeId parent, std::string_view name) {
+    const auto made = names_->Create(parent, name, Directory());
+    EXPECT_TRUE(made) << name;
+    return made ? made->ino : InodeId{};
+  }
+  Attributes Stat(InodeId ino) {
+    const auto attributes = names_->GetAttributes(ino);
+    EXPECT_TRUE(attributes) << ino.value;
+    return attributes.value_or(Attributes());
+  }
+  std::vector<std::string> List(InodeId ino) {
+    std::vector<std::string> list;
+    const auto entries = names_->ReadDirectory(ino);
+    EXPECT_TRUE(entries);
+    if (!entries) return list;
+    for (const auto& entry : *entries) list.push_back(entry.name);
+    return list;
+  }
+  // Moves an inode's times into the past, so that what a call touches is seen.
+  void Age(InodeId ino) {
+    const Timestamp old{1};
+    EXPECT_TRUE(names_->SetAttributes(ino, {.accessed = old, .modified = old, .changed = old}));
+  }
+  InodeRecord StoredRecord(InodeId ino) {
+    const auto bytes = kv_->Get(keys::Inode(ino));
+    EXPECT_TRUE(bytes && *bytes);
+    return InodeRecord::Decode(**bytes).value();
+  }
+  bool IsStored(const std::string& key) { return kv_->content().contains(key); }
+  void Put(std::string key, std::string value) {
+    KvBatch batch;
+    batch.Put(std::move(key), std::move(value));
+    EXPECT_TRUE(kv_->Write(batch));
+  }
+
+  std::shared_ptr<Journal> journal_;
+  std::unique_ptr<MemoryKvStore> kv_;
+  FakeDataOwner data_;
+  std::unique_ptr<InodeTable> inodes_;
+  std::unique_ptr<Namespace> names_;
+  bool check_at_end_ = true;   // off for tests that damage the catalog
+};
+
+// What a call failed with; kNotFound is never mistaken for success.
+template <typename T>
+std::optional<ErrorCode> Code(const Result<T>& result) {
+  return result ? std::nullopt : std::optional(result.error().code);
+}
+
+}  // namespace weightfs

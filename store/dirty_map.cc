@@ -108,8 +108,7 @@ std::span<std::byte> DirtyMap::Writable(FileBlock block) const {
 
 const DirtySpan* DirtyMap::WindowFor(FileBlock block) const {
   const auto holds = [&](const DirtySpan& span) {
-    return !span.frozen() && span.window <= block &&
-           block.value < span.window.value + span.buffer.size().value / kBlockSize;
+    return !span.frozen() && span.window <= block && block.value < span.window_end();
   };
   const auto at = spans_.upper_bound(block.value);
   if (at != spans_.end() && holds(at->second)) return &at->second;

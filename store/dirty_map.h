@@ -18,6 +18,8 @@ struct DirtySpan {
   uint64_t write = 0;   // 0: may still change; otherwise the id of the device write that reads this memory
 
   std::byte* memory(uint64_t block) const { return buffer.data() + (block - window.value) * kBlockSize; }
+  // The first file block behind the window.
+  uint64_t window_end() const { return window.value + buffer.size().value / kBlockSize; }
   bool frozen() const { return write != 0; }
 };
 

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kAdoptBytes = 256 * kKiB;          // a shorter write is copied, so that neighbours go out together
 constexpr uint64_t kStreamBytes = 256 * kKiB;         // written in sequence before a file counts as a stream
+constexpr uint64_t kLargestStep = 4 * kMiB;           // a longer write is several, each whole or not at all
 constexpr uint64_t kStripeBlocks = 2 * kMiB / kBlockSize;
 
 FileBlock BlockOf(uint64_t offset) { return {offset / kBlockSize}; }
@@ -167,7 +168,7 @@ FileIo::Need FileIo::FindMemory(const InodePtr& inode, FileBlock first, FileBloc
     if (const DirtySpan* window = dirty.WindowFor(FileBlock{at})) {
       span.buffer = window->buffer;
       span.window = window->window;
-    } else if (!spans->empty() && at < spans->back().second.window.value + window_blocks) {
+    } else if (!spans->empty() && at < spans->back().second.window_end()) {
       span.buffer = spans->back().second.buffer;
       span.window = spans->back().second.window;
     } else {
@@ -179,7 +180,7 @@ FileIo::Need FileIo::FindMemory(const InodePtr& inode, FileBlock first, FileBloc
       span.buffer = ready[used++];
       span.window = {RoundDown(at, window_blocks)};
     }
-    until = std::min(until, span.window.value + span.buffer.size().value / kBlockSize);
+    until = std::min(until, span.window_end());
     span.count = {until - at};
     spans->emplace_back(at, std::move(span));
     at = until;
@@ -313,11 +314,14 @@ Result<FileIo::Need> FileIo::WriteStep(const InodePtr& inode, uint64_t offset, s
 
 Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
                            const Buffer& holder) {
-  if (data.empty()) return {};
-  RETURN_IF_ERROR(Retry(inode, [&](Spares* spares, IoBatch* batch) {
-    return WriteStep(inode, offset.value, data, holder, spares, batch);
-  }));
-  written_bytes_ += data.size();
+  // The windows of one step are held together: bounded, so that writers never wait for one another's.
+  for (size_t at = 0; at < data.size(); at += kLargestStep) {
+    const auto step = data.subspan(at, std::min<size_t>(kLargestStep, data.size() - at));
+    RETURN_IF_ERROR(Retry(inode, [&](Spares* spares, IoBatch* batch) {
+      return WriteStep(inode, offset.value + at, step, holder, spares, batch);
+    }));
+    written_bytes_ += step.size();
+  }
   return {};
 }
 

@@ -4,27 +4,35 @@
 
 namespace weightfs {
 
-bool ReadChunk::WhenReady(std::function<void(const Result<void>&)> done) {
+void ReadChunk::WhenReady(std::function<void()> done) {
   {
     MutexLock lock(mutex_);
     if (!finished_) {
       waiters_.push_back(std::move(done));
-      return false;
+      return;
     }
   }
-  done(result_);   // Final once finished: read without the lock.
-  return true;
+  done();
 }
 
-void ReadChunk::Finish(Result<void> result) {
-  std::vector<std::function<void(const Result<void>&)>> waiters;
+void ReadChunk::Finish(Result<void> result, std::vector<std::span<const std::byte>> bad) {
+  std::vector<std::function<void()>> waiters;
   {
     MutexLock lock(mutex_);
     result_ = std::move(result);
+    bad_ = std::move(bad);
     finished_ = true;
     waiters.swap(waiters_);
   }
-  for (auto& waiter : waiters) waiter(result_);
+  for (auto& waiter : waiters) waiter();
+}
+
+Result<void> ReadChunk::Check(std::span<const std::byte> bytes) const {
+  MutexLock lock(mutex_);
+  for (const auto& bad : bad_) {
+    if (bad.data() < bytes.data() + bytes.size() && bytes.data() < bad.data() + bad.size()) return result_;
+  }
+  return {};
 }
 
 bool ReadChunk::ready() const {

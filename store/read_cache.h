@@ -4,6 +4,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -21,10 +22,13 @@ class ReadChunk {
  public:
   explicit ReadChunk(Buffer buffer) : buffer_(std::move(buffer)) {}
 
-  // Runs `done` when the chunk is ready or failed: at once (true) where it already is, else on a completion thread.
-  bool WhenReady(std::function<void(const Result<void>&)> done) EXCLUDES(mutex_);
-  void Finish(Result<void> result) EXCLUDES(mutex_);
-  bool ready() const EXCLUDES(mutex_);     // and not failed
+  // Runs `done` when loading has ended: at once where it has, else on a completion thread.
+  void WhenReady(std::function<void()> done) EXCLUDES(mutex_);
+  // Loading ended; `bad` are the parts of the buffer that could not be filled.
+  void Finish(Result<void> result, std::vector<std::span<const std::byte>> bad) EXCLUDES(mutex_);
+  // After WhenReady: whether `bytes` of the buffer are good.
+  Result<void> Check(std::span<const std::byte> bytes) const EXCLUDES(mutex_);
+  bool ready() const EXCLUDES(mutex_);     // all of it
   const Buffer& buffer() const { return buffer_; }
 
  private:
@@ -32,7 +36,8 @@ class ReadChunk {
   mutable Mutex mutex_;
   bool finished_ GUARDED_BY(mutex_) = false;
   Result<void> result_ GUARDED_BY(mutex_);
-  std::vector<std::function<void(const Result<void>&)>> waiters_ GUARDED_BY(mutex_);
+  std::vector<std::span<const std::byte>> bad_ GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> waiters_ GUARDED_BY(mutex_);
 };
 
 using ChunkPtr = std::shared_ptr<ReadChunk>;

@@ -62,6 +62,7 @@ class Reader::Transfer final : public IoRequest {
  public:
   Transfer(Reader& owner, std::shared_ptr<Load> group) : reader(owner), load(std::move(group)) {}
   void OnComplete(Result<void> result) override;
+  bool Verify();
 
   Reader& reader;
   std::shared_ptr<Load> load;     // released when done: breaks the cycle
@@ -74,7 +75,9 @@ class Reader::Transfer final : public IoRequest {
 // Transfers that end together.
 class Reader::Load {
  public:
-  Load(Reader& owner, InodeId of, std::function<void(Result<void>)> done)
+  using Bad = std::vector<std::span<const std::byte>>;   // memory that could not be filled
+  using LoadDone = std::function<void(Result<void>, Bad)>;
+  Load(Reader& owner, InodeId of, LoadDone done)
       : reader(owner), ino(of), ticket_(owner.space_.EnterRead()), done_(std::move(done)) {}
 
   Transfer* Add(std::shared_ptr<Load> self) {
@@ -82,19 +85,16 @@ class Reader::Load {
     transfers_.push_back(std::make_unique<Transfer>(reader, std::move(self)));
     return transfers_.back().get();
   }
-  void Arrive(const Result<void>& result) {
-    if (!result) {
-      MutexLock lock(mutex_);
-      if (!error_) error_ = result.error();
-    }
+  void Arrive() {
     if (--pending_ > 0) return;
     reader.space_.LeaveRead(ticket_);
-    done_(error_ ? Result<void>(*error_) : Result<void>());
+    done_(error_ ? Result<void>(*error_) : Result<void>(), std::move(bad_));
   }
-  // What cannot be read at all; the transfers already added still run.
-  void Fail(const Error& error) {
+  // `memory` could not be filled; the other transfers go on.
+  void Fail(const Error& error, std::span<const std::byte> memory) {
     MutexLock lock(mutex_);
     if (!error_) error_ = error;
+    bad_.push_back(memory);
   }
 
   Reader& reader;
@@ -102,11 +102,12 @@ class Reader::Load {
 
  private:
   const uint64_t ticket_;
-  std::function<void(Result<void>)> done_;
+  LoadDone done_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
   std::atomic<int> pending_{1};   // one is the planner's
   Mutex mutex_;
   std::optional<Error> error_;
+  Bad bad_;
 };
 
 // What was planned under an inode's mutex and begins when it is released.
@@ -115,15 +116,16 @@ struct Reader::Plan {
 
   void Go(const std::shared_ptr<Request>& request) {
     batch.Submit();
-    for (auto& load : loads) load->Arrive({});
-    for (auto& chunk : chunks) {
-      chunk->WhenReady([request, chunk](const Result<void>& result) { request->Arrive(result); });
+    for (auto& load : loads) load->Arrive();
+    for (auto& [chunk, memory] : chunks) {
+      chunk->WhenReady([request, chunk = chunk, memory = memory] { request->Arrive(chunk->Check(memory)); });
     }
   }
 
   IoBatch batch;
   std::vector<std::shared_ptr<Load>> loads;
-  std::vector<ChunkPtr> chunks;   // the request waits for these
+  // The request waits for these, and needs these bytes of each.
+  std::vector<std::pair<ChunkPtr, std::span<const std::byte>>> chunks;
 };
 
 // A piece of the answer: memory, zeros (neither memory nor device), or blocks to be read from a device.
@@ -139,30 +141,39 @@ struct Reader::Part {
 };
 
 void Reader::Transfer::OnComplete(Result<void> result) {
-  if (result && reader.verify_) {
-    const size_t blocks = expected.size();
-    size_t bad = 0;
-    while (bad < blocks && Crc32c({data + bad * kBlockSize, kBlockSize}) == expected[bad]) ++bad;
-    if (bad < blocks) {
-      ++reader.counters_.checksum_errors;
-      const bool again = ++attempts < kReadAttempts;
-      spdlog::error("checksum mismatch: inode {}, file offset {}, device {}, device offset {}{}", load->ino.value,
-                    (first.value + bad) * kBlockSize, device.value, offset.value + bad * kBlockSize,
-                    again ? "; reading again" : "; giving up: the read fails with EIO");
-      if (again) {
-        IoRequest* request = this;
-        reader.devices_[device].Submit({&request, 1});
-        return;
-      }
-      result = ErrorCode::kCorrupt;
-    }
-  }
-  if (!result && result.error().code != ErrorCode::kCorrupt) {
+  if (!result) {
     spdlog::error("read failed: inode {}, file offset {}, device {}, device offset {}: {}", load->ino.value,
                   first.value * kBlockSize, device.value, offset.value, ToString(result.error()));
+    load->Fail(result.error(), {data, size.value});
+  } else if (reader.verify_ && !Verify()) {
+    return;   // Being read again.
   }
   const auto keep = std::exchange(load, nullptr);   // The load owns this transfer.
-  keep->Arrive(result);
+  keep->Arrive();
+}
+
+// Checks every block; false when a mismatch has the transfer read again. What stays wrong is marked bad.
+bool Reader::Transfer::Verify() {
+  const auto matches = [this](size_t block) {
+    return Crc32c({data + block * kBlockSize, kBlockSize}) == expected[block];
+  };
+  size_t bad = 0;
+  while (bad < expected.size() && matches(bad)) ++bad;
+  if (bad == expected.size()) return true;
+  ++reader.counters_.checksum_errors;
+  const bool again = ++attempts < kReadAttempts;
+  for (; bad < expected.size(); ++bad) {
+    if (matches(bad)) continue;
+    spdlog::error("checksum mismatch: inode {}, file offset {}, device {}, device offset {}{}", load->ino.value,
+                  (first.value + bad) * kBlockSize, device.value, offset.value + bad * kBlockSize,
+                  again ? "; reading again" : "; giving up: reads of it fail with EIO");
+    if (again) break;
+    load->Fail(Error{ErrorCode::kCorrupt}, {data + bad * kBlockSize, kBlockSize});
+  }
+  if (!again) return true;
+  IoRequest* request = this;
+  reader.devices_[device].Submit({&request, 1});
+  return false;
 }
 
 // Adds the transfers that fill `memory` with the blocks of the range; holes and unwritten blocks are zeroed.
@@ -180,7 +191,7 @@ void Reader::PlanTransfers(const InodePtr& inode, FileBlock first, BlockCount co
         if (auto found = file.checksums.Get(catalog_, inode->id, first, expected); !found) {
           spdlog::error("inode {}: checksums of {} blocks from file block {}: {}; run weightfs fsck", inode->id.value,
                         piece.count.value, first.value, ToString(found.error()));
-          load->Fail(found.error());
+          load->Fail(found.error(), {memory, ToBytes(count).value});
           return;
         }
       }
@@ -226,9 +237,9 @@ ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, Plan* plan) {
   if (!whole.extent && whole.count == count) return nullptr;
   ChunkPtr chunk = cache_.Begin(inode->id, index);
   if (!chunk) return nullptr;
-  auto load = std::make_shared<Load>(*this, inode->id, [this, ino = inode->id, index, chunk](Result<void> result) {
-    if (!result) cache_.Drop(ino, index, chunk.get());
-    chunk->Finish(std::move(result));
+  auto load = std::make_shared<Load>(*this, inode->id, [this, ino = inode->id, index, chunk](Result<void> result, Load::Bad bad) {
+    if (!result) cache_.Drop(ino, index, chunk.get());   // Those who wait take what is good of it.
+    chunk->Finish(std::move(result), std::move(bad));
   });
   PlanTransfers(inode, first, count, chunk->buffer().data(), load, plan);
   plan->loads.push_back(std::move(load));
@@ -310,7 +321,7 @@ void Reader::Assemble(const InodePtr& inode, std::vector<Part>& parts, const std
   for (Part& part : parts) {
     if (part.chunk) {
       request->Expect();
-      plan->chunks.push_back(std::move(part.chunk));
+      plan->chunks.emplace_back(std::move(part.chunk), std::span(part.memory, part.bytes));
     }
     if (!part.device) {
       if (part.memory != nullptr) {
@@ -322,7 +333,8 @@ void Reader::Assemble(const InodePtr& inode, std::vector<Part>& parts, const std
     }
     if (!load) {
       request->Expect();
-      load = std::make_shared<Load>(*this, inode->id, [request](const Result<void>& done) { request->Arrive(done); });
+      load = std::make_shared<Load>(*this, inode->id,
+                                    [request](const Result<void>& done, const Load::Bad&) { request->Arrive(done); });
       plan->loads.push_back(load);
     }
     while (part.count.value > 0) {

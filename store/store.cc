@@ -28,7 +28,7 @@ struct PoolCounts {
     const uint64_t large = memory.value / kLargeBuffer.value, small = memory.value / kSmallBuffer.value;
     chunks = std::max<uint64_t>(8, large / 2);
     large_reads = std::max<uint64_t>(8, large / 8);
-    stripes = std::max<uint64_t>(8, large / 5);
+    stripes = std::max<uint64_t>(12, large / 5);
     windows = std::max<uint64_t>(64, small / 12);
     small_reads = std::max<uint64_t>(64, small / 24);
   }
@@ -120,6 +120,8 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
 
 Store::~Store() {
   if (auto closed = Close(); !closed) spdlog::error("closing the store: {}", ToString(closed.error()));
+  // A device waits for its requests; their completions use everything else.
+  p_->devices.clear();
 }
 
 Result<void> Store::Close() {

@@ -67,7 +67,7 @@ class Store {
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
   Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);   // waits
 
-  // Writes all of `data` or nothing; kNoSpace when it does not fit. `holder` may own the memory of `data`: where data
+  // Writes all of `data` or nothing (beyond 4 MiB: each 4 MiB of it); kNoSpace when it does not fit. `holder` may own the memory of `data`: where data
   // and offset are block-aligned the store keeps the buffer instead of copying, and its bytes must not change again.
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
   // At the end of the file, as one step; the offset it was written at.

@@ -97,9 +97,8 @@ void WriteBack::SubmitRange(const InodePtr& inode, FileBlock first, FileBlock en
     for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < end.value; ++at) {
       const DirtySpan& span = at->second;
       if (span.frozen()) continue;
-      const FileBlock window_end = span.window + BlockCount{span.buffer.size().value / kBlockSize};
       if (span.window < first) first = span.window, grew = true;
-      if (window_end > end) end = window_end, grew = true;
+      if (span.window_end() > end.value) end = FileBlock{span.window_end()}, grew = true;
     }
   }
   // Groups of adjacent unfrozen blocks, found before any is frozen.

@@ -138,7 +138,9 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
       done += hole;
       continue;
     }
-    const uint64_t step = std::min(kCopyStep, length - done);
+    const auto hole = Seek(from, at, SeekTarget::kHole);
+    if (!hole && hole.error().code != ErrorCode::kNoData) return hole.error();
+    const uint64_t step = std::min({kCopyStep, length - done, (hole ? *hole : source_size) - at});
     auto view = ReadAndWait(from, ByteOffset{at}, ByteCount{step});
     if (!view) {
       if (done > 0) break;   // What was copied so far counts; the caller meets the error with its next call.

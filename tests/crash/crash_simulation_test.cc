@@ -17,6 +17,7 @@ class Workload {
 
   void Run(int steps) {
     for (int step = 0; step < steps; ++step) {
+      while (store_->Space().available < BlockCount{7 * kMiB / kBlockSize} && !Any().empty()) Unlink();
       switch (random_() % 16) {
         case 0: case 1: case 2: Create(); break;
         case 3: case 4: case 5: Overwrite(); break;
@@ -37,7 +38,7 @@ class Workload {
   static TestStoreOptions Options(uint64_t seed, size_t devices) {
     TestStoreOptions options;
     options.devices = devices;
-    options.device_size = ByteCount{32 * kMiB};
+    options.device_size = ByteCount{(devices == 1 ? 18 : 10) * kMiB};   // small: freed space is soon used again
     options.device = {.reorder = true, .seed = seed};
     options.store.memory = ByteCount{32 * kMiB};
     options.store.commit_interval = std::chrono::milliseconds(seed % 2 == 0 ? 2 : 20);

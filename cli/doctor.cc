@@ -77,7 +77,7 @@ int Run(const Arguments& arguments) {
 void AddDoctor(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("doctor", "Check this machine: what is there, what is used, what would help");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Look at the devices of this store as well");
+  command->add_option("STORE", arguments->store, "Look at the devices of this store as well")->type_name("");
   command->add_flag("--json", arguments->json, "Print JSON");
   command->footer(
       "Exits with 1 when something is missing without which no store can be mounted.\n\n"

@@ -1,12 +1,11 @@
 // weightfs format: makes a store.
 #include <fmt/format.h>
-#include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "common/size_text.h"
 #include "store/store_directory.h"
@@ -19,17 +18,6 @@ struct Arguments {
   std::vector<std::string> devices;
   bool force = false, sparse = false, json = false;
 };
-
-// Set by SIGINT and SIGTERM, so that an interrupted format takes back what it began.
-std::atomic<bool> interrupted{false};
-static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler sets it");
-
-void CatchInterrupts() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { interrupted.store(true); };
-  sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
-}
 
 void Report(const Arguments& arguments, const StoreDescription& description) {
   if (arguments.json) {
@@ -61,8 +49,7 @@ int Run(const Arguments& arguments) {
   options.preallocate = !arguments.sparse;
   options.root_uid = geteuid();
   options.root_gid = getegid();
-  options.cancel = &interrupted;
-  CatchInterrupts();
+  options.cancel = &CatchInterrupts();
   Result<StoreDescription> made = ErrorCode::kInvalid;
   {
     ProgressBar bar("Writing zeros");
@@ -80,11 +67,14 @@ void AddFormat(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("format", "Make a store: a directory with its catalog, and a pool for the data");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("STORE", arguments->store, "Directory of the store; made where it is missing, else empty")
+      ->type_name("")
       ->required();
-  command->add_option("--size", arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T");
+  command->add_option("--size", arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T")
+      ->type_name("SIZE");
   command->add_option("--device", arguments->devices,
                       "Block device or file to hold the data instead of a pool file; repeat it for several, over which "
                       "large tensors are striped")
+      ->type_name("PATH")
       ->allow_extra_args(false);
   command->add_flag("--force", arguments->force, "Overwrite a store, or whatever else the devices hold");
   command->add_flag("--sparse", arguments->sparse,

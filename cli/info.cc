@@ -278,7 +278,9 @@ int Run(const Arguments& arguments) {
 void AddInfo(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("info", "Show what a store, a mount or a file is made of");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("PATH", arguments->path, "A store's directory, a mounted directory, or a file in one")->required();
+  command->add_option("PATH", arguments->path, "A store's directory, a mounted directory, or a file in one")
+      ->type_name("")
+      ->required();
   command->add_flag("--json", arguments->json, "Print JSON: bytes, never rounded");
   command->footer(
       "For a file it shows where its bytes lie: the place in the file, the device, the place there and its alignment.\n\n"

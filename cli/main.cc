@@ -55,8 +55,9 @@ int Main(std::vector<std::string> arguments) {
       fmt::print(stderr, "{}", app.help());
       return kUsage;
     }
-    const bool known = app.get_subcommand_no_throw(command) != nullptr;
-    fmt::print(stderr, "weightfs: {}; see 'weightfs {}--help'\n", error.what(), known ? command + " " : "");
+    const bool known = !app.get_subcommands([&](const CLI::App* one) { return one->get_name() == command; }).empty();
+    const std::string what = known || command.starts_with('-') ? error.what() : "no command '" + command + "'";
+    fmt::print(stderr, "weightfs: {}; see 'weightfs {}--help'\n", what, known ? command + " " : "");
     return fsck ? kFsckUsage : kUsage;
   }
   return exit_code;

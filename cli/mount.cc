@@ -1,6 +1,7 @@
 // weightfs mount: serves a store at a directory.
 #include <fmt/format.h>
 #include <signal.h>
+#include <spdlog/sinks/sink.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,8 +15,10 @@
 
 #include "cli/background.h"
 #include "cli/commands.h"
+#include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/signal_thread.h"
+#include "cli/unmount.h"
 #include "common/log.h"
 #include "fs/mount.h"
 #include "store/store_session.h"
@@ -40,13 +43,11 @@ struct Plan {
 Result<std::string> RealDirectory(const std::string& path, std::string_view what) {
   char resolved[PATH_MAX];
   if (realpath(path.c_str(), resolved) == nullptr) {
-    const int error = errno;
-    if (error == ENOTCONN) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: a mount whose process has ended lies there; 'weightfs umount {}' "
-                                                 "takes it away",
-                                                 path, path)};
+    if (errno == ENOTCONN) {
+      return Error{ErrorCode::kBusy, fmt::format("{}: a mount whose process has ended lies there; unmount it first",
+                                                 path)};
     }
-    return Error{ErrorCode::kNotFound, fmt::format("{}: {}; give {}", path, std::strerror(error), what)};
+    return Error{ErrorCode::kNotFound, fmt::format("{}: {}; give {}", path, std::strerror(errno), what)};
   }
   struct stat status {};
   if (stat(resolved, &status) != 0 || !S_ISDIR(status.st_mode)) {
@@ -55,11 +56,32 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
   return std::string(resolved);
 }
 
+// Where to mount. What a killed server of this very store left there counts as the empty directory below it: Serve takes
+// it away once the lock says that nobody serves the store.
+Result<std::string> MountDirectory(const std::string& path, const std::string& store) {
+  if (const auto mount = FindMount(path); mount.has_value() && mount->store == store) return mount->directory;
+  return RealDirectory(path, "an existing directory to mount on");
+}
+
+// The store's lock is ours, so whatever is mounted there from this store has lost its server.
+Result<void> RemoveDeadMounts(const Plan& plan) {
+  for (auto mount = FindMount(plan.mount.mountpoint); mount.has_value() && mount->store == plan.store;
+       mount = FindMount(plan.mount.mountpoint)) {
+    spdlog::warn("{}: taking away the mount of a server that was killed", mount->directory);
+    if (const int error = UnmountDirectory(mount->directory, /*detach=*/true); error != 0) {
+      return Error{ErrorCode::kBusy, fmt::format("{}: the mount of a killed server cannot be taken away: {}; unmount it "
+                                                 "as root",
+                                                 mount->directory, std::strerror(error))};
+    }
+  }
+  return {};
+}
+
 Result<Plan> MakePlan(const Arguments& arguments) {
   Plan plan;
   plan.foreground = arguments.foreground;
   ASSIGN_OR_RETURN(plan.store, RealDirectory(arguments.store, "the store's directory"));
-  ASSIGN_OR_RETURN(plan.mount.mountpoint, RealDirectory(arguments.directory, "an existing directory to mount on"));
+  ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
   // Mounted over, the store could not be found again.
   if ((plan.store + "/").starts_with(plan.mount.mountpoint == "/" ? "/" : plan.mount.mountpoint + "/")) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: holds the store itself; mount elsewhere", plan.mount.mountpoint)};
@@ -82,10 +104,21 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
 }
 
+// In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller.
+void StartLog(const Plan& plan) {
+  if (!plan.foreground) {
+    for (const auto& sink : spdlog::default_logger()->sinks()) sink->set_level(spdlog::level::warn);
+    LogToFile(plan.store + "/" + kLogName);
+  }
+  spdlog::set_level(spdlog::level::info);
+}
+
 void LogStart(const Plan& plan, const Mount& mount) {
   spdlog::info("weightfs {} serves {} on {}{}", WEIGHTFS_VERSION, plan.store, plan.mount.mountpoint,
                plan.mount.read_only ? ", read-only" : "");
-  for (const std::string& feature : mount.Features()) spdlog::info("kernel: {}", feature);
+  std::string features;
+  for (const std::string& feature : mount.Features()) features += (features.empty() ? "" : ", ") + feature;
+  spdlog::info("kernel: {}", features);
 }
 
 // From the store to the end of the mount. The order of the end is Mount's contract: Run, close the store, ~Mount, ~Store.
@@ -94,8 +127,8 @@ Result<void> Serve(Plan plan, StartReport& report) {
   BlockEndSignals();
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Only now: a store that cannot be opened is left as it was.
-  spdlog::set_level(spdlog::level::info);
-  if (!plan.foreground) LogToFile(plan.store + "/" + kLogName);
+  StartLog(plan);
+  RETURN_IF_ERROR(RemoveDeadMounts(plan));
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
   plan.mount.ready = [&report] { report.Ready(); };
@@ -138,9 +171,11 @@ int Run(const Arguments& arguments) {
 void AddMount(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("mount", "Serve a store at a directory; returns when the mount answers");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store")->required();
-  command->add_option("DIR", arguments->directory, "Directory to mount on")->required();
-  command->add_option("-o", arguments->options, "Options, separated by commas; see below")->allow_extra_args(false);
+  command->add_option("STORE", arguments->store, "Directory of the store")->type_name("")->required();
+  command->add_option("DIR", arguments->directory, "Directory to mount on")->type_name("")->required();
+  command->add_option("-o", arguments->options, "Options, separated by commas; see below")
+      ->type_name("OPTIONS")
+      ->allow_extra_args(false);
   command->add_flag("-r,--read-only", arguments->read_only, "The same as -o ro");
   command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground and log to the terminal");
   command->footer("Options of -o:\n" + MountOptionsHelp() +

@@ -159,6 +159,7 @@ std::vector<MountUser> FindMountUsers(const MountEntry& mount) {
     const std::string name = entry->path().filename().string();
     pid_t pid = 0;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ptr != name.data() + name.size()) continue;
+    if (pid == getpid()) continue;
     std::string reason = ReasonOf(entry->path(), mount, hex_device);
     if (reason.empty()) continue;
     std::string command;

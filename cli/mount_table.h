@@ -39,7 +39,7 @@ struct MountUser {
   std::string reason;
 };
 
-// Looks through /proc; sees other users' processes as root only.
+// Looks through /proc, past the calling process; sees other users' processes as root only.
 std::vector<MountUser> FindMountUsers(const MountEntry& mount);
 
 // The fields of /proc/self/mountinfo with their octal escapes undone.

@@ -26,6 +26,14 @@ size_t Width(std::string_view text) {
   return width;
 }
 
+// "[######....] 60%"
+std::string Bar(uint64_t done, uint64_t total) {
+  constexpr size_t kCells = 30;
+  const double part = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+  const auto full = static_cast<size_t>(part * kCells);
+  return fmt::format("[{}{}] {:.0f}%", std::string(full, '#'), std::string(kCells - full, '.'), part * 100);
+}
+
 }  // namespace
 
 std::string Line(const Error& error) {
@@ -78,19 +86,26 @@ ProgressBar::~ProgressBar() {
   if (drawn_.has_value()) fmt::print(stderr, "\r\x1b[K");
 }
 
-void ProgressBar::Update(ByteCount done, ByteCount total) {
+bool ProgressBar::Due(bool last) {
   const auto now = Clock::now();
-  if (!shown_ || total.value == 0) return;
-  if (drawn_.has_value() && done < total && now - *drawn_ < std::chrono::milliseconds(100)) return;
+  if (!shown_ || (drawn_.has_value() && !last && now - *drawn_ < std::chrono::milliseconds(100))) return false;
   drawn_ = now;
-  constexpr size_t kCells = 30;
-  const double part = static_cast<double>(done.value) / static_cast<double>(total.value);
-  const auto full = static_cast<size_t>(part * kCells);
-  const double seconds = std::chrono::duration<double>(now - start_).count();
+  return true;
+}
+
+void ProgressBar::Update(ByteCount done, ByteCount total) {
+  if (total.value == 0 || !Due(done >= total)) return;
+  const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
   const auto rate = static_cast<uint64_t>(static_cast<double>(done.value) / std::max(seconds, 0.001));
-  fmt::print(stderr, "\r\x1b[K{} [{}{}] {:.0f}%  {} of {}  {}/s", title_, std::string(full, '#'),
-             std::string(kCells - full, '.'), part * 100, FormatSize(done), FormatSize(total),
-             FormatSize(ByteCount{rate}));
+  fmt::print(stderr, "\r\x1b[K{} {}  {} of {}  {}/s", title_, Bar(done.value, total.value), FormatSize(done),
+             FormatSize(total), FormatSize(ByteCount{rate}));
+  std::fflush(stderr);
+}
+
+void ProgressBar::UpdateCount(std::string_view step, uint64_t done, uint64_t total) {
+  if (!Due(false)) return;
+  const std::string bar = total == 0 ? std::string() : Bar(done, total) + "  ";
+  fmt::print(stderr, "\r\x1b[K{}: {}  {}{}", title_, step, bar, done);
   std::fflush(stderr);
 }
 

@@ -49,10 +49,15 @@ class ProgressBar {
   ~ProgressBar();
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
+  // Bytes, with their rate.
   void Update(ByteCount done, ByteCount total);
+  // Things of any kind; `total` 0 where it is not known.
+  void UpdateCount(std::string_view step, uint64_t done, uint64_t total);
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Whether it is time to draw again.
+  bool Due(bool last);
   const std::string title_;
   const bool shown_;
   const Clock::time_point start_ = Clock::now();

@@ -2,11 +2,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/file.h>
-#include <sys/mount.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,9 +14,8 @@
 #include "cli/descriptor.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
+#include "cli/unmount.h"
 #include "store/store_directory.h"
-
-extern char** environ;
 
 namespace weightfs::cli {
 namespace {
@@ -88,26 +84,6 @@ class ServerWatch {
   const Descriptor process_;
 };
 
-// As root by the system call, else by the helper that may do it for the mount's owner. errno-like.
-int Unmount(const std::string& directory) {
-  if (geteuid() == 0) return umount2(directory.c_str(), UMOUNT_NOFOLLOW) == 0 ? 0 : errno;
-  // Its own message goes nowhere: ours says more.
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-  std::string helper = "fusermount3", option = "-u", separator = "--", target = directory;
-  char* arguments[] = {helper.data(), option.data(), separator.data(), target.data(), nullptr};
-  pid_t child = 0;
-  const int error = posix_spawnp(&child, helper.c_str(), &actions, nullptr, arguments, environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return error;
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return 0;
-  return WIFEXITED(status) && WEXITSTATUS(status) == 127 ? ENOENT : EBUSY;
-}
-
 int ReportFailure(const MountEntry& mount, int error) {
   if (error == ENOENT) {
     return Fail({ErrorCode::kNotFound, "fusermount3 is not installed; install the package fuse3, or unmount as root"});
@@ -134,8 +110,10 @@ int Run(const std::string& directory) {
   const auto mount = FindMount(directory);
   if (!mount.has_value()) return Fail(mount.error());
   ServerWatch server(mount->store);
+  // Called from inside the mount, this process must not be what keeps it busy.
+  if (chdir("/") != 0) return Fail({ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))});
   const bool was_gone = server.IsGone();
-  if (const int error = Unmount(mount->directory); error != 0) return ReportFailure(*mount, error);
+  if (const int error = UnmountDirectory(mount->directory, /*detach=*/false); error != 0) return ReportFailure(*mount, error);
   if (was_gone) {
     fmt::print(stderr, "weightfs: {}: its process had ended before; the next mount recovers the store\n", mount->store);
     return kSuccess;
@@ -151,7 +129,7 @@ int Run(const std::string& directory) {
 void AddUmount(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("umount", "Unmount; returns when everything is on the device");
   auto directory = std::make_shared<std::string>();
-  command->add_option("DIR", *directory, "Where the store is mounted")->required();
+  command->add_option("DIR", *directory, "Where the store is mounted")->type_name("")->required();
   command->footer(
       "While a program uses the mount it stays, and the programs are listed.\n\n"
       "Example:\n"

@@ -1,0 +1,128 @@
+// weightfs fsck: checks a store that is not mounted, and repairs it when asked to. Exit codes are those of fsck(8).
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "common/size_text.h"
+#include "store/fsck.h"
+#include "store/store_directory.h"
+
+namespace weightfs::cli {
+namespace {
+
+// fsck(8); those that hold are added up.
+constexpr int kCorrected = 1, kUncorrected = 4, kOperationalError = 8, kCancelled = 32;
+
+struct Arguments {
+  std::string store;
+  bool repair = false, data = false, json = false;
+};
+
+int ExitCode(const FsckReport& report) {
+  return (report.repaired > 0 ? kCorrected : 0) | (report.sound() ? 0 : kUncorrected);
+}
+
+std::string SeverityName(FindingSeverity severity) {
+  return severity == FindingSeverity::kMajor ? "major" : "minor";
+}
+
+void PrintJson(const Arguments& arguments, const FsckReport& report) {
+  nlohmann::ordered_json json = {{"store", arguments.store},
+                                 {"clean", report.clean()},
+                                 {"problems", report.problems},
+                                 {"repaired", report.repaired},
+                                 {"inodes", report.inodes},
+                                 {"directories", report.directories},
+                                 {"files", report.files},
+                                 {"entries", report.entries},
+                                 {"orphans", report.orphans},
+                                 {"extents", report.extents},
+                                 {"mapped_bytes", ToBytes(report.mapped_blocks).value},
+                                 {"verified_bytes", report.verified_bytes.value},
+                                 {"findings", nlohmann::ordered_json::array()}};
+  for (const Finding& finding : report.findings) {
+    json["findings"].push_back({{"kind", FindingKindName(finding.kind)},
+                                {"severity", SeverityName(finding.severity)},
+                                {"text", finding.text},
+                                {"repaired", finding.repaired}});
+  }
+  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+void PrintText(const Arguments& arguments, const FsckReport& report) {
+  Table table({{"what"}, {"severity"}, {""}, {"where"}});
+  for (const Finding& finding : report.findings) {
+    table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
+               finding.repaired ? "repaired" : "", finding.text});
+  }
+  if (!table.empty()) fmt::print("{}", table.ToString());
+  if (report.problems > report.findings.size()) {
+    fmt::print("... and {} more\n", report.problems - report.findings.size());
+  }
+  fmt::print("{}: {} files, {} directories, {} extents, {} of data{}\n", arguments.store, report.files,
+             report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
+             arguments.data ? fmt::format(", {} read and compared", FormatSize(report.verified_bytes)) : "");
+  if (report.clean()) {
+    fmt::print("{}\n", Paint(Tone::kGood, "clean"));
+  } else if (report.sound()) {
+    fmt::print("{}\n", Paint(Tone::kGood, fmt::format("{} problems, all repaired", report.problems)));
+  } else {
+    fmt::print("{}\n", Paint(Tone::kWarning,
+                             fmt::format("{} problems, {} repaired{}", report.problems, report.repaired,
+                                         arguments.repair ? "; what is left cannot be repaired: restore those files"
+                                                          : "; run it with --repair")));
+  }
+}
+
+Result<FsckReport> Check(const Arguments& arguments) {
+  OpenOptions open;
+  open.read_only = !arguments.repair;
+  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(arguments.store, open));
+  ProgressBar bar("fsck");
+  FsckOptions options;
+  options.repair = arguments.repair;
+  options.verify_data = arguments.data;
+  options.cancel = &CatchInterrupts();
+  options.progress = [&bar](std::string_view step, uint64_t done, uint64_t total) {
+    bar.UpdateCount(step, done, total);
+  };
+  ASSIGN_OR_RETURN(FsckReport report, CheckStore(*parts.catalog, Borrow(parts.devices), options));
+  // A store with problems left stays marked, so that nobody takes it for one that was closed well.
+  if (arguments.repair && report.sound()) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
+  parts.lock.Clear();
+  return report;
+}
+
+int Run(const Arguments& arguments) {
+  const auto report = Check(arguments);
+  if (!report.has_value()) {
+    return Fail(report.error(), report.error().code == ErrorCode::kShutdown ? kCancelled : kOperationalError);
+  }
+  arguments.json ? PrintJson(arguments, *report) : PrintText(arguments, *report);
+  return ExitCode(*report);
+}
+
+}  // namespace
+
+void AddFsck(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("fsck", "Check a store that is not mounted, and repair it when asked to");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("STORE", arguments->store, "Directory of the store")->type_name("")->required();
+  command->add_flag("--repair", arguments->repair, "Repair what can be; without it nothing is changed");
+  command->add_flag("--data", arguments->data, "Read all data and compare it with its checksums");
+  command->add_flag("--json", arguments->json, "Print the report as JSON");
+  command->footer(
+      "Exit codes are those of fsck(8), added up: 0 clean, 1 problems repaired, 4 problems left, 8 the check could not\n"
+      "be made (a mounted store, say), 16 wrong usage, 32 interrupted.\n\n"
+      "Examples:\n"
+      "  weightfs fsck /srv/tensors\n"
+      "  weightfs fsck /srv/tensors --data\n"
+      "  weightfs fsck /srv/tensors --repair");
+  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+}
+
+}  // namespace weightfs::cli

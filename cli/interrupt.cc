@@ -1,0 +1,22 @@
+#include "cli/interrupt.h"
+
+#include <signal.h>
+
+namespace weightfs::cli {
+namespace {
+
+// The one global of the program: a signal handler has nothing else to write to.
+std::atomic<bool> interrupted{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler sets it");
+
+}  // namespace
+
+const std::atomic<bool>& CatchInterrupts() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted.store(true); };
+  sigemptyset(&action.sa_mask);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  return interrupted;
+}
+
+}  // namespace weightfs::cli

@@ -1,0 +1,48 @@
+#include "cli/unmount.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <vector>
+
+extern char** environ;
+
+namespace weightfs::cli {
+namespace {
+
+constexpr int kNotFoundByShell = 127;
+
+int RunFusermount(const std::string& directory, bool detach) {
+  std::vector<std::string> words = {"fusermount3", "-u"};
+  if (detach) words.emplace_back("-z");
+  words.insert(words.end(), {"--", directory});
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  // Its own message goes nowhere: ours says more.
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  pid_t child = 0;
+  const int error = posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) return error;
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return 0;
+  return WIFEXITED(status) && WEXITSTATUS(status) == kNotFoundByShell ? ENOENT : EBUSY;
+}
+
+}  // namespace
+
+int UnmountDirectory(const std::string& directory, bool detach) {
+  if (geteuid() != 0) return RunFusermount(directory, detach);
+  return umount2(directory.c_str(), UMOUNT_NOFOLLOW | (detach ? MNT_DETACH : 0)) == 0 ? 0 : errno;
+}
+
+}  // namespace weightfs::cli

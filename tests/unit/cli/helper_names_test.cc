@@ -1,0 +1,43 @@
+#include "cli/helper_names.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weightfs::cli {
+namespace {
+
+using testing::ElementsAre;
+
+TEST(HelperNamesTest, TheProgramsOwnNameChangesNothing) {
+  EXPECT_THAT(TranslateHelperName("/usr/bin/weightfs", {"mount", "-n"}), ElementsAre("mount", "-n"));
+  EXPECT_THAT(TranslateHelperName("", {"info"}), ElementsAre("info"));
+}
+
+TEST(HelperNamesTest, MountTakesItsOptionsAndDropsWhatOnlyMountNeeds) {
+  EXPECT_THAT(TranslateHelperName("/sbin/mount.weightfs", {"/srv/s", "/mnt/s", "-n", "-v", "-o", "rw,commit=1"}),
+              ElementsAre("mount", "/srv/s", "/mnt/s", "-o", "rw,commit=1"));
+  EXPECT_THAT(TranslateHelperName("mount.fuse.weightfs", {"s", "m", "-t", "fuse.weightfs", "-s", "-w"}),
+              ElementsAre("mount", "s", "m"));
+}
+
+TEST(HelperNamesTest, MountReadOnlyIsAnOption) {
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-r"}), ElementsAre("mount", "s", "m", "-o", "ro"));
+}
+
+TEST(HelperNamesTest, ARehearsalMountsNothing) {
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-f"}), ElementsAre("--version"));
+}
+
+TEST(HelperNamesTest, UmountTakesTheDirectory) {
+  EXPECT_THAT(TranslateHelperName("/sbin/umount.fuse.weightfs", {"/mnt/s", "-n", "-t", "fuse.weightfs"}),
+              ElementsAre("umount", "/mnt/s"));
+}
+
+TEST(HelperNamesTest, FsckRepairsOnlyWhenAsked) {
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-n", "-C0", "/srv/s"}), ElementsAre("fsck", "/srv/s"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-a", "/srv/s"}), ElementsAre("fsck", "--repair", "/srv/s"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"--json", "/srv/s"}), ElementsAre("fsck", "--json", "/srv/s"));
+}
+
+}  // namespace
+}  // namespace weightfs::cli

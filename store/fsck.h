@@ -81,8 +81,8 @@ struct FsckReport {
 // older generation) go; what no name leads to gets one in /lost+found; damaged inodes are made anew as far as names and
 // extents tell what they were; missing checksums are taken from the data as it lies there. Data whose checksum differs
 // stays as it is. Repairs are durable on return. Memory: about 100 bytes an inode and 40 an extent.
-// Errors are those of the catalog (and kVersion for records of a newer weightfs): what is wrong with the store is in
-// the report.
+// Records of an unknown format count as damaged: a store of a newer weightfs is to be refused before (its superblocks
+// say so). Errors are those of the catalog alone: what is wrong with the store is in the report.
 Result<FsckReport> CheckStore(KvStore& catalog, std::span<BlockDevice* const> devices, const FsckOptions& options);
 
 }  // namespace weightfs

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "meta/keys.h"
+#include "store/fsck.h"
 #include "store/namespace.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/memory_kv_store.h"
@@ -187,12 +187,17 @@ class Harness {
   }
 
   // A crash keeps a prefix of the batches: none of them may hold half a change.
-  void CheckEveryPrefix() const {
+  void CheckEveryPrefix() {
     KvContent content;
     for (const Journal::Event& event : journal_->events()) {
       if (event.kind != Journal::Event::Kind::kBatch) continue;
       ApplyBatch(*event.batch, content);
       ASSERT_THAT(CheckCatalog(content), ::testing::IsEmpty());
+      if (Below(8) != 0) continue;
+      MemoryKvStore left(std::make_shared<Journal>(), content);
+      const auto report = CheckStore(left, {}, {});
+      ASSERT_TRUE(report);
+      for (const Finding& finding : report->findings) ADD_FAILURE() << finding.text;
     }
   }
 

@@ -1,0 +1,452 @@
+#include "store/fsck.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "meta/keys.h"
+#include "store/acl.h"
+#include "store/store_facts.h"
+#include "tests/support/catalog_check.h"
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+using Kind = FindingKind;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAreArray;
+
+// A store with one of everything, closed; each test damages its catalog and checks what fsck says and does.
+class Fsck : public ::testing::Test {
+ protected:
+  Fsck() {
+    TestStore store(options_);
+    auto& names = store->names();
+    directory_ = names.Create(kRootInode, "d", {.mode = S_IFDIR | 0755})->ino;
+    sub_ = names.Create(directory_, "sub", {.mode = S_IFDIR | 0755})->ino;
+    std::string data(3 * kMiB + 1000, 'x');
+    for (size_t i = 0; i < data.size(); i += 512) data[i] = static_cast<char>(i / 512);
+    EXPECT_TRUE(store.WriteFile("d/big", data));
+    EXPECT_TRUE(store.WriteFile("d/sub/small", "hello"));
+    big_ = *store.Resolve("d/big");
+    small_ = *store.Resolve("d/sub/small");
+    EXPECT_TRUE(names.Link(small_, kRootInode, "hard"));
+    link_ = names.Create(kRootInode, "link", {.mode = S_IFLNK, .symlink = "d/big"})->ino;
+    EXPECT_TRUE(names.SetExtendedAttribute(big_, "user.note", "v", AttributeWrite::kAny));
+    orphan_ = names.CreateUnnamed(kRootInode, {.mode = S_IFREG | 0600})->ino;
+    EXPECT_TRUE(store->SyncAll());
+    EXPECT_TRUE(store->Close());
+    image_ = store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill});
+  }
+
+  KvContent& kv() { return image_.kv; }
+  InodeRecord Record(InodeId ino) { return InodeRecord::Decode(kv().at(keys::Inode(ino))).value(); }
+  void SetRecord(InodeId ino, const InodeRecord& record) { kv()[keys::Inode(ino)] = record.Encode(); }
+  void SetEntry(InodeId parent, std::string_view name, InodeId ino, uint32_t type) {
+    kv()[keys::Entry(parent, name)] = EntryRecord{ino, type}.Encode();
+  }
+  std::pair<std::string, ExtentRecord> FirstExtent(InodeId ino) {
+    const auto found = kv().lower_bound(keys::ExtentPrefix(ino));
+    return {found->first, ExtentRecord::Decode(found->first, found->second).value()};
+  }
+  void SetExtent(InodeId ino, uint64_t block, const ExtentRecord& record) {
+    const std::string key = keys::Extent(ino, FileBlock{block});
+    kv()[key] = record.Encode(key);
+  }
+
+  // One check; the image takes over what it wrote.
+  FsckReport Check(bool repair, bool verify = false) {
+    Restarted media = Restart(image_);
+    std::vector<BlockDevice*> devices;
+    for (const auto& device : media.devices) devices.push_back(device.get());
+    if (prepare_) prepare_(*media.devices[0]);
+    auto report = CheckStore(*media.kv, devices, {.repair = repair, .verify_data = verify});
+    EXPECT_TRUE(report) << ToString(report.error());
+    kv() = media.kv->content();
+    return report ? *report : FsckReport();
+  }
+  static std::vector<std::string> Kinds(const FsckReport& report) {
+    std::vector<std::string> kinds;
+    for (const Finding& finding : report.findings) kinds.emplace_back(FindingKindName(finding.kind));
+    return kinds;
+  }
+  // Exactly these are found, nothing is changed unasked, a repair mends all and the next check finds nothing.
+  FsckReport ExpectFoundAndRepaired(const std::vector<Kind>& expected) {
+    std::vector<std::string> names;
+    for (const Kind kind : expected) names.emplace_back(FindingKindName(kind));
+    const KvContent before = kv();
+    const FsckReport found = Check(/*repair=*/false);
+    EXPECT_THAT(Kinds(found), UnorderedElementsAreArray(names));
+    EXPECT_FALSE(found.clean());
+    EXPECT_EQ(found.repaired, 0u);
+    EXPECT_EQ(kv(), before);
+    FsckReport repaired = Check(/*repair=*/true);
+    EXPECT_THAT(Kinds(repaired), UnorderedElementsAreArray(names));
+    EXPECT_TRUE(repaired.sound());
+    for (const Finding& finding : repaired.findings) EXPECT_TRUE(finding.repaired) << finding.text;
+    ExpectCleanAndMountable();
+    return repaired;
+  }
+  void ExpectCleanAndMountable() {
+    const FsckReport again = Check(/*repair=*/false);
+    EXPECT_TRUE(again.clean());
+    for (const Finding& finding : again.findings) ADD_FAILURE() << FindingKindName(finding.kind) << ": " << finding.text;
+    EXPECT_THAT(CheckCatalog(kv()), IsEmpty());
+    TestStore store(image_, options_);
+    ASSERT_TRUE(store.opened());
+    EXPECT_FALSE(store->read_only());
+  }
+  // In a mount of the image.
+  Result<std::string> ReadPath(std::string_view path) {
+    TestStore store(image_, options_);
+    return store.ReadPath(path);
+  }
+
+  const TestStoreOptions options_{.device_size = ByteCount{32 * kMiB}};
+  CrashImage image_;
+  std::function<void(FaultDevice&)> prepare_;
+  InodeId directory_, sub_, big_, small_, link_, orphan_;
+};
+
+TEST_F(Fsck, AStoreInOrderIsClean) {
+  const KvContent before = kv();
+  const FsckReport report = Check(/*repair=*/true, /*verify=*/true);
+  EXPECT_TRUE(report.clean());
+  EXPECT_THAT(Kinds(report), IsEmpty());
+  EXPECT_EQ(report.inodes, 7u);
+  EXPECT_EQ(report.directories, 3u);
+  EXPECT_EQ(report.files, 3u);
+  EXPECT_EQ(report.entries, 6u);
+  EXPECT_EQ(report.orphans, 1u);
+  EXPECT_EQ(report.mapped_blocks.value, Record(big_).blocks + Record(small_).blocks);
+  EXPECT_EQ(report.verified_bytes, ToBytes(report.mapped_blocks));
+  EXPECT_EQ(kv(), before);
+}
+
+TEST_F(Fsck, KeysOfNoKindAreDropped) {
+  kv()["?what"] = "";
+  kv()["i123"] = "";
+  kv()["o"] = "";
+  kv()["d12345678"] = "";
+  kv()["x"] = "";
+  kv()["e1234567812345678more"] = "";
+  kv()["c"] = "";
+  kv()[keys::Inode(InodeId{UINT64_MAX})] = kv()[keys::Inode(small_)];
+  ExpectFoundAndRepaired(std::vector<Kind>(8, Kind::kDamagedKey));
+}
+
+TEST_F(Fsck, ADamagedFileIsMadeAnewFromItsExtents) {
+  const std::string before = *ReadPath("d/big");
+  kv()[keys::Inode(big_)] = "garbage";
+  ExpectFoundAndRepaired({Kind::kDamagedRecord});
+  EXPECT_EQ(Record(big_).mode, S_IFREG | 0600u);
+  EXPECT_EQ(Record(big_).size, RoundUp(before.size(), kBlockSize));
+  EXPECT_EQ(ReadPath("d/big")->substr(0, before.size()), before);
+}
+
+TEST_F(Fsck, ADamagedDirectoryIsMadeAnewFromItsEntries) {
+  kv()[keys::Inode(directory_)] = "";
+  ExpectFoundAndRepaired({Kind::kDamagedRecord});
+  EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
+}
+
+TEST_F(Fsck, ADamagedEmptyFileIsWhatItsEntrySays) {
+  SetEntry(kRootInode, "empty", InodeId{900}, S_IFREG);
+  kv()[keys::Inode(InodeId{900})] = "garbage";
+  ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kWrongFact});
+  EXPECT_EQ(*ReadPath("empty"), "");
+}
+
+TEST_F(Fsck, ADamagedSymbolicLinkGoes) {
+  kv()[keys::Inode(link_)] = "garbage";
+  ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kDanglingEntry});
+  EXPECT_FALSE(kv().contains(keys::Entry(kRootInode, "link")));
+}
+
+TEST_F(Fsck, AMissingRootIsMadeAnew) {
+  kv().erase(keys::Inode(kRootInode));
+  ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kWrongFact});
+  EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
+}
+
+TEST_F(Fsck, DamagedEntriesGoAndTheirInodesAreFound) {
+  kv()[keys::Entry(directory_, "sub")] = "garbage";
+  ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kLostInode, Kind::kWrongLinkCount});
+  EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/small", sub_.value)), "hello");
+}
+
+TEST_F(Fsck, LostInodesOfEveryKindGetAName) {
+  kv().erase(keys::Entry(directory_, "big"));
+  kv().erase(keys::Entry(kRootInode, "link"));
+  kv().erase(keys::Entry(kRootInode, "d"));
+  ExpectFoundAndRepaired({Kind::kLostInode, Kind::kLostInode, Kind::kLostInode, Kind::kWrongLinkCount});
+  EXPECT_EQ(ReadPath(fmt::format("lost+found/#{}", big_.value))->size(), 3 * kMiB + 1000);
+  EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/sub/small", directory_.value)), "hello");
+  // A second loss uses the same directory.
+  kv().erase(keys::Entry(directory_, "sub"));
+  ExpectFoundAndRepaired({Kind::kLostInode, Kind::kWrongLinkCount});
+  EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/small", sub_.value)), "hello");
+}
+
+TEST_F(Fsck, AFileInTheWayOfLostAndFoundIsLeft) {
+  SetEntry(kRootInode, "lost+found", small_, S_IFREG);
+  InodeRecord record = Record(small_);
+  ++record.links;
+  SetRecord(small_, record);
+  kv().erase(keys::Entry(directory_, "big"));
+  ExpectFoundAndRepaired({Kind::kLostInode});
+  EXPECT_EQ(*ReadPath("lost+found"), "hello");
+  EXPECT_TRUE(ReadPath(fmt::format("lost+found.1/#{}", big_.value)));
+}
+
+TEST_F(Fsck, EntriesThatLeadNowhereGo) {
+  SetEntry(kRootInode, "nowhere", InodeId{5000}, S_IFREG);
+  SetEntry(big_, "in a file", small_, S_IFREG);
+  SetEntry(InodeId{5001}, "in nothing", small_, S_IFREG);
+  SetEntry(kRootInode, "..", small_, S_IFREG);
+  SetEntry(kRootInode, "a/b", small_, S_IFREG);
+  ExpectFoundAndRepaired(std::vector<Kind>(5, Kind::kDanglingEntry));
+}
+
+TEST_F(Fsck, EntriesInARemovedDirectoryGo) {
+  InodeRecord record = Record(orphan_);
+  record.mode = S_IFDIR | 0700;
+  record.flags = 0;
+  SetRecord(orphan_, record);
+  SetEntry(orphan_, "left", small_, S_IFREG);
+  ExpectFoundAndRepaired({Kind::kDanglingEntry});
+}
+
+TEST_F(Fsck, TypesOfEntriesAreThoseOfTheirInodes) {
+  SetEntry(directory_, "big", big_, S_IFDIR);
+  ExpectFoundAndRepaired({Kind::kWrongEntryType});
+  EXPECT_TRUE(ReadPath("d/big"));
+}
+
+TEST_F(Fsck, CountsAndParentsAreSetRight) {
+  for (const InodeId ino : {kRootInode, directory_, big_, small_}) {
+    InodeRecord record = Record(ino);
+    record.links += 3;
+    SetRecord(ino, record);
+  }
+  InodeRecord record = Record(sub_);
+  record.parent = kRootInode.value;
+  SetRecord(sub_, record);
+  record = Record(big_);
+  record.blocks = 1;
+  record.flags = 0;
+  SetRecord(big_, record);
+  record = Record(orphan_);
+  record.links = 1;
+  SetRecord(orphan_, record);
+  ExpectFoundAndRepaired({Kind::kWrongLinkCount, Kind::kWrongLinkCount, Kind::kWrongLinkCount, Kind::kWrongLinkCount,
+                          Kind::kWrongLinkCount, Kind::kWrongParent, Kind::kWrongBlockCount, Kind::kWrongFlags});
+}
+
+TEST_F(Fsck, ADirectoryKeepsTheNameItRemembers) {
+  SetEntry(kRootInode, "a", sub_, S_IFDIR);          // before the right one, in the order of keys
+  SetEntry(directory_, "zzz", sub_, S_IFDIR);        // in the right directory, but second
+  SetEntry(sub_, "up", kRootInode, S_IFDIR);
+  ExpectFoundAndRepaired({Kind::kSecondEntry, Kind::kSecondEntry, Kind::kSecondEntry});
+  EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
+}
+
+TEST_F(Fsck, RingsOfDirectoriesAreCut) {
+  // d hangs below its own child.
+  kv().erase(keys::Entry(kRootInode, "d"));
+  SetEntry(sub_, "d", directory_, S_IFDIR);
+  InodeRecord record = Record(directory_);
+  record.parent = sub_.value;
+  SetRecord(directory_, record);
+  record = Record(kRootInode);
+  --record.links;
+  SetRecord(kRootInode, record);
+  record = Record(sub_);
+  ++record.links;
+  SetRecord(sub_, record);
+  const FsckReport report = ExpectFoundAndRepaired({Kind::kUnreachable, Kind::kWrongLinkCount});
+  EXPECT_EQ(report.findings[0].severity, FindingSeverity::kMajor);
+}
+
+TEST_F(Fsck, OrphansThatAreNoneAreForgotten) {
+  kv()[keys::Orphan(InodeId{5000})] = "";
+  kv()[keys::Orphan(big_)] = "";
+  kv()[keys::Orphan(kRootInode)] = "";
+  ExpectFoundAndRepaired({Kind::kWrongOrphan, Kind::kWrongOrphan, Kind::kWrongOrphan});
+  EXPECT_TRUE(ReadPath("d/big"));
+}
+
+TEST_F(Fsck, ExtentsThatCannotBeRightGo) {
+  auto [key, extent] = FirstExtent(big_);
+  ExtentRecord wrong = extent;
+  wrong.device = DeviceId{7};
+  SetExtent(big_, 5000, wrong);
+  wrong = extent;
+  wrong.start = DeviceBlock{1};   // where the superblock lies
+  SetExtent(big_, 6000, wrong);
+  wrong.start = DeviceBlock{32 * kMiB / kBlockSize};
+  SetExtent(big_, 7000, wrong);
+  wrong = extent;
+  wrong.start = DeviceBlock{4000};
+  SetExtent(big_, (uint64_t{1} << 48) - 1, wrong);
+  kv()[keys::Extent(big_, FileBlock{8000})] = "garbage";
+  SetExtent(link_, 0, extent);
+  SetExtent(InodeId{5000}, 0, extent);
+  ExpectFoundAndRepaired({Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside,
+                          Kind::kDamagedRecord, Kind::kStrayRecord, Kind::kStrayRecord});
+  EXPECT_TRUE(ReadPath("d/big"));
+}
+
+TEST_F(Fsck, OfOverlappingExtentsTheYoungerStays) {
+  const ExtentRecord big = FirstExtent(big_).second, small = FirstExtent(small_).second;
+  ExtentRecord young = big;
+  young.generation += 10;
+  young.count = {1};
+  young.start = small.start;
+  SetExtent(small_, 0, young);   // the same place, by the same file
+  ExtentRecord old = small;
+  old.generation = 0;
+  old.flags = kExtentUnwritten;
+  SetExtent(small_, 9, old);     // the place of the young one, again
+  ExpectFoundAndRepaired({Kind::kExtentOverlap});
+  EXPECT_EQ(FirstExtent(small_).second, young);
+}
+
+TEST_F(Fsck, OverlapsInsideAFileAreFound) {
+  ExtentRecord extent = FirstExtent(big_).second;
+  ASSERT_GT(extent.count.value, 2u);
+  ExtentRecord inner = extent;
+  inner.start = DeviceBlock{(32 * kMiB - kMiB) / kBlockSize};
+  inner.count = {1};
+  inner.generation = extent.generation - 1;
+  SetExtent(big_, 1, inner);
+  ExpectFoundAndRepaired({Kind::kExtentOverlap});
+  EXPECT_EQ(ReadPath("d/big")->size(), 3 * kMiB + 1000);
+}
+
+TEST_F(Fsck, MissingChecksumsAreMadeFromTheData) {
+  const std::string before = *ReadPath("d/big");
+  const KvContent intact = kv();
+  kv().erase(keys::Checksums(big_, 0));
+  kv()[keys::Checksums(big_, 1)] = "garbage";
+  auto checksums = DecodeChecksums(kv()[keys::Checksums(big_, 2)]).value();
+  checksums.resize(10);
+  kv()[keys::Checksums(big_, 2)] = EncodeChecksums(checksums);
+  ExpectFoundAndRepaired({Kind::kMissingChecksums, Kind::kMissingChecksums, Kind::kMissingChecksums});
+  EXPECT_EQ(*ReadPath("d/big"), before);
+  for (const uint64_t segment : {0, 1, 2}) {
+    EXPECT_EQ(kv().at(keys::Checksums(big_, segment)), intact.at(keys::Checksums(big_, segment)));
+  }
+}
+
+TEST_F(Fsck, StrayChecksumsAndAttributesGo) {
+  kv()[keys::Checksums(InodeId{5000}, 0)] = EncodeChecksums({1, 2});
+  kv()[keys::Checksums(directory_, 0)] = EncodeChecksums({1, 2});
+  kv()[keys::Checksums(big_, 5000)] = "garbage";
+  kv()[keys::Attribute(InodeId{5000}, "user.a")] = "v";
+  kv()[keys::Attribute(big_, kAccessAclName)] = "garbage";
+  kv()[keys::Attribute(big_, "user.long")] = std::string(65537, 'v');
+  ExpectFoundAndRepaired({Kind::kStrayRecord, Kind::kStrayRecord, Kind::kStrayRecord, Kind::kDamagedRecord,
+                          Kind::kDamagedRecord, Kind::kDamagedRecord});
+  EXPECT_TRUE(kv().contains(keys::Attribute(big_, "user.note")));
+}
+
+TEST_F(Fsck, FactsAreSetRight) {
+  for (const auto& [next, count] : std::vector<std::pair<std::string, std::string>>{
+           {EncodeFact(3), EncodeFact(99)}, {"garbage", ""}, {EncodeFact(UINT64_MAX), EncodeFact(0)}}) {
+    kv()[keys::Store(kNextInodeFact)] = next;
+    kv()[keys::Store(kInodeCountFact)] = count;
+    ExpectFoundAndRepaired({Kind::kWrongFact, Kind::kWrongFact});
+  }
+  kv().erase(keys::Store(kNextInodeFact));
+  ExpectFoundAndRepaired({Kind::kWrongFact});
+}
+
+TEST_F(Fsck, BadBlocksAreNamedByPathAndPlace) {
+  const ExtentRecord extent = FirstExtent(big_).second;
+  prepare_ = [&](FaultDevice& device) {
+    for (const uint64_t block : {3, 4, 9}) device.Corrupt(ToBytes(extent.start + BlockCount{block}));
+  };
+  EXPECT_TRUE(Check(/*repair=*/false).clean()) << "data is read only where it is asked for";
+  const FsckReport report = Check(/*repair=*/true, /*verify=*/true);
+  EXPECT_THAT(Kinds(report), UnorderedElementsAreArray({"data mismatch", "data mismatch"}));
+  EXPECT_FALSE(report.sound());
+  EXPECT_FALSE(report.findings[0].repaired);
+  EXPECT_THAT(report.findings[0].text, HasSubstr("/d/big"));
+  EXPECT_THAT(report.findings[0].text, HasSubstr("bytes 12288 to 20479"));
+  EXPECT_THAT(report.findings[0].text, HasSubstr(fmt::format("byte {}", (extent.start.value + 3) * kBlockSize)));
+  EXPECT_THAT(report.findings[1].text, HasSubstr("bytes 36864 to 40959"));
+}
+
+TEST_F(Fsck, AnErrorThatPassesIsNone) {
+  prepare_ = [](FaultDevice& device) { device.Fail(FaultDevice::Target::kRead, {.nth = 1}); };
+  EXPECT_TRUE(Check(/*repair=*/false, /*verify=*/true).clean());
+}
+
+TEST_F(Fsck, UnreadableBlocksAreReported) {
+  prepare_ = [](FaultDevice& device) { device.Fail(FaultDevice::Target::kRead, {.nth = 1, .and_later = true}); };
+  const FsckReport report = Check(/*repair=*/false, /*verify=*/true);
+  EXPECT_THAT(Kinds(report), Contains("data unreadable"));
+  EXPECT_FALSE(report.sound());
+}
+
+TEST_F(Fsck, ErrorsOfTheCatalogEndTheCheck) {
+  for (uint64_t nth = 1; nth <= 7; ++nth) {
+    Restarted media = Restart(image_);
+    BlockDevice* device = media.devices[0].get();
+    media.kv->FailIterator(nth);
+    const auto report = CheckStore(*media.kv, {&device, 1}, {});
+    ASSERT_FALSE(report) << nth;
+    EXPECT_EQ(report.error().code, ErrorCode::kIo);
+  }
+}
+
+TEST_F(Fsck, ACancelledCheckChangesNothing) {
+  kv()[keys::Orphan(big_)] = "";
+  Restarted media = Restart(image_);
+  BlockDevice* device = media.devices[0].get();
+  std::atomic<bool> cancel{true};
+  const auto report = CheckStore(*media.kv, {&device, 1}, {.repair = true, .cancel = &cancel});
+  ASSERT_FALSE(report);
+  EXPECT_EQ(report.error().code, ErrorCode::kShutdown);
+  EXPECT_EQ(media.kv->content(), kv());
+}
+
+TEST_F(Fsck, ProgressNamesItsSteps) {
+  Restarted media = Restart(image_);
+  BlockDevice* device = media.devices[0].get();
+  std::vector<std::string> steps;
+  const auto progress = [&](std::string_view step, uint64_t, uint64_t) { steps.emplace_back(step); };
+  ASSERT_TRUE(CheckStore(*media.kv, {&device, 1}, {.verify_data = true, .progress = progress}));
+  EXPECT_THAT(steps, Contains("inodes"));
+  EXPECT_THAT(steps, Contains("data"));
+}
+
+// Whatever single record is missing, or torn, or lies where another should: one repair and all is well.
+TEST_F(Fsck, AnyOneRecordMayBeDamaged) {
+  const CrashImage intact = image_;
+  for (const auto& [key, value] : intact.kv) {
+    for (int damage = 0; damage < 4; ++damage) {
+      SCOPED_TRACE(fmt::format("key kind {}, size {}, damage {}", key[0], key.size(), damage));
+      image_ = intact;
+      if (damage == 0) kv().erase(key);
+      if (damage == 1) kv()[key] = value.substr(0, value.size() / 2);
+      if (damage == 2 && !value.empty()) kv()[key][value.size() / 2] ^= 0x10;
+      if (damage == 3) {
+        kv().erase(key);
+        std::string moved = key;
+        moved.back() ^= 0x01;
+        kv()[moved] = value;
+      }
+      Check(/*repair=*/true);
+      ExpectCleanAndMountable();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weightfs

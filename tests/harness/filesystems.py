@@ -4,6 +4,7 @@ All have one interface: a Store is made once and lies somewhere, a Mount of it h
 image in the place of the store, `--target DIRECTORY` a plain directory, which cannot be unmounted."""
 
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -48,6 +49,10 @@ class Mount:
     def remount(self, options=None):
         self.umount()
         self.mount(options)
+
+    def remount_command(self):
+        """What a shell does to unmount and mount again."""
+        raise NotImplementedError
 
     def fsck(self):
         """Unmounts, and asserts that a read-only check finds nothing wrong."""
@@ -100,30 +105,36 @@ def weightfs(*words, **options):
 
 
 class WeightfsMount(Mount):
-    pid = 0
-
     def command(self, options):
         words = [program(), "mount", self.store.directory, self.path]
         return words + (["-o", options] if options else [])
 
     def mount(self, options=None):
         self.options = self.options if options is None else options
+        self.watchdog.watch(self.path, program().name, self.store.directory)
         process.run(self.command(self.options), limit=MOUNT_LIMIT_S, on_hang=self.kill)
         assert is_mounted(self.path), f"mount of {self.path} reported success, and nothing is mounted there"
-        daemons = self.store.daemons()
-        assert daemons, "mount reported success, and no process serves it"
-        self.pid = daemons[0]
-        self.watchdog.watch(self.pid, self.path)
+        assert self.store.daemons(), "mount reported success, and no process serves it"
         return self
+
+    @property
+    def pid(self):
+        """Of the daemon; 0 when there is none."""
+        return next(iter(self.store.daemons()), 0)
+
+    def remount_command(self):
+        umount = [program(), "umount", self.path]
+        return " && ".join(shlex.join(map(str, words)) for words in (umount, self.command(self.options)))
 
     def umount(self):
         if not is_mounted(self.path):
             return
+        pid = self.pid
         process.run([program(), "umount", self.path], limit=UMOUNT_LIMIT_S, on_hang=self.kill)
         assert not is_mounted(self.path), f"umount of {self.path} reported success, and it is still mounted"
         self.watchdog.forget(self.path)
         # umount returns when all is on the device; the process itself may take a moment more to end.
-        assert process.wait_gone(self.pid, MOUNT_LIMIT_S), f"daemon {self.pid} is still there after the unmount"
+        assert process.wait_gone(pid, MOUNT_LIMIT_S), f"daemon {pid} is still there after the unmount"
 
     def kill(self):
         for pid in self.store.daemons():
@@ -131,8 +142,9 @@ class WeightfsMount(Mount):
 
     def kill9(self):
         """SIGKILL for the daemon, and the dead mount taken away."""
-        process.kill(self.pid)
-        assert process.wait_gone(self.pid), f"daemon {self.pid} did not end on SIGKILL"
+        pid = self.pid
+        process.kill(pid)
+        assert process.wait_gone(pid), f"daemon {pid} did not end on SIGKILL"
         self.detach()
 
     def terminate(self):
@@ -144,7 +156,7 @@ class WeightfsMount(Mount):
         self.watchdog.forget(self.path)
 
     def alive(self):
-        return is_mounted(self.path) and self.pid in self.store.daemons()
+        return is_mounted(self.path) and self.pid != 0
 
     def close(self):
         self.kill()
@@ -186,10 +198,16 @@ class Ext4Store:
 
 
 class Ext4Mount(Mount):
+    COMMAND = ["mount", "-o", "loop,acl,user_xattr"]
+
     def mount(self, options=None):
-        process.run(["mount", "-o", "loop,acl,user_xattr", self.store.image, self.path])
-        self.watchdog.watch(0, self.path)
+        process.run(self.COMMAND + [self.store.image, self.path])
+        self.watchdog.watch(self.path)
         return self
+
+    def remount_command(self):
+        return " && ".join(shlex.join(map(str, words)) for words in (
+            ["umount", self.path], [*self.COMMAND, self.store.image, self.path]))
 
     def umount(self):
         if is_mounted(self.path):
@@ -230,6 +248,9 @@ class PlainMount(Mount):
 
     def umount(self):
         os.sync()
+
+    def remount_command(self):
+        return "sync"
 
 
 class Factory:

@@ -14,12 +14,11 @@ MNT_DETACH = 2
 FICLONE = 0x40049409
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_syscall_numbers = {"x86_64": {"renameat2": 316}, "aarch64": {"renameat2": 276}}
 
 
 def _checked(name, *arguments):
     function = getattr(_libc, name)
-    function.restype = ctypes.c_long
+    function.restype = ctypes.c_int
     result = function(*arguments)
     if result < 0:
         number = ctypes.get_errno()

@@ -12,6 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from harness.process import kill, processes_with  # noqa: E402
+from harness.syscalls import unmount_lazily  # noqa: E402
+
 GRACE_S = 60  # from the kill of the daemons to that of the test run itself
 
 
@@ -36,8 +42,9 @@ class Watchdog:
         """Returns whether it fired since it was armed."""
         return self._order("disarm") == "fired"
 
-    def watch(self, pid, directory):
-        self._order("watch", pid, directory)
+    def watch(self, directory, program="", argument=""):
+        """A mount, and how its daemon is known: the program's name and one of its arguments."""
+        self._order("watch", directory, program, argument)
 
     def forget(self, directory):
         self._order("forget", directory)
@@ -57,13 +64,9 @@ class _Guard:
         self.deadline, self.name, self.fired = None, "", False
 
     def end_mounts(self):
-        from syscalls import unmount_lazily
-        for directory, pid in self.mounts.items():
-            if pid > 0:
-                try:
-                    os.kill(pid, 9)
-                except ProcessLookupError:
-                    pass
+        for directory, (name, argument) in self.mounts.items():
+            for pid in processes_with(name, argument) if name else []:
+                kill(pid)
             if unmount_lazily(directory) != 0 and os.geteuid() != 0:
                 subprocess.run(["fusermount3", "-uz", directory], stderr=subprocess.DEVNULL, timeout=10, check=False)
 
@@ -85,7 +88,7 @@ class _Guard:
             self.deadline = None
             return "fired" if self.fired else "quiet"
         elif words[0] == "watch":
-            self.mounts[words[2]] = int(words[1])
+            self.mounts[words[1]] = (words[2], words[3])
         elif words[0] == "forget":
             self.mounts.pop(words[1], None)
         elif words[0] == "rescue":
@@ -110,5 +113,4 @@ class _Guard:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     _Guard(int(sys.argv[1])).serve()

@@ -1,0 +1,18 @@
+"""Random operations on one file equal a model in memory: buffered, direct and mapped access mixed with truncation,
+fallocate, copy_file_range, reopening and remounting."""
+
+import pytest
+
+import random_runs
+
+
+def pytest_generate_tests(metafunc):
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", random_runs.seeds(metafunc.config))
+
+
+@pytest.mark.limit(900)
+def test_operations_equal_the_model(mount, work, local, seed, pytestconfig):
+    count = random_runs.operations(pytestconfig)
+    words = [work, "--seed", seed, "--ops", count, "--remount", mount.remount_command()]
+    random_runs.run_program("random_file.py", words, local / f"file-{seed}.ops", limit=600)

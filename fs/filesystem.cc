@@ -39,6 +39,7 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file) {
   } else {
     file.keep_cache = page_cache_.Open(inode->id) ? 1 : 0;
   }
+  if (handle->mappable()) page_cache_.OpenMappable(inode->id);
   file.fh = files_.Add(std::move(handle));
   return open_flags;
 }
@@ -47,6 +48,7 @@ void Filesystem::DropHandle(uint64_t number) {
   const std::shared_ptr<FileHandle> handle = files_.Remove(number);
   if (handle == nullptr) return;
   if (handle->mode == OpenMode::kPageCache) page_cache_.Close(handle->inode->id);
+  if (handle->mappable()) page_cache_.CloseMappable(handle->inode->id);
   store_.CloseFile(handle->inode);
 }
 

@@ -6,6 +6,8 @@
 
 namespace weightfs {
 
+bool FileHandle::mappable() const { return (flags & O_ACCMODE) == O_RDWR; }
+
 bool FileHandle::writable() const {
   return (flags & O_ACCMODE) != O_RDONLY;
 }

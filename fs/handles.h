@@ -23,6 +23,7 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   ReadStream stream;
 
   bool writable() const;
+  bool mappable() const;             // shared and writable: opened for reading and writing
 };
 
 // Thread-safe.

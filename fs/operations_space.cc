@@ -52,12 +52,24 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
     return;
   }
   const SeekTarget target = whence == SEEK_DATA ? SeekTarget::kData : SeekTarget::kHole;
-  const Result<uint64_t> found = filesystem.store().Seek(file->inode, offset, target);
-  if (found.has_value()) {
-    reply.Offset(*found);
-  } else {
-    reply.Fail(found.error());
+  const auto answer = [&filesystem, file, offset, target](Reply later) {
+    const Result<uint64_t> found = filesystem.store().Seek(file->inode, offset, target);
+    if (found.has_value()) {
+      later.Offset(*found);
+    } else {
+      later.Fail(found.error());
+    }
+  };
+  const InodeId ino = file->inode->id;
+  if (!filesystem.page_cache().MayHoldChanges(ino)) {
+    answer(std::move(reply));
+    return;
   }
+  // What a mapping wrote comes first; the kernel sends it to the receivers, so this waits elsewhere.
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, ino, answer](Reply later) {
+    filesystem.DropPages(ino, 0, 0);
+    answer(std::move(later));
+  });
 }
 
 struct CopyRequest {

@@ -29,4 +29,20 @@ void PageCacheTracker::Forget(InodeId ino) {
   if (const auto entry = opens_.find(ino); entry != opens_.end() && entry->second == 0) opens_.erase(entry);
 }
 
+void PageCacheTracker::OpenMappable(InodeId ino) {
+  MutexLock lock(mutex_);
+  ++mappable_[ino];
+}
+
+void PageCacheTracker::CloseMappable(InodeId ino) {
+  MutexLock lock(mutex_);
+  const auto found = mappable_.find(ino);
+  if (found != mappable_.end() && --found->second == 0) mappable_.erase(found);
+}
+
+bool PageCacheTracker::MayHoldChanges(InodeId ino) {
+  MutexLock lock(mutex_);
+  return mappable_.contains(ino);
+}
+
 }  // namespace weightfs

@@ -1,4 +1,4 @@
-// Which inodes have pages in the kernel that must not outlive a direct write.
+// Which inodes have pages in the kernel that must not outlive a direct write, or that the store must have first.
 //
 // Where the kernel cannot map files opened for direct I/O (before Linux 6.6), some opens go through its page cache and
 // some past it. A write past it leaves the pages of the other opens stale, so the daemon tells the kernel to drop them
@@ -24,6 +24,11 @@ class PageCacheTracker {
   // invalidates the range in the kernel before anybody is told of the change.
   bool ChangedPastCache(InodeId ino) EXCLUDES(mutex_);
 
+  // Opens that allow a shared writable mapping, and whether there is one. A mapping keeps its open alive.
+  void OpenMappable(InodeId ino) EXCLUDES(mutex_);
+  void CloseMappable(InodeId ino) EXCLUDES(mutex_);
+  bool MayHoldChanges(InodeId ino) EXCLUDES(mutex_);
+
   // The kernel dropped the inode, and its pages with it.
   void Forget(InodeId ino) EXCLUDES(mutex_);
 
@@ -31,6 +36,7 @@ class PageCacheTracker {
   Mutex mutex_;
   // Opens through the page cache. An entry of 0 opens says: pages left in the kernel are good.
   std::unordered_map<InodeId, unsigned> opens_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeId, unsigned> mappable_ GUARDED_BY(mutex_);
 };
 
 }  // namespace weightfs

@@ -34,10 +34,14 @@ def rename_flags(source, target, flags):
     _checked("renameat2", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags))
 
 
+def link_following(source, target):
+    """linkat with AT_SYMLINK_FOLLOW, which os.link forgets where a plain link would do."""
+    _checked("linkat", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), AT_SYMLINK_FOLLOW)
+
+
 def link_descriptor(descriptor, target):
-    """linkat of an O_TMPFILE file, through /proc, as open(2) shows."""
-    _checked("linkat", AT_FDCWD, f"/proc/self/fd/{descriptor}".encode(), AT_FDCWD, os.fsencode(target),
-             AT_SYMLINK_FOLLOW)
+    """The name of an O_TMPFILE file, through /proc, as open(2) shows."""
+    link_following(f"/proc/self/fd/{descriptor}", target)
 
 
 def sync_filesystem(descriptor):

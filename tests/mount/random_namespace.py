@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.syscalls import (RENAME_EXCHANGE, RENAME_NOREPLACE, errno_name,  # noqa: E402
-                              rename_flags)
+                              link_following, rename_flags)
 from harness.tree import differences, snapshot  # noqa: E402
 from harness.users import NOBODY, OTHER, become  # noqa: E402
 
@@ -73,7 +73,10 @@ class Operations:
         rename_flags(self.at(source), self.at(target), flags)
 
     def link(self, source, target, follow):
-        os.link(self.at(source), self.at(target), follow_symlinks=follow)
+        if follow:
+            link_following(self.at(source), self.at(target))
+        else:
+            os.link(self.at(source), self.at(target), follow_symlinks=False)
 
     def symlink(self, target, path):
         os.symlink(target, self.at(path))

@@ -42,7 +42,6 @@ std::string Quoted(std::string_view name) {
 }
 
 Result<FsckReport> Checker::Run() {
-  RETURN_IF_ERROR(ScanKinds());
   RETURN_IF_ERROR(ScanInodes());
   RETURN_IF_ERROR(ScanOrphans());
   RETURN_IF_ERROR(ScanEntries());
@@ -130,7 +129,8 @@ void Checker::FinishTexts() {
     if (ino == 0) continue;
     const std::string path = PathOf(ino);
     std::string& text = report_.findings[i].text;
-    text = path.empty() ? fmt::format("inode {}: {}", ino, text) : fmt::format("{} (inode {}): {}", Quoted(path), ino, text);
+    text = path.empty() ? fmt::format("inode {}: {}", ino, text)
+                        : fmt::format("{} (inode {}): {}", Quoted(path), ino, text);
   }
 }
 

@@ -130,7 +130,7 @@ Result<void> Checker::ScanChecksums() {
     missing_checksums_.push_back(*needed);
     needed = NextSegment();
   };
-  RETURN_IF_ERROR(ForEach(keys::kChecksums, "checksums", [&](std::string_view key, std::string_view value) -> Result<void> {
+  const auto visit = [&](std::string_view key, std::string_view value) -> Result<void> {
     const auto parsed = keys::ParseIndexed(key);
     if (!parsed) {
       Report(FindingKind::kDamagedKey, 0, fmt::format("a key of {} bytes names no checksums", key.size()));
@@ -152,11 +152,13 @@ Result<void> Checker::ScanChecksums() {
       Report(FindingKind::kStrayRecord, parsed->ino.value, "is no file, but has checksums");
       Drop(key);
     } else if (!checksums) {
-      Report(FindingKind::kDamagedRecord, node->ino, fmt::format("the checksums of segment {} cannot be decoded", parsed->index));
+      Report(FindingKind::kDamagedRecord, node->ino,
+             fmt::format("the checksums of segment {} cannot be decoded", parsed->index));
       Drop(key);
     }
     return {};
-  }));
+  };
+  RETURN_IF_ERROR(ForEach(keys::kChecksums, "checksums", visit));
   while (needed) missing();
   return {};
 }

@@ -72,7 +72,6 @@ class Checker {
 
  private:
   // Names (fsck_names.cc).
-  Result<void> ScanKinds();
   Result<void> ScanInodes();
   Result<void> ScanOrphans();
   Result<void> ScanEntries();

@@ -12,7 +12,6 @@
 namespace weightfs::fsck {
 namespace {
 
-constexpr std::string_view kKinds = "iodecxS";
 // Far more than were ever given out; a greater number is damage, and would leave no room for new ones.
 constexpr uint64_t kMaximumInode = uint64_t{1} << 62;
 
@@ -24,22 +23,6 @@ std::string Hex(std::string_view bytes) {
 }
 
 }  // namespace
-
-// Keys of no kind at all; those of a known kind are passed over in one leap.
-Result<void> Checker::ScanKinds() {
-  const auto iterator = catalog_.NewIterator("");
-  while (iterator->Valid()) {
-    const std::string_view key = iterator->key();
-    if (!key.empty() && kKinds.find(key[0]) != kKinds.npos) {
-      iterator->Seek(keys::PrefixEnd(keys::KindPrefix(key[0])));
-      continue;
-    }
-    Report(FindingKind::kDamagedKey, 0, fmt::format("the key {} is of no known kind", Hex(key)));
-    Drop(key);
-    iterator->Next();
-  }
-  return iterator->status();
-}
 
 Result<void> Checker::ScanInodes() {
   RETURN_IF_ERROR(ForEach(keys::kInode, "inodes", [&](std::string_view key, std::string_view value) -> Result<void> {
@@ -146,7 +129,9 @@ Result<void> Checker::TakeEntry(std::string_view key, std::string_view value) {
   const InodeId parent = parsed->ino;
   const std::string name = Quoted(parsed->name);
   auto entry = EntryRecord::Decode(value);
-  if (!entry) return drop(FindingKind::kDamagedRecord, parent.value, fmt::format("its entry {} cannot be decoded", name));
+  if (!entry) {
+    return drop(FindingKind::kDamagedRecord, parent.value, fmt::format("its entry {} cannot be decoded", name));
+  }
   const Node* directory = Find(parent.value);
   if (directory == nullptr || !directory->IsDirectory()) {
     return drop(FindingKind::kDanglingEntry, parent.value, fmt::format("is no directory, but has an entry {}", name));
@@ -171,7 +156,8 @@ Result<void> Checker::TakeEntry(std::string_view key, std::string_view value) {
     node->mode = entry->type;
   }
   if ((node->mode & S_IFMT) != entry->type) {
-    Report(FindingKind::kWrongEntryType, parent.value, fmt::format("its entry {} has another type than its inode", name));
+    Report(FindingKind::kWrongEntryType, parent.value,
+           fmt::format("its entry {} has another type than its inode", name));
     entry->type = node->mode & S_IFMT;
     puts_.emplace_back(key, entry->Encode());
   }
@@ -221,8 +207,8 @@ Result<void> Checker::CheckTree() {
   return {};
 }
 
-// Follows the parents up to the root, or to a directory without one (which is lost, and reported as such). A ring is cut
-// where it closes.
+// Follows the parents up to the root, or to a directory without one (which is lost, and reported as such). A ring is
+// cut where it closes.
 Result<void> Checker::ConnectToRoot(Node& node) {
   std::vector<Node*> path;
   Node* at = &node;
@@ -232,7 +218,7 @@ Result<void> Checker::ConnectToRoot(Node& node) {
     at = Find(at->place);
   }
   if (at->on_path) {
-    Report(FindingKind::kUnreachable, at->ino, "no path leads to this directory: its parents list each other in a ring");
+    Report(FindingKind::kUnreachable, at->ino, "no path leads to it: the directories above it list each other in a ring");
     ASSIGN_OR_RETURN(const auto name, NameIn(at->place, at->ino));
     if (name) Drop(keys::Entry(InodeId{at->place}, *name));
     at->place = 0;

@@ -92,8 +92,11 @@ Result<void> Namespace::RecoverOrphan(InodeId ino) {
   orphans_.emplace(ino, *inode);
   auto deleted = DeleteOrphanLocked(*inode);
   orphans_.erase(ino);
-  if (!deleted && deleted.error().code == ErrorCode::kCorrupt) return {};
-  return deleted;
+  const bool damaged = !deleted && (deleted.error().code == ErrorCode::kCorrupt ||
+                                    deleted.error().code == ErrorCode::kVersion);
+  if (!damaged) return deleted;
+  spdlog::error("inode {}: listed as deleted, but it cannot be: its records are damaged; run weightfs fsck", ino.value);
+  return {};
 }
 
 Result<InodePtr> Namespace::GetDirectory(InodeId ino) {
@@ -237,7 +240,7 @@ void Namespace::DeleteOrphan(const InodePtr& inode) {
 
 Result<void> Namespace::DeleteOrphanLocked(const InodePtr& inode) {
   InodeTransaction transaction(catalog_, {inode});
-  if (transaction.record(inode).links > 0) return Damaged(inode->id, "listed as deleted, but it has links");
+  if (transaction.record(inode).links > 0) return ErrorCode::kCorrupt;
   if (transaction.deleted(inode) || transaction.InUse(inode, inodes_)) return {};
   transaction.batch().Delete(keys::Orphan(inode->id));
   transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - 1));

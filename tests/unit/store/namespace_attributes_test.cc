@@ -164,7 +164,8 @@ TEST_F(NamespaceAttributes, NewInodesInheritInsteadOfTheUmask) {
 }
 
 TEST_F(NamespaceAttributes, AnInheritedListThatIsAModeIsOnlyAMode) {
-  EXPECT_EQ(Set(kRootInode, kDefaultAclName, AclBytes({{1, 6, kNobody}, {4, 4, kNobody}, {0x20, 0, kNobody}})), std::nullopt);
+  const std::string acl = AclBytes({{1, 6, kNobody}, {4, 4, kNobody}, {0x20, 0, kNobody}});
+  EXPECT_EQ(Set(kRootInode, kDefaultAclName, acl), std::nullopt);
   const auto file = names_->Create(kRootInode, "g", File(0777));
   EXPECT_EQ(file->mode, S_IFREG | 0640u);
   EXPECT_THAT(*names_->ListExtendedAttributes(file->ino), IsEmpty());

@@ -106,7 +106,8 @@ class NamespaceRename : public NamespaceLinks {
 };
 
 TEST_F(NamespaceRename, MovesAFileAndTouchesAllThree) {
-  const InodeId from = MakeDirectory(kRootInode, "from"), to = MakeDirectory(kRootInode, "to"), file = MakeFile(from, "f");
+  const InodeId from = MakeDirectory(kRootInode, "from"), to = MakeDirectory(kRootInode, "to");
+  const InodeId file = MakeFile(from, "f");
   for (const InodeId ino : {from, to, file}) Age(ino);
   EXPECT_EQ(Rename(from, "f", to, "g"), std::nullopt);
   EXPECT_THAT(List(from), ElementsAre(".", ".."));
@@ -118,7 +119,8 @@ TEST_F(NamespaceRename, MovesAFileAndTouchesAllThree) {
 }
 
 TEST_F(NamespaceRename, MovedDirectoriesChangeTheirParent) {
-  const InodeId from = MakeDirectory(kRootInode, "from"), to = MakeDirectory(kRootInode, "to"), moved = MakeDirectory(from, "d");
+  const InodeId from = MakeDirectory(kRootInode, "from"), to = MakeDirectory(kRootInode, "to");
+  const InodeId moved = MakeDirectory(from, "d");
   EXPECT_EQ(Rename(from, "d", to, "e"), std::nullopt);
   EXPECT_EQ(Stat(from).links, 2u);
   EXPECT_EQ(Stat(to).links, 3u);
@@ -146,7 +148,8 @@ TEST_F(NamespaceRename, ReplacedFilesInUseBecomeOrphans) {
 }
 
 TEST_F(NamespaceRename, ReplacedDirectoriesMustBeEmpty) {
-  const InodeId a = MakeDirectory(kRootInode, "a"), b = MakeDirectory(kRootInode, "b"), inner = MakeDirectory(a, "inner");
+  const InodeId a = MakeDirectory(kRootInode, "a"), b = MakeDirectory(kRootInode, "b");
+  const InodeId inner = MakeDirectory(a, "inner");
   MakeFile(b, "x");
   EXPECT_EQ(Rename(a, "inner", kRootInode, "b"), ErrorCode::kNotEmpty);
   ASSERT_TRUE(names_->Unlink(b, "x"));

@@ -364,7 +364,8 @@ TEST_F(NamespaceDamage, DamagedRecordsAreErrorsOfTheirOwnAlone) {
 
 TEST_F(NamespaceDamage, RingsOfDirectoriesEndAnOperation) {
   check_at_end_ = false;
-  const InodeId one = MakeDirectory(kRootInode, "one"), two = MakeDirectory(one, "two"), three = MakeDirectory(kRootInode, "three");
+  const InodeId one = MakeDirectory(kRootInode, "one"), two = MakeDirectory(one, "two");
+  const InodeId three = MakeDirectory(kRootInode, "three");
   InodeRecord record = StoredRecord(one);
   record.parent = two.value;
   Put(keys::Inode(one), record.Encode());

@@ -84,7 +84,9 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   std::vector<BlockDevice*> pointers;
   for (const auto& device : devices) {
     const DeviceBlock first{kDataOffset / kBlockSize};
-    const DeviceBlock end{device->size().value / kBlockSize};
+    ByteCount size = device->size();
+    if (spaces.size() < options.device_sizes.size()) size = std::min(size, options.device_sizes[spaces.size()]);
+    const DeviceBlock end{size.value / kBlockSize};
     if (end <= first) return Error{ErrorCode::kCorrupt, std::string(device->path()) + " has no room for data"};
     spaces.push_back({{first, end - first}});
     pointers.push_back(device.get());

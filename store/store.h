@@ -23,6 +23,8 @@ struct StoreOptions {
   ByteCount memory{384 * kMiB};                      // all I/O buffers together
   bool verify = true;                                // check checksums on read; false for measurements only
   size_t resident_inodes = 16384;
+  // How much of each device belongs to the store, as its superblock says; empty: all of it. A device may have grown.
+  std::vector<ByteCount> device_sizes = {};
 };
 
 // Counters since Open, and gauges. Everything in bytes unless named otherwise.

@@ -28,7 +28,7 @@ MODES = [0o755, 0o777, 0o700, 0o644, 0o666, 0o600, 0o444, 0o000, 0o1777, 0o2775,
 OPEN_FLAGS = [os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDONLY | os.O_DIRECTORY,
               os.O_RDONLY | os.O_NOFOLLOW, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
               os.O_RDWR | os.O_CREAT | os.O_TRUNC, os.O_WRONLY | os.O_APPEND | os.O_CREAT,
-              os.O_RDONLY | os.O_CREAT | os.O_DIRECTORY, os.O_PATH, os.O_RDWR | os.O_TMPFILE]
+              os.O_RDONLY | os.O_CREAT | os.O_DIRECTORY, os.O_PATH]
 ATTRIBUTES = ["user.one", "user.two", "user." + "k" * 200, "trusted.three", "security.four", "unknown.five", "user."]
 
 

@@ -275,12 +275,6 @@ OPEN = {
         chown d/file 65533 65533
         @65534 open d/file O_RDWR
         @65534 open d/file O_RDWR,O_CREAT -> 0|EACCES""",
-    "nameless": """
-        mkdir d
-        open d O_RDWR,O_TMPFILE
-        list d -> nothing
-        open d O_RDONLY,O_TMPFILE -> EINVAL
-        @65534 open d O_RDWR,O_TMPFILE -> EACCES""",
 }
 
 RMDIR = {

@@ -1,0 +1,174 @@
+"""Memory maps: seen by other processes, by read and by write at once, and kept."""
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+
+from harness import process
+
+MIB = 1 << 20
+
+
+def mapped(path, size, flags=mmap.MAP_SHARED):
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, size, flags=flags)
+    finally:
+        os.close(descriptor)
+
+
+def test_write_is_seen_in_a_mapping_and_a_mapping_in_reads(mount, work):
+    path = work / "file"
+    path.write_bytes(bytes(MIB))
+    with mapped(path, MIB) as mapping, open(path, "r+b", buffering=0) as stream:
+        for step in range(200):
+            offset, text = (step * 5003) % (MIB - 100), f"step {step}".encode()
+            if step % 2:
+                stream.seek(offset)
+                stream.write(text)
+                assert mapping[offset:offset + len(text)] == text
+            else:
+                mapping[offset:offset + len(text)] = text
+                stream.seek(offset)
+                assert stream.read(len(text)) == text
+        kept = mapping[:]
+    mount.remount()
+    assert path.read_bytes() == kept
+
+
+OTHER = """
+import mmap, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+mapping = mmap.mmap(descriptor, 1 << 20)
+print("mapped", flush=True)
+for line in sys.stdin:
+    how, offset, text = line.split()
+    offset, text = int(offset), text.encode()
+    if how == "map":
+        mapping[offset:offset + len(text)] = text
+    elif how == "write":
+        os.pwrite(descriptor, text, offset)
+    elif how == "see":
+        text = mapping[offset:offset + len(text)]
+    elif how == "read":
+        text = os.pread(descriptor, len(text), offset)
+    print(text.decode(), flush=True)
+"""
+
+
+def test_two_processes_share_a_mapping(work):
+    path = work / "file"
+    path.write_bytes(b"." * MIB)
+    other = subprocess.Popen([sys.executable, "-c", OTHER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             text=True)
+
+    def ask(how, offset, text):
+        other.stdin.write(f"{how} {offset} {text}\n")
+        other.stdin.flush()
+        return other.stdout.readline().strip()
+
+    try:
+        assert other.stdout.readline().strip() == "mapped"
+        with mapped(path, MIB) as mapping, open(path, "r+b", buffering=0) as stream:
+            for step in range(50):
+                offset, text = step * 20_011, f"number{step}"
+                how = ("map", "write")[step % 2]
+                assert ask(how, offset, text) == text
+                assert mapping[offset:offset + len(text)].decode() == text
+                assert os.pread(stream.fileno(), len(text), offset).decode() == text
+                mapping[offset:offset + len(text)] = text.upper().encode()
+                assert ask("see", offset, text) == text.upper()
+                os.pwrite(stream.fileno(), text[::-1].encode(), offset)
+                assert ask("read", offset, text) == ask("see", offset, text) == text[::-1]
+    finally:
+        other.stdin.close()
+        other.wait(timeout=20)
+
+
+def test_private_mapping_sees_the_file_until_it_is_written(work):
+    path = work / "file"
+    path.write_bytes(b"a" * 8192)
+    with mapped(path, 8192, mmap.MAP_PRIVATE) as mapping:
+        assert mapping[:4] == b"aaaa"
+        mapping[0:1] = b"b"
+        assert path.read_bytes()[:1] == b"a"
+
+
+def test_mapping_written_without_msync_is_kept_by_fsync_and_unmount(mount, work):
+    path = work / "file"
+    path.write_bytes(bytes(4 * MIB))
+    descriptor = os.open(path, os.O_RDWR)
+    mapping = mmap.mmap(descriptor, 4 * MIB)
+    mapping[:] = b"\x5a" * (4 * MIB)
+    os.fsync(descriptor)
+    mapping.close()
+    os.close(descriptor)
+    mount.remount()
+    assert path.read_bytes() == b"\x5a" * (4 * MIB)
+
+
+def test_mapping_outlives_the_descriptor_and_the_name(work):
+    path = work / "file"
+    path.write_bytes(b"lives" + bytes(8192))
+    with mapped(path, 8192) as mapping:
+        path.unlink()
+        mapping[100:105] = b"still"
+        assert mapping[:5] == b"lives" and mapping[100:105] == b"still"
+
+
+TOUCH_BEYOND = """
+import mmap, os, sys
+descriptor = os.open(sys.argv[1], os.O_RDWR)
+mapping = mmap.mmap(descriptor, 16384)
+os.ftruncate(descriptor, 4096)
+print(mapping[0], flush=True)
+mapping[8192]
+"""
+
+
+def test_access_beyond_the_end_ends_the_process(work):
+    path = work / "file"
+    path.write_bytes(bytes(16384))
+    finished = process.run([sys.executable, "-c", TOUCH_BEYOND, path], codes=None)
+    assert finished.out == "0\n" and finished.code == -signal.SIGBUS
+
+
+def test_shortened_and_grown_file_shows_zeros_in_a_mapping(work):
+    path = work / "file"
+    path.write_bytes(b"x" * 8192)
+    with mapped(path, 8192) as mapping:
+        assert mapping[8191:] == b"x"
+        os.truncate(path, 100)
+        os.truncate(path, 8192)
+        assert mapping[99:101] == b"x\0" and mapping[4096:] == bytes(4096)
+
+
+def test_anonymous_length_and_unaligned_size(mount, work):
+    path = work / "file"
+    path.write_bytes(b"e" * 5001)
+    with mapped(path, 5001) as mapping:
+        assert len(mapping) == 5001
+        mapping[5000:5001] = b"E"
+        mapping.flush()
+    assert path.stat().st_size == 5001
+    mount.remount()
+    assert path.read_bytes() == b"e" * 5000 + b"E"
+
+
+def test_splice_and_sendfile_between_the_mount_and_a_pipe(mount, work):
+    expected = os.urandom(MIB)
+    (work / "source").write_bytes(expected)
+    source, target = os.open(work / "source", os.O_RDONLY), os.open(work / "target", os.O_WRONLY | os.O_CREAT, 0o644)
+    reader, writer = os.pipe()
+    done = 0
+    while count := os.splice(source, writer, 65536):
+        while count:
+            moved = os.splice(reader, target, count)
+            done, count = done + moved, count - moved
+    assert done == MIB
+    for descriptor in (source, target, reader, writer):
+        os.close(descriptor)
+    mount.remount()
+    assert (work / "target").read_bytes() == expected

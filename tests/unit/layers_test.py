@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""The folders show the architecture: includes follow the arrows, and each foreign library has one room."""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# What each folder may include of the others.
+ALLOWED = {
+    "common": {"common"},
+    "engine": {"common", "engine"},
+    "meta": {"common", "meta"},
+    "store": {"common", "engine", "meta", "store"},
+    "fs": {"common", "engine", "meta", "store", "fs"},
+    "cli": {"common", "engine", "meta", "store", "fs", "cli"},
+}
+# Where a library may be included, by a pattern of its headers.
+ROOMS = {
+    r"rocksdb/": r"meta/rocks_kv_store\.cc",
+    r"libaio\.h": r"engine/aio_ring\.(cc|h)",
+    r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
+    r"isa-l/": r"common/checksum\.cc",
+    r"blkid": r"store/.*\.cc",
+    r"CLI/": r"cli/.*",
+}
+INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+
+
+def wrongs():
+    for folder, allowed in ALLOWED.items():
+        sources = [*ROOT.glob(f"{folder}/**/*.h"), *ROOT.glob(f"{folder}/**/*.cc")]
+        if not sources:
+            yield f"{folder}/ has no sources: the test looks at the wrong place"
+        for source in sources:
+            name = source.relative_to(ROOT).as_posix()
+            for ours, foreign in INCLUDE.findall(source.read_text()):
+                target = ours.split("/")[0]
+                if ours and target not in allowed:
+                    yield f"{name} includes {ours}: {folder} may know {', '.join(sorted(allowed))}"
+                for library, room in ROOMS.items():
+                    if foreign and re.match(library, foreign) and not re.fullmatch(room, name):
+                        yield f"{name} includes <{foreign}>, whose room is {room}"
+
+
+def main():
+    found = list(wrongs())
+    print("\n".join(found) or "every include follows the arrows")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

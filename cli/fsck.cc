@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/store_wait.h"
 #include "common/size_text.h"
 #include "store/fsck.h"
 #include "store/store_directory.h"
@@ -63,16 +64,16 @@ void PrintText(const Arguments& arguments, const FsckReport& report) {
   if (report.problems > report.findings.size()) {
     fmt::print("... and {} more\n", report.problems - report.findings.size());
   }
-  fmt::print("{}: {} files, {} directories, {} extents, {} of data{}\n", arguments.store, report.files,
+  fmt::print("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
              report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
-             arguments.data ? fmt::format(", {} read and compared", FormatSize(report.verified_bytes)) : "");
+             arguments.data ? fmt::format(", read and compared {}", FormatSize(report.verified_bytes)) : "");
   if (report.clean()) {
     fmt::print("{}\n", Paint(Tone::kGood, "clean"));
   } else if (report.sound()) {
-    fmt::print("{}\n", Paint(Tone::kGood, fmt::format("{} problems, all repaired", report.problems)));
+    fmt::print("{}\n", Paint(Tone::kGood, fmt::format("problems: {}, all repaired", report.problems)));
   } else {
     fmt::print("{}\n", Paint(Tone::kWarning,
-                             fmt::format("{} problems, {} repaired{}", report.problems, report.repaired,
+                             fmt::format("problems: {}, repaired: {}{}", report.problems, report.repaired,
                                          arguments.repair ? "; what is left cannot be repaired: restore those files"
                                                           : "; run it with --repair")));
   }
@@ -81,6 +82,7 @@ void PrintText(const Arguments& arguments, const FsckReport& report) {
 Result<FsckReport> Check(const Arguments& arguments) {
   OpenOptions open;
   open.read_only = !arguments.repair;
+  WaitUntilReleased(arguments.store);
   ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(arguments.store, open));
   ProgressBar bar("fsck");
   FsckOptions options;

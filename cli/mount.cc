@@ -18,6 +18,7 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/signal_thread.h"
+#include "cli/store_wait.h"
 #include "cli/unmount.h"
 #include "common/log.h"
 #include "fs/mount.h"
@@ -125,6 +126,7 @@ void LogStart(const Plan& plan, const Mount& mount) {
 Result<void> Serve(Plan plan, StartReport& report) {
   RaiseDescriptorLimit();
   BlockEndSignals();
+  WaitUntilReleased(plan.store);
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Only now: a store that cannot be opened is left as it was.
   StartLog(plan);

@@ -33,9 +33,8 @@ class ServerWatch {
   // the server gives back. Its process says it sooner where it ends at once.
   Result<void> Wait() {
     if (lock_.get() < 0) {
-      return Error{ErrorCode::kAccess, fmt::format("unmounted, but {} cannot be looked at: whether all is on the device "
-                                                   "is not known; ask the owner of the store",
-                                                   kLockName)};
+      return Error{ErrorCode::kAccess, "unmounted, but the store cannot be looked at (is it gone, or not yours?): whether "
+                                       "all is on the device is not known; run 'weightfs fsck'"};
     }
     constexpr int kPollMs = 20;
     while (flock(lock_.get(), LOCK_SH | LOCK_NB) != 0) {

@@ -1,0 +1,105 @@
+"""A store's files as docs/FORMAT.md describes them, for tests that damage them or that must find them unchanged."""
+
+import contextlib
+import os
+import struct
+
+from harness.filesystems import weightfs
+from harness.tree import digest, digests
+
+SUPERBLOCK_OFFSETS = (0, 512 << 10, 1 << 20, (1 << 20) + (512 << 10))
+SUPERBLOCK_SIZE = 4096
+VERSION, READ_ONLY_FEATURES, INCOMPATIBLE_FEATURES, FLAGS = (8, "<I"), (24, "<Q"), (32, "<Q"), (76, "<I")
+CLEAN = 1
+
+
+def _table():
+    entries = []
+    for value in range(256):
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        entries.append(value)
+    return entries
+
+
+_TABLE = _table()
+
+
+def crc32c(data):
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+def patch(path, offset, data):
+    with open(path, "r+b") as stream:
+        stream.seek(offset)
+        stream.write(data)
+
+
+def read_at(path, offset, size):
+    with open(path, "rb") as stream:
+        stream.seek(offset)
+        return stream.read(size)
+
+
+def flip(path, offset, mask=0x40):
+    patch(path, offset, bytes([read_at(path, offset, 1)[0] ^ mask]))
+
+
+def superblocks(path):
+    return [read_at(path, offset, SUPERBLOCK_SIZE) for offset in SUPERBLOCK_OFFSETS]
+
+
+def superblock_is_valid(copy):
+    return copy[:8] == b"WEIGHTFS" and crc32c(copy[:-4]) == struct.unpack("<I", copy[-4:])[0]
+
+
+def superblock_field(copy, field):
+    return struct.unpack_from(field[1], copy, field[0])[0]
+
+
+def set_superblock_field(path, field, value):
+    """In all copies, with right checksums: as another version of the program would have written it."""
+    for offset in SUPERBLOCK_OFFSETS:
+        copy = bytearray(read_at(path, offset, SUPERBLOCK_SIZE))
+        struct.pack_into(field[1], copy, field[0], value)
+        struct.pack_into("<I", copy, SUPERBLOCK_SIZE - 4, crc32c(copy[:-4]))
+        patch(path, offset, copy)
+
+
+def damage_superblock(path, copy):
+    """So that it fails in its middle, with the magic still there."""
+    flip(path, SUPERBLOCK_OFFSETS[copy] + 84)
+
+
+def state_of(*paths):
+    state = {}
+    for path in paths:
+        if os.path.isdir(path):
+            state[path] = digests(path)
+        elif os.path.exists(path):
+            state[path] = digest(path)
+        else:
+            state[path] = None
+    return state
+
+
+@contextlib.contextmanager
+def unchanged(*paths):
+    """Every file below the paths is the same afterwards, and there is none more or less."""
+    before = state_of(*paths)
+    yield
+    after = state_of(*paths)
+    assert before == after, "changed: " + ", ".join(str(path) for path in before if before[path] != after[path])
+
+
+def refused(*words, saying, codes=(1,), **options):
+    """The command must end with one of `codes` and exactly one line on standard error, which holds `saying`."""
+    finished = weightfs(*words, codes=codes, **options)
+    lines = finished.err.splitlines()
+    assert len(lines) == 1, f"one line was expected: {finished!r}"
+    assert lines[0].startswith("weightfs: ") and saying in lines[0], f"'{saying}' was expected: {finished!r}"
+    assert finished.out == "", finished
+    return lines[0]

@@ -29,7 +29,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.watchdog = Watchdog()
+    # Its messages are for whoever looks at the run, also when pytest itself is killed.
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        config.watchdog = Watchdog()
 
 
 def pytest_unconfigure(config):
@@ -125,11 +128,18 @@ def mount(session_factory, request):
 
 
 @pytest.fixture
-def work(mount, request):
-    """An empty directory in the module's mount, removed afterwards."""
+def mounted(mount):
+    """The module's mount, mounted again where an earlier test left it dead."""
     if not mount.alive():
         mount.close()
         mount.mount()
+    return mount
+
+
+@pytest.fixture
+def work(mounted, request):
+    """An empty directory in the module's mount, removed afterwards."""
+    mount = mounted
     path = mount.path / re.sub(r"[^\w.-]+", "_", request.node.name)[:100]
     path.mkdir(mode=0o755)
     path.chmod(0o755)

@@ -1,6 +1,7 @@
 """Programs run by the tests. Every one has a time limit, and output that is shown when it fails."""
 
 import os
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -77,6 +78,7 @@ def processes_with(program, argument):
 
 
 def kill(pid, signal_number=signal.SIGKILL):
+    assert pid > 0, "there is no process to kill"  # 0 would mean all of ours
     try:
         os.kill(pid, signal_number)
     except ProcessLookupError:
@@ -84,8 +86,9 @@ def kill(pid, signal_number=signal.SIGKILL):
 
 
 def wait_gone(pid, limit=DEFAULT_LIMIT_S):
-    """Waits for the end of a process that need not be a child. Returns whether it ended."""
-    import select
+    """Waits for the end of a process that need not be a child; 0 is none. Returns whether it ended."""
+    if pid == 0:
+        return True
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -91,7 +91,7 @@ def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, loca
     mount = factory.mount(factory.store(devices=devices))
     (mount.path / "file").write_bytes(b"content")
     with unchanged(*devices):
-        refused("format", local / "other", "--device", devices[0], "--force", "--sparse", saying="in use")
+        refused("format", local / "other", "--device", devices[0], "--force", "--sparse", saying="locked by another process")
     assert not (local / "other").exists()
     mount.fsck()
 
@@ -117,7 +117,7 @@ def test_a_missing_device(factory, local, point):
     store = factory.store(devices=device_files(local, 2))
     store.devices[1].unlink()
     line = mount_is_refused(store, point, str(store.devices[1]))
-    assert "No such file" in line
+    assert "no such file" in line
     assert not store.devices[1].exists()
 
 

@@ -1,0 +1,143 @@
+"""What must be true of the writers' files after a crash, given what they said. See crash_writers.py."""
+
+import json
+import os
+
+from crash_writers import content, length_of, stream_of
+
+
+class Record:
+    """What one writer said, over all rounds. `atomic_truncation`: whether a crash shows a file under O_TRUNC old or
+    new; where it is the writer that is killed, nobody promises that."""
+
+    def __init__(self, atomic_truncation=True):
+        self.atomic_truncation = atomic_truncation
+        self.acknowledged = 0          # append: the size promised
+        self.attempted = 0             # append: the greatest size tried
+        self.synced, self.tried = {}, {}   # replace: number and length promised; numbers tried since
+        # churn: names promised; names that may be there or not; those that were being made
+        self.live, self.unsure, self.begun = set(), set(), set()
+        self.last = []
+
+    def hear(self, line):
+        try:
+            kind, what, *rest = json.loads(line)
+        except ValueError:
+            return  # the last line of a writer that was killed
+        self.last = (self.last + [line.strip()])[-8:]
+        if kind in ("try", "done"):
+            getattr(self, f"{kind}_{what}")(*rest)
+
+    def try_append(self, size):
+        self.attempted = max(self.attempted, size)
+
+    def done_append(self, size):
+        self.acknowledged, self.attempted = size, max(size, self.attempted)
+
+    def begin_replacement(self, name, number):
+        self.tried.setdefault(name, []).append(number)
+
+    try_synced = try_renamed = try_truncated = begin_replacement
+
+    def done_synced(self, name, number):
+        self.synced[name], self.tried[name] = (number, length_of(name, number)), []
+
+    def done_renamed(self, name, number):
+        pass
+
+    done_truncated = done_renamed
+
+    def try_create(self, name):
+        self.unsure.add(name)
+        self.begun.add(name)
+
+    def done_create(self, name):
+        self.unsure.discard(name)
+        self.begun.discard(name)
+        self.live.add(name)
+
+    def try_delete(self, name):
+        self.live.discard(name)
+        self.unsure.add(name)
+
+    def done_delete(self, name):
+        self.unsure.discard(name)
+
+    def try_rename(self, name, moved):
+        self.live.discard(name)
+        self.unsure |= {name, moved}
+
+    def done_rename(self, name, moved):
+        self.unsure -= {name, moved}
+        self.live.add(moved)
+
+
+def check_append(directory, record):
+    path = os.path.join(directory, "log")
+    size = os.path.getsize(path) if os.path.exists(path) else 0
+    assert record.acknowledged <= size <= max(record.attempted, record.acknowledged), (
+        f"log has {size} bytes; promised {record.acknowledged}, tried {record.attempted}")
+    if size:
+        with open(path, "rb") as stream:
+            data = stream.read()
+        expected = stream_of("log", 0, size)
+        if data != expected:
+            first = next(i for i in range(size) if data[i] != expected[i])
+            raise AssertionError(f"log of {size} bytes is wrong from byte {first} on, promised {record.acknowledged}: "
+                                 f"{data[first:first + 16].hex()}, expected {expected[first:first + 16].hex()}")
+    record.acknowledged = record.attempted = size
+
+
+def check_replace(directory, record):
+    """Every file is whole: what a crash would have shown before, or one of the contents tried since."""
+    for name in {**record.synced, **record.tried}:
+        if name.startswith("truncated") and not record.atomic_truncation:
+            continue
+        path = os.path.join(directory, name)
+        if not os.path.exists(path):
+            assert name not in record.synced, f"{name} is gone; promised was number {record.synced[name]}"
+            record.tried[name] = []
+            continue
+        with open(path, "rb") as stream:
+            data = stream.read()
+        # What a crash has shown is there to stay.
+        record.synced[name], record.tried[name] = found_in(name, data, record), []
+
+
+def found_in(name, data, record):
+    """Which of the allowed contents `data` is: its number and length."""
+    tried = record.tried.get(name, [])
+    allowed = [(number, length_of(name, number)) for number in tried]
+    if name in record.synced:
+        allowed.insert(0, record.synced[name])
+    elif name.startswith("truncated") and tried and len(data) < allowed[0][1]:
+        # There was no old content to keep: a crash may show the first one in part.
+        allowed[0] = (tried[0], len(data))
+    for number, length in allowed:
+        if data == content(name, number, length_of(name, number))[:length]:
+            return number, length
+    raise AssertionError(f"{name} has {len(data)} bytes and begins with {data[:60]!r}; allowed are the whole contents "
+                         f"of (number, length) {allowed}")
+
+
+def check_churn(directory, record):
+    names = set(os.listdir(directory))
+    assert record.live <= names, f"promised and gone: {sorted(record.live - names)}"
+    assert names <= record.live | record.unsure, f"deleted and back: {sorted(names - record.live - record.unsure)}"
+    for name in names:
+        number = int(name.rpartition("-")[2])
+        expected = content("churn", number, length_of("churn", number) % 50_000)
+        with open(os.path.join(directory, name), "rb") as stream:
+            data = stream.read()
+        if name in record.begun:
+            # A part of it, from the start on.
+            assert data == expected[:len(data)], f"{name} of {len(data)} bytes holds what was never written to it"
+        else:
+            assert data == expected, f"{name} has {len(data)} bytes, {len(expected)} were promised"
+    # What a crash left in part stays so.
+    for name in names & record.begun:
+        os.unlink(os.path.join(directory, name))
+    record.live, record.unsure, record.begun = names - record.begun, set(), set()
+
+
+CHECKS = {"append": check_append, "replace": check_replace, "churn": check_churn}

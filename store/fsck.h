@@ -22,6 +22,8 @@ struct FsckOptions {
   // Called from the calling thread: the step under way, and how far it is. `total` is 0 where it is not known.
   std::function<void(std::string_view step, uint64_t done, uint64_t total)> progress = nullptr;
   const std::atomic<bool>* cancel = nullptr;   // once true, CheckStore gives up with kShutdown; may be null
+  // How much of each device belongs to the store, as its superblock says (StoreOptions::device_sizes); empty: all of it.
+  std::vector<ByteCount> device_sizes = {};
 };
 
 enum class FindingKind : unsigned char {

@@ -30,6 +30,12 @@ Result<void> Checker::ScanExtents() {
   });
 }
 
+DeviceBlock Checker::EndOf(DeviceId device) const {
+  ByteCount size = devices_[device.value]->size();
+  if (device.value < options_.device_sizes.size()) size = std::min(size, options_.device_sizes[device.value]);
+  return {size.value / kBlockSize};
+}
+
 void Checker::TakeExtent(std::string_view key, std::string_view value) {
   ++report_.extents;
   const auto parsed = keys::ParseIndexed(key);
@@ -50,9 +56,8 @@ void Checker::TakeExtent(std::string_view key, std::string_view value) {
     Report(FindingKind::kStrayRecord, ino, fmt::format("is no file, but has {}", Where(extent)));
     return Drop(key);
   }
-  const uint64_t device = record->device.value, first = record->start.value;
-  const bool on_device = device < devices_.size() && first >= kDataOffset / kBlockSize &&
-                         first + record->count.value <= devices_[device]->size().value / kBlockSize;
+  const bool on_device = record->device.value < devices_.size() && record->start.value >= kDataOffset / kBlockSize &&
+                         record->start + record->count <= EndOf(record->device);
   if (!on_device || extent.end() > kMaximumFileBlocks) {
     Report(FindingKind::kExtentOutside, ino,
            fmt::format("{} lies outside the {}", Where(extent), on_device ? "largest file" : "devices"));

@@ -89,6 +89,7 @@ class Checker {
 
   // Data (fsck_data.cc).
   Result<void> ScanExtents();
+  DeviceBlock EndOf(DeviceId device) const;
   void TakeExtent(std::string_view key, std::string_view value);
   void CheckOverlaps();
   Result<void> ScanChecksums();

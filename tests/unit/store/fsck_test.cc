@@ -63,7 +63,8 @@ class Fsck : public ::testing::Test {
     std::vector<BlockDevice*> devices;
     for (const auto& device : media.devices) devices.push_back(device.get());
     if (prepare_) prepare_(*media.devices[0]);
-    auto report = CheckStore(*media.kv, devices, {.repair = repair, .verify_data = verify});
+    const FsckOptions options{.repair = repair, .verify_data = verify, .device_sizes = {options_.device_size}};
+    auto report = CheckStore(*media.kv, devices, options);
     EXPECT_TRUE(report) << ToString(report.error());
     kv() = media.kv->content();
     return report ? *report : FsckReport();
@@ -307,6 +308,17 @@ TEST_F(Fsck, ExtentsThatCannotBeRightGo) {
   ExpectFoundAndRepaired({Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside,
                           Kind::kDamagedRecord, Kind::kStrayRecord, Kind::kStrayRecord});
   EXPECT_TRUE(ReadPath("d/big"));
+}
+
+TEST_F(Fsck, WhatADeviceGrewByIsNotTheStores) {
+  const ExtentRecord extent = FirstExtent(big_).second;
+  Restarted media = Restart(image_);
+  BlockDevice* device = media.devices[0].get();
+  const auto check = [&](ByteCount size) {
+    return CheckStore(*media.kv, {&device, 1}, {.device_sizes = {size}})->clean();
+  };
+  EXPECT_TRUE(check(options_.device_size));
+  EXPECT_FALSE(check(ToBytes(BlockCount{extent.start.value})));
 }
 
 TEST_F(Fsck, OfOverlappingExtentsTheYoungerStays) {

@@ -143,7 +143,6 @@ std::optional<MountEntry> FindMount(const std::string& mountpoint) {
 
 Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::string& store_directory,
                                       bool allow_other) {
-  RETURN_IF_ERROR(CheckPrivileges(allow_other));
   struct stat status {};
   if (stat(mountpoint.c_str(), &status) != 0 && errno == ENOTCONN) RETURN_IF_ERROR(RemoveDeadMount(mountpoint));
   if (stat(mountpoint.c_str(), &status) != 0) {
@@ -159,12 +158,14 @@ Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::
     return Error{ErrorCode::kAccess, fmt::format("mountpoint {}: {}", mountpoint, failure.message())};
   if (const auto mount = FindMount(path); mount.has_value() && mount->type == kMountType)
     return Error{ErrorCode::kBusy, fmt::format("{} is already the mount of {}", path, mount->source)};
-  if (store_directory.empty()) return path;
-  const std::string store = std::filesystem::weakly_canonical(store_directory, failure).string();
-  // The daemon opens files of the store by name; through its own mount it would wait for itself.
-  if (!failure && (Holds(path, store) || Holds(store, path)))
-    return Error{ErrorCode::kInvalid, fmt::format("the mountpoint {} and the store {} must not lie in one another",
-                                                  path, store)};
+  if (!store_directory.empty()) {
+    const std::string store = std::filesystem::weakly_canonical(store_directory, failure).string();
+    // The daemon opens files of the store by name; through its own mount it would wait for itself.
+    if (!failure && (Holds(path, store) || Holds(store, path)))
+      return Error{ErrorCode::kInvalid, fmt::format("the mountpoint {} and the store {} must not lie in one another",
+                                                    path, store)};
+  }
+  RETURN_IF_ERROR(CheckPrivileges(allow_other));
   return path;
 }
 

@@ -236,7 +236,8 @@ Result<void> Session::Negotiate() {
   buffer.size = bytes.size();
 #if WEIGHTFS_COMPLETE_REPLIES
   InitCompletion missing;
-  missing.flags = filesystem_.features.flags & kernel_flag::kDirectIoAllowMmap;
+  // Besides the newer ones, 3.14 leaves PARALLEL_DIROPS out of its answer although it was wanted.
+  missing.flags = filesystem_.features.flags;
   missing.max_write = filesystem_.features.max_write;
   ReplyCompletion completion(missing);
   fuse_session_process_buf(session_, &buffer);

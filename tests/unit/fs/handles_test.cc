@@ -1,0 +1,48 @@
+#include "fs/handles.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+namespace weightfs {
+namespace {
+
+TEST(OpenMode, EverythingIsDirectWhereDirectFilesCanBeMapped) {
+  for (const int flags : {O_RDONLY, O_WRONLY, O_RDWR, O_RDONLY | O_DIRECT, O_RDWR | O_DIRECT | O_APPEND})
+    EXPECT_EQ(ChooseOpenMode(flags, true), OpenMode::kDirect) << flags;
+}
+
+TEST(OpenMode, OlderKernelsMapThroughThePageCache) {
+  EXPECT_EQ(ChooseOpenMode(O_RDONLY, false), OpenMode::kPageCache);
+  EXPECT_EQ(ChooseOpenMode(O_RDWR | O_APPEND, false), OpenMode::kPageCache);
+  EXPECT_EQ(ChooseOpenMode(O_WRONLY, false), OpenMode::kDirect);
+  EXPECT_EQ(ChooseOpenMode(O_RDONLY | O_DIRECT, false), OpenMode::kDirect);
+  EXPECT_EQ(ChooseOpenMode(O_RDWR | O_DIRECT, false), OpenMode::kDirect);
+}
+
+TEST(HandleRegistry, OwnsAHandleUntilItsRelease) {
+  HandleRegistry<FileHandle> registry;
+  auto handle = std::make_shared<FileHandle>();
+  const std::weak_ptr<FileHandle> watch = handle;
+  const uint64_t number = registry.Add(std::move(handle));
+  {
+    const auto under_way = registry.Get(number);
+    EXPECT_EQ(registry.Remove(number), under_way);
+    EXPECT_FALSE(watch.expired()) << "a request still uses it";
+  }
+  EXPECT_TRUE(watch.expired());
+  EXPECT_EQ(registry.Remove(number), nullptr);
+}
+
+TEST(HandleRegistry, GivesWhatTheKernelNeverReleased) {
+  HandleRegistry<FileHandle> registry;
+  const uint64_t released = registry.Add(std::make_shared<FileHandle>());
+  const uint64_t left = registry.Add(std::make_shared<FileHandle>());
+  ASSERT_NE(registry.Remove(released), nullptr);
+  const auto all = registry.RemoveAll();
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(reinterpret_cast<uint64_t>(all[0].get()), left);
+  EXPECT_TRUE(registry.RemoveAll().empty());
+}
+
+}  // namespace
+}  // namespace weightfs

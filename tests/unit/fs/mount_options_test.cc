@@ -1,0 +1,100 @@
+#include "fs/mount_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weightfs {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+struct Parsed {
+  MountOptions mount;
+  StoreOptions store;
+  Result<void> result;
+};
+
+Parsed Parse(std::string_view text) {
+  Parsed parsed;
+  parsed.result = ApplyMountOptions(text, parsed.mount, parsed.store);
+  return parsed;
+}
+
+TEST(MountOptions, NothingChangesNothing) {
+  for (const char* text : {"", ",", ",,"}) {
+    const Parsed parsed = Parse(text);
+    ASSERT_TRUE(parsed.result.has_value());
+    EXPECT_EQ(parsed.mount.threads, 2U);
+    EXPECT_FALSE(parsed.mount.read_only);
+    EXPECT_THAT(parsed.mount.kernel_options, IsEmpty());
+  }
+}
+
+TEST(MountOptions, SetWhatTheyName) {
+  const Parsed parsed = Parse(
+      "ro,allow_other,threads=4,memory=512M,write_buffers=128M,read_ahead=0,inodes=1000,commit=0.5,sync_on_close,"
+      "noverify,noatime,nodev");
+  ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
+  EXPECT_TRUE(parsed.mount.read_only);
+  EXPECT_TRUE(parsed.store.read_only);
+  EXPECT_TRUE(parsed.mount.allow_other);
+  EXPECT_EQ(parsed.mount.threads, 4U);
+  EXPECT_EQ(parsed.store.memory.value, 512 * kMiB);
+  EXPECT_EQ(parsed.mount.write_buffers.value, 128 * kMiB);
+  EXPECT_EQ(parsed.mount.read_ahead.value, 0U);
+  EXPECT_EQ(parsed.store.resident_inodes, 1000U);
+  EXPECT_EQ(parsed.store.commit_interval.count(), 500);
+  EXPECT_TRUE(parsed.store.sync_on_close);
+  EXPECT_FALSE(parsed.store.verify);
+  EXPECT_THAT(parsed.mount.kernel_options, ElementsAre("noatime", "nodev"));
+}
+
+TEST(MountOptions, LaterOptionWins) {
+  EXPECT_FALSE(Parse("ro,rw").mount.read_only);
+  EXPECT_TRUE(Parse("rw,ro").mount.read_only);
+}
+
+TEST(MountOptions, WithoutTakesAListUpToTheNextOption) {
+  const Parsed parsed = Parse("without=direct_io_allow_mmap,async_dio,threads=1,without=posix_acl:max_pages,ro");
+  ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
+  EXPECT_THAT(parsed.mount.without, ElementsAre("direct_io_allow_mmap", "async_dio", "posix_acl", "max_pages"));
+  EXPECT_EQ(parsed.mount.threads, 1U);
+  EXPECT_TRUE(parsed.mount.read_only);
+}
+
+TEST(MountOptions, WhatFstabAddsMeansNothing) {
+  const Parsed parsed = Parse("defaults,_netdev,nofail,noauto,user,x-systemd.automount,relatime");
+  ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
+  EXPECT_THAT(parsed.mount.kernel_options, IsEmpty());
+}
+
+TEST(MountOptions, BackslashKeepsAComma) {
+  const Parsed parsed = Parse("context=system_u:object_r:tmp_t:s0:c127\\,c456,noexec");
+  ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
+  EXPECT_THAT(parsed.mount.kernel_options, ElementsAre("context=system_u:object_r:tmp_t:s0:c127,c456", "noexec"));
+}
+
+TEST(MountOptions, RefusalsNameTheOption) {
+  for (const auto& [text, named] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"frobnicate", "'frobnicate'"}, {"threads=0", "threads=0"},       {"threads=many", "threads=many"},
+           {"threads", "threads=N"},       {"memory=1M", "memory=1M"},       {"memory=big", "'big'"},
+           {"commit=-1", "commit=-1"},     {"commit=nan", "commit=nan"},     {"commit=1e9", "commit=1e9"},
+           {"ro=1", "ro=1"},               {"without=warp", "without=warp"}, {"without=", "without=FEATURE"},
+           {"inodes=3x", "inodes=3x"},     {"async_dio", "'async_dio'"}}) {
+    const Parsed parsed = Parse(text);
+    ASSERT_FALSE(parsed.result.has_value()) << text;
+    EXPECT_EQ(parsed.result.error().code, ErrorCode::kInvalid) << text;
+    EXPECT_THAT(parsed.result.error().what, HasSubstr(named));
+  }
+}
+
+TEST(MountOptions, HelpNamesEachOption) {
+  const std::string help = MountOptionsHelp();
+  for (const char* name : {"ro", "threads=N", "commit=SECONDS", "without=FEATURE", "noatime"})
+    EXPECT_THAT(help, HasSubstr(name));
+}
+
+}  // namespace
+}  // namespace weightfs

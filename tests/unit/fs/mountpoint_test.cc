@@ -1,0 +1,68 @@
+#include "fs/mountpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace weightfs {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(MountInfo, ReadsSourcesAndEscapedPaths) {
+  const auto entries = ParseMountInfo(
+      "24 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n"
+      "broken line\n"
+      "91 24 0:39 / /mnt/my\\040tensors rw,nosuid shared:5 master:2 - fuse.weightfs /srv/a\\134b rw,user_id=0\n");
+  ASSERT_EQ(entries.size(), 2U);
+  EXPECT_EQ(entries[0].type, "ext4");
+  EXPECT_EQ(entries[1].mountpoint, "/mnt/my tensors");
+  EXPECT_EQ(entries[1].type, "fuse.weightfs");
+  EXPECT_EQ(entries[1].source, "/srv/a\\b");
+  EXPECT_EQ(entries[1].device, "0:39");
+}
+
+TEST(MountInfo, FindsTheRootMount) {
+  EXPECT_TRUE(FindMount("/").has_value());
+  EXPECT_FALSE(FindMount("/no/such/mount").has_value());
+}
+
+class Mountpoint : public testing::Test {
+ protected:
+  Mountpoint() {
+    std::string path = testing::TempDir() + "weightfs-mountpoint-XXXXXX";
+    root_ = mkdtemp(path.data());
+    std::filesystem::create_directories(root_ + "/store/meta");
+    std::filesystem::create_directories(root_ + "/store2");
+    std::ofstream(root_ + "/file") << "x";
+  }
+  ~Mountpoint() override { std::filesystem::remove_all(root_); }
+
+  void ExpectRefused(const std::string& mountpoint, const std::string& store, ErrorCode code, const char* text) {
+    const auto path = PrepareMountpoint(mountpoint, store, false);
+    ASSERT_FALSE(path.has_value()) << mountpoint;
+    EXPECT_EQ(path.error().code, code) << path.error().what;
+    EXPECT_THAT(path.error().what, HasSubstr(text));
+  }
+  std::string root_;
+};
+
+TEST_F(Mountpoint, MustBeAnExistingDirectory) {
+  ExpectRefused(root_ + "/missing", root_ + "/store", ErrorCode::kNotFound, "make the directory first");
+  ExpectRefused(root_ + "/file", root_ + "/store", ErrorCode::kNotDirectory, "not a directory");
+}
+
+TEST_F(Mountpoint, MustNotHoldTheStoreNorLieInIt) {
+  ExpectRefused(root_ + "/store", root_ + "/store", ErrorCode::kInvalid, "lie in one another");
+  ExpectRefused(root_, root_ + "/store", ErrorCode::kInvalid, "lie in one another");
+  ExpectRefused(root_ + "/store/meta", root_ + "/store", ErrorCode::kInvalid, "lie in one another");
+  std::filesystem::create_directory_symlink(root_ + "/store", root_ + "/link");
+  ExpectRefused(root_ + "/link", root_ + "/store", ErrorCode::kInvalid, "lie in one another");
+}
+
+}  // namespace
+}  // namespace weightfs

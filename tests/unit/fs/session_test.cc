@@ -1,0 +1,318 @@
+// The protocol as the kernel sees it, over a socket instead of a mount.
+#include "fs/session.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "fs/ioctl.h"
+#include "tests/unit/fs/fake_kernel.h"
+
+namespace weightfs {
+namespace {
+
+using testing::HasSubstr;
+
+MountOptions Options(std::vector<std::string> without = {}) {
+  MountOptions options;
+  options.without = std::move(without);
+  options.without.push_back("max_pages_limit");   // whatever this machine's sysctl says
+  options.write_buffers = ByteCount{8 * kMiB};
+  return options;
+}
+
+struct Opened {
+  uint64_t node = 0, handle = 0;
+  uint32_t flags = 0;
+};
+
+Opened OpenedBy(const KernelReply& reply) {
+  const auto open = reply.As<fuse_open_out>();
+  return {.handle = open.fh, .flags = open.open_flags};
+}
+
+Opened CreatedBy(const KernelReply& reply) {
+  EXPECT_EQ(reply.error, 0);
+  const auto open = reply.As<fuse_open_out>(sizeof(fuse_entry_out));
+  return {reply.As<fuse_entry_out>().nodeid, open.fh, open.open_flags};
+}
+
+TEST(SessionInit, AgreesOnDirectIoWithMappings) {
+  FakeKernel kernel({}, Options());
+  ASSERT_TRUE(kernel.negotiated().has_value()) << ToString(kernel.negotiated().error());
+  const auto init = kernel.init_reply().As<fuse_init_out>();
+  EXPECT_EQ(init.flags2 & (1U << 4), 1U << 4) << "DIRECT_IO_ALLOW_MMAP";
+  const uint32_t wanted = FUSE_ASYNC_READ | FUSE_ATOMIC_O_TRUNC | FUSE_BIG_WRITES | FUSE_DONT_MASK |
+                          FUSE_AUTO_INVAL_DATA | FUSE_DO_READDIRPLUS | FUSE_READDIRPLUS_AUTO | FUSE_ASYNC_DIO |
+                          FUSE_PARALLEL_DIROPS | FUSE_POSIX_ACL | FUSE_MAX_PAGES | FUSE_CACHE_SYMLINKS |
+                          FUSE_INIT_EXT;
+  EXPECT_EQ(init.flags, wanted);
+  EXPECT_EQ(init.max_write, kMiB);
+  EXPECT_EQ(init.max_pages, 256);
+  EXPECT_GE(init.max_background, 64);
+  EXPECT_EQ(init.time_gran, 1U);
+}
+
+TEST(SessionInit, MaskMakesAnOlderKernel) {
+  FakeKernel kernel({}, Options({"direct_io_allow_mmap", "max_pages", "posix_acl"}));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  const auto init = kernel.init_reply().As<fuse_init_out>();
+  EXPECT_EQ(init.flags2, 0U);
+  EXPECT_EQ(init.flags & (FUSE_MAX_PAGES | FUSE_POSIX_ACL | FUSE_AUTO_INVAL_DATA), 0U);
+  EXPECT_EQ(init.max_write, 128 * kKiB);
+}
+
+TEST(SessionInit, RefusesAProtocolThatIsTooOld) {
+  FakeKernel kernel({.minor = 30}, Options());
+  ASSERT_FALSE(kernel.negotiated().has_value());
+  EXPECT_THAT(kernel.negotiated().error().what, HasSubstr("Linux 5.4"));
+}
+
+TEST(SessionInit, UnknownFeatureIsAnError) {
+  FakeKernel kernel({}, Options({"warp_drive"}));
+  ASSERT_FALSE(kernel.negotiated().has_value());
+  EXPECT_EQ(kernel.negotiated().error().code, ErrorCode::kInvalid);
+}
+
+TEST(SessionOpen, EveryOpenIsDirectAndWritesRunInParallel) {
+  FakeKernel kernel({}, Options());
+  const Opened created = CreatedBy(kernel.Create("a", O_RDWR));
+  EXPECT_EQ(created.flags, uint32_t{FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES});
+  for (const uint32_t flags : {O_RDONLY, O_WRONLY, O_RDWR})
+    EXPECT_EQ(OpenedBy(kernel.Open(created.node, flags)).flags,
+              uint32_t{FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES});
+}
+
+TEST(SessionOpen, OlderKernelReadsThroughItsPageCache) {
+  FakeKernel kernel({}, Options({"direct_io_allow_mmap"}));
+  const Opened created = CreatedBy(kernel.Create("a", O_WRONLY));
+  EXPECT_TRUE(created.flags & FOPEN_DIRECT_IO);
+  EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDONLY)).flags, 0U) << "what the kernel has is not known";
+  EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDWR)).flags, uint32_t{FOPEN_KEEP_CACHE});
+  EXPECT_TRUE(OpenedBy(kernel.Open(created.node, O_RDWR | O_DIRECT)).flags & FOPEN_DIRECT_IO);
+}
+
+TEST(SessionOpen, DirectWriteInvalidatesPagesBeforeItIsAnswered) {
+  FakeKernel kernel({}, Options({"direct_io_allow_mmap"}));
+  const Opened writer = CreatedBy(kernel.Create("a", O_WRONLY));
+  ASSERT_EQ(kernel.Write(writer.node, writer.handle, 0, "before").error, 0);
+  EXPECT_TRUE(kernel.notifications.empty()) << "nobody reads through the page cache";
+
+  const Opened reader = OpenedBy(kernel.Open(writer.node, O_RDONLY));
+  ASSERT_EQ(kernel.Write(writer.node, writer.handle, 4096, "after").error, 0);
+  ASSERT_EQ(kernel.notifications.size(), 1U);
+  EXPECT_EQ(kernel.notifications[0].error, FUSE_NOTIFY_INVAL_INODE);
+  const auto range = kernel.notifications[0].As<fuse_notify_inval_inode_out>();
+  EXPECT_EQ(range.ino, writer.node);
+  EXPECT_EQ(range.off, 4096);
+  EXPECT_EQ(range.len, 5);
+
+  const Opened cached = OpenedBy(kernel.Open(writer.node, O_RDWR));
+  ASSERT_EQ(kernel.Write(writer.node, cached.handle, 0, "x").error, 0);
+  EXPECT_TRUE(kernel.notifications.empty()) << "the kernel wrote these pages itself";
+  EXPECT_EQ(kernel.Read(writer.node, reader.handle, 4096, 100).body, "after");
+}
+
+TEST(SessionNames, MissingNameIsRememberedByTheKernel) {
+  FakeKernel kernel({}, Options());
+  const KernelReply reply = kernel.Lookup(FUSE_ROOT_ID, "missing");
+  ASSERT_EQ(reply.error, 0);
+  EXPECT_EQ(reply.As<fuse_entry_out>().nodeid, 0U);
+  EXPECT_EQ(reply.As<fuse_entry_out>().entry_valid, 86400U);
+}
+
+TEST(SessionNames, CountsWhatTheKernelKnows) {
+  FakeKernel kernel({}, Options());
+  const Opened created = CreatedBy(kernel.Create("a", O_RDWR));
+  EXPECT_EQ(kernel.Lookup(FUSE_ROOT_ID, "a").As<fuse_entry_out>().nodeid, created.node);
+  EXPECT_EQ(kernel.store()->inodes().lookups(InodeId{created.node}), 2U);
+  fuse_forget_in forget{};
+  forget.nlookup = 2;
+  kernel.Tell(FUSE_FORGET, created.node, {reinterpret_cast<const char*>(&forget), sizeof(forget)});
+  ASSERT_EQ(kernel.Release(created.node, created.handle).error, 0);
+  ASSERT_TRUE(kernel.Disconnect().has_value());
+  EXPECT_EQ(kernel.store()->inodes().lookups(InodeId{created.node}), 0U);
+}
+
+TEST(SessionNames, CreateTakesTheCallersIdsAndUmask) {
+  FakeKernel kernel({}, Options());
+  const KernelReply reply = kernel.Create("a", O_RDWR, 0666, 027);
+  const auto entry = reply.As<fuse_entry_out>();
+  EXPECT_EQ(entry.attr.mode, uint32_t{S_IFREG | 0640});
+  EXPECT_EQ(entry.attr.uid, 1000U);
+  EXPECT_EQ(entry.attr.blksize, 64 * kKiB);
+}
+
+TEST(SessionNames, RenameFlagsThatAreUnknownAreRefused) {
+  FakeKernel kernel({}, Options());
+  (void)kernel.Create("a", O_RDWR);
+  fuse_rename2_in in{};
+  in.newdir = FUSE_ROOT_ID;
+  const std::string names("a\0b\0", 4);
+  in.flags = RENAME_WHITEOUT;
+  EXPECT_EQ(kernel.AskWith(FUSE_RENAME2, FUSE_ROOT_ID, in, names).error, -EINVAL);
+  in.flags = RENAME_NOREPLACE;
+  EXPECT_EQ(kernel.AskWith(FUSE_RENAME2, FUSE_ROOT_ID, in, names).error, 0);
+  EXPECT_EQ(kernel.Lookup(FUSE_ROOT_ID, "a").As<fuse_entry_out>().nodeid, 0U);
+}
+
+TEST(SessionFiles, LargeAlignedWritesAreReadBack) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  const std::string data = Pattern(1, 128 * kKiB);
+  for (uint64_t i = 0; i < 20; ++i)
+    ASSERT_EQ(kernel.Write(file.node, file.handle, i * data.size(), data).As<fuse_write_out>().size, data.size());
+  for (uint64_t i = 0; i < 20; ++i)
+    ASSERT_TRUE(kernel.Read(file.node, file.handle, i * data.size(), 128 * kKiB).body == data) << i;
+  EXPECT_EQ(kernel.Read(file.node, file.handle, 20 * data.size() - 3, 100).body, data.substr(data.size() - 3));
+  EXPECT_EQ(kernel.Read(file.node, file.handle, 30 * data.size(), 100).body, "");
+}
+
+TEST(SessionFiles, SynchronousWriteIsAnsweredOnceDurable) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  const uint64_t flushes = kernel.store()->statistics().flushes;
+  ASSERT_EQ(kernel.Write(file.node, file.handle, 0, "x", O_WRONLY | O_DSYNC).error, 0);
+  EXPECT_GT(kernel.store()->statistics().flushes, flushes);
+}
+
+TEST(SessionFiles, FilesEndAtTheLargestSize) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  EXPECT_EQ(kernel.Write(file.node, file.handle, kMaximumFileSize, "x").error, -EFBIG);
+  fuse_setattr_in in{};
+  in.valid = FATTR_SIZE;
+  in.size = kMaximumFileSize + 1;
+  EXPECT_EQ(kernel.AskWith(FUSE_SETATTR, file.node, in).error, -EFBIG);
+  in.size = kMaximumFileSize;
+  EXPECT_EQ(kernel.AskWith(FUSE_SETATTR, file.node, in).As<fuse_attr_out>().attr.size, kMaximumFileSize);
+}
+
+TEST(SessionFiles, UnknownFallocateModeIsNotSupported) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  fuse_fallocate_in in{};
+  in.fh = file.handle;
+  in.length = 4096;
+  in.mode = 8;   // FALLOC_FL_COLLAPSE_RANGE
+  EXPECT_EQ(kernel.AskWith(FUSE_FALLOCATE, file.node, in).error, -EOPNOTSUPP);
+}
+
+TEST(SessionFiles, UnknownIoctlIsNotATerminal) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  fuse_ioctl_in in{};
+  in.fh = file.handle;
+  in.cmd = 0x5401;   // TCGETS
+  EXPECT_EQ(kernel.AskWith(FUSE_IOCTL, file.node, in).error, -ENOTTY);
+  in.cmd = WEIGHTFS_IOC_INFO;
+  in.out_size = sizeof(weightfs_info) - 1;
+  EXPECT_EQ(kernel.AskWith(FUSE_IOCTL, file.node, in).error, -ENOTTY) << "no room for the answer";
+  in.out_size = sizeof(weightfs_info);
+  const KernelReply info = kernel.AskWith(FUSE_IOCTL, file.node, in);
+  EXPECT_EQ(info.error, 0);
+  EXPECT_EQ(info.As<weightfs_info>(sizeof(fuse_ioctl_out)).inode, file.node);
+}
+
+struct Listed {
+  std::string name;
+  uint64_t node, position;
+};
+
+std::vector<Listed> ParsePlus(const std::string& body) {
+  std::vector<Listed> listed;
+  for (size_t at = 0; at + FUSE_NAME_OFFSET_DIRENTPLUS <= body.size();) {
+    fuse_direntplus entry{};
+    memcpy(&entry, body.data() + at, sizeof(entry));
+    listed.push_back({body.substr(at + FUSE_NAME_OFFSET_DIRENTPLUS, entry.dirent.namelen), entry.entry_out.nodeid,
+                      entry.dirent.off});
+    at += FUSE_DIRENT_ALIGN(FUSE_NAME_OFFSET_DIRENTPLUS + entry.dirent.namelen);
+  }
+  return listed;
+}
+
+TEST(SessionDirectories, ListsInPartsAndCountsOnlyWhatWasSent) {
+  FakeKernel kernel({}, Options());
+  std::vector<uint64_t> nodes;
+  for (const char* name : {"a", "b", "c", "d"}) nodes.push_back(CreatedBy(kernel.Create(name, O_RDWR)).node);
+  const uint64_t handle = kernel.AskWith(FUSE_OPENDIR, FUSE_ROOT_ID, fuse_open_in{}).As<fuse_open_out>().fh;
+  fuse_read_in in{};
+  in.fh = handle;
+  in.size = 500;   // three entries of 160 bytes
+  std::vector<std::string> names;
+  while (true) {
+    const auto part = ParsePlus(kernel.AskWith(FUSE_READDIRPLUS, FUSE_ROOT_ID, in).body);
+    if (part.empty()) break;
+    EXPECT_LE(part.size(), 3U);
+    for (const Listed& entry : part) {
+      names.push_back(entry.name);
+      EXPECT_EQ(entry.node == 0, entry.name == "." || entry.name == "..") << entry.name;
+    }
+    in.offset = part.back().position;
+  }
+  EXPECT_THAT(names, testing::UnorderedElementsAre(".", "..", "a", "b", "c", "d"));
+  for (const uint64_t node : nodes) EXPECT_EQ(kernel.store()->inodes().lookups(InodeId{node}), 2U);
+}
+
+TEST(SessionDirectories, EntryThatWasReplacedIsListedAsItIsNow) {
+  FakeKernel kernel({}, Options());
+  const uint64_t before = CreatedBy(kernel.Create("a", O_RDWR)).node;
+  const uint64_t handle = kernel.AskWith(FUSE_OPENDIR, FUSE_ROOT_ID, fuse_open_in{}).As<fuse_open_out>().fh;
+  fuse_read_in in{};
+  in.fh = handle;
+  in.size = 160;   // only "."
+  const auto first = ParsePlus(kernel.AskWith(FUSE_READDIRPLUS, FUSE_ROOT_ID, in).body);
+  ASSERT_EQ(first.size(), 1U);
+  ASSERT_EQ(kernel.Ask(FUSE_UNLINK, FUSE_ROOT_ID, std::string("a\0", 2)).error, 0);
+  const uint64_t after = CreatedBy(kernel.Create("a", O_RDWR)).node;
+  ASSERT_NE(before, after);
+  in.offset = first[0].position;
+  in.size = 4096;
+  const auto rest = ParsePlus(kernel.AskWith(FUSE_READDIRPLUS, FUSE_ROOT_ID, in).body);
+  const auto found = std::find_if(rest.begin(), rest.end(), [](const Listed& entry) { return entry.name == "a"; });
+  ASSERT_NE(found, rest.end());
+  EXPECT_EQ(found->node, after);
+}
+
+TEST(SessionEnd, ClosesWhatTheKernelLeftOpen) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  const InodePtr inode = kernel.store()->inodes().Find(InodeId{file.node});
+  ASSERT_NE(inode, nullptr);
+  ASSERT_TRUE(kernel.Disconnect().has_value());
+  MutexLock lock(inode->mutex);
+  EXPECT_EQ(inode->open_handles, 0U);
+}
+
+TEST(SessionEnd, StopEndsARunThatWaitsForRequests) {
+  FakeKernel kernel({}, Options());
+  ASSERT_EQ(kernel.Lookup(FUSE_ROOT_ID, "a").error, 0);
+  kernel.session().Stop();
+  kernel.session().Stop();
+  EXPECT_TRUE(kernel.WaitForEnd().has_value());
+}
+
+TEST(SessionEnd, RunTellsWhenItServes) {
+  std::atomic<int> ready{0};
+  MountOptions options = Options();
+  options.ready = [&ready] { ++ready; };
+  FakeKernel kernel({}, options);
+  ASSERT_TRUE(kernel.Disconnect().has_value());
+  EXPECT_EQ(ready, 1);
+}
+
+TEST(SessionEnd, FailedStoreAnswersAndDoesNotHang) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  ASSERT_TRUE(kernel.store()->Close().has_value());
+  EXPECT_EQ(kernel.Write(file.node, file.handle, 0, "x").error, -EIO);
+  fuse_fsync_in in{};
+  in.fh = file.handle;
+  EXPECT_EQ(kernel.AskWith(FUSE_FSYNC, file.node, in).error, -EIO);
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -211,6 +211,7 @@ void Committer::Seal(Cycle* cycle) {
     file.replacing = false;
     if (std::exchange(file.changed, false)) {
       sealed.changed = true;
+      file.committing = true;
       sealed.changes = file.extents.TakeChanges();
       sealed.freed = std::exchange(file.freed, {});
       sealed.size = inode->attributes.size;
@@ -269,6 +270,7 @@ Result<void> Committer::WriteOne(Sealed* sealed) {
     return written;
   }
   inode.file->checksums.DropSealed();
+  inode.file->committing = false;
   return {};
 }
 
@@ -314,7 +316,7 @@ void Committer::Revert(Sealed* sealed, Error error) {
   file.dirty.Clear();
   file.reservation.TrimTo({});
   file.freed.clear();
-  file.changed = false;
+  file.changed = file.committing = false;
   file.shrunk_to = UINT64_MAX;
   file.error = std::move(error);
   inode.attributes.size = inode.committed_size;

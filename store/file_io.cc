@@ -382,7 +382,8 @@ Result<void> FileIo::CommitBeforeRename(const InodePtr& inode) {
   {
     MutexLock lock(inode->mutex);
     if (!inode->file || inode->deleted) return {};
-    if (!inode->file->changed && !inode->file->error) return {};
+    // A commit under way has taken the changes but may not have told the catalog yet: wait for it too.
+    if (!inode->file->changed && !inode->file->committing && !inode->file->error) return {};
   }
   std::promise<Result<void>> promise;
   auto done = promise.get_future();

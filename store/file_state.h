@@ -29,8 +29,10 @@ class FileState {
   uint64_t writes_since_seal = 0, writes_before_seal = 0;
   std::condition_variable drained;
 
-  // Commit state. `changed`: size, times or mapping differ from the catalog. `queued`: the committer knows.
+  // Commit state. `changed`: size, times or mapping differ from what was sealed last. `committing`: what was sealed is
+  // not in the catalog yet. `queued`: the committer knows.
   bool changed = false;
+  bool committing = false;
   bool queued = false;
   bool in_write_back_queue = false;
   bool reverted = false;                     // its blocks were taken out of the space statistics until it is loaded

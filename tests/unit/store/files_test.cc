@@ -304,5 +304,24 @@ TEST(Files, ManySmallFilesShareCommits) {
   }
 }
 
+TEST(Files, ARenameWaitsForACommitThatHasBegun) {
+  TestStoreOptions options;
+  options.store.commit_interval = std::chrono::milliseconds(1);
+  TestStore store(options);
+  const InodePtr file = store.Create("temporary").value();
+  ASSERT_OK(store->SyncAll());
+  store.device().Hold();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.device().WaitForHeld(1);   // The commit of the interval has sealed the file and waits for the device.
+  auto renamed = std::async(std::launch::async, [&] {
+    return store->names().Rename(kRootInode, "temporary", kRootInode, "final", RenameMode::kReplace);
+  });
+  EXPECT_EQ(renamed.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout)
+      << "the new name is in the catalog before the data";
+  store.device().Release();
+  ASSERT_OK(renamed.get());
+  EXPECT_TRUE(Must(store.ReadPath("final")) == "data");
+}
+
 }  // namespace
 }  // namespace weightfs

@@ -21,9 +21,12 @@ namespace weightfs {
 class FakeDataOwner final : public DataOwner {
  public:
   Result<void> CommitBeforeRename(const InodePtr& inode) override {
-    MutexLock lock(mutex_);
-    committed_.push_back(inode->id.value);
-    if (const auto call = std::exchange(on_commit, nullptr)) call();
+    {
+      MutexLock lock(mutex_);
+      committed_.push_back(inode->id.value);
+    }
+    // Without the lock, as the real one: the call may use the namespace.
+    if (on_commit) std::exchange(on_commit, nullptr)();
     if (commit_error) return *commit_error;
     return {};
   }
@@ -42,7 +45,7 @@ class FakeDataOwner final : public DataOwner {
     return deleted_;
   }
 
-  std::function<void()> on_commit;            // once; set before use
+  std::function<void()> on_commit;            // once; set before use, for one thread
   std::optional<ErrorCode> commit_error;
 
  private:

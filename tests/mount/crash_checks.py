@@ -140,4 +140,4 @@ def check_churn(directory, record):
     record.live, record.unsure, record.begun = names - record.begun, set(), set()
 
 
-CHECKS = {"append": check_append, "replace": check_replace, "churn": check_churn}
+CHECKS = {"append": check_append, "replace": check_replace, "truncate": check_replace, "churn": check_churn}

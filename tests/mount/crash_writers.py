@@ -1,6 +1,6 @@
 """Writers for test_kill.py: three programs that say, line by line on standard output, what they have been promised.
 
-    crash_writers.py append|replace|churn DIRECTORY SEED
+    crash_writers.py append|replace|truncate|churn DIRECTORY SEED
 
 They go on until the filesystem fails under them. Each line is a JSON list: what was begun ("try ...") or what is
 promised ("done ..."). Every file's content follows from its name and a number, so that the checker knows every byte it
@@ -9,6 +9,7 @@ may hold. The promises:
   replace  whole files replaced in three ways: temporary file, fsync, rename, fsync of the directory ("synced"); rename
            without fsync ("renamed"); O_TRUNC over the old file ("truncated"). Only "synced" promises durability, all of
            them promise old or new, never a mixture.
+  truncate only the third of these, on few files, so that one replacement begins while the last is not durable yet.
   churn    small files created and fsynced ("done create"), deleted with an fsync of the directory ("done delete"),
            renamed ("done rename")."""
 
@@ -77,10 +78,14 @@ def write_whole(path, data, sync):
             os.fsync(stream.fileno())
 
 
-def replace(directory, generator):
+def truncate(directory, generator):
+    replace(directory, generator, ways=("truncated",))
+
+
+def replace(directory, generator, ways=("synced", "renamed", "truncated")):
     number = generator.randrange(1 << 30)
     while True:
-        way = generator.choice(["synced", "renamed", "truncated"])
+        way = generator.choice(ways)
         name = f"{way}-{generator.randrange(3)}"
         path, number = os.path.join(directory, name), number + 1
         data = content(name, number, length_of(name, number))
@@ -125,6 +130,6 @@ def churn(directory, generator):
 
 if __name__ == "__main__":
     try:
-        {"append": append, "replace": replace, "churn": churn}[sys.argv[1]](sys.argv[2], random.Random(sys.argv[3]))
+        {"append": append, "replace": replace, "truncate": truncate, "churn": churn}[sys.argv[1]](sys.argv[2], random.Random(sys.argv[3]))
     except OSError as failure:
         say("end", failure.errno, str(failure))

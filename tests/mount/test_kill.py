@@ -24,12 +24,13 @@ def rounds(config):
     return config.getoption("rounds") or (200 if config.getoption("full") else 8)
 
 
-def start_writers(directory, seed):
+def start_writers(directory, names, seed):
+    """A writer for each name, which begins with its kind: "append", "truncate-2"."""
     writers = {}
-    for kind in CHECKS:
-        (directory / kind).mkdir(exist_ok=True)
-        writers[kind] = subprocess.Popen([sys.executable, WRITERS, kind, directory / kind, f"{kind} {seed}"],
-                                         stdout=subprocess.PIPE)
+    for name in names:
+        (directory / name).mkdir(exist_ok=True)
+        command = [sys.executable, WRITERS, name.split("-")[0], directory / name, f"{name} {seed}"]
+        writers[name] = subprocess.Popen(command, stdout=subprocess.PIPE)
     return writers
 
 
@@ -70,8 +71,8 @@ def stop(mount, writers):
             writer.kill()
 
 
-def new_records(mount):
-    return {kind: Record(mount.store.kind == "weightfs") for kind in CHECKS}
+def new_records(mount, names=("append", "replace", "churn")):
+    return {name: Record(mount.store.kind == "weightfs") for name in names}
 
 
 def used_space(directory):
@@ -80,23 +81,26 @@ def used_space(directory):
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
-def one_round(mount, base, records, seed):
+# How many lines the writers may say before the crash, from the first moment of a mount to deep into its work.
+LINES = [1, 5, 30, 100, 300, 900]
+
+
+def one_round(mount, base, records, seed, lines=LINES):
     generator = random.Random(seed)
-    writers = start_writers(base, seed)
+    writers = start_writers(base, records, seed)
     try:
-        # By the number of lines, not by time: from the first moment of a mount to deep into its work.
-        listen(writers, records, generator.choice([1, 5, 30, 100, 300, 900]), lambda: stop(mount, writers))
+        listen(writers, records, generator.choice(lines), lambda: stop(mount, writers))
     finally:
         for writer in writers.values():
             writer.kill()
             writer.wait(timeout=30)
     if mount.store.kind == "weightfs":
         mount.mount()
-    for kind, check in CHECKS.items():
+    for name, record in records.items():
         try:
-            check(base / kind, records[kind])
+            CHECKS[name.split("-")[0]](base / name, record)
         except AssertionError as error:
-            raise AssertionError(f"seed {seed}, {kind}: {error}; last said: {records[kind].last}") from None
+            raise AssertionError(f"seed {seed}, {name}: {error}; last said: {record.last}") from None
 
 
 @pytest.mark.limit(3600)
@@ -118,6 +122,19 @@ def test_nothing_promised_is_lost(mounted, pytestconfig):
     shutil.rmtree(base)
     mounted.remount()
     assert used_space(mounted.path) <= fresh + LEAK_ALLOWED_BYTES, "space is lost at the end"
+
+
+@pytest.mark.limit(1200)
+@pytest.mark.parametrize("size", ["4G", "160M"], ids=["much space", "little space"])
+def test_truncated_files_are_old_or_new(factory, pytestconfig, size):
+    """Files replaced under O_TRUNC again and again, without a sync: a later replacement begins before the earlier one is
+    durable, and where there is little space what they freed is soon needed."""
+    mount = factory.mount(factory.store(size))
+    records = new_records(mount, ("truncate-1", "truncate-2", "truncate-3"))
+    seed = pytestconfig.getoption("seed") or 1
+    for number in range(seed, seed + max(4, rounds(pytestconfig) // 2)):
+        one_round(mount, mount.path, records, number, lines=[100, 900, 2000])
+    mount.fsck()
 
 
 @pytest.mark.limit(300)

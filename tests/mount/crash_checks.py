@@ -106,13 +106,12 @@ def check_replace(directory, record):
 
 def found_in(name, data, record):
     """Which of the allowed contents `data` is: its number and length."""
-    tried = record.tried.get(name, [])
-    allowed = [(number, length_of(name, number)) for number in tried]
+    allowed = [(number, length_of(name, number)) for number in record.tried.get(name, [])]
     if name in record.synced:
         allowed.insert(0, record.synced[name])
-    elif name.startswith("truncated") and tried and len(data) < allowed[0][1]:
-        # There was no old content to keep: a crash may show the first one in part.
-        allowed[0] = (tried[0], len(data))
+    if name.startswith("truncated") and record.synced.get(name, (0, 0))[1] == 0:
+        # There was no old content to keep: a crash may show a new one in part.
+        allowed += [(number, len(data)) for number, length in allowed if len(data) < length]
     for number, length in allowed:
         if data == content(name, number, length_of(name, number))[:length]:
             return number, length

@@ -88,6 +88,7 @@ Result<FsckReport> Check(const Arguments& arguments) {
   FsckOptions options;
   options.repair = arguments.repair;
   options.verify_data = arguments.data;
+  options.device_sizes = DeviceSizes(parts.superblocks);
   options.cancel = &CatchInterrupts();
   options.progress = [&bar](std::string_view step, uint64_t done, uint64_t total) {
     bar.UpdateCount(step, done, total);

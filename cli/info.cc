@@ -74,7 +74,7 @@ Result<Space> SpaceOfStore(const std::string& directory) {
   ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, look));
   StoreOptions options;
   options.read_only = true;
-  for (const Superblock& superblock : parts.superblocks) options.device_sizes.push_back(superblock.device_size);
+  options.device_sizes = DeviceSizes(parts.superblocks);
   ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
   const SpaceStatistics space = store->Space();
   RETURN_IF_ERROR(store->Close());

@@ -1,7 +1,8 @@
 // Mutex with clang's thread-safety annotations; plain std::mutex elsewhere.
 //
 // The lock order of the whole program, outermost first:
-//   Namespace::mutex_ → Inode::mutex (of one inode; a directory before its child) → Committer::mutex_
+//   Namespace::mutex_ → Inode::mutex (of one inode; of several only in an InodeTransaction, by inode number, under
+//   Namespace::mutex_) → Committer::mutex_ → InodeTable::mutex_
 //   → SpaceManager::mutex_ → ExtentAllocator (its groups) → ReadCache::mutex_ → BufferPool::mutex_ → device queues.
 // No lock is held across device I/O, a synced commit or a FUSE reply.
 #pragma once

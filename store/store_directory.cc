@@ -239,4 +239,10 @@ std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>
   return borrowed;
 }
 
+std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks) {
+  std::vector<ByteCount> sizes;
+  for (const Superblock& superblock : superblocks) sizes.push_back(superblock.device_size);
+  return sizes;
+}
+
 }  // namespace weightfs

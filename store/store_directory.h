@@ -116,6 +116,8 @@ struct StoreParts {
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
 
 // The last write to the devices: the store that used them is closed, its devices are still open.
+// How much of each device belongs to the store, for StoreOptions and FsckOptions.
+std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);
 Result<void> MarkClean(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks);
 Result<void> MarkClean(std::vector<std::unique_ptr<BlockDevice>>& devices, std::vector<Superblock>& superblocks);
 

@@ -15,7 +15,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   session->read_only_ = open.read_only || options.read_only;
   StoreOptions effective = options;
   effective.read_only = session->read_only_;
-  for (const Superblock& superblock : session->superblocks_) effective.device_sizes.push_back(superblock.device_size);
+  effective.device_sizes = DeviceSizes(session->superblocks_);
   ASSIGN_OR_RETURN(session->store_, Store::Open(std::move(parts.catalog), std::move(parts.devices), effective));
   return session;
 }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <random>
+#include <vector>
 
 #include "common/bytes.h"
 #include "common/checksum.h"
@@ -32,7 +33,7 @@ uint32_t CrcOf(AlignedRecord& record) {
 // What reading the copies showed.
 struct Survey {
   std::optional<SuperblockRecord> best;  // the valid copy of the greatest sequence
-  bool magic_seen = false;
+  std::vector<uint64_t> damaged;    // where copies with our magic lie that are not valid
   std::optional<Error> unreadable;  // the first failed read
 };
 
@@ -46,10 +47,9 @@ Survey ReadCopies(BlockDevice& device) {
       continue;
     }
     if (record.magic != kSuperblockMagic) continue;
-    survey.magic_seen = true;
     // The places of the magic, the version and the checksum are the same in every version.
     if (record.crc != CrcOf(record) || record.copy_offset != offset) {
-      spdlog::warn("superblock copy at byte {} of {} is damaged; using another copy", offset, device.path());
+      survey.damaged.push_back(offset);
       continue;
     }
     if (!survey.best || record.sequence > survey.best->sequence) survey.best = record;
@@ -62,7 +62,7 @@ Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
     return {ErrorCode::kIo, fmt::format("{}: no superblock could be read: {}; check the device (dmesg)",
                                         device.path(), ToString(*survey.unreadable))};
   }
-  if (survey.magic_seen) {
+  if (!survey.damaged.empty()) {
     return {ErrorCode::kCorrupt,
             fmt::format("{}: a weightfs device, but all {} copies of its superblock are damaged; "
                         "restore the device from a copy",
@@ -151,6 +151,9 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
   const SuperblockRecord& record = *survey.best;
   RETURN_IF_ERROR(CheckVersion(device, record));
   RETURN_IF_ERROR(CheckFacts(device, record));
+  for (const uint64_t offset : survey.damaged) {
+    spdlog::warn("superblock copy at byte {} of {} is damaged; using another copy", offset, device.path());
+  }
   Superblock superblock;
   std::memcpy(superblock.store_id.data(), record.store_id, sizeof(record.store_id));
   std::memcpy(superblock.device_id.data(), record.device_id, sizeof(record.device_id));

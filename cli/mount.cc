@@ -60,8 +60,14 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
 // Where to mount. What a killed server of this very store left there counts as the empty directory below it: Serve takes
 // it away once the lock says that nobody serves the store.
 Result<std::string> MountDirectory(const std::string& path, const std::string& store) {
-  if (const auto mount = FindMount(path); mount.has_value() && mount->store == store) return mount->directory;
-  return RealDirectory(path, "an existing directory to mount on");
+  const auto mount = FindMount(path);
+  if (mount.has_value() && mount->store == store) return mount->directory;
+  ASSIGN_OR_RETURN(std::string directory, RealDirectory(path, "an existing directory to mount on"));
+  if (mount.has_value()) {
+    return Error{ErrorCode::kBusy, fmt::format("{}: already the mount of {}; unmount it first, or mount elsewhere",
+                                               directory, mount->store)};
+  }
+  return directory;
 }
 
 // The store's lock is ours, so whatever is mounted there from this store has lost its server.
@@ -86,6 +92,9 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   // Mounted over, the store could not be found again.
   if ((plan.store + "/").starts_with(plan.mount.mountpoint == "/" ? "/" : plan.mount.mountpoint + "/")) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: holds the store itself; mount elsewhere", plan.mount.mountpoint)};
+  }
+  if (plan.mount.mountpoint.starts_with(plan.store + "/")) {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: lies in the store; mount elsewhere", plan.mount.mountpoint)};
   }
   for (const std::string& options : arguments.options) {
     RETURN_IF_ERROR(ApplyMountOptions(options, plan.mount, plan.store_options));

@@ -1,6 +1,7 @@
 #include "cli/store_wait.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
@@ -52,6 +53,8 @@ bool IsEnding(pid_t process) {
 }
 
 void WaitUntilReleased(const std::string& directory) {
+  // Acquire would make the file, also in a directory that is no store.
+  if (access((directory + "/" + kLockName).c_str(), F_OK) != 0) return;
   const auto end = std::chrono::steady_clock::now() + kLimit;
   while (std::chrono::steady_clock::now() < end) {
     const auto lock = StoreLock::Acquire(directory);

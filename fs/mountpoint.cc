@@ -77,7 +77,15 @@ bool Holds(const std::string& outer, const std::string& inner) {
          (inner.size() > outer.size() && inner.compare(0, outer.size(), outer) == 0 && inner[outer.size()] == '/');
 }
 
-// A daemon that was killed leaves a mount on which every call says ENOTCONN.
+// Whether a FUSE mount without its program lies there. Only opening tells: attributes the kernel has from before.
+bool IsDead(const std::string& mountpoint) {
+  const int directory = open(mountpoint.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) return errno == ENOTCONN;
+  close(directory);
+  return false;
+}
+
+// A daemon that was killed leaves a mount on which every call that reaches the kernel's FUSE says ENOTCONN.
 Result<void> RemoveDeadMount(const std::string& mountpoint) {
   std::error_code ignored;
   const std::string parent = std::filesystem::canonical(std::filesystem::absolute(mountpoint).parent_path(), ignored);
@@ -144,7 +152,7 @@ std::optional<MountEntry> FindMount(const std::string& mountpoint) {
 Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::string& store_directory,
                                       bool allow_other) {
   struct stat status {};
-  if (stat(mountpoint.c_str(), &status) != 0 && errno == ENOTCONN) RETURN_IF_ERROR(RemoveDeadMount(mountpoint));
+  if (IsDead(mountpoint)) RETURN_IF_ERROR(RemoveDeadMount(mountpoint));
   if (stat(mountpoint.c_str(), &status) != 0) {
     const ErrorCode code = errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kAccess;
     return Error{code, fmt::format("mountpoint {}: {}{}", mountpoint, std::strerror(errno),

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "fs/errno_map.h"
 #include "fs/init_reply.h"
+#include "fs/kernel_features.h"
 
 namespace weightfs {
 namespace {

@@ -23,6 +23,9 @@ namespace {
 constexpr unsigned kMaxBackground = 128;        // read-ahead and asynchronous direct I/O under way
 constexpr unsigned kCongestionThreshold = 96;
 constexpr size_t kInHeader = 40;                // struct fuse_in_header
+constexpr size_t kInOpcode = 4;                 // offset of its u32 opcode
+// Opcodes of what the kernel sends without waiting for it, and of the one that must see their effect.
+constexpr uint32_t kForget = 2, kStatfs = 17, kRelease = 18, kBatchForget = 42;
 constexpr size_t kInitBuffer = 64 * kKiB;       // the kernel wants at least 8 KiB for any request
 
 // Interrupts a receiver's read; its handler does nothing. A real-time signal, so that it disturbs no other use.
@@ -258,6 +261,21 @@ Result<void> Session::Negotiate() {
   return {};
 }
 
+// The kernel does not wait until a file is closed or forgotten, and the last of these gives back the space of a deleted
+// file. Another thread may have read one and still be at it when somebody asks how much is free after his unlink.
+void Session::Process(fuse_buf& request) {
+  uint32_t opcode = 0;
+  std::memcpy(&opcode, static_cast<const std::byte*>(request.mem) + kInOpcode, sizeof(opcode));
+  const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
+  if (ends) {
+    ++ending_;
+  } else if (opcode == kStatfs) {
+    for (uint32_t count = ending_.load(); count != 0; count = ending_.load()) ending_.wait(count);
+  }
+  fuse_session_process_buf(session_, &request);
+  if (ends && --ending_ == 0) ending_.notify_all();
+}
+
 bool Session::ReceiveOne(ReceiveBuffer& buffer) {
   const std::span<std::byte> memory = buffer.Prepare();
   const ssize_t size = read(descriptor_, memory.data(), memory.size());
@@ -278,7 +296,7 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer) {
   fuse_buf request{};
   request.mem = memory.data();
   request.size = static_cast<size_t>(size);
-  fuse_session_process_buf(session_, &request);
+  Process(request);
   return true;
 }
 

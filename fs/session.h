@@ -54,6 +54,7 @@ class Session {
   void Receive();
   // One request, or false when the connection is over.
   bool ReceiveOne(ReceiveBuffer& buffer);
+  void Process(fuse_buf& request);
   void EndReceivers(std::vector<std::thread>& receivers);
   void FlushMappings();
   static void OnInit(void* userdata, fuse_conn_info* connection);
@@ -74,6 +75,7 @@ class Session {
   KernelOffer offer_;
   std::unique_ptr<ReceiveBuffers> buffers_;
 
+  std::atomic<uint32_t> ending_{0};    // releases and forgets that receivers are at
   std::atomic<bool> stopping_{false};
   Mutex mutex_;
   std::condition_variable left_;

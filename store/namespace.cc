@@ -6,6 +6,7 @@
 #include "common/log.h"
 #include "meta/keys.h"
 #include "store/acl.h"
+#include "store/file_state.h"
 #include "store/namespace_internal.h"
 #include "store/store_facts.h"
 
@@ -226,6 +227,17 @@ void Namespace::Forget(InodeId ino, uint64_t count) {
     inode = found->second;
   }
   DeleteOrphan(inode);
+}
+
+BlockCount Namespace::LeavingBlocks() {
+  BlockCount blocks;
+  MutexLock lock(mutex_);
+  for (const auto& [ino, inode] : orphans_) {
+    MutexLock inode_lock(inode->mutex);
+    if (inode->open_handles > 0 || inode->deleted || !inode->file) continue;
+    blocks += BlockCount{inode->attributes.blocks} + inode->file->reservation.held();
+  }
+  return blocks;
 }
 
 void Namespace::DeleteOrphan(const InodePtr& inode) {

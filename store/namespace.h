@@ -83,6 +83,9 @@ class Namespace {
   // The kernel forgot `count` lookups. Every Attributes that Lookup, Create and Link return to the kernel counts one
   // (the caller adds them with InodeTable::AddLookups before it replies).
   void Forget(InodeId ino, uint64_t count);
+  // Of the files without links that nobody has open: they go as soon as the kernel says so, which it does unasked and
+  // after the unlink. To everybody else their space is free already.
+  BlockCount LeavingBlocks() EXCLUDES(mutex_);
 
   uint64_t inode_count() const { return inode_count_.load(); }   // orphans included
 

@@ -217,14 +217,15 @@ void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
   }
 }
 
-SpaceStatistics SpaceManager::Statistics() const {
+SpaceStatistics SpaceManager::Statistics(BlockCount leaving) const {
   const int64_t used = std::max<int64_t>(0, used_.load());
   uint64_t reserved;
   {
     MutexLock lock(mutex_);
     reserved = reserved_;
   }
-  const uint64_t taken = static_cast<uint64_t>(used) + reserved;
+  uint64_t taken = static_cast<uint64_t>(used) + reserved;
+  taken -= std::min(taken, leaving.value);
   SpaceStatistics statistics;
   statistics.total = total_;
   statistics.free = {total_.value > taken ? total_.value - taken : 0};

@@ -74,7 +74,8 @@ class SpaceManager {
 
   // Blocks that files show as used, data in memory included: df's view.
   void AddUsed(int64_t blocks) { used_ += blocks; }
-  SpaceStatistics Statistics() const;
+  // `leaving`: blocks still mapped or reserved that count as free already.
+  SpaceStatistics Statistics(BlockCount leaving) const;
   BlockCount total() const { return total_; }
   // Free and not promised, as a Reserve now would see it.
   BlockCount Reservable() const EXCLUDES(mutex_);

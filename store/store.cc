@@ -250,7 +250,13 @@ Result<void> Store::SyncAll() {
 }
 
 SpaceStatistics Store::Space() const {
-  SpaceStatistics statistics = p_->space->Statistics();
+  // A file that goes between the two looks would count twice.
+  SpaceStatistics statistics;
+  BlockCount leaving;
+  do {
+    leaving = p_->names->LeavingBlocks();
+    statistics = p_->space->Statistics(leaving);
+  } while (p_->names->LeavingBlocks() != leaving);
   statistics.inodes = p_->names->inode_count();
   return statistics;
 }

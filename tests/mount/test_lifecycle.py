@@ -1,0 +1,507 @@
+"""From the mount to the unmount: signals, a busy mount, a dead one, devices, helpers of mount(8), a store that vanishes.
+
+Whatever happens to the store, commands end: every one has a time limit here."""
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import store_files
+from harness import needs, process
+from harness.filesystems import is_mounted, program, wait_until, weightfs
+from harness.users import call_as
+from store_files import unchanged
+
+pytestmark = pytest.mark.usefixtures("weightfs_only")
+
+MIB = 1 << 20
+FS_IOC_SHUTDOWN = 0x8004587D
+SHUTDOWN_NO_LOG = 2
+
+
+def data_of(number, length):
+    return random.Random(number).randbytes(length)
+
+
+def is_clean(store):
+    copies = [store_files.read_at(path, 0, store_files.SUPERBLOCK_SIZE)
+              for path in store.devices or [store.directory / "pool"]]
+    return all(store_files.superblock_field(copy, store_files.FLAGS) & store_files.CLEAN for copy in copies)
+
+
+@pytest.fixture
+def mount(factory):
+    return factory.mount(factory.store("128M"))
+
+
+class Program:
+    """A Python program that holds something of the mount until it is told to end. `ready` once it does."""
+
+    def __init__(self, code, *arguments, **options):
+        code = f"import mmap, os, sys\n{code}\nprint('ready', flush=True)\nsys.stdin.read()\n"
+        self._process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True,
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        self.pid = self._process.pid
+        assert self._process.stdout.readline() == "ready\n", self._process.communicate(timeout=30)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        process.finish(self._process, codes=None)
+
+
+# Signals.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_unmounts_cleanly(mount, number):
+    data = data_of(1, 20 * MIB + 5)
+    with open(mount.path / "file", "wb", buffering=0) as stream:
+        for start in range(0, len(data), MIB):
+            stream.write(data[start:start + MIB])
+        os.fchmod(stream.fileno(), 0o640)
+    pid = mount.pid
+    process.kill(pid, number)
+    assert process.wait_gone(pid)
+    assert not is_mounted(mount.path)
+    assert "everything is on the device" in mount.store.log()
+    assert is_clean(mount.store)
+    mount.mount()
+    assert (mount.path / "file").read_bytes() == data
+    mount.fsck()
+
+
+def test_a_signal_while_a_file_is_open_keeps_what_was_written(mount):
+    data = data_of(2, 5 * MIB)
+    descriptor = os.open(mount.path / "file", os.O_CREAT | os.O_WRONLY, 0o644)
+    try:
+        assert os.write(descriptor, data) == len(data)
+        pid = mount.pid
+        mount.terminate()
+        assert process.wait_gone(pid)
+        with pytest.raises(OSError):
+            os.write(descriptor, b"x")
+    finally:
+        with pytest.raises(OSError):
+            os.close(descriptor)
+    assert not is_mounted(mount.path)
+    assert is_clean(mount.store)
+    mount.mount()
+    assert (mount.path / "file").read_bytes() == data
+    mount.fsck()
+
+
+def test_a_signal_while_programs_write(mount):
+    """The end of a mount under load: the daemon ends, the programs get errors, the store is clean."""
+    # By the directory's descriptor: the path leads to the directory below once the mount is gone.
+    endless = ("root = os.open(sys.argv[1], os.O_RDONLY)\n"
+               "print('ready', flush=True)\n"
+               "try:\n"
+               "    while True:\n"
+               "        file = os.open(sys.argv[2], os.O_CREAT | os.O_TRUNC | os.O_WRONLY, dir_fd=root)\n"
+               "        for _ in range(8): os.write(file, bytes(1 << 20))\n"
+               "        os.close(file)\n"
+               "except OSError:\n"
+               "    os._exit(0)\n")
+    with Program(endless, mount.path, "one"), Program(endless, mount.path, "two"):
+        # Both write.
+        assert wait_until(lambda: all((mount.path / name).exists() for name in ("one", "two")))
+        pid = mount.pid
+        mount.terminate()
+        assert process.wait_gone(pid)
+    assert not is_mounted(mount.path)
+    assert is_clean(mount.store)
+    mount.mount()
+    mount.fsck()
+
+
+def test_in_the_foreground(factory):
+    store, path = factory.store("64M"), factory.directory("foreground")
+    daemon = subprocess.Popen([program(), "mount", store.directory, path, "-f"], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert wait_until(lambda: is_mounted(path) or daemon.poll() is not None)
+        (path / "file").write_bytes(b"content")
+        daemon.send_signal(signal.SIGINT)
+        finished = process.finish(daemon)
+    finally:
+        process.kill(daemon.pid)
+    assert not is_mounted(path)
+    assert "everything is on the device" in finished.out + finished.err
+    assert not (store.directory / "weightfs.log").exists(), "a mount in the foreground logs to the terminal"
+    mount = factory.mount(store)
+    assert (mount.path / "file").read_bytes() == b"content"
+
+
+def test_the_daemon_keeps_no_terminal_and_no_working_directory(mount):
+    assert os.readlink(f"/proc/{mount.pid}/cwd") == "/"
+    assert {os.readlink(f"/proc/{mount.pid}/fd/{number}") for number in (0, 1, 2)} == {"/dev/null"}
+    assert os.getsid(mount.pid) == mount.pid
+
+
+# Unmounting.
+HOLDERS = {"an open file": "file = open(sys.argv[1])",
+           "a working directory": "os.chdir(os.path.dirname(sys.argv[1]))",
+           "a mapping": "file = open(sys.argv[1], 'r+b')\nmapping = mmap.mmap(file.fileno(), 0)\nfile.close()\n"
+                        "mapping[0:3] = b'new'"}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_umount_of_a_busy_mount_says_who_and_changes_nothing(mount, holder):
+    (mount.path / "file").write_bytes(b"old content")
+    with Program(HOLDERS[holder], mount.path / "file") as busy:
+        finished = weightfs("umount", mount.path, codes=(1,))
+        lines = finished.err.splitlines()
+        assert "in use by 1 process" in lines[0] and str(mount.path) in lines[0], finished
+        assert any(str(busy.pid) in line and "python" in line and str(mount.path) in line for line in lines[1:]), finished
+        assert mount.alive()
+        assert (mount.path / "file").read_bytes().endswith(b" content")
+    mount.umount()
+    mount.mount()
+    expected = b"new content" if holder == "a mapping" else b"old content"
+    assert (mount.path / "file").read_bytes() == expected
+    mount.fsck()
+
+
+def test_umount_returns_when_everything_is_on_the_device(mount):
+    for number in range(5):
+        data = data_of(number, 30 * MIB)
+        with open(mount.path / "file", "wb", buffering=0) as stream:
+            for start in range(0, len(data), MIB):
+                stream.write(data[start:start + MIB])
+        weightfs("umount", mount.path)
+        with open(mount.store.directory / "lock", "r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert lock.read() == b""
+        assert is_clean(mount.store)
+        mount.mount()
+        assert (mount.path / "file").read_bytes() == data
+
+
+@needs.root
+def test_the_systems_umount_works_too(mount):
+    data = data_of(1, 3 * MIB)
+    (mount.path / "file").write_bytes(data)
+    pid = mount.pid
+    process.run(["umount", mount.path])
+    # Mounting again at once waits for the one before, which may still be writing.
+    mount.mount()
+    assert process.wait_gone(pid)
+    assert (mount.path / "file").read_bytes() == data
+    mount.fsck()
+
+
+def test_mounting_and_unmounting_again_and_again(mount):
+    for number in range(10):
+        (mount.path / f"file-{number}").write_bytes(data_of(number, 1000))
+        mount.remount()
+    assert all((mount.path / f"file-{number}").read_bytes() == data_of(number, 1000) for number in range(10))
+    mount.fsck()
+
+
+# After a crash.
+def kill_with_synced_file(mount):
+    """The process only: its mount stays, dead."""
+    with open(mount.path / "file", "wb", buffering=0) as stream:
+        stream.write(b"content")
+        os.fsync(stream.fileno())
+    pid = mount.pid
+    process.kill(pid)
+    assert process.wait_gone(pid)
+
+
+def test_a_dead_mount_is_taken_away_by_umount(mount):
+    kill_with_synced_file(mount)
+    with pytest.raises(OSError) as dead:
+        os.listdir(mount.path)
+    assert dead.value.errno == errno.ENOTCONN
+    finished = weightfs("umount", mount.path)
+    assert "had ended before" in finished.err
+    assert not is_mounted(mount.path)
+    mount.mount()
+    assert (mount.path / "file").read_bytes() == b"content"
+
+
+def test_a_dead_mount_is_replaced_by_the_next_mount(mount):
+    kill_with_synced_file(mount)
+    assert not is_clean(mount.store)
+    mount.mount()
+    assert (mount.path / "file").read_bytes() == b"content"
+    mount.umount()
+    assert not is_mounted(mount.path), "the dead mount is still below"
+    mount.fsck()
+
+
+# Read-only.
+def write_errnos(path):
+    """What each kind of change says. In a list, for calls that should have been refused and were not."""
+    changes = {
+        "create": lambda: open(path / "new", "wb"),
+        "open": lambda: open(path / "file", "r+b"),
+        "truncate": lambda: os.truncate(path / "file", 0),
+        "unlink": lambda: os.unlink(path / "file"),
+        "rename": lambda: os.rename(path / "file", path / "other"),
+        "link": lambda: os.link(path / "file", path / "other"),
+        "symlink": lambda: os.symlink("x", path / "other"),
+        "mkdir": lambda: os.mkdir(path / "other"),
+        "rmdir": lambda: os.rmdir(path / "folder"),
+        "mknod": lambda: os.mkfifo(path / "other"),
+        "chmod": lambda: os.chmod(path / "file", 0o600),
+        "chown": lambda: os.chown(path / "file", 1, 1),
+        "utime": lambda: os.utime(path / "file"),
+        "setxattr": lambda: os.setxattr(path / "file", "user.name", b"value"),
+    }
+    answers = {}
+    for name, change in changes.items():
+        try:
+            change()
+            answers[name] = 0
+        except OSError as error:
+            answers[name] = error.errno
+    return answers
+
+
+@pytest.mark.parametrize("options", ["ro", "ro,commit=1"])
+def test_a_read_only_mount_changes_nothing(mount, options):
+    (mount.path / "file").write_bytes(data_of(1, 3 * MIB))
+    (mount.path / "folder").mkdir()
+    mount.umount()
+    pool, description = mount.store.directory / "pool", mount.store.directory / "store.json"
+    with unchanged(pool, description):
+        mount.mount(options)
+        assert set(write_errnos(mount.path).values()) == {errno.EROFS}, write_errnos(mount.path)
+        assert (mount.path / "file").read_bytes() == data_of(1, 3 * MIB)
+        assert os.statvfs(mount.path).f_flag & os.ST_RDONLY
+        os.sync()
+        mount.umount()
+    mount.mount("")
+    assert sorted(os.listdir(mount.path)) == ["file", "folder"]
+
+
+def test_a_read_only_mount_of_a_store_that_crashed(mount):
+    data = data_of(1, 3 * MIB)
+    with open(mount.path / "file", "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    mount.kill9()
+    with unchanged(mount.store.directory / "pool"):
+        mount.mount("ro")
+        assert (mount.path / "file").read_bytes() == data
+        mount.umount()
+    mount.mount("")
+    assert (mount.path / "file").read_bytes() == data
+    mount.fsck()
+
+
+# Devices.
+def check_data_on_both(mount):
+    data = data_of(7, 40 * MIB + 17)
+    (mount.path / "file").write_bytes(data)
+    extents = json.loads(weightfs("info", "--json", mount.path / "file").out)["extents"]
+    assert {extent["device"] for extent in extents} == {0, 1}
+    mount.remount()
+    assert (mount.path / "file").read_bytes() == data
+    total = os.statvfs(mount.path).f_blocks * 4096
+    assert total == 2 * (64 * MIB - 2 * MIB)
+    mount.umount()
+    # That it is the devices that hold it, where info says.
+    for extent in extents:
+        size = min(extent["length"], len(data) - extent["logical"])
+        held = store_files.read_at(mount.store.devices[extent["device"]], extent["physical"], size)
+        assert held == data[extent["logical"]:extent["logical"] + size]
+    mount.fsck()
+
+
+def two_files(directory):
+    paths = [directory / "first", directory / "second"]
+    for path in paths:
+        with open(path, "wb") as stream:
+            stream.truncate(64 * MIB)
+    return paths
+
+
+def test_two_files_as_devices(factory, local):
+    check_data_on_both(factory.mount(factory.store(devices=two_files(local))))
+
+
+@needs.loop_devices()
+def test_two_block_devices(factory, local):
+    loops = []
+    try:
+        for path in two_files(local):
+            loops.append(process.run(["losetup", "--find", "--show", path]).out.strip())
+        mount = factory.mount(factory.store(devices=loops))
+        finished = weightfs("format", local / "other", "--device", loops[0], "--force", codes=(1,))
+        assert loops[0] in finished.err
+        check_data_on_both(mount)
+    finally:
+        for loop in loops:
+            process.run(["losetup", "-d", loop])
+
+
+# A store that vanishes. The system calls run in a child: one that hangs is a failure, not the end of the tests.
+def answer_of(function, *arguments):
+    try:
+        call_as(None, function, *arguments, limit=60)
+        return 0
+    except OSError as error:
+        return error.errno
+
+
+def read_all(path):
+    with open(path, "rb", buffering=0) as stream:
+        while stream.read(MIB):
+            pass
+
+
+def write_and_sync(path):
+    with open(path, "wb", buffering=0) as stream:
+        for number in range(8):
+            stream.write(data_of(number, MIB))
+        os.fsync(stream.fileno())
+
+
+def end_by_umount(mount):
+    """Whatever it says, it ends, and so does the daemon."""
+    pid = mount.pid
+    finished = weightfs("umount", mount.path, codes=None, limit=90)
+    assert not is_mounted(mount.path), finished
+    assert process.wait_gone(pid)
+    mount.watchdog.forget(mount.path)
+    return finished
+
+
+@needs.loop_devices()
+@needs.program("mkfs.ext4")
+def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
+    image, disk = local / "image", local / "disk"
+    disk.mkdir()
+    with open(image, "wb") as stream:
+        stream.truncate(300 * MIB)
+    process.run(["mkfs.ext4", "-q", image])
+    process.run(["mount", "-o", "loop", image, disk])
+    try:
+        store = factory.store("64M")
+        shutil.move(store.directory, disk / "store")
+        store.directory = disk / "store"
+        mount = factory.mount(store, "memory=32M")
+        write_and_sync(mount.path / "file")
+        mount.remount()
+        descriptor = os.open(disk, os.O_RDONLY)
+        fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("I", SHUTDOWN_NO_LOG))
+        os.close(descriptor)
+        assert answer_of(read_all, mount.path / "file") == errno.EIO
+        assert answer_of(write_and_sync, mount.path / "new") in (errno.EIO, errno.EROFS)
+        # Not once and then as if nothing had been.
+        assert answer_of(write_and_sync, mount.path / "new") in (errno.EIO, errno.EROFS)
+        assert answer_of(os.mkdir, mount.path / "folder") in (errno.EIO, errno.EROFS)
+        finished = end_by_umount(mount)
+        assert finished.code != 0 and len(finished.err.splitlines()) == 1, finished
+    finally:
+        factory.close()
+        process.run(["umount", disk])
+
+
+def test_a_pool_that_was_cut_off_gives_errors_and_no_hang(factory):
+    mount = factory.mount(factory.store("64M"), "memory=32M")
+    write_and_sync(mount.path / "file")
+    mount.remount()
+    os.truncate(mount.store.directory / "pool", 4 * MIB)
+    assert answer_of(read_all, mount.path / "file") == errno.EIO
+    end_by_umount(mount)
+
+
+def test_a_store_that_was_deleted_does_not_hang(mount):
+    write_and_sync(mount.path / "file")
+    shutil.rmtree(mount.store.directory)
+    for function in (read_all, write_and_sync):
+        assert answer_of(function, mount.path / "file") in (0, errno.EIO, errno.EROFS)
+    answer_of(os.listdir, mount.path)
+    end_by_umount(mount)
+    assert not mount.store.directory.exists(), "the store came back from the dead"
+
+
+# mount(8), fstab and the helpers' names.
+@pytest.fixture
+def helpers(factory):
+    directory = factory.directory("helpers")
+    for name in ("mount.weightfs", "mount.fuse.weightfs", "umount.weightfs", "fsck.weightfs"):
+        (directory / name).symlink_to(program().resolve())
+    return directory
+
+
+def held_by(store):
+    text = (store.directory / "lock").read_text()
+    return int(text) if text.strip().isdigit() else 0
+
+
+@pytest.mark.parametrize("name", ["mount.weightfs", "mount.fuse.weightfs"])
+def test_called_as_the_helper_of_mount(factory, helpers, name):
+    store, path = factory.store("64M"), factory.directory("point")
+    process.run([helpers / name, store.directory, path, "-o", "rw,noatime,nofail,x-systemd.automount,commit=2"])
+    try:
+        (path / "file").write_bytes(b"content")
+        process.run([helpers / "umount.weightfs", path])
+        assert not is_mounted(path)
+        process.run([helpers / "fsck.weightfs", "-a", store.directory])
+        process.run([helpers / name, store.directory, path, "-o", "ro", "-t", "fuse.weightfs"])
+        assert (path / "file").read_bytes() == b"content"
+        assert set(write_errnos(path).values()) == {errno.EROFS}
+    finally:
+        weightfs("umount", path, codes=None)
+        process.kill(held_by(store)) if held_by(store) else None
+
+
+@needs.root
+@needs.program("unshare", "mount")
+@pytest.mark.parametrize("kind", ["fuse.weightfs", "weightfs"])
+def test_mounted_by_mount_and_fstab(factory, helpers, local, kind):
+    """In a mount namespace of its own, where the helpers lie over /usr/sbin: nothing of the machine changes."""
+    overlaid = ["unshare", "-m", "sh", "-ec",
+                "sbin=$(readlink -f /sbin); mount -t overlay overlay -o lowerdir=\"$0\":$sbin $sbin; exec \"$@\"", helpers]
+    if process.run([*overlaid, "true"], codes=None).code != 0:
+        pytest.skip("needs a mount namespace of its own and overlayfs, which this machine does not allow")
+    store, path, fstab = factory.store("64M"), factory.directory("point"), local / "fstab"
+    fstab.write_text(f"{store.directory} {path} {kind} defaults,noatime,commit=3,nofail 0 0\n")
+    script = (f"mount -t {kind} -o commit=2 {store.directory} {path}\n"
+              f"findmnt -n -o FSTYPE {path}\n"
+              f"echo content > {path}/file\n"
+              f"umount {path}\n"
+              f"mount -T {fstab} {path}\n"
+              f"cat {path}/file\n"
+              f"umount {path}\n")
+    finished = process.run([*overlaid, "sh", "-ec", script])
+    assert finished.out.split() == ["fuse.weightfs", "content"], finished
+    mount = factory.mount(store)
+    assert (mount.path / "file").read_text() == "content\n"
+
+
+# A mount that nobody uses.
+def ticks(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_an_idle_daemon_uses_no_processor(mount):
+    for number in range(50):
+        (mount.path / f"file-{number}").write_bytes(data_of(number, 100_000))
+        (mount.path / f"file-{number}").read_bytes()
+    mount.remount()
+    os.listdir(mount.path)
+    pid = mount.pid
+    assert not process.wait_gone(pid, 1)
+    before = ticks(pid)
+    # The event that does not come: the end of the daemon.
+    assert not process.wait_gone(pid, 3)
+    assert ticks(pid) - before <= 1

@@ -3,8 +3,6 @@
 import os
 import random
 
-import pytest
-
 from harness import needs, process
 from harness.tree import digests
 

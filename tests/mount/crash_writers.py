@@ -130,6 +130,7 @@ def churn(directory, generator):
 
 if __name__ == "__main__":
     try:
-        {"append": append, "replace": replace, "truncate": truncate, "churn": churn}[sys.argv[1]](sys.argv[2], random.Random(sys.argv[3]))
+        writers = {"append": append, "replace": replace, "truncate": truncate, "churn": churn}
+        writers[sys.argv[1]](sys.argv[2], random.Random(sys.argv[3]))
     except OSError as failure:
         say("end", failure.errno, str(failure))

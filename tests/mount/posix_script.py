@@ -1,10 +1,10 @@
 """Small scripts of file operations with what each must give, as tables for the tests of POSIX behaviour.
 
 A script is lines of `[@WHO] OPERATION ARGUMENTS... [-> EXPECTED]`. WHO is uid[:gid[,group...]], root where it is left
-out. EXPECTED is the name of an errno or what the operation returns ("nothing" for an empty text, "0" for no value); without it the operation must succeed. Paths are
-relative to the test's directory; {n255}, {n256}, {p4095} and {p4096} stand for names and paths of that many bytes.
-`mark PATH...` remembers times, waiting until the clock has moved on; `newer PATH FIELDS...` and `same PATH FIELDS...`
-compare with them."""
+out. EXPECTED is the name of an errno or what the operation returns ("nothing" for an empty text, "0" for no value);
+without it the operation must succeed. Paths are relative to the test's directory; {n255} stands for a name of 255
+bytes, {p4095/x} for a path of 4,095 that ends in x. `mark PATH...` remembers times, waiting until the clock has moved
+on; `newer PATH FIELDS...` and `same PATH FIELDS...` compare with them."""
 
 import os
 import re
@@ -218,8 +218,7 @@ def serve(orders, answers):
 
 
 def expand(text):
-    """{n255} becomes a name of 255 bytes, {p4095} a path of 4,095 that means the directory itself, {p4095/x} one that
-    ends in the name x."""
+    """Puts in the long names and paths."""
     text = re.sub(r"\{n(\d+)\}", lambda found: "n" * int(found[1]), text)
     return re.sub(r"\{p(\d+)/(\w+)\}", lambda found: path_of(int(found[1]), found[2]), text)
 

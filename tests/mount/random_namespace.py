@@ -133,7 +133,8 @@ class Operations:
         return sorted(os.listxattr(self.at(path)))
 
     def set_acl(self, path, default, uid, permissions, mask):
-        os.setxattr(self.at(path), f"system.posix_acl_{'default' if default else 'access'}", acl(uid, permissions, mask))
+        name = f"system.posix_acl_{'default' if default else 'access'}"
+        os.setxattr(self.at(path), name, acl(uid, permissions, mask))
 
     def get_acl(self, path, default):
         return os.getxattr(self.at(path), f"system.posix_acl_{'default' if default else 'access'}").hex()

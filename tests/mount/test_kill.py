@@ -1,6 +1,7 @@
 """kill -9 of the daemon under three writers, again and again: nothing that was promised is lost, nothing is half."""
 
 import contextlib
+import json
 import os
 import random
 import select
@@ -14,6 +15,7 @@ import pytest
 from crash_checks import CHECKS, Record
 from crash_writers import content, length_of, write_whole
 from harness import process
+from harness.filesystems import wait_until, weightfs
 
 STORE_SIZE = "512M"
 WRITERS = Path(__file__).with_name("crash_writers.py")
@@ -128,8 +130,8 @@ def test_nothing_promised_is_lost(mounted, pytestconfig):
 @pytest.mark.limit(1200)
 @pytest.mark.parametrize("size", ["4G", "160M"], ids=["much space", "little space"])
 def test_truncated_files_are_old_or_new(factory, pytestconfig, size):
-    """Files replaced under O_TRUNC again and again, without a sync: a later replacement begins before the earlier one is
-    durable, and where there is little space what they freed is soon needed."""
+    """Files replaced under O_TRUNC again and again, without a sync: a later replacement begins before the earlier one
+    is durable, and where there is little space what they freed is soon needed."""
     mount = factory.mount(factory.store(size))
     records = new_records(mount, ("truncate-1", "truncate-2", "truncate-3"))
     for writer, record in records.items():
@@ -140,6 +142,26 @@ def test_truncated_files_are_old_or_new(factory, pytestconfig, size):
     seed = pytestconfig.getoption("seed") or 1
     for number in range(seed, seed + max(4, rounds(pytestconfig) // 2)):
         one_round(mount, mount.path, records, number, lines=[300, 1500, 3000])
+    mount.fsck()
+
+
+def commits(mount):
+    return json.loads(weightfs("info", mount.path, "--json").out)["statistics"]["commits"]
+
+
+def test_the_commit_of_an_earlier_close_leaves_out_a_half_replaced_file(factory, weightfs_only):
+    """A close asks for a commit soon; by then the next replacement may have begun."""
+    mount = factory.mount(factory.store("64M"))
+    write_whole(mount.path / "model", b"1" * 300_000, sync=True)
+    write_whole(mount.path / "model", b"2" * 5000, sync=False)
+    descriptor = os.open(mount.path / "model", os.O_WRONLY | os.O_TRUNC)
+    before = commits(mount)
+    write_whole(mount.path / "other", b"its close asks for a commit too", sync=False)
+    assert wait_until(lambda: commits(mount) > before)
+    mount.kill9()
+    close_on_dead_mount(descriptor)
+    mount.mount()
+    assert (mount.path / "model").read_bytes() in (b"1" * 300_000, b"2" * 5000)
     mount.fsck()
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from harness import needs, process
+from harness.users import NOBODY, call_as
 
 MOUNT_OPTIONS = "allow_other,dev,suid"
 
@@ -179,6 +180,12 @@ def test_trusted_and_security_attributes(mount, work):
     mount.remount()
     assert os.getxattr(file, "trusted.a") == b"for root" and os.getxattr(file, "security.a") == b"for modules"
     assert os.getxattr(work / "link", "trusted.a", follow_symlinks=False) == b"of the link"
+    # Others neither see nor get what is trusted.
+    assert "trusted.a" in os.listxattr(file)
+    assert "trusted.a" not in call_as(NOBODY, os.listxattr, file)
+    with pytest.raises(OSError) as caught:
+        call_as(NOBODY, os.getxattr, file, "trusted.a")
+    assert caught.value.errno == errno.ENODATA
 
 
 def test_ten_thousand_hard_links(mount, work):

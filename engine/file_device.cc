@@ -142,8 +142,14 @@ class FileDevice::Impl {
   }
 
   Result<void> Flush() {
-    if (fdatasync(descriptor_) == 0) return {};
-    return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
+    if (fdatasync(descriptor_) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
+    // A deleted file takes every write and keeps none.
+    struct stat status {};
+    if (fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {
+      spdlog::error("{}: was deleted while in use: what is written to it is lost", path_);
+      return ErrorCode::kIo;
+    }
+    return {};
   }
 
   ByteCount size() const { return size_; }

@@ -33,7 +33,7 @@ class FileDevice final : public BlockDevice {
   ByteCount size() const override;   // a multiple of kBlockSize, rounded down
   std::string_view path() const override;
   void Submit(std::span<IoRequest* const> requests) override;
-  Result<void> Flush() override;     // fdatasync
+  Result<void> Flush() override;     // fdatasync; kIo when the file was deleted meanwhile
 
   // The descriptor, for cuFile and leases; owned by the device.
   int descriptor() const;

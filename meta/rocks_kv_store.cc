@@ -9,6 +9,7 @@
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 #include <rocksdb/write_buffer_manager.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -342,6 +343,11 @@ class RocksKvStore::Impl {
       : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
 
   Result<void> SyncLog() {
+    // A log whose file was deleted syncs well and keeps nothing.
+    if (access((database->directory + "/CURRENT").c_str(), F_OK) != 0) {
+      const auto status = rocksdb::Status::IOError(database->directory, "its files are gone");
+      return database->health->Fail("syncing the catalog's log", status);
+    }
     if (const auto status = database->db->SyncWAL(); !status.ok()) {
       return database->health->Fail("syncing the catalog's log", status);
     }

@@ -165,10 +165,11 @@ Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
 }
 
 void Store::Flush(const InodePtr& inode, Done done) {
+  bool changed = false;
   {
     MutexLock lock(inode->mutex);
     FileState* file = inode->file.get();
-    if (file == nullptr || inode->deleted || (!file->changed && !file->error)) {
+    if (file == nullptr || inode->deleted) {
       lock.Unlock();
       return done({});
     }
@@ -177,9 +178,11 @@ void Store::Flush(const InodePtr& inode, Done done) {
       lock.Unlock();
       return done(std::move(error));
     }
+    changed = file->changed;
   }
+  // A clean file may still wait for the sync of its last commit.
   if (p_->options.sync_on_close) return Sync(inode, std::move(done));
-  p_->committer->CommitSoon(inode);
+  if (changed) p_->committer->CommitSoon(inode);
   done({});
 }
 

@@ -10,8 +10,9 @@ from harness import process
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 FEATURES = ["direct_io_allow_mmap", "parallel_direct_writes", "max_pages", "max_pages_limit", "readdirplus",
-            "posix_acl", "async_dio", "atomic_o_trunc", "cache_symlinks", "read_ahead", "auto_inval_data", "parallel_dirops",
-            "big_writes", "dont_mask", "async_read", "passthrough", "writeback_cache", "over_io_uring"]
+            "posix_acl", "async_dio", "atomic_o_trunc", "cache_symlinks", "read_ahead", "auto_inval_data",
+            "parallel_dirops", "big_writes", "dont_mask", "async_read", "passthrough", "writeback_cache",
+            "over_io_uring"]
 TOGETHER = ["direct_io_allow_mmap", "parallel_direct_writes", "max_pages", "readdirplus", "async_dio", "posix_acl",
             "atomic_o_trunc", "cache_symlinks", "parallel_dirops"]
 

@@ -52,6 +52,16 @@ void Filesystem::DropHandle(uint64_t number) {
   store_.CloseFile(handle->inode);
 }
 
+void Filesystem::ClearPrivileges(const InodePtr& inode) {
+  const Result<bool> cleared = store_.ClearPrivileges(inode);
+  if (!cleared.has_value()) {
+    spdlog::error("inode {}: its set-id bits could not be taken away: {}", inode->id.value, ToString(cleared.error()));
+  } else if (*cleared) {
+    constexpr off_t kAttributesOnly = -1;
+    fuse_lowlevel_notify_inval_inode(session, inode->id.value, kAttributesOnly, 0);
+  }
+}
+
 bool Filesystem::LeavesStalePages(const FileHandle& handle) {
   return !features.direct_io_allow_mmap && handle.mode == OpenMode::kDirect &&
          page_cache_.ChangedPastCache(handle.inode->id);

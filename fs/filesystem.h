@@ -56,6 +56,10 @@ class Filesystem {
   // Undoes AddHandle, also for a release.
   void DropHandle(uint64_t number);
 
+  // Takes the set-id bits of a file that somebody without a right to them writes to or truncates, and tells the kernel,
+  // which leaves both to us for direct I/O.
+  void ClearPrivileges(const InodePtr& inode);
+
   // A write through `handle` has changed data: true when the kernel has pages that are stale now.
   bool LeavesStalePages(const FileHandle& handle);
   // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.

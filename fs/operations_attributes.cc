@@ -83,8 +83,11 @@ void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capac
     reply.Fail(names.error());
     return;
   }
-  std::string list;   // each name ends in a zero byte
-  for (const std::string& name : *names) list.append(name).push_back('\0');
+  const bool privileged = reply.caller().uid == 0;   // nobody else sees trusted attributes
+  std::string list;                                  // each name ends in a zero byte
+  for (const std::string& name : *names) {
+    if (privileged || !name.starts_with("trusted.")) list.append(name).push_back('\0');
+  }
   reply.ExtendedAttribute(list, capacity);
 }
 

@@ -107,8 +107,8 @@ void ReadDirectoryPlus(Filesystem& filesystem, Reply reply, const DirectoryPtr& 
 }
 
 // The names of a directory are durable with everything before them: one log holds all changes.
-void SyncDirectory(Filesystem& filesystem, Reply reply) {
-  filesystem.store().SyncAll(FinishWith(std::move(reply)));
+void SyncDirectory(Filesystem& filesystem, Reply reply, const InodePtr& directory) {
+  filesystem.store().Sync(directory, FinishWith(std::move(reply)));
 }
 
 }  // namespace
@@ -127,8 +127,8 @@ void AddDirectoryOperations(fuse_lowlevel_ops& operations) {
                               fuse_file_info* file) {
     Dispatch(request, ReadDirectoryPlus, HandleOf(file), static_cast<uint64_t>(position), size, request);
   };
-  operations.fsyncdir = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info*) {
-    Dispatch(request, SyncDirectory);
+  operations.fsyncdir = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info* file) {
+    Dispatch(request, SyncDirectory, HandleOf(file)->inode);
   };
 }
 

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <cstring>
 #include <string_view>
 
 #include "fs/operations.h"
@@ -21,6 +22,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     reply.Fail(inode.error());
     return;
   }
+  if ((file.flags & O_TRUNC) != 0 && reply.caller().uid != 0) filesystem.ClearPrivileges(*inode);
   const uint32_t open_flags = filesystem.AddHandle(*inode, file);
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
@@ -96,6 +98,16 @@ void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_
   });
 }
 
+// Whether the kernel asks for the set-id bits to go. The library does not hand this flag on, but the request lies before
+// its data: write_flags is the u32 at byte 20 of the 40 bytes of struct fuse_write_in.
+bool KillsPrivileges(std::span<const std::byte> data) {
+  constexpr size_t kWriteIn = 40, kWriteFlags = 20;
+  constexpr uint32_t kKillSetIds = 1 << 2;
+  uint32_t flags = 0;
+  std::memcpy(&flags, data.data() - kWriteIn + kWriteFlags, sizeof(flags));
+  return (flags & kKillSetIds) != 0;
+}
+
 // `offset` is right for O_APPEND too: the kernel takes the end of the file under the inode's lock, and it alone moves
 // it. The pieces of one large append come at once and in any order, so appending them here would mix them up.
 void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
@@ -105,6 +117,7 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
     reply.Errno(EFBIG);
     return;
   }
+  if (KillsPrivileges(data)) filesystem.ClearPrivileges(file->inode);
   Buffer holder;
   if (data.size() >= kWorthKeeping && data.size() % kBlockSize == 0 && offset % kBlockSize == 0)
     holder = ReceiveBuffer::Claim(data);

@@ -32,7 +32,7 @@ struct Committer::Sealed {
 struct Committer::Cycle {
   std::vector<Request> requests;
   std::vector<Deletion> deletions;
-  std::vector<std::pair<InodePtr, bool>> inodes;   // and whether somebody waits for it or closed it
+  std::vector<std::pair<InodePtr, bool>> inodes;   // and whether somebody waits for it
   std::vector<Sealed> sealed;
   std::unordered_map<const Inode*, Error> errors;
   std::optional<Error> error;                      // of the cycle as a whole
@@ -77,11 +77,11 @@ void Committer::Commit(const InodePtr& inode, Level level, Done done) {
   done(ErrorCode::kShutdown);
 }
 
-void Committer::CommitAll(Done done) {
+void Committer::CommitAll(Scope scope, Done done) {
   {
     MutexLock lock(mutex_);
     if (!stopping_) {
-      commit_all_ = true;
+      scope_ = std::max(scope_, scope);
       requests_.push_back({nullptr, Level::kDurable, std::move(done)});
       wake_.notify_one();
       return;
@@ -105,7 +105,7 @@ Result<void> Committer::Stop() {
   {
     MutexLock lock(mutex_);
     if (stopping_) return {};
-    commit_all_ = true;
+    scope_ = Scope::kEverything;
     requests_.push_back({nullptr, Level::kDurable, [&](Result<void> done) { promise.set_value(std::move(done)); }});
     stopping_ = true;
     wake_.notify_one();
@@ -139,7 +139,8 @@ void Committer::Run() {
 // Moves what is due into `cycle`; false when nothing is.
 bool Committer::TakeWorkLocked(Cycle* cycle) {
   const auto now = Clock::now();
-  const bool all = std::exchange(commit_all_, false);
+  const Scope scope = std::exchange(scope_, Scope::kNone);
+  const bool all = scope != Scope::kNone;
   const bool closed = !closed_.empty() && (all || closed_due_ <= now);
   const bool changed = !changed_.empty() && (all || changed_.begin()->first <= now);
   const bool deleted = !deletions_.empty() && (deletions_due_ <= now || all || !requests_.empty());
@@ -152,12 +153,12 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   };
   for (const Request& request : cycle->requests) add(request.inode, true);
   if (closed) {
-    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), true);
+    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), false);
   }
   // Files that fall due within a tenth of the interval share the flush.
   const auto horizon = all ? Clock::time_point::max() : now + options_.interval / 10;
   while (changed && !changed_.empty() && changed_.begin()->first <= horizon) {
-    add(std::move(changed_.begin()->second), all);
+    add(std::move(changed_.begin()->second), scope == Scope::kEverything);
     changed_.erase(changed_.begin());
   }
   return true;
@@ -199,7 +200,9 @@ void Committer::Seal(Cycle* cycle) {
     MutexLock lock(inode->mutex);
     if (inode->deleted || !inode->file) continue;
     FileState& file = *inode->file;
-    if (file.replacing && !urgent && Clock::now() - file.replacing_since < options_.replace_delay) {
+    // Half of a replacement is nobody's wish: it waits for its last close, for an fsync, or for the delay.
+    const bool half = file.replacing && inode->open_handles > 0;
+    if (half && !urgent && Clock::now() - file.replacing_since < options_.replace_delay) {
       MutexLock queue(mutex_);
       changed_.emplace(file.replacing_since + options_.replace_delay, inode);
       continue;

@@ -39,7 +39,10 @@ class Committer {
   // Commits the file now, and with kDurable everything the catalog was told before; `done` gets the file's error,
   // which thereby counts as reported.
   void Commit(const InodePtr& inode, Level level, Done done) EXCLUDES(mutex_);
-  void CommitAll(Done done) EXCLUDES(mutex_);
+  // Every file that differs from the catalog. kSettled leaves out those that are being replaced (O_TRUNC and not closed
+  // yet): a crash shall find the old content or the new.
+  enum class Scope : unsigned char { kNone, kSettled, kEverything };
+  void CommitAll(Scope scope, Done done) EXCLUDES(mutex_);
   // The space of a file whose deletion is being written to the catalog, under the inode's mutex.
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
 
@@ -92,7 +95,7 @@ class Committer {
   std::vector<Request> requests_ GUARDED_BY(mutex_);
   std::vector<Deletion> deletions_ GUARDED_BY(mutex_);
   Clock::time_point deletions_due_ GUARDED_BY(mutex_);
-  bool commit_all_ GUARDED_BY(mutex_) = false;
+  Scope scope_ GUARDED_BY(mutex_) = Scope::kNone;   // the widest asked for
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

@@ -39,8 +39,9 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
   switch (need.kind) {
     case Need::Kind::kNothing: return {};
     case Need::Kind::kSpace:
-      if (std::exchange(spares->reclaimed, true)) return ErrorCode::kNoSpace;
-      ReclaimSpace();
+      // First what costs nobody anything; then the old content of files that are being replaced.
+      if (spares->reclaims == 2) return ErrorCode::kNoSpace;
+      ReclaimSpace(spares->reclaims++ == 0 ? Committer::Scope::kSettled : Committer::Scope::kEverything);
       return {};
     case Need::Kind::kStripe:
     case Need::Kind::kWindow: {
@@ -392,11 +393,11 @@ Result<void> FileIo::CommitBeforeRename(const InodePtr& inode) {
   return done.get();
 }
 
-void FileIo::ReclaimSpace() {
+void FileIo::ReclaimSpace(Committer::Scope scope) {
   p_.space.ReleaseAllWindows();
   std::promise<void> promise;
   auto done = promise.get_future();
-  p_.committer.CommitAll([&](Result<void>) { promise.set_value(); });
+  p_.committer.CommitAll(scope, [&](Result<void>) { promise.set_value(); });
   done.wait();
 }
 

@@ -48,7 +48,7 @@ class FileIo final : public DataOwner {
   Result<ReadView> ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size);
 
   // Makes what a commit can give back free: windows of idle streams, space that waits for a commit.
-  void ReclaimSpace();
+  void ReclaimSpace(Committer::Scope scope);
 
   Result<void> CommitBeforeRename(const InodePtr& inode) override;
   Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) override;

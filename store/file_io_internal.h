@@ -18,7 +18,7 @@ struct FileIo::Spares {
     std::unique_ptr<std::byte[], void (*)(void*)> bytes{nullptr, std::free};
   };
   std::vector<Block> blocks;                          // at most the two edges of a range
-  bool reclaimed = false;
+  int reclaims = 0;                                   // how often space was looked for
 };
 
 // Runs `step` under the inode's mutex until it needs nothing from outside. `step` may run many times and must leave

@@ -12,13 +12,20 @@ namespace {
 constexpr size_t kMaximumAttributeList = 65536;
 
 // As xattr(7) has it: a name that is missing or too long is out of range.
+bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
+
+// Names live in the namespaces that Linux knows (xattr(7)).
 Result<void> CheckAttributeName(std::string_view name) {
   if (name.empty() || name.size() > kMaximumAttributeName) return ErrorCode::kRange;
   if (name.find('\0') != name.npos) return ErrorCode::kInvalid;
-  return {};
+  if (IsAcl(name)) return {};
+  for (const std::string_view space : {"user.", "trusted.", "security."}) {
+    if (!name.starts_with(space)) continue;
+    if (name.size() == space.size()) return ErrorCode::kInvalid;
+    return {};
+  }
+  return ErrorCode::kNotSupported;
 }
-
-bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
 
 }  // namespace
 

@@ -152,6 +152,20 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
   return p_->names->SetAttributes(ino, change);
 }
 
+Result<bool> Store::ClearPrivileges(const InodePtr& inode) {
+  AttributeChange change;
+  {
+    MutexLock lock(inode->mutex);
+    const uint32_t mode = inode->attributes.mode;
+    uint32_t kept = mode & ~static_cast<uint32_t>(S_ISUID);
+    if ((mode & S_IXGRP) != 0) kept &= ~static_cast<uint32_t>(S_ISGID);
+    if (kept == mode) return false;
+    change.mode = kept & 07777;
+  }
+  ASSIGN_OR_RETURN(const Attributes after, SetAttributes(inode->id, change));
+  return after.mode != 0;
+}
+
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
   if (truncate) RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));
@@ -165,7 +179,6 @@ Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
 }
 
 void Store::Flush(const InodePtr& inode, Done done) {
-  bool changed = false;
   {
     MutexLock lock(inode->mutex);
     FileState* file = inode->file.get();
@@ -178,17 +191,23 @@ void Store::Flush(const InodePtr& inode, Done done) {
       lock.Unlock();
       return done(std::move(error));
     }
-    changed = file->changed;
   }
   // A clean file may still wait for the sync of its last commit.
   if (p_->options.sync_on_close) return Sync(inode, std::move(done));
-  if (changed) p_->committer->CommitSoon(inode);
   done({});
 }
 
 void Store::CloseFile(const InodePtr& inode) {
   p_->space->ReleaseWindow(inode->id);
   p_->names->Close(inode);
+  bool commit;
+  {
+    MutexLock lock(inode->mutex);
+    // One handle of a file that is being replaced says nothing about whether the new content is whole.
+    const bool settled = inode->open_handles == 0 || (inode->file && !inode->file->replacing);
+    commit = inode->file && !inode->deleted && inode->file->changed && settled;
+  }
+  if (commit) p_->committer->CommitSoon(inode);
 }
 
 void Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
@@ -241,7 +260,7 @@ void Store::Sync(const InodePtr& inode, Done done) {
 
 void Store::SyncAll(Done done) {
   if (p_->read_only) return done({});
-  p_->committer->CommitAll(std::move(done));
+  p_->committer->CommitAll(Committer::Scope::kEverything, std::move(done));
 }
 
 Result<void> Store::Sync(const InodePtr& inode) {

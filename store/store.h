@@ -58,11 +58,16 @@ class Store {
   // Every change; a size goes through truncation first.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
+  // Takes set-user-id, and set-group-id of a file its group may execute, away, as a write by somebody without the
+  // right to them does. True when there was something to take.
+  Result<bool> ClearPrivileges(const InodePtr& inode);
+
   // Open files. O_TRUNC is Truncate(…, 0) with `replace`: the old content stays what a crash shows until the new one
   // is committed (at close, at fsync, or after 30 s).
   Result<InodePtr> OpenFile(InodeId ino, bool truncate);
-  // flush(2)-like: reports an error of earlier writes once; starts (or, with sync_on_close, waits for) a commit.
+  // For each close(2) of a descriptor: reports an error of earlier writes once; with sync_on_close waits for a commit.
   void Flush(const InodePtr& inode, Done done);
+  // The end of one OpenFile: the file is committed soon.
   void CloseFile(const InodePtr& inode);
 
   // Reads at most `size` bytes, fewer at the end of the file only. `stream` may be null.

@@ -151,23 +151,34 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
   return {};
 }
 
-Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
-  const std::string path = directory + "/" + kCatalogName;
-  RocksKvStore::Options catalog_options;
-  catalog_options.read_only = options.read_only;
-  catalog_options.cache = options.catalog_cache;
-  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
-  ASSIGN_OR_RETURN(const auto id, parts->catalog->Get(keys::Store(kStoreIdFact)));
+Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uuid& store) {
+  ASSIGN_OR_RETURN(const auto id, catalog.Get(keys::Store(kStoreIdFact)));
   if (!id.has_value()) {
     return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog says of no store that it belongs to; restore it "
                                                   "from a copy",
                                                   path)};
   }
-  if (*id != ToString(parts->description.id)) {
+  if (*id != ToString(store)) {
     return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog belongs to the store {}, not to {}; restore the "
                                                   "right one",
-                                                  path, *id, ToString(parts->description.id))};
+                                                  path, *id, ToString(store))};
   }
+  return {};
+}
+
+// Opening for writing recovers the log and so changes the directory: a look without writing comes first, for the catalog
+// may be another store's.
+Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
+  const std::string path = directory + "/" + kCatalogName;
+  RocksKvStore::Options catalog_options;
+  catalog_options.read_only = true;
+  catalog_options.cache = options.catalog_cache;
+  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
+  RETURN_IF_ERROR(CheckCatalogId(*parts->catalog, path, parts->description.id));
+  if (options.read_only) return {};
+  parts->catalog.reset();
+  catalog_options.read_only = false;
+  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
   return {};
 }
 

@@ -1,0 +1,343 @@
+#include "client/file_target.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/stat.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "client/descriptor.h"
+#include "common/mutex.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+using Direction = Operation::Direction;
+
+// An unaligned transfer below this is one buffered call: two descriptors would cost more than O_DIRECT gains.
+constexpr uint64_t kSmallTransfer = 64 * kKiB;
+// A write that grows a file by this much reserves its blocks first.
+constexpr uint64_t kReserveFrom = 2 * kMiB;
+
+constexpr long kExt4Magic = 0xEF53;
+constexpr long kXfsMagic = 0x58465342;
+
+class OpenFile : public Target {
+ public:
+  explicit OpenFile(FileTarget::Options options) : options_(std::move(options)) {}
+  ~OpenFile() override;
+
+  IoResult<void> Open();
+
+  const std::string& path() const override { return options_.path; }
+  Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
+  Alignment alignment() const override { return alignment_; }
+  int Buffered(int* error_number) const override EXCLUDES(mutex_);
+  IoResult<uint64_t> Size() const override;
+  IoResult<void> Finish(bool success) override;
+
+ private:
+  bool writes() const { return options_.direction == Direction::kWrite; }
+  int access() const { return (writes() ? O_WRONLY : O_RDONLY) | O_CLOEXEC; }
+  // Either; the one that never changes after Open.
+  int any() const { return direct_ ? direct_.get() : buffered_.get(); }
+  IoError Failed(const char* action, int error_number) const;
+
+  IoResult<void> OpenPath();
+  IoResult<int> OpenOrCreate(int flags);
+  IoResult<void> OpenTemporary();
+  IoResult<void> AdoptDescriptor();
+  IoResult<void> Examine();
+  IoResult<void> LearnAlignment();
+  IoResult<void> Reserve();
+  IoResult<void> MakeFinal();
+  IoResult<void> SyncFolder() const;
+  void TakeBack();
+
+  FileTarget::Options options_;  // the offset is final after Open
+  std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
+  std::string final_path_;       // with `atomic`: what is replaced
+  bool created_ = false;
+  bool finished_ = false;
+  struct stat status_{};  // when it was opened
+  Descriptor direct_;
+  mutable Mutex mutex_;          // for Buffered(), which several threads call
+  mutable Descriptor buffered_;  // opened late, when the first partial block asks for it
+  Alignment alignment_;
+};
+
+OpenFile::~OpenFile() {
+  // Never begun, or dropped: nothing of it may stay.
+  if (!finished_ && any() >= 0) TakeBack();
+}
+
+IoError OpenFile::Failed(const char* action, int error_number) const {
+  return {error_number,
+          fmt::format("{} of {} bytes at offset {} of {}: {}: {}", writes() ? "write" : "read", options_.size,
+                      options_.offset, options_.path, action, std::strerror(error_number)),
+          options_.path, options_.offset};
+}
+
+IoResult<void> OpenFile::Open() {
+  uint64_t end = 0;
+  if (__builtin_add_overflow(options_.offset, options_.size, &end) || end > INT64_MAX) {
+    return Failed("offset and size exceed what a file can have", EINVAL);
+  }
+  if (options_.whole_file && (options_.offset != 0 || options_.descriptor >= 0)) {
+    return Failed("only a path can be written as a whole file, from its beginning", EINVAL);
+  }
+  if (options_.atomic && !options_.whole_file) {
+    return Failed("an atomic write replaces a whole file: it takes a path and no offset", EINVAL);
+  }
+  if (options_.descriptor >= 0) {
+    RETURN_IF_ERROR(AdoptDescriptor());
+  } else {
+    RETURN_IF_ERROR(OpenPath());
+  }
+  RETURN_IF_ERROR(Examine());
+  return Reserve();
+}
+
+IoResult<void> OpenFile::OpenPath() {
+  written_path_ = options_.path;
+  if (options_.atomic) return OpenTemporary();
+  // What only partial blocks belong to needs no O_DIRECT. 512 is the least that any filesystem asks for.
+  const bool small =
+      options_.size < kSmallTransfer && (options_.offset % 512 != 0 || options_.size % 512 != 0);
+  if (!small && options_.size > 0) {
+    auto direct = OpenOrCreate(O_DIRECT);
+    if (direct.has_value()) {
+      direct_ = Descriptor(*direct);
+      return {};
+    }
+    // The filesystem has no O_DIRECT.
+    if (direct.error().error_number != EINVAL) return std::move(direct).error();
+  }
+  ASSIGN_OR_RETURN(const int buffered, OpenOrCreate(0));
+  buffered_ = Descriptor(buffered);
+  return {};
+}
+
+// Knows whether it was this call that made the file; O_CREAT alone does not tell.
+IoResult<int> OpenFile::OpenOrCreate(int flags) {
+  constexpr int kTries = 100;  // another program may create and delete the file between the two calls
+  for (int i = 0; i < kTries; ++i) {
+    int descriptor = open(options_.path.c_str(), access() | flags);
+    if (descriptor >= 0) return descriptor;
+    if (errno != ENOENT || !writes()) return Failed("cannot open the file", errno);
+    descriptor = open(options_.path.c_str(), access() | flags | O_CREAT | O_EXCL, 0600);
+    if (descriptor >= 0) {
+      created_ = true;
+      return descriptor;
+    }
+    // Without O_DIRECT in the filesystem the kernel makes the file, and then refuses.
+    created_ = created_ || errno == EINVAL;
+    // A link that points at nothing yet exists for O_EXCL, and is followed without.
+    if (errno == EEXIST) descriptor = open(options_.path.c_str(), access() | flags | O_CREAT, 0600);
+    if (descriptor >= 0) return descriptor;
+    if (errno != EEXIST) return Failed("cannot create the file", errno);
+  }
+  return Failed("cannot create the file", errno);
+}
+
+IoResult<void> OpenFile::OpenTemporary() {
+  // A symbolic link stays one: what it points at is replaced.
+  char* resolved = realpath(options_.path.c_str(), nullptr);
+  final_path_ = resolved != nullptr ? resolved : options_.path;
+  std::free(resolved);
+  struct stat old{};
+  const bool replaces = stat(final_path_.c_str(), &old) == 0;
+  if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
+  const size_t slash = final_path_.rfind('/');
+  const std::string folder = slash == std::string::npos ? "" : final_path_.substr(0, slash + 1);
+  written_path_ = folder + ".weightfs-XXXXXX";
+  buffered_ = Descriptor(mkostemp(written_path_.data(), O_CLOEXEC));
+  if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
+  created_ = true;
+  if (replaces) {
+    // The mode must be kept; another owner only root can give, and a file that one may replace one may own.
+    if (fchmod(buffered_.get(), old.st_mode & 07777) != 0)
+      return Failed("cannot keep the file's mode", errno);
+    if (old.st_uid != geteuid() || old.st_gid != getegid()) {
+      [[maybe_unused]] const int ignored = fchown(buffered_.get(), old.st_uid, old.st_gid);
+    }
+  }
+  direct_ = Descriptor(open(written_path_.c_str(), access() | O_DIRECT));
+  return {};
+}
+
+IoResult<void> OpenFile::AdoptDescriptor() {
+  const int theirs = options_.descriptor;
+  if (options_.path.empty()) options_.path = fmt::format("descriptor {}", theirs);
+  const int flags = fcntl(theirs, F_GETFL);
+  if (flags < 0) return Failed("not an open descriptor", errno);
+  const int mode = flags & O_ACCMODE;
+  if ((flags & O_PATH) != 0 || (mode != O_RDWR && mode != (writes() ? O_WRONLY : O_RDONLY))) {
+    return Failed(
+        writes() ? "the descriptor is not open for writing" : "the descriptor is not open for reading",
+        EBADF);
+  }
+  Descriptor ours;
+  if ((flags & O_APPEND) != 0 && writes()) {
+    // With O_APPEND the kernel ignores offsets and would put the pieces down in the order of their arrival.
+    ours = Descriptor(open(fmt::format("/proc/self/fd/{}", theirs).c_str(), access() | (flags & O_DIRECT)));
+    if (!ours) return Failed("cannot reopen a descriptor of O_APPEND without it", errno);
+  } else {
+    ours = Descriptor(fcntl(theirs, F_DUPFD_CLOEXEC, 0));
+    if (!ours) return Failed("cannot duplicate the descriptor", errno);
+  }
+  ((flags & O_DIRECT) != 0 ? direct_ : buffered_) = std::move(ours);
+  return {};
+}
+
+IoResult<void> OpenFile::Examine() {
+  if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
+  if (S_ISDIR(status_.st_mode)) return Failed("cannot open the file", EISDIR);
+  if (S_ISFIFO(status_.st_mode) || S_ISSOCK(status_.st_mode)) {
+    return Failed("a pipe or socket has no offsets", ESPIPE);
+  }
+  if (direct_) RETURN_IF_ERROR(LearnAlignment());
+  if (writes() || !S_ISREG(status_.st_mode)) return {};
+  const auto have = static_cast<uint64_t>(status_.st_size);
+  if (options_.offset + options_.size > have) {
+    return PastTheEnd(*this, options_.size, options_.offset, have);
+  }
+  return {};
+}
+
+IoResult<void> OpenFile::LearnAlignment() {
+  struct statx answer{};
+  if (statx(direct_.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
+      (answer.stx_mask & STATX_DIOALIGN) == 0) {
+    return {};  // an older kernel, or a filesystem that does not say: a page serves all of them
+  }
+  if (std::has_single_bit(answer.stx_dio_mem_align) && std::has_single_bit(answer.stx_dio_offset_align)) {
+    alignment_ = {answer.stx_dio_offset_align, answer.stx_dio_mem_align};
+    return {};
+  }
+  // O_DIRECT was accepted, and is not possible on this file.
+  int error_number = 0;
+  if (Buffered(&error_number) < 0) return Failed("cannot open it without O_DIRECT", error_number);
+  direct_.Close();
+  return {};
+}
+
+int OpenFile::Buffered(int* error_number) const {
+  MutexLock lock(mutex_);
+  if (!buffered_) {
+    // By the descriptor and not the path, which may name another file by now; the path serves where /proc is
+    // missing.
+    Descriptor again(open(fmt::format("/proc/self/fd/{}", direct_.get()).c_str(), access()));
+    if (!again && errno == ENOENT) again = Descriptor(open(written_path_.c_str(), access()));
+    if (!again) *error_number = errno;
+    buffered_ = std::move(again);
+  }
+  return buffered_.get();
+}
+
+IoResult<uint64_t> OpenFile::Size() const {
+  struct stat now{};
+  if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
+  return static_cast<uint64_t>(now.st_size);
+}
+
+// On these filesystems a write into reserved blocks runs beside others; one that grows the file runs alone.
+IoResult<void> OpenFile::Reserve() {
+  const auto end = options_.offset + options_.size;
+  if (!writes() || !direct_ || !S_ISREG(status_.st_mode) || options_.size < kReserveFrom ||
+      end <= static_cast<uint64_t>(status_.st_size)) {
+    return {};
+  }
+  struct statfs filesystem{};
+  if (fstatfs(direct_.get(), &filesystem) != 0 ||
+      (filesystem.f_type != kExt4Magic && filesystem.f_type != kXfsMagic)) {
+    return {};
+  }
+  if (fallocate(direct_.get(), 0, static_cast<off_t>(options_.offset), static_cast<off_t>(options_.size)) !=
+          0 &&
+      (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+    return Failed("no room for it", errno);
+  }
+  return {};
+}
+
+IoResult<void> OpenFile::Finish(bool success) {
+  IoResult<void> result;
+  if (success && writes()) result = MakeFinal();
+  if (!success || !result.has_value()) TakeBack();
+  finished_ = true;
+  // Filesystems with a server may report a failed write at close only.
+  for (Descriptor* descriptor : {&direct_, &buffered_}) {
+    if (descriptor->Close() != 0 && success && result.has_value() && writes()) {
+      result = Failed("closing the file reported an earlier error", errno);
+    }
+  }
+  return result;
+}
+
+IoResult<void> OpenFile::MakeFinal() {
+  if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
+    // What others appended since it was opened is theirs.
+    struct stat now{};
+    if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
+    if (now.st_size == status_.st_size && ftruncate(any(), static_cast<off_t>(options_.size)) != 0) {
+      return Failed("cannot cut off the longer old content", errno);
+    }
+  }
+  if (options_.durable && fsync(any()) != 0) return Failed("fsync failed", errno);
+  if (options_.atomic && rename(written_path_.c_str(), final_path_.c_str()) != 0) {
+    return Failed("cannot rename the temporary file over it", errno);
+  }
+  if (options_.durable && created_) return SyncFolder();
+  return {};
+}
+
+IoResult<void> OpenFile::SyncFolder() const {
+  const size_t slash = written_path_.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : written_path_.substr(0, slash + 1);
+  const Descriptor directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory || fsync(directory.get()) != 0) return Failed("cannot make its name durable", errno);
+  return {};
+}
+
+// What a failed write of a whole file may take back. Of a write at an offset nothing: others may be writing
+// other parts.
+void OpenFile::TakeBack() {
+  if (!writes() || !options_.whole_file) return;
+  struct stat ours{};
+  if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
+  if (created_) {
+    struct stat named{};
+    if (lstat(written_path_.c_str(), &named) == 0 && named.st_ino == ours.st_ino &&
+        named.st_dev == ours.st_dev) {
+      unlink(written_path_.c_str());
+    }
+  } else if (ours.st_size > status_.st_size) {
+    [[maybe_unused]] const int ignored = ftruncate(any(), status_.st_size);
+  }
+}
+
+}  // namespace
+
+IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
+  return {ENODATA,
+          fmt::format("read of {} bytes at offset {} of {}: only {} bytes there", size, offset, target.path(),
+                      file_size > offset ? file_size - offset : 0),
+          target.path(), offset};
+}
+
+IoResult<std::unique_ptr<Target>> FileTarget::Open(const Options& options) {
+  auto file = std::make_unique<OpenFile>(options);
+  RETURN_IF_ERROR(file->Open());
+  return std::unique_ptr<Target>(std::move(file));
+}
+
+}  // namespace weightfs::client

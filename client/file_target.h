@@ -1,0 +1,41 @@
+// A Target on an ordinary file, of whatever filesystem, opened by path or by a descriptor of the caller.
+//
+// O_DIRECT reaches what is aligned; partial blocks at the head and tail, small unaligned transfers, and
+// everything on a filesystem without O_DIRECT go by a buffered descriptor of the same file. Linux keeps the
+// two coherent.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "client/operation.h"
+#include "client/target.h"
+
+namespace weightfs::client {
+
+class FileTarget {
+ public:
+  struct Options {
+    Operation::Direction direction = Operation::Direction::kRead;
+    std::string path = {};
+    int descriptor = -1;  // instead of the path; the caller keeps it and may close it at once
+    uint64_t offset = 0;
+    uint64_t size = 0;
+    // The file becomes exactly the bytes written (the offset is 0, and there is a path): a longer old content
+    // is cut off after a success, and a file that a failed write created is removed. Otherwise what lies
+    // around them stays.
+    bool whole_file = false;
+    bool atomic = false;   // with whole_file: written beside the file, then renamed over it
+    bool durable = false;  // fsync, before success is reported
+  };
+
+  // Opens, and for a read checks that the file has all the bytes. A file is created with mode 0600; nothing
+  // is truncated here. Errors are errno's of the system calls, ENODATA for a read past the end, EINVAL for
+  // impossible options.
+  static IoResult<std::unique_ptr<Target>> Open(const Options& options);
+};
+
+// "read of 10 bytes at offset 20 of PATH: only 5 bytes there".
+IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size);
+
+}  // namespace weightfs::client

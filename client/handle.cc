@@ -1,0 +1,259 @@
+#include "client/handle.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <set>
+
+#include "client/file_target.h"
+#include "client/ring.h"
+#include "common/mutex.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+constexpr unsigned kMaxDepth = 65'536;
+constexpr unsigned kMaxParallelism = 1'024;
+
+// Slices begin on blocks of the file, so that no block is written by two threads.
+constexpr uint64_t kSliceUnit = kBlockSize;
+
+struct Account {
+  mutable Mutex mutex;
+  std::condition_variable changed;
+  std::set<uint64_t> pending GUARDED_BY(mutex);  // numbers, in the order of their start
+  uint64_t next GUARDED_BY(mutex) = 1;
+  Handle::Completed completed GUARDED_BY(mutex);
+
+  uint64_t Begin() {
+    MutexLock lock(mutex);
+    pending.insert(next);
+    return next++;
+  }
+
+  void End(uint64_t number, const IoError* error, bool own_errors) {
+    MutexLock lock(mutex);
+    pending.erase(number);
+    if (error == nullptr) {
+      ++completed.count;
+    } else if (!own_errors) {
+      ++completed.failed;
+      if (completed.errors.size() < Handle::kMaxErrors) completed.errors.push_back(*error);
+    }
+    changed.notify_all();
+  }
+};
+
+IoResult<void> Check(const HandleOptions& options) {
+  const auto wrong = [](const char* what) { return IoError{EINVAL, std::string("a handle needs ") + what}; };
+  if (options.block_size == 0) return wrong("a block_size of at least 1 byte");
+  if (options.queue_depth == 0 || options.queue_depth > kMaxDepth)
+    return wrong("a queue_depth from 1 to 65536");
+  if (options.intra_op_parallelism == 0 || options.intra_op_parallelism > kMaxParallelism) {
+    return wrong("an intra_op_parallelism from 1 to 1024");
+  }
+  return {};
+}
+
+// Where a write without an offset begins on a descriptor.
+uint64_t DefaultOffset(int descriptor) {
+  const int flags = fcntl(descriptor, F_GETFL);
+  struct stat status{};
+  if (flags < 0 || (flags & O_APPEND) == 0 || fstat(descriptor, &status) != 0) return 0;
+  return static_cast<uint64_t>(status.st_size);
+}
+
+}  // namespace
+
+class Handle::Impl {
+ public:
+  ~Impl() {
+    for (const auto& ring : rings_) ring->Stop();
+  }
+
+  IoResult<void> Start(const HandleOptions& options) {
+    const RingOptions ring{options.block_size, options.queue_depth, options.single_submit,
+                           options.overlap_events};
+    for (unsigned i = 0; i < options.intra_op_parallelism; ++i) {
+      ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
+      rings_.push_back(std::move(made));
+    }
+    return {};
+  }
+
+  struct Wish {
+    FileTarget::Options file;
+    MemoryView memory;
+    Progress progress;
+    bool counted = false;
+    bool own_errors = false;
+  };
+
+  // `helped`: the caller is going to drive the first ring, which is returned.
+  IoResult<std::shared_ptr<Operation>> Begin(Wish wish, Ring** helped) {
+    if (owner_ != getpid()) {
+      return IoError{EPERM, "this handle belongs to the process that forked this one; make a new handle here",
+                     wish.file.path, wish.file.offset};
+    }
+    wish.file.size = wish.memory.size();
+    ASSIGN_OR_RETURN(auto target, FileTarget::Open(wish.file));
+    Operation::Plan plan{.direction = wish.file.direction,
+                         .target = std::move(target),
+                         .memory = std::move(wish.memory),
+                         .offset = wish.file.offset,
+                         .progress = std::move(wish.progress)};
+    if (wish.counted) {
+      plan.finished = [account = account_, number = account_->Begin(),
+                       own = wish.own_errors](const IoError* error) { account->End(number, error, own); };
+    }
+    auto operation = std::make_shared<Operation>(std::move(plan));
+    HandOut(operation, helped);
+    return operation;
+  }
+
+  Completed Wait() {
+    MutexLock lock(account_->mutex);
+    const uint64_t until = account_->next;
+    while (!account_->pending.empty() && *account_->pending.begin() < until)
+      account_->changed.wait(lock.native());
+    return std::exchange(account_->completed, {});
+  }
+
+  size_t pending() const {
+    MutexLock lock(account_->mutex);
+    return account_->pending.size();
+  }
+
+  bool forked() const { return owner_ != getpid(); }
+
+ private:
+  void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {
+    const uint64_t size = operation->size();
+    const uint64_t start = operation->offset();
+    std::vector<uint64_t> borders{0};
+    for (size_t i = 1; i <= rings_.size(); ++i) {
+      // size * i / rings, of which the product might not fit.
+      const uint64_t share = size / rings_.size() * i + size % rings_.size() * i / rings_.size();
+      const uint64_t border =
+          i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
+      if (border > borders.back()) borders.push_back(border);
+    }
+    const size_t slices = borders.size() - 1;
+    if (slices == 0) return operation->Complete();
+    operation->SetSlices(slices);
+    // Small operations take turns on the rings.
+    const size_t first =
+        slices == rings_.size() ? 0 : next_ring_.fetch_add(slices, std::memory_order_relaxed);
+    if (helped != nullptr) *helped = rings_[first % rings_.size()].get();
+    for (size_t i = slices; i > 0; --i) {
+      rings_[(first + i - 1) % rings_.size()]->Enqueue(operation, borders[i - 1], borders[i],
+                                                       helped == nullptr || i > 1);
+    }
+  }
+
+  const pid_t owner_ = getpid();
+  const std::shared_ptr<Account> account_ = std::make_shared<Account>();
+  std::vector<std::shared_ptr<Ring>> rings_;
+  std::atomic<size_t> next_ring_{0};
+
+  friend class Handle;
+  IoResult<void> BeginAndHelp(Wish wish) {
+    if (Operation::CallbackScope::active()) {
+      return IoError{EDEADLK, "a callback of an operation may start others, and not wait for them",
+                     wish.file.path, wish.file.offset};
+    }
+    Ring* ring = nullptr;
+    ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
+    if (ring != nullptr) ring->Help(*operation);
+    if (auto error = operation->error()) return *std::move(error);
+    return {};
+  }
+
+  static IoResult<Wish> WishToRead(const FileName& file, const MemoryView& memory,
+                                   const ReadOptions& options) {
+    if (memory.may_overlap()) {
+      return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
+                     options.offset};
+    }
+    return Wish{{.direction = Operation::Direction::kRead,
+                 .path = file.path,
+                 .descriptor = file.descriptor,
+                 .offset = options.offset},
+                memory,
+                options.progress,
+                false,
+                options.own_errors};
+  }
+
+  static Wish WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
+    const bool by_path = file.descriptor < 0;
+    const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
+    return Wish{{.direction = Operation::Direction::kWrite,
+                 .path = file.path,
+                 .descriptor = file.descriptor,
+                 .offset = options.offset.value_or(standard),
+                 .whole_file = by_path && !options.offset,
+                 .atomic = options.atomic,
+                 .durable = options.durable},
+                memory,
+                options.progress,
+                false,
+                options.own_errors};
+  }
+};
+
+IoResult<std::unique_ptr<Handle>> Handle::Create(const HandleOptions& options) {
+  RETURN_IF_ERROR(Check(options));
+  auto impl = std::make_unique<Impl>();
+  RETURN_IF_ERROR(impl->Start(options));
+  return std::unique_ptr<Handle>(new Handle(options, std::move(impl)));
+}
+
+Handle::Handle(const HandleOptions& options, std::unique_ptr<Impl> impl)
+    : options_(options), impl_(std::move(impl)) {}
+
+Handle::~Handle() {
+  // A forked child has neither the threads nor the contexts; there is nothing that it could end.
+  if (impl_->forked()) [[maybe_unused]]
+    auto* left = impl_.release();
+}
+
+IoResult<std::shared_ptr<Operation>> Handle::StartRead(const FileName& file, const MemoryView& memory,
+                                                       const ReadOptions& options) {
+  ASSIGN_OR_RETURN(auto wish, Impl::WishToRead(file, memory, options));
+  wish.counted = true;
+  return impl_->Begin(std::move(wish), nullptr);
+}
+
+IoResult<std::shared_ptr<Operation>> Handle::StartWrite(const FileName& file, const MemoryView& memory,
+                                                        const WriteOptions& options) {
+  auto wish = Impl::WishToWrite(file, memory, options);
+  wish.counted = true;
+  return impl_->Begin(std::move(wish), nullptr);
+}
+
+IoResult<void> Handle::Read(const FileName& file, const MemoryView& memory, const ReadOptions& options) {
+  ASSIGN_OR_RETURN(auto wish, Impl::WishToRead(file, memory, options));
+  return impl_->BeginAndHelp(std::move(wish));
+}
+
+IoResult<void> Handle::Write(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
+  return impl_->BeginAndHelp(Impl::WishToWrite(file, memory, options));
+}
+
+Handle::Completed Handle::Wait() {
+  return impl_->Wait();
+}
+
+size_t Handle::pending() const {
+  return impl_->pending();
+}
+
+}  // namespace weightfs::client

@@ -1,0 +1,105 @@
+// Reads and writes whole tensors: any size, file offset and memory, at the speed of the device.
+//
+// Aligned parts go by libaio and O_DIRECT straight between the device and the caller's memory. Memory that
+// O_DIRECT cannot use passes through a few small buffers while other transfers are under way; partial blocks
+// at the ends, and files of filesystems without O_DIRECT, go by ordinary reads and writes. What was reported
+// as done was done to the last byte.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/error.h"
+#include "client/memory_view.h"
+#include "client/operation.h"
+
+namespace weightfs::client {
+
+struct HandleOptions {
+  uint64_t block_size = 1 << 20;  // bytes of one transfer; less than the device's block counts as one block
+  unsigned queue_depth = 128;   // transfers in the kernel at once, for each of the intra_op_parallelism rings
+  bool single_submit = false;   // each transfer in an io_submit of its own
+  bool overlap_events = false;  // refill after each completion; else in batches of queue_depth
+  unsigned intra_op_parallelism = 1;  // slices that an operation is cut into, each with a thread and a ring
+};
+
+// A file by its path, or by an open descriptor, which the caller keeps and may close as soon as the call
+// returns.
+struct FileName {
+  FileName(std::string name) : path(std::move(name)) {}  // NOLINT(google-explicit-constructor)
+  FileName(const char* name) : path(name) {}             // NOLINT(google-explicit-constructor)
+  FileName(int number) : descriptor(number) {}           // NOLINT(google-explicit-constructor)
+  std::string path;
+  int descriptor = -1;
+};
+
+// Called with the bytes done and the bytes in all, from the thread that does the I/O: it must be quick.
+using Progress = std::function<void(uint64_t done, uint64_t total)>;
+
+struct ReadOptions {
+  uint64_t offset = 0;
+  Progress progress = {};
+  bool own_errors = false;  // see Handle::Wait
+};
+
+struct WriteOptions {
+  // Without: a path is written as a whole file, and a longer old content is cut off after success; a
+  // descriptor is written from 0 on (one of O_APPEND: at its end), and what lies behind stays. With: the
+  // bytes at this offset alone are replaced, so that several writers may write the parts of one file in any
+  // order.
+  std::optional<uint64_t> offset = std::nullopt;
+  bool durable = false;  // fsync before success: data, size, and the name of a new file
+  bool atomic = false;   // written beside the file and renamed over it: others see the old or the new one
+  Progress progress = {};
+  bool own_errors = false;  // see Handle::Wait
+};
+
+// Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
+// cancels the rest; it may run at any time, in a callback too. After fork() the child cannot use the handle
+// of its parent.
+class Handle {
+ public:
+  // EAGAIN with the numbers of fs.aio-max-nr, EINVAL for options that are not possible, EAGAIN when there are
+  // no threads.
+  static IoResult<std::unique_ptr<Handle>> Create(const HandleOptions& options);
+  ~Handle();
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  const HandleOptions& options() const { return options_; }
+
+  // Opens the file and starts. An error here: nothing was started, no byte is changed. The memory must stay
+  // as it is until the operation is done.
+  IoResult<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
+                                                 const ReadOptions& options = {});
+  IoResult<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,
+                                                  const WriteOptions& options = {});
+
+  // Return when it is done. The calling thread does the work where it can. Not for callbacks (EDEADLK).
+  IoResult<void> Read(const FileName& file, const MemoryView& memory, const ReadOptions& options = {});
+  IoResult<void> Write(const FileName& file, const MemoryView& memory, const WriteOptions& options = {});
+
+  struct Completed {
+    size_t count = 0;                  // operations that succeeded
+    size_t failed = 0;                 // that did not, of those without own_errors
+    std::vector<IoError> errors = {};  // of these, the first kMaxErrors
+  };
+  static constexpr size_t kMaxErrors = 64;
+  // Waits for every operation started before the call, and reports those that ended since the last Wait. An
+  // operation with own_errors is counted when it succeeds; its error is taken from the operation. Read and
+  // Write are not counted.
+  Completed Wait();
+  // Started, and not done.
+  size_t pending() const;
+
+ private:
+  class Impl;
+  Handle(const HandleOptions& options, std::unique_ptr<Impl> impl);
+  const HandleOptions options_;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weightfs::client

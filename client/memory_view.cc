@@ -1,0 +1,146 @@
+#include "client/memory_view.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace weightfs::client {
+namespace {
+
+// A run of a size known to the compiler is one move instead of a call.
+template <bool kGather, size_t kRun>
+void CopyRuns(std::byte* memory, int64_t stride, int64_t count, std::byte* other) {
+  for (int64_t i = 0; i < count; ++i, memory += stride, other += kRun) {
+    if constexpr (kGather) {
+      std::memcpy(other, memory, kRun);
+    } else {
+      std::memcpy(memory, other, kRun);
+    }
+  }
+}
+
+template <bool kGather>
+void CopyRuns(std::byte* memory, size_t run, int64_t stride, int64_t count, std::byte* other) {
+  switch (run) {
+    case 1:
+      return CopyRuns<kGather, 1>(memory, stride, count, other);
+    case 2:
+      return CopyRuns<kGather, 2>(memory, stride, count, other);
+    case 4:
+      return CopyRuns<kGather, 4>(memory, stride, count, other);
+    case 8:
+      return CopyRuns<kGather, 8>(memory, stride, count, other);
+    case 16:
+      return CopyRuns<kGather, 16>(memory, stride, count, other);
+    default:
+      break;
+  }
+  for (int64_t i = 0; i < count; ++i, memory += stride, other += run) {
+    std::memcpy(kGather ? other : memory, kGather ? memory : other, run);
+  }
+}
+
+}  // namespace
+
+IoResult<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span<const int64_t> shape,
+                                         std::span<const int64_t> strides) {
+  if (item_size == 0 || shape.size() != strides.size()) {
+    return IoError{EINVAL, "a tensor needs elements of at least one byte, and a stride for each dimension"};
+  }
+  MemoryView view;
+  view.base_ = static_cast<std::byte*>(base);
+  view.size_ = item_size;
+  view.run_ = item_size;
+  for (const int64_t count : shape) {
+    size_t product = 0;
+    if (count < 0 || __builtin_mul_overflow(view.size_, static_cast<size_t>(count), &product)) {
+      return IoError{EINVAL, "a tensor's dimension is negative, or its size does not fit into 64 bits"};
+    }
+    view.size_ = product;
+  }
+  if (view.size_ == 0) return MemoryView(std::span(view.base_, 0));
+  // From the innermost dimension outwards: what continues the run becomes part of it, what continues the
+  // dimension inside it is merged with that one.
+  for (size_t i = shape.size(); i > 0; --i) {
+    const Dimension next{shape[i - 1], strides[i - 1]};
+    auto& outer = view.dimensions_;
+    if (next.count == 1) continue;
+    if (outer.empty() && next.stride == static_cast<int64_t>(view.run_)) {
+      view.run_ *= static_cast<size_t>(next.count);
+    } else if (!outer.empty() && next.stride == outer.back().stride * outer.back().count) {
+      outer.back().count *= next.count;
+    } else {
+      outer.push_back(next);
+    }
+  }
+  std::reverse(view.dimensions_.begin(), view.dimensions_.end());
+  view.may_overlap_ = view.MayOverlap();
+  return view;
+}
+
+// Sorted by stride, each dimension must step over all that the smaller ones reach.
+bool MemoryView::MayOverlap() const {
+  std::vector<Dimension> sorted = dimensions_;
+  for (auto& dimension : sorted) dimension.stride = std::abs(dimension.stride);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
+  auto reach = static_cast<int64_t>(run_);
+  for (const auto& dimension : sorted) {
+    if (dimension.stride < reach) return true;
+    reach += dimension.stride * (dimension.count - 1);
+  }
+  return false;
+}
+
+std::byte* MemoryView::Direct(size_t offset, size_t length) const {
+  if (dimensions_.empty()) return base_ + offset;
+  const size_t within = offset % run_;
+  if (within + length > run_) return nullptr;
+  auto index = static_cast<int64_t>(offset / run_);
+  std::byte* place = base_ + within;
+  for (size_t i = dimensions_.size(); i > 0; --i) {
+    const Dimension& dimension = dimensions_[i - 1];
+    place += index % dimension.count * dimension.stride;
+    index /= dimension.count;
+  }
+  return place;
+}
+
+template <bool kGather>
+void MemoryView::Copy(size_t offset, size_t length, std::byte* other) const {
+  const auto move = [&](std::byte* memory, size_t size) {
+    std::memcpy(kGather ? other : memory, kGather ? memory : other, size);
+    other += size;
+    offset += size;
+    length -= size;
+  };
+  while (length > 0) {
+    if (dimensions_.empty()) return move(base_ + offset, length);
+    const size_t within = offset % run_;
+    if (within != 0 || length < run_) {
+      const size_t size = std::min(length, run_ - within);
+      move(Direct(offset, size), size);
+      continue;
+    }
+    // Whole runs to the end of the innermost dimension.
+    const Dimension& inner = dimensions_.back();
+    const auto at = static_cast<int64_t>(offset / run_) % inner.count;
+    const int64_t count = std::min<int64_t>(inner.count - at, static_cast<int64_t>(length / run_));
+    CopyRuns<kGather>(Direct(offset, run_), run_, inner.stride, count, other);
+    const size_t size = static_cast<size_t>(count) * run_;
+    other += size;
+    offset += size;
+    length -= size;
+  }
+}
+
+void MemoryView::Gather(size_t offset, std::span<std::byte> out) const {
+  Copy<true>(offset, out.size(), out.data());
+}
+
+void MemoryView::Scatter(size_t offset, std::span<const std::byte> in) const {
+  // Scatter only reads `in`; one function serves both directions.
+  Copy<false>(offset, in.size(), const_cast<std::byte*>(in.data()));
+}
+
+}  // namespace weightfs::client

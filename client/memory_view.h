@@ -1,0 +1,58 @@
+// The caller's memory of one operation: one run of bytes, or a strided tensor whose elements follow each
+// other in row-major order of its indices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "client/error.h"
+
+namespace weightfs::client {
+
+// A value; borrows the memory. Reading it from several threads is safe, and so is Scatter to ranges that do
+// not overlap. All positions are bytes in the logical, gathered order.
+class MemoryView {
+ public:
+  MemoryView() = default;
+  explicit MemoryView(std::span<std::byte> bytes) : base_(bytes.data()), size_(bytes.size()), run_(size_) {}
+  // For a source of writes: nothing of this library writes to it.
+  explicit MemoryView(std::span<const std::byte> bytes)
+      : MemoryView(std::span(const_cast<std::byte*>(bytes.data()), bytes.size())) {}
+
+  // `strides` are in bytes and may be negative or 0. EINVAL when the shape is impossible.
+  static IoResult<MemoryView> Strided(void* base, size_t item_size, std::span<const int64_t> shape,
+                                      std::span<const int64_t> strides);
+
+  size_t size() const { return size_; }
+  bool contiguous() const { return dimensions_.empty(); }
+  // Whether two elements may share a byte, so that reading into it has no one meaning. Never false when they
+  // do.
+  bool may_overlap() const { return may_overlap_; }
+
+  // Where [offset, offset + length) lies, when it is one run of memory; null otherwise.
+  std::byte* Direct(size_t offset, size_t length) const;
+  // Copies out.size() bytes from `offset` on out of the memory.
+  void Gather(size_t offset, std::span<std::byte> out) const;
+  // The reverse.
+  void Scatter(size_t offset, std::span<const std::byte> in) const;
+
+ private:
+  struct Dimension {
+    int64_t count;
+    int64_t stride;  // bytes
+  };
+
+  template <bool kGather>
+  void Copy(size_t offset, size_t length, std::byte* other) const;
+  bool MayOverlap() const;
+
+  std::byte* base_ = nullptr;
+  size_t size_ = 0;
+  size_t run_ = 0;                     // contiguous bytes at each index
+  std::vector<Dimension> dimensions_;  // around the runs, outermost first; none: one run
+  bool may_overlap_ = false;
+};
+
+}  // namespace weightfs::client

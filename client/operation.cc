@@ -1,0 +1,114 @@
+#include "client/operation.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+
+namespace weightfs::client {
+namespace {
+
+thread_local int callback_depth = 0;
+
+}  // namespace
+
+Operation::CallbackScope::CallbackScope() {
+  ++callback_depth;
+}
+Operation::CallbackScope::~CallbackScope() {
+  --callback_depth;
+}
+bool Operation::CallbackScope::active() {
+  return callback_depth > 0;
+}
+
+bool Operation::done() const {
+  MutexLock lock(mutex_);
+  return done_;
+}
+
+std::optional<IoError> Operation::error() const {
+  MutexLock lock(mutex_);
+  return done_ ? error_ : std::nullopt;
+}
+
+bool Operation::cancelled() const {
+  MutexLock lock(mutex_);
+  return done_ && error_ && error_->error_number == ECANCELED;
+}
+
+bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
+  MutexLock lock(mutex_);
+  if (CallbackScope::active()) return done_;
+  if (timeout) {
+    const auto end = std::chrono::steady_clock::now() + *timeout;
+    while (!done_) {
+      if (ended_.wait_until(lock.native(), end) == std::cv_status::timeout) return done_;
+    }
+  }
+  while (!done_) ended_.wait(lock.native());
+  return true;
+}
+
+bool Operation::Cancel() {
+  {
+    MutexLock lock(mutex_);
+    if (done_) return false;
+  }
+  const bool write = plan_.direction == Direction::kWrite;
+  Fail({ECANCELED,
+        fmt::format("{} of {} bytes at offset {} of {} was cancelled", write ? "write" : "read", size(),
+                    plan_.offset, plan_.target->path()),
+        plan_.target->path(), plan_.offset});
+  return true;
+}
+
+void Operation::OnDone(std::function<void()> callback) {
+  {
+    MutexLock lock(mutex_);
+    if (!done_) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+void Operation::AddTransferred(uint64_t bytes) {
+  const uint64_t sum = transferred_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (!plan_.progress) return;
+  const CallbackScope scope;
+  plan_.progress(sum, size());
+}
+
+void Operation::Fail(IoError error) {
+  MutexLock lock(mutex_);
+  if (completing_) return;
+  if (!error_) error_ = std::move(error);
+  stopped_.store(true, std::memory_order_release);
+}
+
+void Operation::Complete() {
+  std::optional<IoError> error;
+  {
+    MutexLock lock(mutex_);
+    completing_ = true;
+    // Cancelled too late: everything was transferred.
+    if (error_ && error_->error_number == ECANCELED && transferred() == size()) error_.reset();
+    error = error_;
+  }
+  auto finished = plan_.target->Finish(!error);
+  if (!finished.has_value() && !error) error = std::move(finished).error();
+  if (plan_.finished) plan_.finished(error ? &*error : nullptr);
+  std::vector<std::function<void()>> callbacks;
+  {
+    MutexLock lock(mutex_);
+    error_ = std::move(error);
+    done_ = true;
+    callbacks.swap(callbacks_);
+  }
+  ended_.notify_all();
+  const CallbackScope scope;
+  for (const auto& callback : callbacks) callback();
+}
+
+}  // namespace weightfs::client

@@ -1,0 +1,399 @@
+#include "client/ring.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+
+#include "client/file_target.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+using Direction = Operation::Direction;
+
+// Memory for transfers that cannot use the caller's: enough in flight to keep a device busy while others are
+// copied, small enough to stay in the processor's cache for the most part.
+constexpr uint64_t kBounceSize = kMiB;
+constexpr size_t kBounces = 16;
+// Blocking transfers waiting; more of them would only take slots from the others.
+constexpr size_t kBufferedLimit = 8;
+
+constexpr auto kRetryPause = std::chrono::milliseconds(1);
+constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
+
+}  // namespace
+
+IoResult<std::shared_ptr<Ring>> Ring::Create(const RingOptions& options) {
+  std::shared_ptr<Ring> ring(new Ring(options));
+  RETURN_IF_ERROR(ring->Start(ring));
+  return ring;
+}
+
+IoResult<void> Ring::Start(const std::shared_ptr<Ring>& self) {
+  ASSIGN_OR_RETURN(context_, AioContext::Create(options_.queue_depth));
+  const unsigned depth = context_->depth();
+  pieces_.resize(depth);
+  events_.resize(depth);
+  for (unsigned slot = depth; slot > 0; --slot) free_.push_back(slot - 1);
+  // Signals are for the threads of the program.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error_number = 0;
+  try {
+    // The thread keeps the ring alive: Stop may be called on it.
+    thread_ = std::thread([self] { self->Run(); });
+    pthread_setname_np(thread_.native_handle(), "weightfs-io");
+  } catch (const std::system_error& error) {
+    error_number = error.code().value();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error_number == 0) return {};
+  return IoError{error_number, fmt::format("cannot start an I/O thread: {}", std::strerror(error_number))};
+}
+
+void Ring::Stop() {
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  const bool inside = driven_ && driver_ == std::this_thread::get_id();
+  if (inside) {
+    // In a callback: nobody else can drive. Afterwards nothing is in flight, and the loop around us ends.
+    lock.Unlock();
+    Drive(nullptr);
+    if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+    lock.Lock();
+  }
+  changed_.notify_all();
+  lock.Unlock();
+  thread_.join();
+}
+
+void Ring::Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake) {
+  MutexLock lock(mutex_);
+  queue_.push_back({.operation = std::move(operation), .next = begin, .end = end});
+  if (wake && !driven_) changed_.notify_all();
+}
+
+void Ring::Help(const Operation& operation) {
+  MutexLock lock(mutex_);
+  if (driven_) {
+    lock.Unlock();
+    operation.Wait();
+    return;
+  }
+  driven_ = true;
+  driver_ = std::this_thread::get_id();
+  lock.Unlock();
+  Drive(&operation);
+  lock.Lock();
+  driven_ = false;
+  work_left_ = !cutting_.empty() || !cut_.empty() || !ended_.empty();
+  const bool hand_over = work_left_ || !queue_.empty() || stopping_;
+  lock.Unlock();
+  if (hand_over) changed_.notify_all();
+  // Its last slice may have been on another ring.
+  operation.Wait();
+}
+
+void Ring::Run() {
+  MutexLock lock(mutex_);
+  for (;;) {
+    while (driven_ || (queue_.empty() && !work_left_ && !stopping_)) changed_.wait(lock.native());
+    if (queue_.empty() && !work_left_) return;
+    driven_ = true;
+    driver_ = std::this_thread::get_id();
+    work_left_ = false;
+    lock.Unlock();
+    Drive(nullptr);
+    lock.Lock();
+    driven_ = false;
+  }
+}
+
+void Ring::Drive(const Operation* until) {
+  for (;;) {
+    TakeQueued();
+    Fill();
+    CompleteEnded();
+    if (until != nullptr && until->done()) return;
+    if (cutting_.empty() && cut_.empty()) {
+      MutexLock lock(mutex_);
+      if (queue_.empty()) return;
+      continue;
+    }
+    if (!buffered_.empty()) {
+      const unsigned slot = buffered_.front();
+      buffered_.pop_front();
+      TransferBuffered(slot);
+    }
+    Reap();
+  }
+}
+
+void Ring::TakeQueued() {
+  MutexLock lock(mutex_);
+  for (; !queue_.empty(); queue_.pop_front()) {
+    cutting_.push_back(std::move(queue_.front()));
+    cutting_.back().self = std::prev(cutting_.end());
+  }
+  if (!stopping_) return;
+  lock.Unlock();
+  for (Slices* slices : {&cutting_, &cut_}) {
+    for (const Slice& slice : *slices) slice.operation->Cancel();
+  }
+}
+
+void Ring::Fill() {
+  if (in_kernel_ == 0 && ready_.empty()) batch_left_ = options_.queue_depth;
+  while (!cutting_.empty()) {
+    Slice& slice = cutting_.front();
+    if (slice.operation->stopped()) slice.next = slice.end;
+    if (slice.next == slice.end) {
+      cut_.splice(cut_.end(), cutting_, slice.self);
+      RetireIfEnded(slice);
+      continue;
+    }
+    if (!MayCut() || !CutPiece(slice, free_.back())) break;
+  }
+  SubmitReady();
+}
+
+bool Ring::MayCut() const {
+  return !free_.empty() && buffered_.size() < kBufferedLimit && (options_.overlap_events || batch_left_ > 0);
+}
+
+bool Ring::CutPiece(Slice& slice, unsigned slot) {
+  Piece& piece = pieces_[slot];
+  piece.slice = &slice;
+  ChooseRange(slice, piece);
+  if (!FindMemory(piece)) {
+    piece = {};
+    return false;
+  }
+  const Operation& operation = *slice.operation;
+  if (piece.bounce && operation.direction() == Direction::kWrite) {
+    operation.memory().Gather(piece.at, {piece.data, piece.size});
+  }
+  free_.pop_back();
+  slice.next += piece.size;
+  ++slice.pieces;
+  if (piece.descriptor < 0) {
+    buffered_.push_back(slot);
+  } else {
+    if (batch_left_ > 0) --batch_left_;
+    PrepareDirect(slot);
+  }
+  return true;
+}
+
+// The longest run of whole blocks for O_DIRECT, or what lies before or after one; to the next border of
+// block_size.
+void Ring::ChooseRange(Slice& slice, Piece& piece) const {
+  const Operation& operation = *slice.operation;
+  const Target& target = operation.target();
+  const uint64_t file = operation.offset() + slice.next;
+  const uint64_t left = slice.end - slice.next;
+  const uint64_t unit = target.alignment().offset;
+  const Target::Run run = operation.direct_refused() ? Target::Run{-1, 0, left} : target.Locate(file, left);
+  uint64_t size = std::min(run.length, left);
+  piece.descriptor = -1;
+  if (run.descriptor >= 0 && run.offset % unit != 0) {
+    size = std::min(size, RoundUp(run.offset, unit) - run.offset);
+  } else if (run.descriptor >= 0 && size >= unit) {
+    size = RoundDown(size, unit);
+    piece.descriptor = run.descriptor;
+  }
+  const uint64_t block = std::max(RoundDown(options_.block_size, unit), unit);
+  piece.at = slice.next;
+  piece.size = std::min(size, block - file % block);
+  piece.offset = run.offset;
+}
+
+// The caller's memory where it is one run, aligned as O_DIRECT asks; else a bounce buffer, and as much as it
+// holds.
+bool Ring::FindMemory(Piece& piece) {
+  Operation& operation = *piece.slice->operation;
+  const uint64_t alignment = piece.descriptor >= 0 ? operation.target().alignment().memory : 1;
+  piece.data = operation.memory().Direct(piece.at, piece.size);
+  if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
+  if (bounces_ == nullptr) {
+    auto made =
+        BufferPool::Create({.buffer_size = {kBounceSize}, .count = kBounces, .name = "bounce buffers"});
+    if (!made.has_value()) {
+      operation.Fail({ENOMEM, made.error().what, operation.target().path(), operation.offset()});
+      piece.slice->next = piece.slice->end;
+      return false;
+    }
+    bounces_ = std::move(*made);
+  }
+  piece.bounce = bounces_->TryAllocate();
+  if (!piece.bounce) return false;
+  piece.data = piece.bounce.data();
+  piece.size = std::min(piece.size, kBounceSize);
+  return true;
+}
+
+void Ring::PrepareDirect(unsigned slot) {
+  const Piece& piece = pieces_[slot];
+  context_->Prepare(slot, {.write = piece.slice->operation->direction() == Direction::kWrite,
+                           .descriptor = piece.descriptor,
+                           .data = piece.data + piece.done,
+                           .size = piece.size - piece.done,
+                           .offset = piece.offset + piece.done});
+  ready_.push_back(slot);
+}
+
+void Ring::SubmitReady() {
+  while (!ready_.empty()) {
+    const size_t count = options_.single_submit ? 1 : ready_.size();
+    const int rc = context_->Submit(std::span(ready_).first(count));
+    if (rc > 0) {
+      in_kernel_ += static_cast<size_t>(rc);
+      ready_.erase(ready_.begin(), ready_.begin() + rc);
+      refusals_ = 0;
+      continue;
+    }
+    if (rc == -EINTR) continue;
+    const bool for_now = rc == 0 || rc == -EAGAIN;
+    // The next completion makes room.
+    if (for_now && in_kernel_ > 0) return;
+    if (for_now && ++refusals_ < kMaxRefusals) {
+      std::this_thread::sleep_for(kRetryPause);
+      continue;
+    }
+    OnRefusal(for_now ? EAGAIN : -rc);
+  }
+}
+
+// The error is about the first transfer alone.
+void Ring::OnRefusal(int error_number) {
+  const unsigned slot = ready_.front();
+  ready_.erase(ready_.begin());
+  refusals_ = 0;
+  if (error_number != EINVAL) return FailPiece(slot, error_number);
+  pieces_[slot].slice->operation->RefuseDirect();
+  buffered_.push_back(slot);
+}
+
+void Ring::Reap() {
+  if (in_kernel_ == 0) return;
+  const bool others = !buffered_.empty();
+  const int rc = others ? context_->Wait(0, events_, 0) : context_->Wait(1, events_);
+  if (rc < 0 && rc != -EINTR) {
+    // Only a context that is not ours fails so; without events no operation would ever end.
+    std::fprintf(stderr, "weightfs: io_getevents failed: %s\n", std::strerror(-rc));
+    std::abort();
+  }
+  for (int i = 0; i < rc; ++i)
+    OnEvent(events_[static_cast<size_t>(i)].slot, events_[static_cast<size_t>(i)].result);
+}
+
+void Ring::OnEvent(unsigned slot, int64_t result) {
+  --in_kernel_;
+  Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  if (result == -EINVAL) operation.RefuseDirect();
+  if (result == -EINVAL || result == -EAGAIN || result == -EINTR) {
+    buffered_.push_back(slot);
+    return;
+  }
+  if (result < 0) return FailPiece(slot, static_cast<int>(-result));
+  piece.done += static_cast<uint64_t>(result);
+  if (piece.done >= piece.size) return Succeed(slot);
+  // Short. Whole blocks go on as they began; the end of a file, and the reason for a short write, the other
+  // way shows.
+  if (result > 0 && piece.done % operation.target().alignment().offset == 0 && !operation.stopped()) {
+    PrepareDirect(slot);
+  } else {
+    buffered_.push_back(slot);
+  }
+}
+
+void Ring::TransferBuffered(unsigned slot) {
+  Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  if (operation.stopped()) return Release(slot);
+  int error_number = 0;
+  const int descriptor = operation.target().Buffered(&error_number);
+  if (descriptor < 0) return FailPiece(slot, error_number);
+  const bool write = operation.direction() == Direction::kWrite;
+  while (piece.done < piece.size) {
+    const auto offset = static_cast<off_t>(operation.offset() + piece.at + piece.done);
+    std::byte* data = piece.data + piece.done;
+    const size_t size = piece.size - piece.done;
+    const ssize_t rc = write ? pwrite(descriptor, data, size, offset) : pread(descriptor, data, size, offset);
+    if (rc < 0 && errno == EINTR) continue;
+    if (rc < 0) return FailPiece(slot, errno);
+    if (rc == 0) return FailPiece(slot, write ? EIO : 0);
+    piece.done += static_cast<uint64_t>(rc);
+  }
+  Succeed(slot);
+}
+
+void Ring::Succeed(unsigned slot) {
+  const Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  if (piece.bounce && operation.direction() == Direction::kRead) {
+    operation.memory().Scatter(piece.at, {piece.data, piece.size});
+  }
+  operation.AddTransferred(piece.size);
+  Release(slot);
+}
+
+// An errno of 0 stands for the end of the file in a read.
+void Ring::FailPiece(unsigned slot, int error_number) {
+  const Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  const Target& target = operation.target();
+  const uint64_t offset = operation.offset() + piece.at + piece.done;
+  if (error_number == 0) {
+    const auto size = target.Size();
+    operation.Fail(PastTheEnd(target, operation.size(), operation.offset(), size.value_or(offset)));
+  } else {
+    operation.Fail(
+        {error_number,
+         fmt::format("{} of {} bytes at offset {} of {} failed at offset {}: {}",
+                     operation.direction() == Direction::kWrite ? "write" : "read", operation.size(),
+                     operation.offset(), target.path(), offset, std::strerror(error_number)),
+         target.path(), offset});
+  }
+  Release(slot);
+}
+
+void Ring::Release(unsigned slot) {
+  Slice& slice = *pieces_[slot].slice;
+  pieces_[slot] = {};
+  free_.push_back(slot);
+  --slice.pieces;
+  RetireIfEnded(slice);
+}
+
+void Ring::RetireIfEnded(Slice& slice) {
+  // While a slice is the one being cut, Fill retires it.
+  if (slice.pieces > 0 || slice.next < slice.end || (!cutting_.empty() && &cutting_.front() == &slice))
+    return;
+  if (slice.operation->SliceDone()) ended_.push_back(slice.operation);
+  cut_.erase(slice.self);
+}
+
+void Ring::CompleteEnded() {
+  while (!ended_.empty()) {
+    const auto operation = std::move(ended_.front());
+    ended_.pop_front();
+    operation->Complete();
+  }
+}
+
+}  // namespace weightfs::client

@@ -1,0 +1,123 @@
+// The I/O loop of a handle: slices of operations go in, their bytes go through one libaio context.
+//
+// Whoever drives the loop carries out everything in it: the ring's own thread, or a thread that waits for a
+// synchronous operation and finds nobody driving. The second saves two switches of threads for each small
+// operation.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "client/aio_context.h"
+#include "client/operation.h"
+#include "common/mutex.h"
+#include "engine/buffer.h"
+
+namespace weightfs::client {
+
+struct RingOptions {
+  uint64_t block_size = 1 << 20;  // bytes of one transfer
+  unsigned queue_depth = 128;     // transfers in the kernel at once
+  bool single_submit = false;     // one transfer in an io_submit
+  bool overlap_events =
+      false;  // new ones after each completion; else when all of a batch of queue_depth have ended
+};
+
+// Thread-safe.
+class Ring {
+ public:
+  static IoResult<std::shared_ptr<Ring>> Create(const RingOptions& options);
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() = default;  // after Stop
+
+  // Ends it: waits for what the kernel has, the queued rest is cancelled; all operations are done afterwards.
+  // May be called in a callback of the ring itself.
+  void Stop() EXCLUDES(mutex_);
+
+  // Takes the bytes [begin, end) of an operation's memory, not empty. Wakes the ring's thread, unless the
+  // caller is going to Help.
+  void Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake)
+      EXCLUDES(mutex_);
+  // Drives until the operation is done, or waits for it while somebody else drives. Not for callbacks.
+  void Help(const Operation& operation) EXCLUDES(mutex_);
+
+ private:
+  struct Slice;
+  using Slices = std::list<Slice>;
+  // A part of an operation; its pieces point to it.
+  struct Slice {
+    std::shared_ptr<Operation> operation;
+    uint64_t next = 0;  // the first byte not yet cut into a piece
+    uint64_t end = 0;
+    size_t pieces = 0;  // cut and not ended
+    Slices::iterator self = {};
+  };
+  // One transfer, in a slot of the context.
+  struct Piece {
+    Slice* slice = nullptr;
+    uint64_t at = 0;  // in the operation's memory
+    uint64_t size = 0;
+    uint64_t done = 0;
+    std::byte* data = nullptr;  // the caller's memory, or the bounce buffer's
+    Buffer bounce;
+    int descriptor = -1;  // -1: by the buffered descriptor, in the driver's thread
+    uint64_t offset = 0;  // on the descriptor
+  };
+
+  explicit Ring(const RingOptions& options) : options_(options) {}
+  IoResult<void> Start(const std::shared_ptr<Ring>& self);
+  void Run() EXCLUDES(mutex_);
+  // Returns when `until` is done, or without one when there is nothing left to do.
+  void Drive(const Operation* until) EXCLUDES(mutex_);
+
+  // All below belongs to the driver.
+  void TakeQueued() EXCLUDES(mutex_);
+  void Fill();
+  bool MayCut() const;
+  // The next piece of the slice into the slot. False when it has to wait for a bounce buffer.
+  bool CutPiece(Slice& slice, unsigned slot);
+  void ChooseRange(Slice& slice, Piece& piece) const;
+  bool FindMemory(Piece& piece);
+  void SubmitReady();
+  void OnRefusal(int error_number);
+  void Reap();
+  void OnEvent(unsigned slot, int64_t result);
+  void PrepareDirect(unsigned slot);
+  void TransferBuffered(unsigned slot);
+  void Succeed(unsigned slot);
+  void FailPiece(unsigned slot, int error_number);
+  void Release(unsigned slot);
+  void RetireIfEnded(Slice& slice);
+  void CompleteEnded();
+
+  const RingOptions options_;
+  std::unique_ptr<AioContext> context_;
+  std::vector<Piece> pieces_;      // by slot
+  std::vector<unsigned> free_;     // slots
+  std::vector<unsigned> ready_;    // prepared, and the kernel has not taken them yet
+  std::deque<unsigned> buffered_;  // waiting for their blocking transfer
+  std::vector<AioContext::Event> events_;
+  Slices cutting_;  // in the order of their arrival
+  Slices cut_;      // wholly in pieces
+  std::deque<std::shared_ptr<Operation>> ended_;
+  std::unique_ptr<BufferPool> bounces_;  // made when the first piece needs one
+  size_t in_kernel_ = 0;
+  size_t batch_left_ = 0;  // without overlap_events: transfers that still belong to this batch
+  unsigned refusals_ = 0;  // EAGAINs of io_submit in a row with nothing in the kernel
+
+  Mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Slice> queue_ GUARDED_BY(mutex_);
+  bool driven_ GUARDED_BY(mutex_) = false;
+  std::thread::id driver_ GUARDED_BY(mutex_);
+  bool work_left_ GUARDED_BY(mutex_) = false;  // a driver left with work under way
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace weightfs::client

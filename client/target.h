@@ -1,0 +1,44 @@
+// An opened file as the I/O loop sees it: where the bytes of a range lie, by which descriptors they are
+// reached, and what is to be done when the last transfer has ended.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "client/error.h"
+
+namespace weightfs::client {
+
+// Made for one operation, and owned by it. Everything but Finish is const and may be called from any thread.
+class Target {
+ public:
+  // Bytes of the file that lie in one piece for O_DIRECT.
+  struct Run {
+    int descriptor = -1;  // opened with O_DIRECT; -1: only the buffered descriptor reaches them
+    uint64_t offset = 0;  // on that descriptor; as far from an aligned offset as the place in the file
+    uint64_t length = 0;  // at least 1
+  };
+  // What O_DIRECT asks for; powers of two. Alignment of lengths is that of offsets.
+  struct Alignment {
+    uint64_t offset = 4096;
+    uint64_t memory = 4096;
+  };
+
+  virtual ~Target() = default;
+
+  virtual const std::string& path() const = 0;
+  // The run at `offset` of the file, `length` bytes long at most.
+  virtual Run Locate(uint64_t offset, uint64_t length) const = 0;
+  virtual Alignment alignment() const = 0;
+  // A descriptor for the file's own offsets that takes any offset and length: partial blocks, and what
+  // O_DIRECT refused. -1 with the errno in *error_number when there is none.
+  virtual int Buffered(int* error_number) const = 0;
+  // The file's size now.
+  virtual IoResult<uint64_t> Size() const = 0;
+
+  // Called once, when nothing is in flight any more: makes a success final (size, durability, name) or takes
+  // a failure back as far as that is possible. Its error becomes the operation's.
+  virtual IoResult<void> Finish(bool success) = 0;
+};
+
+}  // namespace weightfs::client

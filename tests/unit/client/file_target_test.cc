@@ -1,0 +1,118 @@
+#include "client/file_target.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "tests/unit/client/files.h"
+
+namespace weightfs::client {
+namespace {
+
+using Direction = Operation::Direction;
+
+FileTarget::Options ToWrite(std::string path, uint64_t size) {
+  return {.direction = Direction::kWrite, .path = std::move(path), .size = size, .whole_file = true};
+}
+
+int ErrorOf(const FileTarget::Options& options) {
+  const auto target = FileTarget::Open(options);
+  return target.has_value() ? 0 : target.error().error_number;
+}
+
+TEST(FileTargetTest, AFileIsCreatedForItsOwnerOnly) {
+  const Folder folder;
+  const auto target = FileTarget::Open(ToWrite(folder / "new", 4096)).value();
+  ASSERT_TRUE(target->Finish(true).has_value());
+  struct stat status{};
+  ASSERT_EQ(stat((folder / "new").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0600U);
+}
+
+TEST(FileTargetTest, AFailedWholeWriteLeavesNoFileItMade) {
+  const Folder folder;
+  for (const uint64_t size : {uint64_t{10}, uint64_t{4096}, uint64_t{16} << 20}) {
+    const auto target = FileTarget::Open(ToWrite(folder / "new", size)).value();
+    EXPECT_EQ(folder.entries(), 1U);
+    ASSERT_TRUE(target->Finish(false).has_value());
+    EXPECT_EQ(folder.entries(), 0U);
+  }
+}
+
+TEST(FileTargetTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
+  const Folder folder;
+  WriteFile(folder / "old", RandomBytes(5000));
+  const auto target = FileTarget::Open(ToWrite(folder / "old", 16 << 20)).value();
+  ASSERT_TRUE(target->Finish(false).has_value());
+  EXPECT_EQ(ReadFile(folder / "old"), RandomBytes(5000));
+}
+
+TEST(FileTargetTest, ATargetThatIsDroppedTakesItsFileAlong) {
+  const Folder folder;
+  {
+    const auto target = FileTarget::Open(ToWrite(folder / "new", 4096)).value();
+  }
+  EXPECT_EQ(folder.entries(), 0U);
+}
+
+TEST(FileTargetTest, AnAtomicWriteShowsOnlyWhenItIsFinished) {
+  const Folder folder;
+  WriteFile(folder / "old", RandomBytes(5000));
+  std::filesystem::permissions(folder / "old", std::filesystem::perms(0640));
+  std::filesystem::create_symlink("old", folder / "link");
+  auto options = ToWrite(folder / "link", 100);
+  options.atomic = true;
+  {
+    const auto target = FileTarget::Open(options).value();
+    int error_number = 0;
+    const Bytes bytes = RandomBytes(100, 2);
+    ASSERT_EQ(pwrite(target->Buffered(&error_number), bytes.data(), bytes.size(), 0), 100);
+    EXPECT_EQ(ReadFile(folder / "old").size(), 5000U);
+    ASSERT_TRUE(target->Finish(true).has_value());
+  }
+  EXPECT_EQ(ReadFile(folder / "old"), RandomBytes(100, 2));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(std::filesystem::status(folder / "old").permissions(), std::filesystem::perms(0640));
+  {
+    const auto dropped = FileTarget::Open(options).value();
+  }
+  EXPECT_EQ(folder.entries(), 2U);
+}
+
+TEST(FileTargetTest, WhatOthersAppendMeanwhileIsNotCutOff) {
+  const Folder folder;
+  WriteFile(folder / "file", RandomBytes(5000));
+  const auto target = FileTarget::Open(ToWrite(folder / "file", 100)).value();
+  std::filesystem::resize_file(folder / "file", 9000);
+  ASSERT_TRUE(target->Finish(true).has_value());
+  EXPECT_EQ(std::filesystem::file_size(folder / "file"), 9000U);
+}
+
+TEST(FileTargetTest, ImpossibleWishesAreRefusedBeforeAnythingIsTouched) {
+  const Folder folder;
+  EXPECT_EQ(ErrorOf({.path = folder / "missing", .size = 1}), ENOENT);
+  EXPECT_EQ(ErrorOf({.path = folder / ".", .size = 1}), EISDIR);
+  EXPECT_EQ(ErrorOf(ToWrite(folder / ".", 1)), EISDIR);
+  EXPECT_EQ(ErrorOf({.descriptor = 9999, .size = 1}), EBADF);
+  EXPECT_EQ(ErrorOf({.path = folder / "x", .offset = UINT64_MAX, .size = 2}), EINVAL);
+  EXPECT_EQ(
+      ErrorOf(
+          {.direction = Direction::kWrite, .path = folder / "x", .offset = 1, .size = 2, .whole_file = true}),
+      EINVAL);
+  EXPECT_EQ(ErrorOf({.direction = Direction::kWrite, .path = folder / "x", .size = 2, .atomic = true}),
+            EINVAL);
+  WriteFile(folder / "ten", RandomBytes(10));
+  EXPECT_EQ(ErrorOf({.path = folder / "ten", .offset = 5, .size = 6}), ENODATA);
+  const int only_reads = open((folder / "ten").c_str(), O_RDONLY);
+  EXPECT_EQ(ErrorOf({.direction = Direction::kWrite, .descriptor = only_reads, .size = 1}), EBADF);
+  close(only_reads);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  EXPECT_EQ(ErrorOf({.descriptor = ends[0], .size = 1}), ESPIPE);
+  close(ends[0]);
+  close(ends[1]);
+  EXPECT_EQ(folder.entries(), 1U);
+}
+
+}  // namespace
+}  // namespace weightfs::client

@@ -1,0 +1,78 @@
+// Files for the tests of the client library: a directory that goes with the test, and bytes that tell where
+// they belong.
+#pragma once
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace weightfs::client {
+
+using Bytes = std::vector<std::byte>;
+
+// Different at every offset that a test could confuse with another.
+inline Bytes RandomBytes(size_t size, unsigned seed = 1) {
+  std::mt19937_64 generator(seed);
+  Bytes bytes(size + 8);
+  for (size_t i = 0; i < size; i += 8) {
+    const uint64_t value = generator();
+    std::memcpy(bytes.data() + i, &value, sizeof(value));
+  }
+  bytes.resize(size);
+  return bytes;
+}
+
+// In TMPDIR or else the working directory: a disk, where O_DIRECT works. `parent` may name another
+// filesystem.
+class Folder {
+ public:
+  explicit Folder(std::string parent = "") {
+    const char* standard = std::getenv("TMPDIR");
+    if (parent.empty()) parent = standard != nullptr ? standard : ".";
+    path_ = parent + "/weightfs-client.XXXXXX";
+    if (mkdtemp(path_.data()) == nullptr) std::abort();
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  size_t entries() const {
+    return static_cast<size_t>(
+        std::distance(std::filesystem::directory_iterator(path_), std::filesystem::directory_iterator()));
+  }
+
+ private:
+  std::string path_;
+};
+
+inline void WriteFile(const std::string& path, std::span<const std::byte> bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  if (!file.flush()) std::abort();
+}
+
+inline Bytes ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+inline size_t OpenDescriptors() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                                           std::filesystem::directory_iterator()));
+}
+
+}  // namespace weightfs::client

@@ -1,0 +1,132 @@
+#include "client/memory_view.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <numeric>
+
+#include "tests/unit/client/files.h"
+
+namespace weightfs::client {
+namespace {
+
+// What the view must be, element by element.
+Bytes GatherSlowly(const std::byte* base, size_t item, const std::vector<int64_t>& shape,
+                   const std::vector<int64_t>& strides, size_t dimension = 0) {
+  if (dimension == shape.size()) return {base, base + item};
+  Bytes all;
+  for (int64_t i = 0; i < shape[dimension]; ++i) {
+    const Bytes part = GatherSlowly(base + i * strides[dimension], item, shape, strides, dimension + 1);
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+struct Layout {
+  const char* name;
+  size_t base;
+  size_t item;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+};
+
+const Layout kLayouts[] = {
+    {"transposed matrix", 0, 4, {16, 32}, {4, 64}},
+    {"every second column", 8, 8, {10, 12}, {192, 16}},
+    {"rows with gaps", 0, 1, {9, 100}, {128, 1}},
+    {"backwards", 4095, 1, {4096}, {-1}},
+    {"permuted in three dimensions", 0, 2, {3, 5, 7}, {2, 42, 6}},
+    {"a dimension of one", 16, 4, {4, 1, 8}, {128, 9999, 8}},
+    {"elements of 3 bytes", 1, 3, {11, 13}, {3, 33}},
+    {"mergeable outside, strided inside", 0, 4, {4, 4, 8}, {256, 64, 8}},
+};
+
+TEST(MemoryViewTest, EveryRangeIsGatheredAsTheIndicesSay) {
+  const Bytes memory = RandomBytes(8192);
+  for (const auto& layout : kLayouts) {
+    SCOPED_TRACE(layout.name);
+    const Bytes expected =
+        GatherSlowly(memory.data() + layout.base, layout.item, layout.shape, layout.strides);
+    const auto view = MemoryView::Strided(const_cast<std::byte*>(memory.data()) + layout.base, layout.item,
+                                          layout.shape, layout.strides);
+    ASSERT_TRUE(view.has_value());
+    ASSERT_EQ(view->size(), expected.size());
+    for (size_t begin = 0; begin < expected.size(); begin += 1 + begin / 7) {
+      for (const size_t length :
+           {size_t{1}, size_t{5}, layout.item * 3, expected.size() / 2, expected.size()}) {
+        if (begin + length > expected.size()) continue;
+        Bytes out(length);
+        view->Gather(begin, out);
+        ASSERT_EQ(out, Bytes(expected.begin() + static_cast<long>(begin),
+                             expected.begin() + static_cast<long>(begin + length)))
+            << begin << " + " << length;
+        if (const std::byte* direct = view->Direct(begin, length); direct != nullptr) {
+          ASSERT_EQ(Bytes(direct, direct + length), out);
+        }
+      }
+    }
+  }
+}
+
+TEST(MemoryViewTest, ScatterPutsBackWhatGatherTookAndTouchesNothingElse) {
+  const Bytes before = RandomBytes(8192, 3);
+  for (const auto& layout : kLayouts) {
+    SCOPED_TRACE(layout.name);
+    Bytes memory = before;
+    const auto view =
+        MemoryView::Strided(memory.data() + layout.base, layout.item, layout.shape, layout.strides).value();
+    EXPECT_FALSE(view.may_overlap());
+    const Bytes values = RandomBytes(view.size(), 4);
+    for (size_t at = 0; at < values.size(); at += 37) {
+      view.Scatter(at, std::span(values).subspan(at, std::min<size_t>(37, values.size() - at)));
+    }
+    EXPECT_EQ(GatherSlowly(memory.data() + layout.base, layout.item, layout.shape, layout.strides), values);
+    // The elements put back as they were: then nothing is different.
+    const auto was = MemoryView::Strided(const_cast<std::byte*>(before.data()) + layout.base, layout.item,
+                                         layout.shape, layout.strides)
+                         .value();
+    Bytes original(view.size());
+    was.Gather(0, original);
+    view.Scatter(0, original);
+    EXPECT_EQ(memory, before);
+  }
+}
+
+TEST(MemoryViewTest, ContiguousStridesAreOneRun) {
+  Bytes memory(1000);
+  const auto view =
+      MemoryView::Strided(memory.data(), 4, std::vector<int64_t>{5, 1, 50}, std::vector<int64_t>{200, 7, 4});
+  ASSERT_TRUE(view.has_value());
+  EXPECT_TRUE(view->contiguous());
+  EXPECT_EQ(view->Direct(3, 900), memory.data() + 3);
+}
+
+TEST(MemoryViewTest, SharedElementsAreNoticed) {
+  Bytes memory(100);
+  const auto overlaps = [&](std::vector<int64_t> shape, std::vector<int64_t> strides) {
+    return MemoryView::Strided(memory.data(), 4, shape, strides).value().may_overlap();
+  };
+  EXPECT_TRUE(overlaps({3, 4}, {0, 4}));
+  EXPECT_TRUE(overlaps({3}, {2}));
+  EXPECT_TRUE(overlaps({3, 4}, {8, 4}));
+  EXPECT_FALSE(overlaps({3, 4}, {16, 4}));
+  EXPECT_FALSE(overlaps({4, 3}, {4, 16}));
+}
+
+TEST(MemoryViewTest, ImpossibleShapesAreRefused) {
+  Bytes memory(100);
+  const auto refused = [&](size_t item, std::vector<int64_t> shape, std::vector<int64_t> strides) {
+    const auto view = MemoryView::Strided(memory.data(), item, shape, strides);
+    return !view.has_value() && view.error().error_number == EINVAL;
+  };
+  EXPECT_TRUE(refused(0, {1}, {1}));
+  EXPECT_TRUE(refused(4, {-1}, {4}));
+  EXPECT_TRUE(refused(4, {1, 2}, {4}));
+  EXPECT_TRUE(refused(4, {INT64_MAX, INT64_MAX}, {4, 4}));
+  EXPECT_EQ(
+      MemoryView::Strided(memory.data(), 4, std::vector<int64_t>{0, 5}, std::vector<int64_t>{4, 4})->size(),
+      0U);
+}
+
+}  // namespace
+}  // namespace weightfs::client

@@ -12,5 +12,6 @@ void AddUmount(CLI::App& app, int* exit_code);
 void AddFsck(CLI::App& app, int* exit_code);
 void AddInfo(CLI::App& app, int* exit_code);
 void AddDoctor(CLI::App& app, int* exit_code);
+void AddBench(CLI::App& app, int* exit_code);
 
 }  // namespace weightfs::cli

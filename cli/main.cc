@@ -42,6 +42,7 @@ int Main(std::vector<std::string> arguments) {
   AddFsck(app, &exit_code);
   AddInfo(app, &exit_code);
   AddDoctor(app, &exit_code);
+  AddBench(app, &exit_code);
   const bool fsck = !arguments.empty() && arguments[0] == "fsck";
   const bool bare = arguments.empty();
   const std::string command = bare ? "" : arguments[0];

@@ -1,0 +1,167 @@
+#include "bench/suite/lab.h"
+
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+
+namespace weightfs::bench {
+namespace {
+
+constexpr uint64_t kUnalignment = 32;
+// Beside three times the big file: what the small files, the evictor and the store itself take.
+constexpr uint64_t kRoomBeside = kGiB;
+
+Result<uint64_t> FreeSpace(const std::string& directory) {
+  struct statvfs status {};
+  if (statvfs(directory.c_str(), &status) != 0) return SystemError(directory, "statvfs");
+  return uint64_t{status.f_bavail} * status.f_frsize;
+}
+
+}  // namespace
+
+Stopwatch::Stopwatch(const Place& place)
+    : place_(place),
+      counters_(place.Counters()),
+      daemon_cpu_(place.CpuSeconds()),
+      client_cpu_(OwnCpuSeconds()),
+      begin_(Now()) {}
+
+Sample Stopwatch::Stop(uint64_t amount, uint64_t bytes) const {
+  Sample sample;
+  sample.seconds = Now() - begin_;
+  sample.client_cpu = OwnCpuSeconds() - client_cpu_;
+  sample.daemon_cpu = place_.CpuSeconds() - daemon_cpu_;
+  sample.bytes = bytes;
+  sample.rate = static_cast<double>(amount) / std::max(sample.seconds, 1e-9);
+  if (const auto counters = place_.Counters(); counters.has_value() && counters_.has_value()) {
+    sample.device_read_bytes = counters->device_read_bytes - counters_->device_read_bytes;
+  }
+  return sample;
+}
+
+Lab::Lab(const SuiteOptions& options)
+    : options_(options), scratch_({options.program, options.drop_caches, options.cancel}) {}
+
+Result<std::unique_ptr<Lab>> Lab::Create(const SuiteOptions& options) {
+  std::unique_ptr<Lab> lab(new Lab(options));
+  RETURN_IF_ERROR(lab->ChooseSize());
+  RETURN_IF_ERROR(lab->MakeMemory());
+  RETURN_IF_ERROR(lab->MakePlaces());
+  return lab;
+}
+
+Result<void> Lab::ChooseSize() {
+  std::string where = options_.host;
+  if (where.empty()) {
+    where = has_own_store() ? options_.directory : std::filesystem::path(options_.store).parent_path().string();
+  }
+  options_.host = where;
+  ASSIGN_OR_RETURN(const Place host, Place::Open({where}));
+  ASSIGN_OR_RETURN(uint64_t free, FreeSpace(where));
+  const uint64_t memory = KernelFigure(0, "MemAvailable");
+  if (host.is_tmpfs()) free = std::min(free, memory);
+  // The pool, two files of the host's, the store of the second mount; and in memory our own buffers beside them.
+  const auto need = [&host](uint64_t size) { return (host.is_tmpfs() ? 14 : 9) * size + 2 * kRoomBeside; };
+  if (options_.size == 0) {
+    const uint64_t most = std::min({2 * kGiB, memory / 6, free > 3 * kRoomBeside ? (free - 2 * kRoomBeside) / 14 : 0});
+    options_.size = std::max(options_.quick ? std::min(most, 256 * kMiB) : most, 64 * kMiB);
+    options_.size = std::bit_floor(options_.size);
+  }
+  options_.size = std::max(RoundDown(options_.size, 2 * kMiB), 32 * kMiB);
+  if (free < need(options_.size)) {
+    return Error{ErrorCode::kNoSpace, fmt::format("{}: {} MiB free, and a run with --size {}M needs about {}; give a "
+                                                  "smaller --size, or another directory",
+                                                  where, free / kMiB, size() / kMiB, need(size()) / kMiB)};
+  }
+  return {};
+}
+
+Result<void> Lab::MakeMemory() {
+  Progress("warming the memory");
+  WarmMemory();
+  ASSIGN_OR_RETURN(source_, HugeBuffer::Create(size() + kMiB));
+  ASSIGN_OR_RETURN(sink_, HugeBuffer::Create(std::max(size(), 128 * kMiB)));
+  FillPattern(source_.data(), source_.size(), 1);
+  content_ = {source_.data(), size()};
+  unaligned_ = {source_.data() + kUnalignment, size()};
+  return {};
+}
+
+Result<void> Lab::MakePlaces() {
+  ASSIGN_OR_RETURN(base_, scratch_.MakeDirectory(options_.host));
+  const std::string files = base_ + "/host";
+  std::error_code error;
+  std::filesystem::create_directory(files, error);
+  ASSIGN_OR_RETURN(host_, Place::Open({files, 0, options_.drop_caches}));
+  if (has_own_store()) {
+    Progress("making a store");
+    store_ = base_ + "/main/store";
+    ASSIGN_OR_RETURN(weightfs_, scratch_.Mount({base_ + "/main", 3 * size() + kRoomBeside, {}, options_.mount_options, {}}));
+    return {};
+  }
+  store_ = options_.store;
+  ASSIGN_OR_RETURN(const pid_t daemon, DaemonOf(store_));
+  ASSIGN_OR_RETURN(const std::string directory, scratch_.MakeDirectory(options_.directory));
+  ASSIGN_OR_RETURN(weightfs_, Place::Open({directory, daemon, options_.drop_caches}));
+  return {};
+}
+
+Result<void> Lab::Close() {
+  // A mount with an open directory cannot be unmounted.
+  weightfs_ = Place();
+  no_verify_.reset();
+  return scratch_.Close();
+}
+
+Result<Place*> Lab::NoVerify() {
+  if (no_verify_ == nullptr && has_own_store()) {
+    Progress("making a second store, for a mount without verification");
+    std::string mount_options = options_.mount_options;
+    mount_options += mount_options.empty() ? "noverify" : ",noverify";
+    ASSIGN_OR_RETURN(Place place,
+                     scratch_.Mount({base_ + "/noverify", size() + kRoomBeside, {}, mount_options, {}}));
+    no_verify_ = std::make_unique<Place>(std::move(place));
+  }
+  return no_verify_.get();
+}
+
+Result<std::string> Lab::BigFile(Place& place) {
+  std::string path = place.Path("big");
+  std::error_code error;
+  if (std::filesystem::file_size(path, error) != size()) {
+    Progress("writing the big file");
+    RETURN_IF_ERROR(WriteFile(Job(path, kMiB, {})));
+  }
+  return path;
+}
+
+Result<std::string> Lab::RawFile() {
+  std::string path = host_.Path("raw");
+  if (!raw_ready_) {
+    Progress("writing the reference's file");
+    RETURN_IF_ERROR(PrepareRawFile(Job(path, kMiB, {})));
+    raw_ready_ = true;
+  }
+  return path;
+}
+
+FileJob Lab::Job(std::string path, uint64_t call, const Turn& turn) const {
+  FileJob job{std::move(path), size(), call, content_, sink_.data()};
+  job.check = turn.warm_up;
+  job.cancel = options_.cancel;
+  return job;
+}
+
+bool Lab::IsSelected(std::string_view row) const {
+  const RowSpec* spec = FindRow(row);
+  return spec != nullptr && bench::IsSelected(*spec, options_.only);
+}
+
+void Lab::Progress(std::string_view step, uint64_t done, uint64_t total) const {
+  if (options_.progress) options_.progress(step, done, total);
+}
+
+}  // namespace weightfs::bench

@@ -1,0 +1,13 @@
+// A result as JSON: complete, every sample.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "bench/suite/suite.h"
+
+namespace weightfs::bench {
+
+// Rates in the unit's own measure (bytes, reads, files a second); a version number says when the form changes.
+nlohmann::ordered_json ToJson(const Outcome& outcome);
+
+}  // namespace weightfs::bench

@@ -1,0 +1,64 @@
+// Random reads of the big file for a fixed time: through libaio and O_DIRECT, on the mount and on the raw file; on the
+// host's filesystem through the page cache as well, one at a time.
+#include "bench/suite/groups.h"
+
+namespace weightfs::bench {
+namespace {
+
+using Samples = Result<std::vector<Sample>>;
+
+struct Form {
+  std::string_view row;
+  uint64_t call;
+  unsigned depth;
+};
+constexpr Form kForms[] = {{"random-4k-1", 4 * kKiB, 1},   {"random-4k-32", 4 * kKiB, 32},
+                           {"random-16k-1", 16 * kKiB, 1}, {"random-16k-32", 16 * kKiB, 32},
+                           {"random-64k-1", 64 * kKiB, 1}, {"random-64k-32", 64 * kKiB, 32}};
+
+double Duration(const Lab& lab) { return lab.options().quick ? 0.1 : 1.0; }
+
+Case Reads(Lab& lab, Place& place, Way way, const Form& form) {
+  return {way, {form.row}, [&lab, &place, way, form](const Turn& turn) -> Samples {
+            ASSIGN_OR_RETURN(const std::string path, way == Way::kReference ? lab.RawFile() : lab.BigFile(place));
+            RETURN_IF_ERROR(place.MakeCold(path));
+            const RandomJob work{lab.Job(path, form.call, turn), form.depth, Duration(lab), turn.seed, way == Way::kHost};
+            const Stopwatch watch(place);
+            ASSIGN_OR_RETURN(const uint64_t done, ReadRandomly(work));
+            return One(watch.Stop(done, done * form.call));
+          }};
+}
+
+Case Fio(Lab& lab, const Form& form) {
+  return {Way::kFio, {form.row}, [&lab, form](const Turn&) -> Samples {
+            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
+            const Stopwatch watch(lab.host());
+            ASSIGN_OR_RETURN(const double rate, RunFio({path, "randread", form.call, form.depth, lab.size(), Duration(lab),
+                                                        lab.in_memory(), lab.cancel()}));
+            // What it starts and ends with is not reading, so its costs are of no meaning here.
+            Sample sample = watch.Stop(0, 0);
+            sample.rate = rate;
+            return One(sample);
+          }};
+}
+
+Result<std::vector<Case>> Prepare(Lab& lab) {
+  std::vector<Case> cases;
+  for (const Form& form : kForms) {
+    cases.push_back(Reads(lab, lab.weightfs(), Way::kWeightfs, form));
+    cases.push_back(Reads(lab, lab.host(), Way::kReference, form));
+    if (form.depth == 1) cases.push_back(Reads(lab, lab.host(), Way::kHost, form));
+    if (FindFio().empty()) {
+      lab.NotMeasured(form.row, Way::kFio, "fio is not installed");
+    } else {
+      cases.push_back(Fio(lab, form));
+    }
+  }
+  return cases;
+}
+
+}  // namespace
+
+Group RandomGroup() { return {"random", Prepare}; }
+
+}  // namespace weightfs::bench

@@ -1,0 +1,96 @@
+#include "bench/suite/scratch.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "bench/suite/process.h"
+
+namespace weightfs::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+Result<void> DeleteTree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (!error) return {};
+  return Error{ErrorCode::kIo, fmt::format("{}: cannot be deleted: {}", path, error.message())};
+}
+
+Result<void> MakeEmpty(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) != 0) return SystemError(path, "cannot be made");
+  return {};
+}
+
+}  // namespace
+
+Result<pid_t> DaemonOf(const std::string& store) {
+  std::ifstream lock(store + "/lock");
+  std::string note;
+  std::getline(lock, note);
+  const auto pid = static_cast<pid_t>(std::strtol(note.c_str(), nullptr, 10));
+  if (pid > 0 && CpuSecondsOf(pid) >= 0 && fs::exists(fmt::format("/proc/{}", pid))) return pid;
+  return Error{ErrorCode::kNotFound, fmt::format("{}: no process serves this store here", store)};
+}
+
+Scratch::~Scratch() { (void)Close(); }
+
+Result<std::string> Scratch::MakeDirectory(const std::string& parent, const std::string& name) {
+  std::string path = fmt::format("{}/{}-{}", parent, name, getpid());
+  RETURN_IF_ERROR(MakeEmpty(path));
+  directories_.push_back(path);
+  return path;
+}
+
+Result<Place> Scratch::Mount(const Store& store) {
+  const std::string pool = store.directory + "/store", mount = store.directory + "/mount";
+  RETURN_IF_ERROR(MakeEmpty(store.directory));
+  RETURN_IF_ERROR(MakeEmpty(mount));
+  Command format{{options_.program, "format", pool}, {}, options_.cancel};
+  for (const auto& device : store.devices) format.words.insert(format.words.end(), {"--device", device});
+  if (store.devices.empty()) format.words.insert(format.words.end(), {"--size", fmt::format("{}", store.size)});
+  RETURN_IF_ERROR(RunCommand(format));
+  // From here on there may be a mount, also when the command fails or is interrupted.
+  mounts_[mount] = store.directory;
+  Command command{{options_.program, "mount", pool, mount}, store.cgroup, options_.cancel};
+  if (!store.mount_options.empty()) command.words.insert(command.words.end(), {"-o", store.mount_options});
+  RETURN_IF_ERROR(RunCommand(command));
+  ASSIGN_OR_RETURN(const pid_t daemon, DaemonOf(pool));
+  return Place::Open({mount, daemon, options_.drop_caches});
+}
+
+Result<void> Scratch::Unmount(const std::string& mount) {
+  const auto found = mounts_.find(mount);
+  if (found == mounts_.end()) return {};
+  const std::string directory = found->second;
+  // Never cancelled: this is the cleaning up. A mount that never came to be is no failure.
+  struct stat at {}, above {};
+  const bool looked = stat(mount.c_str(), &at) == 0 && stat(directory.c_str(), &above) == 0;
+  if (!looked || at.st_dev != above.st_dev) RETURN_IF_ERROR(RunCommand({{options_.program, "umount", mount}, {}, nullptr}));
+  mounts_.erase(mount);
+  return DeleteTree(directory);
+}
+
+Result<void> Scratch::UnmountAll() {
+  Result<void> result;
+  for (const auto& [mount, directory] : std::map(mounts_)) {
+    if (auto done = Unmount(mount); !done.has_value() && result.has_value()) result = std::move(done);
+  }
+  return result;
+}
+
+Result<void> Scratch::Close() {
+  // What is still mounted must not be deleted through the mount.
+  RETURN_IF_ERROR(UnmountAll());
+  Result<void> result;
+  for (; !directories_.empty(); directories_.pop_back()) {
+    if (auto done = DeleteTree(directories_.back()); !done.has_value() && result.has_value()) result = std::move(done);
+  }
+  return result;
+}
+
+}  // namespace weightfs::bench

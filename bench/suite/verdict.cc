@@ -1,0 +1,125 @@
+#include "bench/suite/verdict.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace weightfs::bench {
+namespace {
+
+constexpr double kReadersMayRead = 1.1;   // of the file, by all eight together
+
+std::vector<double> RatesOf(const std::vector<Sample>& samples) {
+  std::vector<double> rates;
+  for (const Sample& sample : samples) rates.push_back(sample.rate);
+  return rates;
+}
+
+const std::vector<Sample>* Find(const SampleTable& samples, std::string_view row, Way way) {
+  const auto found = samples.find({std::string(row), way});
+  return found == samples.end() || found->second.empty() ? nullptr : &found->second;
+}
+
+void AddRatio(RowOutcome* row, Way against, double target) {
+  const double ours = row->Rate(Way::kWeightfs).median, theirs = row->Rate(against).median;
+  if (ours > 0 && theirs > 0) row->checks.push_back({std::string(NameOf(against)), ours / theirs, target});
+}
+
+double HostTarget(const RowOutcome& row) {
+  const Target& target = row.spec->target;
+  const double host = row.Rate(Way::kHost).median, reference = row.Rate(Way::kReference).median;
+  const bool slow = target.slow_host > 0 && reference > 0 && host < kSlowHost * reference;
+  return slow ? target.slow_host : target.host;
+}
+
+void AddChecks(const Lab& lab, RowOutcome* row) {
+  const Target& target = row->spec->target;
+  if (lab.in_memory()) {
+    AddRatio(row, Way::kReference, target.in_memory);
+    AddRatio(row, Way::kHost, row->spec->unit == Unit::kFiles ? target.host : 0);
+  } else {
+    AddRatio(row, Way::kReference, target.reference);
+    AddRatio(row, Way::kHost, HostTarget(*row));
+  }
+  AddRatio(row, Way::kOneDevice, target.one_device);
+  AddRatio(row, Way::kNoVerify, 0);
+  if (row->spec->id == "readers-8" && row->samples.contains(Way::kWeightfs)) {
+    std::vector<double> read;
+    for (const Sample& sample : row->samples.at(Way::kWeightfs)) {
+      if (sample.device_read_bytes.has_value()) {
+        read.push_back(static_cast<double>(*sample.device_read_bytes) / static_cast<double>(lab.size()));
+      }
+    }
+    if (!read.empty()) row->checks.push_back({"device reads", SpreadOf(read).median, kReadersMayRead, true});
+  }
+  const auto [first, last] = lab.checks().equal_range(std::string(row->spec->id));
+  for (auto check = first; check != last; ++check) row->checks.push_back(check->second);
+}
+
+RowOutcome JudgeRow(const Lab& lab, const RowSpec& spec, const SampleTable& samples) {
+  RowOutcome row;
+  row.spec = &spec;
+  const std::string id(spec.id);
+  for (const Way way : kWays) {
+    if (const auto* own = Find(samples, id, way)) row.samples[way] = *own;
+    const auto reason = lab.not_measured().find({id, way});
+    if (reason != lab.not_measured().end()) row.not_measured[way] = reason->second;
+  }
+  if (const auto* shared = Find(samples, spec.reference, Way::kReference)) row.samples[Way::kReference] = *shared;
+  const auto [first, last] = lab.notes().equal_range(id);
+  for (auto note = first; note != last; ++note) row.notes.push_back(note->second);
+  AddChecks(lab, &row);
+  return row;
+}
+
+}  // namespace
+
+Spread SpreadOf(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  const double median = values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  return {median, values.front(), values.back()};
+}
+
+Check::State Check::state() const {
+  if (target <= 0) return State::kShown;
+  return (at_most ? value <= target : value >= target) ? State::kOk : State::kShort;
+}
+
+std::string_view NameOf(Check::State state) {
+  return state == Check::State::kOk ? "ok" : state == Check::State::kShort ? "short" : "shown";
+}
+
+Spread RowOutcome::Rate(Way way) const {
+  const auto found = samples.find(way);
+  return found == samples.end() ? Spread{} : SpreadOf(RatesOf(found->second));
+}
+
+double RowOutcome::CpuPerGb(Way way) const {
+  const auto found = samples.find(way);
+  if (found == samples.end()) return 0;
+  std::vector<double> costs;
+  for (const Sample& sample : found->second) {
+    if (sample.bytes > 0) costs.push_back((sample.client_cpu + sample.daemon_cpu) / static_cast<double>(sample.bytes) * 1e9);
+  }
+  return SpreadOf(costs).median;
+}
+
+std::vector<RowOutcome> Judge(const Lab& lab, const SampleTable& samples) {
+  std::vector<RowOutcome> rows;
+  for (const RowSpec& spec : Rows()) {
+    if (lab.IsSelected(spec.id)) rows.push_back(JudgeRow(lab, spec, samples));
+  }
+  return rows;
+}
+
+Noise NoiseOf(const SampleTable& samples) {
+  Noise noise;
+  if (const auto* read = Find(samples, kReadReference, Way::kReference)) noise.read_reference = SpreadOf(RatesOf(*read));
+  if (const auto* write = Find(samples, kWriteReference, Way::kReference)) noise.write_reference = SpreadOf(RatesOf(*write));
+  noise.widest = std::max(noise.read_reference.Width(), noise.write_reference.Width());
+  return noise;
+}
+
+}  // namespace weightfs::bench

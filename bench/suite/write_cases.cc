@@ -1,0 +1,86 @@
+// Writing a new file of the big file's size, with fsync; deleted outside the time.
+#include "bench/suite/groups.h"
+
+namespace weightfs::bench {
+namespace {
+
+using Samples = Result<std::vector<Sample>>;
+
+constexpr const char* kName = "written";
+
+struct Form {
+  std::string_view row;
+  bool whole, unaligned;
+};
+constexpr Form kForms[] = {{"write", false, false},
+                           {"write-whole", true, false},
+                           {"write-unaligned", false, true},
+                           {"write-whole-unaligned", true, true}};
+
+Case NewFile(Lab& lab, Place& place, Way way, const Form& form) {
+  return {way, {form.row}, [&lab, &place, form](const Turn& turn) -> Samples {
+            FileJob work = lab.Job(place.Path(kName), form.whole ? lab.size() : kMiB, turn);
+            if (form.unaligned) work.content = lab.unaligned();
+            RETURN_IF_ERROR(place.Remove(work.path));
+            const Stopwatch watch(place);
+            RETURN_IF_ERROR(WriteFile(work));
+            const Sample sample = watch.Stop(lab.size(), lab.size());
+            if (turn.warm_up) {
+              RETURN_IF_ERROR(place.MakeCold(work.path));
+              work.call = kMiB;
+              RETURN_IF_ERROR(ReadFile(work));
+            }
+            RETURN_IF_ERROR(place.Remove(work.path));
+            return One(sample);
+          }};
+}
+
+// The reference writes over a file whose blocks are all there: the disk alone.
+Case Reference(Lab& lab) {
+  return {Way::kReference, {kWriteReference}, [&lab](const Turn& turn) -> Samples {
+            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
+            FileJob work = lab.Job(path, kMiB, turn);
+            work.over_existing = true;
+            const Stopwatch watch(lab.host());
+            RETURN_IF_ERROR(lab.in_memory() ? WriteFile(work) : WriteByAio(work, 32));
+            return One(watch.Stop(lab.size(), lab.size()));
+          }};
+}
+
+Case Fio(Lab& lab) {
+  return {Way::kFio, {"write"}, [&lab](const Turn&) -> Samples {
+            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
+            const Stopwatch watch(lab.host());
+            ASSIGN_OR_RETURN(const double rate, RunFio({path, "write", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
+            Sample sample = watch.Stop(0, lab.size());
+            sample.rate = rate;
+            return One(sample);
+          }};
+}
+
+Result<std::vector<Case>> Prepare(Lab& lab) {
+  std::vector<Case> cases;
+  cases.push_back(Reference(lab));
+  for (const Form& form : kForms) {
+    cases.push_back(NewFile(lab, lab.weightfs(), Way::kWeightfs, form));
+    cases.push_back(NewFile(lab, lab.host(), Way::kHost, form));
+  }
+  if (FindFio().empty()) {
+    lab.NotMeasured("write", Way::kFio, "fio is not installed");
+  } else {
+    cases.push_back(Fio(lab));
+  }
+  return cases;
+}
+
+}  // namespace
+
+Group WriteGroup() {
+  // fio leaves bytes of its own in the file.
+  return {"write", Prepare, [](Lab& lab) -> Result<void> {
+            lab.ForgetRawFile();
+            return {};
+          }};
+}
+
+}  // namespace weightfs::bench

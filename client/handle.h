@@ -36,7 +36,8 @@ struct FileName {
   int descriptor = -1;
 };
 
-// Called with the bytes done and the bytes in all, from the thread that does the I/O: it must be quick.
+// Called with the bytes done and the bytes in all, about a hundred times and when all are done, from the
+// thread that does the I/O: it must be quick.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
 struct ReadOptions {

@@ -76,6 +76,11 @@ void Operation::OnDone(std::function<void()> callback) {
 void Operation::AddTransferred(uint64_t bytes) {
   const uint64_t sum = transferred_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (!plan_.progress) return;
+  // A hundred reports do; and of two threads the one that is behind says nothing.
+  uint64_t last = reported_.load(std::memory_order_relaxed);
+  do {
+    if (sum <= last || (sum < size() && sum - last < size() / 100)) return;
+  } while (!reported_.compare_exchange_weak(last, sum, std::memory_order_relaxed));
   const CallbackScope scope;
   plan_.progress(sum, size());
 }

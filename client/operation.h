@@ -86,6 +86,7 @@ class Operation {
   std::atomic<bool> stopped_{false};
   std::atomic<bool> direct_refused_{false};
   std::atomic<uint64_t> transferred_{0};
+  std::atomic<uint64_t> reported_{0};  // to `progress`
   std::atomic<size_t> slices_left_{0};
   mutable Mutex mutex_;
   mutable std::condition_variable ended_;

@@ -1,0 +1,310 @@
+// The native part of the Python package: handles, operations and locked memory. What a tensor is, Python
+// decides; here memory is an address with a shape. Every call that may wait runs without the GIL.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "client/handle.h"
+#include "client/locked_memory.h"
+
+namespace py = pybind11;
+
+namespace weightfs::client {
+namespace {
+
+// An OSError of the subclass that its errno has (FileNotFoundError, ...), with `offset` as an attribute.
+py::object MakeException(const IoError& error) {
+  const auto type = py::reinterpret_borrow<py::object>(PyExc_OSError);
+  py::object made = error.path.empty()
+                        ? type(error.error_number, error.what)
+                        : type(error.error_number, error.what,
+                               py::str(py::bytes(error.path).attr("decode")("utf-8", "surrogateescape")));
+  made.attr("offset") = error.offset;
+  return made;
+}
+
+[[noreturn]] void Raise(const IoError& error) {
+  const py::object made = MakeException(error);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+  throw py::error_already_set();
+}
+
+template <typename T>
+T Check(IoResult<T> result) {
+  if (!result.has_value()) Raise(result.error());
+  return std::move(*result);
+}
+void Check(IoResult<void> result) {
+  if (!result.has_value()) Raise(result.error());
+}
+
+// A Python callable that any thread may call and drop.
+class Callable {
+ public:
+  explicit Callable(py::object callable)
+      : callable_(new py::object(std::move(callable)), [](py::object* object) {
+          // A thread that outlives the interpreter must not touch it.
+          if (Py_IsInitialized() == 0) return;
+          const py::gil_scoped_acquire gil;
+          delete object;
+        }) {}
+
+  template <typename... Arguments>
+  void operator()(Arguments... arguments) const {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*callable_)(arguments...);
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("a callback of weightfs");
+    }
+  }
+
+ private:
+  std::shared_ptr<py::object> callable_;
+};
+
+Progress MakeProgress(const py::object& callable) {
+  if (callable.is_none()) return {};
+  return [call = Callable(callable)](uint64_t done, uint64_t total) { call(done, total); };
+}
+
+// (address, item size, shape, strides in bytes); without strides it is one run.
+MemoryView MakeMemory(uintptr_t address, size_t item_size, const std::vector<int64_t>& shape,
+                      const std::optional<std::vector<int64_t>>& strides) {
+  auto* base = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
+  if (strides) return Check(MemoryView::Strided(base, item_size, shape, *strides));
+  size_t size = item_size;
+  for (const int64_t count : shape) size *= static_cast<size_t>(count);
+  return MemoryView(std::span(base, size));
+}
+
+FileName MakeFile(const py::object& file) {
+  if (py::isinstance<py::int_>(file)) {
+    const int descriptor = file.cast<int>();
+    if (descriptor < 0) Raise({EBADF, "a negative number is not an open descriptor"});
+    return descriptor;
+  }
+  const auto name = file.cast<std::string>();
+  if (name.find('\0') != std::string::npos) throw py::value_error("embedded null byte");
+  return name;
+}
+
+// The class of Python. The GIL guards it: close() may come while other threads are in a call.
+class PyHandle {
+ public:
+  explicit PyHandle(const HandleOptions& options) {
+    auto made = [&] {
+      const py::gil_scoped_release nogil;
+      return Handle::Create(options);
+    }();
+    handle_ = Check(std::move(made));
+  }
+  ~PyHandle() { Close(); }
+
+  // The destructor of a handle waits for the kernel, and its callbacks need the GIL.
+  void Close() {
+    auto handle = std::exchange(handle_, nullptr);
+    if (handle == nullptr) return;
+    const py::gil_scoped_release nogil;
+    handle.reset();
+  }
+
+  std::shared_ptr<Handle> get() const {
+    if (handle_ == nullptr) throw py::value_error("the handle is closed");
+    return handle_;
+  }
+
+ private:
+  std::shared_ptr<Handle> handle_;
+};
+
+// Runs `call` with the handle and without the GIL. The last reference is dropped without it, too.
+template <typename Call>
+auto WithoutGil(const PyHandle& self, Call call) {
+  auto handle = self.get();
+  const py::gil_scoped_release nogil;
+  struct Drop {
+    std::shared_ptr<Handle>& handle;
+    ~Drop() { handle.reset(); }
+  } drop{handle};
+  return call(*handle);
+}
+
+using Shape = std::vector<int64_t>;
+using Strides = std::optional<std::vector<int64_t>>;
+
+void BindHandle(py::module_& module) {
+  py::class_<PyHandle, std::shared_ptr<PyHandle>>(module, "Handle")
+      .def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
+                       unsigned intra_op_parallelism) {
+        return std::make_shared<PyHandle>(
+            HandleOptions{block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism});
+      }))
+      .def("close", &PyHandle::Close)
+      .def("read",
+           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
+              const Shape& shape, const Strides& strides, uint64_t offset, const py::object& progress) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const ReadOptions options{.offset = offset, .progress = MakeProgress(progress)};
+             Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
+           })
+      .def("write",
+           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
+              const Shape& shape, const Strides& strides, std::optional<uint64_t> offset,
+              const py::object& progress, bool durable, bool atomic) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const WriteOptions options{
+                 .offset = offset, .durable = durable, .atomic = atomic, .progress = MakeProgress(progress)};
+             Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
+           })
+      .def("start_read",
+           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
+              const Shape& shape, const Strides& strides, uint64_t offset, const py::object& progress,
+              bool own_errors) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const ReadOptions options{
+                 .offset = offset, .progress = MakeProgress(progress), .own_errors = own_errors};
+             return Check(
+                 WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
+           })
+      .def("start_write",
+           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
+              const Shape& shape, const Strides& strides, std::optional<uint64_t> offset,
+              const py::object& progress, bool durable, bool atomic, bool own_errors) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const WriteOptions options{.offset = offset,
+                                        .durable = durable,
+                                        .atomic = atomic,
+                                        .progress = MakeProgress(progress),
+                                        .own_errors = own_errors};
+             return Check(
+                 WithoutGil(self, [&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
+           })
+      .def("wait",
+           [](const PyHandle& self) {
+             const auto completed = WithoutGil(self, [](Handle& handle) { return handle.Wait(); });
+             py::list errors;
+             for (const auto& error : completed.errors) errors.append(MakeException(error));
+             return py::make_tuple(completed.count, completed.failed, errors);
+           })
+      .def("pending", [](const PyHandle& self) { return self.get()->pending(); });
+}
+
+// Python's signal handlers run while it waits.
+bool WaitForOperation(const Operation& self, std::optional<double> timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kBetweenSignals = std::chrono::milliseconds(100);
+  // More than a century is for ever.
+  const bool limited = timeout_s && *timeout_s < 4e9;
+  const auto end = Clock::now() + std::chrono::nanoseconds(
+                                      limited ? static_cast<int64_t>(std::max(*timeout_s, 0.0) * 1e9) : 0);
+  for (;;) {
+    const auto left = limited ? std::max(end - Clock::now(), Clock::duration::zero()) : kBetweenSignals;
+    {
+      const py::gil_scoped_release nogil;
+      if (self.Wait(std::min<Clock::duration>(left, kBetweenSignals))) return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if ((limited && Clock::now() >= end) || Operation::CallbackScope::active()) return false;
+  }
+}
+
+void BindOperation(py::module_& module) {
+  py::class_<Operation, std::shared_ptr<Operation>>(module, "Operation")
+      .def("done", &Operation::done)
+      .def("cancelled", &Operation::cancelled)
+      .def("cancel", &Operation::Cancel)
+      .def("size", &Operation::size)
+      .def("transferred", &Operation::transferred)
+      .def("error",
+           [](const Operation& self) -> py::object {
+             const auto error = self.error();
+             return error ? MakeException(*error) : py::none();
+           })
+      .def("wait", &WaitForOperation)
+      .def("on_done",
+           [](Operation& self, const py::object& callback) {
+             const Callable call(callback);
+             const py::gil_scoped_release nogil;
+             self.OnDone([call] { call(); });
+           })
+      .def_static("in_callback", &Operation::CallbackScope::active);
+}
+
+void BindMemory(py::module_& module) {
+  py::class_<LockedMemory, std::shared_ptr<LockedMemory>>(module, "LockedMemory", py::buffer_protocol())
+      .def(py::init([](size_t size) {
+        auto made = [&] {
+          const py::gil_scoped_release nogil;
+          return LockedMemory::Allocate(size);
+        }();
+        return Check(std::move(made));
+      }))
+      .def_property_readonly(
+          "address", [](const LockedMemory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
+      .def_property_readonly("size", &LockedMemory::size)
+      .def_buffer([](LockedMemory& self) {
+        return py::buffer_info(self.data(), 1, py::format_descriptor<uint8_t>::format(),
+                               static_cast<py::ssize_t>(self.size()));
+      });
+  module.def("is_locked", [](uintptr_t address, size_t size) {
+    return IsLocked(reinterpret_cast<const void*>(address), size);  // NOLINT(performance-no-int-to-ptr)
+  });
+  // The bytes themselves, to compare them; only for as long as their owner lives.
+  module.def("view", [](uintptr_t address, size_t size) {
+    return py::memoryview::from_memory(
+        reinterpret_cast<const void*>(address),  // NOLINT(performance-no-int-to-ptr)
+        static_cast<py::ssize_t>(size));
+  });
+  module.def("unlock", [](uintptr_t address) {
+    const auto memory =
+        FindLocked(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+    const py::gil_scoped_release nogil;
+    return memory != nullptr && memory->Unlock();
+  });
+  // (address, item size, shape, strides or None, read-only) of an object with the buffer protocol. The caller
+  // holds a memoryview of it meanwhile.
+  module.def("describe_buffer", [](const py::buffer& buffer) {
+    const py::buffer_info info = buffer.request();
+    const bool contiguous = PyBuffer_IsContiguous(info.view(), 'C') != 0;
+    return py::make_tuple(reinterpret_cast<uintptr_t>(info.ptr), info.itemsize, info.shape,
+                          contiguous ? py::object(py::none()) : py::cast(info.strides), info.readonly);
+  });
+  module.def("copy",
+             [](uintptr_t to, size_t item_size, const Shape& shape, const Strides& to_strides, uintptr_t from,
+                size_t from_item_size, const Shape& from_shape, const Strides& from_strides) {
+               const auto target = MakeMemory(to, item_size, shape, to_strides);
+               const auto source = MakeMemory(from, from_item_size, from_shape, from_strides);
+               if (target.size() != source.size()) throw py::value_error("the two have different sizes");
+               const py::gil_scoped_release nogil;
+               const size_t size = source.size();
+               if (size == 0) return;
+               if (std::byte* whole = source.Direct(0, size)) return target.Scatter(0, {whole, size});
+               if (std::byte* whole = target.Direct(0, size)) return source.Gather(0, {whole, size});
+               std::vector<std::byte> piece(std::min<size_t>(size, 1 << 20));
+               for (size_t at = 0; at < size; at += piece.size()) {
+                 const std::span<std::byte> part(piece.data(), std::min(piece.size(), size - at));
+                 source.Gather(at, part);
+                 target.Scatter(at, part);
+               }
+             });
+}
+
+}  // namespace
+}  // namespace weightfs::client
+
+PYBIND11_MODULE(_native, module) {
+  weightfs::client::BindHandle(module);
+  weightfs::client::BindOperation(module);
+  weightfs::client::BindMemory(module);
+  module.attr("__version__") = WEIGHTFS_VERSION;
+}

@@ -1,0 +1,15 @@
+"""Tensors between memory and files at the speed of the device.
+
+    import torch, weightfs
+
+    handle = weightfs.aio_handle(intra_op_parallelism=2)
+    handle.sync_pwrite(torch.randn(4096, 4096), "/mnt/tensors/w")       # DeepNVMe's methods
+    future = handle.read_async(tensor, "/mnt/tensors/w")                # or futures: result(), await, cancel()
+
+weightfs.deepnvme has DeepNVMe's builders, weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
+
+from weightfs._future import Future
+from weightfs._handle import aio_handle, is_pinned
+from weightfs._native import __version__
+
+__all__ = ["Future", "__version__", "aio_handle", "is_pinned"]

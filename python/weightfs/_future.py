@@ -1,0 +1,112 @@
+"""The future of one read or write."""
+
+import asyncio
+import concurrent.futures
+
+from weightfs import _native
+
+
+class Future:
+    """One operation under way. Like concurrent.futures.Future, with bytes; and `await` works.
+
+    The tensor stays alive until the operation is done. Callbacks come from a thread that does I/O (or from the thread
+    that adds one when the operation is done already): they must be quick, may start operations, and may not wait for
+    one."""
+
+    __slots__ = ("_operation", "_memory", "_outcome", "__weakref__")
+
+    def __init__(self, operation, memory):
+        self._operation, self._memory, self._outcome = operation, memory, None
+
+    @property
+    def nbytes(self):
+        """Bytes of the whole operation."""
+        return self._operation.size()
+
+    @property
+    def bytes_done(self):
+        """Bytes transferred so far."""
+        return self._operation.transferred()
+
+    def done(self):
+        return self._operation.done()
+
+    def running(self):
+        return not self._operation.done()
+
+    def cancelled(self):
+        return self._operation.cancelled()
+
+    def cancel(self):
+        """Asks it to stop; what the kernel is doing still ends. False when it is done already. Only `cancelled()`, once
+        it is done, says whether it was stopped: the last bytes may have been on their way."""
+        return self._operation.cancel()
+
+    def wait(self, timeout=None):
+        """Waits for the end, whatever it is; False when `timeout` seconds passed before."""
+        if _native.Operation.in_callback() and not self._operation.done():
+            raise RuntimeError("a callback of an operation may not wait for one: it would wait for ever")
+        return self._operation.wait(timeout)
+
+    def exception(self, timeout=None):
+        """The OSError it failed with, or None. TimeoutError, and concurrent.futures.CancelledError."""
+        if not self.wait(timeout):
+            raise TimeoutError(f"not done after {timeout} s")
+        if self._operation.cancelled():
+            raise concurrent.futures.CancelledError
+        if self._outcome is None:
+            self._outcome = with_label(self._operation.error(), self._memory)
+        return self._outcome
+
+    def result(self, timeout=None):
+        """The number of bytes, or the exception raised."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self.nbytes
+
+    def add_done_callback(self, function):
+        """Calls function(future) once it is done."""
+        self._operation.on_done(lambda: function(self))
+
+    def __await__(self):
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+
+        def wake():
+            if not waiter.done():
+                waiter.set_result(None)
+
+        def on_done():
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits any more
+
+        self._operation.on_done(on_done)
+        try:
+            yield from waiter
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        try:
+            return self.result()
+        except concurrent.futures.CancelledError:
+            raise asyncio.CancelledError from None
+
+    def __repr__(self):
+        if not self.done():
+            state = "running"
+        elif self.cancelled():
+            state = "cancelled"
+        else:
+            state = "failed" if self.exception() else "finished"
+        return f"<weightfs.Future {state}, {self.bytes_done} of {self.nbytes} bytes>"
+
+
+def with_label(error, memory):
+    """Adds what the memory was to an OSError of the native side."""
+    if error is not None:
+        error.shape = tuple(memory.shape)
+        error.strerror = f"{error.strerror} ({memory.label})"
+    return error

@@ -1,0 +1,410 @@
+"""The handle: DeepNVMe's methods, and the newer ones with futures, exceptions and durability."""
+
+import atexit
+import collections
+import contextlib
+import errno
+import logging
+import os
+import threading
+import weakref
+
+from weightfs import _native
+from weightfs._future import Future, with_label
+from weightfs._memory import describe
+
+log = logging.getLogger("weightfs")
+_handles = weakref.WeakSet()
+_VALIDATED_AT_ONCE = 4 << 20
+
+
+class _Whole(int):
+    """The default of `file_offset` in a write: 0 like any other 0, and still known from one that was given."""
+
+    def __repr__(self):
+        return "0"
+
+
+_WHOLE = _Whole(0)
+
+
+@atexit.register
+def _close_all():
+    # Before the interpreter goes: the threads of a handle may still want to call back.
+    for handle in list(_handles):
+        handle.close()
+
+
+class aio_handle:  # noqa: N801  (DeepNVMe's name)
+    """Reads and writes tensors between memory and files, at the speed of the device.
+
+    block_size: bytes of one transfer. queue_depth: transfers in the kernel at once, for each slice. single_submit:
+    each in a system call of its own. overlap_events: refill after each completion, else in batches of queue_depth.
+    intra_op_parallelism (or num_threads): slices that an operation is cut into, each with its thread.
+
+    DeepNVMe's methods (sync_*, async_*, pread, pwrite, read, write) return numbers: -1 says that something failed, and
+    the reason goes to the logger "weightfs" and to last_error. wait() raises, for a lost write must not go unnoticed.
+    The newer ones (read_async, write_async, read_into, write_from) raise, or carry the exception in their future.
+
+    A write without file_offset replaces the whole file: a longer old content is cut off once all is written. With a
+    file_offset (0, too) the bytes around stay as they are, so that the parts of a file can be written in any order, by
+    several handles. A write by descriptor never cuts anything off.
+
+    Any thread may use a handle. A forked child cannot use the handle of its parent."""
+
+    def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
+                 intra_op_parallelism=None, *, num_threads=None):
+        if intra_op_parallelism is not None and num_threads is not None:
+            raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give one")
+        threads = next((value for value in (intra_op_parallelism, num_threads) if value is not None), 1)
+        options = (int(block_size), int(queue_depth), bool(single_submit), bool(overlap_events), int(threads))
+        if min(options[0], options[1], options[4]) < 1:
+            raise ValueError("block_size, queue_depth and intra_op_parallelism must be at least 1")
+        self._options = options
+        self._native = _native.Handle(*options)
+        self._under_way = collections.deque()   # (operation, memory, validation, own errors); keeps memory alive
+        self._lock = threading.Lock()           # for the line above
+        self._last_error = None
+        self._process = os.getpid()
+        _handles.add(self)
+
+    # --- DeepNVMe's methods ---
+
+    def sync_pread(self, buffer, filename, file_offset=0):
+        """Reads; returns the operations completed, earlier asynchronous ones too, or -1."""
+        return self._sync(self._read_now, buffer, filename, file_offset)
+
+    def sync_pwrite(self, buffer, filename, file_offset=_WHOLE):
+        """Writes; returns the operations completed, earlier asynchronous ones too, or -1."""
+        return self._sync(self._write_now, buffer, filename, file_offset)
+
+    def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
+        """Starts to read; 0, or -1 when nothing was started. wait() waits for it."""
+        return self._async(self._start_read, buffer, _one_of(filename, fd), file_offset)
+
+    def async_pwrite(self, buffer, filename=None, file_offset=_WHOLE, *, fd=None):
+        """Starts to write to a path or an open descriptor; 0, or -1 when nothing was started. wait() waits for it."""
+        return self._async(self._start_write, buffer, _one_of(filename, fd), file_offset)
+
+    def pread(self, buffer, filename, validate, *arguments, **keywords):
+        """pread(buffer, filename, validate, async, file_offset=0)"""
+        asynchronous, file_offset = _async_and_offset("pread", arguments, keywords, 0)
+        start, now = self._start_read, self._read_now
+        if asynchronous:
+            return self._async(start, buffer, filename, file_offset, validate)
+        return self._sync(now, buffer, filename, file_offset, validate)
+
+    def pwrite(self, buffer, filename, validate, *arguments, **keywords):
+        """pwrite(buffer, filename, validate, async, file_offset=0)"""
+        asynchronous, file_offset = _async_and_offset("pwrite", arguments, keywords, _WHOLE)
+        if asynchronous:
+            return self._async(self._start_write, buffer, filename, file_offset, validate)
+        return self._sync(self._write_now, buffer, filename, file_offset, validate)
+
+    def read(self, buffer, filename, validate, file_offset=0):
+        """Reads a file that has, from file_offset on, exactly the buffer's size; 0 or -1."""
+        memory = describe(buffer, writable=True)
+        with self._reporting():
+            size = os.stat(filename).st_size
+            if size - file_offset != memory.nbytes:
+                raise _os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of "
+                                f"{os.fspath(filename)}: the file has {size} bytes, not the buffer's size",
+                                filename, memory)
+            self._read_now(memory, filename, file_offset, validate)
+            return 0
+        return -1
+
+    def write(self, buffer, filename, validate, file_offset=_WHOLE):
+        """Writes; 0 or -1."""
+        with self._reporting():
+            self._write_now(describe(buffer), filename, file_offset, validate)
+            return 0
+        return -1
+
+    def wait(self):
+        """Waits for all asynchronous operations; returns how many completed since the last wait. Raises the OSError of
+        the first one that failed; all of them are in its `errors`."""
+        completed, errors = self._drain()
+        if errors:
+            errors[0].errors, errors[0].completed = errors, completed
+            raise errors[0]
+        return completed
+
+    def new_cpu_locked_tensor(self, num_elem, example_tensor=None, *, example_tenosr=None):
+        """A 1-D tensor (an array, for an array) of the example's type in page-aligned memory that is locked in RAM."""
+        from weightfs._locked import new_like
+        example = example_tensor if example_tensor is not None else example_tenosr
+        if example is None:
+            raise TypeError("new_cpu_locked_tensor() misses the argument example_tensor")
+        return new_like(int(num_elem), example)
+
+    def free_cpu_locked_tensor(self, tensor):
+        """Unlocks the memory of a tensor of new_cpu_locked_tensor, of whatever handle; False when it is none. The
+        memory itself goes with the last tensor that uses it."""
+        return _native.unlock(describe(tensor).address)
+
+    def is_pinned(self, buffer):
+        """Whether torch pinned it, or it lies (a view, too) in locked memory of any handle of this process."""
+        return is_pinned(buffer)
+
+    def get_block_size(self):
+        return self._options[0]
+
+    def get_queue_depth(self):
+        return self._options[1]
+
+    def get_single_submit(self):
+        return self._options[2]
+
+    def get_overlap_events(self):
+        return self._options[3]
+
+    def get_intra_op_parallelism(self):
+        return self._options[4]
+
+    def get_thread_count(self):
+        return self._options[4]
+
+    def get_alignment(self):
+        return 512 * self._options[4]
+
+    # --- The newer ones ---
+
+    def read_async(self, buffer, file, file_offset=0, *, progress=None):
+        """Starts to read from a path or descriptor and returns its Future. progress(bytes_done, bytes_total) is called
+        from the thread that does the I/O."""
+        memory = describe(buffer, writable=True)
+        return Future(self._start_read(memory, file, file_offset, None, progress, own_errors=True), memory)
+
+    def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, progress=None):
+        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes. durable:
+        fsync before it is done. atomic: written beside the file, then renamed over it."""
+        memory = describe(buffer)
+        offset = _WHOLE if file_offset is None else file_offset
+        options = {"durable": durable, "atomic": atomic, "progress": progress}
+        return Future(self._start_write(memory, file, offset, None, own_errors=True, **options), memory)
+
+    def read_into(self, buffer, file, file_offset=0, *, progress=None):
+        """Reads, and returns the number of bytes; raises OSError."""
+        memory = describe(buffer, writable=True)
+        self._read_now(memory, file, file_offset, progress=progress)
+        return memory.nbytes
+
+    def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, progress=None):
+        """Writes as write_async does, and returns the number of bytes; raises OSError."""
+        memory = describe(buffer)
+        offset = _WHOLE if file_offset is None else file_offset
+        self._write_now(memory, file, offset, durable=durable, atomic=atomic, progress=progress)
+        return memory.nbytes
+
+    @property
+    def last_error(self):
+        """The OSError behind the last -1, with errno, filename, offset and shape; None when there was none."""
+        return self._last_error
+
+    def pending(self):
+        """Asynchronous operations under way."""
+        return self._native.pending()
+
+    def close(self):
+        """Waits for what the kernel is doing, cancels the rest and gives everything back. Later calls raise
+        ValueError."""
+        self._native.close()
+        if os.getpid() != self._process:
+            return   # a forked child: the operations, and their locks, are its parent's
+        for error in self._collect()[0]:   # nobody is going to wait for them
+            self._report(error)
+
+    def __del__(self):
+        if hasattr(self, "_under_way"):
+            self.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __repr__(self):
+        names = ("block_size", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
+        return f"aio_handle({', '.join(f'{name}={value}' for name, value in zip(names, self._options))})"
+
+    # --- How ---
+
+    def _read_now(self, memory, file, offset, validate=False, progress=None):
+        with _labelled(memory):
+            self._native.read(_name(file), *memory.arguments, offset, progress)
+        if validate:
+            _validate(memory, file, offset)
+
+    def _write_now(self, memory, file, offset, validate=False, *, durable=False, atomic=False, progress=None):
+        with _labelled(memory):
+            self._native.write(_name(file), *memory.arguments, _written_offset(offset), progress, durable, atomic)
+        if validate:
+            _validate(memory, file, offset)
+
+    def _start_read(self, memory, file, offset, validate=None, progress=None, own_errors=False):
+        self._forget_done()
+        with _labelled(memory):
+            operation = self._native.start_read(_name(file), *memory.arguments, offset, progress, own_errors)
+        return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
+
+    def _start_write(self, memory, file, offset, validate=None, *, durable=False, atomic=False, progress=None,
+                     own_errors=False):
+        self._forget_done()
+        with _labelled(memory):
+            operation = self._native.start_write(_name(file), *memory.arguments, _written_offset(offset), progress,
+                                                 durable, atomic, own_errors)
+        return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
+
+    def _sync(self, run, buffer, file, offset, validate=False):
+        memory = describe(buffer, writable=run == self._read_now)
+        with self._reporting():
+            run(memory, file, offset, validate)
+            completed, errors = self._drain()
+            if errors:
+                raise errors[0]
+            return completed + 1
+        return -1
+
+    def _async(self, start, buffer, file, offset, validate=False):
+        memory = describe(buffer, writable=start == self._start_read)
+        with self._reporting():
+            start(memory, file, offset, validate)
+            return 0
+        return -1
+
+    def _drain(self):
+        """Waits; (operations that succeeded, errors of those that did not)."""
+        completed, _, _ = self._native.wait()
+        errors, validations = self._collect()
+        for memory, file, offset in validations:
+            try:
+                _validate(memory, file, offset)
+            except OSError as error:
+                errors.append(error)
+                completed -= 1
+        for error in errors:
+            self._report(error)
+        return completed, errors
+
+    def _collect(self):
+        """Lets go of all that is done: the errors, and what is to be validated. Futures answer for themselves."""
+        with self._lock:
+            done = [entry for entry in self._under_way if entry[0].done()]
+            ended = {id(entry) for entry in done}
+            self._under_way = collections.deque(entry for entry in self._under_way if id(entry) not in ended)
+        errors, validations = [], []
+        for operation, memory, validation, own_errors in done:
+            error = None if own_errors else operation.error()
+            if error is not None:
+                errors.append(with_label(error, memory))
+            elif validation is not None:
+                validations.append((memory, *validation))
+        return errors, validations
+
+    def _forget_done(self):
+        """Lets go of the memory of what succeeded; from the front, for operations seldom overtake each other by
+        much."""
+        with self._lock:
+            while self._under_way:
+                operation, _, validation, own_errors = self._under_way[0]
+                if validation is not None or not operation.done() or not (own_errors or operation.error() is None):
+                    return
+                self._under_way.popleft()
+
+    def _keep(self, operation, memory, validation, own_errors):
+        with self._lock:
+            self._under_way.append((operation, memory, validation, own_errors))
+        return operation
+
+    @contextlib.contextmanager
+    def _reporting(self):
+        """Turns an OSError into a -1 of the caller, who goes on after the block."""
+        try:
+            yield
+        except OSError as error:
+            self._report(error)
+
+    def _report(self, error):
+        self._last_error = error
+        log.error("%s", error.strerror or error)
+
+
+def is_pinned(buffer):
+    if callable(getattr(buffer, "is_pinned", None)):
+        with contextlib.suppress(RuntimeError):   # torch without a GPU has nothing that pins
+            if buffer.is_pinned():
+                return True
+    memory = describe(buffer)
+    return memory.nbytes > 0 and _native.is_locked(memory.address, _span(memory))
+
+
+def _span(memory):
+    """Bytes from the first to behind the last element; for a view that is no more than the region it is cut from."""
+    if memory.strides is None:
+        return memory.nbytes
+    return sum((count - 1) * abs(step) for count, step in zip(memory.shape, memory.strides)) + memory.item_size
+
+
+def _one_of(filename, fd):
+    if (filename is None) == (fd is None):
+        raise TypeError("either a filename or an fd is needed")
+    return filename if fd is None else fd
+
+
+def _async_and_offset(method, arguments, keywords, offset):
+    names = ("async", "file_offset")
+    given = dict(zip(names, arguments))
+    if len(arguments) > len(names) or set(keywords) - set(names) or set(keywords) & set(given):
+        raise TypeError(f"{method}(buffer, filename, validate, async, file_offset=0) got other arguments")
+    given |= keywords
+    if "async" not in given:
+        raise TypeError(f"{method}() misses the argument 'async'")
+    return given["async"], given.get("file_offset", offset)
+
+
+def _name(file):
+    return file if isinstance(file, int) else os.fsencode(file)
+
+
+def _written_offset(offset):
+    """None for the native side when the caller gave none: the whole file."""
+    if offset is _WHOLE:
+        return None
+    if offset < 0:
+        raise ValueError(f"file_offset is {offset}: it cannot be negative")
+    return offset
+
+
+@contextlib.contextmanager
+def _labelled(memory):
+    try:
+        yield
+    except OSError as error:
+        raise with_label(error, memory)
+
+
+def _os_error(number, text, filename, memory):
+    error = OSError(number, text, filename if isinstance(filename, int) else os.fspath(filename))
+    error.offset = 0
+    return with_label(error, memory)
+
+
+def _validate(memory, file, offset):
+    """Compares the memory with what an ordinary read of the file gives."""
+    if memory.strides is None:
+        wanted = _native.view(memory.address, memory.nbytes)
+    else:
+        gathered = bytearray(memory.nbytes)
+        _native.copy(*describe(gathered).arguments, *memory.arguments)
+        wanted = memoryview(gathered)
+    # A descriptor may be open for writing only, or for O_DIRECT.
+    path = f"/proc/self/fd/{file}" if isinstance(file, int) else file
+    with open(path, "rb", buffering=0) as stream:
+        for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
+            piece = wanted[at:at + _VALIDATED_AT_ONCE]
+            if os.pread(stream.fileno(), len(piece), offset + at) != piece:
+                raise _os_error(errno.EIO, f"validation of {memory.nbytes} bytes at offset {int(offset)} of {file} "
+                                f"failed: the file differs in the {len(piece)} bytes from {offset + at} on",
+                                file, memory)

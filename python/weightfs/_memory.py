@@ -1,0 +1,105 @@
+"""Where the bytes of a tensor lie: torch tensors, numpy arrays, DLPack, and every object with the buffer protocol.
+
+torch is never imported here: a tensor is known by what it can do."""
+
+import math
+import sys
+
+from weightfs import _native
+
+
+class Memory:
+    """The address, element size, shape and strides (in bytes; None when it is one run) of a buffer. `owner` keeps the
+    memory alive."""
+
+    __slots__ = ("address", "item_size", "shape", "strides", "owner", "label")
+
+    def __init__(self, address, item_size, shape, strides, owner, label):
+        self.address, self.item_size, self.shape, self.strides = address, item_size, shape, strides
+        self.owner, self.label = owner, label
+
+    @property
+    def nbytes(self):
+        return math.prod(self.shape) * self.item_size
+
+    @property
+    def arguments(self):
+        return self.address, self.item_size, self.shape, self.strides
+
+
+def describe(buffer, writable=False):
+    """The Memory of `buffer`. TypeError for what has none, ValueError for what cannot be used as it is."""
+    if hasattr(buffer, "data_ptr") and hasattr(buffer, "is_contiguous"):
+        return _of_tensor(buffer, writable)
+    if hasattr(buffer, "__array_interface__"):
+        return _of_array(buffer, writable)
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        view = None
+    if view is not None:
+        return _of_view(view, buffer, writable)
+    if hasattr(buffer, "__dlpack__"):
+        return _of_dlpack(buffer, writable)
+    raise TypeError(f"a tensor, an array or a buffer is needed, not {type(buffer).__name__}")
+
+
+def _of_tensor(tensor, writable):
+    label = f"tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{label} is on {tensor.device}: only CPU tensors can be used; copy it with .cpu() first")
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
+        raise ValueError(f"{label} has the layout {tensor.layout}: only dense tensors have bytes of their own")
+    if tensor.is_conj() or tensor.is_neg():
+        # Its memory holds other numbers than the tensor shows.
+        if writable:
+            raise ValueError(f"{label} is a lazily conjugated or negated view: nothing can be read into it")
+        tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.numel() == 0:
+        return Memory(0, tensor.element_size(), [0], None, tensor, label)
+    address, item_size = tensor.data_ptr(), tensor.element_size()
+    if address == 0:
+        raise ValueError(f"{label} has no memory")
+    strides = None if tensor.is_contiguous() else [step * item_size for step in tensor.stride()]
+    return Memory(address, item_size, list(tensor.shape), strides, tensor, label)
+
+
+def _of_array(array, writable):
+    facts = array.__array_interface__
+    shape, kind = list(facts["shape"]), facts["typestr"]
+    label = f"array of shape {tuple(shape)} and {getattr(array, 'dtype', kind)}"
+    if getattr(getattr(array, "dtype", None), "hasobject", False) or kind[1] == "O":
+        raise ValueError(f"{label} holds Python objects, which have no bytes of their own")
+    if facts.get("data") is None:
+        return _of_view(memoryview(array), array, writable)
+    address, read_only = facts["data"]
+    if writable and read_only:
+        raise ValueError(f"{label} is read-only")
+    item_size = int(kind[2:]) * (4 if kind[1] == "U" else 1)
+    if math.prod(shape) * item_size == 0:
+        return Memory(0, 1, [0], None, array, label)
+    strides = facts.get("strides")
+    return Memory(address, item_size, shape, None if strides is None else list(strides), array, label)
+
+
+def _of_view(view, buffer, writable):
+    label = f"{type(buffer).__name__} of {view.nbytes} bytes"
+    if writable and view.readonly:
+        raise ValueError(f"{label} is read-only")
+    address, item_size, shape, strides, _ = _native.describe_buffer(view)
+    # The memoryview stays with it: while it is there, a bytearray cannot be resized.
+    if view.nbytes == 0:
+        return Memory(0, 1, [0], None, view, label)
+    return Memory(address, item_size, list(shape), strides, view, label)
+
+
+def _of_dlpack(buffer, writable):
+    """By way of torch or numpy, whichever is there; both share the memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return describe(torch.from_dlpack(buffer), writable)
+    try:
+        import numpy
+    except ImportError:
+        raise TypeError(f"{type(buffer).__name__} has only DLPack: numpy or torch is needed to use it") from None
+    return describe(numpy.from_dlpack(buffer), writable)

@@ -12,6 +12,7 @@ ALLOWED = {
     "engine": {"common", "engine"},
     "meta": {"common", "meta"},
     "client": {"common", "engine", "client"},
+    "python": {"client"},
     "store": {"common", "engine", "meta", "store"},
     "fs": {"common", "engine", "meta", "store", "fs"},
     "bench": {"common", "engine", "bench"},

@@ -98,6 +98,15 @@ void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_
   });
 }
 
+// The same, after the kernel has dropped the pages that the write left stale.
+void DropPagesAndFinish(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size,
+                        bool sync) {
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, offset, size, sync](Reply later) {
+    filesystem.DropPages(file->inode->id, offset, size);
+    FinishWrite(filesystem, std::move(later), file, size, sync);
+  });
+}
+
 // Whether the kernel asks for the set-id bits to go. The library does not hand this flag on, but the request lies before
 // its data: write_flags is the u32 at byte 20 of the 40 bytes of struct fuse_write_in.
 bool KillsPrivileges(std::span<const std::byte> data) {
@@ -119,23 +128,18 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   }
   if (KillsPrivileges(data)) filesystem.ClearPrivileges(file->inode);
   Buffer holder;
-  if (data.size() >= kWorthKeeping && data.size() % kBlockSize == 0 && offset % kBlockSize == 0)
-    holder = ReceiveBuffer::Claim(data);
-  const Result<void> written =
-      filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder));
-  if (!written.has_value()) {
-    reply.Fail(written.error());
-    return;
-  }
+  if (data.size() >= kWorthKeeping) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
-  if (!filesystem.LeavesStalePages(*file)) {
-    FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
-    return;
-  }
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, offset, size = data.size(), sync](Reply later) {
-    filesystem.DropPages(file->inode->id, offset, size);
-    FinishWrite(filesystem, std::move(later), file, size, sync);
-  });
+  filesystem.store().Write(
+      file->inode, ByteOffset{offset}, data, std::move(holder), [&](const Result<void>& written) {
+        if (!written.has_value()) {
+          reply.Fail(written.error());
+        } else if (!filesystem.LeavesStalePages(*file)) {
+          FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
+        } else {
+          DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync);
+        }
+      });
 }
 
 // Only a handle that could write is told of failed writes: the error is reported once, and a reader cannot act on it.

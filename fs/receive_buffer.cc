@@ -14,7 +14,7 @@ thread_local ReceiveBuffer* current = nullptr;
 Result<std::unique_ptr<ReceiveBuffers>> ReceiveBuffers::Create(const Options& options) {
   std::unique_ptr<ReceiveBuffers> buffers(new ReceiveBuffers);
   BufferPool::Options pool;
-  pool.buffer_size = options.payload;
+  pool.buffer_size = options.payload + ByteCount{kBlockSize};   // room for a shift
   pool.headroom = ByteCount{kWriteHeader};
   pool.count = std::max<size_t>(options.shared_memory.value / options.payload.value, 1);
   pool.name = "write buffers";
@@ -36,11 +36,15 @@ ReceiveBuffer::~ReceiveBuffer() {
 std::span<std::byte> ReceiveBuffer::Prepare() {
   if (!shared_) shared_ = buffers_.shared().TryAllocate();
   const Buffer& buffer = shared_ ? shared_ : own_;
-  return {buffer.header(), kWriteHeader + buffer.size().value};
+  shift_ = buffers_.shift();
+  return {buffer.header() + shift_, kWriteHeader + buffer.size().value - kBlockSize};
 }
 
-Buffer ReceiveBuffer::Claim(std::span<const std::byte> data) {
-  if (current == nullptr || !current->shared_ || data.data() != current->shared_.data()) return {};
+Buffer ReceiveBuffer::Claim(std::span<const std::byte> data, uint64_t offset) {
+  if (current == nullptr) return {};
+  current->buffers_.ExpectNext(offset + data.size());
+  if (!current->shared_ || data.data() != current->shared_.data() + current->shift_) return {};
+  if (offset % kBlockSize != current->shift_) return {};
   return std::exchange(current->shared_, Buffer());
 }
 

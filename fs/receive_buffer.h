@@ -1,6 +1,7 @@
-// The memory that one receiving thread reads requests into, laid out so that the data of a write begins on a page.
+// The memory that one receiving thread reads requests into, laid out so that the blocks of a write lie on pages.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -27,9 +28,16 @@ class ReceiveBuffers {
   BufferPool& shared() { return *shared_; }
   BufferPool& own() { return *own_; }
 
+  // Where in a block the next large write is thought to begin. A program whose buffer begins inside a page (most
+  // Python buffers do) has the kernel cut a large write at its pages, so all pieces but the first begin at the same
+  // place inside a block.
+  uint64_t shift() const { return shift_.load(std::memory_order_relaxed); }
+  void ExpectNext(uint64_t offset) { shift_.store(offset % kBlockSize, std::memory_order_relaxed); }
+
  private:
   ReceiveBuffers() = default;
   std::unique_ptr<BufferPool> shared_, own_;
+  std::atomic<uint64_t> shift_{0};
 };
 
 // Belongs to one thread, and is what Claim finds on that thread while it lives.
@@ -40,18 +48,20 @@ class ReceiveBuffer {
   ReceiveBuffer(const ReceiveBuffer&) = delete;
   ReceiveBuffer& operator=(const ReceiveBuffer&) = delete;
 
-  // Where the next request goes: kWriteHeader bytes before a page, then the payload. What the last request left in
-  // memory that was not claimed is gone.
+  // Where the next request goes: kWriteHeader bytes before the place of the payload, which is shift() bytes behind a
+  // page. What the last request left in memory that was not claimed is gone.
   std::span<std::byte> Prepare();
 
-  // The buffer behind `data`, for whoever wants to keep it: the thread's next request goes elsewhere. Empty when `data`
-  // is not the payload of the request that this thread works on, or when its memory cannot be given away now.
-  static Buffer Claim(std::span<const std::byte> data);
+  // The buffer behind `data`, a write at `offset`, for whoever wants to keep it: the thread's next request goes
+  // elsewhere. Empty when `data` is not the payload of the request that this thread works on, when its blocks do not lie
+  // on pages, or when its memory cannot be given away now. Learns from `offset` where the next write may begin.
+  static Buffer Claim(std::span<const std::byte> data, uint64_t offset);
 
  private:
   ReceiveBuffers& buffers_;
   Buffer own_;
   Buffer shared_;       // empty after a claim, or when all are in use
+  uint64_t shift_ = 0;  // of the payload in the memory of the last Prepare
 };
 
 }  // namespace weightfs

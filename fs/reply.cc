@@ -41,28 +41,6 @@ int WithOpenFlags(fuse_file_info file, uint32_t open_flags, Function reply) {
 
 }  // namespace
 
-void RequestCounter::Begin() {
-  MutexLock lock(mutex_);
-  ++open_;
-  ++begun_;
-}
-
-void RequestCounter::End() {
-  MutexLock lock(mutex_);
-  // Under the lock: once the waiter sees none, the counter may be destroyed.
-  if (--open_ == 0) none_.notify_all();
-}
-
-void RequestCounter::WaitForNone() {
-  MutexLock lock(mutex_);
-  while (open_ != 0) none_.wait(lock.native());
-}
-
-uint64_t RequestCounter::begun() const {
-  MutexLock lock(mutex_);
-  return begun_;
-}
-
 struct stat ToStat(const Attributes& attributes) {
   struct stat out {};
   out.st_ino = attributes.ino.value;

@@ -1,9 +1,10 @@
 // The answer to one FUSE request. Private to fs/.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <string_view>
 
-#include "common/mutex.h"
 #include "common/result.h"
 #include "fs/fuse_api.h"
 #include "store/types.h"
@@ -13,16 +14,22 @@ namespace weightfs {
 // Counts requests that are not yet answered, so that a session can end after the last one. Thread-safe.
 class RequestCounter {
  public:
-  void Begin() EXCLUDES(mutex_);
-  void End() EXCLUDES(mutex_);
-  void WaitForNone() EXCLUDES(mutex_);
-  uint64_t begun() const EXCLUDES(mutex_);
+  void Begin() {
+    ++open_;
+    ++begun_;
+  }
+  void End() {
+    if (--open_ == 0) open_.notify_all();
+  }
+  void WaitForNone() {
+    for (uint64_t open = open_.load(); open != 0; open = open_.load()) open_.wait(open);
+  }
+  uint64_t begun() const { return begun_.load(); }
+  uint64_t open() const { return open_.load(); }
 
  private:
-  mutable Mutex mutex_;
-  std::condition_variable none_;
-  uint64_t open_ GUARDED_BY(mutex_) = 0;
-  uint64_t begun_ GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> open_{0};
+  std::atomic<uint64_t> begun_{0};
 };
 
 // Move-only, consumed by exactly one of its answers. A Reply that is dropped answers EIO and logs; a second answer is

@@ -20,15 +20,35 @@ void ChecksumTable::Set(FileBlock first, std::span<const uint32_t> checksums) {
 }
 
 Result<const std::vector<uint32_t>*> ChecksumTable::Catalog(KvStore& catalog, InodeId ino, uint64_t segment) {
-  if (const auto found = cached_.find(segment); found != cached_.end()) return &found->second;
+  if (const auto* found = cached_.Find(segment)) return found;
   ASSIGN_OR_RETURN(auto bytes, catalog.Get(keys::Checksums(ino, segment)));
   std::vector<uint32_t> checksums;
   if (bytes) {
     ASSIGN_OR_RETURN(checksums, DecodeChecksums(*bytes));
   }
-  // A stream leaves its segments behind it in order: the lowest is the oldest.
-  if (cached_.size() >= kCachedSegments) cached_.erase(segment > cached_.begin()->first ? cached_.begin() : std::prev(cached_.end()));
-  return &(cached_[segment] = std::move(checksums));
+  return cached_.Add(segment, std::move(checksums));
+}
+
+const std::vector<uint32_t>* ChecksumTable::Cache::Find(uint64_t segment) const {
+  const auto found = segments_.find(segment);
+  return found == segments_.end() ? nullptr : &found->second;
+}
+
+const std::vector<uint32_t>* ChecksumTable::Cache::Add(uint64_t segment, std::vector<uint32_t> checksums) {
+  // Whichever goes is as good as any other: a stream needs none of them again, random reads any.
+  if (segments_.size() >= kOwn && total_.load(std::memory_order_relaxed) >= kShared) Erase(segments_.begin()->first);
+  const auto [entry, added] = segments_.insert_or_assign(segment, std::move(checksums));
+  if (added) total_.fetch_add(1, std::memory_order_relaxed);
+  return &entry->second;
+}
+
+void ChecksumTable::Cache::Erase(uint64_t segment) {
+  total_.fetch_sub(segments_.erase(segment), std::memory_order_relaxed);
+}
+
+void ChecksumTable::Cache::Clear() {
+  total_.fetch_sub(segments_.size(), std::memory_order_relaxed);
+  segments_.clear();
 }
 
 Result<void> ChecksumTable::Get(KvStore& catalog, InodeId ino, FileBlock first, std::span<uint32_t> out) {
@@ -81,14 +101,14 @@ Result<void> ChecksumTable::AppendSealed(KvStore& catalog, InodeId ino, KvBatch*
 }
 
 void ChecksumTable::DropSealed() {
-  for (const auto& [number, segment] : sealed_) cached_.erase(number);
+  for (const auto& [number, segment] : sealed_) cached_.Erase(number);
   sealed_.clear();
 }
 
 void ChecksumTable::Clear() {
   fresh_.clear();
   sealed_.clear();
-  cached_.clear();
+  cached_.Clear();
 }
 
 }  // namespace weightfs

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <bitset>
 #include <map>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "common/result.h"
@@ -44,13 +46,30 @@ class ChecksumTable {
     std::array<uint32_t, keys::kSegmentBlocks> checksums{};
   };
   using Layer = std::map<uint64_t, std::unique_ptr<Segment>>;
-  static constexpr size_t kCachedSegments = 64;
+
+  // Segments of the catalog. A file keeps kOwn, and more while all files together have less than kShared (16 MiB).
+  class Cache {
+   public:
+    Cache() = default;
+    ~Cache() { Clear(); }
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
+    const std::vector<uint32_t>* Find(uint64_t segment) const;
+    const std::vector<uint32_t>* Add(uint64_t segment, std::vector<uint32_t> checksums);
+    void Erase(uint64_t segment);
+    void Clear();
+
+   private:
+    static constexpr size_t kOwn = 64, kShared = 16384;
+    static inline std::atomic<size_t> total_{0};   // segments in all caches of the process: a bound on memory
+    std::unordered_map<uint64_t, std::vector<uint32_t>> segments_;
+  };
 
   // The segment as the catalog has it (empty when absent), from the cache where it is there.
   Result<const std::vector<uint32_t>*> Catalog(KvStore& catalog, InodeId ino, uint64_t segment);
 
   Layer fresh_, sealed_;
-  std::map<uint64_t, std::vector<uint32_t>> cached_;
+  Cache cached_;
 };
 
 }  // namespace weightfs

@@ -196,7 +196,7 @@ void Committer::RunCycle(Cycle cycle) {
 // Sends out every dirty block and takes the differences from the catalog as of this moment.
 void Committer::Seal(Cycle* cycle) {
   for (auto& [inode, urgent] : cycle->inodes) {
-    IoBatch batch(devices_);
+    WriteBatch batch(write_back_);
     MutexLock lock(inode->mutex);
     if (inode->deleted || !inode->file) continue;
     FileState& file = *inode->file;
@@ -221,6 +221,7 @@ void Committer::Seal(Cycle* cycle) {
       sealed.blocks = file.extents.mapped().value;
       sealed.version = ++inode->attributes.data_version;
       sealed.shrunk_to = std::exchange(file.shrunk_to, UINT64_MAX);
+      write_back_.SumAll(*inode);
       file.checksums.Seal();
       file.writes_before_seal = std::exchange(file.writes_since_seal, 0);
       ++file.seals;
@@ -316,6 +317,7 @@ void Committer::Revert(Sealed* sealed, Error error) {
   file.loaded = false;
   file.extents.Clear();
   file.checksums.Clear();
+  file.unsummed.clear();
   file.dirty.Clear();
   file.reservation.TrimTo({});
   file.freed.clear();

@@ -1,6 +1,8 @@
 // Blocks of one file that are in memory and not (known to be) on the device.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <span>
@@ -16,10 +18,11 @@ struct DirtySpan {
   Buffer buffer;
   FileBlock window;
   uint64_t write = 0;   // 0: may still change; otherwise the id of the device write that reads this memory
+  uint64_t window_limit = UINT64_MAX;   // the window ends before this file block, where the buffer goes on
 
   std::byte* memory(uint64_t block) const { return buffer.data() + (block - window.value) * kBlockSize; }
   // The first file block behind the window.
-  uint64_t window_end() const { return window.value + buffer.size().value / kBlockSize; }
+  uint64_t window_end() const { return std::min(window_limit, window.value + buffer.size().value / kBlockSize); }
   bool frozen() const { return write != 0; }
 };
 

@@ -261,33 +261,47 @@ FileIo::Need FileIo::Place(const InodePtr& inode, uint64_t offset, uint64_t size
   return {};
 }
 
-// Keeps the caller's aligned buffer as the file's memory and sends it out at once.
-FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, uint64_t size, const Buffer& holder,
-                           IoBatch* batch) {
-  const FileBlock first = BlockOf(offset);
-  const BlockCount count{size / kBlockSize};
-  if (const Need need = Reserve(inode, first, count, false); need.kind != Need::Kind::kNothing) return need;
+// Keeps the caller's buffer, whose pages are blocks of the file, as the file's memory and sends it out at once. The
+// bytes at both ends that fill no block are copied; those at the head complete what the write before left there.
+FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
+                           const Buffer& holder, Spares* spares, WriteBatch* batch) {
+  const uint64_t size = data.size();
+  const FileBlock first = BlockEnd(offset), end = BlockOf(offset + size);
+  const uint64_t head = ToBytes(first).value - offset, tail = offset + size - ToBytes(end).value;
+  if (const Need need = Reserve(inode, BlockOf(offset), BlockEnd(offset + size) - BlockOf(offset), false);
+      need.kind != Need::Kind::kNothing) {
+    return need;
+  }
+  if (head > 0) {
+    const Need need = Place(inode, offset, head, data.data(), false, false, spares);
+    if (need.kind != Need::Kind::kNothing) return need;
+  }
+  if (tail > 0) {
+    const Need need = Place(inode, ToBytes(end).value, tail, data.data() + (size - tail), false, false, spares);
+    if (need.kind != Need::Kind::kNothing) return need;
+  }
   p_.reader.cache().Invalidate(inode->id, offset, offset + size);
   DirtySpan span;
-  span.count = count;
+  span.count = end - first;
   span.buffer = holder;
-  span.window = first;
+  span.window = BlockOf(offset);
+  span.window_limit = end.value;
   inode->file->dirty.Insert(first, std::move(span));
-  p_.write_back.SubmitRange(inode, first, first + count, true, batch);
+  p_.write_back.SubmitRange(inode, BlockOf(offset), end, true, batch);
   return {};
 }
 
 Result<FileIo::Need> FileIo::WriteStep(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
-                                       const Buffer& holder, Spares* spares, IoBatch* batch) {
+                                       const Buffer& holder, Spares* spares, WriteBatch* batch) {
   FileState& file = *inode->file;
   const uint64_t end = offset + data.size();
   if (end > kMaximumFileSize || end < offset) return ErrorCode::kFileTooBig;
   const bool sequential = offset == file.write_next;
   const uint64_t run = (sequential ? file.write_run : 0) + data.size();
-  const bool aligned = offset % kBlockSize == 0 && data.size() % kBlockSize == 0;
+  const bool adoptable = holder && data.data() == holder.data() + offset % kBlockSize;
   Need need;
-  if (aligned && holder && data.data() == holder.data() && data.size() >= kAdoptBytes) {
-    need = Adopt(inode, offset, data.size(), holder, batch);
+  if (adoptable && data.size() >= kAdoptBytes) {
+    need = Adopt(inode, offset, data, holder, spares, batch);
   } else {
     const bool stripe = data.size() >= kStreamBytes || (sequential && run >= kStreamBytes);
     need = Place(inode, offset, data.size(), data.data(), stripe, false, spares);
@@ -314,11 +328,12 @@ Result<FileIo::Need> FileIo::WriteStep(const InodePtr& inode, uint64_t offset, s
 }
 
 Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
-                           const Buffer& holder) {
+                           const Buffer& holder, WriteBatch* batch) {
   // The windows of one step are held together: bounded, so that writers never wait for one another's.
   for (size_t at = 0; at < data.size(); at += kLargestStep) {
     const auto step = data.subspan(at, std::min<size_t>(kLargestStep, data.size() - at));
-    RETURN_IF_ERROR(Retry(inode, [&](Spares* spares, IoBatch* batch) {
+    batch->Send();
+    RETURN_IF_ERROR(Retry(inode, batch, [&](Spares* spares) {
       return WriteStep(inode, offset.value + at, step, holder, spares, batch);
     }));
     written_bytes_ += step.size();
@@ -328,9 +343,10 @@ Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<c
 
 Result<ByteOffset> FileIo::Append(const InodePtr& inode, std::span<const std::byte> data) {
   uint64_t offset = 0;
-  RETURN_IF_ERROR(Retry(inode, [&](Spares* spares, IoBatch* batch) {
+  WriteBatch batch(p_.write_back);
+  RETURN_IF_ERROR(Retry(inode, &batch, [&](Spares* spares) {
     offset = inode->attributes.size;
-    return WriteStep(inode, offset, data, {}, spares, batch);
+    return WriteStep(inode, offset, data, {}, spares, &batch);
   }));
   written_bytes_ += data.size();
   return ByteOffset{offset};
@@ -355,7 +371,8 @@ FileIo::Need FileIo::ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t 
 
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {
   if (size > kMaximumFileSize) return ErrorCode::kFileTooBig;
-  return Retry(inode, [&](Spares* spares, IoBatch*) -> Result<Need> {
+  WriteBatch batch(p_.write_back);
+  return Retry(inode, &batch, [&](Spares* spares) -> Result<Need> {
     FileState& file = *inode->file;
     const uint64_t old = inode->attributes.size;
     if (size < old) {

@@ -36,7 +36,9 @@ class FileIo final : public DataOwner {
   // Reads the file's extents once; every other call does it by itself.
   Result<void> Load(const InodePtr& inode);
 
-  Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder);
+  // The writes to the devices that this caused are in `batch`, for the caller to send.
+  Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
+                     WriteBatch* batch);
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
   // `replace`: O_TRUNC, the committed content stays until the new one is committed.
   Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace);
@@ -70,7 +72,7 @@ class FileIo final : public DataOwner {
   using NewSpans = std::vector<std::pair<uint64_t, DirtySpan>>;
 
   template <typename Step>
-  Result<void> Retry(const InodePtr& inode, Step step);
+  Result<void> Retry(const InodePtr& inode, WriteBatch* batch, Step step);
   Result<void> Satisfy(const InodePtr& inode, const Need& need, Spares* spares);
 
   Result<void> CheckWritable(Inode& inode) REQUIRES(inode.mutex);
@@ -82,12 +84,12 @@ class FileIo final : public DataOwner {
       REQUIRES(inode->mutex);
   Need Place(const InodePtr& inode, uint64_t offset, uint64_t size, const std::byte* data, bool stripe,
              bool privileged, Spares* spares) REQUIRES(inode->mutex);
-  Need Adopt(const InodePtr& inode, uint64_t offset, uint64_t size, const Buffer& holder, IoBatch* batch)
-      REQUIRES(inode->mutex);
+  Need Adopt(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data, const Buffer& holder,
+             Spares* spares, WriteBatch* batch) REQUIRES(inode->mutex);
   Result<Need> WriteStep(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
-                         const Buffer& holder, Spares* spares, IoBatch* batch) REQUIRES(inode->mutex);
+                         const Buffer& holder, Spares* spares, WriteBatch* batch) REQUIRES(inode->mutex);
   Need ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t to, Spares* spares) REQUIRES(inode->mutex);
-  Need AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, IoBatch* batch) REQUIRES(inode->mutex);
+  Need AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) REQUIRES(inode->mutex);
   void UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) REQUIRES(inode->mutex);
   Result<void> GrowTo(const InodePtr& inode, uint64_t size);
   void Touch(const InodePtr& inode) REQUIRES(inode->mutex);

@@ -22,27 +22,27 @@ struct FileIo::Spares {
 };
 
 // Runs `step` under the inode's mutex until it needs nothing from outside. `step` may run many times and must leave
-// nothing half done when it asks for something.
+// nothing half done when it asks for something. What the last run put into `batch` is the caller's to send.
 template <typename Step>
-Result<void> FileIo::Retry(const InodePtr& inode, Step step) {
+Result<void> FileIo::Retry(const InodePtr& inode, WriteBatch* batch, Step step) {
   RETURN_IF_ERROR(Load(inode));
   Spares spares;
   while (true) {
     Need need;
     bool loaded;
     {
-      IoBatch batch(p_.devices);
       MutexLock lock(inode->mutex);
       RETURN_IF_ERROR(CheckWritable(*inode));
       loaded = inode->file->loaded;   // A failed write may have dropped it in between.
       if (loaded) {
-        Result<Need> stepped = step(&spares, &batch);
+        Result<Need> stepped = step(&spares);
         inode->file->reservation.TrimTo(inode->file->dirty.unfrozen());
         if (!stepped) return std::move(stepped).error();
         need = *stepped;
         if (need.kind == Need::Kind::kNothing) return {};
       }
     }
+    batch->Send();
     RETURN_IF_ERROR(loaded ? Satisfy(inode, need, &spares) : Load(inode));
   }
 }

@@ -13,7 +13,7 @@ constexpr uint64_t kCopyStep = kMiB;
 }  // namespace
 
 // Gives every hole of the range an unwritten extent.
-FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, IoBatch* batch) {
+FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) {
   FileState& file = *inode->file;
   // Blocks in memory get their places first, so that what is a hole afterwards is one.
   p_.write_back.SubmitRange(inode, first, end, false, batch);
@@ -54,7 +54,8 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
   const bool allocate = mode == FallocateMode::kAllocate || mode == FallocateMode::kAllocateKeepSize;
   const bool keep = mode == FallocateMode::kAllocateKeepSize || mode == FallocateMode::kZeroRangeKeepSize ||
                     mode == FallocateMode::kPunchHole;
-  return Retry(inode, [&](Spares* spares, IoBatch* batch) -> Result<Need> {
+  WriteBatch batch(p_.write_back);
+  return Retry(inode, &batch, [&](Spares* spares) -> Result<Need> {
     const uint64_t size = inode->attributes.size;
     // Blocks wholly inside the range; the bytes of the blocks at its edges are zeroed in place.
     const FileBlock inner_first{(offset + kBlockSize - 1) / kBlockSize}, inner_end{end / kBlockSize};
@@ -72,7 +73,7 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
       UnmapLocked(inode, inner_first, inner_end);
     }
     if (mode != FallocateMode::kPunchHole) {
-      const Need need = AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, batch);
+      const Need need = AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, &batch);
       if (need.kind != Need::Kind::kNothing) return need;
     }
     if (!keep && end > size) {
@@ -147,8 +148,9 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
       return view.error();
     }
     for (const iovec& piece : view->pieces) {
+      WriteBatch batch(p_.write_back);
       const auto written = Write(to, ByteOffset{to_offset + done},
-                                 {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {});
+                                 {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {}, &batch);
       if (!written) {
         if (done > 0) return done;
         return written.error();
@@ -162,7 +164,8 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
 
 // Makes the file at least `size` bytes long.
 Result<void> FileIo::GrowTo(const InodePtr& inode, uint64_t size) {
-  return Retry(inode, [&](Spares*, IoBatch*) -> Result<Need> {
+  WriteBatch batch(p_.write_back);
+  return Retry(inode, &batch, [&](Spares*) -> Result<Need> {
     if (inode->attributes.size >= size) return Need{};
     p_.reader.cache().Invalidate(inode->id, inode->attributes.size, UINT64_MAX);
     inode->attributes.size = size;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "store/checksum_table.h"
@@ -12,6 +13,13 @@
 #include "store/space_manager.h"
 
 namespace weightfs {
+
+// Frozen blocks whose checksums are not in the table yet; whoever owns the write computes them without the mutex.
+struct UnsummedWrite {
+  uint64_t write = 0;
+  FileBlock first;
+  std::span<const std::byte> data;           // of whole blocks; nobody changes it
+};
 
 class FileState {
  public:
@@ -26,6 +34,7 @@ class FileState {
   // Device writes under way, by the side of the last seal they were submitted on. `drained` is notified when
   // either becomes 0.
   uint64_t seals = 0;
+  std::vector<UnsummedWrite> unsummed;       // a few at most; none of them is at the device yet
   uint64_t writes_since_seal = 0, writes_before_seal = 0;
   std::condition_variable drained;
 

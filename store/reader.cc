@@ -49,6 +49,7 @@ class Reader::Request {
       done_(std::move(view_));
     }
   }
+
  private:
   ReadDone done_;
   ReadView view_;
@@ -110,20 +111,39 @@ class Reader::Load {
   Bad bad_;
 };
 
-// What was planned under an inode's mutex and begins when it is released.
-struct Reader::Plan {
-  explicit Plan(DeviceSet& devices) : batch(devices) {}
+// Loads planned under an inode's mutex, to begin when it is released.
+struct Reader::Stage {
+  explicit Stage(DeviceSet& devices) : batch(devices) {}
 
-  void Go(const std::shared_ptr<Request>& request) {
+  void Begin() {
     batch.Submit();
-    for (auto& load : loads) load->Arrive();
-    for (auto& [chunk, memory] : chunks) {
-      chunk->WhenReady([request, chunk = chunk, memory = memory] { request->Arrive(chunk->Check(memory)); });
-    }
+    for (auto& load : std::exchange(loads, {})) load->Arrive();
   }
 
   IoBatch batch;
   std::vector<std::shared_ptr<Load>> loads;
+};
+
+// What was planned for one request.
+struct Reader::Plan {
+  explicit Plan(DeviceSet& devices) : needed(devices), ahead(devices) {}
+
+  void Begin() {
+    needed.Begin();
+    ahead.Begin();
+  }
+
+  // Read-ahead costs the request nothing: it comes after the answer where all of that is in memory.
+  void Answer(const std::shared_ptr<Request>& request) {
+    needed.Begin();
+    for (auto& [chunk, memory] : chunks) {
+      chunk->WhenReady([request, chunk = chunk, memory = memory] { request->Arrive(chunk->Check(memory)); });
+    }
+    request->Arrive({});
+    ahead.Begin();
+  }
+
+  Stage needed, ahead;
   // The request waits for these, and needs these bytes of each.
   std::vector<std::pair<ChunkPtr, std::span<const std::byte>>> chunks;
 };
@@ -178,7 +198,7 @@ bool Reader::Transfer::Verify() {
 
 // Adds the transfers that fill `memory` with the blocks of the range; holes and unwritten blocks are zeroed.
 void Reader::PlanTransfers(const InodePtr& inode, FileBlock first, BlockCount count, std::byte* memory,
-                           const std::shared_ptr<Load>& load, Plan* plan) {
+                           const std::shared_ptr<Load>& load, Stage* stage) {
   FileState& file = *inode->file;
   while (count.value > 0) {
     const auto piece = file.extents.Lookup(first, count);
@@ -203,7 +223,7 @@ void Reader::PlanTransfers(const InodePtr& inode, FileBlock first, BlockCount co
       transfer->size = ByteCount{bytes};
       transfer->first = first;
       transfer->expected = std::move(expected);
-      plan->batch.Add(transfer->device, transfer);
+      stage->batch.Add(transfer->device, transfer);
       counters_.device_bytes += bytes;
     }
     memory += bytes;
@@ -226,7 +246,7 @@ bool Reader::UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint
 }
 
 // Begins to load chunk `index`; null when part of it is dirty, none of it is on a device, or memory is short.
-ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, Plan* plan) {
+ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, Stage* stage) {
   FileState& file = *inode->file;
   const FileBlock first{index * kChunkBlocks};
   const uint64_t blocks = BlocksFor(ByteCount{inode->attributes.size}).value;
@@ -241,8 +261,8 @@ ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, Plan* plan) {
     if (!result) cache_.Drop(ino, index, chunk.get());   // Those who wait take what is good of it.
     chunk->Finish(std::move(result), std::move(bad));
   });
-  PlanTransfers(inode, first, count, chunk->buffer().data(), load, plan);
-  plan->loads.push_back(std::move(load));
+  PlanTransfers(inode, first, count, chunk->buffer().data(), load, stage);
+  stage->loads.push_back(std::move(load));
   return chunk;
 }
 
@@ -287,7 +307,7 @@ std::vector<Reader::Part> Reader::LayOut(const InodePtr& inode, uint64_t offset,
     const uint64_t step = std::min(end, (index + 1) * kChunkBytes) - offset;
     ChunkPtr chunk = cache_.Find(inode->id, index);
     const bool wanted = UsesChunks(*inode, offset, end - offset, run);
-    if (!chunk && wanted) chunk = StartChunk(inode, index, plan);
+    if (!chunk && wanted) chunk = StartChunk(inode, index, &plan->needed);
     if (chunk) {
       Part part;
       part.bytes = step;
@@ -306,7 +326,7 @@ std::vector<Reader::Part> Reader::LayOut(const InodePtr& inode, uint64_t offset,
     const uint64_t chunks = (inode->attributes.size + kChunkBytes - 1) / kChunkBytes;
     const uint64_t ahead = std::min(chunks, last_chunk + 1 + ReadAheadChunks(run));
     for (uint64_t index = last_chunk + 1; index < ahead; ++index) {
-      if (!cache_.Find(inode->id, index)) StartChunk(inode, index, plan);
+      if (!cache_.Find(inode->id, index)) StartChunk(inode, index, &plan->ahead);
     }
   }
   return parts;
@@ -335,14 +355,14 @@ void Reader::Assemble(const InodePtr& inode, std::vector<Part>& parts, const std
       request->Expect();
       load = std::make_shared<Load>(*this, inode->id,
                                     [request](const Result<void>& done, const Load::Bad&) { request->Arrive(done); });
-      plan->loads.push_back(load);
+      plan->needed.loads.push_back(load);
     }
     while (part.count.value > 0) {
       if (used == buffers[buffer].size().value) ++buffer, used = 0;
       const uint64_t room = (buffers[buffer].size().value - used) / kBlockSize;
       const BlockCount step{std::min(room, part.count.value)};
       std::byte* memory = buffers[buffer].data() + used;
-      PlanTransfers(inode, part.first, step, memory, load, plan);
+      PlanTransfers(inode, part.first, step, memory, load, &plan->needed);
       const uint64_t bytes = std::min(ToBytes(step).value - part.skip, part.bytes);
       request->AddMemory(memory + part.skip, bytes, buffers[buffer]);
       used += ToBytes(step).value;
@@ -379,13 +399,12 @@ void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, Read
     if (held >= needed) {
       Assemble(inode, parts, buffers, request, &plan);
       lock.Unlock();
-      plan.Go(request);
-      request->Arrive({});
+      plan.Answer(request);
       return;
     }
     // Wait for memory without the lock, then look again: the file may have changed.
     lock.Unlock();
-    plan.Go(nullptr);
+    plan.Begin();
     buffers.push_back(PoolFor(needed - held).Allocate());
   }
 }

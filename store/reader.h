@@ -45,6 +45,7 @@ class Reader {
   class Request;
   class Load;
   class Transfer;
+  struct Stage;
   struct Plan;
   struct Part;
 
@@ -52,9 +53,9 @@ class Reader {
   uint64_t ReadAheadChunks(uint64_t run) const;
   BufferPool& PoolFor(uint64_t bytes) const;
   bool UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t run) const REQUIRES(inode.mutex);
-  ChunkPtr StartChunk(const InodePtr& inode, uint64_t index, Plan* plan) REQUIRES(inode->mutex);
+  ChunkPtr StartChunk(const InodePtr& inode, uint64_t index, Stage* stage) REQUIRES(inode->mutex);
   void PlanTransfers(const InodePtr& inode, FileBlock first, BlockCount count, std::byte* memory,
-                     const std::shared_ptr<Load>& load, Plan* plan) REQUIRES(inode->mutex);
+                     const std::shared_ptr<Load>& load, Stage* stage) REQUIRES(inode->mutex);
   std::vector<Part> LayOut(const InodePtr& inode, uint64_t offset, uint64_t end, uint64_t run, Plan* plan)
       REQUIRES(inode->mutex);
   void LayOutDirect(const InodePtr& inode, uint64_t offset, uint64_t end, std::vector<Part>* parts)

@@ -221,7 +221,16 @@ Result<ReadView> Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount
 
 Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
   RETURN_IF_ERROR(CheckWritable());
-  return p_->files->Write(inode, offset, data, holder);
+  WriteBatch batch(*p_->write_back);
+  return p_->files->Write(inode, offset, data, holder, &batch);
+}
+
+void Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
+                  const std::function<void(Result<void>)>& accepted) {
+  WriteBatch batch(*p_->write_back);
+  Result<void> result = CheckWritable();
+  if (result) result = p_->files->Write(inode, offset, data, holder, &batch);
+  accepted(std::move(result));
 }
 
 Result<ByteOffset> Store::Append(const InodePtr& inode, std::span<const std::byte> data) {

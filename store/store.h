@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -74,9 +75,14 @@ class Store {
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
   Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);   // waits
 
-  // Writes all of `data` or nothing (beyond 4 MiB: each 4 MiB of it); kNoSpace when it does not fit. `holder` may own the memory of `data`: where data
-  // and offset are block-aligned the store keeps the buffer instead of copying, and its bytes must not change again.
+  // Writes all of `data` or nothing (beyond 4 MiB: each 4 MiB of it); kNoSpace when it does not fit. `holder` may own
+  // the memory of `data`: where data.data() == holder.data() + offset % kBlockSize, the store keeps the buffer instead
+  // of copying, and its bytes must not change again.
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
+  // The same; `accepted` runs in the call as soon as the data is the store's, before its checksums are computed and it is
+  // sent to a device.
+  void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
+             const std::function<void(Result<void>)>& accepted);
   // At the end of the file, as one step; the offset it was written at.
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
 

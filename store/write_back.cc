@@ -76,7 +76,7 @@ bool WriteBack::RelievePressure() {
     inode = std::move(dirty_.front());
     dirty_.pop_front();
   }
-  IoBatch batch(devices_);
+  WriteBatch batch(*this);
   MutexLock lock(inode->mutex);
   inode->file->in_write_back_queue = false;
   SubmitAll(inode, &batch);
@@ -84,11 +84,11 @@ bool WriteBack::RelievePressure() {
   return true;
 }
 
-void WriteBack::SubmitAll(const InodePtr& inode, IoBatch* batch) {
+void WriteBack::SubmitAll(const InodePtr& inode, WriteBatch* batch) {
   SubmitRange(inode, FileBlock{0}, FileBlock{UINT64_MAX}, false, batch);
 }
 
-void WriteBack::SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, IoBatch* batch) {
+void WriteBack::SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, WriteBatch* batch) {
   DirtyMap& dirty = inode->file->dirty;
   if (dirty.unfrozen().value == 0) return;
   // A buffer is frozen whole: grow the range to the windows of the spans it touches, until none sticks out.
@@ -120,7 +120,7 @@ void WriteBack::SubmitRange(const InodePtr& inode, FileBlock first, FileBlock en
 }
 
 // Places the blocks: those over unwritten extents where they are, the others in new space.
-void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, IoBatch* batch) {
+void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, WriteBatch* batch) {
   FileState& file = *inode->file;
   const uint64_t generation = inode->attributes.data_version + 1;
   while (count.value > 0) {
@@ -165,11 +165,11 @@ void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount c
   }
 }
 
-// Checksums and writes file blocks that are together on the device; one operation for each piece of memory.
-void WriteBack::WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, IoBatch* batch) {
+// Freezes file blocks that are together on the device; one operation for each piece of memory.
+void WriteBack::WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, WriteBatch* batch) {
   FileState& file = *inode->file;
   BlockRun rest = run.run;
-  std::vector<uint32_t> checksums;
+  SumOverlapping(file, first, rest.count);
   while (rest.count.value > 0) {
     const auto at = file.dirty.FirstFrom(first);
     const DirtySpan& span = at->second;
@@ -184,17 +184,57 @@ void WriteBack::WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun
     operation->run = {run.device, {rest.start, step}};
     operation->id = next_write_.fetch_add(1);
     operation->seal = file.seals;
-    checksums.resize(step.value);
-    Crc32cBlocks({operation->data, operation->size.value}, checksums.data());
-    file.checksums.Set(first, checksums);
+    file.unsummed.push_back({operation->id, first, {operation->data, operation->size.value}});
     file.dirty.Freeze(first, step, operation->id);
     ++file.writes_since_seal;
     file.changed = true;
     counters_.written_bytes += operation->size.value;
     ++counters_.writes;
-    batch->Add(run.device, operation);
+    batch->operations_.push_back(operation);
     first += step;
     rest = {rest.start + step, rest.count - step};
+  }
+}
+
+// Older writes of the same blocks enter the table first: the newest checksum is the one that stays.
+void WriteBack::SumOverlapping(FileState& file, FileBlock first, BlockCount count) {
+  std::vector<uint32_t> checksums;
+  std::erase_if(file.unsummed, [&](const UnsummedWrite& write) {
+    const BlockCount blocks{write.data.size() / kBlockSize};
+    if (write.first >= first + count || first >= write.first + blocks) return false;
+    checksums.resize(blocks.value);
+    Crc32cBlocks(write.data, checksums.data());
+    file.checksums.Set(write.first, checksums);
+    return true;
+  });
+}
+
+void WriteBack::SumAll(Inode& inode) { SumOverlapping(*inode.file, FileBlock{0}, BlockCount{UINT64_MAX}); }
+
+// Computes the checksums of a frozen write without the mutex. Somebody who needed them at once may have been faster,
+// and after a failed write the file wants none of them.
+void WriteBack::Sum(Operation& operation) {
+  std::vector<uint32_t> checksums(operation.run.run.count.value);
+  Crc32cBlocks({operation.data, operation.size.value}, checksums.data());
+  MutexLock lock(operation.inode->mutex);
+  FileState& file = *operation.inode->file;
+  const auto entry = std::find_if(file.unsummed.begin(), file.unsummed.end(),
+                                  [&](const UnsummedWrite& write) { return write.write == operation.id; });
+  if (entry == file.unsummed.end()) return;
+  file.checksums.Set(operation.first, checksums);
+  file.unsummed.erase(entry);
+}
+
+void WriteBatch::Send() {
+  constexpr uint64_t kTogether = kMiB;   // small writes go to the device together
+  IoBatch batch(owner_.devices_);
+  uint64_t bytes = 0;
+  for (IoRequest* request : std::exchange(operations_, {})) {
+    auto& operation = *static_cast<WriteBack::Operation*>(request);
+    owner_.Sum(operation);
+    bytes += operation.size.value;
+    batch.Add(operation.run.device, &operation);
+    if (bytes >= kTogether) batch.Submit(), bytes = 0;
   }
 }
 

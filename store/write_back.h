@@ -46,6 +46,24 @@ class IoBatch {
   std::vector<std::vector<IoRequest*>> requests_;   // by device, grown at need
 };
 
+class WriteBack;
+
+// Device writes made under an inode's mutex. Send, without any mutex, computes their checksums and submits them; until
+// then their memory is not on its way, so nobody waits for memory or for a commit with an unsent batch in hand.
+class WriteBatch {
+ public:
+  explicit WriteBatch(WriteBack& owner) : owner_(owner) {}
+  ~WriteBatch() { Send(); }
+  WriteBatch(const WriteBatch&) = delete;
+  WriteBatch& operator=(const WriteBatch&) = delete;
+  void Send();
+
+ private:
+  friend class WriteBack;
+  WriteBack& owner_;
+  std::vector<IoRequest*> operations_;   // WriteBack::Operation
+};
+
 // Thread-safe.
 class WriteBack {
  public:
@@ -59,9 +77,12 @@ class WriteBack {
   // Allocates and freezes every unfrozen block of [first, end), and of the windows these lie in; the writes go out with
   // `batch`. `stream`: more of this file is coming. On an error (the space invariant is broken) the file's sticky
   // error is set.
-  void SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, IoBatch* batch)
+  void SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, WriteBatch* batch)
       REQUIRES(inode->mutex);
-  void SubmitAll(const InodePtr& inode, IoBatch* batch) REQUIRES(inode->mutex);
+  void SubmitAll(const InodePtr& inode, WriteBatch* batch) REQUIRES(inode->mutex);
+
+  // Puts the checksums of every write that is not sent yet into the table: before a seal takes it.
+  void SumAll(Inode& inode) REQUIRES(inode.mutex);
 
   // The file has unfrozen blocks that memory pressure may send out.
   void NoteDirty(const InodePtr& inode) REQUIRES(inode->mutex);
@@ -72,10 +93,14 @@ class WriteBack {
   const Counters& counters() const { return counters_; }
 
  private:
+  friend class WriteBatch;
   class Operation;
-  void SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, IoBatch* batch)
+  void SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, WriteBatch* batch)
       REQUIRES(inode->mutex);
-  void WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, IoBatch* batch) REQUIRES(inode->mutex);
+  void WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, WriteBatch* batch)
+      REQUIRES(inode->mutex);
+  void SumOverlapping(FileState& file, FileBlock first, BlockCount count);
+  void Sum(Operation& operation);
   void Complete(Operation& operation, Result<void> result);
 
   DeviceSet& devices_;

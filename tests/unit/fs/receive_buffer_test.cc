@@ -35,7 +35,7 @@ TEST(ReceiveBuffer, ClaimedMemoryIsTheClaimersAlone) {
   const auto buffers = Buffers(2);
   ReceiveBuffer receiver(*buffers);
   const auto payload = PayloadOf(receiver.Prepare());
-  Buffer claimed = ReceiveBuffer::Claim(payload);
+  Buffer claimed = ReceiveBuffer::Claim(payload, 0);
   ASSERT_TRUE(claimed);
   EXPECT_EQ(claimed.data(), payload.data());
   EXPECT_NE(receiver.Prepare().data() + kWriteHeader, claimed.data());
@@ -47,20 +47,20 @@ TEST(ReceiveBuffer, OnlyTheWholePayloadOfTheOwnThreadCanBeClaimed) {
   const auto buffers = Buffers(2);
   ReceiveBuffer receiver(*buffers);
   const auto payload = PayloadOf(receiver.Prepare());
-  EXPECT_FALSE(ReceiveBuffer::Claim(payload.subspan(1)));
-  std::thread([&] { EXPECT_FALSE(ReceiveBuffer::Claim(payload)); }).join();
-  EXPECT_TRUE(ReceiveBuffer::Claim(payload));
-  EXPECT_FALSE(ReceiveBuffer::Claim(payload)) << "a second time";
+  EXPECT_FALSE(ReceiveBuffer::Claim(payload.subspan(1), 0));
+  std::thread([&] { EXPECT_FALSE(ReceiveBuffer::Claim(payload, 0)); }).join();
+  EXPECT_TRUE(ReceiveBuffer::Claim(payload, 0));
+  EXPECT_FALSE(ReceiveBuffer::Claim(payload, 0)) << "a second time";
 }
 
 TEST(ReceiveBuffer, GoesOnReceivingWhenEveryBufferIsKept) {
   const auto buffers = Buffers(1);
   ReceiveBuffer receiver(*buffers);
-  const Buffer kept = ReceiveBuffer::Claim(PayloadOf(receiver.Prepare()));
+  const Buffer kept = ReceiveBuffer::Claim(PayloadOf(receiver.Prepare()), 0);
   ASSERT_TRUE(kept);
   const auto memory = receiver.Prepare();
   ASSERT_EQ(memory.size(), kWriteHeader + 64 * kKiB);
-  EXPECT_FALSE(ReceiveBuffer::Claim(PayloadOf(memory))) << "the receiver's last memory is never given away";
+  EXPECT_FALSE(ReceiveBuffer::Claim(PayloadOf(memory), 0)) << "the receiver's last memory is never given away";
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ constexpr double kNoisy = 0.20;
 
 struct Arguments {
   bench::SuiteOptions suite;
-  std::string size, json;
+  std::string size, json, report;
   bool list = false;
 };
 
@@ -213,6 +213,10 @@ int Run(Arguments& arguments) {
     const auto json = bench::ToJson(*outcome).dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
     if (const auto written = WriteText(arguments.json, json); !written.has_value()) return Fail(written.error());
   }
+  if (!arguments.report.empty()) {
+    const auto written = WriteText(arguments.report, bench::ToHtml(*outcome));
+    if (!written.has_value()) return Fail(written.error());
+  }
   return kSuccess;
 }
 
@@ -237,8 +241,13 @@ void AddBench(CLI::App& app, int* exit_code) {
       ->type_name("FILE")
       ->expected(0, 1)
       ->default_str("-");
+  command->add_option("--report", arguments->report, "Write a page with plots, one file with all in it")
+      ->type_name("FILE.html");
   command->add_option("-o", suite.mount_options, "Mount options of the store that is made")->type_name("OPTIONS");
   command->add_option("--host", suite.host, "Where the host's files go, when not next to the store")->type_name("DIR");
+  command->add_option("--python", suite.python, "The Python of the torch, safetensors and numpy rows; that of $VIRTUAL_ENV, "
+                                                "of .venv, or python3 otherwise")
+      ->type_name("PATH");
   command->add_option("--seed", suite.seed, "Of the order and the random places; printed by every run")->type_name("N");
   command->add_flag("--drop-caches", suite.drop_caches,
                     "Drop the whole machine's caches before every cold read, as root; without it those of our own files");
@@ -246,7 +255,7 @@ void AddBench(CLI::App& app, int* exit_code) {
       "The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's filesystem. A\n"
       "ratio that falls short is shown, and is no failure.\n\n"
       "Examples:\n"
-      "  weightfs bench /mnt/tensors --json bench.json\n"
+      "  weightfs bench /mnt/tensors --json bench.json --report bench.html\n"
       "  weightfs bench /var/tmp --only 'read*,write'\n"
       "  weightfs bench /dev/shm --size 1G");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });

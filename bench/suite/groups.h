@@ -10,6 +10,9 @@ namespace weightfs::bench {
 Group ReadGroup();
 Group RandomGroup();
 Group WriteGroup();
+Group TorchGroup();
+Group SafetensorsGroup();
+Group NumpyGroup();
 Group SmallGroup();
 
 // fio's rate in a row's unit; `arguments` beside those that every run of it has.

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kUnalignment = 32;
 // Beside three times the big file: what the small files, the evictor and the store itself take.
-constexpr uint64_t kRoomBeside = kGiB;
+uint64_t RoomBeside(const SuiteOptions& options) { return options.quick ? 576 * kMiB : kGiB; }
 
 Result<uint64_t> FreeSpace(const std::string& directory) {
   struct statvfs status {};
@@ -64,9 +64,9 @@ Result<void> Lab::ChooseSize() {
   const uint64_t memory = KernelFigure(0, "MemAvailable");
   if (host.is_tmpfs()) free = std::min(free, memory);
   // The pool, two files of the host's, the store of the second mount; and in memory our own buffers beside them.
-  const auto need = [&host](uint64_t size) { return (host.is_tmpfs() ? 14 : 9) * size + 2 * kRoomBeside; };
+  const auto need = [&](uint64_t size) { return (host.is_tmpfs() ? 14 : 9) * size + 2 * RoomBeside(options_); };
   if (options_.size == 0) {
-    const uint64_t most = std::min({2 * kGiB, memory / 6, free > 3 * kRoomBeside ? (free - 2 * kRoomBeside) / 14 : 0});
+    const uint64_t most = std::min({2 * kGiB, memory / 6, free > 3 * RoomBeside(options_) ? (free - 2 * RoomBeside(options_)) / 14 : 0});
     options_.size = std::max(options_.quick ? std::min(most, 256 * kMiB) : most, 64 * kMiB);
     options_.size = std::bit_floor(options_.size);
   }
@@ -80,8 +80,10 @@ Result<void> Lab::ChooseSize() {
 }
 
 Result<void> Lab::MakeMemory() {
-  Progress("warming the memory");
-  WarmMemory();
+  if (!options_.quick) {
+    Progress("warming the memory");
+    WarmMemory();
+  }
   ASSIGN_OR_RETURN(source_, HugeBuffer::Create(size() + kMiB));
   ASSIGN_OR_RETURN(sink_, HugeBuffer::Create(std::max(size(), 128 * kMiB)));
   FillPattern(source_.data(), source_.size(), 1);
@@ -99,7 +101,7 @@ Result<void> Lab::MakePlaces() {
   if (has_own_store()) {
     Progress("making a store");
     store_ = base_ + "/main/store";
-    ASSIGN_OR_RETURN(weightfs_, scratch_.Mount({base_ + "/main", 3 * size() + kRoomBeside, {}, options_.mount_options, {}}));
+    ASSIGN_OR_RETURN(weightfs_, scratch_.Mount({base_ + "/main", 3 * size() + RoomBeside(options_), {}, options_.mount_options, {}}));
     return {};
   }
   store_ = options_.store;
@@ -118,11 +120,11 @@ Result<void> Lab::Close() {
 
 Result<Place*> Lab::NoVerify() {
   if (no_verify_ == nullptr && has_own_store()) {
-    Progress("making a second store, for a mount without verification");
+    Progress("making a second store, mounted without verification");
     std::string mount_options = options_.mount_options;
     mount_options += mount_options.empty() ? "noverify" : ",noverify";
     ASSIGN_OR_RETURN(Place place,
-                     scratch_.Mount({base_ + "/noverify", size() + kRoomBeside, {}, mount_options, {}}));
+                     scratch_.Mount({base_ + "/noverify", size() + RoomBeside(options_), {}, mount_options, {}}));
     no_verify_ = std::make_unique<Place>(std::move(place));
   }
   return no_verify_.get();
@@ -146,6 +148,22 @@ Result<std::string> Lab::RawFile() {
     raw_ready_ = true;
   }
   return path;
+}
+
+Result<std::string> Lab::MemoryDirectory() {
+  if (memory_directory_.empty()) {
+    ASSIGN_OR_RETURN(memory_directory_, scratch_.MakeDirectory("/dev/shm", "weightfs-bench-memory"));
+  }
+  return memory_directory_;
+}
+
+Result<void> Lab::EmptyMemoryDirectory() {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(memory_directory_, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::filesystem::remove(entry->path(), error);
+  }
+  return {};
 }
 
 FileJob Lab::Job(std::string path, uint64_t call, const Turn& turn) const {

@@ -80,6 +80,10 @@ class Lab {
   Result<std::string> RawFile();
   void ForgetRawFile() { raw_ready_ = false; }
 
+  // A directory in memory, made when it is first asked for.
+  Result<std::string> MemoryDirectory();
+  Result<void> EmptyMemoryDirectory();
+
   // Reading or writing `size()` bytes, or what is given.
   FileJob Job(std::string path, uint64_t call, const Turn& turn) const;
 
@@ -108,6 +112,7 @@ class Lab {
   std::unique_ptr<Place> no_verify_;
   HugeBuffer source_, sink_;
   Content content_, unaligned_;
+  std::string memory_directory_;
   bool raw_ready_ = false;
   std::map<std::pair<std::string, Way>, std::string> not_measured_;
   std::multimap<std::string, std::string> notes_;

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/suite/report_text.h"
+
 namespace weightfs::bench {
 namespace {
 
@@ -85,6 +87,16 @@ Json ToJson(const Outcome& outcome) {
             {"memory_now_bytes", outcome.memory.now}}},
           {"rows", ListOf(outcome.rows)},
           {"curves", ListOf(outcome.curves)}};
+}
+
+std::string ToHtml(const Outcome& outcome) {
+  std::string json = ToJson(outcome).dump(-1, ' ', false, Json::error_handler_t::replace);
+  // Inside a script element no text may look like its end.
+  for (size_t at = 0; (at = json.find("</", at)) != std::string::npos; at += 3) json.insert(at + 1, 1, '\\');
+  std::string page = kReportText;
+  constexpr std::string_view kPlace = "@DATA@";
+  page.replace(page.find(kPlace), kPlace.size(), json);
+  return page;
 }
 
 }  // namespace weightfs::bench

@@ -1,4 +1,4 @@
-// A result as JSON: complete, every sample.
+// A result as JSON (complete, every sample), and as a page to look at.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,5 +9,8 @@ namespace weightfs::bench {
 
 // Rates in the unit's own measure (bytes, reads, files a second); a version number says when the form changes.
 nlohmann::ordered_json ToJson(const Outcome& outcome);
+
+// One page with plots: everything in it, nothing fetched.
+std::string ToHtml(const Outcome& outcome);
 
 }  // namespace weightfs::bench

@@ -98,7 +98,8 @@ Result<Outcome> RunSuite(const SuiteOptions& asked) {
   ASSIGN_OR_RETURN(const auto lab, Lab::Create(options));
   ResetPeakMemory(lab->weightfs().daemon());
   Runner runner(*lab);
-  for (const Group& group : {ReadGroup(), RandomGroup(), WriteGroup(), SmallGroup()}) {
+  for (const Group& group : {ReadGroup(), RandomGroup(), WriteGroup(), TorchGroup(), SafetensorsGroup(), NumpyGroup(),
+                             SmallGroup()}) {
     RETURN_IF_ERROR(runner.Run(group));
   }
   Outcome outcome;

@@ -32,6 +32,22 @@ double HostTarget(const RowOutcome& row) {
   return slow ? target.slow_host : target.host;
 }
 
+// What a load needs beside the I/O: the same from memory.
+void AddTimeOutside(RowOutcome* row) {
+  const auto seconds = [row](Way way) {
+    std::vector<double> all;
+    const auto found = row->samples.find(way);
+    if (found == row->samples.end()) return 0.0;
+    for (const Sample& sample : found->second) all.push_back(sample.seconds);
+    return SpreadOf(all).median;
+  };
+  const double outside = seconds(Way::kMemory), whole = seconds(Way::kWeightfs);
+  if (outside <= 0 || whole <= 0) return;
+  row->notes.push_back(fmt::format("from the mount in {:.2f} s, from the host in {:.2f} s, from memory, where I/O costs "
+                                   "next to nothing, in {:.2f} s",
+                                   whole, seconds(Way::kHost), outside));
+}
+
 void AddChecks(const Lab& lab, RowOutcome* row) {
   const Target& target = row->spec->target;
   if (lab.in_memory()) {
@@ -68,6 +84,7 @@ RowOutcome JudgeRow(const Lab& lab, const RowSpec& spec, const SampleTable& samp
   if (const auto* shared = Find(samples, spec.reference, Way::kReference)) row.samples[Way::kReference] = *shared;
   const auto [first, last] = lab.notes().equal_range(id);
   for (auto note = first; note != last; ++note) row.notes.push_back(note->second);
+  AddTimeOutside(&row);
   AddChecks(lab, &row);
   return row;
 }

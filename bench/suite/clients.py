@@ -1,0 +1,130 @@
+"""The Python side of `weightfs bench`: a process that has imported its library once, and saves and loads as programs do.
+
+Each line on standard input is a job in JSON, each line on standard output its answer: {"seconds", "cpu"} of the saving or
+loading alone, or {"error"}. The first job is {"do": "prepare", "library", "bytes"}, answered with the library's version."""
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+
+PIECES = 16
+
+
+def sync(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Torch:
+    """A state dict: a few large tensors and as many small ones, as a model has."""
+
+    def __init__(self, size):
+        self.torch = importlib.import_module("torch")
+        self.version = self.torch.__version__
+        count = max(size // PIECES // 8, 1)
+        first = self.torch.empty(count, dtype=self.torch.int64).random_()
+        self.state = {f"layer{index}.weight": first + index for index in range(PIECES)}
+        self.state |= {f"layer{index}.bias": self.torch.arange(64) + index for index in range(PIECES)}
+
+    def save(self, path):
+        self.torch.save(self.state, path)
+
+    def load(self, path):
+        return self.torch.load(path, map_location="cpu", weights_only=True)
+
+    def is_right(self, loaded):
+        return loaded.keys() == self.state.keys() and all(
+            self.torch.equal(loaded[name], tensor) for name, tensor in self.state.items())
+
+
+class Safetensors(Torch):
+    def __init__(self, size):
+        self.files = importlib.import_module("safetensors.torch")
+        super().__init__(size)
+        self.version = f"{importlib.import_module('safetensors').__version__}, torch {self.version}"
+
+    def save(self, path):
+        self.files.save_file(self.state, path)
+
+    def load(self, path):
+        """load_file only maps the file: the tensors are loaded when they are first looked at."""
+        loaded = self.files.load_file(path)
+        for tensor in loaded.values():
+            tensor.view(self.torch.uint8)[::4096].sum()
+        return loaded
+
+
+class Numpy:
+    def __init__(self, size):
+        self.numpy = importlib.import_module("numpy")
+        self.version = self.numpy.__version__
+        self.array = self.numpy.random.default_rng(1).integers(0, 1 << 62, size // 8, dtype="int64")
+
+    def save(self, path):
+        # np.save to a name would add ".npy" where it is missing.
+        with open(path, "wb") as stream:
+            self.numpy.save(stream, self.array)
+
+    def load(self, path):
+        return self.numpy.load(path)
+
+    def is_right(self, loaded):
+        return self.numpy.array_equal(loaded, self.array)
+
+
+LIBRARIES = {"torch": Torch, "safetensors": Safetensors, "numpy": Numpy}
+
+
+def cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def timed(work, *arguments):
+    cpu, begin = cpu_seconds(), time.monotonic()
+    result = work(*arguments)
+    return result, {"seconds": time.monotonic() - begin, "cpu": cpu_seconds() - cpu}
+
+
+def save(library, job):
+    def save_and_sync(path):
+        library.save(path)
+        sync(path)
+
+    return timed(save_and_sync, job["path"])[1]
+
+
+def load(library, job):
+    loaded, answer = timed(library.load, job["path"])
+    if job["check"] and not library.is_right(loaded):
+        raise ValueError(f"{job['path']} does not hold what was saved")
+    return answer
+
+
+def main():
+    # What a library prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    library = None
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            if job["do"] == "prepare":
+                library = LIBRARIES[job["library"]](job["bytes"])
+                answer = {"version": library.version}
+            else:
+                answer = {"save": save, "load": load}[job["do"]](library, job)
+        except ImportError as error:
+            answer = {"missing": str(error)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        answers.write(json.dumps(answer) + "\n")
+
+
+main()

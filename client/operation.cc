@@ -103,12 +103,13 @@ void Operation::Complete() {
   }
   auto finished = plan_.target->Finish(!error);
   if (!finished.has_value() && !error) error = std::move(finished).error();
-  if (plan_.finished) plan_.finished(error ? &*error : nullptr);
   std::vector<std::function<void()>> callbacks;
   {
     MutexLock lock(mutex_);
     error_ = std::move(error);
     done_ = true;
+    // In one step: who learns of the end here finds it in the handle's account, and the other way round.
+    if (plan_.finished) plan_.finished(error_ ? &*error_ : nullptr);
     callbacks.swap(callbacks_);
   }
   ended_.notify_all();

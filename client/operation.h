@@ -27,7 +27,7 @@ class Operation {
     MemoryView memory;
     uint64_t offset = 0;                                               // in the file
     std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
-    // The handle's account, before anybody else learns of the end; null error: success.
+    // The handle's account; called once, under the operation's lock. Null: success.
     std::function<void(const IoError* error)> finished = {};
   };
 

@@ -17,13 +17,16 @@ namespace py = pybind11;
 namespace weightfs::client {
 namespace {
 
+// Paths need not be UTF-8: Python's own way to carry such bytes in a str.
+py::object ToStr(const std::string& text) {
+  return py::bytes(text).attr("decode")("utf-8", "surrogateescape");
+}
+
 // An OSError of the subclass that its errno has (FileNotFoundError, ...), with `offset` as an attribute.
 py::object MakeException(const IoError& error) {
   const auto type = py::reinterpret_borrow<py::object>(PyExc_OSError);
-  py::object made = error.path.empty()
-                        ? type(error.error_number, error.what)
-                        : type(error.error_number, error.what,
-                               py::str(py::bytes(error.path).attr("decode")("utf-8", "surrogateescape")));
+  py::object made = error.path.empty() ? type(error.error_number, ToStr(error.what))
+                                       : type(error.error_number, ToStr(error.what), ToStr(error.path));
   made.attr("offset") = error.offset;
   return made;
 }

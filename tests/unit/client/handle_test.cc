@@ -223,6 +223,21 @@ TEST(HandleBasicTest, FailuresAreReportedOnceByWaitOrByTheirOperation) {
   EXPECT_EQ(handle->Wait().failed, 0U);
 }
 
+TEST(HandleBasicTest, WhatWaitCountedIsDoneAndWhatIsDoneIsCounted) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(100);
+  for (int i = 0; i < 2000; ++i) {
+    const auto first = handle->StartWrite(folder / "file", View(bytes)).value();
+    EXPECT_EQ(handle->Wait().count, 1U);
+    ASSERT_TRUE(first->done());
+    const auto second = handle->StartWrite(folder / "file", View(bytes)).value();
+    second->Wait();
+    ASSERT_EQ(handle->pending(), 0U);
+    EXPECT_EQ(handle->Wait().count, 1U);
+  }
+}
+
 TEST(HandleBasicTest, CancelledOperationsEndAndTheirQueuedPartIsNotWritten) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1});

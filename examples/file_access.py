@@ -1,0 +1,96 @@
+"""What load_tensor.py and store_tensor.py share: the ways of moving a tensor, and the loop that times them."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+
+import weightfs
+
+GB = 1024 ** 3
+NO_GPU = "no GPU here: torch.cuda.is_available() is false, and this version moves CPU tensors only"
+
+
+class Python:
+    """Ordinary Python file I/O: what the others are compared with."""
+
+    def load(self, tensor, path):
+        with open(path, "rb") as stream:
+            tensor.copy_(torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8))
+
+    def store(self, tensor, path):
+        with open(path, "wb") as stream:
+            stream.write(tensor.numpy().tobytes())
+
+    def close(self):
+        pass
+
+
+class Aio:
+    """A handle of weightfs with a locked tensor: the device writes into it, and reads from it, directly."""
+
+    def __init__(self):
+        self.handle = weightfs.aio_handle(block_size=1 << 20, queue_depth=128, overlap_events=True)
+
+    def tensor(self, size):
+        return self.handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
+
+    def load(self, tensor, path):
+        if self.handle.sync_pread(tensor, path) != 1:
+            raise SystemExit(str(self.handle.last_error))
+
+    def store(self, tensor, path):
+        if self.handle.sync_pwrite(tensor, path) != 1:
+            raise SystemExit(str(self.handle.last_error))
+
+    def close(self):
+        self.handle.close()
+
+
+WAYS = {"py": Python, "aio": Aio, "gds": None}
+
+
+def parser(description):
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--with", dest="way", choices=WAYS, default="aio", help="py: Python's own; aio (default); gds")
+    made.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where the tensor lives (default cpu)")
+    made.add_argument("--loop", type=int, default=3, help="measured repetitions, after one warm-up (default 3)")
+    made.add_argument("--validate", action="store_true", help="compare with what ordinary file I/O reads")
+    return made
+
+
+def the_way(args):
+    if args.device == "gpu" or args.way == "gds":
+        raise SystemExit(f"{args.way} with a {args.device} tensor: {NO_GPU}")
+    return WAYS[args.way]()
+
+
+def tensor_of(way, size):
+    return way.tensor(size) if hasattr(way, "tensor") else torch.empty(size, dtype=torch.uint8)
+
+
+def timed(loops, run):
+    """The mean seconds of a run."""
+    run()
+    start = time.perf_counter()
+    for _ in range(loops):
+        run()
+    return (time.perf_counter() - start) / loops
+
+
+def check(args, tensor, path):
+    if args.validate and Path(path).read_bytes() != tensor.numpy().tobytes():
+        raise SystemExit(f"validation failed: the tensor is not what {path} holds")
+
+
+def say(verb, args, size, seconds):
+    speed = f"{size / GB:.3f} GB at {size / seconds / GB:.2f} GB/sec"
+    print(f"{args.way} {verb} of a {args.device} tensor: {speed}{', validated' if args.validate else ''}")
+
+
+def size_of(path):
+    if not os.path.isfile(path):
+        raise SystemExit(f"{path}: no such file")
+    return os.path.getsize(path)

@@ -1,0 +1,112 @@
+"""Files of safetensors through a handle, for torch tensors: the same bytes as safetensors.torch.save_file writes.
+
+    import weightfs.safetensors
+
+    weightfs.safetensors.save_file({"w": w}, "/mnt/tensors/model.safetensors")
+    tensors = weightfs.safetensors.load_file("/mnt/tensors/model.safetensors")
+
+The safetensors package itself is not needed."""
+
+import json
+import mmap
+import os
+import struct
+
+import torch
+
+from weightfs._stream import the_handle, writing
+
+# In the order in which safetensors sorts them, the last ones first in a file.
+_TYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
+          "F8_E8M0": "float8_e8m0fnu", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
+          "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64",
+          "U64": "uint64"}
+_DTYPES = {name: getattr(torch, attribute) for name, attribute in _TYPES.items() if hasattr(torch, attribute)}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_RANKS = {name: rank for rank, name in enumerate(_TYPES)}
+_MAX_HEADER = 100_000_000   # of safetensors itself
+_PAGE = 4096
+
+
+def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomic=False):
+    """Saves a dict of names and CPU tensors; each of any layout. Tensors that share memory are saved one by one."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
+        if tensor.dtype not in _NAMES:
+            raise ValueError(f"{name}: safetensors has no {tensor.dtype}")
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{name} is on {tensor.device}: only CPU tensors can be saved")
+    ordered = sorted(tensors.items(), key=lambda item: (-_RANKS[_NAMES[item[1].dtype]], item[0].encode()))
+    header, at = {}, 0
+    if metadata is not None:
+        header["__metadata__"] = dict(metadata)
+    for name, tensor in ordered:
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with writing(path, handle, durable, atomic) as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for _, tensor in ordered:
+            stream.write_tensor(tensor.detach(), tensor.numel() * tensor.element_size())
+
+
+def load_file(path, *, handle=None):
+    """A dict of names and CPU tensors. All are views of one piece of memory, which one read filled. ValueError for a file
+    that is none of safetensors."""
+    header, begin, size = _read_header(path)
+    # The memory begins as far from a page as the data in the file: then nothing needs to be copied.
+    lead = begin % _PAGE
+    memory = mmap.mmap(-1, max(lead + size, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    with the_handle(handle) as used:
+        if size:
+            used.read_into(memoryview(memory)[lead:lead + size], path, begin)
+    return {name: _tensor(memory, lead, facts) for name, facts in header.items()}
+
+
+def _tensor(memory, lead, facts):
+    dtype, shape, (begin, end) = _DTYPES[facts["dtype"]], facts["shape"], facts["data_offsets"]
+    if begin == end:
+        return torch.empty(shape, dtype=dtype)
+    count = (end - begin) // dtype.itemsize
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=lead + begin).view(shape)
+
+
+def _read_header(path):
+    """(name -> facts, where the data begins, bytes of it), checked against the file."""
+    with open(path, "rb", buffering=0) as stream:
+        file_size = os.fstat(stream.fileno()).st_size
+        start = os.pread(stream.fileno(), 8, 0)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(_MAX_HEADER, file_size - 8):
+            raise ValueError(f"{path}: not a file of safetensors: a header of {length} bytes in {file_size}")
+        text = os.pread(stream.fileno(), length, 8)
+    begin = 8 + length
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        covered = 0
+        for facts in sorted(header.values(), key=lambda facts: facts["data_offsets"]):
+            covered = _check(facts, covered)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: its header is damaged: {error}") from error
+    if begin + covered != file_size:
+        raise ValueError(f"{path}: the header tells of {covered} bytes of tensors, the file has {file_size - begin}")
+    return header, begin, covered
+
+
+def _check(facts, covered):
+    """The end of a tensor that must begin where the one before it ended."""
+    begin, end = facts["data_offsets"]
+    size = _DTYPES[facts["dtype"]].itemsize
+    for length in facts["shape"]:
+        if not isinstance(length, int) or length < 0:
+            raise ValueError(f"a dimension is {length}")
+        size *= length
+    if begin != covered or end - begin != size:
+        raise ValueError(f"a tensor of {size} bytes has the offsets {begin} and {end} after {covered}")
+    return end

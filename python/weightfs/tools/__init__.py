@@ -1,0 +1,1 @@
+"""The programs of the package: weightfs-io and weightfs-tune."""

@@ -1,0 +1,204 @@
+"""What weightfs-io and weightfs-tune measure: processes that write or read one file each, loop after loop."""
+
+import dataclasses
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from queue import Empty
+
+import torch
+
+import weightfs
+import weightfs.torch
+from weightfs import deepnvme
+
+GB = 1024 ** 3
+ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
+NO_GPU = "no GPU: this version transfers CPU tensors only; leave out --gpu and --use_gds"
+_START_LIMIT_S = 300
+
+
+@dataclasses.dataclass
+class Settings:
+    """One measurement. Sizes in bytes; folders has one entry for each process."""
+
+    folders: list
+    io_size: int
+    read: bool
+    block_size: int = 1 << 20
+    queue_depth: int = 32
+    io_parallel: int = 1
+    single_submit: bool = False
+    sequential_requests: bool = False
+    validate: bool = False
+    engine: str = "aio_handle"
+    loops: int = 3
+    warmup_loops: int = 1
+    different_file_each_iteration: bool = False
+
+    @property
+    def options(self):
+        """The arguments of a handle."""
+        return {"block_size": self.block_size, "queue_depth": self.queue_depth, "single_submit": self.single_submit,
+                "overlap_events": not self.sequential_requests, "intra_op_parallelism": self.io_parallel}
+
+
+@dataclasses.dataclass
+class Result:
+    """Speeds in GB (1024^3 bytes) a second."""
+
+    task_latency_s: float
+    e2e_latency_s: float
+    total_bytes: int
+
+    @property
+    def task_speed(self):
+        return self.total_bytes / self.task_latency_s / GB
+
+    @property
+    def e2e_speed(self):
+        return self.total_bytes / self.e2e_latency_s / GB
+
+
+def parse_size(text):
+    """Bytes of "400M", "1G", "64K" or a number."""
+    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    digits = text[:-1] if unit > 1 else text
+    if not digits.isdigit() or int(digits) == 0:
+        raise ValueError(f"'{text}' is no size: a number, with K, M or G")
+    return int(digits) * unit
+
+
+def measure(settings):
+    """Runs it and returns the Result; RuntimeError when a process failed."""
+    count = len(settings.folders)
+    # Processes are forked from one that has imported torch already, and no handle or thread.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["weightfs.tools._measure"])
+    barrier, queue = context.Barrier(count), context.Queue()
+    processes = [context.Process(target=_work, args=(settings, i, barrier, queue), daemon=True) for i in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        answers = [_answer(processes, queue) for _ in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+    # The first failure makes the others fail at the barrier.
+    failures = sorted((answer for answer in answers if isinstance(answer, str)), key=lambda text: "BrokenBarrier" in text)
+    if failures:
+        raise RuntimeError(failures[0])
+    return Result(task_latency_s=max(task for task, _ in answers), e2e_latency_s=max(e2e for _, e2e in answers),
+                  total_bytes=settings.io_size * settings.loops * count)
+
+
+def _answer(processes, queue):
+    while True:
+        try:
+            return queue.get(timeout=1)
+        except Empty:
+            if not any(process.is_alive() for process in processes) and queue.empty():
+                return f"a process ended with status {processes[0].exitcode} and no result"
+
+
+def _work(settings, index, barrier, queue):
+    try:
+        queue.put(_loops(settings, index, barrier))
+    except BaseException as error:
+        barrier.abort()
+        queue.put(f"{type(error).__name__}: {error}")
+
+
+def _loops(settings, index, barrier):
+    task = _Task(settings, index)
+    try:
+        task_s = e2e_s = 0.0
+        for loop in range(settings.warmup_loops + settings.loops):
+            task.prepare(loop)
+            barrier.wait(_START_LIMIT_S)
+            start = time.perf_counter()
+            task.run(loop)
+            ended = time.perf_counter()
+            barrier.wait()
+            together = time.perf_counter()
+            if settings.validate:
+                task.validate(loop)
+            if loop >= settings.warmup_loops:
+                task_s += ended - start
+                e2e_s += together - start
+        return task_s, e2e_s
+    finally:
+        task.close()
+
+
+class _Task:
+    """The file and the tensor of one process."""
+
+    def __init__(self, settings, index):
+        self.settings, self.made = settings, set()
+        self.base = Path(settings.folders[index]) / f"_weightfs_io_{os.getpid()}_{index}"
+        self.handle = weightfs.aio_handle(**settings.options)
+        self.tensor = self.handle.new_cpu_locked_tensor(settings.io_size, torch.empty(0, dtype=torch.uint8))
+        self.tensor.random_(0, 256)
+        self.expected = self.tensor.clone() if settings.validate else None
+
+    def path(self, loop):
+        name = f"{self.base}_{loop}" if self.settings.different_file_each_iteration else str(self.base)
+        self.made.add(name)
+        return name
+
+    def prepare(self, loop):
+        path = self.path(loop)
+        if not self.settings.read:
+            return
+        if not os.path.exists(path):
+            self._write(path)
+        if self.settings.validate:
+            self.tensor.zero_()
+
+    def run(self, loop):
+        self._read(self.path(loop)) if self.settings.read else self._write(self.path(loop))
+
+    def validate(self, loop):
+        if not self.settings.read:
+            self.tensor.zero_()
+            self._read(self.path(loop))
+        if not torch.equal(self.tensor, self.expected):
+            raise RuntimeError(f"validation failed: {self.path(loop)} is not what was written")
+
+    def _write(self, path):
+        engine, options = self.settings.engine, self.settings.options
+        if engine == "aio_handle":
+            self.handle.write_from(self.tensor, path)
+        elif engine == "aio_basic":
+            _check(deepnvme.aio_write(self.tensor, path, options["block_size"], options["queue_depth"],
+                                      options["single_submit"], options["overlap_events"], False), path)
+        elif engine == "torch_io":
+            torch.save(self.tensor, path)
+        else:
+            weightfs.torch.save(self.tensor, path, handle=self.handle)
+
+    def _read(self, path):
+        engine, options = self.settings.engine, self.settings.options
+        if engine == "aio_handle":
+            self.handle.read_into(self.tensor, path)
+        elif engine == "aio_basic":
+            _check(deepnvme.aio_read(self.tensor, path, options["block_size"], options["queue_depth"],
+                                     options["single_submit"], options["overlap_events"], False), path)
+        elif engine == "torch_io":
+            self.tensor = torch.load(path)
+        else:
+            self.tensor = weightfs.torch.load(path, handle=self.handle)
+
+    def close(self):
+        self.handle.close()
+        for name in self.made:
+            if os.path.exists(name):
+                os.unlink(name)
+
+
+def _check(status, path):
+    if status != 0:
+        raise RuntimeError(f"{path}: the operation failed; the line above says why")

@@ -1,0 +1,50 @@
+"""torch.save and torch.load through a handle: the same files, straight between tensors and the device.
+
+    import weightfs.torch
+
+    weightfs.torch.save(model.state_dict(), "/mnt/tensors/model.pt")
+    state = weightfs.torch.load("/mnt/tensors/model.pt")
+
+The files are those of torch.save, byte for byte, so that torch.load reads them anywhere."""
+
+import contextlib
+import os
+
+import torch
+
+from weightfs._stream import DirectReader, the_handle, writing
+
+
+def save(obj, path, *, handle=None, durable=False, atomic=False, storage_alignment=None, crc32=True, **options):
+    """Saves as torch.save(obj, path, **options) does.
+
+    durable: on the device when it returns. atomic: another program, and a crash, sees the old file or the new one.
+    storage_alignment: where each storage begins (torch's own is 64; 4096 spares the copy into aligned memory, and needs
+    torch 2.7). crc32: torch computes a checksum of each storage, at a few GB/s; without, unzip complains and torch.load
+    does not."""
+    with _settings(storage_alignment, crc32), writing(path, handle, durable, atomic) as stream:
+        torch.save(obj, stream, **options)
+
+
+def load(path, *, handle=None, **options):
+    """Loads as torch.load(path, **options) does; with mmap=True it is torch.load itself."""
+    if options.get("mmap"):
+        return torch.load(os.fspath(path), **options)
+    with the_handle(handle) as used, contextlib.closing(DirectReader(path, used)) as stream:
+        return torch.load(stream, **options)
+
+
+@contextlib.contextmanager
+def _settings(storage_alignment, crc32):
+    """torch has them as settings of the process; they are as before afterwards."""
+    with contextlib.ExitStack() as before:
+        if storage_alignment is not None:
+            try:
+                from torch.utils.serialization import config
+                before.enter_context(config.patch({"save.storage_alignment": storage_alignment}))
+            except (ImportError, AttributeError) as error:
+                raise NotImplementedError("storage_alignment needs torch 2.7 or newer") from error
+        if not crc32:
+            before.callback(torch.serialization.set_crc32_options, torch.serialization.get_crc32_options())
+            torch.serialization.set_crc32_options(False)
+        yield

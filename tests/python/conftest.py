@@ -1,0 +1,49 @@
+"""The Python package on three kinds of filesystem: a disk, memory, and a mount of weightfs.
+
+The package is the installed one (`pip install .`), or the one that PYTHONPATH names."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+weightfs = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
+pytest.importorskip("weightfs._native", reason="another weightfs is imported: pip install . in the root")
+
+
+@pytest.fixture
+def memory_folder():
+    """An empty directory in memory (tmpfs)."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("needs /dev/shm")
+    path = Path(tempfile.mkdtemp(prefix="weightfs-tests-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(params=["disk", "memory", "mount"])
+def folder(request):
+    """An empty directory on each kind of filesystem in turn."""
+    return request.getfixturevalue({"disk": "local", "memory": "memory_folder", "mount": "work"}[request.param])
+
+
+@pytest.fixture
+def handle():
+    with weightfs.aio_handle() as made:
+        yield made
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Runs Python code in a process of its own and returns what it prints; a hang or a crash fails the test."""
+
+    def run(code, limit=100, **environment):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=limit, capture_output=True, text=True,
+                              env=os.environ | environment, check=False)
+        assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+    return run

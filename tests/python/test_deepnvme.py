@@ -1,0 +1,50 @@
+"""The module that stands in for deepspeed.ops.op_builder."""
+
+import pytest
+import torch
+
+import weightfs
+from tensors import random_tensor
+from weightfs import deepnvme
+
+
+def test_the_builder_loads_a_module_with_everything_programs_ask_for():
+    builder = deepnvme.AsyncIOBuilder()
+    assert builder.is_compatible() and builder.is_compatible(verbose=True)
+    module = builder.load()
+    assert module.aio_handle is weightfs.aio_handle
+    assert deepnvme.AsyncIOBuilder().load(verbose=False) is module
+    assert deepnvme.AsyncIOBuilder.NAME == "async_io"
+    for name in ("aio_read", "aio_write", "deepspeed_memcpy", "gds_handle"):
+        assert callable(getattr(module, name))
+
+
+@pytest.mark.parametrize("validate", [False, True])
+def test_functions_of_the_module_read_and_write(folder, validate):
+    tensor, path = random_tensor(100_001), str(folder / "file")
+    assert deepnvme.aio_write(tensor, path, 4096, 8, True, False, validate) == 0
+    target = torch.empty_like(tensor)
+    assert deepnvme.aio_read(target, path, 4096, 8, False, True, validate) == 0
+    assert torch.equal(target, tensor)
+    assert deepnvme.aio_read(torch.empty(5), path, 4096, 8, False, True, validate) == -1
+
+
+def test_memcpy_copies_between_any_layouts():
+    source = torch.randn(300, 400)
+    target = torch.zeros(400, 300).t()
+    assert deepnvme.deepspeed_memcpy(target, source) == 0
+    assert torch.equal(target, source)
+    flat = torch.zeros(120_000)
+    assert deepnvme.deepspeed_memcpy(dest=flat, src=source.t()) == 0
+    assert torch.equal(flat.view(400, 300), source.t())
+    with pytest.raises(ValueError, match="does not fit"):
+        deepnvme.deepspeed_memcpy(torch.zeros(3), source)
+
+
+def test_without_a_gpu_gds_says_so(capsys):
+    assert deepnvme.GDSBuilder().is_compatible(verbose=True) is False
+    assert "no GPU" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="no GPU"):
+        deepnvme.GDSBuilder().load()
+    with pytest.raises(RuntimeError, match="no GPU"):
+        deepnvme.gds_handle(1 << 20, 128, False, True, 1)

@@ -1,0 +1,168 @@
+"""Futures: each operation with its own state, outcome and callbacks."""
+
+import asyncio
+import concurrent.futures
+import threading
+
+import pytest
+import torch
+
+import weightfs
+from tensors import content, random_tensor
+
+
+def slow_handle():
+    """One block of 4 KiB at a time: an operation that is still under way when the next line runs."""
+    return weightfs.aio_handle(4096, 1, True)
+
+
+def test_a_future_gives_the_bytes_or_the_error(folder, handle):
+    tensor = random_tensor(1_000_001)
+    future = handle.write_async(tensor, folder / "file")
+    assert future.result(timeout=60) == future.nbytes == future.bytes_done == tensor.nbytes
+    assert future.done() and not future.cancelled() and not future.running()
+    assert future.exception() is None
+    assert (folder / "file").read_bytes() == content(tensor)
+    target = torch.empty_like(tensor)
+    assert handle.read_async(target, folder / "file").result() == tensor.nbytes
+    assert torch.equal(target, tensor)
+
+    failed = handle.write_async(torch.ones(3, 4), "/dev/full", 0)
+    with pytest.raises(OSError, match="No space left") as caught:
+        failed.result()
+    assert (caught.value.errno, caught.value.filename, caught.value.shape) == (28, "/dev/full", (3, 4))
+    assert failed.exception() is caught.value
+    # The error was the future's: wait() counts what succeeded.
+    assert handle.wait() == 2
+    with pytest.raises(FileNotFoundError):
+        handle.read_async(target, folder / "missing")
+
+
+def test_waiting_ends_with_the_timeout(local):
+    handle = slow_handle()
+    future = handle.write_async(random_tensor(32 << 20), local / "file")
+    assert future.wait(0) is False
+    assert future.running()
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0)
+    assert future.wait(60) is True
+    assert future.result() == 32 << 20
+
+
+def test_a_cancelled_operation_stops_and_leaves_no_file(local):
+    handle = slow_handle()
+    first = handle.write_async(random_tensor(32 << 20), local / "first")
+    queued = handle.write_async(random_tensor(32 << 20), local / "queued")
+    assert queued.cancel() and first.cancel()
+    for future in (first, queued):
+        assert future.wait(60)
+        assert future.cancelled()
+        assert future.bytes_done < future.nbytes
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result()
+        assert future.cancel() is False
+    assert list(local.iterdir()) == []
+    assert handle.wait() == 0
+
+
+def test_callbacks_run_once_and_may_start_operations(folder, handle):
+    tensor, seen, ended = random_tensor(100_000), [], threading.Event()
+
+    def then(future):
+        seen.append((future.done(), future.exception(), threading.current_thread() is threading.main_thread()))
+        second = handle.write_async(tensor, folder / "second")
+        with pytest.raises(RuntimeError, match="callback"):
+            second.result()
+        second.add_done_callback(lambda _: ended.set())
+
+    first = handle.write_async(tensor, folder / "first")
+    first.add_done_callback(then)
+    assert ended.wait(60)
+    assert len(seen) == 1 and seen[0][:2] == (True, None)
+    first.add_done_callback(seen.append)
+    assert seen[1] is first
+    assert (folder / "second").read_bytes() == content(tensor)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_callback_that_raises_harms_nobody(folder, handle):
+    future = handle.write_async(random_tensor(1000), folder / "file", progress=lambda done, total: 1 / 0)
+    future.add_done_callback(lambda _: 1 / 0)
+    assert future.result() == 1000
+    assert handle.wait() == 1
+
+
+def test_progress_grows_to_the_total(folder):
+    handle, calls = weightfs.aio_handle(65536), []
+    tensor = random_tensor(10_000_000)
+    handle.write_from(tensor, folder / "file", progress=lambda done, total: calls.append((done, total)))
+    assert calls == sorted(calls)
+    assert calls[-1] == (tensor.nbytes, tensor.nbytes)
+    assert 10 < len(calls) <= 101
+
+
+def test_await(folder, handle):
+    tensors = [random_tensor(200_000, seed=i) for i in range(5)]
+
+    async def work():
+        assert await asyncio.gather(*(handle.write_async(tensor, folder / f"{i}") for i, tensor in enumerate(tensors))
+                                    ) == [200_000] * 5
+        targets = [torch.empty_like(tensor) for tensor in tensors]
+        for i, target in enumerate(targets):
+            await handle.read_async(target, folder / f"{i}")
+        with pytest.raises(OSError, match="No space left"):
+            await handle.write_async(tensors[0], "/dev/full", 0)
+        return targets
+
+    assert all(torch.equal(a, b) for a, b in zip(asyncio.run(work()), tensors))
+
+
+def test_a_cancelled_task_cancels_its_operation(local):
+    handle = slow_handle()
+
+    async def work():
+        future = handle.write_async(random_tensor(32 << 20), local / "file")
+
+        async def waits():
+            await future
+
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return future
+
+    future = asyncio.run(work())
+    assert future.wait(60) and future.cancelled()
+
+
+def test_the_memory_lives_as_long_as_its_operation(local):
+    handle = slow_handle()
+    assert handle.async_pwrite(random_tensor(16 << 20), local / "file") == 0   # nobody else holds the tensor
+    handle.write_async(random_tensor(16 << 20, seed=2), local / "other")
+    assert handle.wait() == 2
+    assert (local / "file").read_bytes() == content(random_tensor(16 << 20))
+    assert (local / "other").read_bytes() == content(random_tensor(16 << 20, seed=2))
+
+
+def test_an_atomic_write_shows_the_old_file_or_the_new_one(folder, handle):
+    old, new = random_tensor(3_000_000), random_tensor(2_000_001, seed=2)
+    handle.write_from(old, folder / "file", durable=True)
+    seen = []
+    handle.write_from(new, folder / "file", durable=True, atomic=True,
+                      progress=lambda *_: seen.append((folder / "file").read_bytes()))
+    assert set(seen) == {content(old)}
+    assert (folder / "file").read_bytes() == content(new)
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    with pytest.raises(OSError):
+        handle.write_from(new, folder / "file", 0, atomic=True)
+
+
+def test_a_closed_handle_says_so(folder):
+    with weightfs.aio_handle() as handle:
+        future = handle.write_async(random_tensor(1 << 20), folder / "file")
+    assert future.done()
+    with pytest.raises(ValueError, match="closed"):
+        handle.sync_pwrite(random_tensor(10), folder / "file")
+    handle.close()

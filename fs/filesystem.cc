@@ -1,5 +1,7 @@
 #include "fs/filesystem.h"
 
+#include <fcntl.h>
+
 #include <utility>
 
 #include "common/log.h"
@@ -9,6 +11,11 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4;
 constexpr size_t kExecutorQueue = 64;
+
+uint64_t SizeOf(Inode& inode) {
+  MutexLock lock(inode.mutex);
+  return inode.attributes.size;
+}
 
 }  // namespace
 
@@ -31,11 +38,13 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file) {
   auto handle = std::make_shared<FileHandle>();
   handle->inode = inode;
   handle->flags = file.flags;
-  handle->mode = ChooseOpenMode(file.flags, features.direct_io_allow_mmap);
+  handle->mode = ChooseMode(inode, file.flags);
   uint32_t open_flags = 0;
   if (handle->mode == OpenMode::kDirect) {
     file.direct_io = 1;
     if (features.parallel_direct_writes) open_flags = kOpenParallelDirectWrites;
+  } else if (handle->mode == OpenMode::kHot) {
+    file.keep_cache = 1;   // The kernel itself drops the pages that direct writes change.
   } else {
     file.keep_cache = page_cache_.Open(inode->id) ? 1 : 0;
   }
@@ -44,10 +53,21 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file) {
   return open_flags;
 }
 
+OpenMode Filesystem::ChooseMode(const InodePtr& inode, int flags) {
+  const OpenMode mode = ChooseOpenMode(flags, features.direct_io_allow_mmap);
+  if (mode != OpenMode::kDirect || !features.direct_io_allow_mmap || !options_.page_cache) return mode;
+  if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_DIRECT) != 0) return mode;
+  return read_history_.IsHot(inode->id, SizeOf(*inode)) ? OpenMode::kHot : mode;
+}
+
 void Filesystem::DropHandle(uint64_t number) {
   const std::shared_ptr<FileHandle> handle = files_.Remove(number);
   if (handle == nullptr) return;
   if (handle->mode == OpenMode::kPageCache) page_cache_.Close(handle->inode->id);
+  if (!handle->writable() && handle->mode != OpenMode::kPageCache && (handle->flags & O_DIRECT) == 0) {
+    read_history_.Closed(handle->inode->id, SizeOf(*handle->inode), handle->read_bytes.load(),
+                         handle->mode == OpenMode::kHot);
+  }
   if (handle->mappable()) page_cache_.CloseMappable(handle->inode->id);
   store_.CloseFile(handle->inode);
 }

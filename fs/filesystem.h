@@ -9,6 +9,7 @@
 #include "fs/kernel_features.h"
 #include "fs/mount_options.h"
 #include "fs/page_cache.h"
+#include "fs/read_history.h"
 #include "fs/receive_buffer.h"
 #include "fs/reply.h"
 #include "store/store.h"
@@ -28,6 +29,7 @@ class Filesystem {
   HandleRegistry<FileHandle>& files() { return files_; }
   HandleRegistry<DirectoryHandle>& directories() { return directories_; }
   PageCacheTracker& page_cache() { return page_cache_; }
+  ReadHistory& read_history() { return read_history_; }
   RequestCounter& requests() { return requests_; }
 
   UsedFeatures features;
@@ -53,6 +55,7 @@ class Filesystem {
 
   // Opens for the kernel: the answer's flags, and the handle in `file`.
   uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file);
+  OpenMode ChooseMode(const InodePtr& inode, int flags);
   // Undoes AddHandle, also for a release.
   void DropHandle(uint64_t number);
 
@@ -74,6 +77,7 @@ class Filesystem {
   HandleRegistry<FileHandle> files_;
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
+  ReadHistory read_history_;
   RequestCounter requests_;
   Executor executor_;   // last: its threads use the rest
 };

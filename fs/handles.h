@@ -1,6 +1,7 @@
 // Open files and directories. fuse_file_info::fh carries the address of a handle; the registry owns it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -12,15 +13,17 @@
 namespace weightfs {
 
 // How data of one open reaches the kernel.
-enum class OpenMode : unsigned char { kDirect, kPageCache };
+// kHot: through the page cache although the kernel could map the file without it.
+enum class OpenMode : unsigned char { kDirect, kPageCache, kHot };
 
-// Immutable but for the stream, which has its own lock. A request under way holds a reference, so that a handle
+// Immutable but for the stream, which has its own lock, and the count. A request under way holds a reference, so that a handle
 // outlives its release.
 struct FileHandle : std::enable_shared_from_this<FileHandle> {
   InodePtr inode;
   int flags = 0;                     // of open(2)
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
+  std::atomic<uint64_t> read_bytes{0};   // asked of the daemon
 
   bool writable() const;
   bool mappable() const;             // shared and writable: opened for reading and writing

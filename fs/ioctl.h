@@ -63,6 +63,10 @@ struct weightfs_stats {
   __u64 reserved[8];
 };
 
+/* A regular file. Its clean data leaves the caches of the daemon and of the kernel: the next read is a cold one. For
+ * benchmarks; takes no argument. */
+#define WEIGHTFS_IOC_DROP_CACHE _IO(WEIGHTFS_IOC_MAGIC, 4)
+
 #define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)
 #define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
 #define WEIGHTFS_IOC_STATS _IOR(WEIGHTFS_IOC_MAGIC, 3, struct weightfs_stats)

@@ -90,6 +90,18 @@ constexpr Option kOptions[] = {
        target.mount.threads = static_cast<unsigned>(threads);
        return {};
      }},
+    {"spin", "MICROSECONDS", "how long a busy receiver looks for work before it sleeps (50)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(const uint64_t spin, ParseNumber(name, value, 0, 1000));
+       target.mount.spin = std::chrono::microseconds(spin);
+       return {};
+     }},
+    {"cache", "auto|never", "the kernel's page cache for files that are read again (auto)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       if (value != "auto" && value != "never") return Impossible(name, value, "auto or never is needed");
+       target.mount.page_cache = value == "auto";
+       return {};
+     }},
     {"memory", "SIZE", "memory for read-ahead and data not yet written (384M)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.store.memory, ParseBytes(name, value, ByteCount{32 * kMiB}));

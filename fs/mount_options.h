@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -21,6 +22,8 @@ struct MountOptions {
   uint32_t store_format = 0;               // the same
 
   unsigned threads = 2;                    // that receive requests
+  std::chrono::microseconds spin{50};      // a busy receiver looks for the next request this long before it sleeps
+  bool page_cache = true;                  // for files that are read again and again
   bool allow_other = false;
   bool read_only = false;
   ByteCount write_buffers{64 * kMiB};      // memory that large writes arrive in; the store keeps some of it until written

@@ -72,6 +72,7 @@ void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t m
 #endif
 
 void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size) {
+  file->read_bytes.fetch_add(size, std::memory_order_relaxed);
   // The handle lives until the answer: the store uses its stream until then.
   filesystem.store().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
                           [file, kept = Share(std::move(reply))](const Result<ReadView>& view) {

@@ -95,6 +95,20 @@ void Stats(Filesystem& filesystem, Reply reply) {
   reply.Ioctl(&out, sizeof(out));
 }
 
+void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  if (request.directory) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, file](Reply later) {
+    filesystem.store().DropCached(file->inode);
+    filesystem.read_history().Forget(file->inode->id);
+    filesystem.DropPages(file->inode->id, 0, 0);
+    later.Ioctl(nullptr, 0);
+  });
+}
+
 void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   // The kernel takes the sizes from the command's number, so they can only be too small for a forged request.
   if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || request.out_size < _IOC_SIZE(request.command)) {
@@ -105,6 +119,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_INFO: Info(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_EXTENTS: Extents(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_STATS: Stats(filesystem, std::move(reply)); return;
+    case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;
     default: reply.Errno(ENOTTY); return;
   }
 }

@@ -31,6 +31,7 @@ void Lookup(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
 
 void Forget(Filesystem& filesystem, InodeId ino, uint64_t count) {
   filesystem.page_cache().Forget(ino);
+  filesystem.read_history().Forget(ino);
   filesystem.names().Forget(ino, count);
 }
 

@@ -99,6 +99,16 @@ void LogLibfuse(enum fuse_log_level level, const char* format, va_list arguments
   }
 }
 
+// Whether a request is about names or attributes, or writes little. A read may wait for a device; with large requests the
+// processors are needed for copying.
+bool IsQuick(std::span<const std::byte> request) {
+  constexpr size_t kLittle = 128 * kKiB;
+  constexpr uint32_t kRead = 15;
+  uint32_t opcode = 0;
+  std::memcpy(&opcode, request.data() + kInOpcode, sizeof(opcode));
+  return opcode != kRead && request.size() <= kLittle;
+}
+
 // A comma or backslash in an option's value is written with a backslash before it.
 std::string Escaped(const std::string& value) {
   std::string out;
@@ -121,7 +131,7 @@ std::string LibfuseOptions(const MountOptions& options) {
 }  // namespace
 
 Session::Session(Filesystem& filesystem, const MountOptions& options)
-    : filesystem_(filesystem), options_(options) {}
+    : filesystem_(filesystem), options_(options), spin_(options.spin) {}
 
 Result<std::unique_ptr<Session>> Session::Create(Filesystem& filesystem, const MountOptions& options) {
   std::unique_ptr<Session> session(new Session(filesystem, options));
@@ -278,6 +288,7 @@ void Session::Process(fuse_buf& request) {
 
 bool Session::ReceiveOne(ReceiveBuffer& buffer) {
   const std::span<std::byte> memory = buffer.Prepare();
+  spin_.Wait(descriptor_);
   const ssize_t size = read(descriptor_, memory.data(), memory.size());
   if (size < 0) {
     // ENOENT: the request was interrupted before it was read. ENODEV: unmounted.
@@ -293,10 +304,12 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer) {
     if (size > 0) failure_ = Error{ErrorCode::kIo, fmt::format("the kernel sent a request of {} bytes", size)};
     return false;
   }
+  spin_.Arrived(IsQuick(memory.first(static_cast<size_t>(size))));
   fuse_buf request{};
   request.mem = memory.data();
   request.size = static_cast<size_t>(size);
   Process(request);
+  spin_.Finished();
   return true;
 }
 

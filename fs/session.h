@@ -13,6 +13,7 @@
 #include "common/result.h"
 #include "fs/filesystem.h"
 #include "fs/mountpoint.h"
+#include "fs/spin_wait.h"
 
 namespace weightfs {
 
@@ -77,6 +78,7 @@ class Session {
 
   std::atomic<uint32_t> ending_{0};    // releases and forgets that receivers are at
   std::atomic<bool> stopping_{false};
+  SpinWait spin_;
   Mutex mutex_;
   std::condition_variable left_;
   unsigned receiving_ GUARDED_BY(mutex_) = 0;

@@ -219,6 +219,11 @@ Result<ReadView> Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount
   return p_->files->ReadAndWait(inode, offset, size);
 }
 
+void Store::DropCached(const InodePtr& inode) {
+  MutexLock lock(inode->mutex);
+  p_->reader->cache().Invalidate(inode->id, 0, UINT64_MAX);
+}
+
 Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
   RETURN_IF_ERROR(CheckWritable());
   WriteBatch batch(*p_->write_back);

@@ -75,6 +75,9 @@ class Store {
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
   Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);   // waits
 
+  // Forgets what read-ahead has of the file; the next read comes from the devices.
+  void DropCached(const InodePtr& inode);
+
   // Writes all of `data` or nothing (beyond 4 MiB: each 4 MiB of it); kNoSpace when it does not fit. `holder` may own
   // the memory of `data`: where data.data() == holder.data() + offset % kBlockSize, the store keeps the buffer instead
   // of copying, and its bytes must not change again.

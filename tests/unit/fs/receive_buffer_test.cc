@@ -63,5 +63,16 @@ TEST(ReceiveBuffer, GoesOnReceivingWhenEveryBufferIsKept) {
   EXPECT_FALSE(ReceiveBuffer::Claim(PayloadOf(memory), 0)) << "the receiver's last memory is never given away";
 }
 
+TEST(ReceiveBuffer, LearnsWhereTheBlocksOfAnUnalignedStreamLie) {
+  const auto buffers = Buffers(2);
+  ReceiveBuffer receiver(*buffers);
+  const auto first = PayloadOf(receiver.Prepare());
+  EXPECT_TRUE(ReceiveBuffer::Claim(first.first(kBlockSize - 16), 0)) << "the first piece begins on a block";
+  const auto second = PayloadOf(receiver.Prepare());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(second.data()) % kBlockSize, kBlockSize - 16);
+  EXPECT_FALSE(ReceiveBuffer::Claim(second, kBlockSize)) << "another place inside its block than its memory has";
+  EXPECT_TRUE(ReceiveBuffer::Claim(PayloadOf(receiver.Prepare()), 0)) << "what was learnt last";
+}
+
 }  // namespace
 }  // namespace weightfs

@@ -1,0 +1,65 @@
+#include "fs/read_history.h"
+
+#include <fstream>
+#include <limits>
+#include <string>
+
+namespace weightfs {
+namespace {
+
+constexpr size_t kMostEntries = 65536;     // any of them goes when there are more
+constexpr unsigned kDirectAfterMiss = 8;   // whole reads past the page cache after it was found empty
+
+// What the kernel could use for pages without taking it from programs.
+uint64_t AvailableMemory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  uint64_t kilobytes = 0;
+  while (file >> name >> kilobytes) {
+    if (name == "MemAvailable:") return kilobytes * kKiB;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return 0;
+}
+
+}  // namespace
+
+bool ReadHistory::IsHot(InodeId ino, uint64_t size) {
+  {
+    MutexLock lock(mutex_);
+    const auto entry = entries_.find(ino);
+    if (entry == entries_.end() || entry->second.direct_next > 0) return false;
+    if (entry->second.filled) return true;
+  }
+  return size <= AvailableMemory() / 2;
+}
+
+void ReadHistory::Closed(InodeId ino, uint64_t size, uint64_t read, bool page_cache) {
+  if (size == 0) return;
+  const bool most = read >= size - size / 4;
+  MutexLock lock(mutex_);
+  if (!page_cache) {
+    if (!most) return;
+    if (entries_.size() >= kMostEntries && !entries_.contains(ino)) entries_.erase(entries_.begin());
+    Entry& entry = entries_[ino];
+    if (entry.direct_next > 0) --entry.direct_next;
+    return;
+  }
+  const auto found = entries_.find(ino);
+  if (found == entries_.end()) return;
+  Entry& entry = found->second;
+  if (read < size / 2) {
+    entry.filled = true;   // Most was there, or little was wanted.
+  } else if (entry.filled) {
+    entry = {.filled = false, .direct_next = kDirectAfterMiss};
+  } else {
+    entry.filled = true;
+  }
+}
+
+void ReadHistory::Forget(InodeId ino) {
+  MutexLock lock(mutex_);
+  entries_.erase(ino);
+}
+
+}  // namespace weightfs

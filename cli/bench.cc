@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -29,10 +30,11 @@ using bench::Way;
 
 constexpr unsigned kFewestRounds = 5;
 constexpr double kNoisy = 0.20;
+constexpr unsigned kManyFiles = 1'000'000, kFewFiles = 4000;
 
 struct Arguments {
   bench::SuiteOptions suite;
-  std::string size, json, report;
+  std::string size, large_size, json, report;
   bool list = false;
 };
 
@@ -100,6 +102,20 @@ void PrintBeside(const Outcome& outcome) {
   }
 }
 
+void PrintCurve(const bench::Curve& curve) {
+  std::vector<Table::Column> columns = {{curve.x_title, true}};
+  for (const auto& [name, value] : curve.points.front().values) columns.push_back({name, true});
+  Table table(std::move(columns));
+  for (const auto& point : curve.points) {
+    std::vector<std::string> cells = {fmt::format("{:g}", point.x)};
+    for (const auto& [name, value] : point.values) cells.push_back(fmt::format("{:.{}f}", value, value < 100 ? 2 : 0));
+    table.Add(std::move(cells));
+  }
+  fmt::print("{}, {}\n{}", Paint(Tone::kBold, curve.title), curve.unit, table.ToString());
+  for (const Check& check : curve.checks) fmt::print("{} {}\n", check.against, CheckText(check));
+  fmt::print("{}\n\n", curve.limit);
+}
+
 void PrintNoise(const Outcome& outcome) {
   const auto& noise = outcome.noise;
   fmt::print("noise: the references varied by {:.0f} % over {} rounds; load average {:.1f}; {:.1f} % of the processors' "
@@ -115,6 +131,7 @@ void Print(const Outcome& outcome) {
   for (const auto& [name, value] : outcome.facts) fmt::print("{:<18} {}\n", name, value);
   fmt::print("\nGB/s is 10^9 bytes a second; medians of {} rounds (least–most).\n\n", outcome.rounds);
   for (const Unit unit : {Unit::kBytes, Unit::kReads, Unit::kFiles}) PrintRows(outcome, unit);
+  for (const bench::Curve& curve : outcome.curves) PrintCurve(curve);
   PrintBeside(outcome);
   const auto& memory = outcome.memory;
   if (memory.limit > 0) {
@@ -161,9 +178,16 @@ Result<void> Complete(Arguments* arguments) {
     ASSIGN_OR_RETURN(const ByteCount size, ParseSize(arguments->size));
     suite.size = size.value;
   }
+  if (!arguments->large_size.empty()) {
+    ASSIGN_OR_RETURN(const ByteCount size, ParseSize(arguments->large_size));
+    suite.large_size = size.value;
+  }
+  if (suite.many_files == 0 && suite.scaling) suite.many_files = suite.quick ? kFewFiles : kManyFiles;
   for (const auto& pattern : suite.only) {
     const auto rows = bench::Rows();
-    if (std::none_of(rows.begin(), rows.end(), [&](const auto& row) { return bench::IsSelected(row, {pattern}); })) {
+    const auto curves = bench::CurveNames();
+    const bool curve = suite.scaling && std::find(curves.begin(), curves.end(), pattern) != curves.end();
+    if (!curve && std::none_of(rows.begin(), rows.end(), [&](const auto& row) { return bench::IsSelected(row, {pattern}); })) {
       return refuse(fmt::format("--only {}: no such row or group; --list shows them", pattern));
     }
   }
@@ -243,6 +267,11 @@ void AddBench(CLI::App& app, int* exit_code) {
       ->default_str("-");
   command->add_option("--report", arguments->report, "Write a page with plots, one file with all in it")
       ->type_name("FILE.html");
+  command->add_flag("--scaling", suite.scaling,
+                    "Measure how cost grows as well: streams, a large file, an ageing store, many files; long");
+  command->add_option("--large-size", arguments->large_size, "Of the scaling's large file; left out without it")
+      ->type_name("SIZE");
+  command->add_option("--files", suite.many_files, "Of the scaling's many files (1000000)")->type_name("N");
   command->add_option("-o", suite.mount_options, "Mount options of the store that is made")->type_name("OPTIONS");
   command->add_option("--host", suite.host, "Where the host's files go, when not next to the store")->type_name("DIR");
   command->add_option("--python", suite.python, "The Python of the torch, safetensors and numpy rows; that of $VIRTUAL_ENV, "
@@ -256,7 +285,7 @@ void AddBench(CLI::App& app, int* exit_code) {
       "ratio that falls short is shown, and is no failure.\n\n"
       "Examples:\n"
       "  weightfs bench /mnt/tensors --json bench.json --report bench.html\n"
-      "  weightfs bench /var/tmp --only 'read*,write'\n"
+      "  weightfs bench /var/tmp --only 'read*,write-1m'\n"
       "  weightfs bench /dev/shm --size 1G");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }

@@ -14,6 +14,7 @@ Group TorchGroup();
 Group SafetensorsGroup();
 Group NumpyGroup();
 Group SmallGroup();
+Group DeviceGroup();
 
 // fio's rate in a row's unit; `arguments` beside those that every run of it has.
 struct FioJob {

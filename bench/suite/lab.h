@@ -67,6 +67,7 @@ class Lab {
   Place& host() { return host_; }
   bool has_own_store() const { return options_.store.empty(); }
   const std::string& store() const { return store_; }
+  const std::string& base() const { return base_; }   // the directory on the host that everything lies in
   bool in_memory() const { return host_.is_tmpfs(); }
   const Content& content() const { return content_; }
   // The same bytes in memory that begins 32 bytes into a page, as those of a Python object do.
@@ -107,7 +108,7 @@ class Lab {
 
   SuiteOptions options_;
   Scratch scratch_;
-  std::string store_, base_;      // base_: the directory on the host that everything lies in
+  std::string store_, base_;
   Place weightfs_, host_;
   std::unique_ptr<Place> no_verify_;
   HugeBuffer source_, sink_;

@@ -59,6 +59,7 @@ ProcessorTimes ReadProcessorTimes() {
   // user nice system idle iowait irq softirq steal; what follows is counted in user already.
   for (int field = 0; field < 8 && file >> value; ++field) {
     times.total += value;
+    if (field == 3 || field == 4) times.idle += value;
     if (field == 7) times.steal = value;
   }
   return times;
@@ -67,6 +68,11 @@ ProcessorTimes ReadProcessorTimes() {
 double StealBetween(const ProcessorTimes& before, const ProcessorTimes& after) {
   const auto total = static_cast<double>(after.total - before.total);
   return total > 0 ? static_cast<double>(after.steal - before.steal) / total : 0;
+}
+
+double BusyBetween(const ProcessorTimes& before, const ProcessorTimes& after) {
+  const auto total = static_cast<double>(after.total - before.total);
+  return total > 0 ? 1 - static_cast<double>(after.idle - before.idle) / total : 0;
 }
 
 double LoadAverage() {

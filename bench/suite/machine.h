@@ -11,11 +11,13 @@ namespace weightfs::bench {
 
 // Ticks since boot, of all processors together.
 struct ProcessorTimes {
-  uint64_t total = 0, steal = 0;
+  uint64_t total = 0, steal = 0, idle = 0;   // idle: with waiting for I/O
 };
 ProcessorTimes ReadProcessorTimes();
 // The part of the time that the hypervisor gave to others.
 double StealBetween(const ProcessorTimes& before, const ProcessorTimes& after);
+// The part of the time in which they worked.
+double BusyBetween(const ProcessorTimes& before, const ProcessorTimes& after);
 // Of the last minute.
 double LoadAverage();
 

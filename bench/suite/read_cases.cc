@@ -71,7 +71,7 @@ Case Readers(Lab& lab, Place& place, Way way) {
 }
 
 Case Fio(Lab& lab) {
-  return {Way::kFio, {"read"}, [&lab](const Turn&) -> Samples {
+  return {Way::kFio, {"read-1m"}, [&lab](const Turn&) -> Samples {
             ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
             const Stopwatch watch(lab.host());
             ASSIGN_OR_RETURN(const double rate, RunFio({path, "read", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
@@ -87,13 +87,13 @@ void AddBoth(Lab& lab, std::vector<Case>* cases, std::string_view row, uint64_t 
 }
 
 Result<void> AddNoVerify(Lab& lab, std::vector<Case>* cases) {
-  if (!lab.IsSelected("read") && !lab.IsSelected("read-whole")) return {};
+  if (!lab.IsSelected("read-1m") && !lab.IsSelected("read-whole")) return {};
   ASSIGN_OR_RETURN(Place* const place, lab.NoVerify());
   if (place == nullptr) {
-    lab.NotMeasured("read", Way::kNoVerify, "the mount was there before; in another directory the benchmark makes its own");
+    lab.NotMeasured("read-1m", Way::kNoVerify, "the mount was there before; in another directory the benchmark makes its own");
     return {};
   }
-  cases->push_back(ColdPass(lab, *place, Way::kNoVerify, "read", kMiB, ReadFile));
+  cases->push_back(ColdPass(lab, *place, Way::kNoVerify, "read-1m", kMiB, ReadFile));
   cases->push_back(ColdPass(lab, *place, Way::kNoVerify, "read-whole", lab.size(), ReadFile));
   return {};
 }
@@ -101,7 +101,7 @@ Result<void> AddNoVerify(Lab& lab, std::vector<Case>* cases) {
 Result<std::vector<Case>> Prepare(Lab& lab) {
   std::vector<Case> cases;
   cases.push_back(Reference(lab));
-  AddBoth(lab, &cases, "read", kMiB, ReadFile);
+  AddBoth(lab, &cases, "read-1m", kMiB, ReadFile);
   AddBoth(lab, &cases, "read-whole", lab.size(), ReadFile);
   AddBoth(lab, &cases, "mmap", kMiB, MapFile);
   for (const auto& [row, depth] : {std::pair{"aio-1", 1U}, {"aio-32", 32U}, {"aio-128", 128U}}) {
@@ -114,7 +114,7 @@ Result<std::vector<Case>> Prepare(Lab& lab) {
   }
   RETURN_IF_ERROR(AddNoVerify(lab, &cases));
   if (FindFio().empty()) {
-    lab.NotMeasured("read", Way::kFio, "fio is not installed");
+    lab.NotMeasured("read-1m", Way::kFio, "fio is not installed");
   } else {
     cases.push_back(Fio(lab));
   }

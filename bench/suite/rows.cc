@@ -13,7 +13,7 @@ constexpr Target kSequentialWrite{.reference = 0.90, .host = 1.3, .in_memory = 0
 constexpr Target kHalfOfHost{.host = 0.5};
 
 constexpr RowSpec kRows[] = {
-    {"read", "read", "sequential read, 1 MiB calls, cold", Unit::kBytes, kReadReference, kSequentialRead},
+    {"read-1m", "read", "sequential read, 1 MiB calls, cold", Unit::kBytes, kReadReference, kSequentialRead},
     {"read-whole", "read", "the whole file in one call, cold", Unit::kBytes, kReadReference, kSequentialRead},
     {"mmap", "read", "mmap, in order, cold", Unit::kBytes, kReadReference, {.reference = 0.70, .host = 0.8}},
     {"aio-1", "read", "libaio on the mount, 1 MiB, depth 1", Unit::kBytes, kReadReference, {}},
@@ -22,7 +22,7 @@ constexpr RowSpec kRows[] = {
     {"reread", "read", "the third read in a row, 1 MiB calls", Unit::kBytes, {}, {.host = 0.8}},
     {"readers-8", "read", "eight processes read one cold file", Unit::kBytes, kReadReference,
      {.reference = 0.95, .host = 1.0}},
-    {"write", "write", "write + fsync, 1 MiB calls", Unit::kBytes, kWriteReference, kSequentialWrite},
+    {"write-1m", "write", "write + fsync, 1 MiB calls", Unit::kBytes, kWriteReference, kSequentialWrite},
     {"write-whole", "write", "write + fsync, one call", Unit::kBytes, kWriteReference, kSequentialWrite},
     {"write-unaligned", "write", "write + fsync, 1 MiB calls, unaligned memory", Unit::kBytes, kWriteReference,
      kSequentialWrite},

@@ -63,14 +63,33 @@ Result<Place> Scratch::Mount(const Store& store) {
   return Place::Open({mount, daemon, options_.drop_caches});
 }
 
+Result<double> Scratch::Remount(const std::string& directory, const std::string& mount_options, Place* place) {
+  const std::string pool = directory + "/store", mount = directory + "/mount";
+  RETURN_IF_ERROR(Detach(mount, directory));
+  Command command{{options_.program, "mount", pool, mount}, {}, options_.cancel};
+  if (!mount_options.empty()) command.words.insert(command.words.end(), {"-o", mount_options});
+  const double begin = Now();
+  RETURN_IF_ERROR(RunCommand(command));
+  const double seconds = Now() - begin;
+  ASSIGN_OR_RETURN(const pid_t daemon, DaemonOf(pool));
+  ASSIGN_OR_RETURN(*place, Place::Open({mount, daemon, options_.drop_caches}));
+  return seconds;
+}
+
+Result<void> Scratch::Detach(const std::string& mount, const std::string& directory) {
+  // Never cancelled: this is the cleaning up. A mount that never came to be is no failure.
+  struct stat at {}, above {};
+  const bool looked = stat(mount.c_str(), &at) == 0 && stat(directory.c_str(), &above) == 0;
+  if (looked && at.st_dev == above.st_dev) return {};
+  RETURN_IF_ERROR(RunCommand({{options_.program, "umount", mount}, {}, nullptr}));
+  return {};
+}
+
 Result<void> Scratch::Unmount(const std::string& mount) {
   const auto found = mounts_.find(mount);
   if (found == mounts_.end()) return {};
   const std::string directory = found->second;
-  // Never cancelled: this is the cleaning up. A mount that never came to be is no failure.
-  struct stat at {}, above {};
-  const bool looked = stat(mount.c_str(), &at) == 0 && stat(directory.c_str(), &above) == 0;
-  if (!looked || at.st_dev != above.st_dev) RETURN_IF_ERROR(RunCommand({{options_.program, "umount", mount}, {}, nullptr}));
+  RETURN_IF_ERROR(Detach(mount, directory));
   mounts_.erase(mount);
   return DeleteTree(directory);
 }

@@ -37,6 +37,9 @@ class Scratch {
   };
   // Makes a store and mounts it.
   Result<Place> Mount(const Store& store);
+  // Unmounts the store in `directory`, and mounts it again. The seconds until the new mount answers. No Place of it may
+  // be open.
+  Result<double> Remount(const std::string& directory, const std::string& mount_options, Place* place);
   // Unmounts what Mount returned, and deletes its store.
   Result<void> Unmount(const std::string& mount);
 
@@ -45,6 +48,8 @@ class Scratch {
 
  private:
   Result<void> UnmountAll();
+  // Only the mount itself; nothing when there is none.
+  Result<void> Detach(const std::string& mount, const std::string& directory);
 
   const Options options_;
   std::vector<std::string> directories_;

@@ -8,6 +8,7 @@
 #include "bench/suite/groups.h"
 #include "bench/suite/lab.h"
 #include "bench/suite/machine.h"
+#include "bench/suite/scaling.h"
 #include "bench/suite/verdict.h"
 
 namespace weightfs::bench {
@@ -99,10 +100,11 @@ Result<Outcome> RunSuite(const SuiteOptions& asked) {
   ResetPeakMemory(lab->weightfs().daemon());
   Runner runner(*lab);
   for (const Group& group : {ReadGroup(), RandomGroup(), WriteGroup(), TorchGroup(), SafetensorsGroup(), NumpyGroup(),
-                             SmallGroup()}) {
+                             SmallGroup(), DeviceGroup()}) {
     RETURN_IF_ERROR(runner.Run(group));
   }
   Outcome outcome;
+  ASSIGN_OR_RETURN(outcome.curves, MeasureScaling(*lab));
   lab->Progress("idle");
   outcome.idle_cpu = IdleCpu(lab->weightfs());
   outcome.memory = MemoryOf(lab->weightfs());

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -107,6 +108,9 @@ struct Outcome {
   uint64_t seed = 0, size = 0;
   unsigned rounds = 0;
 };
+
+// What `only` knows beside rows and groups: "scaling", and its curves.
+std::span<const std::string_view> CurveNames();
 
 // Measures. An error when the run is not possible, something fails, bytes are wrong, or the user asked to stop; never
 // because of a figure. Nothing that it made is left.

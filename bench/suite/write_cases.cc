@@ -12,7 +12,7 @@ struct Form {
   std::string_view row;
   bool whole, unaligned;
 };
-constexpr Form kForms[] = {{"write", false, false},
+constexpr Form kForms[] = {{"write-1m", false, false},
                            {"write-whole", true, false},
                            {"write-unaligned", false, true},
                            {"write-whole-unaligned", true, true}};
@@ -48,7 +48,7 @@ Case Reference(Lab& lab) {
 }
 
 Case Fio(Lab& lab) {
-  return {Way::kFio, {"write"}, [&lab](const Turn&) -> Samples {
+  return {Way::kFio, {"write-1m"}, [&lab](const Turn&) -> Samples {
             ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
             const Stopwatch watch(lab.host());
             ASSIGN_OR_RETURN(const double rate, RunFio({path, "write", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
@@ -66,7 +66,7 @@ Result<std::vector<Case>> Prepare(Lab& lab) {
     cases.push_back(NewFile(lab, lab.host(), Way::kHost, form));
   }
   if (FindFio().empty()) {
-    lab.NotMeasured("write", Way::kFio, "fio is not installed");
+    lab.NotMeasured("write-1m", Way::kFio, "fio is not installed");
   } else {
     cases.push_back(Fio(lab));
   }

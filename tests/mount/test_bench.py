@@ -1,0 +1,148 @@
+"""`weightfs bench`: a tiny run measures every row and leaves nothing; an interrupted one leaves nothing either."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from harness import process
+from harness.filesystems import REPOSITORY, is_mounted, program, wait_until
+
+pytestmark = [pytest.mark.usefixtures("weightfs_only"), pytest.mark.limit(300)]
+
+PYTHON = REPOSITORY / ".venv/bin/python"
+LIBRARIES = {"torch", "safetensors", "numpy"}
+
+
+def bench(*words, codes=(0,)):
+    return process.run([program(), "bench", *words], codes=codes, limit=200)
+
+
+def mounts_below(directory):
+    with open("/proc/self/mounts", encoding="utf-8") as table:
+        return [line.split()[1] for line in table if line.split()[1].startswith(f"{directory}/")]
+
+
+def left_in(directory):
+    """What a run should have taken away: files, mounts, and what it has in memory."""
+    # The names end with the number of their process; those of a benchmark that still runs are not ours.
+    in_memory = [name for name in os.listdir("/dev/shm") if name.startswith("weightfs-bench")
+                 and not os.path.exists(f"/proc/{name.rsplit('-', 1)[1]}")]
+    return os.listdir(directory) + mounts_below(directory) + in_memory
+
+
+@pytest.fixture(scope="module")
+def run(session_factory):
+    """One run of everything but the scaling, the smallest there is."""
+    directory, results = session_factory.directory("bench"), session_factory.directory("results")
+    python = ["--python", PYTHON] if PYTHON.exists() else []
+    finished = bench(directory, "--quick", "--size", "32M", "--seed", "7", "--json", results / "result.json", "--report",
+                     results / "report.html", *python)
+    return {"out": finished.out, "left": left_in(directory), "html": (results / "report.html").read_text(),
+            "json": json.loads((results / "result.json").read_text())}
+
+
+def listed_rows():
+    return [line.split()[:2] for line in bench("--list").out.splitlines()[1:]]
+
+
+def test_every_listed_row_is_measured_or_says_why_not(run):
+    rows = {row["id"]: row for row in run["json"]["rows"]}
+    assert [row for row, _ in listed_rows()] == list(rows)
+    for name, row in rows.items():
+        if "weightfs" not in row["ways"]:
+            excused = row["group"] in LIBRARIES | {"devices"}
+            assert excused and row["not_measured"]["weightfs"], f"{name}: neither measured nor explained"
+            assert f"{name}, weightfs: not measured" in run["out"]
+
+
+def test_figures_are_plausible(run):
+    for row in run["json"]["rows"]:
+        for way, figures in row["ways"].items():
+            what = f"{row['id']}, {way}: {figures}"
+            assert 0 < figures["min"] <= figures["median"] <= figures["max"], what
+            assert figures["max"] < (1e12 if row["unit"] == "GB/s" else 1e8), what
+            assert len(figures["samples"]) == 1 and figures["samples"][0]["seconds"] > 0, what
+
+
+def test_sequential_rows_are_compared_with_reference_and_host(run):
+    rows = {row["id"]: row for row in run["json"]["rows"]}
+    for name in ("read-1m", "read-whole", "mmap", "write-1m", "write-whole", "write-unaligned", "write-whole-unaligned"):
+        ratios = {check["against"]: check for check in rows[name]["checks"]}
+        ways = rows[name]["ways"]
+        for against in ("reference", "host"):
+            expected = ways["weightfs"]["median"] / ways[against]["median"]
+            assert ratios[against]["value"] == pytest.approx(expected), name
+            assert ratios[against]["state"] == ("ok" if expected >= ratios[against]["at_least"] else "short"), name
+
+
+def test_the_run_is_described(run):
+    result = run["json"]
+    assert result["seed"] == 7 and result["rounds"] == 1 and result["size_bytes"] == 32 << 20
+    assert {"kernel", "processors", "memory", "host's filesystem", "mount options"} <= result["facts"].keys()
+    daemon = result["daemon"]
+    assert 0 < daemon["memory_now_bytes"] <= daemon["memory_peak_bytes"] and 0 <= daemon["idle_cpu"] < 2
+    assert "noise" in run["out"]
+
+
+def test_the_report_is_one_file_with_everything_in_it(run):
+    page = run["html"]
+    assert not re.search(r"https?://|<link|<img|@import|\bsrc=|url\(", page)
+    embedded = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL).group(1)
+    assert json.loads(embedded) == run["json"]
+
+
+def test_nothing_is_left(run):
+    assert run["left"] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupted_run_leaves_nothing(factory, number):
+    directory = factory.directory("bench")
+    running = subprocess.Popen([program(), "bench", directory, "--quick", "--size", "32M", "--rounds", "1000", "--only",
+                                "write"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert wait_until(lambda: mounts_below(directory) or running.poll() is not None), "it never mounted"
+    process.kill(running.pid, number)
+    finished = process.finish(running, limit=60, codes=(1,))
+    assert "interrupted" in finished.err and finished.out == ""
+    assert left_in(directory) == []
+
+
+def test_an_existing_mount_is_measured_and_left_as_it_was(factory):
+    mount = factory.mount(factory.store("512M"))
+    (mount.path / "mine").write_bytes(b"mine")
+    inside, host = mount.path / "inside", factory.directory("host")
+    inside.mkdir()
+    finished = bench(inside, "--quick", "--size", "32M", "--only", "write-1m,stat", "--host", host, "--json")
+    rows = {row["id"]: row for row in json.loads(finished.out)["rows"]}
+    assert rows.keys() == {"write-1m", "stat"} and all(row["ways"]["weightfs"]["median"] > 0 for row in rows.values())
+    assert os.listdir(inside) == [] and os.listdir(host) == []
+    assert (mount.path / "mine").read_bytes() == b"mine" and is_mounted(mount.path)
+    mount.fsck()
+
+
+def test_without_a_python_the_rows_say_so(factory):
+    directory = factory.directory("bench")
+    out = bench(directory, "--quick", "--size", "32M", "--only", "numpy", "--python", "/nonexistent/python").out
+    for row in ("numpy-save", "numpy-load"):
+        assert f"{row}, weightfs: not measured" in out
+    assert left_in(directory) == []
+
+
+@pytest.mark.parametrize("words, names", [
+    ([], "where"),
+    (["/nonexistent/directory"], "/nonexistent/directory"),
+    (["{}", "--size", "much"], "much"),
+    (["{}", "--rounds", "3"], "--rounds 3"),
+    (["{}", "--only", "nonsense"], "nonsense"),
+    (["{}", "--size", "1000T"], "--size"),
+    (["{}", "--nonsense"], "--nonsense"),
+], ids=lambda words: " ".join(words) if isinstance(words, list) else "")
+def test_a_wrong_call_says_so_in_one_line(factory, words, names):
+    directory = factory.directory("bench")
+    finished = bench(*(word.format(directory) for word in words), codes=(1, 2))
+    assert finished.err.startswith("weightfs: ") and finished.err.count("\n") == 1 and names in finished.err, finished
+    assert finished.out == "" and left_in(directory) == []

@@ -25,6 +25,10 @@ constexpr unsigned kMaxParallelism = 1'024;
 // Slices begin on blocks of the file, so that no block is written by two threads.
 constexpr uint64_t kSliceUnit = kBlockSize;
 
+// Bounce buffers of all rings together, and the least that one has.
+constexpr size_t kBounces = 32;
+constexpr size_t kLeastBounces = 8;
+
 struct Account {
   mutable Mutex mutex;
   std::condition_variable changed;
@@ -79,8 +83,11 @@ class Handle::Impl {
   }
 
   IoResult<void> Start(const HandleOptions& options) {
-    const RingOptions ring{options.block_size, options.queue_depth, options.single_submit,
-                           options.overlap_events};
+    const RingOptions ring{.block_size = options.block_size,
+                           .queue_depth = options.queue_depth,
+                           .single_submit = options.single_submit,
+                           .overlap_events = options.overlap_events,
+                           .bounces = std::max(kBounces / options.intra_op_parallelism, kLeastBounces)};
     for (unsigned i = 0; i < options.intra_op_parallelism; ++i) {
       ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
       rings_.push_back(std::move(made));

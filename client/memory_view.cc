@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "client/stream_copy.h"
+
 namespace weightfs::client {
 namespace {
 
@@ -109,7 +111,7 @@ std::byte* MemoryView::Direct(size_t offset, size_t length) const {
 template <bool kGather>
 void MemoryView::Copy(size_t offset, size_t length, std::byte* other) const {
   const auto move = [&](std::byte* memory, size_t size) {
-    std::memcpy(kGather ? other : memory, kGather ? memory : other, size);
+    StreamCopy(kGather ? other : memory, kGather ? memory : other, size);
     other += size;
     offset += size;
     length -= size;

@@ -23,9 +23,8 @@ namespace {
 using Direction = Operation::Direction;
 
 // Memory for transfers that cannot use the caller's: enough in flight to keep a device busy while others are
-// copied, small enough to stay in the processor's cache for the most part.
+// copied (how many: RingOptions).
 constexpr uint64_t kBounceSize = kMiB;
-constexpr size_t kBounces = 16;
 // Blocking transfers waiting; more of them would only take slots from the others.
 constexpr size_t kBufferedLimit = 8;
 
@@ -166,6 +165,8 @@ void Ring::Fill() {
       continue;
     }
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
+    // What took time to copy is on its way while the next is copied.
+    if (bouncing()) SubmitReady();
   }
   SubmitReady();
 }
@@ -229,8 +230,8 @@ bool Ring::FindMemory(Piece& piece) {
   piece.data = operation.memory().Direct(piece.at, piece.size);
   if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
   if (bounces_ == nullptr) {
-    auto made =
-        BufferPool::Create({.buffer_size = {kBounceSize}, .count = kBounces, .name = "bounce buffers"});
+    auto made = BufferPool::Create(
+        {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
     if (!made.has_value()) {
       operation.Fail({ENOMEM, made.error().what, operation.target().path(), operation.offset()});
       piece.slice->next = piece.slice->end;
@@ -290,7 +291,9 @@ void Ring::OnRefusal(int error_number) {
 void Ring::Reap() {
   if (in_kernel_ == 0) return;
   const bool others = !buffered_.empty();
-  const int rc = others ? context_->Wait(0, events_, 0) : context_->Wait(1, events_);
+  // One at a time where each is copied: the next transfer begins before the next copy does.
+  const auto events = std::span(events_).first(bouncing() ? 1 : events_.size());
+  const int rc = others ? context_->Wait(0, events, 0) : context_->Wait(1, events);
   if (rc < 0 && rc != -EINTR) {
     // Only a context that is not ours fails so; without events no operation would ever end.
     std::fprintf(stderr, "weightfs: io_getevents failed: %s\n", std::strerror(-rc));

@@ -24,7 +24,8 @@ struct RingOptions {
   unsigned queue_depth = 128;     // transfers in the kernel at once
   bool single_submit = false;     // one transfer in an io_submit
   bool overlap_events =
-      false;  // new ones after each completion; else when all of a batch of queue_depth have ended
+      false;            // new ones after each completion; else when all of a batch of queue_depth have ended
+  size_t bounces = 32;  // buffers of 1 MiB for memory that O_DIRECT cannot use
 };
 
 // Thread-safe.
@@ -94,6 +95,7 @@ class Ring {
   void Release(unsigned slot);
   void RetireIfEnded(Slice& slice);
   void CompleteEnded();
+  bool bouncing() const { return bounces_ != nullptr && bounces_->in_use() > 0; }
 
   const RingOptions options_;
   std::unique_ptr<AioContext> context_;

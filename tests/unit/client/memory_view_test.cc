@@ -92,6 +92,23 @@ TEST(MemoryViewTest, ScatterPutsBackWhatGatherTookAndTouchesNothingElse) {
   }
 }
 
+TEST(MemoryViewTest, LargeCopiesAreExactAtEveryAlignment) {
+  constexpr size_t kSize = 70'000;
+  Bytes memory = RandomBytes(kSize + 256, 5);
+  for (const size_t from : {0, 1, 17, 64}) {
+    for (const size_t to : {1, 15, 63, 64}) {
+      for (const size_t length : {kSize, kSize - 1, kSize - 63}) {
+        Bytes out(kSize + 256, std::byte{0x5a});
+        MemoryView(std::span<std::byte>(memory).subspan(from, kSize))
+            .Gather(0, std::span(out).subspan(to, length));
+        ASSERT_EQ(std::memcmp(out.data() + to, memory.data() + from, length), 0);
+        ASSERT_EQ(out[to - 1], std::byte{0x5a});
+        ASSERT_EQ(out[to + length], std::byte{0x5a});
+      }
+    }
+  }
+}
+
 TEST(MemoryViewTest, ContiguousStridesAreOneRun) {
   Bytes memory(1000);
   const auto view =

@@ -1,0 +1,65 @@
+#include "client/stream_copy.h"
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace weightfs::client {
+
+#if defined(__SSE2__)
+namespace {
+
+// The C library does this from some tens of megabytes on; our pieces are smaller, and there are many of them.
+// With tensors in unaligned memory it is worth a tenth of the whole throughput.
+constexpr size_t kStreamFrom = 64 * 1024;
+constexpr size_t kLine = 64;
+constexpr size_t kAhead = 8 * kLine;
+
+void CopyLine(std::byte* to, const std::byte* from) {
+  const auto* source = reinterpret_cast<const __m128i*>(from);
+  auto* target = reinterpret_cast<__m128i*>(to);
+  const __m128i first = _mm_loadu_si128(source);
+  const __m128i second = _mm_loadu_si128(source + 1);
+  const __m128i third = _mm_loadu_si128(source + 2);
+  const __m128i fourth = _mm_loadu_si128(source + 3);
+  _mm_stream_si128(target, first);
+  _mm_stream_si128(target + 1, second);
+  _mm_stream_si128(target + 2, third);
+  _mm_stream_si128(target + 3, fourth);
+}
+
+}  // namespace
+
+void StreamCopy(std::byte* to, const std::byte* from, size_t size) {
+  if (size < kStreamFrom) {
+    std::memcpy(to, from, size);
+    return;
+  }
+  // Only whole lines can be written past the cache.
+  const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
+  std::memcpy(to, from, head);
+  to += head;
+  from += head;
+  size -= head;
+  for (; size >= kLine; size -= kLine, to += kLine, from += kLine) {
+    // A hint: the address need not exist.
+    _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_NTA);
+    CopyLine(to, from);
+  }
+  // Such writes are not ordered with others; now the device, or another thread, may look.
+  _mm_sfence();
+  std::memcpy(to, from, size);
+}
+
+#else
+
+void StreamCopy(std::byte* to, const std::byte* from, size_t size) {
+  std::memcpy(to, from, size);
+}
+
+#endif
+
+}  // namespace weightfs::client

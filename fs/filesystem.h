@@ -31,6 +31,8 @@ class Filesystem {
   PageCacheTracker& page_cache() { return page_cache_; }
   ReadHistory& read_history() { return read_history_; }
   RequestCounter& requests() { return requests_; }
+  // Releases and forgets that receivers are at: the last of a deleted file's gives its space back.
+  RequestCounter& ends() { return ends_; }
 
   UsedFeatures features;
   fuse_session* session = nullptr;
@@ -78,7 +80,7 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
-  RequestCounter requests_;
+  RequestCounter requests_, ends_;
   Executor executor_;   // last: its threads use the rest
 };
 

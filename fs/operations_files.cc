@@ -131,16 +131,26 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   Buffer holder;
   if (data.size() >= kWorthKeeping) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
-  filesystem.store().Write(
-      file->inode, ByteOffset{offset}, data, std::move(holder), [&](const Result<void>& written) {
-        if (!written.has_value()) {
-          reply.Fail(written.error());
-        } else if (!filesystem.LeavesStalePages(*file)) {
-          FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
-        } else {
-          DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync);
-        }
-      });
+  RequestCounter& ends = filesystem.ends();
+  const bool ending = ends.open() != 0;
+  const uint64_t ended = ends.begun();
+  bool again = false;
+  const auto answer = [&](const Result<void>& written) {
+    if (!written.has_value()) {
+      const bool freed = ending || ends.open() != 0 || ends.begun() != ended;
+      again = written.error().code == ErrorCode::kNoSpace && freed && !again;
+      if (!again) reply.Fail(written.error());
+    } else if (!filesystem.LeavesStalePages(*file)) {
+      FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
+    } else {
+      DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync);
+    }
+  };
+  filesystem.store().Write(file->inode, ByteOffset{offset}, data, holder, answer);
+  if (!again) return;
+  // The kernel does not wait until the last close of a deleted file has given its space back; a write after it does.
+  ends.WaitForNone();
+  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), answer);
 }
 
 // Only a handle that could write is told of failed writes: the error is reported once, and a reader cannot act on it.

@@ -278,12 +278,12 @@ void Session::Process(fuse_buf& request) {
   std::memcpy(&opcode, static_cast<const std::byte*>(request.mem) + kInOpcode, sizeof(opcode));
   const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
   if (ends) {
-    ++ending_;
+    filesystem_.ends().Begin();
   } else if (opcode == kStatfs) {
-    for (uint32_t count = ending_.load(); count != 0; count = ending_.load()) ending_.wait(count);
+    filesystem_.ends().WaitForNone();
   }
   fuse_session_process_buf(session_, &request);
-  if (ends && --ending_ == 0) ending_.notify_all();
+  if (ends) filesystem_.ends().End();
 }
 
 bool Session::ReceiveOne(ReceiveBuffer& buffer) {

@@ -76,7 +76,6 @@ class Session {
   KernelOffer offer_;
   std::unique_ptr<ReceiveBuffers> buffers_;
 
-  std::atomic<uint32_t> ending_{0};    // releases and forgets that receivers are at
   std::atomic<bool> stopping_{false};
   SpinWait spin_;
   Mutex mutex_;

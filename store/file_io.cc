@@ -261,6 +261,34 @@ FileIo::Need FileIo::Place(const InodePtr& inode, uint64_t offset, uint64_t size
   return {};
 }
 
+// Puts the first bytes of a block into memory of its own, which stays behind when the blocks before it are sent: the
+// next write of the stream completes it.
+FileIo::Need FileIo::PlaceTail(const InodePtr& inode, FileBlock block, std::span<const std::byte> data,
+                               Spares* spares) {
+  DirtyMap& dirty = inode->file->dirty;
+  EdgeBlock old;
+  if (const DirtySpan* span = dirty.Find(block)) {
+    std::memcpy(old.bytes, span->memory(block.value), kBlockSize);
+  } else if (const Need need = OldContent(inode, block, *spares, &old); need.kind != Need::Kind::kNothing) {
+    return need;
+  }
+  if (spares->windows.empty()) {
+    Buffer buffer = p_.windows.TryAllocate();
+    if (!buffer) return {Need::Kind::kWindow, {}};
+    spares->windows.push_back(std::move(buffer));
+  }
+  DirtySpan span;
+  span.count = {1};
+  span.buffer = std::move(spares->windows.back());
+  spares->windows.pop_back();
+  span.window = block;
+  std::memcpy(span.buffer.data(), old.bytes, kBlockSize);
+  std::memcpy(span.buffer.data(), data.data(), data.size());
+  dirty.Insert(block, std::move(span));
+  p_.write_back.NoteDirty(inode);
+  return {};
+}
+
 // Keeps the caller's buffer, whose pages are blocks of the file, as the file's memory and sends it out at once. The
 // bytes at both ends that fill no block are copied; those at the head complete what the write before left there.
 FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
@@ -277,7 +305,7 @@ FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<con
     if (need.kind != Need::Kind::kNothing) return need;
   }
   if (tail > 0) {
-    const Need need = Place(inode, ToBytes(end).value, tail, data.data() + (size - tail), false, false, spares);
+    const Need need = PlaceTail(inode, end, data.last(tail), spares);
     if (need.kind != Need::Kind::kNothing) return need;
   }
   p_.reader.cache().Invalidate(inode->id, offset, offset + size);

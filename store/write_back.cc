@@ -1,6 +1,7 @@
 #include "store/write_back.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "common/checksum.h"
@@ -91,20 +92,19 @@ void WriteBack::SubmitAll(const InodePtr& inode, WriteBatch* batch) {
 void WriteBack::SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, WriteBatch* batch) {
   DirtyMap& dirty = inode->file->dirty;
   if (dirty.unfrozen().value == 0) return;
-  // A buffer is frozen whole: grow the range to the windows of the spans it touches, until none sticks out.
-  for (bool grew = true; grew;) {
-    grew = false;
-    for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < end.value; ++at) {
-      const DirtySpan& span = at->second;
-      if (span.frozen()) continue;
-      if (span.window < first) first = span.window, grew = true;
-      if (span.window_end() > end.value) end = FileBlock{span.window_end()}, grew = true;
-    }
-  }
-  // Groups of adjacent unfrozen blocks, found before any is frozen.
-  std::vector<std::pair<uint64_t, uint64_t>> groups;
+  uint64_t until = end.value;
+  // A buffer is frozen whole, with what it holds outside the range; other buffers are left alone.
+  std::unordered_set<const std::byte*> buffers;
   for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < end.value; ++at) {
-    if (at->second.frozen()) continue;
+    const DirtySpan& span = at->second;
+    if (span.frozen() || !buffers.insert(span.buffer.data()).second) continue;
+    first = std::min(first, span.window);
+    until = std::max(until, span.window_end());
+  }
+  // Groups of adjacent blocks, found before any is frozen.
+  std::vector<std::pair<uint64_t, uint64_t>> groups;
+  for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < until; ++at) {
+    if (at->second.frozen() || !buffers.contains(at->second.buffer.data())) continue;
     const uint64_t span_end = at->first + at->second.count.value;
     if (!groups.empty() && groups.back().second == at->first) {
       groups.back().second = span_end;

@@ -44,7 +44,7 @@ class FileRun {
   void Step() {
     switch (random_() % 20) {
       case 0: case 1: case 2: case 3: case 4: case 5: return Write();
-      case 6: return WriteAligned();
+      case 6: return random_() % 2 == 0 ? WriteAligned() : WriteUnaligned();
       case 7: case 8: return Append();
       case 9: case 10: case 11: case 12: return Read();
       case 13: return Truncate();
@@ -93,6 +93,20 @@ class FileRun {
     std::copy_n(AsBytes(text).data(), size, buffer.data());
     ASSERT_TRUE(store_->Write(file_, ByteOffset{at}, {buffer.data(), size}, buffer).has_value());
     model_.Write(at, text);
+  }
+  // As a large write from an unaligned buffer arrives: its blocks lie on pages of a buffer that the store may keep.
+  void WriteUnaligned() {
+    static const auto pool = BufferPool::Create({.buffer_size = ByteCount{2 * kMiB}, .count = 64}).value();
+    uint64_t at = Near(random_, kLargest);
+    for (uint64_t piece = 1 + random_() % 3; piece > 0; --piece) {
+      Buffer buffer = pool->Allocate();
+      const std::string text = Pattern(random_(), 1 + Near(random_, kMiB));
+      std::byte* data = buffer.data() + at % kBlockSize;
+      std::copy_n(AsBytes(text).data(), text.size(), data);
+      ASSERT_TRUE(store_->Write(file_, ByteOffset{at}, {data, text.size()}, buffer).has_value());
+      model_.Write(at, text);
+      at += text.size();
+    }
   }
   void Append() {
     if (model_.data.size() > 2 * kLargest) return;

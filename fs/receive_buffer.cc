@@ -42,7 +42,7 @@ std::span<std::byte> ReceiveBuffer::Prepare() {
 
 Buffer ReceiveBuffer::Claim(std::span<const std::byte> data, uint64_t offset) {
   if (current == nullptr) return {};
-  current->buffers_.ExpectNext(offset + data.size());
+  current->buffers_.NoteLarge(offset, data.size());
   if (!current->shared_ || data.data() != current->shared_.data() + current->shift_) return {};
   if (offset % kBlockSize != current->shift_) return {};
   return std::exchange(current->shared_, Buffer());

@@ -28,16 +28,19 @@ class ReceiveBuffers {
   BufferPool& shared() { return *shared_; }
   BufferPool& own() { return *own_; }
 
-  // Where in a block the next large write is thought to begin. A program whose buffer begins inside a page (most
-  // Python buffers do) has the kernel cut a large write at its pages, so all pieces but the first begin at the same
-  // place inside a block.
+  // Where in a block the next large write is thought to begin. The kernel cuts a large write at the pages of the
+  // program's buffer, which seldom begins on one (Python's): all pieces of one call but the first then begin at the same
+  // place inside a block; calls of 1 MiB each arrive as a large piece at the same place and a small rest.
   uint64_t shift() const { return shift_.load(std::memory_order_relaxed); }
-  void ExpectNext(uint64_t offset) { shift_.store(offset % kBlockSize, std::memory_order_relaxed); }
+  void NoteLarge(uint64_t offset, uint64_t size) {
+    const bool goes_on = end_.exchange(offset + size, std::memory_order_relaxed) == offset || offset == 0;
+    shift_.store((goes_on ? offset + size : offset) % kBlockSize, std::memory_order_relaxed);
+  }
 
  private:
   ReceiveBuffers() = default;
   std::unique_ptr<BufferPool> shared_, own_;
-  std::atomic<uint64_t> shift_{0};
+  std::atomic<uint64_t> end_{0}, shift_{0};
 };
 
 // Belongs to one thread, and is what Claim finds on that thread while it lives.

@@ -315,7 +315,13 @@ FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<con
   span.window = BlockOf(offset);
   span.window_limit = end.value;
   inode->file->dirty.Insert(first, std::move(span));
-  p_.write_back.SubmitRange(inode, BlockOf(offset), end, true, batch);
+  // What the write before left in the block just before this one goes along, if small writes have completed it.
+  FileBlock begin = BlockOf(offset);
+  if (begin.value > 0) {
+    const DirtySpan* before = inode->file->dirty.Find(begin - BlockCount{1});
+    if (before != nullptr && !before->frozen()) begin = begin - BlockCount{1};
+  }
+  p_.write_back.SubmitRange(inode, begin, end, true, batch);
   return {};
 }
 

@@ -98,6 +98,11 @@ struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
   ~Database() {
     if (db == nullptr) return;
+    // What lies in tables is checked when it is read; what lies in the log ends it silently where it is damaged.
+    if (!read_only && !health->failed()) {
+      if (const auto status = db->Flush(rocksdb::FlushOptions()); !status.ok() && !health->failed())
+        spdlog::warn("{}: writing the catalog's tables at the end failed: {}", directory, status.ToString());
+    }
     // Closing repeats the error that ended the writing, which was logged then.
     if (const auto status = db->Close(); !status.ok() && !health->failed()) {
       spdlog::warn("{}: closing the catalog failed: {}", directory, status.ToString());

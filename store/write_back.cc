@@ -1,6 +1,7 @@
 #include "store/write_back.h"
 
 #include <algorithm>
+#include <future>
 #include <unordered_set>
 #include <utility>
 
@@ -13,13 +14,22 @@ DeviceSet::DeviceSet(std::vector<BlockDevice*> devices)
     : devices_(std::move(devices)), written_(std::make_unique<std::atomic<bool>[]>(devices_.size())) {}
 
 Result<size_t> DeviceSet::FlushWritten() {
-  size_t flushed = 0;
+  std::vector<BlockDevice*> written;
   for (size_t index = 0; index < devices_.size(); ++index) {
-    if (!written_[index].exchange(false)) continue;
-    RETURN_IF_ERROR(devices_[index]->Flush());
-    ++flushed;
+    if (written_[index].exchange(false)) written.push_back(devices_[index]);
   }
-  return flushed;
+  // All at once: a flush takes as long as its device's cache is full.
+  std::vector<std::future<Result<void>>> others;
+  for (size_t index = 1; index < written.size(); ++index) {
+    others.push_back(std::async(std::launch::async, [device = written[index]] { return device->Flush(); }));
+  }
+  Result<void> result;
+  if (!written.empty()) result = written[0]->Flush();
+  for (auto& other : others) {
+    if (Result<void> flushed = other.get(); !flushed && result) result = std::move(flushed);
+  }
+  if (!result) return std::move(result).error();
+  return written.size();
 }
 
 void IoBatch::Add(DeviceId device, IoRequest* request) {

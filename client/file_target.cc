@@ -29,6 +29,13 @@ constexpr uint64_t kReserveFrom = 2 * kMiB;
 
 constexpr long kExt4Magic = 0xEF53;
 constexpr long kXfsMagic = 0x58465342;
+constexpr long kTmpfsMagic = 0x01021994;
+
+// Its magic number, 0 when it cannot be asked.
+long FilesystemOf(int descriptor) {
+  struct statfs filesystem{};
+  return fstatfs(descriptor, &filesystem) == 0 ? static_cast<long>(filesystem.f_type) : 0;
+}
 
 class OpenFile : public Target {
  public:
@@ -217,6 +224,8 @@ IoResult<void> OpenFile::LearnAlignment() {
   struct statx answer{};
   if (statx(direct_.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
       (answer.stx_mask & STATX_DIOALIGN) == 0) {
+    // Where files are memory, the kernel copies, whatever was asked for, and from any address.
+    if (FilesystemOf(direct_.get()) == kTmpfsMagic) alignment_ = {1, 1};
     return {};  // an older kernel, or a filesystem that does not say: a page serves all of them
   }
   if (std::has_single_bit(answer.stx_dio_mem_align) && std::has_single_bit(answer.stx_dio_offset_align)) {
@@ -256,11 +265,8 @@ IoResult<void> OpenFile::Reserve() {
       end <= static_cast<uint64_t>(status_.st_size)) {
     return {};
   }
-  struct statfs filesystem{};
-  if (fstatfs(direct_.get(), &filesystem) != 0 ||
-      (filesystem.f_type != kExt4Magic && filesystem.f_type != kXfsMagic)) {
-    return {};
-  }
+  const long filesystem = FilesystemOf(direct_.get());
+  if (filesystem != kExt4Magic && filesystem != kXfsMagic) return {};
   if (fallocate(direct_.get(), 0, static_cast<off_t>(options_.offset), static_cast<off_t>(options_.size)) !=
           0 &&
       (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {

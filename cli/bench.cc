@@ -57,7 +57,8 @@ std::string CheckText(const Check& check) {
   const std::string value = fmt::format("{:.2f}", check.value);
   if (check.target <= 0) return value;
   const bool ok = check.state() == Check::State::kOk;
-  const std::string target = fmt::format("{} {} {:.2f}", ok ? "ok" : "short", check.at_most ? "≤" : "≥", check.target);
+  const char* bound = check.at_most ? "≤" : "≥";
+  const std::string target = fmt::format("{} {} {:.2f}", ok ? "ok" : "short", bound, check.target);
   return fmt::format("{} {}", value, Paint(ok ? Tone::kGood : Tone::kWarning, target));
 }
 
@@ -96,8 +97,8 @@ void PrintBeside(const Outcome& outcome) {
     }
     for (const auto& note : row.notes) fmt::print("{}: {}\n", row.spec->id, note);
     for (const auto& [way, why] : row.not_measured) {
-      fmt::print("{} {}\n", Paint(Tone::kWarning, fmt::format("{}, {}: not measured:", row.spec->id, bench::NameOf(way))),
-                 why);
+      fmt::print("{} {}\n",
+                 Paint(Tone::kWarning, fmt::format("{}, {}: not measured:", row.spec->id, bench::NameOf(way))), why);
     }
   }
 }
@@ -118,12 +119,14 @@ void PrintCurve(const bench::Curve& curve) {
 
 void PrintNoise(const Outcome& outcome) {
   const auto& noise = outcome.noise;
-  fmt::print("noise: the references varied by {:.0f} % over {} rounds; load average {:.1f}; {:.1f} % of the processors' "
-             "time was stolen\n",
-             noise.widest * 100, outcome.rounds, noise.load_average, noise.steal * 100);
+  fmt::print(
+      "noise: the references varied by {:.0f} % over {} rounds; load average {:.1f}; {:.1f} % of the processors' "
+      "time was stolen\n",
+      noise.widest * 100, outcome.rounds, noise.load_average, noise.steal * 100);
   if (noise.widest > kNoisy) {
-    fmt::print("{}\n", Paint(Tone::kWarning, "the run was noisy: read these figures with their ranges, or repeat it on a "
-                                             "quieter machine"));
+    fmt::print("{}\n", Paint(Tone::kWarning,
+                             "the run was noisy: read these figures with their ranges, or repeat it on a "
+                             "quieter machine"));
   }
 }
 
@@ -167,7 +170,8 @@ Result<void> Complete(Arguments* arguments) {
   bench::SuiteOptions& suite = arguments->suite;
   const auto refuse = [](std::string line) { return Error{ErrorCode::kInvalid, std::move(line)}; };
   if (suite.directory.empty()) return refuse("where shall it measure? Give a directory in a mount, or any other");
-  if (!std::filesystem::is_directory(suite.directory)) return refuse(fmt::format("{}: no such directory", suite.directory));
+  if (!std::filesystem::is_directory(suite.directory))
+    return refuse(fmt::format("{}: no such directory", suite.directory));
   if (suite.quick && suite.rounds == 0) suite.rounds = 1;
   if (suite.rounds == 0) suite.rounds = kFewestRounds;
   if (!suite.quick && suite.rounds < kFewestRounds) {
@@ -187,14 +191,16 @@ Result<void> Complete(Arguments* arguments) {
     const auto rows = bench::Rows();
     const auto curves = bench::CurveNames();
     const bool curve = suite.scaling && std::find(curves.begin(), curves.end(), pattern) != curves.end();
-    if (!curve && std::none_of(rows.begin(), rows.end(), [&](const auto& row) { return bench::IsSelected(row, {pattern}); })) {
+    if (!curve &&
+        std::none_of(rows.begin(), rows.end(), [&](const auto& row) { return bench::IsSelected(row, {pattern}); })) {
       return refuse(fmt::format("--only {}: no such row or group; --list shows them", pattern));
     }
   }
   suite.directory = ResolvePath(suite.directory);
   suite.store = StoreAbove(suite.directory);
   if (!suite.store.empty() && !suite.mount_options.empty()) {
-    return refuse(fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there", suite.directory));
+    return refuse(
+        fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there", suite.directory));
   }
   char program[PATH_MAX] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0) {
@@ -250,8 +256,10 @@ void AddBench(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("bench", "Measure a mount beside the raw disk and the host's filesystem");
   auto arguments = std::make_shared<Arguments>();
   auto& suite = arguments->suite;
-  command->add_option("DIR", suite.directory,
-                      "A directory in a mount: that mount is measured. Any other: a store is made in it, measured and removed")
+  command
+      ->add_option(
+          "DIR", suite.directory,
+          "A directory in a mount: that mount is measured. Any other: a store is made in it, measured and removed")
       ->type_name("");
   command->add_option("--size", arguments->size, "Size of the big file; chosen by the space and the memory otherwise")
       ->type_name("SIZE");
@@ -274,14 +282,18 @@ void AddBench(CLI::App& app, int* exit_code) {
   command->add_option("--files", suite.many_files, "Of the scaling's many files (1000000)")->type_name("N");
   command->add_option("-o", suite.mount_options, "Mount options of the store that is made")->type_name("OPTIONS");
   command->add_option("--host", suite.host, "Where the host's files go, when not next to the store")->type_name("DIR");
-  command->add_option("--python", suite.python, "The Python of the torch, safetensors and numpy rows; that of $VIRTUAL_ENV, "
-                                                "of .venv, or python3 otherwise")
+  command
+      ->add_option("--python", suite.python,
+                   "The Python of the torch, safetensors and numpy rows; that of $VIRTUAL_ENV, "
+                   "of .venv, or python3 otherwise")
       ->type_name("PATH");
   command->add_option("--seed", suite.seed, "Of the order and the random places; printed by every run")->type_name("N");
-  command->add_flag("--drop-caches", suite.drop_caches,
-                    "Drop the whole machine's caches before every cold read, as root; without it those of our own files");
+  command->add_flag(
+      "--drop-caches", suite.drop_caches,
+      "Drop the whole machine's caches before every cold read, as root; without it those of our own files");
   command->footer(
-      "The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's filesystem. A\n"
+      "The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's "
+      "filesystem. A\n"
       "ratio that falls short is shown, and is no failure.\n\n"
       "Examples:\n"
       "  weightfs bench /mnt/tensors --json bench.json --report bench.html\n"

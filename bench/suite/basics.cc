@@ -30,7 +30,9 @@ ErrorCode CodeOf(int number) {
   }
 }
 
-double Seconds(const timeval& time) { return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6; }
+double Seconds(const timeval& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+}
 
 }  // namespace
 
@@ -76,7 +78,8 @@ Result<HugeBuffer> HugeBuffer::Create(uint64_t size) {
   // One huge page more, so that the part that is kept can begin on one.
   void* mapped = mmap(nullptr, length + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    return Error{ErrorCode::kNoMemory, fmt::format("no memory for a buffer of {} MiB; give a smaller --size", size / kMiB)};
+    return Error{ErrorCode::kNoMemory,
+                 fmt::format("no memory for a buffer of {} MiB; give a smaller --size", size / kMiB)};
   }
   const auto first = reinterpret_cast<uintptr_t>(mapped);
   const uintptr_t aligned = RoundUp(first, kHugePage);

@@ -48,8 +48,8 @@ class File {
   int descriptor_ = -1;
 };
 
-// Memory that begins on a huge page, in huge pages where the machine gives them, and touched: timing never meets a first
-// touch, which is four times as slow as a second in a virtual machine. Movable.
+// Memory that begins on a huge page, in huge pages where the machine gives them, and touched: timing never meets a
+// first touch, which is four times as slow as a second in a virtual machine. Movable.
 class HugeBuffer {
  public:
   HugeBuffer() = default;

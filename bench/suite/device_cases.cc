@@ -53,8 +53,8 @@ class Stores {
 
  private:
   Result<Place> Mount(const std::string& name, std::vector<std::string> devices) {
-    return lab_.scratch().Mount({lab_.base() + "/" + name, 0, std::move(devices), lab_.options().mount_options,
-                                 devices_->cgroup()});
+    return lab_.scratch().Mount(
+        {lab_.base() + "/" + name, 0, std::move(devices), lab_.options().mount_options, devices_->cgroup()});
   }
   Lab& lab_;
   const uint64_t size_;

@@ -48,7 +48,9 @@ class Pass {
     if (!offset.has_value()) return;
     iocb& control = controls_[slot];
     const auto prepare = loop_.write ? io_prep_pwrite : io_prep_pread;
-    prepare(&control, loop_.descriptor, loop_.memory(slot, *offset), loop_.request, static_cast<long long>(*offset));
+    const uint64_t place = loop_.translate ? loop_.translate(*offset) : *offset;
+    prepare(&control, loop_.descriptor, loop_.memory(slot, *offset), loop_.request, static_cast<long long>(place));
+    control.data = reinterpret_cast<void*>(*offset);
     ready_.push_back(&control);
   }
 
@@ -80,8 +82,10 @@ class Pass {
   }
 
   Result<void> Finish(const iocb& control, long result) {
-    const auto offset = static_cast<uint64_t>(control.u.c.offset);
-    if (result < 0) return Error{ErrorCode::kIo, fmt::format("a request at {} failed: {}", offset, std::strerror(static_cast<int>(-result)))};
+    const auto offset = reinterpret_cast<uint64_t>(control.data);
+    if (result < 0)
+      return Error{ErrorCode::kIo,
+                   fmt::format("a request at {} failed: {}", offset, std::strerror(static_cast<int>(-result)))};
     if (static_cast<uint64_t>(result) != loop_.request) {
       return Error{ErrorCode::kIo, fmt::format("a request at {} moved {} of {} bytes", offset, result, loop_.request)};
     }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 
 #include <algorithm>
@@ -19,18 +20,22 @@ namespace weightfs::bench {
 namespace {
 
 Error WrongBytes(const std::string& path, uint64_t offset) {
-  return {ErrorCode::kCorrupt, fmt::format("{}: wrong bytes at {}: the benchmark measures nothing that is not right", path, offset)};
+  return {ErrorCode::kCorrupt,
+          fmt::format("{}: wrong bytes at {}: the benchmark measures nothing that is not right", path, offset)};
 }
 
 Error ShortFile(const std::string& path, uint64_t size) {
   return {ErrorCode::kIo, fmt::format("{}: ends before {} bytes", path, size)};
 }
 
-// O_DIRECT has no meaning in memory, though newer kernels accept it there.
+// O_DIRECT has no meaning in memory, though newer kernels accept it there. A device's name lies in memory, the device
+// not.
 Result<File> OpenDirect(const std::string& path, int flags) {
-  struct statfs status {};
-  if (statfs(path.c_str(), &status) == 0 && status.f_type != TMPFS_MAGIC) flags |= O_DIRECT;
-  return File::Open(path, flags);
+  struct statfs filesystem {};
+  struct stat status {};
+  const bool regular = stat(path.c_str(), &status) != 0 || !S_ISBLK(status.st_mode);
+  const bool in_memory = regular && statfs(path.c_str(), &filesystem) == 0 && filesystem.f_type == TMPFS_MAGIC;
+  return File::Open(path, flags | (in_memory ? 0 : O_DIRECT));
 }
 
 // Requests in order.
@@ -46,6 +51,11 @@ std::function<bool(const std::byte*, uint64_t)> Checker(const FileJob& job) {
   return [&job](const std::byte* data, uint64_t offset) {
     return std::memcmp(data, job.content.At(offset), job.call) == 0;
   };
+}
+
+std::function<uint64_t(uint64_t)> Translator(const FileJob& job) {
+  if (job.places == nullptr) return {};
+  return [&job](uint64_t offset) { return (*job.places)[offset / kMiB] + offset % kMiB; };
 }
 
 }  // namespace
@@ -109,6 +119,7 @@ Result<void> ReadByAio(const FileJob& job, unsigned depth) {
   ASSIGN_OR_RETURN(File file, OpenDirect(job.path, O_RDONLY));
   DirectLoop loop{.descriptor = file.get(), .depth = depth, .request = job.call, .next = InOrder(job.size, job.call)};
   loop.memory = [&job](unsigned slot, uint64_t) { return job.into + slot * job.call; };
+  loop.translate = Translator(job);
   loop.check = Checker(job);
   loop.cancel = job.cancel;
   ASSIGN_OR_RETURN(const uint64_t done, Run(loop));
@@ -159,6 +170,7 @@ Result<uint64_t> ReadRandomly(const RandomJob& job) {
   ASSIGN_OR_RETURN(const File file, OpenDirect(job.file.path, O_RDONLY));
   DirectLoop loop{.descriptor = file.get(), .depth = job.depth, .request = job.file.call, .next = next};
   loop.memory = [&job](unsigned slot, uint64_t) { return job.file.into + slot * job.file.call; };
+  loop.translate = Translator(job.file);
   loop.check = Checker(job.file);
   loop.cancel = job.file.cancel;
   return Run(loop);

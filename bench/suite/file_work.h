@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/result.h"
 
@@ -14,18 +15,19 @@ namespace weightfs::bench {
 // The bytes that a file holds: `data` over and over.
 struct Content {
   const std::byte* data = nullptr;
-  uint64_t period = 0;   // bytes at `data`; a multiple of every call's size, or larger than the file
+  uint64_t period = 0;  // bytes at `data`; a multiple of every call's size, or larger than the file
   const std::byte* At(uint64_t offset) const { return data + offset % period; }
 };
 
 struct FileJob {
   std::string path;
   uint64_t size = 0;
-  uint64_t call = 0;              // bytes of each call
+  uint64_t call = 0;  // bytes of each call
   Content content;
-  std::byte* into = nullptr;      // of a read: `call` bytes
-  bool check = false;             // of a read: whether to compare, which must not be timed
-  bool over_existing = false;     // of a write: keep the file's blocks
+  std::byte* into = nullptr;                      // of a read: `call` bytes
+  const std::vector<uint64_t>* places = nullptr;  // by libaio on a device: where each MiB of the file lies
+  bool check = false;                             // of a read: whether to compare, which must not be timed
+  bool over_existing = false;                     // of a write: keep the file's blocks
   const std::atomic<bool>* cancel = nullptr;
 };
 
@@ -38,17 +40,18 @@ Result<void> WriteFile(const FileJob& job);
 // mmap, and a look at every word in order.
 Result<void> MapFile(const FileJob& job);
 
-// libaio with O_DIRECT where the filesystem has it: the whole file in order, `depth` requests of `call` bytes in flight.
-// A read goes into `into`, which has `depth` times `call` bytes. A write goes over an existing file, and fsyncs it.
+// libaio with O_DIRECT where the filesystem has it: the whole file in order, `depth` requests of `call` bytes in
+// flight. A read goes into `into`, which has `depth` times `call` bytes. A write goes over an existing file, and fsyncs
+// it.
 Result<void> ReadByAio(const FileJob& job, unsigned depth);
 Result<void> WriteByAio(const FileJob& job, unsigned depth);
 
 struct RandomJob {
-  FileJob file;          // `into` has `depth` times `call` bytes
+  FileJob file;  // `into` has `depth` times `call` bytes
   unsigned depth = 1;
-  double seconds = 1;    // how long
+  double seconds = 1;  // how long
   uint64_t seed = 0;
-  bool buffered = false; // pread through the page cache instead of libaio and O_DIRECT
+  bool buffered = false;  // pread through the page cache instead of libaio and O_DIRECT
 };
 
 // Aligned reads at random places. Returns how many were done.
@@ -60,17 +63,17 @@ Result<void> PrepareRawFile(const FileJob& job);
 
 // A directory of many small files.
 struct SmallFiles {
-  std::string directory;   // made by Create, removed by Remove
+  std::string directory;  // made by Create, removed by Remove
   unsigned count = 0;
   Content content;
-  uint64_t size = 0;       // of each
+  uint64_t size = 0;  // of each
   const std::atomic<bool>* cancel = nullptr;
 };
 
-Result<void> CreateAll(const SmallFiles& files);   // create, write, close
-Result<void> StatAll(const SmallFiles& files);     // and compares the sizes
-Result<void> ListAll(const SmallFiles& files);     // readdir, and compares the number
-Result<void> ReadAll(const SmallFiles& files);     // and compares the bytes
-Result<void> RemoveAll(const SmallFiles& files);   // the files; the directory stays
+Result<void> CreateAll(const SmallFiles& files);  // create, write, close
+Result<void> StatAll(const SmallFiles& files);    // and compares the sizes
+Result<void> ListAll(const SmallFiles& files);    // readdir, and compares the number
+Result<void> ReadAll(const SmallFiles& files);    // and compares the bytes
+Result<void> RemoveAll(const SmallFiles& files);  // the files; the directory stays
 
 }  // namespace weightfs::bench

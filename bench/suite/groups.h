@@ -19,16 +19,14 @@ Group DeviceGroup();
 // fio's rate in a row's unit; `arguments` beside those that every run of it has.
 struct FioJob {
   std::string path;
-  std::string mode;       // "read", "write", "randread"
+  std::string mode;  // "read", "write", "randread"
   uint64_t call = 0;
   unsigned depth = 32;
   uint64_t size = 0;
-  double seconds = 0;     // 0: once over the file
-  bool in_memory = false; // no O_DIRECT
+  double seconds = 0;      // 0: once over the file
+  bool in_memory = false;  // no O_DIRECT
   const std::atomic<bool>* cancel = nullptr;
 };
-// Empty when fio is not installed.
-std::string FindFio();
 // `requests` a second for random modes, bytes a second otherwise.
 Result<double> RunFio(const FioJob& job);
 

@@ -7,6 +7,9 @@
 #include <bit>
 #include <filesystem>
 
+#include "bench/suite/pool_device.h"
+#include "bench/suite/process.h"
+
 namespace weightfs::bench {
 namespace {
 
@@ -50,6 +53,7 @@ Result<std::unique_ptr<Lab>> Lab::Create(const SuiteOptions& options) {
   RETURN_IF_ERROR(lab->ChooseSize());
   RETURN_IF_ERROR(lab->MakeMemory());
   RETURN_IF_ERROR(lab->MakePlaces());
+  RETURN_IF_ERROR(lab->LookAtPool());
   return lab;
 }
 
@@ -66,7 +70,8 @@ Result<void> Lab::ChooseSize() {
   // The pool, two files of the host's, the store of the second mount; and in memory our own buffers beside them.
   const auto need = [&](uint64_t size) { return (host.is_tmpfs() ? 14 : 9) * size + 2 * RoomBeside(options_); };
   if (options_.size == 0) {
-    const uint64_t most = std::min({2 * kGiB, memory / 6, free > 3 * RoomBeside(options_) ? (free - 2 * RoomBeside(options_)) / 14 : 0});
+    const uint64_t most =
+        std::min({2 * kGiB, memory / 6, free > 3 * RoomBeside(options_) ? (free - 2 * RoomBeside(options_)) / 14 : 0});
     options_.size = std::max(options_.quick ? std::min(most, 256 * kMiB) : most, 64 * kMiB);
     options_.size = std::bit_floor(options_.size);
   }
@@ -101,7 +106,9 @@ Result<void> Lab::MakePlaces() {
   if (has_own_store()) {
     Progress("making a store");
     store_ = base_ + "/main/store";
-    ASSIGN_OR_RETURN(weightfs_, scratch_.Mount({base_ + "/main", 3 * size() + RoomBeside(options_), {}, options_.mount_options, {}}));
+    ASSIGN_OR_RETURN(
+        weightfs_,
+        scratch_.Mount({base_ + "/main", 3 * size() + RoomBeside(options_), {}, options_.mount_options, {}}));
     return {};
   }
   store_ = options_.store;
@@ -164,6 +171,39 @@ Result<void> Lab::EmptyMemoryDirectory() {
     std::filesystem::remove(entry->path(), error);
   }
   return {};
+}
+
+Result<void> Lab::LookAtPool() {
+  ASSIGN_OR_RETURN(const PoolDevices devices, ReadPoolDevices(store_));
+  if (!devices.any_block_device) return {};
+  no_raw_writes_ = "the pool is a block device, and writing to it would destroy the store";
+  if (devices.paths.size() > 1) {
+    no_raw_reads_ = "the pool has several devices; the reference knows one";
+  } else if (access(devices.paths[0].c_str(), R_OK) != 0) {
+    no_raw_reads_ = SystemError(devices.paths[0], "may not be read").what;
+  } else {
+    pool_device_ = devices.paths[0];
+  }
+  return {};
+}
+
+std::string Lab::WhyNoFio() const {
+  if (FindProgram("fio").empty()) return "fio is not installed";
+  return no_raw_writes_.empty() ? "" : "the pool is a block device, and fio knows nothing of where its file lies";
+}
+
+Result<FileJob> Lab::RawRead(uint64_t call, const Turn& turn) {
+  if (pool_device_.empty()) {
+    ASSIGN_OR_RETURN(std::string path, RawFile());
+    return Job(std::move(path), call, turn);
+  }
+  if (places_.empty()) {
+    ASSIGN_OR_RETURN(const std::string big, BigFile(weightfs_));
+    ASSIGN_OR_RETURN(places_, PlacesOf(big, size()));
+  }
+  FileJob job = Job(pool_device_, call, turn);
+  job.places = &places_;
+  return job;
 }
 
 FileJob Lab::Job(std::string path, uint64_t call, const Turn& turn) const {

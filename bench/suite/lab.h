@@ -31,8 +31,8 @@ class Stopwatch {
 
 // One turn of a case.
 struct Turn {
-  bool warm_up = false;   // not counted; what is read is compared
-  uint64_t seed = 0;      // another one for each case and round
+  bool warm_up = false;  // not counted; what is read is compared
+  uint64_t seed = 0;     // another one for each case and round
 };
 
 // What is run in one piece, and gives one sample for each of `rows`.
@@ -67,8 +67,8 @@ class Lab {
   Place& host() { return host_; }
   bool has_own_store() const { return options_.store.empty(); }
   const std::string& store() const { return store_; }
-  const std::string& base() const { return base_; }   // the directory on the host that everything lies in
-  bool in_memory() const { return host_.is_tmpfs(); }
+  const std::string& base() const { return base_; }  // the directory on the host that everything lies in
+  bool in_memory() const { return host_.is_tmpfs() && pool_device_.empty(); }
   const Content& content() const { return content_; }
   // The same bytes in memory that begins 32 bytes into a page, as those of a Python object do.
   const Content& unaligned() const { return unaligned_; }
@@ -79,6 +79,13 @@ class Lab {
   // The big file of a place, and the reference's, made when they are first asked for. Their paths.
   Result<std::string> BigFile(Place& place);
   Result<std::string> RawFile();
+  // What the reference reads: that file, or where the pool is a block device, the big file's own blocks on it.
+  Result<FileJob> RawRead(uint64_t call, const Turn& turn);
+  // Why there is no reference for reads, or writes; empty where there is one.
+  const std::string& no_raw_reads() const { return no_raw_reads_; }
+  const std::string& no_raw_writes() const { return no_raw_writes_; }
+  // The same of fio, which reads and writes the reference's file.
+  std::string WhyNoFio() const;
   void ForgetRawFile() { raw_ready_ = false; }
 
   // A directory in memory, made when it is first asked for.
@@ -105,6 +112,7 @@ class Lab {
   Result<void> ChooseSize();
   Result<void> MakePlaces();
   Result<void> MakeMemory();
+  Result<void> LookAtPool();
 
   SuiteOptions options_;
   Scratch scratch_;
@@ -114,6 +122,9 @@ class Lab {
   HugeBuffer source_, sink_;
   Content content_, unaligned_;
   std::string memory_directory_;
+  std::string pool_device_;       // a block device; empty where the reference has a file of its own
+  std::vector<uint64_t> places_;  // of the big file's MiBs on it
+  std::string no_raw_reads_, no_raw_writes_;
   bool raw_ready_ = false;
   std::map<std::pair<std::string, Way>, std::string> not_measured_;
   std::multimap<std::string, std::string> notes_;

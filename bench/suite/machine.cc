@@ -104,7 +104,7 @@ std::vector<std::pair<std::string, std::string>> FactsOf(Lab& lab) {
 
 void ResetPeakMemory(pid_t pid) {
   const auto file = File::Open(fmt::format("/proc/{}/clear_refs", pid), O_WRONLY);
-  if (file.has_value() && write(file->get(), "5", 1) != 1) return;   // then the peak is that since the mount
+  if (file.has_value() && write(file->get(), "5", 1) != 1) return;  // then the peak is that since the mount
 }
 
 DaemonMemory MemoryOf(const Place& place) {

@@ -11,7 +11,7 @@ namespace weightfs::bench {
 
 // Ticks since boot, of all processors together.
 struct ProcessorTimes {
-  uint64_t total = 0, steal = 0, idle = 0;   // idle: with waiting for I/O
+  uint64_t total = 0, steal = 0, idle = 0;  // idle: with waiting for I/O
 };
 ProcessorTimes ReadProcessorTimes();
 // The part of the time that the hypervisor gave to others.

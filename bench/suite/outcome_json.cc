@@ -48,8 +48,9 @@ Json Of(const RowOutcome& row) {
     json["samples"] = ListOf(samples);
     ways[std::string(NameOf(way))] = std::move(json);
   }
-  Json json = {{"id", row.spec->id},     {"group", row.spec->group},    {"title", row.spec->title},
-               {"unit", NameOf(row.spec->unit)}, {"ways", std::move(ways)}, {"checks", ListOf(row.checks)}};
+  Json json = {{"id", row.spec->id},       {"group", row.spec->group},
+               {"title", row.spec->title}, {"unit", NameOf(row.spec->unit)},
+               {"ways", std::move(ways)},  {"checks", ListOf(row.checks)}};
   json["not_measured"] = Json::object();
   for (const auto& [way, why] : row.not_measured) json["not_measured"][std::string(NameOf(way))] = why;
   json["notes"] = row.notes;
@@ -59,8 +60,13 @@ Json Of(const RowOutcome& row) {
 Json Of(const Curve& curve) {
   Json points = Json::array();
   for (const auto& point : curve.points) points.push_back({{"x", point.x}, {"values", point.values}});
-  return {{"id", curve.id},         {"title", curve.title}, {"x_title", curve.x_title},       {"unit", curve.unit},
-          {"points", std::move(points)}, {"limit", curve.limit}, {"checks", ListOf(curve.checks)}};
+  return {{"id", curve.id},
+          {"title", curve.title},
+          {"x_title", curve.x_title},
+          {"unit", curve.unit},
+          {"points", std::move(points)},
+          {"limit", curve.limit},
+          {"checks", ListOf(curve.checks)}};
 }
 
 }  // namespace

@@ -56,7 +56,8 @@ std::string LastLine(const std::string& text) {
   const size_t end = text.find_last_not_of("\n ");
   if (end == std::string::npos) return "it printed nothing";
   const size_t begin = text.rfind('\n', end);
-  return text.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1) + 1);
+  return text.substr(begin == std::string::npos ? 0 : begin + 1,
+                     end - (begin == std::string::npos ? 0 : begin + 1) + 1);
 }
 
 // One read of what is there; false at the end.
@@ -168,7 +169,7 @@ Result<double> RunTogether(unsigned count, const std::function<Result<void>(unsi
   while (seen.size() < children.size() && Drain(ready.read.get(), &seen)) {
   }
   const double begin = Now();
-  start.write.Reset();   // all of them see the end of the pipe at once
+  start.write.Reset();  // all of them see the end of the pipe at once
   bool interrupted = false, failed = children.size() < count;
   for (const pid_t pid : children) {
     const int status = WaitFor(pid);
@@ -181,7 +182,8 @@ Result<double> RunTogether(unsigned count, const std::function<Result<void>(unsi
   std::string lines;
   while (Drain(done.read.get(), &lines)) {
   }
-  return Error{ErrorCode::kIo, lines.empty() ? "a child process of the benchmark died" : lines.substr(0, lines.find('\n'))};
+  return Error{ErrorCode::kIo,
+               lines.empty() ? "a child process of the benchmark died" : lines.substr(0, lines.find('\n'))};
 }
 
 Result<Worker> Worker::Start(const std::vector<std::string>& words) {

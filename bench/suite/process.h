@@ -15,9 +15,9 @@
 namespace weightfs::bench {
 
 struct Command {
-  std::vector<std::string> words;              // the first is a path, or a name that PATH knows
-  std::string cgroup;                          // directory that the process enters first; empty: it stays in ours
-  const std::atomic<bool>* cancel = nullptr;   // once true, the process gets SIGTERM, and the result is Interrupted()
+  std::vector<std::string> words;             // the first is a path, or a name that PATH knows
+  std::string cgroup;                         // directory that the process enters first; empty: it stays in ours
+  const std::atomic<bool>* cancel = nullptr;  // once true, the process gets SIGTERM, and the result is Interrupted()
 };
 
 // Runs a program to its end and returns its standard output. It gets no terminal signals: the benchmark decides. An
@@ -27,8 +27,8 @@ Result<std::string> RunCommand(const Command& command);
 // The full path of a program in PATH; empty when it is not there.
 std::string FindProgram(std::string_view name);
 
-// Runs `work(index)` in `count` processes at once and waits for all. Each calls `prepare(index)` first; the clock starts
-// when all have. Returns the seconds from there to the end of the last; the first error otherwise.
+// Runs `work(index)` in `count` processes at once and waits for all. Each calls `prepare(index)` first; the clock
+// starts when all have. Returns the seconds from there to the end of the last; the first error otherwise.
 Result<double> RunTogether(unsigned count, const std::function<Result<void>(unsigned)>& prepare,
                            const std::function<Result<void>(unsigned)>& work);
 

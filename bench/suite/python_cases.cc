@@ -48,7 +48,8 @@ class Client {
     if (!options.python.empty()) return options.python;
     const char* environment = std::getenv("VIRTUAL_ENV");
     for (const std::string& candidate :
-         {environment == nullptr ? std::string() : std::string(environment) + "/bin/python", std::string(".venv/bin/python")}) {
+         {environment == nullptr ? std::string() : std::string(environment) + "/bin/python",
+          std::string(".venv/bin/python")}) {
       if (!candidate.empty() && access(candidate.c_str(), X_OK) == 0) return candidate;
     }
     return "python3";
@@ -57,7 +58,8 @@ class Client {
   Result<Json> Ask(const Json& job) {
     ASSIGN_OR_RETURN(const std::string line, worker_.Ask(job.dump(), lab_.cancel()));
     Json answer = Json::parse(line, nullptr, false);
-    if (answer.is_discarded() || !answer.is_object()) return Error{ErrorCode::kIo, "the Python worker answers nonsense"};
+    if (answer.is_discarded() || !answer.is_object())
+      return Error{ErrorCode::kIo, "the Python worker answers nonsense"};
     if (answer.contains("error")) return Error{ErrorCode::kIo, answer.value("error", "")};
     return answer;
   }
@@ -123,8 +125,9 @@ Result<std::vector<Case>> Prepare(Lab& lab, const Library& library) {
   const auto missing = (*client)->Prepare(library.name);
   if (!missing.has_value() && missing.error().code == ErrorCode::kShutdown) return missing.error();
   if (!missing.has_value() || !missing->empty()) {
-    NotMeasured(lab, library, fmt::format("{}; --python names a Python that has {}",
-                                          missing.has_value() ? *missing : missing.error().what, library.name));
+    NotMeasured(lab, library,
+                fmt::format("{}; --python names a Python that has {}",
+                            missing.has_value() ? *missing : missing.error().what, library.name));
     return cases;
   }
   for (const auto& [place, way] : {std::pair{&lab.weightfs(), Way::kWeightfs}, {&lab.host(), Way::kHost}}) {
@@ -139,7 +142,7 @@ Result<std::vector<Case>> Prepare(Lab& lab, const Library& library) {
   }
   RETURN_IF_ERROR((*client)->Do("save", *memory, memory->Path(library.file), false));
   Case load = Load(*memory, Way::kMemory, library, *client);
-  load.run = [memory, run = std::move(load.run)](const Turn& turn) { return run(turn); };   // keeps the place
+  load.run = [memory, run = std::move(load.run)](const Turn& turn) { return run(turn); };  // keeps the place
   cases.push_back(std::move(load));
   return cases;
 }

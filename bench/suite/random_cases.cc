@@ -18,11 +18,17 @@ constexpr Form kForms[] = {{"random-4k-1", 4 * kKiB, 1},   {"random-4k-32", 4 * 
 
 double Duration(const Lab& lab) { return lab.options().quick ? 0.1 : 1.0; }
 
+Result<FileJob> FileOf(Lab& lab, Place& place, Way way, uint64_t call, const Turn& turn) {
+  if (way == Way::kReference) return lab.RawRead(call, turn);
+  ASSIGN_OR_RETURN(std::string path, lab.BigFile(place));
+  return lab.Job(std::move(path), call, turn);
+}
+
 Case Reads(Lab& lab, Place& place, Way way, const Form& form) {
   return {way, {form.row}, [&lab, &place, way, form](const Turn& turn) -> Samples {
-            ASSIGN_OR_RETURN(const std::string path, way == Way::kReference ? lab.RawFile() : lab.BigFile(place));
-            RETURN_IF_ERROR(place.MakeCold(path));
-            const RandomJob work{lab.Job(path, form.call, turn), form.depth, Duration(lab), turn.seed, way == Way::kHost};
+            ASSIGN_OR_RETURN(FileJob file, FileOf(lab, place, way, form.call, turn));
+            if (way != Way::kReference) RETURN_IF_ERROR(place.MakeCold(file.path));
+            const RandomJob work{std::move(file), form.depth, Duration(lab), turn.seed, way == Way::kHost};
             const Stopwatch watch(place);
             ASSIGN_OR_RETURN(const uint64_t done, ReadRandomly(work));
             return One(watch.Stop(done, done * form.call));
@@ -33,8 +39,8 @@ Case Fio(Lab& lab, const Form& form) {
   return {Way::kFio, {form.row}, [&lab, form](const Turn&) -> Samples {
             ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
             const Stopwatch watch(lab.host());
-            ASSIGN_OR_RETURN(const double rate, RunFio({path, "randread", form.call, form.depth, lab.size(), Duration(lab),
-                                                        lab.in_memory(), lab.cancel()}));
+            ASSIGN_OR_RETURN(const double rate, RunFio({path, "randread", form.call, form.depth, lab.size(),
+                                                        Duration(lab), lab.in_memory(), lab.cancel()}));
             // What it starts and ends with is not reading, so its costs are of no meaning here.
             Sample sample = watch.Stop(0, 0);
             sample.rate = rate;
@@ -46,10 +52,14 @@ Result<std::vector<Case>> Prepare(Lab& lab) {
   std::vector<Case> cases;
   for (const Form& form : kForms) {
     cases.push_back(Reads(lab, lab.weightfs(), Way::kWeightfs, form));
-    cases.push_back(Reads(lab, lab.host(), Way::kReference, form));
+    if (lab.no_raw_reads().empty()) {
+      cases.push_back(Reads(lab, lab.host(), Way::kReference, form));
+    } else {
+      lab.NotMeasured(form.row, Way::kReference, lab.no_raw_reads());
+    }
     if (form.depth == 1) cases.push_back(Reads(lab, lab.host(), Way::kHost, form));
-    if (FindFio().empty()) {
-      lab.NotMeasured(form.row, Way::kFio, "fio is not installed");
+    if (const std::string why = lab.WhyNoFio(); !why.empty()) {
+      lab.NotMeasured(form.row, Way::kFio, why);
     } else {
       cases.push_back(Fio(lab, form));
     }

@@ -28,8 +28,7 @@ Case ColdPass(Lab& lab, Place& place, Way way, std::string_view row, uint64_t ca
 
 Case Reference(Lab& lab) {
   return {Way::kReference, {kReadReference}, [&lab](const Turn& turn) -> Samples {
-            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
-            const FileJob work = lab.Job(path, kMiB, turn);
+            ASSIGN_OR_RETURN(const FileJob work, lab.RawRead(kMiB, turn));
             const Stopwatch watch(lab.host());
             RETURN_IF_ERROR(lab.in_memory() ? ReadFile(work) : ReadByAio(work, 32));
             return One(watch.Stop(lab.size(), lab.size()));
@@ -58,11 +57,12 @@ Case Readers(Lab& lab, Place& place, Way way) {
             FileJob work = lab.Job(path, kMiB, turn);
             const auto prepare = [&](unsigned index) -> Result<void> {
               work.into += index * kMiB;
-              std::fill_n(work.into, kMiB, std::byte{0});   // the child's own copy of these pages
+              std::fill_n(work.into, kMiB, std::byte{0});  // the child's own copy of these pages
               return {};
             };
             const Stopwatch watch(place);
-            ASSIGN_OR_RETURN(const double seconds, RunTogether(kReaders, prepare, [&](unsigned) { return ReadFile(work); }));
+            ASSIGN_OR_RETURN(const double seconds,
+                             RunTogether(kReaders, prepare, [&](unsigned) { return ReadFile(work); }));
             Sample sample = watch.Stop(0, kReaders * lab.size());
             sample.seconds = seconds;
             sample.rate = static_cast<double>(sample.bytes) / seconds;
@@ -74,7 +74,8 @@ Case Fio(Lab& lab) {
   return {Way::kFio, {"read-1m"}, [&lab](const Turn&) -> Samples {
             ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
             const Stopwatch watch(lab.host());
-            ASSIGN_OR_RETURN(const double rate, RunFio({path, "read", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
+            ASSIGN_OR_RETURN(const double rate,
+                             RunFio({path, "read", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
             Sample sample = watch.Stop(0, lab.size());
             sample.rate = rate;
             return One(sample);
@@ -90,7 +91,8 @@ Result<void> AddNoVerify(Lab& lab, std::vector<Case>* cases) {
   if (!lab.IsSelected("read-1m") && !lab.IsSelected("read-whole")) return {};
   ASSIGN_OR_RETURN(Place* const place, lab.NoVerify());
   if (place == nullptr) {
-    lab.NotMeasured("read-1m", Way::kNoVerify, "the mount was there before; in another directory the benchmark makes its own");
+    lab.NotMeasured("read-1m", Way::kNoVerify,
+                    "the mount was there before; in another directory the benchmark makes its own");
     return {};
   }
   cases->push_back(ColdPass(lab, *place, Way::kNoVerify, "read-1m", kMiB, ReadFile));
@@ -100,7 +102,11 @@ Result<void> AddNoVerify(Lab& lab, std::vector<Case>* cases) {
 
 Result<std::vector<Case>> Prepare(Lab& lab) {
   std::vector<Case> cases;
-  cases.push_back(Reference(lab));
+  if (lab.no_raw_reads().empty()) {
+    cases.push_back(Reference(lab));
+  } else {
+    lab.NotMeasured(kReadReference, Way::kReference, lab.no_raw_reads());
+  }
   AddBoth(lab, &cases, "read-1m", kMiB, ReadFile);
   AddBoth(lab, &cases, "read-whole", lab.size(), ReadFile);
   AddBoth(lab, &cases, "mmap", kMiB, MapFile);
@@ -113,8 +119,8 @@ Result<std::vector<Case>> Prepare(Lab& lab) {
     cases.push_back(Readers(lab, *place, way));
   }
   RETURN_IF_ERROR(AddNoVerify(lab, &cases));
-  if (FindFio().empty()) {
-    lab.NotMeasured("read-1m", Way::kFio, "fio is not installed");
+  if (const std::string why = lab.WhyNoFio(); !why.empty()) {
+    lab.NotMeasured("read-1m", Way::kFio, why);
   } else {
     cases.push_back(Fio(lab));
   }

@@ -20,7 +20,11 @@ constexpr RowSpec kRows[] = {
     {"aio-32", "read", "libaio on the mount, 1 MiB, depth 32", Unit::kBytes, kReadReference, {.reference = 0.90}},
     {"aio-128", "read", "libaio on the mount, 1 MiB, depth 128", Unit::kBytes, kReadReference, {.reference = 0.95}},
     {"reread", "read", "the third read in a row, 1 MiB calls", Unit::kBytes, {}, {.host = 0.8}},
-    {"readers-8", "read", "eight processes read one cold file", Unit::kBytes, kReadReference,
+    {"readers-8",
+     "read",
+     "eight processes read one cold file",
+     Unit::kBytes,
+     kReadReference,
      {.reference = 0.95, .host = 1.0}},
     {"write-1m", "write", "write + fsync, 1 MiB calls", Unit::kBytes, kWriteReference, kSequentialWrite},
     {"write-whole", "write", "write + fsync, one call", Unit::kBytes, kWriteReference, kSequentialWrite},
@@ -79,7 +83,8 @@ std::string_view NameOf(Unit unit) {
 std::span<const RowSpec> Rows() { return kRows; }
 
 const RowSpec* FindRow(std::string_view id) {
-  const auto* found = std::find_if(std::begin(kRows), std::end(kRows), [id](const RowSpec& row) { return row.id == id; });
+  const auto* found =
+      std::find_if(std::begin(kRows), std::end(kRows), [id](const RowSpec& row) { return row.id == id; });
   return found == std::end(kRows) ? nullptr : found;
 }
 

@@ -10,16 +10,16 @@ namespace weightfs::bench {
 
 // By which way a row was measured.
 enum class Way : unsigned char {
-  kWeightfs,    // through the mount
-  kReference,   // libaio, O_DIRECT, huge pages, on the host's filesystem; in memory: read() and write()
-  kHost,        // the host's filesystem, as programs use it: buffered
-  kFio,         // fio on the same file as the reference, with its own (4 KiB) pages
-  kNoVerify,    // a second mount that checks no checksums
-  kMemory,      // a copy in /dev/shm: what the program needs where I/O costs next to nothing
-  kOneDevice,   // of two: one device instead of two
+  kWeightfs,   // through the mount
+  kReference,  // libaio, O_DIRECT, huge pages, on the host's filesystem; in memory: read() and write()
+  kHost,       // the host's filesystem, as programs use it: buffered
+  kFio,        // fio on the same file as the reference, with its own (4 KiB) pages
+  kNoVerify,   // a second mount that checks no checksums
+  kMemory,     // a copy in /dev/shm: what the program needs where I/O costs next to nothing
+  kOneDevice,  // of two: one device instead of two
 };
-inline constexpr Way kWays[] = {Way::kWeightfs, Way::kReference, Way::kHost, Way::kFio, Way::kNoVerify, Way::kMemory,
-                                Way::kOneDevice};
+inline constexpr Way kWays[] = {Way::kWeightfs, Way::kReference, Way::kHost,     Way::kFio,
+                                Way::kNoVerify, Way::kMemory,    Way::kOneDevice};
 std::string_view NameOf(Way way);
 
 // What the rate of a row counts: bytes are shown in GB/s (10^9), the others a second.
@@ -30,8 +30,8 @@ std::string_view NameOf(Unit unit);
 struct Target {
   double reference = 0;
   double host = 0;
-  double slow_host = 0;     // instead of `host`, where the host stays under kSlowHost of the reference
-  double in_memory = 0;     // of the reference, instead of all of these, where the host's filesystem is memory
+  double slow_host = 0;  // instead of `host`, where the host stays under kSlowHost of the reference
+  double in_memory = 0;  // of the reference, instead of all of these, where the host's filesystem is memory
   double one_device = 0;
 };
 inline constexpr double kSlowHost = 0.75;
@@ -39,7 +39,7 @@ inline constexpr double kSlowHost = 0.75;
 struct RowSpec {
   std::string_view id, group, title;
   Unit unit = Unit::kBytes;
-  std::string_view reference = {};   // the row whose reference it is compared with; empty: none
+  std::string_view reference = {};  // the row whose reference it is compared with; empty: none
   Target target = {};
 };
 
@@ -48,7 +48,7 @@ inline constexpr std::string_view kReadReference = "reference-read", kWriteRefer
 
 // In the order of the table.
 std::span<const RowSpec> Rows();
-const RowSpec* FindRow(std::string_view id);   // null when there is none
+const RowSpec* FindRow(std::string_view id);  // null when there is none
 
 // Whether a row is among those asked for: its id, or its group, matches one of the shell patterns; none means all.
 bool IsSelected(const RowSpec& row, const std::vector<std::string>& patterns);

@@ -33,7 +33,9 @@ std::string LimitText(double rate, double reference, double busy) {
   const std::string processors = fmt::format("the processors are {:.0f} % busy", busy * 100);
   if (reference <= 0) return processors;
   const double part = rate / reference;
-  const char* what = part >= 0.85 ? "limited by the disk" : busy >= 0.85 ? "limited by the processors" : "limited by waiting";
+  const char* what = part >= 0.85   ? "limited by the disk"
+                     : busy >= 0.85 ? "limited by the processors"
+                                    : "limited by waiting";
   return fmt::format("{}: at its best {:.2f} of the reference, {}", what, part, processors);
 }
 
@@ -50,11 +52,12 @@ Result<double> ReadCold(Lab& lab, Place& place, FileJob job) {
 }
 
 Result<double> ReadReference(Lab& lab) {
-  ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
-  const FileJob job = lab.Job(path, kMiB, {});
+  if (!lab.no_raw_reads().empty()) return 0.0;
+  ASSIGN_OR_RETURN(const FileJob job, lab.RawRead(kMiB, {}));
   std::vector<double> rates;
   for (int pass = 0; pass < 3; ++pass) {
-    ASSIGN_OR_RETURN(const double rate, Timed(job.size, [&] { return lab.in_memory() ? ReadFile(job) : ReadByAio(job, 32); }));
+    ASSIGN_OR_RETURN(const double rate,
+                     Timed(job.size, [&] { return lab.in_memory() ? ReadFile(job) : ReadByAio(job, 32); }));
     rates.push_back(rate);
   }
   return SpreadOf(rates).median;
@@ -119,7 +122,8 @@ Result<Curve> LargeCurve(Lab& lab, double reference) {
   const uint64_t large = RoundDown(lab.options().large_size, lab.size());
   const std::string directory = lab.base() + "/large";
   lab.Progress("scaling: making a store for the large file");
-  ASSIGN_OR_RETURN(Place place, lab.scratch().Mount({directory, large + large / 50 + kGiB, {}, lab.options().mount_options, {}}));
+  ASSIGN_OR_RETURN(Place place,
+                   lab.scratch().Mount({directory, large + large / 50 + kGiB, {}, lab.options().mount_options, {}}));
   double best = 0, busy = 0;
   for (const uint64_t size : {lab.size(), std::max(RoundDown(large / 4, lab.size()), lab.size()), large}) {
     lab.Progress(fmt::format("scaling: one file of {} GiB", size / kGiB));
@@ -184,7 +188,8 @@ class AgingStore {
       rates.push_back(rate);
     }
     RETURN_IF_ERROR(place_.Remove(job.path));
-    return Curve::Point{static_cast<double>(round), {{"weightfs, read", SpreadOf(rates).median}, {"weightfs, write", written}}};
+    return Curve::Point{static_cast<double>(round),
+                        {{"weightfs, read", SpreadOf(rates).median}, {"weightfs, write", written}}};
   }
 
  private:
@@ -198,9 +203,13 @@ class AgingStore {
 };
 
 Result<Curve> AgingCurve(Lab& lab, double reference) {
-  Curve curve{.id = "aging", .title = "A store that ages", .x_title = "rounds of deletes and creates, 90 % full", .unit = "GB/s"};
+  Curve curve{.id = "aging",
+              .title = "A store that ages",
+              .x_title = "rounds of deletes and creates, 90 % full",
+              .unit = "GB/s"};
   const uint64_t pool = std::max(2 * lab.size(), 512 * kMiB);
-  ASSIGN_OR_RETURN(Place place, lab.scratch().Mount({lab.base() + "/aging", pool, {}, lab.options().mount_options, {}}));
+  ASSIGN_OR_RETURN(Place place,
+                   lab.scratch().Mount({lab.base() + "/aging", pool, {}, lab.options().mount_options, {}}));
   struct statvfs status {};
   if (statvfs(place.directory().c_str(), &status) != 0) return SystemError(place.directory(), "statvfs");
   AgingStore store(lab, place, uint64_t{status.f_bavail} * status.f_frsize);
@@ -216,8 +225,10 @@ Result<Curve> AgingCurve(Lab& lab, double reference) {
   }
   const double before = fresh.values["weightfs, read"], after = curve.points.back().values["weightfs, read"];
   curve.checks.push_back({"aged to fresh", after / std::max(before, 1e-9), kAgedOfFresh});
-  curve.limit = fmt::format("a fresh store reads at {:.2f} of the reference, the aged one at {:.2f}", before / reference,
-                            after / reference);
+  if (reference > 0) {
+    curve.limit = fmt::format("a fresh store reads at {:.2f} of the reference, the aged one at {:.2f}",
+                              before / reference, after / reference);
+  }
   const std::string mount = place.directory();
   place = Place();
   RETURN_IF_ERROR(lab.scratch().Unmount(mount));
@@ -234,8 +245,12 @@ Result<std::vector<Curve>> ManyFilesCurves(Lab& lab) {
   constexpr unsigned kInDirectory = 1000;
   const unsigned many = std::max(lab.options().many_files, kInDirectory);
   const std::string directory = lab.base() + "/files";
-  ASSIGN_OR_RETURN(Place place, lab.scratch().Mount({directory, uint64_t{many} * kFileSize + uint64_t{many} * kFileSize / 20 + 512 * kMiB,
-                                                     {}, lab.options().mount_options, {}}));
+  ASSIGN_OR_RETURN(Place place,
+                   lab.scratch().Mount({directory,
+                                        uint64_t{many} * kFileSize + uint64_t{many} * kFileSize / 20 + 512 * kMiB,
+                                        {},
+                                        lab.options().mount_options,
+                                        {}}));
   unsigned made = 0;
   double busy = 0;
   for (const unsigned quarter : {1U, 2U, 3U, 4U}) {
@@ -245,8 +260,8 @@ Result<std::vector<Curve>> ManyFilesCurves(Lab& lab) {
     const Utilisation utilisation;
     for (; made < goal; made += std::min(kInDirectory, goal - made)) {
       lab.Progress("scaling: making files", made, many);
-      RETURN_IF_ERROR(CreateAll({place.Path(fmt::format("d{:05}", made / kInDirectory)), std::min(kInDirectory, goal - made),
-                                 lab.content(), kFileSize, lab.cancel()}));
+      RETURN_IF_ERROR(CreateAll({place.Path(fmt::format("d{:05}", made / kInDirectory)),
+                                 std::min(kInDirectory, goal - made), lab.content(), kFileSize, lab.cancel()}));
     }
     const auto x = static_cast<double>(made);
     rate.points.push_back({x, {{"weightfs", (made - first) / (Now() - begin)}}});
@@ -277,8 +292,8 @@ Result<std::vector<Curve>> MeasureScaling(Lab& lab) {
   const auto wanted = [&lab](const char* name) {
     const auto& only = lab.options().only;
     return lab.options().scaling && (only.empty() || std::any_of(only.begin(), only.end(), [&](const auto& pattern) {
-      return pattern == "scaling" || fnmatch(pattern.c_str(), name, 0) == 0;
-    }));
+                                       return pattern == "scaling" || fnmatch(pattern.c_str(), name, 0) == 0;
+                                     }));
   };
   if (!lab.options().scaling) return curves;
   ASSIGN_OR_RETURN(const double reference, ReadReference(lab));

@@ -78,7 +78,8 @@ Result<double> Scratch::Remount(const std::string& directory, const std::string&
 
 Result<void> Scratch::Detach(const std::string& mount, const std::string& directory) {
   // Never cancelled: this is the cleaning up. A mount that never came to be is no failure.
-  struct stat at {}, above {};
+  struct stat at {
+  }, above{};
   const bool looked = stat(mount.c_str(), &at) == 0 && stat(directory.c_str(), &above) == 0;
   if (looked && at.st_dev == above.st_dev) return {};
   RETURN_IF_ERROR(RunCommand({{options_.program, "umount", mount}, {}, nullptr}));

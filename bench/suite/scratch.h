@@ -16,7 +16,7 @@ namespace weightfs::bench {
 class Scratch {
  public:
   struct Options {
-    std::string program;                         // the weightfs to run
+    std::string program;  // the weightfs to run
     bool drop_caches = false;
     const std::atomic<bool>* cancel = nullptr;
   };
@@ -29,11 +29,11 @@ class Scratch {
   Result<std::string> MakeDirectory(const std::string& parent, const std::string& name = "weightfs-bench");
 
   struct Store {
-    std::string directory;                // where to put it: DIRECTORY/store, mounted at DIRECTORY/mount
-    uint64_t size = 0;                    // of its pool, without devices
+    std::string directory;  // where to put it: DIRECTORY/store, mounted at DIRECTORY/mount
+    uint64_t size = 0;      // of its pool, without devices
     std::vector<std::string> devices;
     std::string mount_options;
-    std::string cgroup;                   // that its daemon runs in; empty: ours
+    std::string cgroup;  // that its daemon runs in; empty: ours
   };
   // Makes a store and mounts it.
   Result<Place> Mount(const Store& store);
@@ -53,7 +53,7 @@ class Scratch {
 
   const Options options_;
   std::vector<std::string> directories_;
-  std::map<std::string, std::string> mounts_;   // mount to the directory of its store
+  std::map<std::string, std::string> mounts_;  // mount to the directory of its store
 };
 
 // The process that serves a store, from its lock file; an error when nobody does.

@@ -13,8 +13,8 @@ using Samples = Result<std::vector<Sample>>;
 
 constexpr uint64_t kFileSize = 64 * kKiB;
 
-// Names and attributes are cold only where the whole machine's caches may be dropped; what is measured otherwise is what
-// the kernel leaves to the filesystem.
+// Names and attributes are cold only where the whole machine's caches may be dropped; what is measured otherwise is
+// what the kernel leaves to the filesystem.
 Result<void> DropNames(const Lab& lab) {
   if (!lab.options().drop_caches) return {};
   sync();
@@ -24,8 +24,10 @@ Result<void> DropNames(const Lab& lab) {
 }
 
 Samples Life(Lab& lab, Place& place, const Turn& turn) {
-  const SmallFiles files{place.Path("small"), lab.options().quick ? 200U : 2000U, lab.content(), kFileSize, lab.cancel()};
-  if (mkdir(files.directory.c_str(), 0755) != 0 && errno != EEXIST) return SystemError(files.directory, "cannot be made");
+  const SmallFiles files{place.Path("small"), lab.options().quick ? 200U : 2000U, lab.content(), kFileSize,
+                         lab.cancel()};
+  if (mkdir(files.directory.c_str(), 0755) != 0 && errno != EEXIST)
+    return SystemError(files.directory, "cannot be made");
   std::vector<Sample> samples;
   const auto time = [&](Result<void> (*part)(const SmallFiles&), uint64_t bytes) -> Result<void> {
     const Stopwatch watch(place);

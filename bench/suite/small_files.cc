@@ -13,7 +13,9 @@
 namespace weightfs::bench {
 namespace {
 
-std::string NameOf(const SmallFiles& files, unsigned index) { return fmt::format("{}/file-{:06}", files.directory, index); }
+std::string NameOf(const SmallFiles& files, unsigned index) {
+  return fmt::format("{}/file-{:06}", files.directory, index);
+}
 
 // Each file has other bytes than its neighbour: a mix-up would show.
 const std::byte* BytesOf(const SmallFiles& files, unsigned index) {

@@ -21,9 +21,8 @@ bool IsNeeded(const Lab& lab, const Case& one) {
   return std::any_of(one.rows.begin(), one.rows.end(), [&](std::string_view row) {
     if (!IsHidden(row)) return lab.IsSelected(row);
     const auto rows = Rows();
-    return std::any_of(rows.begin(), rows.end(), [&](const RowSpec& spec) {
-      return spec.reference == row && lab.IsSelected(spec.id);
-    });
+    return std::any_of(rows.begin(), rows.end(),
+                       [&](const RowSpec& spec) { return spec.reference == row && lab.IsSelected(spec.id); });
   });
 }
 
@@ -80,13 +79,13 @@ class Runner {
   SampleTable samples_;
 };
 
-// What the daemon costs while nobody asks it anything.
-double IdleCpu(const Place& place) {
-  constexpr unsigned kSeconds = 2;
+// What the daemon costs while nobody asks it anything: seconds a second.
+double IdleCpu(const Place& place, bool quick) {
   // Commits that are still due end first.
-  usleep(1500 * 1000);
+  constexpr unsigned kSettleUs = 1'500'000, kWatchUs = 2'000'000, kQuickUs = 200'000;
+  usleep(quick ? kQuickUs : kSettleUs);
   const double before = place.CpuSeconds(), begin = Now();
-  usleep(kSeconds * 1000 * 1000);
+  usleep(quick ? kQuickUs : kWatchUs);
   return (place.CpuSeconds() - before) / (Now() - begin);
 }
 
@@ -106,7 +105,7 @@ Result<Outcome> RunSuite(const SuiteOptions& asked) {
   Outcome outcome;
   ASSIGN_OR_RETURN(outcome.curves, MeasureScaling(*lab));
   lab->Progress("idle");
-  outcome.idle_cpu = IdleCpu(lab->weightfs());
+  outcome.idle_cpu = IdleCpu(lab->weightfs(), options.quick);
   outcome.memory = MemoryOf(lab->weightfs());
   outcome.seed = options.seed;
   outcome.size = lab->size();

@@ -18,32 +18,32 @@
 namespace weightfs::bench {
 
 struct SuiteOptions {
-  std::string directory;        // in a mount of weightfs, or anywhere: then a store is made in it, and removed
-  std::string store;            // of the mount that `directory` lies in; empty: make one
-  std::string host;             // where the host's files go; empty: next to the store
-  std::string mount_options;    // of a store that is made
-  std::string program;          // the weightfs to run
-  std::string python;           // empty: looked for
+  std::string directory;      // in a mount of weightfs, or anywhere: then a store is made in it, and removed
+  std::string store;          // of the mount that `directory` lies in; empty: make one
+  std::string host;           // where the host's files go; empty: next to the store
+  std::string mount_options;  // of a store that is made
+  std::string program;        // the weightfs to run
+  std::string python;         // empty: looked for
   std::vector<std::string> only;
-  uint64_t size = 0;            // bytes of the big file; 0: chosen
-  unsigned rounds = 0;          // that count; 0 is refused
-  uint64_t seed = 0;            // 0: chosen
-  bool quick = false;           // small amounts, for a look
+  uint64_t size = 0;    // bytes of the big file; 0: chosen
+  unsigned rounds = 0;  // that count; 0 is refused
+  uint64_t seed = 0;    // 0: chosen
+  bool quick = false;   // small amounts, for a look
   bool drop_caches = false;
   bool scaling = false;
-  uint64_t large_size = 0;      // of the scaling's one large file; 0: none
-  unsigned many_files = 0;      // of the scaling's many files; 0: none
+  uint64_t large_size = 0;  // of the scaling's one large file; 0: none
+  unsigned many_files = 0;  // of the scaling's many files; 0: none
   const std::atomic<bool>* cancel = nullptr;
   std::function<void(std::string_view step, uint64_t done, uint64_t total)> progress;
 };
 
 // One measurement: what was done in the time, and what it cost.
 struct Sample {
-  double rate = 0;                              // bytes, reads or files a second
+  double rate = 0;  // bytes, reads or files a second
   double seconds = 0;
-  uint64_t bytes = 0;                           // moved; 0 where that means nothing
-  double client_cpu = 0, daemon_cpu = 0;        // seconds
-  std::optional<uint64_t> device_read_bytes;    // by the daemon
+  uint64_t bytes = 0;                         // moved; 0 where that means nothing
+  double client_cpu = 0, daemon_cpu = 0;      // seconds
+  std::optional<uint64_t> device_read_bytes;  // by the daemon
 };
 
 struct Spread {
@@ -55,9 +55,9 @@ Spread SpreadOf(std::vector<double> values);
 // A ratio or figure beside what it should reach.
 struct Check {
   enum class State : unsigned char { kShown, kOk, kShort };
-  std::string against;         // "reference", "host", …
+  std::string against;  // "reference", "host", …
   double value = 0;
-  double target = 0;           // 0: shown
+  double target = 0;  // 0: shown
   bool at_most = false;
   State state() const;
 };
@@ -65,35 +65,35 @@ std::string_view NameOf(Check::State state);
 
 struct RowOutcome {
   const RowSpec* spec = nullptr;
-  std::map<Way, std::vector<Sample>> samples;        // in the order of the rounds
-  std::map<Way, std::string> not_measured;           // and why
+  std::map<Way, std::vector<Sample>> samples;  // in the order of the rounds
+  std::map<Way, std::string> not_measured;     // and why
   std::vector<Check> checks;
   std::vector<std::string> notes;
 
-  Spread Rate(Way way) const;                        // of zeros where there is none
-  double CpuPerGb(Way way) const;                    // client and daemon, median; 0 where bytes mean nothing
+  Spread Rate(Way way) const;      // of zeros where there is none
+  double CpuPerGb(Way way) const;  // client and daemon, median; 0 where bytes mean nothing
 };
 
 // How something grows: one line each way.
 struct Curve {
   struct Point {
     double x = 0;
-    std::map<std::string, double> values;            // by the line's name
+    std::map<std::string, double> values;  // by the line's name
   };
   std::string id, title, x_title, unit;
   std::vector<Point> points;
-  std::string limit;                                 // what limits it
+  std::string limit;  // what limits it
   std::vector<Check> checks;
 };
 
 struct Noise {
-  Spread read_reference, write_reference;            // bytes a second
-  double load_average = 0, steal = 0;                // steal: part of the processors' time
-  double widest = 0;                                 // (max - min) / median of the references
+  Spread read_reference, write_reference;  // bytes a second
+  double load_average = 0, steal = 0;      // steal: part of the processors' time
+  double widest = 0;                       // (max - min) / median of the references
 };
 
 struct DaemonMemory {
-  uint64_t limit = 0;        // what the buffers may take, and 64 MiB
+  uint64_t limit = 0;  // what the buffers may take, and 64 MiB
   uint64_t peak = 0, now = 0;
 };
 
@@ -102,9 +102,9 @@ struct Outcome {
   std::vector<Curve> curves;
   Noise noise;
   DaemonMemory memory;
-  double idle_cpu = 0;                               // seconds a second
-  bool in_memory = false;                            // the host's filesystem is memory
-  std::vector<std::pair<std::string, std::string>> facts;   // of the machine and the run, in the order to show
+  double idle_cpu = 0;                                     // seconds a second
+  bool in_memory = false;                                  // the host's filesystem is memory
+  std::vector<std::pair<std::string, std::string>> facts;  // of the machine and the run, in the order to show
   uint64_t seed = 0, size = 0;
   unsigned rounds = 0;
 };

@@ -13,11 +13,11 @@ namespace weightfs::bench {
 class ThrottledDevices {
  public:
   struct Options {
-    std::string directory;      // for the files behind the devices
+    std::string directory;  // for the files behind the devices
     unsigned count = 1;
-    uint64_t size = 0;          // bytes of each
-    uint64_t rate = 0;          // bytes a second, reading and writing, of each
-    bool direct = true;         // past the page cache of the filesystem below
+    uint64_t size = 0;   // bytes of each
+    uint64_t rate = 0;   // bytes a second, reading and writing, of each
+    bool direct = true;  // past the page cache of the filesystem below
   };
   // kNotSupported with the reason where the machine or the user cannot.
   static Result<std::unique_ptr<ThrottledDevices>> Create(const Options& options);
@@ -27,7 +27,7 @@ class ThrottledDevices {
   ThrottledDevices& operator=(const ThrottledDevices&) = delete;
 
   const std::vector<std::string>& paths() const { return paths_; }
-  const std::string& cgroup() const { return cgroup_; }   // its directory
+  const std::string& cgroup() const { return cgroup_; }  // its directory
 
  private:
   ThrottledDevices() = default;
@@ -37,7 +37,7 @@ class ThrottledDevices {
 
   std::vector<std::string> paths_;
   std::string cgroup_;
-  bool unified_ = false;        // cgroup v2
+  bool unified_ = false;  // cgroup v2
 };
 
 }  // namespace weightfs::bench

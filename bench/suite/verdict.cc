@@ -7,7 +7,7 @@
 namespace weightfs::bench {
 namespace {
 
-constexpr double kReadersMayRead = 1.1;   // of the file, by all eight together
+constexpr double kReadersMayRead = 1.1;  // of the file, by all eight together
 
 std::vector<double> RatesOf(const std::vector<Sample>& samples) {
   std::vector<double> rates;
@@ -43,9 +43,10 @@ void AddTimeOutside(RowOutcome* row) {
   };
   const double outside = seconds(Way::kMemory), whole = seconds(Way::kWeightfs);
   if (outside <= 0 || whole <= 0) return;
-  row->notes.push_back(fmt::format("from the mount in {:.2f} s, from the host in {:.2f} s, from memory, where I/O costs "
-                                   "next to nothing, in {:.2f} s",
-                                   whole, seconds(Way::kHost), outside));
+  row->notes.push_back(
+      fmt::format("from the mount in {:.2f} s, from the host in {:.2f} s, from memory, where I/O costs "
+                  "next to nothing, in {:.2f} s",
+                  whole, seconds(Way::kHost), outside));
 }
 
 void AddChecks(const Lab& lab, RowOutcome* row) {
@@ -78,8 +79,10 @@ RowOutcome JudgeRow(const Lab& lab, const RowSpec& spec, const SampleTable& samp
   const std::string id(spec.id);
   for (const Way way : kWays) {
     if (const auto* own = Find(samples, id, way)) row.samples[way] = *own;
-    const auto reason = lab.not_measured().find({id, way});
-    if (reason != lab.not_measured().end()) row.not_measured[way] = reason->second;
+    for (const std::string& name : {id, std::string(spec.reference)}) {
+      const auto reason = lab.not_measured().find({name, way});
+      if (reason != lab.not_measured().end()) row.not_measured[way] = reason->second;
+    }
   }
   if (const auto* shared = Find(samples, spec.reference, Way::kReference)) row.samples[Way::kReference] = *shared;
   const auto [first, last] = lab.notes().equal_range(id);
@@ -118,7 +121,8 @@ double RowOutcome::CpuPerGb(Way way) const {
   if (found == samples.end()) return 0;
   std::vector<double> costs;
   for (const Sample& sample : found->second) {
-    if (sample.bytes > 0) costs.push_back((sample.client_cpu + sample.daemon_cpu) / static_cast<double>(sample.bytes) * 1e9);
+    if (sample.bytes > 0)
+      costs.push_back((sample.client_cpu + sample.daemon_cpu) / static_cast<double>(sample.bytes) * 1e9);
   }
   return SpreadOf(costs).median;
 }
@@ -133,8 +137,10 @@ std::vector<RowOutcome> Judge(const Lab& lab, const SampleTable& samples) {
 
 Noise NoiseOf(const SampleTable& samples) {
   Noise noise;
-  if (const auto* read = Find(samples, kReadReference, Way::kReference)) noise.read_reference = SpreadOf(RatesOf(*read));
-  if (const auto* write = Find(samples, kWriteReference, Way::kReference)) noise.write_reference = SpreadOf(RatesOf(*write));
+  if (const auto* read = Find(samples, kReadReference, Way::kReference))
+    noise.read_reference = SpreadOf(RatesOf(*read));
+  if (const auto* write = Find(samples, kWriteReference, Way::kReference))
+    noise.write_reference = SpreadOf(RatesOf(*write));
   noise.widest = std::max(noise.read_reference.Width(), noise.write_reference.Width());
   return noise;
 }

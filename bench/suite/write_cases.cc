@@ -51,7 +51,8 @@ Case Fio(Lab& lab) {
   return {Way::kFio, {"write-1m"}, [&lab](const Turn&) -> Samples {
             ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
             const Stopwatch watch(lab.host());
-            ASSIGN_OR_RETURN(const double rate, RunFio({path, "write", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
+            ASSIGN_OR_RETURN(const double rate,
+                             RunFio({path, "write", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
             Sample sample = watch.Stop(0, lab.size());
             sample.rate = rate;
             return One(sample);
@@ -60,13 +61,17 @@ Case Fio(Lab& lab) {
 
 Result<std::vector<Case>> Prepare(Lab& lab) {
   std::vector<Case> cases;
-  cases.push_back(Reference(lab));
+  if (lab.no_raw_writes().empty()) {
+    cases.push_back(Reference(lab));
+  } else {
+    lab.NotMeasured(kWriteReference, Way::kReference, lab.no_raw_writes());
+  }
   for (const Form& form : kForms) {
     cases.push_back(NewFile(lab, lab.weightfs(), Way::kWeightfs, form));
     cases.push_back(NewFile(lab, lab.host(), Way::kHost, form));
   }
-  if (FindFio().empty()) {
-    lab.NotMeasured("write-1m", Way::kFio, "fio is not installed");
+  if (const std::string why = lab.WhyNoFio(); !why.empty()) {
+    lab.NotMeasured("write-1m", Way::kFio, why);
   } else {
     cases.push_back(Fio(lab));
   }

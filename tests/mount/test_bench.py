@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from harness import process
+from harness import needs, process
 from harness.filesystems import REPOSITORY, is_mounted, program, wait_until
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), pytest.mark.limit(300)]
@@ -122,6 +122,25 @@ def test_an_existing_mount_is_measured_and_left_as_it_was(factory):
     assert os.listdir(inside) == [] and os.listdir(host) == []
     assert (mount.path / "mine").read_bytes() == b"mine" and is_mounted(mount.path)
     mount.fsck()
+
+
+@needs.loop_devices()
+def test_on_a_block_device_the_reference_reads_the_blocks_of_the_file(factory):
+    directory = factory.directory("device")
+    with open(directory / "image", "wb") as stream:
+        stream.truncate(640 << 20)
+    device = process.run(["losetup", "--find", "--show", directory / "image"]).out.strip()
+    try:
+        mount = factory.mount(factory.store(devices=[device]))
+        out = bench(mount.path, "--quick", "--size", "32M", "--only", "read-1m,write-1m", "--host", directory, "--json").out
+        rows = {row["id"]: row for row in json.loads(out)["rows"]}
+        assert rows["read-1m"]["ways"]["reference"]["median"] > 0
+        assert "block device" in rows["write-1m"]["not_measured"]["reference"]
+        mount.fsck()
+        process.run([program(), "fsck", "--data", mount.store.directory])
+    finally:
+        mount.close()
+        process.run(["losetup", "--detach", device])
 
 
 def test_without_a_python_the_rows_say_so(factory):

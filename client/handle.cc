@@ -189,30 +189,32 @@ class Handle::Impl {
       return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
                      options.offset};
     }
-    return Wish{{.direction = Operation::Direction::kRead,
-                 .path = file.path,
-                 .descriptor = file.descriptor,
-                 .offset = options.offset},
-                memory,
-                options.progress,
-                false,
-                options.own_errors};
+    Wish wish;
+    wish.file.direction = Operation::Direction::kRead;
+    wish.file.path = file.path;
+    wish.file.descriptor = file.descriptor;
+    wish.file.offset = options.offset;
+    wish.memory = memory;
+    wish.progress = options.progress;
+    wish.own_errors = options.own_errors;
+    return wish;
   }
 
   static Wish WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
     const bool by_path = file.descriptor < 0;
     const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
-    return Wish{{.direction = Operation::Direction::kWrite,
-                 .path = file.path,
-                 .descriptor = file.descriptor,
-                 .offset = options.offset.value_or(standard),
-                 .whole_file = by_path && !options.offset,
-                 .atomic = options.atomic,
-                 .durable = options.durable},
-                memory,
-                options.progress,
-                false,
-                options.own_errors};
+    Wish wish;
+    wish.file.direction = Operation::Direction::kWrite;
+    wish.file.path = file.path;
+    wish.file.descriptor = file.descriptor;
+    wish.file.offset = options.offset.value_or(standard);
+    wish.file.whole_file = by_path && !options.offset;
+    wish.file.atomic = options.atomic;
+    wish.file.durable = options.durable;
+    wish.memory = memory;
+    wish.progress = options.progress;
+    wish.own_errors = options.own_errors;
+    return wish;
   }
 };
 

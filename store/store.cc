@@ -238,6 +238,10 @@ void Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std:
   accepted(std::move(result));
 }
 
+void Store::WhenWritesBelow(ByteCount limit, std::function<void()> next) {
+  p_->write_back->WhenBelow(limit, std::move(next));
+}
+
 Result<ByteOffset> Store::Append(const InodePtr& inode, std::span<const std::byte> data) {
   RETURN_IF_ERROR(CheckWritable());
   return p_->files->Append(inode, data);

@@ -86,6 +86,8 @@ class Store {
   // sent to a device.
   void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
              const std::function<void(Result<void>)>& accepted);
+  // Runs `next` when fewer than `limit` bytes are on their way to the devices: in the call, or on a completion thread.
+  void WhenWritesBelow(ByteCount limit, std::function<void()> next);
   // At the end of the file, as one step; the offset it was written at.
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
 

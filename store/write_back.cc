@@ -235,6 +235,30 @@ void WriteBack::Sum(Operation& operation) {
   file.unsummed.erase(entry);
 }
 
+void WriteBack::WhenBelow(ByteCount limit, std::function<void()> next) {
+  {
+    MutexLock lock(mutex_);
+    if (in_flight_ >= limit.value) {
+      waiting_.emplace_back(limit.value, std::move(next));
+      return;
+    }
+  }
+  next();
+}
+
+void WriteBack::NoteInFlight(int64_t bytes) {
+  std::vector<std::function<void()>> ready;
+  {
+    MutexLock lock(mutex_);
+    in_flight_ += static_cast<uint64_t>(bytes);
+    while (!waiting_.empty() && in_flight_ < waiting_.front().first) {
+      ready.push_back(std::move(waiting_.front().second));
+      waiting_.pop_front();
+    }
+  }
+  for (auto& next : ready) next();
+}
+
 void WriteBatch::Send() {
   constexpr uint64_t kTogether = kMiB;   // small writes go to the device together
   IoBatch batch(owner_.devices_);
@@ -242,6 +266,7 @@ void WriteBatch::Send() {
   for (IoRequest* request : std::exchange(operations_, {})) {
     auto& operation = *static_cast<WriteBack::Operation*>(request);
     owner_.Sum(operation);
+    owner_.NoteInFlight(static_cast<int64_t>(operation.size.value));
     bytes += operation.size.value;
     batch.Add(operation.run.device, &operation);
     if (bytes >= kTogether) batch.Submit(), bytes = 0;
@@ -250,6 +275,8 @@ void WriteBatch::Send() {
 
 void WriteBack::Complete(Operation& operation, Result<void> result) {
   devices_.NoteWrite(operation.run.device);
+  // First: with the last write of a file told, its store may go.
+  NoteInFlight(-static_cast<int64_t>(operation.size.value));
   MutexLock lock(operation.inode->mutex);
   FileState& file = *operation.inode->file;
   file.dirty.RemoveWrite(operation.first, operation.run.run.count, operation.id);

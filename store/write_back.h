@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -90,6 +91,10 @@ class WriteBack {
   // Sends out all of the file that has been dirty longest; false when there is none. Called without locks.
   bool RelievePressure() EXCLUDES(mutex_);
 
+  // Runs `next` when fewer than `limit` bytes are on their way to the devices: now, or on a completion thread. Whoever
+  // acknowledges writes through it keeps writers from filling all memory with what a slow device has not taken yet.
+  void WhenBelow(ByteCount limit, std::function<void()> next) EXCLUDES(mutex_);
+
   const Counters& counters() const { return counters_; }
 
  private:
@@ -102,6 +107,7 @@ class WriteBack {
   void SumOverlapping(FileState& file, FileBlock first, BlockCount count);
   void Sum(Operation& operation);
   void Complete(Operation& operation, Result<void> result);
+  void NoteInFlight(int64_t bytes) EXCLUDES(mutex_);
 
   DeviceSet& devices_;
   SpaceManager& space_;
@@ -109,6 +115,8 @@ class WriteBack {
   std::atomic<uint64_t> next_write_{1};
   Mutex mutex_;
   std::deque<InodePtr> dirty_ GUARDED_BY(mutex_);
+  uint64_t in_flight_ GUARDED_BY(mutex_) = 0;   // bytes
+  std::deque<std::pair<uint64_t, std::function<void()>>> waiting_ GUARDED_BY(mutex_);   // by limit, first come first
 };
 
 // Keeps attributes.blocks and the space statistics in step with the mapping around a change of it.

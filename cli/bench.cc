@@ -202,6 +202,9 @@ Result<void> Complete(Arguments* arguments) {
     return refuse(
         fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there", suite.directory));
   }
+  if (suite.drop_caches && access("/proc/sys/vm/drop_caches", W_OK) != 0) {
+    return refuse("--drop-caches: only root may drop the machine's caches; without it those of our own files are");
+  }
   char program[PATH_MAX] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0) {
     return Error{ErrorCode::kIo, fmt::format("/proc/self/exe: {}", std::strerror(errno))};

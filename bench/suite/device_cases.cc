@@ -20,7 +20,7 @@ class Stores {
     options.size = 2 * stores->size_ + 256 * kMiB;
     options.rate = 200'000'000;
     options.direct = !lab.in_memory();
-    ASSIGN_OR_RETURN(stores->devices_, ThrottledDevices::Create(options));
+    ASSIGN_OR_RETURN(stores->devices_, ThrottledDevices::Create(options, lab.scratch().keeper()));
     const auto& paths = stores->devices_->paths();
     lab.Progress("devices: making stores");
     ASSIGN_OR_RETURN(stores->one_, stores->Mount("one", {paths[0]}));

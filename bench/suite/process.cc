@@ -26,8 +26,9 @@ struct Pipe {
   }
 };
 
-void EndWithParent(pid_t parent, bool follow) {
-  if (follow) prctl(PR_SET_PDEATHSIG, SIGKILL);
+// In a child: the kernel ends it with its parent, also where the parent has ended already.
+void EndWithParent(pid_t parent) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
 }
 
@@ -96,9 +97,11 @@ Result<std::string> RunCommand(const Command& command) {
   ASSIGN_OR_RETURN(Pipe out, Pipe::Create());
   ASSIGN_OR_RETURN(Pipe err, Pipe::Create());
   ASSIGN_OR_RETURN(const File nothing, File::Open("/dev/null", O_RDONLY));
+  const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) return SystemError(command.words[0], "fork");
   if (pid == 0) {
+    EndWithParent(parent);
     if (!command.cgroup.empty()) EnterCgroup(command.cgroup);
     Execute(command.words, nothing.get(), out.write.get(), err.write.get());
   }
@@ -157,7 +160,7 @@ Result<double> RunTogether(unsigned count, const std::function<Result<void>(unsi
   for (unsigned index = 0; index < count; ++index) {
     const pid_t pid = fork();
     if (pid == 0) {
-      EndWithParent(parent, true);
+      EndWithParent(parent);
       start.write.Reset();
       BeOneOfMany(index, ready, start, done, prepare, work);
     }
@@ -193,7 +196,7 @@ Result<Worker> Worker::Start(const std::vector<std::string>& words) {
   const pid_t pid = fork();
   if (pid < 0) return SystemError(words[0], "fork");
   if (pid == 0) {
-    EndWithParent(parent, true);
+    EndWithParent(parent);
     Execute(words, to.read.get(), from.write.get(), STDERR_FILENO);
   }
   return Worker(pid, std::move(to.write), std::move(from.read));

@@ -37,11 +37,17 @@ Result<pid_t> DaemonOf(const std::string& store) {
   return Error{ErrorCode::kNotFound, fmt::format("{}: no process serves this store here", store)};
 }
 
+Scratch::Scratch(Options options) : options_(std::move(options)) {
+  // Without one the benchmark still cleans up where it can.
+  if (auto keeper = Keeper::Start(options_.program); keeper.has_value()) keeper_ = std::move(*keeper);
+}
+
 Scratch::~Scratch() { (void)Close(); }
 
 Result<std::string> Scratch::MakeDirectory(const std::string& parent, const std::string& name) {
   std::string path = fmt::format("{}/{}-{}", parent, name, getpid());
   RETURN_IF_ERROR(MakeEmpty(path));
+  keeper_.Note(Kept::kDirectory, path);
   directories_.push_back(path);
   return path;
 }
@@ -56,6 +62,7 @@ Result<Place> Scratch::Mount(const Store& store) {
   RETURN_IF_ERROR(RunCommand(format));
   // From here on there may be a mount, also when the command fails or is interrupted.
   mounts_[mount] = store.directory;
+  keeper_.Note(Kept::kMount, mount);
   Command command{{options_.program, "mount", pool, mount}, store.cgroup, options_.cancel};
   if (!store.mount_options.empty()) command.words.insert(command.words.end(), {"-o", store.mount_options});
   RETURN_IF_ERROR(RunCommand(command));
@@ -92,6 +99,7 @@ Result<void> Scratch::Unmount(const std::string& mount) {
   const std::string directory = found->second;
   RETURN_IF_ERROR(Detach(mount, directory));
   mounts_.erase(mount);
+  keeper_.Forget(Kept::kMount, mount);
   return DeleteTree(directory);
 }
 
@@ -103,12 +111,18 @@ Result<void> Scratch::UnmountAll() {
   return result;
 }
 
+Result<void> Scratch::Delete(const std::string& directory) {
+  RETURN_IF_ERROR(DeleteTree(directory));
+  keeper_.Forget(Kept::kDirectory, directory);
+  return {};
+}
+
 Result<void> Scratch::Close() {
   // What is still mounted must not be deleted through the mount.
   RETURN_IF_ERROR(UnmountAll());
   Result<void> result;
   for (; !directories_.empty(); directories_.pop_back()) {
-    if (auto done = DeleteTree(directories_.back()); !done.has_value() && result.has_value()) result = std::move(done);
+    if (auto done = Delete(directories_.back()); !done.has_value() && result.has_value()) result = std::move(done);
   }
   return result;
 }

@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "bench/suite/keeper.h"
 #include "bench/suite/place.h"
 #include "common/result.h"
 
 namespace weightfs::bench {
 
-// Not thread-safe. The destructor unmounts and deletes everything, whatever happened before.
+// Not thread-safe. The destructor unmounts and deletes everything, whatever happened before; where it is never reached,
+// a Keeper does.
 class Scratch {
  public:
   struct Options {
@@ -20,7 +22,7 @@ class Scratch {
     bool drop_caches = false;
     const std::atomic<bool>* cancel = nullptr;
   };
-  explicit Scratch(Options options) : options_(std::move(options)) {}
+  explicit Scratch(Options options);
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -43,15 +45,19 @@ class Scratch {
   // Unmounts what Mount returned, and deletes its store.
   Result<void> Unmount(const std::string& mount);
 
+  const Keeper& keeper() const { return keeper_; }
+
   // Takes everything away. The first failure, when there was one.
   Result<void> Close();
 
  private:
   Result<void> UnmountAll();
+  Result<void> Delete(const std::string& directory);
   // Only the mount itself; nothing when there is none.
   Result<void> Detach(const std::string& mount, const std::string& directory);
 
   const Options options_;
+  Keeper keeper_;
   std::vector<std::string> directories_;
   std::map<std::string, std::string> mounts_;  // mount to the directory of its store
 };

@@ -36,10 +36,10 @@ Result<void> WriteKnob(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-Result<std::unique_ptr<ThrottledDevices>> ThrottledDevices::Create(const Options& options) {
+Result<std::unique_ptr<ThrottledDevices>> ThrottledDevices::Create(const Options& options, const Keeper& keeper) {
   if (geteuid() != 0) return NotPossible("needs root, for loop devices and a cgroup");
   if (FindProgram("losetup").empty()) return NotPossible("losetup is not installed (package util-linux)");
-  std::unique_ptr<ThrottledDevices> devices(new ThrottledDevices);
+  std::unique_ptr<ThrottledDevices> devices(new ThrottledDevices(keeper));
   RETURN_IF_ERROR(devices->MakeCgroup());
   for (unsigned made = 0; made < options.count; ++made) RETURN_IF_ERROR(devices->Attach(options));
   return devices;
@@ -55,6 +55,7 @@ Result<void> ThrottledDevices::MakeCgroup() {
   }
   const std::string path = fmt::format("{}/weightfs-bench-{}", unified_ ? kUnified : kLegacy, getpid());
   if (mkdir(path.c_str(), 0755) != 0) return NotPossible(SystemError(path, "cannot be made").what);
+  keeper_.Note(Kept::kCgroup, path);
   cgroup_ = path;
   return {};
 }
@@ -73,6 +74,7 @@ Result<void> ThrottledDevices::Attach(const Options& options) {
   auto path = RunCommand(attach);
   if (!path.has_value()) return NotPossible(path.error().what);
   path->erase(path->find_last_not_of('\n') + 1);
+  keeper_.Note(Kept::kLoopDevice, *path);
   paths_.push_back(*path);
   return Limit(*path, options.rate);
 }
@@ -90,12 +92,12 @@ Result<void> ThrottledDevices::Limit(const std::string& path, uint64_t rate) {
 }
 
 ThrottledDevices::~ThrottledDevices() {
-  for (const auto& path : paths_) (void)RunCommand({{"losetup", "--detach", path}, {}, nullptr});
-  // A daemon that has given back its store may still be ending.
-  constexpr int kTries = 200;
-  for (int tried = 0; !cgroup_.empty() && tried < kTries && rmdir(cgroup_.c_str()) != 0 && errno == EBUSY; ++tried) {
-    usleep(20 * 1000);
+  for (const auto& path : paths_) {
+    if (RunCommand({{"losetup", "--detach", path}, {}, nullptr}).has_value()) keeper_.Forget(Kept::kLoopDevice, path);
   }
+  if (cgroup_.empty()) return;
+  RemoveCgroup(cgroup_);
+  keeper_.Forget(Kept::kCgroup, cgroup_);
 }
 
 }  // namespace weightfs::bench

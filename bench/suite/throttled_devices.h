@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/suite/keeper.h"
 #include "common/result.h"
 
 namespace weightfs::bench {
@@ -20,7 +21,8 @@ class ThrottledDevices {
     bool direct = true;  // past the page cache of the filesystem below
   };
   // kNotSupported with the reason where the machine or the user cannot.
-  static Result<std::unique_ptr<ThrottledDevices>> Create(const Options& options);
+  // The keeper outlives it.
+  static Result<std::unique_ptr<ThrottledDevices>> Create(const Options& options, const Keeper& keeper);
   // Detaches the devices and removes the cgroup, when its last process has ended. The files stay.
   ~ThrottledDevices();
   ThrottledDevices(const ThrottledDevices&) = delete;
@@ -30,11 +32,12 @@ class ThrottledDevices {
   const std::string& cgroup() const { return cgroup_; }  // its directory
 
  private:
-  ThrottledDevices() = default;
+  explicit ThrottledDevices(const Keeper& keeper) : keeper_(keeper) {}
   Result<void> MakeCgroup();
   Result<void> Attach(const Options& options);
   Result<void> Limit(const std::string& path, uint64_t rate);
 
+  const Keeper& keeper_;
   std::vector<std::string> paths_;
   std::string cgroup_;
   bool unified_ = false;  // cgroup v2

@@ -111,6 +111,16 @@ def test_an_interrupted_run_leaves_nothing(factory, number):
     assert left_in(directory) == []
 
 
+def test_a_killed_run_leaves_nothing_either(factory):
+    directory = factory.directory("bench")
+    running = subprocess.Popen([program(), "bench", directory, "--quick", "--size", "32M", "--rounds", "1000", "--only",
+                                "write"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert wait_until(lambda: mounts_below(directory) or running.poll() is not None), "it never mounted"
+    running.kill()
+    process.finish(running, codes=(-signal.SIGKILL,))
+    assert wait_until(lambda: left_in(directory) == []), left_in(directory)
+
+
 def test_an_existing_mount_is_measured_and_left_as_it_was(factory):
     mount = factory.mount(factory.store("512M"))
     (mount.path / "mine").write_bytes(b"mine")

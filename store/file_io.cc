@@ -261,17 +261,21 @@ FileIo::Need FileIo::Place(const InodePtr& inode, uint64_t offset, uint64_t size
   return {};
 }
 
+// What a block holds now, wherever that is: the caller's `out`, or the need to read it.
+FileIo::Need FileIo::Content(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out) {
+  if (const DirtySpan* span = inode->file->dirty.Find(block)) {
+    std::memcpy(out->bytes, span->memory(block.value), kBlockSize);
+    return {};
+  }
+  return OldContent(inode, block, spares, out);
+}
+
 // Puts the first bytes of a block into memory of its own, which stays behind when the blocks before it are sent: the
 // next write of the stream completes it.
 FileIo::Need FileIo::PlaceTail(const InodePtr& inode, FileBlock block, std::span<const std::byte> data,
                                Spares* spares) {
-  DirtyMap& dirty = inode->file->dirty;
   EdgeBlock old;
-  if (const DirtySpan* span = dirty.Find(block)) {
-    std::memcpy(old.bytes, span->memory(block.value), kBlockSize);
-  } else if (const Need need = OldContent(inode, block, *spares, &old); need.kind != Need::Kind::kNothing) {
-    return need;
-  }
+  if (const Need need = Content(inode, block, *spares, &old); need.kind != Need::Kind::kNothing) return need;
   if (spares->windows.empty()) {
     Buffer buffer = p_.windows.TryAllocate();
     if (!buffer) return {Need::Kind::kWindow, {}};
@@ -284,25 +288,26 @@ FileIo::Need FileIo::PlaceTail(const InodePtr& inode, FileBlock block, std::span
   span.window = block;
   std::memcpy(span.buffer.data(), old.bytes, kBlockSize);
   std::memcpy(span.buffer.data(), data.data(), data.size());
-  dirty.Insert(block, std::move(span));
+  inode->file->dirty.Insert(block, std::move(span));
   p_.write_back.NoteDirty(inode);
   return {};
 }
 
-// Keeps the caller's buffer, whose pages are blocks of the file, as the file's memory and sends it out at once. The
-// bytes at both ends that fill no block are copied; those at the head complete what the write before left there.
+// Keeps the caller's buffer, whose pages are blocks of the file, as the file's memory and sends it out at once. In front
+// of the data the buffer has room for what the first block holds already; the bytes behind its last whole block are
+// copied.
 FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
                            const Buffer& holder, Spares* spares, WriteBatch* batch) {
-  const uint64_t size = data.size();
-  const FileBlock first = BlockEnd(offset), end = BlockOf(offset + size);
-  const uint64_t head = ToBytes(first).value - offset, tail = offset + size - ToBytes(end).value;
-  if (const Need need = Reserve(inode, BlockOf(offset), BlockEnd(offset + size) - BlockOf(offset), false);
+  const uint64_t size = data.size(), head = offset % kBlockSize, tail = (offset + size) % kBlockSize;
+  const FileBlock first = BlockOf(offset), end = BlockOf(offset + size);
+  if (const Need need = Reserve(inode, first, BlockEnd(offset + size) - first, false);
       need.kind != Need::Kind::kNothing) {
     return need;
   }
   if (head > 0) {
-    const Need need = Place(inode, offset, head, data.data(), false, false, spares);
-    if (need.kind != Need::Kind::kNothing) return need;
+    EdgeBlock old;
+    if (const Need need = Content(inode, first, *spares, &old); need.kind != Need::Kind::kNothing) return need;
+    std::memcpy(holder.data(), old.bytes, head);
   }
   if (tail > 0) {
     const Need need = PlaceTail(inode, end, data.last(tail), spares);
@@ -312,11 +317,11 @@ FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<con
   DirtySpan span;
   span.count = end - first;
   span.buffer = holder;
-  span.window = BlockOf(offset);
+  span.window = first;
   span.window_limit = end.value;
   inode->file->dirty.Insert(first, std::move(span));
-  // What the write before left in the block just before this one goes along, if small writes have completed it.
-  FileBlock begin = BlockOf(offset);
+  // A block just before this one that small writes have completed goes along: its place is next to it.
+  FileBlock begin = first;
   if (begin.value > 0) {
     const DirtySpan* before = inode->file->dirty.Find(begin - BlockCount{1});
     if (before != nullptr && !before->frozen()) begin = begin - BlockCount{1};

@@ -84,6 +84,8 @@ class FileIo final : public DataOwner {
       REQUIRES(inode->mutex);
   Need Place(const InodePtr& inode, uint64_t offset, uint64_t size, const std::byte* data, bool stripe,
              bool privileged, Spares* spares) REQUIRES(inode->mutex);
+  Need Content(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out)
+      REQUIRES(inode->mutex);
   Need PlaceTail(const InodePtr& inode, FileBlock block, std::span<const std::byte> data, Spares* spares)
       REQUIRES(inode->mutex);
   Need Adopt(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data, const Buffer& holder,

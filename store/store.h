@@ -80,7 +80,7 @@ class Store {
 
   // Writes all of `data` or nothing (beyond 4 MiB: each 4 MiB of it); kNoSpace when it does not fit. `holder` may own
   // the memory of `data`: where data.data() == holder.data() + offset % kBlockSize, the store keeps the buffer instead
-  // of copying, and its bytes must not change again.
+  // of copying; it may write to what lies before `data`, and nobody else may change any of it again.
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
   // The same; `accepted` runs in the call as soon as the data is the store's, before its checksums are computed and it is
   // sent to a device.

@@ -79,6 +79,7 @@ uint64_t DefaultOffset(int descriptor) {
 class Handle::Impl {
  public:
   ~Impl() {
+    for (const auto& ring : rings_) ring->BeginStop();
     for (const auto& ring : rings_) ring->Stop();
   }
 

@@ -63,6 +63,14 @@ IoResult<void> Ring::Start(const std::shared_ptr<Ring>& self) {
   return IoError{error_number, fmt::format("cannot start an I/O thread: {}", std::strerror(error_number))};
 }
 
+void Ring::BeginStop() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+}
+
 void Ring::Stop() {
   MutexLock lock(mutex_);
   stopping_ = true;
@@ -110,7 +118,7 @@ void Ring::Run() {
   MutexLock lock(mutex_);
   for (;;) {
     while (driven_ || (queue_.empty() && !work_left_ && !stopping_)) changed_.wait(lock.native());
-    if (queue_.empty() && !work_left_) return;
+    if (queue_.empty() && !work_left_) break;
     driven_ = true;
     driver_ = std::this_thread::get_id();
     work_left_ = false;
@@ -119,6 +127,10 @@ void Ring::Run() {
     lock.Lock();
     driven_ = false;
   }
+  lock.Unlock();
+  // Here and not in the destructor: the kernel takes tens of milliseconds, and so all rings of a handle spend
+  // them at once.
+  context_.reset();
 }
 
 void Ring::Drive(const Operation* until) {

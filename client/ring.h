@@ -39,6 +39,8 @@ class Ring {
   // Ends it: waits for what the kernel has, the queued rest is cancelled; all operations are done afterwards.
   // May be called in a callback of the ring itself.
   void Stop() EXCLUDES(mutex_);
+  // The first part of Stop, without waiting: several rings end beside each other.
+  void BeginStop() EXCLUDES(mutex_);
 
   // Takes the bytes [begin, end) of an operation's memory, not empty. Wakes the ring's thread, unless the
   // caller is going to Help.

@@ -212,8 +212,13 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         self._native.close()
         if os.getpid() != self._process:
             return   # a forked child: the operations, and their locks, are its parent's
-        for error in self._collect()[0]:   # nobody is going to wait for them
-            self._report(error)
+        errors = self._collect()[0]   # nobody is going to wait for them
+        cancelled = [error for error in errors if error.errno == errno.ECANCELED]
+        for error in errors:
+            if error not in cancelled:
+                self._report(error)
+        if cancelled:
+            log.warning("%d operations were cancelled: the handle was closed before wait()", len(cancelled))
 
     def __del__(self):
         if hasattr(self, "_under_way"):
@@ -233,7 +238,7 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
 
     def _read_now(self, memory, file, offset, validate=False, progress=None):
         with _labelled(memory):
-            self._native.read(_name(file), *memory.arguments, offset, progress)
+            self._native.read(_name(file), *memory.arguments, _checked(offset), progress)
         if validate:
             _validate(memory, file, offset)
 
@@ -246,7 +251,8 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     def _start_read(self, memory, file, offset, validate=None, progress=None, own_errors=False):
         self._forget_done()
         with _labelled(memory):
-            operation = self._native.start_read(_name(file), *memory.arguments, offset, progress, own_errors)
+            operation = self._native.start_read(_name(file), *memory.arguments, _checked(offset), progress,
+                                                own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
     def _start_write(self, memory, file, offset, validate=None, *, durable=False, atomic=False, progress=None,
@@ -370,8 +376,10 @@ def _name(file):
 
 def _written_offset(offset):
     """None for the native side when the caller gave none: the whole file."""
-    if offset is _WHOLE:
-        return None
+    return None if offset is _WHOLE else _checked(offset)
+
+
+def _checked(offset):
     if offset < 0:
         raise ValueError(f"file_offset is {offset}: it cannot be negative")
     return offset

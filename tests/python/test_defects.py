@@ -129,15 +129,18 @@ def test_missing_files_and_folders_are_errors(folder, handle):
 
 # 3. A handle may end at any moment.
 
-@pytest.mark.limit(200)
-def test_a_thousand_handles_with_operations_under_way_come_and_go(folder, child):
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("kind,count", [("local", 1000), ("memory_folder", 100), ("work", 100)],
+                         ids=["disk", "memory", "mount"])
+def test_a_thousand_handles_with_operations_under_way_come_and_go(request, child, kind, count):
+    folder = request.getfixturevalue(kind)
     out = child(f"""
 import os, torch, weightfs
 os.chdir({str(folder)!r})
 tensor = torch.ones(1 << 18)
 open("source", "wb").write(bytes(tensor.nbytes))
 before = len(os.listdir("/proc/self/fd"))
-for i in range(1000):
+for i in range({count}):
     handle = weightfs.aio_handle(65536, 4, False, True, 1 + i % 2)
     future = handle.write_async(tensor, "a", progress=lambda *_: None)
     future.add_done_callback(lambda done: done.nbytes)
@@ -152,7 +155,7 @@ print("done")
 # And one that the end of the process finds at work.
 last = weightfs.aio_handle()
 last.async_pwrite(tensor, "c")
-""", limit=180)
+""", limit=280)
     assert out == "done\n"
 
 

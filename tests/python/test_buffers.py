@@ -47,7 +47,7 @@ def test_strided_arrays_and_views(local, handle):
 
 
 def test_a_buffer_cannot_be_resized_while_it_is_in_use(local):
-    handle, buffer = weightfs.aio_handle(4096, 1), bytearray(16 << 20)
+    handle, buffer = weightfs.aio_handle(4096, 1), bytearray(4 << 20)
     future = handle.write_async(buffer, local / "file")
     with pytest.raises(BufferError):
         buffer.extend(b"more")

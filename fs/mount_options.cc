@@ -112,7 +112,7 @@ constexpr Option kOptions[] = {
        ASSIGN_OR_RETURN(target.mount.write_buffers, ParseBytes(name, value, ByteCount{4 * kMiB}));
        return {};
      }},
-    {"read_ahead", "SIZE", "of the kernel for mappings (8M); 0 leaves it alone",
+    {"read_ahead", "SIZE", "of the kernel for mappings (32M); 0 leaves it alone",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.mount.read_ahead, ParseBytes(name, value, ByteCount{0}));
        return {};

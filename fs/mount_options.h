@@ -27,7 +27,7 @@ struct MountOptions {
   bool allow_other = false;
   bool read_only = false;
   ByteCount write_buffers{64 * kMiB};      // memory that large writes arrive in; the store keeps some of it until written
-  ByteCount read_ahead{8 * kMiB};          // of the kernel, for mappings; 0 leaves what the kernel has
+  ByteCount read_ahead{32 * kMiB};         // of the kernel, for mappings; 0 leaves what the kernel has
   uint32_t cache_seconds = 86400;          // how long the kernel may believe names and attributes
   std::vector<std::string> without;        // features (fs/kernel_features.h) treated as if the kernel lacked them
   std::vector<std::string> kernel_options; // noatime, noexec, dev, suid, …: handed to the kernel

@@ -109,12 +109,28 @@ Result<void> Lab::MakePlaces() {
     ASSIGN_OR_RETURN(
         weightfs_,
         scratch_.Mount({base_ + "/main", 3 * size() + RoomBeside(options_), {}, options_.mount_options, {}}));
-    return {};
+    return options_.quick ? Result<void>() : WriteOverPool();
   }
   store_ = options_.store;
   ASSIGN_OR_RETURN(const pid_t daemon, DaemonOf(store_));
   ASSIGN_OR_RETURN(const std::string directory, scratch_.MakeDirectory(options_.directory));
   ASSIGN_OR_RETURN(weightfs_, Place::Open({directory, daemon, options_.drop_caches}));
+  return {};
+}
+
+Result<void> Lab::WriteOverPool() {
+  Progress("writing over the store once");
+  std::vector<std::string> paths;
+  for (const char* name : {"first", "second", "third"}) {
+    FileJob job;
+    job.path = paths.emplace_back(weightfs_.Path(name));
+    job.size = size();
+    job.call = kMiB;
+    job.content = content_;
+    job.cancel = options_.cancel;
+    RETURN_IF_ERROR(WriteFile(job));
+  }
+  for (const auto& path : paths) RETURN_IF_ERROR(weightfs_.Remove(path));
   return {};
 }
 

@@ -1,4 +1,4 @@
-// The retry loop of FileIo, shared by its source files; included by nobody else.
+// What the source files of FileIo share; included by nobody else.
 #pragma once
 
 #include <cstdlib>
@@ -8,6 +8,9 @@
 #include "store/file_io.h"
 
 namespace weightfs {
+
+inline FileBlock BlockOf(uint64_t offset) { return {offset / kBlockSize}; }
+inline FileBlock BlockEnd(uint64_t end) { return {(end + kBlockSize - 1) / kBlockSize}; }
 
 // Memory and block contents fetched without the inode's mutex for the next attempt.
 struct FileIo::Spares {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "client/memory_view.h"
@@ -60,6 +61,19 @@ class Operation {
   uint64_t offset() const { return plan_.offset; }
   // No further transfer is to begin: it failed, or was cancelled.
   bool stopped() const { return stopped_.load(std::memory_order_acquire); }
+  // Bytes of the memory that are written when all slices are done.
+  struct Edge {
+    uint64_t at = 0;
+    uint64_t size = 0;
+  };
+  void DeferEdge(const Edge& edge) {
+    MutexLock lock(mutex_);
+    edges_.push_back(edge);
+  }
+  std::vector<Edge> TakeEdges() {
+    MutexLock lock(mutex_);
+    return std::exchange(edges_, {});
+  }
   // O_DIRECT was refused for one piece: the rest goes by the buffered descriptor.
   bool direct_refused() const { return direct_refused_.load(std::memory_order_relaxed); }
   void RefuseDirect() { direct_refused_.store(true, std::memory_order_relaxed); }
@@ -91,6 +105,7 @@ class Operation {
   mutable Mutex mutex_;
   mutable std::condition_variable ended_;
   bool completing_ GUARDED_BY(mutex_) = false;  // the outcome is being made: it is too late to fail
+  std::vector<Edge> edges_ GUARDED_BY(mutex_);
   bool done_ GUARDED_BY(mutex_) = false;
   std::optional<IoError> error_ GUARDED_BY(mutex_);
   std::vector<std::function<void()>> callbacks_ GUARDED_BY(mutex_);

@@ -176,6 +176,7 @@ void Ring::Fill() {
       RetireIfEnded(slice);
       continue;
     }
+    if (DeferEdge(slice)) continue;
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
     // What took time to copy is on its way while the next is copied.
     if (bouncing()) SubmitReady();
@@ -232,6 +233,41 @@ void Ring::ChooseRange(Slice& slice, Piece& piece) const {
   piece.at = slice.next;
   piece.size = std::min(size, block - file % block);
   piece.offset = run.offset;
+}
+
+// A part of a block at an end of a write goes through the page cache, and only after all that goes past it: a page that
+// is dirty keeps the rest of its folio, which may be megabytes, in the cache while a direct write beside it changes the
+// device, and that rest would be stale for ever.
+bool Ring::DeferEdge(Slice& slice) {
+  Operation& operation = *slice.operation;
+  if (operation.direction() != Direction::kWrite || operation.direct_refused()) return false;
+  Piece piece;
+  ChooseRange(slice, piece);
+  const uint64_t left = slice.end - slice.next;
+  if (piece.descriptor >= 0 || operation.target().Locate(operation.offset() + slice.next, left).descriptor < 0)
+    return false;
+  operation.DeferEdge({piece.at, piece.size});
+  slice.next += piece.size;
+  return true;
+}
+
+void Ring::WriteEdges(Operation& operation) {
+  for (const Operation::Edge& edge : operation.TakeEdges()) {
+    if (operation.stopped()) return;
+    std::vector<std::byte> bytes(edge.size);
+    operation.memory().Gather(edge.at, bytes);
+    int error_number = 0;
+    const int descriptor = operation.target().Buffered(&error_number);
+    for (uint64_t done = 0; descriptor >= 0 && error_number == 0 && done < edge.size;) {
+      const auto offset = static_cast<off_t>(operation.offset() + edge.at + done);
+      const ssize_t rc = pwrite(descriptor, bytes.data() + done, edge.size - done, offset);
+      if (rc < 0 && errno == EINTR) continue;
+      if (rc <= 0) error_number = rc < 0 ? errno : EIO;
+      if (rc > 0) done += static_cast<uint64_t>(rc);
+    }
+    if (error_number != 0) return FailAt(operation, operation.offset() + edge.at, error_number);
+    operation.AddTransferred(edge.size);
+  }
 }
 
 // The caller's memory where it is one run, aligned as O_DIRECT asks; else a bounce buffer, and as much as it
@@ -371,8 +407,12 @@ void Ring::Succeed(unsigned slot) {
 void Ring::FailPiece(unsigned slot, int error_number) {
   const Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
+  FailAt(operation, operation.offset() + piece.at + piece.done, error_number);
+  Release(slot);
+}
+
+void Ring::FailAt(Operation& operation, uint64_t offset, int error_number) {
   const Target& target = operation.target();
-  const uint64_t offset = operation.offset() + piece.at + piece.done;
   if (error_number == 0) {
     const auto size = target.Size();
     operation.Fail(PastTheEnd(target, operation.size(), operation.offset(), size.value_or(offset)));
@@ -384,7 +424,6 @@ void Ring::FailPiece(unsigned slot, int error_number) {
                      operation.offset(), target.path(), offset, std::strerror(error_number)),
          target.path(), offset});
   }
-  Release(slot);
 }
 
 void Ring::Release(unsigned slot) {
@@ -407,6 +446,7 @@ void Ring::CompleteEnded() {
   while (!ended_.empty()) {
     const auto operation = std::move(ended_.front());
     ended_.pop_front();
+    WriteEdges(*operation);
     operation->Complete();
   }
 }

@@ -86,6 +86,8 @@ class Ring {
   bool CutPiece(Slice& slice, unsigned slot);
   void ChooseRange(Slice& slice, Piece& piece) const;
   bool FindMemory(Piece& piece);
+  bool DeferEdge(Slice& slice);
+  void WriteEdges(Operation& operation);
   void SubmitReady();
   void OnRefusal(int error_number);
   void Reap();
@@ -94,6 +96,7 @@ class Ring {
   void TransferBuffered(unsigned slot);
   void Succeed(unsigned slot);
   void FailPiece(unsigned slot, int error_number);
+  static void FailAt(Operation& operation, uint64_t offset, int error_number);
   void Release(unsigned slot);
   void RetireIfEnded(Slice& slice);
   void CompleteEnded();

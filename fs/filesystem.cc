@@ -20,9 +20,19 @@ uint64_t SizeOf(Inode& inode) {
 }  // namespace
 
 Filesystem::Filesystem(Store& store, const MountOptions& options)
-    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue) {}
+    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue) {
+  // The kernel may have pages, and a size, of what a failed write has taken back.
+  store_.OnReverted([this](InodeId ino) {
+    requests_.Begin();   // Finish waits for it.
+    executor_.RunElsewhere([this, ino] {
+      read_history_.Forget(ino);
+      DropPages(ino, 0, 0);
+      requests_.End();
+    });
+  });
+}
 
-Filesystem::~Filesystem() = default;
+Filesystem::~Filesystem() { store_.OnReverted(nullptr); }
 
 void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
   if (!entry.has_value()) {
@@ -96,6 +106,7 @@ void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
 }
 
 void Filesystem::Finish() {
+  store_.OnReverted(nullptr);
   requests_.WaitForNone();
   for (const auto& handle : files_.RemoveAll()) store_.CloseFile(handle->inode);
   for (const auto& handle : directories_.RemoveAll()) names().Close(handle->inode);

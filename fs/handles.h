@@ -16,8 +16,8 @@ namespace weightfs {
 // kHot: through the page cache although the kernel could map the file without it.
 enum class OpenMode : unsigned char { kDirect, kPageCache, kHot };
 
-// Immutable but for the stream, which has its own lock, and the count. A request under way holds a reference, so that a handle
-// outlives its release.
+// Immutable but for the stream, which has its own lock, and the count. A request under way holds a reference, so that a
+// handle outlives its release.
 struct FileHandle : std::enable_shared_from_this<FileHandle> {
   InodePtr inode;
   int flags = 0;                     // of open(2)

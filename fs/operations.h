@@ -8,6 +8,10 @@
 
 namespace weightfs {
 
+// A write that is more copying than a round trip: its buffer is worth keeping, it waits for devices that are behind, and
+// nobody spins after it.
+inline constexpr size_t kLargeWrite = 128 * kKiB;
+
 // Each fills in its group's members.
 void AddNameOperations(fuse_lowlevel_ops& operations);
 void AddAttributeOperations(fuse_lowlevel_ops& operations);

@@ -87,8 +87,7 @@ void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
 // Answers a write whose data is in the store. A large one waits while the devices are behind by most of the memory that
 // large writes arrive in: so what comes next finds a buffer, and need not be copied out of its turn.
 void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_t size, bool sync) {
-  constexpr size_t kLarge = 128 * kKiB;
-  if (!sync && size >= kLarge) {
+  if (!sync && size >= kLargeWrite) {
     const ByteCount limit{filesystem.options().write_buffers.value * 3 / 4};
     filesystem.store().WhenWritesBelow(limit, [kept = Share(std::move(reply)), size] { kept->Written(size); });
     return;
@@ -129,14 +128,13 @@ bool KillsPrivileges(std::span<const std::byte> data) {
 // it. The pieces of one large append come at once and in any order, so appending them here would mix them up.
 void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
            std::span<const std::byte> data, int flags) {
-  constexpr size_t kWorthKeeping = 128 * kKiB;   // a small write must not keep the memory of a large one
   if (offset > kMaximumFileSize || data.size() > kMaximumFileSize - offset) {
     reply.Errno(EFBIG);
     return;
   }
   if (KillsPrivileges(data)) filesystem.ClearPrivileges(file->inode);
   Buffer holder;
-  if (data.size() >= kWorthKeeping) holder = ReceiveBuffer::Claim(data, offset);
+  if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   RequestCounter& ends = filesystem.ends();
   const bool ending = ends.open() != 0;

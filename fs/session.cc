@@ -24,8 +24,8 @@ constexpr unsigned kMaxBackground = 128;        // read-ahead and asynchronous d
 constexpr unsigned kCongestionThreshold = 96;
 constexpr size_t kInHeader = 40;                // struct fuse_in_header
 constexpr size_t kInOpcode = 4;                 // offset of its u32 opcode
-// Opcodes of what the kernel sends without waiting for it, and of the one that must see their effect.
-constexpr uint32_t kForget = 2, kStatfs = 17, kRelease = 18, kBatchForget = 42;
+// Opcodes of what the kernel sends without waiting for it, of the one that must see their effect, and of reads.
+constexpr uint32_t kForget = 2, kRead = 15, kStatfs = 17, kRelease = 18, kBatchForget = 42;
 constexpr size_t kInitBuffer = 64 * kKiB;       // the kernel wants at least 8 KiB for any request
 
 // Interrupts a receiver's read; its handler does nothing. A real-time signal, so that it disturbs no other use.
@@ -99,15 +99,15 @@ void LogLibfuse(enum fuse_log_level level, const char* format, va_list arguments
   }
 }
 
+uint32_t OpcodeOf(const fuse_buf& request) {
+  uint32_t opcode = 0;
+  std::memcpy(&opcode, static_cast<const std::byte*>(request.mem) + kInOpcode, sizeof(opcode));
+  return opcode;
+}
+
 // Whether a request is about names or attributes, or writes little. A read may wait for a device; with large requests the
 // processors are needed for copying.
-bool IsQuick(std::span<const std::byte> request) {
-  constexpr size_t kLittle = 128 * kKiB;
-  constexpr uint32_t kRead = 15;
-  uint32_t opcode = 0;
-  std::memcpy(&opcode, request.data() + kInOpcode, sizeof(opcode));
-  return opcode != kRead && request.size() <= kLittle;
-}
+bool IsQuick(const fuse_buf& request) { return OpcodeOf(request) != kRead && request.size < kLargeWrite; }
 
 // A comma or backslash in an option's value is written with a backslash before it.
 std::string Escaped(const std::string& value) {
@@ -274,8 +274,7 @@ Result<void> Session::Negotiate() {
 // The kernel does not wait until a file is closed or forgotten, and the last of these gives back the space of a deleted
 // file. Another thread may have read one and still be at it when somebody asks how much is free after his unlink.
 void Session::Process(fuse_buf& request) {
-  uint32_t opcode = 0;
-  std::memcpy(&opcode, static_cast<const std::byte*>(request.mem) + kInOpcode, sizeof(opcode));
+  const uint32_t opcode = OpcodeOf(request);
   const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
   if (ends) {
     filesystem_.ends().Begin();
@@ -304,10 +303,10 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer) {
     if (size > 0) failure_ = Error{ErrorCode::kIo, fmt::format("the kernel sent a request of {} bytes", size)};
     return false;
   }
-  spin_.Arrived(IsQuick(memory.first(static_cast<size_t>(size))));
   fuse_buf request{};
   request.mem = memory.data();
   request.size = static_cast<size_t>(size);
+  spin_.Arrived(IsQuick(request));
   Process(request);
   spin_.Finished();
   return true;

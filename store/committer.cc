@@ -90,6 +90,11 @@ void Committer::CommitAll(Scope scope, Done done) {
   done(ErrorCode::kShutdown);
 }
 
+void Committer::OnReverted(std::function<void(InodeId)> notify) {
+  MutexLock lock(notify_mutex_);
+  reverted_ = std::move(notify);
+}
+
 void Committer::AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) {
   MutexLock lock(mutex_);
   if (deletions_.empty()) {
@@ -235,10 +240,12 @@ void Committer::WaitForWrites(Cycle* cycle) {
     Inode& inode = *sealed.inode;
     MutexLock lock(inode.mutex);
     inode.file->drained.wait(lock.native(), [&] { return inode.file->writes_before_seal == 0; });
-    if (inode.file->error) {
-      cycle->errors.emplace(&inode, *inode.file->error);
-      Revert(&sealed, *inode.file->error);
-    }
+    if (!inode.file->error) continue;
+    cycle->errors.emplace(&inode, *inode.file->error);
+    Revert(&sealed, *inode.file->error);
+    lock.Unlock();
+    MutexLock notify(notify_mutex_);
+    if (reverted_) reverted_(inode.id);
   }
   for (Deletion& deletion : cycle->deletions) {
     Inode& inode = *deletion.inode;

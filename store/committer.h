@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <condition_variable>
 #include <map>
 #include <thread>
@@ -45,6 +46,10 @@ class Committer {
   void CommitAll(Scope scope, Done done) EXCLUDES(mutex_);
   // The space of a file whose deletion is being written to the catalog, under the inode's mutex.
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
+
+  // `notify` runs, on the committer's thread and without locks, for each file that a failed write has put back to its
+  // last commit: what others keep of its data and size is no longer so. It must not wait for the store. Null: nobody.
+  void OnReverted(std::function<void(InodeId)> notify) EXCLUDES(notify_mutex_);
 
   // Commits everything and stops the thread. Later requests get kShutdown.
   Result<void> Stop();
@@ -97,6 +102,8 @@ class Committer {
   Clock::time_point deletions_due_ GUARDED_BY(mutex_);
   Scope scope_ GUARDED_BY(mutex_) = Scope::kNone;   // the widest asked for
   bool stopping_ GUARDED_BY(mutex_) = false;
+  Mutex notify_mutex_;   // held while it runs: who takes it back has seen its end
+  std::function<void(InodeId)> reverted_ GUARDED_BY(notify_mutex_);
   std::thread thread_;
 };
 

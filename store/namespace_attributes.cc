@@ -11,10 +11,9 @@ namespace {
 // XATTR_LIST_MAX of Linux: longer lists could be stored but never be shown.
 constexpr size_t kMaximumAttributeList = 65536;
 
-// As xattr(7) has it: a name that is missing or too long is out of range.
 bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
 
-// Names live in the namespaces that Linux knows (xattr(7)).
+// As xattr(7) has it: a name that is missing or too long is out of range, and names live in the namespaces of Linux.
 Result<void> CheckAttributeName(std::string_view name) {
   if (name.empty() || name.size() > kMaximumAttributeName) return ErrorCode::kRange;
   if (name.find('\0') != name.npos) return ErrorCode::kInvalid;

@@ -281,6 +281,8 @@ void Store::SyncAll(Done done) {
   p_->committer->CommitAll(Committer::Scope::kEverything, std::move(done));
 }
 
+void Store::OnReverted(std::function<void(InodeId)> notify) { p_->committer->OnReverted(std::move(notify)); }
+
 Result<void> Store::Sync(const InodePtr& inode) {
   return Wait([&](Done done) { Sync(inode, std::move(done)); });
 }

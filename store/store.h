@@ -105,6 +105,10 @@ class Store {
   Result<void> Sync(const InodePtr& inode);
   Result<void> SyncAll();
 
+  // `notify` runs for each file that a failed write has put back to its last commit: on a thread of the store, which it
+  // must not make wait. Null: nobody is told any more, and no call is under way when this returns.
+  void OnReverted(std::function<void(InodeId)> notify);
+
   SpaceStatistics Space() const;
   StoreStatistics statistics() const;
   bool read_only() const;

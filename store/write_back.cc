@@ -18,10 +18,11 @@ Result<size_t> DeviceSet::FlushWritten() {
   for (size_t index = 0; index < devices_.size(); ++index) {
     if (written_[index].exchange(false)) written.push_back(devices_[index]);
   }
-  // All at once: a flush takes as long as its device's cache is full.
+  // All at once: a flush takes as long as its device's cache is full. Where there is no thread to be had, one by one.
+  constexpr auto kAsync = std::launch::async | std::launch::deferred;
   std::vector<std::future<Result<void>>> others;
   for (size_t index = 1; index < written.size(); ++index) {
-    others.push_back(std::async(std::launch::async, [device = written[index]] { return device->Flush(); }));
+    others.push_back(std::async(kAsync, [device = written[index]] { return device->Flush(); }));
   }
   Result<void> result;
   if (!written.empty()) result = written[0]->Flush();

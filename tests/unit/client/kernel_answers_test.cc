@@ -1,120 +1,18 @@
-// What the kernel may answer to io_setup, io_submit and io_getevents but seldom does: this executable puts
-// its own functions in front of libaio's.
 #include <gtest/gtest.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 
 #include "client/handle.h"
-#include "common/mutex.h"
 #include "tests/support/aligned_memory.h"
+#include "tests/support/kernel_hooks.h"
 #include "tests/unit/client/files.h"
 
 namespace weightfs::client {
 namespace {
 
-// The kernel's structures (linux/aio_abi.h); the test does not include libaio.h.
-struct Control {
-  void* data;
-  uint32_t key;
-  uint32_t flags;
-  uint16_t opcode;
-  uint16_t priority;
-  uint32_t descriptor;
-  uint64_t buffer;
-  uint64_t size;
-  int64_t offset;
-};
-struct Event {
-  void* data;
-  Control* control;
-  int64_t result;
-  int64_t result2;
-};
-
-// What happens to the next calls; none: they go to the kernel as they are.
-struct Hooks {
-  Mutex mutex;
-  std::function<int(int depth)> setup GUARDED_BY(mutex);
-  std::function<long(std::span<Control* const>)> submit GUARDED_BY(mutex);
-  std::function<void(Event&)> event GUARDED_BY(mutex);
-};
-
-Hooks& TheHooks() {
-  static Hooks hooks;
-  return hooks;
-}
-
-}  // namespace
-}  // namespace weightfs::client
-
-extern "C" int io_setup(int depth, void** context);
-extern "C" int io_submit(void* context, long count, weightfs::client::Control** controls);
-extern "C" int io_getevents(void* context, long minimum, long count, weightfs::client::Event* events,
-                            timespec* timeout);
-
-extern "C" int io_setup(int depth, void** context) {
-  using namespace weightfs;
-  using namespace weightfs::client;
-  {
-    MutexLock lock(TheHooks().mutex);
-    if (const int rc = TheHooks().setup ? TheHooks().setup(depth) : 0; rc < 0) return rc;
-  }
-  const long rc = syscall(SYS_io_setup, depth, context);
-  return static_cast<int>(rc < 0 ? -errno : rc);
-}
-
-extern "C" int io_submit(void* context, long count, weightfs::client::Control** controls) {
-  using namespace weightfs;
-  using namespace weightfs::client;
-  {
-    MutexLock lock(TheHooks().mutex);
-    if (TheHooks().submit) count = TheHooks().submit(std::span(controls, static_cast<size_t>(count)));
-  }
-  if (count < 0) return static_cast<int>(count);
-  const long rc = syscall(SYS_io_submit, context, count, controls);
-  return static_cast<int>(rc < 0 ? -errno : rc);
-}
-
-extern "C" int io_getevents(void* context, long minimum, long count, weightfs::client::Event* events,
-                            timespec* timeout) {
-  using namespace weightfs;
-  using namespace weightfs::client;
-  const long rc = syscall(SYS_io_getevents, context, minimum, count, events, timeout);
-  if (rc < 0) return -errno;
-  MutexLock lock(TheHooks().mutex);
-  for (long i = 0; i < rc && TheHooks().event; ++i) TheHooks().event(events[i]);
-  return static_cast<int>(rc);
-}
-
-namespace weightfs::client {
-namespace {
-
-class KernelAnswersTest : public testing::Test {
+class KernelAnswersTest : public KernelHooksTest {
  protected:
-  ~KernelAnswersTest() override {
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().setup = nullptr;
-    TheHooks().submit = nullptr;
-    TheHooks().event = nullptr;
-  }
-
-  void OnSubmit(std::function<long(std::span<Control* const>)> hook) {
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().submit = std::move(hook);
-  }
-  void OnEvent(std::function<void(Event&)> hook) {
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().event = std::move(hook);
-  }
-  void OnSetup(std::function<int(int)> hook) {
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().setup = std::move(hook);
-  }
-
   static std::unique_ptr<Handle> Make(HandleOptions options = {.block_size = 65536, .queue_depth = 16}) {
     return std::move(Handle::Create(options).value());
   }
@@ -136,7 +34,7 @@ class KernelAnswersTest : public testing::Test {
 
 TEST_F(KernelAnswersTest, WhatTheKernelDoesNotTakeNowIsSentAgain) {
   int calls = 0;
-  OnSubmit([&](std::span<Control* const> controls) -> long {
+  OnSubmit([&](Controls controls) -> long {
     // Nothing, a refusal, a prefix, in turn; the first ones with nothing in flight.
     switch (++calls % 4) {
       case 1:
@@ -154,8 +52,8 @@ TEST_F(KernelAnswersTest, WhatTheKernelDoesNotTakeNowIsSentAgain) {
 }
 
 TEST_F(KernelAnswersTest, ShortTransfersAreContinuedFromWhereTheyStopped) {
-  OnSubmit([](std::span<Control* const> controls) -> long {
-    for (Control* control : controls) {
+  OnSubmit([](Controls controls) -> long {
+    for (KernelControl* control : controls) {
       if (control->size > 8192) control->size = 8192;
     }
     return static_cast<long>(controls.size());
@@ -165,14 +63,14 @@ TEST_F(KernelAnswersTest, ShortTransfersAreContinuedFromWhereTheyStopped) {
 
 TEST_F(KernelAnswersTest, AShortWriteThatMakesNoProgressFindsItsReason) {
   // As a full disk answers: part of it, and the error only to the next attempt.
-  OnEvent([](Event& event) { event.result = std::min<int64_t>(event.result, 700); });
+  OnEvent([](KernelEvent& event) { event.result = std::min<int64_t>(event.result, 700); });
   ExpectARoundTrip(*Make());
 }
 
 TEST_F(KernelAnswersTest, AnErrorOfOneTransferFailsTheOperationWithItsErrnoAndOffset) {
   AlignedMemory source(kSize);
   const auto handle = Make({.block_size = 65536, .queue_depth = 4});
-  OnEvent([](Event& event) {
+  OnEvent([](KernelEvent& event) {
     if (event.control->offset == 5 * 65536) event.result = -ENOSPC;
   });
   const auto result = handle->Write(folder_ / "file", MemoryView(source.bytes()));
@@ -183,16 +81,16 @@ TEST_F(KernelAnswersTest, AnErrorOfOneTransferFailsTheOperationWithItsErrnoAndOf
 }
 
 TEST_F(KernelAnswersTest, WhereDirectTransfersAreRefusedBufferedOnesDo) {
-  OnEvent([](Event& event) { event.result = -EINVAL; });
+  OnEvent([](KernelEvent& event) { event.result = -EINVAL; });
   ExpectARoundTrip(*Make());
   OnEvent(nullptr);
-  OnSubmit([](std::span<Control* const>) -> long { return -EINVAL; });
+  OnSubmit([](Controls) -> long { return -EINVAL; });
   ExpectARoundTrip(*Make());
 }
 
 TEST_F(KernelAnswersTest, SingleSubmitSendsOneTransferAtATime) {
   size_t most = 0;
-  OnSubmit([&](std::span<Control* const> controls) -> long {
+  OnSubmit([&](Controls controls) -> long {
     most = std::max(most, controls.size());
     return static_cast<long>(controls.size());
   });
@@ -207,12 +105,12 @@ TEST_F(KernelAnswersTest, WithoutOverlapABatchEndsBeforeTheNextBegins) {
     int64_t in_flight = 0;
     bool refilled = false;
     bool ended = false;
-    OnSubmit([&](std::span<Control* const> controls) -> long {
+    OnSubmit([&](Controls controls) -> long {
       refilled = refilled || (ended && in_flight > 0);
       in_flight += static_cast<int64_t>(controls.size());
       return static_cast<long>(controls.size());
     });
-    OnEvent([&](Event&) {
+    OnEvent([&](KernelEvent&) {
       --in_flight;
       ended = true;
     });

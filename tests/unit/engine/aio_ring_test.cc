@@ -1,94 +1,18 @@
-// What the kernel may answer to io_submit and io_getevents but seldom does: this executable puts its own
-// functions in front of libaio's.
 #include "engine/aio_ring.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <numeric>
 #include <vector>
 
-#include "common/mutex.h"
 #include "tests/support/aligned_memory.h"
+#include "tests/support/kernel_hooks.h"
 #include "tests/support/recording_request.h"
 #include "tests/support/scratch_file.h"
-
-namespace weightfs {
-namespace {
-
-// The kernel's structures, for this test does not include libaio.h either (linux/aio_abi.h has the same).
-struct Control {
-  void* data;
-  uint32_t key;
-  uint32_t flags;
-  uint16_t opcode;
-  uint16_t priority;
-  uint32_t descriptor;
-  uint64_t buffer;
-  uint64_t size;
-  int64_t offset;
-};
-struct Event {
-  void* data;
-  Control* control;
-  int64_t result;
-  int64_t result2;
-};
-constexpr uint16_t kPollOpcode = 5;  // the ring's own waking: left alone
-
-// What happens to the next calls; none: they go to the kernel as they are.
-struct Hooks {
-  Mutex mutex;
-  // May change the iocbs; returns how many to pass on, or a negative errno to answer instead.
-  std::function<long(std::span<Control* const>)> submit GUARDED_BY(mutex);
-  // May change the events; false answers EINTR before waiting.
-  std::function<bool()> before_wait GUARDED_BY(mutex);
-  std::function<void(Event&)> event GUARDED_BY(mutex);
-};
-
-Hooks& TheHooks() {
-  static Hooks hooks;
-  return hooks;
-}
-
-}  // namespace
-}  // namespace weightfs
-
-extern "C" int io_submit(void* context, long count, weightfs::Control** controls);
-extern "C" int io_getevents(void* context, long minimum, long count, weightfs::Event* events,
-                            timespec* timeout);
-
-extern "C" int io_submit(void* context, long count, weightfs::Control** controls) {
-  using namespace weightfs;
-  if (controls[0]->opcode != kPollOpcode) {
-    MutexLock lock(TheHooks().mutex);
-    if (TheHooks().submit) count = TheHooks().submit(std::span(controls, static_cast<size_t>(count)));
-    if (count < 0) return static_cast<int>(count);
-  }
-  const long rc = syscall(SYS_io_submit, context, count, controls);
-  return static_cast<int>(rc < 0 ? -errno : rc);
-}
-
-extern "C" int io_getevents(void* context, long minimum, long count, weightfs::Event* events,
-                            timespec* timeout) {
-  using namespace weightfs;
-  {
-    MutexLock lock(TheHooks().mutex);
-    if (TheHooks().before_wait && !TheHooks().before_wait()) return -EINTR;
-  }
-  const long rc = syscall(SYS_io_getevents, context, minimum, count, events, timeout);
-  if (rc < 0) return -errno;
-  MutexLock lock(TheHooks().mutex);
-  for (long i = 0; i < rc; ++i) {
-    if (TheHooks().event && events[i].data != nullptr) TheHooks().event(events[i]);
-  }
-  return static_cast<int>(rc);
-}
 
 namespace weightfs {
 namespace {
@@ -96,7 +20,7 @@ namespace {
 constexpr uint64_t kRequests = 64;
 constexpr uint64_t kRequestSize = 16 * kBlockSize;
 
-class AioRingTest : public testing::Test {
+class AioRingTest : public KernelHooksTest {
  protected:
   void SetUp() override {
     descriptor_ = open(file_.path().c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
@@ -110,19 +34,6 @@ class AioRingTest : public testing::Test {
   void TearDown() override {
     ring_.reset();
     close(descriptor_);
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().submit = nullptr;
-    TheHooks().before_wait = nullptr;
-    TheHooks().event = nullptr;
-  }
-
-  void OnSubmit(std::function<long(std::span<Control* const>)> hook) {
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().submit = std::move(hook);
-  }
-  void OnEvent(std::function<void(Event&)> hook) {
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().event = std::move(hook);
   }
 
   // All requests at once; the results by request.
@@ -164,7 +75,7 @@ class AioRingTest : public testing::Test {
 
 TEST_F(AioRingTest, APrefixAcceptedIsFollowedByTheRest) {
   int calls = 0;
-  OnSubmit([&](std::span<Control* const> controls) {
+  OnSubmit([&](Controls controls) {
     ++calls;
     return std::min<long>(static_cast<long>(controls.size()), calls % 3 + 1);
   });
@@ -174,7 +85,7 @@ TEST_F(AioRingTest, APrefixAcceptedIsFollowedByTheRest) {
 
 TEST_F(AioRingTest, AFullKernelIsTriedAgainAfterACompletion) {
   int calls = 0;
-  OnSubmit([&](std::span<Control* const> controls) {
+  OnSubmit([&](Controls controls) {
     return ++calls % 2 == 0 ? -EAGAIN : std::min<long>(static_cast<long>(controls.size()), 3);
   });
   ExpectRoundTrip();
@@ -182,7 +93,7 @@ TEST_F(AioRingTest, AFullKernelIsTriedAgainAfterACompletion) {
 
 TEST_F(AioRingTest, AFullKernelIsTriedAgainAlsoWhenNoCompletionWillCome) {
   int refusals = 20;
-  OnSubmit([&](std::span<Control* const> controls) {
+  OnSubmit([&](Controls controls) {
     return refusals-- > 0 ? -EAGAIN : static_cast<long>(controls.size());
   });
   ExpectRoundTrip();
@@ -191,7 +102,7 @@ TEST_F(AioRingTest, AFullKernelIsTriedAgainAlsoWhenNoCompletionWillCome) {
 
 TEST_F(AioRingTest, ARefusedRequestFailsAloneAndOutsideSubmit) {
   int calls = 0;
-  OnSubmit([&](std::span<Control* const> controls) {
+  OnSubmit([&](Controls controls) {
     switch (++calls) {
       case 1:
         return static_cast<long>(-EINVAL);
@@ -209,8 +120,8 @@ TEST_F(AioRingTest, ARefusedRequestFailsAloneAndOutsideSubmit) {
 
 TEST_F(AioRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
   int shortened = 0;
-  OnSubmit([&](std::span<Control* const> controls) {
-    for (Control* control : controls) {
+  OnSubmit([&](Controls controls) {
+    for (KernelControl* control : controls) {
       if (control->size < 4 * kBlockSize) continue;
       // Also ends inside a block: 512 bytes of it must be sent again.
       control->size =
@@ -224,7 +135,7 @@ TEST_F(AioRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
 }
 
 TEST_F(AioRingTest, LessThanABlockIsNoProgress) {
-  OnSubmit([](std::span<Control* const> controls) {
+  OnSubmit([](Controls controls) {
     controls[0]->size = 512;
     return 1L;
   });
@@ -234,7 +145,7 @@ TEST_F(AioRingTest, LessThanABlockIsNoProgress) {
 
 TEST_F(AioRingTest, ErrorsInEventsReachTheirRequestsAlone) {
   int events = 0;
-  OnEvent([&](Event& event) {
+  OnEvent([&](KernelEvent& event) {
     switch (++events) {
       case 5:
         event.result = -ENOSPC;
@@ -260,10 +171,7 @@ TEST_F(AioRingTest, ErrorsInEventsReachTheirRequestsAlone) {
 
 TEST_F(AioRingTest, InterruptedWaitsGoOn) {
   int waits = 0;
-  {
-    MutexLock lock(TheHooks().mutex);
-    TheHooks().before_wait = [&] { return ++waits % 2 == 0; };
-  }
+  OnWait([&] { return ++waits % 2 == 0; });
   ExpectRoundTrip();
 }
 

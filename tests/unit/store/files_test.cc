@@ -196,6 +196,21 @@ TEST(Files, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected);
 }
 
+TEST(Files, AFileThatAFailedWriteHasPutBackIsTold) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
+  std::vector<InodeId> told;
+  store->OnReverted([&](InodeId ino) { told.push_back(ino); });
+  ASSERT_OK(store.WriteAt(other, 0, Pattern(1, 5000)));
+  ASSERT_OK(store->Sync(other));
+  EXPECT_TRUE(told.empty());
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 5000)));
+  EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
+  EXPECT_EQ(told, std::vector{file->id});
+  store->OnReverted(nullptr);
+}
+
 TEST(Files, AFailedFlushMakesTheStoreReadOnly) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

@@ -67,6 +67,18 @@ struct weightfs_stats {
  * benchmarks; takes no argument. */
 #define WEIGHTFS_IOC_DROP_CACHE _IO(WEIGHTFS_IOC_MAGIC, 4)
 
+/* A ticket for leases (lease/protocol.h): direct access to the devices of the store, for the bytes of this file as far
+ * as this descriptor may read or write them. A directory: for many files of it at once. EPERM: the mount's option direct=
+ * does not trust the caller. EOPNOTSUPP: it is off. */
+struct weightfs_lease_ticket {
+  __u32 version;  /* in */
+  __u32 protocol; /* out: of the socket */
+  __u8 token[16]; /* out: good while the descriptor is open */
+  char socket[96]; /* out: NUL-terminated name in the abstract namespace (without its leading NUL) */
+};
+
+#define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
+
 #define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)
 #define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
 #define WEIGHTFS_IOC_STATS _IOR(WEIGHTFS_IOC_MAGIC, 3, struct weightfs_stats)

@@ -11,10 +11,11 @@ ALLOWED = {
     "common": {"common"},
     "engine": {"common", "engine"},
     "meta": {"common", "meta"},
-    "client": {"common", "engine", "client"},
+    "lease": {"common", "lease"},
+    "client": {"common", "engine", "lease", "client"},
     "python": {"client"},
     "store": {"common", "engine", "meta", "store"},
-    "fs": {"common", "engine", "meta", "store", "fs"},
+    "fs": {"common", "engine", "meta", "store", "lease", "fs"},
     "bench": {"common", "engine", "bench"},
     "bench/suite": {"common", "bench"},     # what is measured is no part of the reference
     "cli": {"common", "engine", "meta", "store", "fs", "bench", "cli"},

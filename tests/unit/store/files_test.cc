@@ -1,6 +1,7 @@
 // The data path over a device that fails, holds and loses: what callers see, and what survives.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <future>
 
 #include "tests/support/test_store.h"
@@ -47,6 +48,32 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   const auto extents = store->Extents(file, FileBlock{0}, 100).value();
   EXPECT_LE(extents.size(), 3U) << "a file written in one go lies in few extents";
   EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
+}
+
+TEST(Files, LargeAndSmallWritesInSequenceLieTogether) {
+  TestStore store;
+  const auto buffers = std::move(BufferPool::Create({.buffer_size = ByteCount{kMiB}, .count = 16}).value());
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(4, 12 * kMiB + 777);
+  // As torch.save sends them: a header, then a tensor in pieces of the largest request.
+  constexpr size_t kSizes[] = {100, kMiB - kBlock, kMiB - kBlock, 250000, 64};
+  for (size_t at = 0, turn = 0; at < data.size(); ++turn) {
+    const size_t step = std::min(kSizes[turn % std::size(kSizes)], data.size() - at);
+    Buffer holder;
+    auto bytes = AsBytes(std::string_view(data).substr(at, step));
+    if (step >= kMiB / 2) {
+      holder = buffers->Allocate();
+      std::byte* const place = holder.data() + at % kBlock;
+      std::memcpy(place, bytes.data(), step);
+      bytes = {place, step};
+    }
+    ASSERT_OK(store->Write(file, ByteOffset{at}, bytes, holder));
+    at += step;
+  }
+  ASSERT_OK(store->Sync(file));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  const auto extents = store->Extents(file, FileBlock{0}, 100).value();
+  EXPECT_EQ(extents.size(), 1U);
 }
 
 TEST(Files, PartialOverwriteKeepsTheRestOfTheBlock) {

@@ -28,6 +28,9 @@ void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_i
   auto handle = std::make_shared<DirectoryHandle>();
   handle->inode = std::move(*inode);
   file.fh = filesystem.directories().Add(std::move(handle));
+  // The kernel may keep the listing for the next reader: it sees every change of names, and forgets it then.
+  file.cache_readdir = 1;
+  file.keep_cache = 1;
   if (!reply.Open(file, 0)) CloseDirectory(filesystem, file.fh);
 }
 

@@ -1,6 +1,7 @@
 // The data path over a device that fails, holds and loses: what callers see, and what survives.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <future>
 
@@ -268,6 +269,16 @@ TEST(Files, AReadFailureIsAnErrorOfThatReadAlone) {
   EXPECT_TRUE(Must(store.ReadAt(file, 300 * kKiB, 200 * kKiB)) == Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB));
 }
 
+// The next bytes of a stream; "" when they cannot be read.
+std::string ReadNext(TestStore& store, const InodePtr& file, uint64_t offset, ReadStream* stream) {
+  std::promise<std::string> promise;
+  auto part = promise.get_future();
+  store->Read(file, ByteOffset{offset}, ByteCount{kMiB}, stream, [&](Result<ReadView> view) {
+    promise.set_value(view ? ToText(*view) : std::string());
+  });
+  return part.get();
+}
+
 TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
@@ -279,18 +290,32 @@ TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
     ReadStream stream;
     std::string text;
     while (text.size() < data.size()) {
-      std::promise<std::string> promise;
-      auto part = promise.get_future();
-      store->Read(file, ByteOffset{text.size()}, ByteCount{kMiB}, &stream, [&](Result<ReadView> view) {
-        promise.set_value(view ? ToText(*view) : std::string());
-      });
-      const std::string piece = part.get();
+      const std::string piece = ReadNext(store, file, text.size(), &stream);
       ASSERT_FALSE(piece.empty());
       text += piece;
     }
     EXPECT_TRUE(text == data);
   }
   EXPECT_LE(store.device().counts().read.value - before, data.size() + 4 * kMiB);
+}
+
+TEST(Files, ManyStreamsLeaveEachOtherWhatTheyReadAhead) {
+  constexpr size_t kStreams = 6, kSize = 24 * kMiB;   // more than the memory for read-ahead, 24 MiB, holds of each
+  TestStore store({.device_size = ByteCount{256 * kMiB}, .store = {.memory = ByteCount{48 * kMiB}}});
+  std::vector<InodePtr> files;
+  for (size_t index = 0; index < kStreams; ++index) {
+    files.push_back(store.Create(std::string(1, static_cast<char>('a' + index))).value());
+    ASSERT_OK(store.WriteAt(files.back(), 0, Pattern(index, kSize)));
+    ASSERT_OK(store->Sync(files.back()));
+  }
+  const uint64_t before = store.device().counts().read.value;
+  std::array<ReadStream, kStreams> streams;
+  for (uint64_t offset = 0; offset < kSize; offset += kMiB) {
+    for (size_t index = 0; index < kStreams; ++index) {
+      ASSERT_EQ(ReadNext(store, files[index], offset, &streams[index]).size(), kMiB);
+    }
+  }
+  EXPECT_LE(store.device().counts().read.value - before, kStreams * kSize * 11 / 10);
 }
 
 TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {

@@ -153,19 +153,22 @@ Result<void> Namespace::PublishLocked(const InodePtr& directory, const Credentia
     batch.Put(keys::Inode(ino), record.Encode());
     content.Append(ino, blocks, record.data_version, &batch);
   }
+  // Those without a link left go one by one, in batches of their own, once they are orphans in the catalog.
+  std::vector<InodePtr> orphans;
   for (const InodePtr& victim : victims) {
-    if (!DropLink(transaction.record(victim))) return Damaged(victim->id, "it has an entry but no links");
-    transaction.record(victim).changed = now;
-    if (transaction.record(victim).links == 0) batch.Put(keys::Orphan(victim->id), "");
+    InodeRecord& gone = transaction.record(victim);
+    if (!DropLink(gone)) return Damaged(victim->id, "it has an entry but no links");
+    gone.changed = now;
+    if (gone.links > 0) continue;
+    batch.Put(keys::Orphan(victim->id), "");
+    orphans.push_back(victim);
   }
   batch.Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + files.size()));
   RETURN_IF_ERROR(transaction.Commit());
   next_ino_ += files.size();
   ino_bound_ = bound;
   inode_count_ += files.size();
-  for (const InodePtr& victim : victims) {
-    if (transaction.record(victim).links == 0) orphans_.emplace(victim->id, victim);
-  }
+  for (const InodePtr& orphan : orphans) orphans_.emplace(orphan->id, orphan);
   return {};
 }
 

@@ -117,6 +117,13 @@ def test_holes_have_no_extents(work):
     os.close(file)
 
 
+def test_a_range_that_no_answer_takes_is_refused(work):
+    with open(work / "a", "wb") as stream:
+        stream.truncate(1 << 50)
+    assert refusal(read_direct, work / "a") == errno.EFBIG
+    assert read_direct(work / "a", 1 << 49, 100) == bytes(BLOCK)
+
+
 def test_a_commit_replaces_the_file_for_everybody(work):
     path = work / "a"
     path.write_bytes(pattern(MIB))

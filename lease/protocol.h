@@ -4,9 +4,9 @@
 // places of the file's bytes, and moves the bytes itself.
 //
 // Messages are datagrams of a SOCK_SEQPACKET socket of the abstract namespace: a Header, then the body. A body that is
-// larger than kInlineBody travels in a memfd, the first descriptor of the message; device descriptors come after it. A
-// connection holds one lease at most, carries one request at a time, and its end is the end of its lease. All numbers
-// are the machine's own; nothing is padded.
+// larger than kInlineBody travels in a memfd, the first descriptor of the message, sealed against every change (shrink,
+// grow, write); device descriptors come after it. A connection holds one lease at most, carries one request at a time,
+// and its end is the end of its lease. All numbers are the machine's own; nothing is padded.
 #pragma once
 
 #include <array>
@@ -19,6 +19,7 @@ inline constexpr uint64_t kBlock = 4096;               // the unit of places, le
 inline constexpr uint64_t kInlineBody = 32 << 10;      // bytes
 inline constexpr uint64_t kMaximumBody = 1ULL << 30;   // bytes, of a memfd
 inline constexpr uint32_t kMaximumDevices = 64;
+inline constexpr uint64_t kMaximumFiles = 1 << 17;     // of one kReadMany or kCommitMany
 inline constexpr uint64_t kToEnd = UINT64_MAX;
 
 // Random; good for as long as the descriptor it was asked by is open, for the user who asked.
@@ -53,7 +54,7 @@ struct Extent {
 static_assert(sizeof(Extent) == 32);
 
 // The bytes as they are now, what others wrote and did not sync included. While the lease lasts, the blocks of the
-// extents keep what they hold, whatever happens to the file.
+// extents keep what they hold, whatever happens to the file. EFBIG: the range is more than an answer takes (512 GiB).
 struct ReadRequest {
   Token token{};         // of a descriptor open for reading
   uint64_t offset = 0;   // bytes
@@ -70,7 +71,8 @@ struct ReadAnswer {
   uint64_t extents = 0;     // how many follow
 };
 
-// Space for a write, the holder's alone. ENOSPC when there is not so much; EROFS; EBADF without the right to write.
+// Space for a write, the holder's alone. ENOSPC when there is not so much; EROFS; EBADF without the right to write. The
+// descriptors are closed with the lease: as long as anybody has a copy of them, a later mount of the store is refused.
 struct ReserveRequest {
   Token token{};             // of a descriptor open for writing, or of a directory (for kCommitMany)
   uint64_t file_offset = 0;  // bytes, a multiple of kBlock: where it will be in the file
@@ -83,7 +85,8 @@ struct ReserveAnswer {
 // The first blocks of the reservation become the bytes [file_offset, file_offset + length), at once for everybody; the
 // rest of the reservation is free again, and the lease has ended, also when it fails. Until then, and after a crash
 // before a durable commit, the file is as it was. `length` is a multiple of kBlock unless the file ends with it; behind
-// its last byte the block is filled with zeros. One CRC-32C for each block follows.
+// its last byte the block is filled with zeros. One CRC-32C for each block follows. The kernel learns of a new size when
+// somebody next asks for it: whoever commits one calls fstat(2), or an O_APPEND write of others goes to the old end.
 struct CommitRequest {
   Token token{};
   uint64_t file_offset = 0;   // bytes, a multiple of kBlock
@@ -124,6 +127,6 @@ struct FileEntry {
 };
 struct CommitManyAnswer {
   uint64_t failed = 0;      // with an error: the index of the entry that caused it, or the number of entries
-};
+};   // with an error the text follows it
 
 }  // namespace weightfs::lease

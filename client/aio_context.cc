@@ -14,7 +14,8 @@
 namespace weightfs::client {
 namespace {
 
-constexpr size_t kBatch = 64;  // iocbs or events handed to the kernel at once, on the stack
+constexpr size_t kBatch = 64;            // iocbs or events handed to the kernel at once, on the stack
+constexpr long kSecond = 1'000'000'000;  // in nanoseconds
 
 std::string ReadSysctl(const char* path) {
   std::ifstream file(path);
@@ -80,16 +81,16 @@ class AioContext::Impl {
     return static_cast<int>(accepted);
   }
 
-  int Wait(size_t minimum, std::span<Event> events, std::optional<int> timeout_ms) {
+  int Wait(size_t minimum, std::span<Event> events, std::optional<std::chrono::nanoseconds> timeout) {
     std::array<io_event, kBatch> batch;
     size_t got = 0;
     do {
       const size_t room = std::min(events.size() - got, batch.size());
       const size_t wanted = std::min(minimum > got ? minimum - got : 0, room);
-      timespec timeout{};
-      if (timeout_ms) timeout = {*timeout_ms / 1000, *timeout_ms % 1000 * 1'000'000L};
+      timespec limit{};
+      if (timeout) limit = {timeout->count() / kSecond, timeout->count() % kSecond};
       const int rc = io_getevents(context_, static_cast<long>(wanted), static_cast<long>(room), batch.data(),
-                                  timeout_ms ? &timeout : nullptr);
+                                  timeout ? &limit : nullptr);
       if (rc <= 0) return got > 0 ? static_cast<int>(got) : rc;
       for (size_t i = 0; i < static_cast<size_t>(rc); ++i) {
         // The kernel's result is a signed number in an unsigned field.
@@ -124,8 +125,8 @@ void AioContext::Prepare(unsigned slot, const Transfer& transfer) {
 int AioContext::Submit(std::span<const unsigned> slots) {
   return impl_->Submit(slots);
 }
-int AioContext::Wait(size_t minimum, std::span<Event> events, std::optional<int> timeout_ms) {
-  return impl_->Wait(minimum, events, timeout_ms);
+int AioContext::Wait(size_t minimum, std::span<Event> events, std::optional<std::chrono::nanoseconds> timeout) {
+  return impl_->Wait(minimum, events, timeout);
 }
 
 }  // namespace weightfs::client

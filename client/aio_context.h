@@ -6,6 +6,7 @@
 // are the options of a handle.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,9 +44,9 @@ class AioContext {
   // One io_submit of prepared slots: how many were accepted (a prefix), or a negative errno, which is about
   // the first.
   int Submit(std::span<const unsigned> slots);
-  // Waits for at least `minimum` events, for ever or at most `timeout_ms`. How many came, or a negative
-  // errno.
-  int Wait(size_t minimum, std::span<Event> events, std::optional<int> timeout_ms = std::nullopt);
+  // Waits for at least `minimum` events, for ever or at most so long. How many came, or a negative errno.
+  int Wait(size_t minimum, std::span<Event> events,
+           std::optional<std::chrono::nanoseconds> timeout = std::nullopt);
 
  private:
   class Impl;

@@ -22,8 +22,6 @@ namespace {
 
 using Direction = Operation::Direction;
 
-// An unaligned transfer below this is one buffered call: two descriptors would cost more than O_DIRECT gains.
-constexpr uint64_t kSmallTransfer = 64 * kKiB;
 // A write that grows a file by this much reserves its blocks first.
 constexpr uint64_t kReserveFrom = 2 * kMiB;
 
@@ -118,7 +116,7 @@ IoResult<void> OpenFile::OpenPath() {
   if (options_.atomic) return OpenTemporary();
   // What only partial blocks belong to needs no O_DIRECT. 512 is the least that any filesystem asks for.
   const bool small =
-      options_.size < kSmallTransfer && (options_.offset % 512 != 0 || options_.size % 512 != 0);
+      options_.size < FileTarget::kSmallTransfer && (options_.offset % 512 != 0 || options_.size % 512 != 0);
   if (!small && options_.size > 0) {
     auto direct = OpenOrCreate(O_DIRECT);
     if (direct.has_value()) {

@@ -29,6 +29,9 @@ class FileTarget {
     bool durable = false;  // fsync, before success is reported
   };
 
+  // An unaligned transfer below this is one buffered call: two descriptors would cost more than O_DIRECT gains.
+  static constexpr uint64_t kSmallTransfer = 64 * 1024;
+
   // Opens, and for a read checks that the file has all the bytes. A file is created with mode 0600; nothing
   // is truncated here. Errors are errno's of the system calls, ENODATA for a read past the end, EINVAL for
   // impossible options.

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "client/file_target.h"
+#include "client/gpu/gpu.h"
 #include "client/ring.h"
 #include "common/mutex.h"
 #include "common/result.h"
@@ -28,6 +29,11 @@ constexpr uint64_t kSliceUnit = kBlockSize;
 // Bounce buffers of all rings together, and the least that one has.
 constexpr size_t kBounces = 32;
 constexpr size_t kLeastBounces = 8;
+
+// The same for GPUs, whose copies run beside the transfers, and cuFile's threads, each with one transfer at a time.
+constexpr size_t kDeviceBounces = 64;
+constexpr size_t kCufileThreads = 16;
+constexpr size_t kLeastCufileThreads = 2;
 
 struct Account {
   mutable Mutex mutex;
@@ -84,12 +90,17 @@ class Handle::Impl {
   }
 
   IoResult<void> Start(const HandleOptions& options) {
+    options_ = options;
+    if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
+    const size_t rings = options.intra_op_parallelism;
     const RingOptions ring{.block_size = options.block_size,
                            .queue_depth = options.queue_depth,
                            .single_submit = options.single_submit,
                            .overlap_events = options.overlap_events,
-                           .bounces = std::max(kBounces / options.intra_op_parallelism, kLeastBounces)};
-    for (unsigned i = 0; i < options.intra_op_parallelism; ++i) {
+                           .bounces = std::max(kBounces / rings, kLeastBounces),
+                           .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
+                                      .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
+    for (size_t i = 0; i < rings; ++i) {
       ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
       rings_.push_back(std::move(made));
     }
@@ -111,10 +122,19 @@ class Handle::Impl {
                      wish.file.path, wish.file.offset};
     }
     wish.file.size = wish.memory.size();
+    std::shared_ptr<Gpu> gpu;
+    if (wish.memory.on_device() && wish.memory.size() > 0) {
+      ASSIGN_OR_RETURN(gpu, TheGpu());
+    }
     ASSIGN_OR_RETURN(auto target, FileTarget::Open(wish.file));
+    std::shared_ptr<DeviceMemory> device;
+    if (gpu != nullptr) {
+      ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
+    }
     Operation::Plan plan{.direction = wish.file.direction,
                          .target = std::move(target),
                          .memory = std::move(wish.memory),
+                         .device = std::move(device),
                          .offset = wish.file.offset,
                          .progress = std::move(wish.progress)};
     if (wish.counted) {
@@ -140,6 +160,21 @@ class Handle::Impl {
   }
 
   bool forked() const { return owner_ != getpid(); }
+
+  // Looked for when it is first needed.
+  IoResult<std::shared_ptr<Gpu>> TheGpu() EXCLUDES(gpu_mutex_) {
+    const MutexLock lock(gpu_mutex_);
+    if (gpu_ == nullptr) {
+      ASSIGN_OR_RETURN(gpu_, Gpu::Open(options_.gpu, options_.cufile_library));
+    }
+    return gpu_;
+  }
+
+  // Null when nobody looked for it.
+  std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_) {
+    const MutexLock lock(gpu_mutex_);
+    return gpu_;
+  }
 
  private:
   void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {
@@ -168,6 +203,9 @@ class Handle::Impl {
 
   const pid_t owner_ = getpid();
   const std::shared_ptr<Account> account_ = std::make_shared<Account>();
+  HandleOptions options_;
+  mutable Mutex gpu_mutex_;
+  std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
   std::vector<std::shared_ptr<Ring>> rings_;
   std::atomic<size_t> next_ring_{0};
 
@@ -264,6 +302,32 @@ Handle::Completed Handle::Wait() {
 
 size_t Handle::pending() const {
   return impl_->pending();
+}
+
+std::optional<GpuFacts> Handle::gpu() const {
+  const auto gpu = impl_->known_gpu();
+  if (gpu == nullptr) return std::nullopt;
+  return gpu->facts();
+}
+
+IoResult<void> Handle::PinDevice(const MemoryView& memory) {
+  ASSIGN_OR_RETURN(const auto gpu, impl_->TheGpu());
+  return gpu->Pin(memory);
+}
+
+bool Handle::UnpinDevice(uint64_t address) {
+  const auto gpu = impl_->known_gpu();
+  return gpu != nullptr && gpu->Unpin(address);
+}
+
+bool Handle::IsDevicePinned(const MemoryView& memory) const {
+  const auto gpu = impl_->known_gpu();
+  return gpu != nullptr && gpu->IsPinned(memory.device_address(), memory.size());
+}
+
+IoResult<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
+  ASSIGN_OR_RETURN(const auto gpu, impl_->TheGpu());
+  return gpu->CopyOut(memory, host);
 }
 
 }  // namespace weightfs::client

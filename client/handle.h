@@ -1,9 +1,12 @@
-// Reads and writes whole tensors: any size, file offset and memory, at the speed of the device.
+// Reads and writes whole tensors: any size, file offset and memory, a GPU's too, at the speed of the device.
 //
 // Aligned parts go by libaio and O_DIRECT straight between the device and the caller's memory. Memory that
 // O_DIRECT cannot use passes through a few small buffers while other transfers are under way; partial blocks
 // at the ends, and files of filesystems without O_DIRECT, go by ordinary reads and writes. What was reported
 // as done was done to the last byte.
+//
+// Memory of a GPU is reached by cuFile, or through page-locked buffers that are copied while other transfers are under
+// way (GpuMode). NVIDIA's libraries are looked for at run time.
 #pragma once
 
 #include <functional>
@@ -13,6 +16,7 @@
 #include <vector>
 
 #include "client/error.h"
+#include "client/gpu/gpu_mode.h"
 #include "client/memory_view.h"
 #include "client/operation.h"
 
@@ -24,6 +28,8 @@ struct HandleOptions {
   bool single_submit = false;   // each transfer in an io_submit of its own
   bool overlap_events = false;  // refill after each completion; else in batches of queue_depth
   unsigned intra_op_parallelism = 1;  // slices that an operation is cut into, each with a thread and a ring
+  GpuMode gpu = GpuMode::kOnDemand;   // how memory of GPUs is reached
+  std::string cufile_library = {};    // a path of cuFile's library, for where the loader finds none
 };
 
 // A file by its path, or by an open descriptor, which the caller keeps and may close as soon as the call
@@ -64,7 +70,7 @@ struct WriteOptions {
 class Handle {
  public:
   // EAGAIN with the numbers of fs.aio-max-nr, EINVAL for options that are not possible, EAGAIN when there are
-  // no threads.
+  // no threads, ENODEV without a GPU in another mode than kOnDemand, cuFile's errors in mode kCufile.
   static IoResult<std::unique_ptr<Handle>> Create(const HandleOptions& options);
   ~Handle();
   Handle(const Handle&) = delete;
@@ -95,6 +101,16 @@ class Handle {
   Completed Wait();
   // Started, and not done.
   size_t pending() const;
+
+  // What is known of GPUs; none with kOnDemand before the first memory of one.
+  std::optional<GpuFacts> gpu() const;
+  // Readies memory of a GPU for transfers of this handle: with cuFile it need not be done for each. EEXIST when it is.
+  IoResult<void> PinDevice(const MemoryView& memory);
+  // False when nothing is pinned at that address.
+  bool UnpinDevice(uint64_t address);
+  bool IsDevicePinned(const MemoryView& memory) const;
+  // Copies memory of a GPU into the host's, as much as that holds, and waits for it.
+  IoResult<void> CopyOut(const MemoryView& memory, std::span<std::byte> host);
 
  private:
   class Impl;

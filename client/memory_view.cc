@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "client/stream_copy.h"
@@ -80,6 +82,14 @@ IoResult<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span
   return view;
 }
 
+MemoryView MemoryView::OnDevice(uint64_t address, size_t size, std::optional<uintptr_t> stream) {
+  // Kept as a pointer that nobody follows.
+  MemoryView view(std::span(reinterpret_cast<std::byte*>(address), size));  // NOLINT(performance-no-int-to-ptr)
+  view.on_device_ = true;
+  view.stream_ = stream;
+  return view;
+}
+
 // Sorted by stride, each dimension must step over all that the smaller ones reach.
 bool MemoryView::MayOverlap() const {
   std::vector<Dimension> sorted = dimensions_;
@@ -95,6 +105,7 @@ bool MemoryView::MayOverlap() const {
 }
 
 std::byte* MemoryView::Direct(size_t offset, size_t length) const {
+  if (on_device_) return nullptr;
   if (dimensions_.empty()) return base_ + offset;
   const size_t within = offset % run_;
   if (within + length > run_) return nullptr;
@@ -110,6 +121,10 @@ std::byte* MemoryView::Direct(size_t offset, size_t length) const {
 
 template <bool kGather>
 void MemoryView::Copy(size_t offset, size_t length, std::byte* other) const {
+  if (on_device_) {
+    std::fprintf(stderr, "weightfs: memory of a GPU was to be copied as the host's\n");
+    std::abort();
+  }
   const auto move = [&](std::byte* memory, size_t size) {
     StreamCopy(kGather ? other : memory, kGather ? memory : other, size);
     other += size;

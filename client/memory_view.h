@@ -1,9 +1,10 @@
-// The caller's memory of one operation: one run of bytes, or a strided tensor whose elements follow each
-// other in row-major order of its indices.
+// The caller's memory of one operation: one run of bytes, a strided tensor whose elements follow each other in
+// row-major order of its indices, or one run of bytes in the memory of a GPU.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,16 +25,22 @@ class MemoryView {
   // `strides` are in bytes and may be negative or 0. EINVAL when the shape is impossible.
   static IoResult<MemoryView> Strided(void* base, size_t item_size, std::span<const int64_t> shape,
                                       std::span<const int64_t> strides);
+  // Memory of a GPU, of which the host's processors see nothing. With a stream (CUDA's handle of it; 0 is the default
+  // one) an operation begins after all that is in it so far.
+  static MemoryView OnDevice(uint64_t address, size_t size, std::optional<uintptr_t> stream);
 
   size_t size() const { return size_; }
   bool contiguous() const { return dimensions_.empty(); }
+  bool on_device() const { return on_device_; }
+  uint64_t device_address() const { return reinterpret_cast<uintptr_t>(base_); }
+  std::optional<uintptr_t> stream() const { return stream_; }
   // Whether two elements may share a byte, so that reading into it has no one meaning. Never false when they
   // do.
   bool may_overlap() const { return may_overlap_; }
 
-  // Where [offset, offset + length) lies, when it is one run of memory; null otherwise.
+  // Where [offset, offset + length) lies, when it is one run of the host's memory; null otherwise.
   std::byte* Direct(size_t offset, size_t length) const;
-  // Copies out.size() bytes from `offset` on out of the memory.
+  // Copies out.size() bytes from `offset` on out of the host's memory.
   void Gather(size_t offset, std::span<std::byte> out) const;
   // The reverse.
   void Scatter(size_t offset, std::span<const std::byte> in) const;
@@ -53,6 +60,8 @@ class MemoryView {
   size_t run_ = 0;                     // contiguous bytes at each index
   std::vector<Dimension> dimensions_;  // around the runs, outermost first; none: one run
   bool may_overlap_ = false;
+  bool on_device_ = false;
+  std::optional<uintptr_t> stream_;  // of the device
 };
 
 }  // namespace weightfs::client

@@ -4,6 +4,8 @@
 
 #include <cerrno>
 
+#include "client/gpu/gpu.h"
+
 namespace weightfs::client {
 namespace {
 
@@ -101,6 +103,9 @@ void Operation::Complete() {
     if (error_ && error_->error_number == ECANCELED && transferred() == size()) error_.reset();
     error = error_;
   }
+  // cuFile forgets the target's descriptors before they are closed. Nothing of a GPU stays with a future that is kept.
+  if (plan_.device != nullptr) plan_.device->CloseFiles();
+  plan_.device.reset();
   auto finished = plan_.target->Finish(!error);
   if (!finished.has_value() && !error) error = std::move(finished).error();
   std::vector<std::function<void()>> callbacks;

@@ -16,6 +16,8 @@
 
 namespace weightfs::client {
 
+class DeviceMemory;  // client/gpu/gpu.h
+
 // Thread-safe. Shared by the caller and the handle; the memory must stay until done() is true. Once done, an
 // operation needs its handle no more. Callbacks come from a thread of the handle (or one that waits in a
 // synchronous call), with no lock held; they may start operations and may not wait for one.
@@ -26,6 +28,7 @@ class Operation {
     Direction direction;
     std::unique_ptr<Target> target;
     MemoryView memory;
+    std::shared_ptr<DeviceMemory> device = {};                         // for memory of a GPU
     uint64_t offset = 0;                                               // in the file
     std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
     // The handle's account; called once, under the operation's lock. Null: success.
@@ -58,6 +61,8 @@ class Operation {
   Direction direction() const { return plan_.direction; }
   const Target& target() const { return *plan_.target; }
   const MemoryView& memory() const { return plan_.memory; }
+  // Null for memory of the host; until Complete.
+  const std::shared_ptr<DeviceMemory>& device() const { return plan_.device; }
   uint64_t offset() const { return plan_.offset; }
   // No further transfer is to begin: it failed, or was cancelled.
   bool stopped() const { return stopped_.load(std::memory_order_acquire); }

@@ -1,19 +1,17 @@
 #include "client/ring.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <system_error>
 
 #include "client/file_target.h"
+#include "client/io_thread.h"
 #include "common/result.h"
 #include "common/units.h"
 
@@ -28,8 +26,23 @@ constexpr uint64_t kBounceSize = kMiB;
 // Blocking transfers waiting; more of them would only take slots from the others.
 constexpr size_t kBufferedLimit = 8;
 
+// How often the GPU is looked at before the thread sleeps in between, and how long: a copy of kBounceSize takes tens of
+// microseconds.
+constexpr unsigned kLooks = 64;
+constexpr auto kLookPause = std::chrono::microseconds(20);
+// The longest time in which a ring that only waits for cuFile does not see what was queued meanwhile.
+constexpr auto kTransferPause = std::chrono::milliseconds(1);
+
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
+
+void CountArrived(Operation& operation, bool by_cufile, uint64_t size) {
+  if (operation.device() != nullptr) {
+    GpuTraffic& traffic = operation.device()->traffic();
+    (by_cufile ? traffic.cufile : traffic.bounce).fetch_add(size, std::memory_order_relaxed);
+  }
+  operation.AddTransferred(size);
+}
 
 }  // namespace
 
@@ -45,22 +58,9 @@ IoResult<void> Ring::Start(const std::shared_ptr<Ring>& self) {
   pieces_.resize(depth);
   events_.resize(depth);
   for (unsigned slot = depth; slot > 0; --slot) free_.push_back(slot - 1);
-  // Signals are for the threads of the program.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  int error_number = 0;
-  try {
-    // The thread keeps the ring alive: Stop may be called on it.
-    thread_ = std::thread([self] { self->Run(); });
-    pthread_setname_np(thread_.native_handle(), "weightfs-io");
-  } catch (const std::system_error& error) {
-    error_number = error.code().value();
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error_number == 0) return {};
-  return IoError{error_number, fmt::format("cannot start an I/O thread: {}", std::strerror(error_number))};
+  // The thread keeps the ring alive: Stop may be called on it.
+  ASSIGN_OR_RETURN(thread_, StartIoThread([self] { self->Run(); }));
+  return {};
 }
 
 void Ring::BeginStop() {
@@ -131,6 +131,7 @@ void Ring::Run() {
   // Here and not in the destructor: the kernel takes tens of milliseconds, and so all rings of a handle spend
   // them at once.
   context_.reset();
+  device_.Close();
 }
 
 void Ring::Drive(const Operation* until) {
@@ -197,19 +198,25 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
     return false;
   }
   const Operation& operation = *slice.operation;
-  if (piece.bounce && operation.direction() == Direction::kWrite) {
-    operation.memory().Gather(piece.at, {piece.data, piece.size});
-  }
+  const bool gathered = piece.bounce && operation.direction() == Direction::kWrite;
   free_.pop_back();
   slice.next += piece.size;
   ++slice.pieces;
-  if (piece.descriptor < 0) {
-    buffered_.push_back(slot);
-  } else {
-    if (batch_left_ > 0) --batch_left_;
-    PrepareDirect(slot);
+  if (piece.descriptor >= 0 && batch_left_ > 0) --batch_left_;
+  if (gathered && operation.device() != nullptr) {
+    CopyFromDevice(slot);
+    return true;
   }
+  if (gathered) operation.memory().Gather(piece.at, {piece.data, piece.size});
+  Send(slot);
   return true;
+}
+
+void Ring::Send(unsigned slot) {
+  const Piece& piece = pieces_[slot];
+  if (piece.by_cufile) return TransferByCufile(slot);
+  if (piece.descriptor < 0) return buffered_.push_back(slot);
+  PrepareDirect(slot);
 }
 
 // The longest run of whole blocks for O_DIRECT, or what lies before or after one; to the next border of
@@ -255,7 +262,14 @@ void Ring::WriteEdges(Operation& operation) {
   for (const Operation::Edge& edge : operation.TakeEdges()) {
     if (operation.stopped()) return;
     std::vector<std::byte> bytes(edge.size);
-    operation.memory().Gather(edge.at, bytes);
+    if (operation.device() != nullptr) {
+      const auto copied = device_.CopyOutNow(*operation.device(), edge.at, bytes);
+      if (!copied.has_value()) {
+        return FailAt(operation, operation.offset() + edge.at, copied.error().error_number, copied.error().what);
+      }
+    } else {
+      operation.memory().Gather(edge.at, bytes);
+    }
     int error_number = 0;
     const int descriptor = operation.target().Buffered(&error_number);
     for (uint64_t done = 0; descriptor >= 0 && error_number == 0 && done < edge.size;) {
@@ -266,18 +280,35 @@ void Ring::WriteEdges(Operation& operation) {
       if (rc > 0) done += static_cast<uint64_t>(rc);
     }
     if (error_number != 0) return FailAt(operation, operation.offset() + edge.at, error_number);
-    operation.AddTransferred(edge.size);
+    CountArrived(operation, false, edge.size);
   }
 }
 
-// The caller's memory where it is one run, aligned as O_DIRECT asks; else a bounce buffer, and as much as it
-// holds.
+// The caller's memory where it is one run, aligned as O_DIRECT asks, or cuFile reaches it; else a bounce buffer, and as
+// much as it holds.
 bool Ring::FindMemory(Piece& piece) {
   Operation& operation = *piece.slice->operation;
+  if (operation.device() != nullptr) {
+    piece.by_cufile = piece.descriptor >= 0 && operation.device()->direct();
+    return piece.by_cufile || FindBounce(piece);
+  }
   const uint64_t alignment = piece.descriptor >= 0 ? operation.target().alignment().memory : 1;
   piece.data = operation.memory().Direct(piece.at, piece.size);
   if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
-  if (bounces_ == nullptr) {
+  return FindBounce(piece);
+}
+
+bool Ring::FindBounce(Piece& piece) {
+  Operation& operation = *piece.slice->operation;
+  if (operation.device() != nullptr) {
+    auto bounce = device_.TryBounce(*operation.device());
+    if (bounce.has_value()) {
+      piece.bounce = std::move(*bounce);
+    } else {
+      FailAt(operation, operation.offset() + piece.at, bounce.error().error_number, bounce.error().what);
+      piece.slice->next = piece.slice->end;
+    }
+  } else if (bounces_ == nullptr) {
     auto made = BufferPool::Create(
         {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
     if (!made.has_value()) {
@@ -287,7 +318,7 @@ bool Ring::FindMemory(Piece& piece) {
     }
     bounces_ = std::move(*made);
   }
-  piece.bounce = bounces_->TryAllocate();
+  if (operation.device() == nullptr) piece.bounce = bounces_->TryAllocate();
   if (!piece.bounce) return false;
   piece.data = piece.bounce.data();
   piece.size = std::min(piece.size, kBounceSize);
@@ -337,11 +368,14 @@ void Ring::OnRefusal(int error_number) {
 }
 
 void Ring::Reap() {
-  if (in_kernel_ == 0) return;
-  const bool others = !buffered_.empty();
+  const bool others = CollectFromDevice() || !buffered_.empty() || !ready_.empty();
+  if (in_kernel_ == 0 && device_.idle()) return;
   // One at a time where each is copied: the next transfer begins before the next copy does.
   const auto events = std::span(events_).first(bouncing() ? 1 : events_.size());
-  const int rc = others ? context_->Wait(0, events, 0) : context_->Wait(1, events);
+  std::optional<std::chrono::nanoseconds> patience;
+  if (!device_.idle()) patience = looks_ < kLooks ? std::chrono::nanoseconds(0) : kLookPause;
+  if (others) patience = std::chrono::nanoseconds(0);
+  const int rc = context_->Wait(others ? 0 : 1, events, patience);
   if (rc < 0 && rc != -EINTR) {
     // Only a context that is not ours fails so; without events no operation would ever end.
     std::fprintf(stderr, "weightfs: io_getevents failed: %s\n", std::strerror(-rc));
@@ -393,13 +427,74 @@ void Ring::TransferBuffered(unsigned slot) {
   Succeed(slot);
 }
 
-void Ring::Succeed(unsigned slot) {
+void Ring::TransferByCufile(unsigned slot) {
   const Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
-  if (piece.bounce && operation.direction() == Direction::kRead) {
-    operation.memory().Scatter(piece.at, {piece.data, piece.size});
+  const auto started = device_.Transfer(slot, operation.device(), operation.direction() == Direction::kWrite,
+                                        {.at = piece.at + piece.done,
+                                         .size = piece.size - piece.done,
+                                         .descriptor = piece.descriptor,
+                                         .offset = piece.offset + piece.done});
+  if (!started.has_value()) FailPiece(slot, started.error());
+}
+
+void Ring::CopyFromDevice(unsigned slot) {
+  const Piece& piece = pieces_[slot];
+  const auto started =
+      device_.CopyOut(slot, *piece.slice->operation->device(), piece.at, {piece.data, piece.size});
+  if (!started.has_value()) FailPiece(slot, started.error());
+}
+
+// True when something had ended.
+bool Ring::CollectFromDevice() {
+  if (device_.idle()) return false;
+  const bool alone = in_kernel_ == 0 && ready_.empty() && buffered_.empty() && device_.copies_under_way() == 0;
+  const auto transfers = device_.CollectTransfers(alone ? kTransferPause : std::chrono::milliseconds(0));
+  for (const auto& ended : transfers) OnTransferred(ended.slot, ended.outcome);
+  const auto copies = device_.CollectCopies();
+  for (const auto& ended : copies) OnCopied(ended.slot, ended.outcome);
+  const bool any = !transfers.empty() || !copies.empty();
+  looks_ = any ? 0 : std::min(looks_ + 1, kLooks);
+  return any;
+}
+
+void Ring::OnCopied(unsigned slot, const IoResult<void>& outcome) {
+  Operation& operation = *pieces_[slot].slice->operation;
+  if (!outcome.has_value()) return FailPiece(slot, outcome.error());
+  if (operation.direction() == Direction::kRead) return Arrive(slot);
+  if (operation.stopped()) return Release(slot);
+  Send(slot);
+}
+
+void Ring::OnTransferred(unsigned slot, const IoResult<uint64_t>& outcome) {
+  Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  if (!outcome.has_value()) return FailPiece(slot, outcome.error());
+  if (*outcome == 0) return FailPiece(slot, operation.direction() == Direction::kWrite ? EIO : 0);
+  piece.done += *outcome;
+  if (piece.done >= piece.size) return Arrive(slot);
+  if (operation.stopped()) return Release(slot);
+  TransferByCufile(slot);
+}
+
+void Ring::Succeed(unsigned slot) {
+  const Piece& piece = pieces_[slot];
+  const Operation& operation = *piece.slice->operation;
+  if (!piece.bounce || operation.direction() == Direction::kWrite) return Arrive(slot);
+  const std::span<std::byte> bytes(piece.data, piece.size);
+  if (operation.device() == nullptr) {
+    operation.memory().Scatter(piece.at, bytes);
+    return Arrive(slot);
   }
-  operation.AddTransferred(piece.size);
+  const auto started = device_.CopyIn(slot, *operation.device(), piece.at, bytes);
+  if (!started.has_value()) FailPiece(slot, started.error());
+}
+
+// All bytes of the piece are where they belong.
+void Ring::Arrive(unsigned slot) {
+  const Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  CountArrived(operation, piece.by_cufile, piece.size);
   Release(slot);
 }
 
@@ -411,19 +506,28 @@ void Ring::FailPiece(unsigned slot, int error_number) {
   Release(slot);
 }
 
+// Of the GPU, or of cuFile.
+void Ring::FailPiece(unsigned slot, const IoError& error) {
+  const Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  FailAt(operation, operation.offset() + piece.at + piece.done, error.error_number, error.what);
+  Release(slot);
+}
+
 void Ring::FailAt(Operation& operation, uint64_t offset, int error_number) {
+  if (error_number != 0) return FailAt(operation, offset, error_number, std::strerror(error_number));
+  const auto size = operation.target().Size();
+  operation.Fail(
+      PastTheEnd(operation.target(), operation.size(), operation.offset(), size.value_or(offset)));
+}
+
+void Ring::FailAt(Operation& operation, uint64_t offset, int error_number, const std::string& reason) {
   const Target& target = operation.target();
-  if (error_number == 0) {
-    const auto size = target.Size();
-    operation.Fail(PastTheEnd(target, operation.size(), operation.offset(), size.value_or(offset)));
-  } else {
-    operation.Fail(
-        {error_number,
-         fmt::format("{} of {} bytes at offset {} of {} failed at offset {}: {}",
-                     operation.direction() == Direction::kWrite ? "write" : "read", operation.size(),
-                     operation.offset(), target.path(), offset, std::strerror(error_number)),
-         target.path(), offset});
-  }
+  operation.Fail({error_number,
+                  fmt::format("{} of {} bytes at offset {} of {} failed at offset {}: {}",
+                              operation.direction() == Direction::kWrite ? "write" : "read", operation.size(),
+                              operation.offset(), target.path(), offset, reason),
+                  target.path(), offset});
 }
 
 void Ring::Release(unsigned slot) {

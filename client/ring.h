@@ -1,4 +1,4 @@
-// The I/O loop of a handle: slices of operations go in, their bytes go through one libaio context.
+// The I/O loop of a handle: slices of operations go in, their bytes go through one libaio context, or through cuFile.
 //
 // Whoever drives the loop carries out everything in it: the ring's own thread, or a thread that waits for a
 // synchronous operation and finds nobody driving. The second saves two switches of threads for each small
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "client/aio_context.h"
+#include "client/gpu/device_lane.h"
 #include "client/operation.h"
 #include "common/mutex.h"
 #include "engine/buffer.h"
@@ -26,6 +27,7 @@ struct RingOptions {
   bool overlap_events =
       false;            // new ones after each completion; else when all of a batch of queue_depth have ended
   size_t bounces = 32;  // buffers of 1 MiB for memory that O_DIRECT cannot use
+  DeviceLane::Options device = {};
 };
 
 // Thread-safe.
@@ -68,11 +70,12 @@ class Ring {
     uint64_t done = 0;
     std::byte* data = nullptr;  // the caller's memory, or the bounce buffer's
     Buffer bounce;
+    bool by_cufile = false;
     int descriptor = -1;  // -1: by the buffered descriptor, in the driver's thread
     uint64_t offset = 0;  // on the descriptor
   };
 
-  explicit Ring(const RingOptions& options) : options_(options) {}
+  explicit Ring(const RingOptions& options) : options_(options), device_(options.device) {}
   IoResult<void> Start(const std::shared_ptr<Ring>& self);
   void Run() EXCLUDES(mutex_);
   // Returns when `until` is done, or without one when there is nothing left to do.
@@ -86,6 +89,9 @@ class Ring {
   bool CutPiece(Slice& slice, unsigned slot);
   void ChooseRange(Slice& slice, Piece& piece) const;
   bool FindMemory(Piece& piece);
+  bool FindBounce(Piece& piece);
+  // Begins the transfer; the bytes of a write are where it takes them.
+  void Send(unsigned slot);
   bool DeferEdge(Slice& slice);
   void WriteEdges(Operation& operation);
   void SubmitReady();
@@ -94,9 +100,17 @@ class Ring {
   void OnEvent(unsigned slot, int64_t result);
   void PrepareDirect(unsigned slot);
   void TransferBuffered(unsigned slot);
+  void TransferByCufile(unsigned slot);
+  void CopyFromDevice(unsigned slot);
+  bool CollectFromDevice();
+  void OnCopied(unsigned slot, const IoResult<void>& outcome);
+  void OnTransferred(unsigned slot, const IoResult<uint64_t>& outcome);
   void Succeed(unsigned slot);
+  void Arrive(unsigned slot);
   void FailPiece(unsigned slot, int error_number);
+  void FailPiece(unsigned slot, const IoError& error);
   static void FailAt(Operation& operation, uint64_t offset, int error_number);
+  static void FailAt(Operation& operation, uint64_t offset, int error_number, const std::string& reason);
   void Release(unsigned slot);
   void RetireIfEnded(Slice& slice);
   void CompleteEnded();
@@ -113,6 +127,8 @@ class Ring {
   Slices cut_;      // wholly in pieces
   std::deque<std::shared_ptr<Operation>> ended_;
   std::unique_ptr<BufferPool> bounces_;  // made when the first piece needs one
+  DeviceLane device_;
+  unsigned looks_ = 0;  // at the GPU in a row that found nothing ended
   size_t in_kernel_ = 0;
   size_t batch_left_ = 0;  // without overlap_events: transfers that still belong to this batch
   unsigned refusals_ = 0;  // EAGAINs of io_submit in a row with nothing in the kernel

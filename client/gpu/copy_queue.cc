@@ -1,0 +1,63 @@
+#include "client/gpu/copy_queue.h"
+
+#include <utility>
+
+#include "common/result.h"
+
+namespace weightfs::client {
+
+IoResult<std::unique_ptr<CopyQueue>> CopyQueue::Create(const std::shared_ptr<const CudaDevice>& device) {
+  std::vector<Lane> lanes;
+  for (int i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(auto stream, CudaStream::Create(device));
+    lanes.push_back({std::move(stream)});
+  }
+  return std::unique_ptr<CopyQueue>(new CopyQueue(device, std::move(lanes)));
+}
+
+IoResult<CudaEvent> CopyQueue::Begin(const Copy& copy) {
+  // The event first: a copy whose end cannot be seen must not begin.
+  if (spares_.empty()) {
+    ASSIGN_OR_RETURN(auto made, CudaEvent::Create(device_));
+    spares_.push_back(std::move(made));
+  }
+  const CudaStream& stream = lanes_[copy.to_device ? 1 : 0].stream;
+  if (copy.before != nullptr) RETURN_IF_ERROR(stream.WaitFor(*copy.before));
+  if (copy.to_device) {
+    RETURN_IF_ERROR(stream.CopyToDevice(copy.address, copy.host));
+  } else {
+    RETURN_IF_ERROR(stream.CopyToHost(copy.host, copy.address));
+  }
+  RETURN_IF_ERROR(stream.Record(spares_.back()));
+  CudaEvent end = std::move(spares_.back());
+  spares_.pop_back();
+  return end;
+}
+
+IoResult<void> CopyQueue::Start(const Copy& copy) {
+  ASSIGN_OR_RETURN(auto end, Begin(copy));
+  lanes_[copy.to_device ? 1 : 0].copies.push_back({copy.slot, std::move(end)});
+  return {};
+}
+
+void CopyQueue::Collect(std::vector<Ended>* ended) {
+  for (Lane& lane : lanes_) {
+    for (auto& copies = lane.copies; !copies.empty(); copies.pop_front()) {
+      auto reached = copies.front().end.Reached();
+      if (reached.has_value() && !*reached) break;
+      IoResult<void> outcome;
+      if (!reached.has_value()) outcome = std::move(reached).error();
+      ended->push_back({copies.front().slot, std::move(outcome)});
+      spares_.push_back(std::move(copies.front().end));
+    }
+  }
+}
+
+IoResult<void> CopyQueue::Run(const Copy& copy) {
+  ASSIGN_OR_RETURN(auto end, Begin(copy));
+  auto result = end.Wait();
+  spares_.push_back(std::move(end));
+  return result;
+}
+
+}  // namespace weightfs::client

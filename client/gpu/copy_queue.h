@@ -1,0 +1,59 @@
+// Copies between the host's memory and one GPU that go on while their caller does other things.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/error.h"
+#include "client/gpu/cuda.h"
+
+namespace weightfs::client {
+
+// Externally synchronised. A stream for each direction, for the two run beside each other.
+class CopyQueue {
+ public:
+  struct Copy {
+    unsigned slot = 0;  // the caller's name of it
+    bool to_device = false;
+    uint64_t address = 0;  // on the GPU
+    std::span<std::byte> host = {};
+    const CudaEvent* before = nullptr;  // the copy begins after it; null: at once
+  };
+  struct Ended {
+    unsigned slot = 0;
+    IoResult<void> outcome = {};
+  };
+
+  static IoResult<std::unique_ptr<CopyQueue>> Create(const std::shared_ptr<const CudaDevice>& device);
+
+  const CudaDevice& device() const { return *device_; }
+  // After an error nothing was started. The memory must stay until the copy is collected.
+  IoResult<void> Start(const Copy& copy);
+  // Adds the copies that have ended since the last call.
+  void Collect(std::vector<Ended>* ended);
+  size_t under_way() const { return lanes_[0].copies.size() + lanes_[1].copies.size(); }
+  // Copies, and waits for it.
+  IoResult<void> Run(const Copy& copy);
+
+ private:
+  struct UnderWay {
+    unsigned slot;
+    CudaEvent end;
+  };
+  struct Lane {
+    CudaStream stream;
+    std::deque<UnderWay> copies = {};  // in the order in which they end
+  };
+
+  CopyQueue(std::shared_ptr<const CudaDevice> device, std::vector<Lane> lanes)
+      : device_(std::move(device)), lanes_(std::move(lanes)) {}
+  IoResult<CudaEvent> Begin(const Copy& copy);
+
+  const std::shared_ptr<const CudaDevice> device_;
+  std::vector<Lane> lanes_;        // to the host, to the GPU
+  std::vector<CudaEvent> spares_;  // used before, and free
+};
+
+}  // namespace weightfs::client

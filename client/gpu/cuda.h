@@ -1,0 +1,145 @@
+// The few functions of NVIDIA's driver library (libcuda.so.1) that handles need, and what they make: a GPU with its
+// context, streams, events. WEIGHTFS_CUDA_LIBRARY names another library (the tests' one has no GPU behind it).
+//
+// All of it reports CUDA's errors as IoErrors: ENODEV without a GPU, ENOMEM, EINVAL for what is no memory of a GPU,
+// EIO for the rest, with CUDA's own name of the error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "client/error.h"
+
+namespace weightfs::client {
+
+// Immutable.
+class Cuda {
+ public:
+  // Initialises the driver, which some processes do first here. ENODEV when there is no library or no GPU.
+  static IoResult<std::shared_ptr<const Cuda>> Load();
+
+  int device_count() const { return device_count_; }
+  // "13.0": what the driver supports.
+  std::string version() const;
+  IoResult<std::string> DeviceName(int ordinal) const;
+  // The number of the GPU whose memory lies at `address`; EINVAL when none's does.
+  IoResult<int> DeviceOf(uint64_t address) const;
+
+ private:
+  friend class CudaDevice;
+  friend class CudaStream;
+  friend class CudaEvent;
+  friend class PageLock;
+  struct Functions;
+  struct ContextTag;
+  struct StreamTag;
+  struct EventTag;
+
+  explicit Cuda(std::shared_ptr<const Functions> functions) : functions_(std::move(functions)) {}
+  IoError Failed(const char* action, int status) const;
+  IoResult<void> Check(const char* action, int status) const;
+
+  std::shared_ptr<const Functions> functions_;
+  int device_count_ = 0;
+  int version_ = 0;
+};
+
+// One GPU, by its primary context, which is the one that torch and others use. Thread-safe.
+class CudaDevice {
+ public:
+  static IoResult<std::shared_ptr<const CudaDevice>> Open(std::shared_ptr<const Cuda> cuda, int ordinal);
+  ~CudaDevice();
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  int ordinal() const { return ordinal_; }
+  const Cuda& cuda() const { return *cuda_; }
+
+  // Makes its context the calling thread's while it lives; what was the thread's before is so again afterwards.
+  class Current {
+   public:
+    explicit Current(const CudaDevice& device);
+    ~Current();
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    const IoResult<void>& result() const { return result_; }
+
+   private:
+    const CudaDevice& device_;
+    IoResult<void> result_;
+  };
+
+ private:
+  friend class CudaStream;
+  friend class CudaEvent;
+  friend class PageLock;
+  CudaDevice(std::shared_ptr<const Cuda> cuda, int ordinal) : cuda_(std::move(cuda)), ordinal_(ordinal) {}
+  // function(functions of the driver) with this context; its status as a result, in which `action` says what failed.
+  template <typename Function>
+  IoResult<void> Call(const char* action, Function function) const;
+  const std::shared_ptr<const Cuda> cuda_;
+  const int ordinal_;
+  int handle_ = 0;
+  Cuda::ContextTag* context_ = nullptr;
+};
+
+// A point in the work of a stream. Thread-safe, but for RecordOn.
+class CudaEvent {
+ public:
+  static IoResult<CudaEvent> Create(std::shared_ptr<const CudaDevice> device);
+  CudaEvent(CudaEvent&& other) noexcept;
+  CudaEvent& operator=(CudaEvent&& other) noexcept;
+  ~CudaEvent();
+
+  // After all that the program has put into its stream so far (0: the default stream).
+  IoResult<void> RecordOn(uintptr_t stream) const;
+  // Whether that point is reached. An error is one of the work before it, and then nothing is under way.
+  IoResult<bool> Reached() const;
+  IoResult<void> Wait() const;
+
+ private:
+  friend class CudaStream;
+  CudaEvent() = default;
+  std::shared_ptr<const CudaDevice> device_;
+  Cuda::EventTag* event_ = nullptr;
+};
+
+// Copies in the order in which they were started, beside what other streams do. Externally synchronised.
+class CudaStream {
+ public:
+  static IoResult<CudaStream> Create(std::shared_ptr<const CudaDevice> device);
+  CudaStream(CudaStream&& other) noexcept;
+  CudaStream& operator=(CudaStream&& other) noexcept;
+  ~CudaStream();
+
+  // What follows in this stream waits for the event.
+  IoResult<void> WaitFor(const CudaEvent& event) const;
+  // Start a copy; the host's memory must stay as it is until an event behind it is reached.
+  IoResult<void> CopyToDevice(uint64_t address, std::span<const std::byte> host) const;
+  IoResult<void> CopyToHost(std::span<std::byte> host, uint64_t address) const;
+  IoResult<void> Record(const CudaEvent& event) const;
+
+ private:
+  CudaStream() = default;
+  std::shared_ptr<const CudaDevice> device_;
+  Cuda::StreamTag* stream_ = nullptr;
+};
+
+// Keeps memory of the host in place, for all GPUs: copies are asynchronous and at full speed only so.
+class PageLock {
+ public:
+  static IoResult<PageLock> Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory);
+  PageLock(PageLock&& other) noexcept;
+  PageLock& operator=(PageLock&& other) noexcept;
+  ~PageLock();
+
+ private:
+  PageLock() = default;
+  std::shared_ptr<const CudaDevice> device_;
+  std::byte* memory_ = nullptr;
+};
+
+}  // namespace weightfs::client

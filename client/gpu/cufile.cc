@@ -1,0 +1,243 @@
+#include "client/gpu/cufile.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "client/gpu/shared_library.h"
+#include "common/result.h"
+
+namespace weightfs::client {
+namespace {
+
+// cuFile's numbers, as its interface fixes them.
+constexpr int kFileTypeDescriptor = 1;
+constexpr int kDriverAlreadyOpen = 5026;
+constexpr int kCudaError = 5011;
+constexpr int64_t kFirstError = 5000;
+
+// Bits of the kinds of storage that cuFile may reach directly.
+constexpr unsigned kLustre = 1U << 0;
+constexpr unsigned kNfs = 1U << 2;
+constexpr unsigned kGpfs = 1U << 3;
+constexpr unsigned kBeegfs = 1U << 9;
+// Block devices of all kinds, under filesystems of the kernel's own: NVMe, NVMe over fabrics, SCSI, ScaleFlux, NVMesh,
+// and what an older version said for NVMe without nvidia-fs.
+constexpr unsigned kBlock = 1U << 4 | 1U << 5 | 1U << 6 | 1U << 7 | 1U << 8 | 1U << 11;
+
+struct Kind {
+  long magic;  // of statfs(2)
+  unsigned bits;
+};
+constexpr std::array<Kind, 6> kKinds{{{0xEF53, kBlock},      // ext4
+                                      {0x58465342, kBlock},  // XFS
+                                      {0x0BD00BD0, kLustre},
+                                      {0x6969, kNfs},
+                                      {0x47504653, kGpfs},
+                                      {0x19830326, kBeegfs}}};
+
+struct Meaning {
+  int64_t code;
+  int error_number;
+  const char* text;
+};
+constexpr std::array<Meaning, 17> kMeanings{{
+    {5001, ENODEV, "the nvidia-fs module is not loaded, and compatibility mode is off"},
+    {5004, ENODEV, "cuFile and the nvidia-fs module are of different versions"},
+    {5006, ESHUTDOWN, "cuFile's driver is being closed"},
+    {5007, EOPNOTSUPP, "not supported on this platform"},
+    {5008, EOPNOTSUPP, "not supported for this file"},
+    {5009, EOPNOTSUPP, "not supported by this GPU"},
+    {5011, EIO, "the CUDA driver failed"},
+    {5012, EINVAL, "no memory of a GPU"},
+    {5013, EINVAL, "memory of another kind than a GPU's"},
+    {5016, ENOMEM, "more memory than cuFile may pin"},
+    {5018, EOPNOTSUPP, "not supported for this kind of file"},
+    {5020, EOPNOTSUPP, "the file is not open for direct I/O"},
+    {5022, EINVAL, "an argument that is not possible"},
+    {5023, EEXIST, "the memory is pinned already"},
+    {5025, EACCES, "permission denied"},
+    {5036, ENOMEM, "the GPU's memory cannot be pinned"},
+    {5043, ENOMEM, "out of memory"},
+}};
+
+// As cuFile lays them out on 64-bit machines; later versions may write more properties behind these.
+struct Properties {
+  unsigned driver_major;
+  unsigned driver_minor;
+  size_t poll_threshold;
+  size_t max_direct_io;
+  unsigned direct_kinds;
+  unsigned control_flags;
+  unsigned features;
+  unsigned limits[5];
+  unsigned room[32];
+};
+static_assert(offsetof(Properties, direct_kinds) == 24 && offsetof(Properties, limits) == 36);
+
+struct FileDescription {
+  int type;
+  union {
+    int descriptor;
+    void* handle;
+  };
+  const void* operations;
+};
+static_assert(sizeof(FileDescription) == 24 && offsetof(FileDescription, descriptor) == 8);
+
+void* Pointer(uint64_t address) {
+  // An address on the GPU: cuFile takes it as a pointer, and nobody follows it.
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
+}  // namespace
+
+struct Cufile::Status {
+  int error;  // 0, or one of cuFile's
+  int cuda;   // CUDA's own, when the error is kCudaError
+};
+
+struct Cufile::Functions {
+  Status (*open_driver)();
+  Status (*properties)(Properties* properties);
+  Status (*version)(int* version);  // null in old ones
+  Status (*open)(void** handle, FileDescription* description);
+  void (*close)(void* handle);
+  Status (*pin)(const void* address, size_t size, int flags);
+  Status (*unpin)(const void* address);
+  ssize_t (*read)(void* handle, void* base, size_t size, off_t offset, off_t at);
+  ssize_t (*write)(void* handle, const void* base, size_t size, off_t offset, off_t at);
+
+  IoResult<void> Resolve(const SharedLibrary& library) {
+    const bool all = library.Find("cuFileDriverOpen", &open_driver) &&
+                     library.Find("cuFileDriverGetProperties", &properties) &&
+                     library.Find("cuFileHandleRegister", &open) &&
+                     library.Find("cuFileHandleDeregister", &close) && library.Find("cuFileBufRegister", &pin) &&
+                     library.Find("cuFileBufDeregister", &unpin) && library.Find("cuFileRead", &read) &&
+                     library.Find("cuFileWrite", &write);
+    library.Find("cuFileGetVersion", &version);
+    if (all) return {};
+    return IoError{ENOENT, fmt::format("{} lacks functions of cuFile; install another version", library.name())};
+  }
+};
+
+IoResult<std::shared_ptr<const Cufile>> Cufile::Load(const std::string& path) {
+  const char* named = std::getenv("WEIGHTFS_CUFILE_LIBRARY");
+  std::vector<std::string> names{"libcufile.so.0"};
+  if (!path.empty()) names.push_back(path);
+  if (named != nullptr && *named != '\0') names = {named};
+  const auto library = SharedLibrary::Open(names);
+  if (!library.has_value()) {
+    return IoError{ENOENT, fmt::format("cuFile cannot be loaded ({}); install it with CUDA or the Python package "
+                                       "nvidia-cufile, or name it in WEIGHTFS_CUFILE_LIBRARY",
+                                       library.error().what)};
+  }
+  auto functions = std::make_shared<Functions>();
+  RETURN_IF_ERROR(functions->Resolve(*library));
+  std::shared_ptr<Cufile> cufile(new Cufile(functions));
+  RETURN_IF_ERROR(cufile->Start());
+  return cufile;
+}
+
+IoResult<void> Cufile::Start() {
+  const Status opened = functions_->open_driver();
+  // Another part of the program was first.
+  if (opened.error != kDriverAlreadyOpen) RETURN_IF_ERROR(Check("cuFile's driver cannot be opened", opened));
+  Properties properties{};
+  RETURN_IF_ERROR(Check("cuFile's properties cannot be read", functions_->properties(&properties)));
+  kinds_ = properties.direct_kinds;
+  nvidia_fs_ = properties.driver_major != 0 || properties.driver_minor != 0;
+  if (functions_->version != nullptr && functions_->version(&version_).error != 0) version_ = 0;
+  return {};
+}
+
+std::string Cufile::version() const {
+  return version_ == 0 ? "of an unknown version" : fmt::format("{}.{}", version_ / 1000, version_ % 1000 / 10);
+}
+
+std::string Cufile::DirectWay() const {
+  if (!direct()) return "compatibility mode: neither nvidia-fs nor PCI P2PDMA serves a filesystem here";
+  return nvidia_fs_ ? "nvidia-fs" : "PCI P2PDMA";
+}
+
+bool Cufile::DirectFor(int descriptor) const {
+  struct stat status{};
+  struct statfs filesystem{};
+  if (fstat(descriptor, &status) != 0) return false;
+  if (S_ISBLK(status.st_mode)) return (kinds_ & kBlock) != 0;
+  if (fstatfs(descriptor, &filesystem) != 0) return false;
+  const auto kind = std::find_if(kKinds.begin(), kKinds.end(),
+                                 [&](const Kind& known) { return known.magic == static_cast<long>(filesystem.f_type); });
+  return kind != kKinds.end() && (kinds_ & kind->bits) != 0;
+}
+
+IoError Cufile::Failed(const char* action, int64_t code) {
+  const auto* meaning =
+      std::find_if(kMeanings.begin(), kMeanings.end(), [&](const Meaning& known) { return known.code == code; });
+  if (meaning == kMeanings.end()) return {EIO, fmt::format("{}: cuFile error {}", action, code)};
+  return {meaning->error_number, fmt::format("{}: {} (cuFile error {})", action, meaning->text, code)};
+}
+
+IoResult<void> Cufile::Check(const char* action, const Status& status) const {
+  if (status.error == 0) return {};
+  IoError error = Failed(action, status.error);
+  if (status.error == kCudaError) error.what += fmt::format(", CUDA error {}", status.cuda);
+  return error;
+}
+
+// Of a transfer: bytes; -1 with errno; or the negative number of one of cuFile's own errors.
+IoResult<uint64_t> Cufile::Outcome(const char* action, int64_t result, int error_number) {
+  if (result >= 0) return static_cast<uint64_t>(result);
+  if (-result > kFirstError) return Failed(action, -result);
+  // Some versions return the negative errno itself.
+  if (result < -1) error_number = static_cast<int>(-result);
+  if (error_number == 0) error_number = EIO;
+  return IoError{error_number, fmt::format("{}: {}", action, std::strerror(error_number))};
+}
+
+IoResult<std::unique_ptr<const Cufile::File>> Cufile::Open(int descriptor) const {
+  FileDescription description{};
+  description.type = kFileTypeDescriptor;
+  description.descriptor = descriptor;
+  void* handle = nullptr;
+  RETURN_IF_ERROR(Check("cuFile does not take the file", functions_->open(&handle, &description)));
+  return std::unique_ptr<const File>(new File(shared_from_this(), handle));
+}
+
+Cufile::File::~File() {
+  cufile_->functions_->close(handle_);
+}
+
+IoResult<uint64_t> Cufile::File::Read(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
+  errno = 0;
+  const ssize_t result = cufile_->functions_->read(handle_, Pointer(base), size, static_cast<off_t>(offset),
+                                                   static_cast<off_t>(at));
+  return Outcome("cuFileRead", result, errno);
+}
+
+IoResult<uint64_t> Cufile::File::Write(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
+  errno = 0;
+  const ssize_t result = cufile_->functions_->write(handle_, Pointer(base), size, static_cast<off_t>(offset),
+                                                    static_cast<off_t>(at));
+  return Outcome("cuFileWrite", result, errno);
+}
+
+IoResult<std::unique_ptr<const Cufile::Pin>> Cufile::PinMemory(uint64_t address, uint64_t size) const {
+  RETURN_IF_ERROR(Check("cuFile cannot pin the tensor", functions_->pin(Pointer(address), size, 0)));
+  return std::unique_ptr<const Pin>(new Pin(shared_from_this(), address));
+}
+
+Cufile::Pin::~Pin() {
+  // A refusal means that cuFile knows the memory no more.
+  [[maybe_unused]] const Status ignored = cufile_->functions_->unpin(Pointer(address_));
+}
+
+}  // namespace weightfs::client

@@ -1,0 +1,61 @@
+// Threads that carry out cuFile's transfers, which block their caller.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "client/error.h"
+#include "client/gpu/gpu.h"
+#include "common/mutex.h"
+
+namespace weightfs::client {
+
+// Thread-safe. All that was started must have been collected before it is destroyed.
+class CufileThreads {
+ public:
+  struct Transfer {
+    unsigned slot = 0;  // the caller's name of it
+    bool write = false;
+    std::shared_ptr<DeviceMemory> memory;
+    const Cufile::File* file = nullptr;
+    uint64_t at = 0;  // in the operation's memory
+    uint64_t size = 0;
+    uint64_t offset = 0;  // in the file
+  };
+  struct Ended {
+    unsigned slot = 0;
+    IoResult<uint64_t> outcome;  // bytes
+  };
+
+  // EAGAIN when there are no threads.
+  static IoResult<std::unique_ptr<CufileThreads>> Create(size_t count);
+  ~CufileThreads();
+  CufileThreads(const CufileThreads&) = delete;
+  CufileThreads& operator=(const CufileThreads&) = delete;
+
+  void Start(Transfer transfer) EXCLUDES(mutex_);
+  // Adds the transfers that have ended since the last call; waits for one at most so long.
+  void Collect(std::vector<Ended>* ended, std::chrono::microseconds wait) EXCLUDES(mutex_);
+  // Started, and not collected.
+  size_t under_way() const EXCLUDES(mutex_);
+
+ private:
+  CufileThreads() = default;
+  void Run() EXCLUDES(mutex_);
+  static IoResult<uint64_t> CarryOut(const Transfer& transfer);
+
+  mutable Mutex mutex_;
+  std::condition_variable started_;
+  std::condition_variable done_;
+  std::deque<Transfer> waiting_ GUARDED_BY(mutex_);
+  std::vector<Ended> ended_ GUARDED_BY(mutex_);
+  size_t under_way_ GUARDED_BY(mutex_) = 0;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace weightfs::client

@@ -1,0 +1,178 @@
+#include "client/gpu/gpu.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "client/file_target.h"
+#include "client/gpu/copy_queue.h"
+#include "common/result.h"
+
+namespace weightfs::client {
+
+IoResult<const Cufile::File*> DeviceMemory::FileOf(int descriptor) {
+  const MutexLock lock(mutex_);
+  auto& file = files_[descriptor];
+  if (file == nullptr) {
+    const CudaDevice::Current current(*device_);
+    RETURN_IF_ERROR(current.result());
+    ASSIGN_OR_RETURN(file, cufile_->Open(descriptor));
+  }
+  return file.get();
+}
+
+void DeviceMemory::CloseFiles() {
+  const MutexLock lock(mutex_);
+  files_.clear();
+}
+
+IoResult<std::shared_ptr<Gpu>> Gpu::Open(GpuMode mode, const std::string& cufile_path) {
+  std::shared_ptr<Gpu> gpu(new Gpu);
+  ASSIGN_OR_RETURN(gpu->cuda_, Cuda::Load());
+  gpu->facts_.count = gpu->cuda_->device_count();
+  gpu->facts_.cuda = gpu->cuda_->version();
+  ASSIGN_OR_RETURN(gpu->facts_.name, gpu->cuda_->DeviceName(0));
+  RETURN_IF_ERROR(gpu->ChooseWay(mode, cufile_path));
+  return gpu;
+}
+
+IoResult<void> Gpu::ChooseWay(GpuMode mode, const std::string& cufile_path) {
+  facts_.mode = GpuMode::kBounce;
+  if (mode == GpuMode::kOnDemand || mode == GpuMode::kBounce) {
+    facts_.why = mode == GpuMode::kBounce ? "it was asked for" : "cuFile is for gds_handle";
+    return {};
+  }
+  auto loaded = Cufile::Load(cufile_path);
+  forced_ = mode == GpuMode::kCufile;
+  if (!loaded.has_value()) {
+    if (forced_) return std::move(loaded).error();
+    facts_.why = loaded.error().what;
+    return {};
+  }
+  facts_.cufile = (*loaded)->version();
+  if (!forced_ && !(*loaded)->direct()) {
+    facts_.why = fmt::format("cuFile {} would work in {}", facts_.cufile, (*loaded)->DirectWay());
+    return {};
+  }
+  facts_.mode = GpuMode::kCufile;
+  facts_.why = fmt::format("{}: {}", forced_ ? "it was asked for" : "it reaches the GPU directly",
+                           (*loaded)->DirectWay());
+  cufile_ = std::move(*loaded);
+  return {};
+}
+
+GpuFacts Gpu::facts() const {
+  GpuFacts facts = facts_;
+  facts.cufile_bytes = traffic_->cufile.load(std::memory_order_relaxed);
+  facts.bounce_bytes = traffic_->bounce.load(std::memory_order_relaxed);
+  return facts;
+}
+
+IoResult<std::shared_ptr<const CudaDevice>> Gpu::DeviceOf(uint64_t address) {
+  ASSIGN_OR_RETURN(const int ordinal, cuda_->DeviceOf(address));
+  const MutexLock lock(mutex_);
+  auto& device = devices_[ordinal];
+  if (device == nullptr) {
+    ASSIGN_OR_RETURN(device, CudaDevice::Open(cuda_, ordinal));
+  }
+  return device;
+}
+
+IoResult<std::shared_ptr<DeviceMemory>> Gpu::Describe(const MemoryView& memory) {
+  std::shared_ptr<DeviceMemory> made(new DeviceMemory);
+  made->address_ = made->base_ = memory.device_address();
+  made->traffic_ = traffic_;
+  ASSIGN_OR_RETURN(made->device_, DeviceOf(made->address_));
+  if (memory.stream()) {
+    ASSIGN_OR_RETURN(made->before_, CudaEvent::Create(made->device_));
+    RETURN_IF_ERROR(made->before_->RecordOn(*memory.stream()));
+  }
+  return made;
+}
+
+IoResult<std::shared_ptr<DeviceMemory>> Gpu::Admit(const MemoryView& memory, const Target& target,
+                                                   uint64_t offset) {
+  ASSIGN_OR_RETURN(auto made, Describe(memory));
+  ASSIGN_OR_RETURN(const bool direct, GoesDirect(memory, target, offset));
+  if (!direct) return made;
+  made->cufile_ = cufile_;
+  const int descriptor = target.Locate(offset, memory.size()).descriptor;
+  // What cuFile promises of a filesystem need not hold for each of its files.
+  if (descriptor >= 0 && !forced_ && !made->FileOf(descriptor).has_value()) {
+    made->cufile_ = nullptr;
+    return made;
+  }
+  const MutexLock lock(mutex_);
+  if (const auto* pinned = FindPinnedLocked(made->address_, memory.size())) {
+    made->base_ = pinned->first;
+    made->pin_ = pinned->second.pin;
+  }
+  return made;
+}
+
+IoResult<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const {
+  if (cufile_ == nullptr) return false;
+  const int descriptor = target.Locate(offset, memory.size()).descriptor;
+  if (!forced_) return descriptor >= 0 && cufile_->DirectFor(descriptor);
+  if (descriptor >= 0) return true;
+  // So little that no block of it is whole, or hardly one.
+  if (memory.size() < FileTarget::kSmallTransfer) return false;
+  return IoError{EOPNOTSUPP,
+                 fmt::format("mode cufile cannot be had for {}: it is not open for direct I/O, or its filesystem has "
+                             "none; mode auto or bounce takes it",
+                             target.path()),
+                 target.path(), offset};
+}
+
+IoResult<void> Gpu::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
+  ASSIGN_OR_RETURN(const auto described, Describe(memory));
+  ASSIGN_OR_RETURN(const auto queue, CopyQueue::Create(described->device()));
+  return queue->Run({.address = described->address(), .host = host, .before = described->before()});
+}
+
+IoResult<void> Gpu::Pin(const MemoryView& memory) {
+  const uint64_t address = memory.device_address();
+  ASSIGN_OR_RETURN(const auto device, DeviceOf(address));
+  const MutexLock lock(mutex_);
+  const auto [place, added] = pinned_.try_emplace(address);
+  if (!added) return IoError{EEXIST, "the tensor's memory is pinned already"};
+  place->second.size = memory.size();
+  if (cufile_ == nullptr) return {};
+  const CudaDevice::Current current(*device);
+  IoResult<void> result = current.result();
+  if (result.has_value()) {
+    auto pin = cufile_->PinMemory(address, memory.size());
+    if (pin.has_value()) {
+      place->second.pin = std::move(*pin);
+    } else {
+      result = std::move(pin).error();
+    }
+  }
+  if (!result.has_value()) pinned_.erase(place);
+  return result;
+}
+
+bool Gpu::Unpin(uint64_t address) {
+  Pinned gone;
+  const MutexLock lock(mutex_);
+  const auto place = pinned_.find(address);
+  if (place == pinned_.end()) return false;
+  pinned_.erase(place);
+  return true;
+}
+
+bool Gpu::IsPinned(uint64_t address, uint64_t size) const {
+  const MutexLock lock(mutex_);
+  return FindPinnedLocked(address, size) != nullptr;
+}
+
+const std::pair<const uint64_t, Gpu::Pinned>* Gpu::FindPinnedLocked(uint64_t address, uint64_t size) const {
+  auto after = pinned_.upper_bound(address);
+  if (after == pinned_.begin()) return nullptr;
+  const auto& entry = *std::prev(after);
+  const bool inside = size <= entry.second.size && address - entry.first <= entry.second.size - size;
+  return inside ? &entry : nullptr;
+}
+
+}  // namespace weightfs::client

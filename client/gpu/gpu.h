@@ -1,0 +1,107 @@
+// The GPUs of a process as one handle uses them: which way its transfers take, which memory is pinned, and the memory
+// of each operation.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "client/error.h"
+#include "client/gpu/cuda.h"
+#include "client/gpu/cufile.h"
+#include "client/gpu/gpu_mode.h"
+#include "client/memory_view.h"
+#include "client/target.h"
+#include "common/mutex.h"
+
+namespace weightfs::client {
+
+// Bytes that went each way; of a handle.
+struct GpuTraffic {
+  std::atomic<uint64_t> cufile{0};
+  std::atomic<uint64_t> bounce{0};
+};
+
+// The memory of one operation on one GPU. Thread-safe.
+class DeviceMemory {
+ public:
+  const std::shared_ptr<const CudaDevice>& device() const { return device_; }
+  uint64_t address() const { return address_; }
+  // What the program had put into the tensor's stream when the operation began; null: nothing is waited for.
+  const CudaEvent* before() const { return before_ ? &*before_ : nullptr; }
+  // Whether whole blocks go by cuFile.
+  bool direct() const { return cufile_ != nullptr; }
+  GpuTraffic& traffic() const { return *traffic_; }
+
+  // For cuFile: where its pinned memory begins, or the operation's own, and how far behind that the latter begins.
+  uint64_t base() const { return base_; }
+  uint64_t lead() const { return address_ - base_; }
+  // The file behind a descriptor of the operation's target, known to cuFile until CloseFiles.
+  IoResult<const Cufile::File*> FileOf(int descriptor) EXCLUDES(mutex_);
+  void CloseFiles() EXCLUDES(mutex_);
+
+ private:
+  friend class Gpu;
+  DeviceMemory() = default;
+  std::shared_ptr<const CudaDevice> device_;
+  std::shared_ptr<GpuTraffic> traffic_;
+  uint64_t address_ = 0;
+  uint64_t base_ = 0;
+  std::optional<CudaEvent> before_;
+  std::shared_ptr<const Cufile::Pin> pin_;
+  std::shared_ptr<const Cufile> cufile_;
+  Mutex mutex_;
+  std::map<int, std::unique_ptr<const Cufile::File>> files_ GUARDED_BY(mutex_);
+};
+
+// Thread-safe.
+class Gpu {
+ public:
+  // ENODEV without a GPU. With kCufile the errors of cuFile; with kAuto they are the reason for bounce buffers.
+  // `cufile_path` is tried where the loader finds no cuFile.
+  static IoResult<std::shared_ptr<Gpu>> Open(GpuMode mode, const std::string& cufile_path);
+
+  GpuFacts facts() const;
+
+  // The memory of an operation on an opened file. EINVAL for memory that is no GPU's, EOPNOTSUPP for a file that
+  // mode kCufile cannot use.
+  IoResult<std::shared_ptr<DeviceMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset)
+      EXCLUDES(mutex_);
+  // Copies memory of a GPU to the host, and waits for it.
+  IoResult<void> CopyOut(const MemoryView& memory, std::span<std::byte> host) EXCLUDES(mutex_);
+
+  // Readies memory for transfers until it is unpinned. EEXIST when it is pinned, by its address, already.
+  IoResult<void> Pin(const MemoryView& memory) EXCLUDES(mutex_);
+  // False when nothing is pinned at that address. Operations under way keep it until they are done.
+  bool Unpin(uint64_t address) EXCLUDES(mutex_);
+  bool IsPinned(uint64_t address, uint64_t size) const EXCLUDES(mutex_);
+
+ private:
+  struct Pinned {
+    uint64_t size = 0;
+    std::shared_ptr<const Cufile::Pin> pin;  // null with bounce buffers, which need nothing
+  };
+
+  Gpu() = default;
+  IoResult<void> ChooseWay(GpuMode mode, const std::string& cufile_path);
+  IoResult<std::shared_ptr<DeviceMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
+  IoResult<std::shared_ptr<const CudaDevice>> DeviceOf(uint64_t address) EXCLUDES(mutex_);
+  IoResult<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const;
+  const std::pair<const uint64_t, Pinned>* FindPinnedLocked(uint64_t address, uint64_t size) const REQUIRES(mutex_);
+
+  std::shared_ptr<const Cuda> cuda_;
+  std::shared_ptr<const Cufile> cufile_;  // null: bounce buffers
+  bool forced_ = false;                   // cuFile wherever it can be had at all
+  GpuFacts facts_;                        // but for the traffic
+  const std::shared_ptr<GpuTraffic> traffic_ = std::make_shared<GpuTraffic>();
+
+  mutable Mutex mutex_;
+  std::map<int, std::shared_ptr<const CudaDevice>> devices_ GUARDED_BY(mutex_);  // by ordinal
+  std::map<uint64_t, Pinned> pinned_ GUARDED_BY(mutex_);                         // by address
+};
+
+}  // namespace weightfs::client

@@ -1,0 +1,475 @@
+// Memory of a GPU, on machines without one (tests/support/fake_gpu): touching it as the host's memory crashes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "client/gpu/gpu.h"
+#include "client/handle.h"
+#include "common/units.h"
+#include "tests/support/fake_gpu/fake_gpu.h"
+#include "tests/unit/client/files.h"
+
+namespace weightfs::client {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using testing::HasSubstr;
+
+constexpr unsigned kBlockDevices = 1U << 4;  // what cuFile reaches directly where nvidia-fs serves NVMe
+constexpr uintptr_t kDefaultStream = 0;
+
+FakeGpuCounts Counts() {
+  FakeGpuCounts counts{};
+  fake_gpu_count(&counts);
+  return counts;
+}
+
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(size_t size, int ordinal = 0) : size_(size), address_(fake_gpu_allocate(size, ordinal)) {}
+  explicit DeviceBytes(const Bytes& bytes, int ordinal = 0) : DeviceBytes(bytes.size(), ordinal) { Set(bytes); }
+  ~DeviceBytes() { fake_gpu_free(address_); }
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+
+  uint64_t address() const { return address_; }
+  void Set(const Bytes& bytes) const { fake_gpu_poke(address_, bytes.data(), bytes.size()); }
+  Bytes Get() const {
+    Bytes bytes(size_);
+    fake_gpu_peek(address_, bytes.data(), size_);
+    return bytes;
+  }
+  MemoryView View(std::optional<uintptr_t> stream = kDefaultStream) const {
+    return MemoryView::OnDevice(address_, size_, stream);
+  }
+  MemoryView Part(size_t at, size_t size) const {
+    return MemoryView::OnDevice(address_ + at, size, kDefaultStream);
+  }
+
+ private:
+  const size_t size_;
+  const uint64_t address_;
+};
+
+class GpuTest : public testing::Test {
+ protected:
+  GpuTest() {
+    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_GPU, 1);
+    setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_GPU, 1);
+    fake_gpu_reset();
+  }
+  ~GpuTest() override {
+    // Whatever happened: nothing was misused, and with the handles all is gone.
+    const auto counts = Counts();
+    EXPECT_EQ(counts.mistakes, 0U);
+    EXPECT_EQ(fake_gpu_context_depth(), 0);
+    EXPECT_EQ(counts.contexts + counts.streams + counts.events + counts.page_locks + counts.files + counts.pins, 0U);
+    fake_gpu_reset();
+  }
+
+  static std::unique_ptr<Handle> Make(GpuMode mode, unsigned parallelism = 1) {
+    return std::move(
+        Handle::Create({.block_size = 65536, .queue_depth = 8, .intra_op_parallelism = parallelism, .gpu = mode})
+            .value());
+  }
+
+  const Folder folder_;
+};
+
+struct Way {
+  std::string name;
+  GpuMode mode;
+  unsigned kinds;
+  HandleOptions options;
+  bool by_cufile;
+};
+
+class GpuWayTest : public GpuTest, public testing::WithParamInterface<Way> {
+ protected:
+  GpuWayTest() { fake_gpu_set_kinds(GetParam().kinds); }
+  static std::unique_ptr<Handle> Make() {
+    HandleOptions options = GetParam().options;
+    options.gpu = GetParam().mode;
+    return std::move(Handle::Create(options).value());
+  }
+};
+
+std::string NameOf(const testing::TestParamInfo<Way>& info) {
+  return info.param.name;
+}
+
+const HandleOptions kSmallBlocks{65536, 8, false, true, 1};
+const HandleOptions kThreads{65536, 8, false, false, 3};
+const HandleOptions kTiny{4096, 2, true, false, 2};
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, GpuWayTest,
+    testing::Values(Way{"OnDemand", GpuMode::kOnDemand, 0, {}, false}, Way{"Bounce", GpuMode::kBounce, 0, kSmallBlocks, false},
+                    Way{"BounceThreads", GpuMode::kBounce, 0, kThreads, false},
+                    Way{"BounceTiny", GpuMode::kBounce, 0, kTiny, false},
+                    Way{"AutoBounce", GpuMode::kAuto, 0, kSmallBlocks, false},
+                    Way{"AutoCufile", GpuMode::kAuto, kBlockDevices, kSmallBlocks, true},
+                    Way{"Cufile", GpuMode::kCufile, 0, kThreads, true}, Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
+    NameOf);
+
+TEST_P(GpuWayTest, EverySizeAndOffsetArrivesToTheLastByteAndNoFurther) {
+  const auto handle = Make();
+  unsigned seed = 0;
+  for (const size_t size : {size_t{1}, size_t{1000}, size_t{4096}, size_t{65536}, size_t{65537}, size_t{300'001},
+                            size_t{1 << 20}, size_t{2'500'000}}) {
+    for (const size_t lead : {size_t{0}, size_t{3}, size_t{512}}) {
+      for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, uint64_t{4096}, uint64_t{70'000}}) {
+        SCOPED_TRACE(fmt::format("size {} memory +{} offset {}", size, lead, offset));
+        const Bytes before = RandomBytes(offset + size + 5000, 7);
+        WriteFile(folder_ / "file", before);
+        const Bytes bytes = RandomBytes(lead + size + 10, ++seed);
+        const DeviceBytes memory(bytes);
+        ASSERT_TRUE(handle->Write(folder_ / "file", memory.Part(lead, size), {.offset = offset}).has_value());
+        Bytes expected = before;
+        std::copy_n(bytes.begin() + static_cast<long>(lead), size, expected.begin() + static_cast<long>(offset));
+        ASSERT_EQ(ReadFile(folder_ / "file"), expected);
+
+        const Bytes other = RandomBytes(bytes.size(), ++seed);
+        memory.Set(other);
+        ASSERT_TRUE(handle->Read(folder_ / "file", memory.Part(lead, size), {.offset = offset}).has_value());
+        Bytes read = other;
+        std::copy_n(bytes.begin() + static_cast<long>(lead), size, read.begin() + static_cast<long>(lead));
+        ASSERT_EQ(memory.Get(), read);
+      }
+    }
+  }
+  const auto counts = Counts();
+  EXPECT_EQ(counts.cufile_reads > 0 && counts.cufile_writes > 0, GetParam().by_cufile);
+  const auto facts = handle->gpu().value();
+  EXPECT_EQ(facts.mode, GetParam().by_cufile ? GpuMode::kCufile : GpuMode::kBounce);
+  EXPECT_EQ(facts.cufile_bytes > 0, GetParam().by_cufile);
+  EXPECT_GT(facts.bounce_bytes, 0U);  // parts of blocks at least
+  EXPECT_EQ(facts.name, "Fake GPU 0");
+  EXPECT_EQ(facts.cuda, "13.0");
+}
+
+TEST_P(GpuWayTest, AsynchronousOperationsAllArriveAndAreCounted) {
+  const auto handle = Make();
+  std::vector<std::unique_ptr<DeviceBytes>> memories;
+  for (unsigned i = 0; i < 6; ++i) {
+    memories.push_back(std::make_unique<DeviceBytes>(RandomBytes(400'000 + i, i)));
+    ASSERT_TRUE(handle->StartWrite(folder_ / std::to_string(i), memories[i]->View(), {.durable = i == 0}).has_value());
+  }
+  EXPECT_EQ(handle->Wait().count, 6U);
+  for (const auto& memory : memories) memory->Set(Bytes(400'000));
+  std::vector<std::shared_ptr<Operation>> kept;
+  for (unsigned i = 0; i < 6; ++i) {
+    kept.push_back(handle->StartRead(folder_ / std::to_string(i), memories[i]->View()).value());
+  }
+  EXPECT_EQ(handle->Wait().count, 6U);
+  for (unsigned i = 0; i < 6; ++i) {
+    EXPECT_EQ(memories[i]->Get(), RandomBytes(400'000 + i, i));
+    EXPECT_EQ(kept[i]->transferred(), 400'000U + i);
+  }
+}
+
+TEST_P(GpuWayTest, MemoryOfTheHostGoesTheUsualWay) {
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(300'000);
+  ASSERT_TRUE(handle->Write(folder_ / "file", MemoryView(std::span<std::byte>(bytes))).has_value());
+  EXPECT_EQ(ReadFile(folder_ / "file"), bytes);
+  const auto counts = Counts();
+  EXPECT_EQ(counts.copies_to_host + counts.copies_to_gpu + counts.cufile_writes, 0U);
+}
+
+TEST_P(GpuWayTest, AWriteTakesWhatTheStreamsEarlierWorkPutsThere) {
+  const auto handle = Make();
+  const DeviceBytes memory(RandomBytes(300'001, 1));
+  const Bytes later = RandomBytes(300'001, 2);
+  fake_gpu_hold_default_stream(0, memory.address(), later.data(), later.size());
+  const auto write = handle->StartWrite(folder_ / "file", memory.View()).value();
+  // Memory of the host does not wait for it, where there are slots.
+  if (handle->options().queue_depth > 2) {
+    Bytes host = RandomBytes(100'000, 3);
+    EXPECT_TRUE(handle->StartWrite(folder_ / "host", MemoryView(std::span<std::byte>(host))).value()->Wait(60'000ms));
+  }
+  EXPECT_FALSE(write->done());
+  fake_gpu_release();
+  ASSERT_TRUE(write->Wait());
+  ASSERT_FALSE(write->error());
+  EXPECT_EQ(ReadFile(folder_ / "file"), later);
+}
+
+TEST_P(GpuWayTest, AReadComesAfterTheStreamsEarlierWork) {
+  const auto handle = Make();
+  WriteFile(folder_ / "file", RandomBytes(300'001, 1));
+  const DeviceBytes memory(300'001);
+  const Bytes earlier = RandomBytes(300'001, 2);
+  fake_gpu_hold_default_stream(0, memory.address(), earlier.data(), earlier.size());
+  const auto read = handle->StartRead(folder_ / "file", memory.View()).value();
+  fake_gpu_release();
+  ASSERT_TRUE(read->Wait());
+  ASSERT_FALSE(read->error());
+  EXPECT_EQ(memory.Get(), RandomBytes(300'001, 1));
+}
+
+TEST_P(GpuWayTest, AHandleMayGoWithOperationsUnderWay) {
+  const DeviceBytes memory(RandomBytes(2'000'000));
+  const DeviceBytes target(2'000'000);
+  WriteFile(folder_ / "source", RandomBytes(2'000'000, 5));
+  for (int i = 0; i < 5; ++i) {
+    const auto handle = Make();
+    for (int j = 0; j < 3; ++j) {
+      ASSERT_TRUE(handle->StartWrite(folder_ / std::to_string(j), memory.View()).has_value());
+      ASSERT_TRUE(handle->StartRead(folder_ / "source", target.View()).has_value());
+    }
+  }
+}
+
+TEST_P(GpuWayTest, ACancelledOperationEndsAndLeavesNoFile) {
+  const auto handle = Make();
+  const DeviceBytes memory(RandomBytes(3'000'000));
+  const Bytes later(10);
+  fake_gpu_hold_default_stream(0, memory.address(), later.data(), later.size());
+  const auto write = handle->StartWrite(folder_ / "file", memory.View()).value();
+  EXPECT_TRUE(write->Cancel());
+  fake_gpu_release();
+  write->Wait();
+  EXPECT_TRUE(write->cancelled());
+  EXPECT_EQ(folder_.entries(), 0U);
+}
+
+TEST_P(GpuWayTest, AReadPastTheEndFails) {
+  const auto handle = Make();
+  WriteFile(folder_ / "file", RandomBytes(100'000));
+  const DeviceBytes memory(100'001);
+  EXPECT_EQ(handle->Read(folder_ / "file", memory.View()).error().error_number, ENODATA);
+}
+
+TEST_P(GpuWayTest, AnEmptyTensorIsAnEmptyFile) {
+  const auto handle = Make();
+  ASSERT_TRUE(handle->Write(folder_ / "file", MemoryView::OnDevice(0, 0, kDefaultStream)).has_value());
+  EXPECT_EQ(ReadFile(folder_ / "file").size(), 0U);
+  EXPECT_TRUE(handle->Read(folder_ / "file", MemoryView::OnDevice(0, 0, kDefaultStream)).has_value());
+}
+
+TEST_P(GpuWayTest, MemoryThatIsNoGpusIsRefusedBeforeAnythingIsTouched) {
+  const auto handle = Make();
+  Bytes host(100'000);
+  const auto view = MemoryView::OnDevice(reinterpret_cast<uintptr_t>(host.data()), host.size(), kDefaultStream);
+  const auto refused = handle->Write(folder_ / "file", view);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number, EINVAL);
+  EXPECT_THAT(refused.error().what, HasSubstr("no memory of a GPU"));
+  EXPECT_EQ(folder_.entries(), 0U);
+}
+
+TEST_P(GpuWayTest, TwoGpusEachWithItsOwnMemory) {
+  fake_gpu_set_devices(2);
+  const auto handle = Make();
+  const DeviceBytes first(RandomBytes(200'000, 1), 0);
+  const DeviceBytes second(RandomBytes(200'000, 2), 1);
+  ASSERT_TRUE(handle->StartWrite(folder_ / "first", first.View()).has_value());
+  ASSERT_TRUE(handle->StartWrite(folder_ / "second", second.View()).has_value());
+  EXPECT_EQ(handle->Wait().count, 2U);
+  EXPECT_EQ(ReadFile(folder_ / "first"), first.Get());
+  EXPECT_EQ(ReadFile(folder_ / "second"), second.Get());
+}
+
+TEST_P(GpuWayTest, PinnedMemoryIsTransferredByItsBase) {
+  const auto handle = Make();
+  const DeviceBytes memory(RandomBytes(600'000));
+  ASSERT_TRUE(handle->PinDevice(memory.View()).has_value());
+  EXPECT_EQ(handle->PinDevice(memory.View()).error().error_number, EEXIST);
+  EXPECT_TRUE(handle->IsDevicePinned(memory.Part(1000, 599'000)));
+  EXPECT_FALSE(handle->IsDevicePinned(memory.Part(1000, 599'001)));
+  EXPECT_EQ(Counts().pins, GetParam().by_cufile ? 1U : 0U);
+  ASSERT_TRUE(handle->Write(folder_ / "file", memory.Part(4096, 500'000)).has_value());
+  const Bytes all = memory.Get();
+  EXPECT_EQ(ReadFile(folder_ / "file"), Bytes(all.begin() + 4096, all.begin() + 504'096));
+  EXPECT_EQ(Counts().pinned_transfers > 0, GetParam().by_cufile);
+  EXPECT_TRUE(handle->UnpinDevice(memory.address()));
+  EXPECT_FALSE(handle->UnpinDevice(memory.address()));
+  EXPECT_FALSE(handle->IsDevicePinned(memory.View()));
+  EXPECT_EQ(Counts().pins, 0U);
+  ASSERT_TRUE(handle->PinDevice(memory.View()).has_value());  // and the handle's end unpins it
+}
+
+TEST_P(GpuWayTest, CopyOutGivesTheHostTheBytes) {
+  const auto handle = Make();
+  const DeviceBytes memory(RandomBytes(100'000));
+  Bytes host(100'000);
+  ASSERT_TRUE(handle->CopyOut(memory.View(), host).has_value());
+  EXPECT_EQ(host, memory.Get());
+}
+
+// --- Which way is taken, and what is said about it ---
+
+TEST_F(GpuTest, WithoutAGpuThereIsNoHandleAndTheReasonIsSaid) {
+  for (const GpuMode mode : {GpuMode::kAuto, GpuMode::kCufile, GpuMode::kBounce}) {
+    fake_gpu_set_devices(0);
+    auto refused = Handle::Create({.gpu = mode});
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().error_number, ENODEV);
+    EXPECT_THAT(refused.error().what, HasSubstr("no GPU to use"));
+    fake_gpu_set_devices(1);
+    fake_gpu_fail("cuInit", 0, 1, 100);
+    EXPECT_EQ(Handle::Create({.gpu = mode}).error().error_number, ENODEV);
+    setenv("WEIGHTFS_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1);
+    refused = Handle::Create({.gpu = mode});
+    EXPECT_EQ(refused.error().error_number, ENODEV);
+    EXPECT_THAT(refused.error().what, HasSubstr("/nowhere/libcuda.so.1"));
+    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_GPU, 1);
+  }
+  setenv("WEIGHTFS_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1);
+  const auto handle = Make(GpuMode::kOnDemand);
+  EXPECT_FALSE(handle->gpu());
+  EXPECT_EQ(handle->Write(folder_ / "file", MemoryView::OnDevice(4096, 10, {})).error().error_number, ENODEV);
+  EXPECT_EQ(folder_.entries(), 0U);
+}
+
+TEST_F(GpuTest, AutoSaysWhyItTakesBounceBuffers) {
+  EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("cuFile 1.20 would work in compatibility mode"));
+  setenv("WEIGHTFS_CUFILE_LIBRARY", "/nowhere/libcufile.so.0", 1);
+  EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("/nowhere/libcufile.so.0"));
+  const auto refused = Handle::Create({.gpu = GpuMode::kCufile});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number, ENOENT);
+  setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_GPU, 1);
+  fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
+  EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("not supported on this platform"));
+  fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
+  EXPECT_EQ(Handle::Create({.gpu = GpuMode::kCufile}).error().error_number, EOPNOTSUPP);
+  // Somebody else opened it.
+  fake_gpu_set_kinds(kBlockDevices);
+  fake_gpu_fail("cuFileDriverOpen", 0, 1, 5026);
+  EXPECT_EQ(Make(GpuMode::kAuto)->gpu()->mode, GpuMode::kCufile);
+}
+
+TEST_F(GpuTest, AutoTakesBounceBuffersForFilesThatCufileDoesNotTake) {
+  fake_gpu_set_kinds(kBlockDevices);
+  const auto handle = Make(GpuMode::kAuto);
+  const DeviceBytes memory(RandomBytes(300'000));
+  fake_gpu_fail("cuFileHandleRegister", 0, 1, 5018);
+  ASSERT_TRUE(handle->Write(folder_ / "file", memory.View()).has_value());
+  EXPECT_EQ(ReadFile(folder_ / "file"), memory.Get());
+  // A filesystem that is not of a kind reached directly.
+  const Folder in_memory("/dev/shm");
+  ASSERT_TRUE(handle->Write(in_memory / "file", memory.View()).has_value());
+  EXPECT_EQ(ReadFile(in_memory / "file"), memory.Get());
+  EXPECT_EQ(Counts().cufile_writes, 0U);
+}
+
+TEST_F(GpuTest, AForcedCufileThatCannotBeHadIsAnError) {
+  const auto handle = Make(GpuMode::kCufile);
+  const DeviceBytes memory(RandomBytes(300'000));
+  fake_gpu_fail("cuFileHandleRegister", 0, 1, 5018);
+  const auto refused = handle->Write(folder_ / "file", memory.View());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number, EOPNOTSUPP);
+  EXPECT_THAT(refused.error().what, HasSubstr("cuFile error 5018"));
+  // A descriptor without O_DIRECT.
+  const int buffered = open((folder_ / "buffered").c_str(), O_RDWR | O_CREAT, 0600);
+  const auto not_direct = handle->Write(buffered, memory.View());
+  close(buffered);
+  ASSERT_FALSE(not_direct.has_value());
+  EXPECT_EQ(not_direct.error().error_number, EOPNOTSUPP);
+  EXPECT_THAT(not_direct.error().what, HasSubstr("direct I/O"));
+}
+
+// --- What goes wrong on the way ---
+
+TEST_F(GpuTest, ShortTransfersOfCufileAreContinued) {
+  const auto handle = Make(GpuMode::kCufile);
+  const DeviceBytes memory(RandomBytes(500'000));
+  fake_gpu_limit_transfers(10'000);
+  ASSERT_TRUE(handle->Write(folder_ / "file", memory.View()).has_value());
+  EXPECT_EQ(ReadFile(folder_ / "file"), memory.Get());
+  const DeviceBytes target(500'000);
+  ASSERT_TRUE(handle->Read(folder_ / "file", target.View()).has_value());
+  EXPECT_EQ(target.Get(), memory.Get());
+}
+
+struct Fault {
+  std::string function;
+  GpuMode mode;
+  bool read;
+  int status;
+  int error_number;
+  std::string said;
+};
+
+TEST_F(GpuTest, EachFailureIsReportedOnceWithItsReason) {
+  const std::vector<Fault> faults{
+      {"cuFileRead", GpuMode::kCufile, true, 5008, EOPNOTSUPP, "cuFile error 5008"},
+      {"cuFileRead", GpuMode::kCufile, true, -1, EIO, "cuFileRead: Input/output error"},
+      {"cuFileRead", GpuMode::kCufile, true, -ENOSPC, ENOSPC, "No space left"},
+      {"cuFileWrite", GpuMode::kCufile, false, 5030, EIO, "cuFile error 5030"},
+      {"cuFileWrite", GpuMode::kCufile, false, -1, EIO, "cuFileWrite: Input/output error"},
+      {"cuFileHandleRegister", GpuMode::kCufile, false, 5025, EACCES, "permission denied"},
+      {"cuMemcpyHtoDAsync", GpuMode::kBounce, true, 700, EIO, "cannot copy to the GPU"},
+      {"cuMemcpyDtoHAsync", GpuMode::kBounce, false, 700, EIO, "CUDA error 700"},
+      {"cuMemHostRegister", GpuMode::kBounce, true, 2, ENOMEM, "cannot lock bounce buffers"},
+      {"cuMemHostRegister", GpuMode::kBounce, false, 2, ENOMEM, "cannot lock bounce buffers"},
+      {"cuEventQuery", GpuMode::kBounce, true, 700, EIO, "work of the GPU failed"},
+      {"cuEventQuery", GpuMode::kBounce, false, 700, EIO, "work of the GPU failed"},
+      {"cuStreamCreate", GpuMode::kBounce, true, 2, ENOMEM, "cannot make a stream"},
+      {"cuEventCreate", GpuMode::kBounce, true, 2, ENOMEM, "cannot make an event"},
+      {"cuEventRecord", GpuMode::kBounce, true, 400, EIO, "cannot follow the tensor's stream"},
+      {"cuDevicePrimaryCtxRetain", GpuMode::kBounce, true, 2, ENOMEM, "cannot use the GPU's context"},
+      {"cuCtxPushCurrent", GpuMode::kBounce, true, 201, EIO, "cannot use the GPU's context"},
+  };
+  for (const Fault& fault : faults) {
+    for (const int after : {0, 1}) {
+      SCOPED_TRACE(fmt::format("{} {} after {}", fault.function, fault.status, after));
+      fake_gpu_reset();
+      const auto handle = Make(fault.mode);
+      const DeviceBytes memory(RandomBytes(1'000'000));
+      WriteFile(folder_ / "source", RandomBytes(1'000'000));
+      fake_gpu_fail(fault.function.c_str(), after, 1, fault.status);
+      const auto result = fault.read ? handle->Read(folder_ / "source", memory.View())
+                                     : handle->Write(folder_ / "new", memory.View());
+      // What is called once for all fails only the first time.
+      if (after == 0 || !result.has_value()) {
+        ASSERT_FALSE(result.has_value());
+        if (after == 0) {
+          EXPECT_THAT(result.error().what, HasSubstr(fault.said));
+          EXPECT_EQ(result.error().error_number, fault.error_number);
+        }
+        EXPECT_FALSE(std::filesystem::exists(folder_ / "new"));
+      }
+      std::filesystem::remove(folder_ / "new");
+      // The handle goes on.
+      fake_gpu_fail(fault.function.c_str(), 0, 0, 0);
+      ASSERT_TRUE(handle->Write(folder_ / "new", memory.View()).has_value());
+      EXPECT_EQ(ReadFile(folder_ / "new"), memory.Get());
+      std::filesystem::remove(folder_ / "new");
+    }
+  }
+}
+
+TEST_F(GpuTest, ACopyThatFailsOnTheWayFailsItsOperation) {
+  for (const bool read : {true, false}) {
+    const auto handle = Make(GpuMode::kBounce, 2);
+    const DeviceBytes memory(RandomBytes(1'000'000));
+    WriteFile(folder_ / "source", RandomBytes(1'000'000));
+    fake_gpu_fail_copy(3, 719);
+    const auto result =
+        read ? handle->Read(folder_ / "source", memory.View()) : handle->Write(folder_ / "new", memory.View());
+    ASSERT_FALSE(result.has_value());
+    EXPECT_EQ(result.error().error_number, EIO);
+    EXPECT_THAT(result.error().what, HasSubstr("CUDA error 719"));
+  }
+  EXPECT_EQ(folder_.entries(), 1U);
+}
+
+TEST_F(GpuTest, CopiesAreOfLockedMemoryAndSeveralAreUnderWay) {
+  const auto handle = Make(GpuMode::kBounce);
+  const DeviceBytes memory(RandomBytes(4 << 20));
+  ASSERT_TRUE(handle->Write(folder_ / "file", memory.View()).has_value());
+  const auto counts = Counts();
+  EXPECT_EQ(counts.copies_to_host, 64U);
+  EXPECT_EQ(counts.copies_of_unlocked_memory, 0U);
+  EXPECT_GT(counts.most_copies_at_once, 1U);
+}
+
+}  // namespace
+}  // namespace weightfs::client

@@ -1,5 +1,5 @@
 // The native part of the Python package: handles, operations and locked memory. What a tensor is, Python
-// decides; here memory is an address with a shape. Every call that may wait runs without the GIL.
+// decides; here memory is an address with a shape, on the host or on a GPU. Every call that may wait runs without the GIL.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <tuple>
 #include <utility>
 
 #include "client/handle.h"
@@ -76,14 +77,33 @@ Progress MakeProgress(const py::object& callable) {
   return [call = Callable(callable)](uint64_t done, uint64_t total) { call(done, total); };
 }
 
-// (address, item size, shape, strides in bytes); without strides it is one run.
-MemoryView MakeMemory(uintptr_t address, size_t item_size, const std::vector<int64_t>& shape,
-                      const std::optional<std::vector<int64_t>>& strides) {
+// (address, item size, shape, strides in bytes, stream). Without strides it is one run. Memory of the host has no
+// stream, that of a GPU has CUDA's handle of one, or kNoStream.
+using Memory = std::tuple<uintptr_t, size_t, std::vector<int64_t>, std::optional<std::vector<int64_t>>,
+                          std::optional<int64_t>>;
+constexpr int64_t kNoStream = -1;
+
+MemoryView MakeMemory(const Memory& memory) {
+  const auto& [address, item_size, shape, strides, stream] = memory;
   auto* base = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
   if (strides) return Check(MemoryView::Strided(base, item_size, shape, *strides));
   size_t size = item_size;
   for (const int64_t count : shape) size *= static_cast<size_t>(count);
-  return MemoryView(std::span(base, size));
+  if (!stream) return MemoryView(std::span(base, size));
+  return MemoryView::OnDevice(address, size, *stream == kNoStream ? std::nullopt : std::optional<uintptr_t>(*stream));
+}
+
+MemoryView MakeHostMemory(const Memory& memory) {
+  if (std::get<4>(memory)) throw py::value_error("this is memory of a GPU, where the host's is needed");
+  return MakeMemory(memory);
+}
+
+GpuMode MakeMode(const std::string& name) {
+  if (name.empty()) return GpuMode::kOnDemand;
+  if (name == "auto") return GpuMode::kAuto;
+  if (name == "cufile") return GpuMode::kCufile;
+  if (name == "bounce") return GpuMode::kBounce;
+  throw py::value_error("mode is '" + name + "': it is one of auto, cufile and bounce");
 }
 
 FileName MakeFile(const py::object& file) {
@@ -138,52 +158,65 @@ auto WithoutGil(const PyHandle& self, Call call) {
   return call(*handle);
 }
 
-using Shape = std::vector<int64_t>;
-using Strides = std::optional<std::vector<int64_t>>;
+// What is known of GPUs; None before one was looked for.
+py::object GpuOf(const PyHandle& self) {
+  const auto facts = self.get()->gpu();
+  if (!facts) return py::none();
+  py::dict answer;
+  answer["count"] = facts->count;
+  answer["name"] = facts->name;
+  answer["cuda"] = facts->cuda;
+  answer["cufile"] = facts->cufile;
+  answer["mode"] = facts->mode == GpuMode::kCufile ? "cufile" : "bounce";
+  answer["why"] = ToStr(facts->why);
+  answer["cufile_bytes"] = facts->cufile_bytes;
+  answer["bounce_bytes"] = facts->bounce_bytes;
+  return answer;
+}
 
 void BindHandle(py::module_& module) {
   py::class_<PyHandle, std::shared_ptr<PyHandle>>(module, "Handle")
       .def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
-                       unsigned intra_op_parallelism) {
-        return std::make_shared<PyHandle>(
-            HandleOptions{block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism});
+                       unsigned intra_op_parallelism, const std::string& mode, const std::string& cufile_library) {
+        return std::make_shared<PyHandle>(HandleOptions{block_size, queue_depth, single_submit, overlap_events,
+                                                        intra_op_parallelism, MakeMode(mode), cufile_library});
       }))
       .def("close", &PyHandle::Close)
       .def("read",
-           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
-              const Shape& shape, const Strides& strides, uint64_t offset, const py::object& progress) {
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              uint64_t offset, const py::object& progress) {
              const auto name = MakeFile(file);
-             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const auto memory = MakeMemory(arguments);
              const ReadOptions options{.offset = offset, .progress = MakeProgress(progress)};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
            })
       .def("write",
-           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
-              const Shape& shape, const Strides& strides, std::optional<uint64_t> offset,
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              std::optional<uint64_t> offset,
               const py::object& progress, bool durable, bool atomic) {
              const auto name = MakeFile(file);
-             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const auto memory = MakeMemory(arguments);
              const WriteOptions options{
                  .offset = offset, .durable = durable, .atomic = atomic, .progress = MakeProgress(progress)};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
            })
       .def("start_read",
-           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
-              const Shape& shape, const Strides& strides, uint64_t offset, const py::object& progress,
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              uint64_t offset, const py::object& progress,
               bool own_errors) {
              const auto name = MakeFile(file);
-             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const auto memory = MakeMemory(arguments);
              const ReadOptions options{
                  .offset = offset, .progress = MakeProgress(progress), .own_errors = own_errors};
              return Check(
                  WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
            })
       .def("start_write",
-           [](const PyHandle& self, const py::object& file, uintptr_t address, size_t item_size,
-              const Shape& shape, const Strides& strides, std::optional<uint64_t> offset,
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              std::optional<uint64_t> offset,
               const py::object& progress, bool durable, bool atomic, bool own_errors) {
              const auto name = MakeFile(file);
-             const auto memory = MakeMemory(address, item_size, shape, strides);
+             const auto memory = MakeMemory(arguments);
              const WriteOptions options{.offset = offset,
                                         .durable = durable,
                                         .atomic = atomic,
@@ -199,7 +232,28 @@ void BindHandle(py::module_& module) {
              for (const auto& error : completed.errors) errors.append(MakeException(error));
              return py::make_tuple(completed.count, completed.failed, errors);
            })
-      .def("pending", [](const PyHandle& self) { return self.get()->pending(); });
+      .def("pending", [](const PyHandle& self) { return self.get()->pending(); })
+      .def("gpu", &GpuOf)
+      .def("pin",
+           [](const PyHandle& self, const Memory& arguments) {
+             const auto memory = MakeMemory(arguments);
+             Check(WithoutGil(self, [&](Handle& handle) { return handle.PinDevice(memory); }));
+           })
+      .def("unpin",
+           [](const PyHandle& self, uint64_t address) {
+             return WithoutGil(self, [&](Handle& handle) { return handle.UnpinDevice(address); });
+           })
+      .def("is_device_pinned",
+           [](const PyHandle& self, const Memory& arguments) {
+             return self.get()->IsDevicePinned(MakeMemory(arguments));
+           })
+      .def("copy_out", [](const PyHandle& self, const Memory& from, const Memory& to) {
+        const auto memory = MakeMemory(from);
+        const auto host = MakeHostMemory(to);
+        if (memory.size() != host.size()) throw py::value_error("the two have different sizes");
+        const std::span<std::byte> bytes(host.Direct(0, host.size()), host.size());
+        Check(WithoutGil(self, [&](Handle& handle) { return handle.CopyOut(memory, bytes); }));
+      });
 }
 
 // Python's signal handlers run while it waits.
@@ -283,10 +337,9 @@ void BindMemory(py::module_& module) {
                           contiguous ? py::object(py::none()) : py::cast(info.strides), info.readonly);
   });
   module.def("copy",
-             [](uintptr_t to, size_t item_size, const Shape& shape, const Strides& to_strides, uintptr_t from,
-                size_t from_item_size, const Shape& from_shape, const Strides& from_strides) {
-               const auto target = MakeMemory(to, item_size, shape, to_strides);
-               const auto source = MakeMemory(from, from_item_size, from_shape, from_strides);
+             [](const Memory& to, const Memory& from) {
+               const auto target = MakeHostMemory(to);
+               const auto source = MakeHostMemory(from);
                if (target.size() != source.size()) throw py::value_error("the two have different sizes");
                const py::gil_scoped_release nogil;
                const size_t size = source.size();

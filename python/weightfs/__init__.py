@@ -9,7 +9,8 @@
 weightfs.deepnvme has DeepNVMe's builders, weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
 
 from weightfs._future import Future
+from weightfs._gds import gds_handle
 from weightfs._handle import aio_handle, is_pinned
 from weightfs._native import __version__
 
-__all__ = ["Future", "__version__", "aio_handle", "is_pinned"]
+__all__ = ["Future", "__version__", "aio_handle", "gds_handle", "is_pinned"]

@@ -9,7 +9,8 @@ from weightfs import _native
 class Future:
     """One operation under way. Like concurrent.futures.Future, with bytes; and `await` works.
 
-    The tensor stays alive until the operation is done. Callbacks come from a thread that does I/O (or from the thread
+    The tensor stays alive until the operation is done. A GPU's tensor that is not contiguous is filled by the first of
+    done(), wait() and result() that finds it done, on the stream that is current there. Callbacks come from a thread that does I/O (or from the thread
     that adds one when the operation is done already): they must be quick, may start operations, and may not wait for
     one."""
 
@@ -29,7 +30,7 @@ class Future:
         return self._operation.transferred()
 
     def done(self):
-        return self._operation.done()
+        return self._operation.done() and self._settled()
 
     def running(self):
         return not self._operation.done()
@@ -46,7 +47,7 @@ class Future:
         """Waits for the end, whatever it is; False when `timeout` seconds passed before."""
         if _native.Operation.in_callback() and not self._operation.done():
             raise RuntimeError("a callback of an operation may not wait for one: it would wait for ever")
-        return self._operation.wait(timeout)
+        return self._operation.wait(timeout) and self._settled()
 
     def exception(self, timeout=None):
         """The OSError it failed with, or None. TimeoutError, and concurrent.futures.CancelledError."""
@@ -68,6 +69,12 @@ class Future:
     def add_done_callback(self, function):
         """Calls function(future) once it is done."""
         self._operation.on_done(lambda: function(self))
+
+    def _settled(self):
+        """True. After a read into a tensor that is not one run of a GPU's memory its bytes are put where they belong."""
+        if self._memory.finish is not None and self._operation.error() is None:
+            self._memory.finish()
+        return True
 
     def __await__(self):
         loop = asyncio.get_running_loop()

@@ -4,8 +4,11 @@ import atexit
 import collections
 import contextlib
 import errno
+import functools
+import glob
 import logging
 import os
+import sys
 import threading
 import weakref
 
@@ -36,7 +39,8 @@ def _close_all():
 
 
 class aio_handle:  # noqa: N801  (DeepNVMe's name)
-    """Reads and writes tensors between memory and files, at the speed of the device.
+    """Reads and writes tensors between memory and files, at the speed of the device. Tensors of a GPU pass through
+    page-locked buffers, which are copied while other transfers are under way; gds_handle may spare that.
 
     block_size: bytes of one transfer. queue_depth: transfers in the kernel at once, for each slice. single_submit:
     each in a system call of its own. overlap_events: refill after each completion, else in batches of queue_depth.
@@ -61,7 +65,7 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         if min(options[0], options[1], options[4]) < 1:
             raise ValueError("block_size, queue_depth and intra_op_parallelism must be at least 1")
         self._options = options
-        self._native = _native.Handle(*options)
+        self._native = self._open()
         self._under_way = collections.deque()   # (operation, memory, validation, own errors); keeps memory alive
         self._lock = threading.Lock()           # for the line above
         self._last_error = None
@@ -232,34 +236,38 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
 
     def __repr__(self):
         names = ("block_size", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
-        return f"aio_handle({', '.join(f'{name}={value}' for name, value in zip(names, self._options))})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in zip(names, self._options))})"
 
     # --- How ---
 
+    def _open(self):
+        return _native.Handle(*self._options, "", find_cufile())
+
     def _read_now(self, memory, file, offset, validate=False, progress=None):
         with _labelled(memory):
-            self._native.read(_name(file), *memory.arguments, _checked(offset), progress)
+            self._native.read(_name(file), memory.arguments, _checked(offset), progress)
+        if memory.finish is not None:
+            memory.finish()
         if validate:
-            _validate(memory, file, offset)
+            self._validate(memory, file, offset)
 
     def _write_now(self, memory, file, offset, validate=False, *, durable=False, atomic=False, progress=None):
         with _labelled(memory):
-            self._native.write(_name(file), *memory.arguments, _written_offset(offset), progress, durable, atomic)
+            self._native.write(_name(file), memory.arguments, _written_offset(offset), progress, durable, atomic)
         if validate:
-            _validate(memory, file, offset)
+            self._validate(memory, file, offset)
 
     def _start_read(self, memory, file, offset, validate=None, progress=None, own_errors=False):
         self._forget_done()
         with _labelled(memory):
-            operation = self._native.start_read(_name(file), *memory.arguments, _checked(offset), progress,
-                                                own_errors)
+            operation = self._native.start_read(_name(file), memory.arguments, _checked(offset), progress, own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
     def _start_write(self, memory, file, offset, validate=None, *, durable=False, atomic=False, progress=None,
                      own_errors=False):
         self._forget_done()
         with _labelled(memory):
-            operation = self._native.start_write(_name(file), *memory.arguments, _written_offset(offset), progress,
+            operation = self._native.start_write(_name(file), memory.arguments, _written_offset(offset), progress,
                                                  durable, atomic, own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
@@ -280,13 +288,36 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
             return 0
         return -1
 
+    def _validate(self, memory, file, offset):
+        """Compares the memory with what an ordinary read of the file gives."""
+        if memory.nbytes == 0:
+            return
+        if memory.strides is None and not memory.on_device:
+            wanted = _native.view(memory.address, memory.nbytes)
+        else:
+            gathered = bytearray(memory.nbytes)
+            if memory.on_device:
+                self._native.copy_out(memory.arguments, describe(gathered).arguments)
+            else:
+                _native.copy(describe(gathered).arguments, memory.arguments)
+            wanted = memoryview(gathered)
+        # A descriptor may be open for writing only, or for O_DIRECT.
+        path = f"/proc/self/fd/{file}" if isinstance(file, int) else file
+        with open(path, "rb", buffering=0) as stream:
+            for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
+                piece = wanted[at:at + _VALIDATED_AT_ONCE]
+                if os.pread(stream.fileno(), len(piece), offset + at) != piece:
+                    raise _os_error(errno.EIO, f"validation of {memory.nbytes} bytes at offset {int(offset)} of {file} "
+                                    f"failed: the file differs in the {len(piece)} bytes from {offset + at} on",
+                                    file, memory)
+
     def _drain(self):
         """Waits; (operations that succeeded, errors of those that did not)."""
         completed, _, _ = self._native.wait()
         errors, validations = self._collect()
         for memory, file, offset in validations:
             try:
-                _validate(memory, file, offset)
+                self._validate(memory, file, offset)
             except OSError as error:
                 errors.append(error)
                 completed -= 1
@@ -303,6 +334,8 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         errors, validations = [], []
         for operation, memory, validation, own_errors in done:
             error = None if own_errors else operation.error()
+            if error is None and memory.finish is not None and operation.error() is None:
+                memory.finish()
             if error is not None:
                 errors.append(with_label(error, memory))
             elif validation is not None:
@@ -314,8 +347,9 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         much."""
         with self._lock:
             while self._under_way:
-                operation, _, validation, own_errors = self._under_way[0]
-                if validation is not None or not operation.done() or not (own_errors or operation.error() is None):
+                operation, memory, validation, own_errors = self._under_way[0]
+                waits = validation is not None or memory.finish is not None
+                if waits or not operation.done() or not (own_errors or operation.error() is None):
                     return
                 self._under_way.popleft()
 
@@ -343,7 +377,7 @@ def is_pinned(buffer):
             if buffer.is_pinned():
                 return True
     memory = describe(buffer)
-    return memory.nbytes > 0 and _native.is_locked(memory.address, _span(memory))
+    return memory.nbytes > 0 and not memory.on_device and _native.is_locked(memory.address, _span(memory))
 
 
 def _span(memory):
@@ -399,20 +433,10 @@ def _os_error(number, text, filename, memory):
     return with_label(error, memory)
 
 
-def _validate(memory, file, offset):
-    """Compares the memory with what an ordinary read of the file gives."""
-    if memory.strides is None:
-        wanted = _native.view(memory.address, memory.nbytes)
-    else:
-        gathered = bytearray(memory.nbytes)
-        _native.copy(*describe(gathered).arguments, *memory.arguments)
-        wanted = memoryview(gathered)
-    # A descriptor may be open for writing only, or for O_DIRECT.
-    path = f"/proc/self/fd/{file}" if isinstance(file, int) else file
-    with open(path, "rb", buffering=0) as stream:
-        for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
-            piece = wanted[at:at + _VALIDATED_AT_ONCE]
-            if os.pread(stream.fileno(), len(piece), offset + at) != piece:
-                raise _os_error(errno.EIO, f"validation of {memory.nbytes} bytes at offset {int(offset)} of {file} "
-                                f"failed: the file differs in the {len(piece)} bytes from {offset + at} on",
-                                file, memory)
+@functools.cache
+def find_cufile():
+    """A path of cuFile's library in the packages that bring it for torch; "" when there is none."""
+    for folder in filter(None, sys.path):
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", "libcufile.so.0"))):
+            return path
+    return ""

@@ -1,22 +1,30 @@
-"""Where the bytes of a tensor lie: torch tensors, numpy arrays, DLPack, and every object with the buffer protocol.
+"""Where the bytes of a tensor lie: torch tensors, numpy arrays, DLPack, every object with the buffer protocol, and in the
+memory of a GPU torch tensors and objects with __cuda_array_interface__.
 
 torch is never imported here: a tensor is known by what it can do."""
 
 import math
 import sys
+import threading
 
 from weightfs import _native
 
 
+_NO_STREAM = -1       # to the native side
+_LEGACY_STREAM = 1    # CUDA's default stream, as __cuda_array_interface__ names it
+
+
 class Memory:
     """The address, element size, shape and strides (in bytes; None when it is one run) of a buffer. `owner` keeps the
-    memory alive."""
+    memory alive. `stream` is None for memory of the host; for that of a GPU it is the stream whose work an operation
+    comes after. `finish`, where there is one, is to be called when the memory has been read into: it may be called
+    often, by any thread."""
 
-    __slots__ = ("address", "item_size", "shape", "strides", "owner", "label")
+    __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish")
 
-    def __init__(self, address, item_size, shape, strides, owner, label):
+    def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None):
         self.address, self.item_size, self.shape, self.strides = address, item_size, shape, strides
-        self.owner, self.label = owner, label
+        self.owner, self.label, self.stream, self.finish = owner, label, stream, finish
 
     @property
     def nbytes(self):
@@ -24,13 +32,19 @@ class Memory:
 
     @property
     def arguments(self):
-        return self.address, self.item_size, self.shape, self.strides
+        return self.address, self.item_size, self.shape, self.strides, self.stream
+
+    @property
+    def on_device(self):
+        return self.stream is not None
 
 
 def describe(buffer, writable=False):
     """The Memory of `buffer`. TypeError for what has none, ValueError for what cannot be used as it is."""
     if hasattr(buffer, "data_ptr") and hasattr(buffer, "is_contiguous"):
         return _of_tensor(buffer, writable)
+    if hasattr(buffer, "__cuda_array_interface__"):
+        return _of_device_array(buffer, writable)
     if hasattr(buffer, "__array_interface__"):
         return _of_array(buffer, writable)
     try:
@@ -46,8 +60,9 @@ def describe(buffer, writable=False):
 
 def _of_tensor(tensor, writable):
     label = f"tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{label} is on {tensor.device}: only CPU tensors can be used; copy it with .cpu() first")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{label} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be used; copy it "
+                         "with .cpu() first")
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
         raise ValueError(f"{label} has the layout {tensor.layout}: only dense tensors have bytes of their own")
     if tensor.is_conj() or tensor.is_neg():
@@ -57,11 +72,63 @@ def _of_tensor(tensor, writable):
         tensor = tensor.resolve_conj().resolve_neg()
     if tensor.numel() == 0:
         return Memory(0, tensor.element_size(), [0], None, tensor, label)
+    if tensor.device.type == "cuda":
+        return _of_device_tensor(tensor, writable, label)
     address, item_size = tensor.data_ptr(), tensor.element_size()
     if address == 0:
         raise ValueError(f"{label} has no memory")
     strides = None if tensor.is_contiguous() else [step * item_size for step in tensor.stride()]
     return Memory(address, item_size, list(tensor.shape), strides, tensor, label)
+
+
+def _of_device_tensor(tensor, writable, label):
+    """What is not one run of memory is gathered by the GPU, and scattered when it has been read."""
+    finish, used = None, tensor
+    if not tensor.is_contiguous():
+        if writable and any(step == 0 and count > 1 for step, count in zip(tensor.stride(), tensor.shape)):
+            raise ValueError(f"elements of the {label} share memory: nothing can be read into it")
+        used = tensor.new_empty(tensor.shape) if writable else tensor.contiguous()
+        finish = _Scatter(tensor.detach(), used) if writable else None
+    stream = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    return Memory(used.data_ptr(), used.element_size(), list(used.shape), None, used, label, stream, finish)
+
+
+class _Scatter:
+    """Copies a contiguous tensor into the one it stands for, once; on the stream that is current then."""
+
+    def __init__(self, target, source):
+        self._lock, self._target, self._source = threading.Lock(), target, source
+
+    def __call__(self):
+        with self._lock:
+            source, self._source = self._source, None
+            if source is not None:
+                self._target.copy_(source)
+
+
+def _of_device_array(array, writable):
+    facts = array.__cuda_array_interface__
+    shape, kind = list(facts["shape"]), facts["typestr"]
+    label = f"GPU array of shape {tuple(shape)} and {getattr(array, 'dtype', kind)}"
+    address, read_only = facts["data"]
+    if writable and read_only:
+        raise ValueError(f"{label} is read-only")
+    item_size = int(kind[2:])
+    if math.prod(shape) * item_size == 0:
+        return Memory(0, 1, [0], None, array, label)
+    if not _is_one_run(shape, facts.get("strides"), item_size):
+        raise ValueError(f"{label} is not contiguous: only torch tensors of a GPU may be otherwise")
+    stream = facts.get("stream", _LEGACY_STREAM)
+    return Memory(address, item_size, shape, None, array, label, _NO_STREAM if stream is None else stream)
+
+
+def _is_one_run(shape, strides, item_size):
+    expected = item_size
+    for count, step in reversed(list(zip(shape, strides or ()))):
+        if count != 1 and step != expected:
+            return False
+        expected *= count
+    return True
 
 
 def _of_array(array, writable):

@@ -96,7 +96,7 @@ def _bytes_of(tensor, nbytes):
     from weightfs._memory import describe
     gathered = bytearray(nbytes)
     if nbytes:
-        _native.copy(*describe(gathered).arguments, *describe(tensor).arguments)
+        _native.copy(describe(gathered).arguments, describe(tensor).arguments)
     return gathered
 
 

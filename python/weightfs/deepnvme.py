@@ -8,6 +8,7 @@ Nothing is compiled when load() is called: it returns this module."""
 import sys
 
 from weightfs import _native
+from weightfs._gds import gds_handle
 from weightfs._handle import aio_handle
 from weightfs._memory import describe
 
@@ -31,19 +32,8 @@ def deepspeed_memcpy(dest, src):
     target, source = describe(dest, writable=True), describe(src)
     if target.nbytes != source.nbytes:
         raise ValueError(f"{source.label} does not fit into {target.label}")
-    _native.copy(*target.arguments, *source.arguments)
+    _native.copy(target.arguments, source.arguments)
     return 0
-
-
-class gds_handle:  # noqa: N801  (DeepNVMe's name)
-    """GPUDirect Storage needs a GPU; there is none that could be used here."""
-
-    def __init__(self, *_, **__):
-        raise RuntimeError(NO_GPU)
-
-
-NO_GPU = ("weightfs: no GPU to use: GPUDirect Storage needs an NVIDIA GPU with cuFile, which this version does not "
-          "drive yet; use aio_handle with CPU tensors")
 
 
 class AsyncIOBuilder:
@@ -75,14 +65,21 @@ class AsyncIOBuilder:
 
 
 class GDSBuilder(AsyncIOBuilder):
-    """DeepSpeed's builder of GPUDirect Storage: never compatible without a GPU."""
+    """DeepSpeed's builder of GPUDirect Storage: not compatible without a GPU."""
 
     BUILD_VAR, NAME = "DS_BUILD_GDS", "gds"
 
     def is_compatible(self, verbose=False):
-        if verbose:
-            print(NO_GPU, file=sys.stderr)
-        return False
+        """Whether a gds_handle can be made here; says why not if `verbose`."""
+        try:
+            gds_handle(queue_depth=1).close()
+        except (RuntimeError, OSError) as error:
+            if verbose:
+                print(f"weightfs: GPUDirect Storage cannot be used: {error}", file=sys.stderr)
+            return False
+        return True
 
     def load(self, verbose=True):
-        raise RuntimeError(NO_GPU)
+        """This module; RuntimeError without a GPU."""
+        gds_handle(queue_depth=1).close()
+        return super().load(verbose)

@@ -1,0 +1,123 @@
+"""The handle for tensors of a GPU: cuFile (GPUDirect Storage), or page-locked bounce buffers where that is no gain."""
+
+import contextlib
+import errno
+import os
+import weakref
+
+from weightfs import _native
+from weightfs._handle import aio_handle, find_cufile, log
+from weightfs._memory import describe
+
+MODES = ("auto", "cufile", "bounce")
+
+
+class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
+    """An aio_handle whose GPU tensors take the shortest way there is; CPU tensors take the way of aio_handle.
+
+    mode: "cufile" transfers whole blocks by cuFile, in its compatibility mode too; "bounce" through page-locked buffers
+    of weightfs, copied while other transfers are under way; "auto" (the default, or what WEIGHTFS_GDS_MODE says) takes
+    cuFile for what it reaches without the host's memory, else bounce buffers. `mode` and `mode_reason` say what runs.
+    Parts of blocks, at the ends of an operation, always take bounce buffers.
+
+    RuntimeError without a GPU; OSError when a mode that was asked for cannot be had."""
+
+    def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
+                 intra_op_parallelism=None, *, num_threads=None, mode=None):
+        self._wanted = mode or os.environ.get("WEIGHTFS_GDS_MODE") or "auto"
+        if self._wanted not in MODES:
+            raise ValueError(f"mode is {self._wanted!r}: it is one of {', '.join(MODES)}")
+        self._pinned = {}   # address -> what unpins it when the tensor is gone
+        super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism,
+                         num_threads=num_threads)
+        self._gpu = self._native.gpu()
+        log.info("gds_handle on %s: mode %s, for %s", self._gpu["name"], self.mode, self.mode_reason)
+
+    def _open(self):
+        try:
+            return _native.Handle(*self._options, self._wanted, find_cufile())
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            raise RuntimeError(f"weightfs: {error.strerror}; use aio_handle with CPU tensors") from error
+
+    @property
+    def mode(self):
+        """What runs: "cufile" or "bounce"."""
+        return self._gpu["mode"]
+
+    @property
+    def mode_reason(self):
+        """Why that runs, in words."""
+        return self._gpu["why"]
+
+    @property
+    def gpu_bytes(self):
+        """The bytes of GPU tensors transferred so far, by the way that they took."""
+        facts = self._native.gpu()
+        return {"cufile": facts["cufile_bytes"], "bounce": facts["bounce_bytes"]}
+
+    def new_pinned_device_tensor(self, num_elem, example_tensor):
+        """A 1-D tensor of the example's type on its GPU (for a CPU tensor: the current one), pinned; not initialised."""
+        if not hasattr(example_tensor, "new_empty"):
+            raise TypeError(f"example_tensor is a tensor, not {type(example_tensor).__name__}")
+        on_cpu = getattr(getattr(example_tensor, "device", None), "type", None) == "cpu"
+        tensor = example_tensor.new_empty(int(num_elem), **({"device": "cuda"} if on_cpu else {}))
+        self._pin(tensor)
+        return tensor
+
+    def free_pinned_device_tensor(self, tensor):
+        """Unpins it; False when it is not pinned. The memory itself goes with the last tensor that uses it."""
+        return self.unpin_device_tensor(tensor)
+
+    def pin_device_tensor(self, tensor):
+        """Readies a contiguous tensor of a GPU for transfers of this handle, until it is unpinned or gone. False, with the
+        reason in last_error, when that is not possible."""
+        with self._reporting():
+            self._pin(tensor)
+            return True
+        return False
+
+    def unpin_device_tensor(self, tensor):
+        """False when it is not pinned."""
+        address = self._device_memory(tensor).address
+        unpin = self._pinned.pop(address, None)
+        if unpin is not None:
+            unpin.detach()
+        return self._native.unpin(address)
+
+    def is_pinned(self, buffer):
+        """Of a CPU tensor as aio_handle says; whether this handle pinned a GPU's (a view, too)."""
+        memory = describe(buffer)
+        if memory.on_device:
+            return self._native.is_device_pinned(memory.arguments)
+        return super().is_pinned(buffer)
+
+    def _pin(self, tensor):
+        memory = self._device_memory(tensor)
+        if memory.nbytes == 0:
+            return
+        self._native.pin(memory.arguments)
+        unpin = weakref.finalize(tensor, _forget, weakref.ref(self), memory.address)
+        unpin.atexit = False
+        self._pinned[memory.address] = unpin
+
+    @staticmethod
+    def _device_memory(tensor):
+        memory = describe(tensor, writable=True)
+        if memory.nbytes and not memory.on_device:
+            raise ValueError(f"{memory.label} is not on a GPU")
+        if memory.finish is not None:
+            raise ValueError(f"{memory.label} is not contiguous: it cannot be pinned")
+        return memory
+
+    def __repr__(self):
+        return f"{super().__repr__()[:-1]}, mode={self.mode})"
+
+
+def _forget(handle, address):
+    """The tensor is gone. A handle that is closed has unpinned it."""
+    handle = handle()
+    if handle is not None and handle._pinned.pop(address, None) is not None:
+        with contextlib.suppress(ValueError):
+            handle._native.unpin(address)

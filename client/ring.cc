@@ -30,11 +30,19 @@ constexpr size_t kBufferedLimit = 8;
 // microseconds.
 constexpr unsigned kLooks = 64;
 constexpr auto kLookPause = std::chrono::microseconds(20);
+// What takes longer than copies is the program's own work on a tensor.
+constexpr unsigned kShortLooks = 256;
+constexpr auto kLongLookPause = std::chrono::microseconds(200);
 // The longest time in which a ring that only waits for cuFile does not see what was queued meanwhile.
 constexpr auto kTransferPause = std::chrono::milliseconds(1);
 
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
+
+std::chrono::nanoseconds PauseAfter(unsigned looks) {
+  if (looks < kLooks) return std::chrono::nanoseconds(0);
+  return looks < kShortLooks ? kLookPause : kLongLookPause;
+}
 
 void CountArrived(Operation& operation, bool by_cufile, uint64_t size) {
   if (operation.device() != nullptr) {
@@ -106,7 +114,7 @@ void Ring::Help(const Operation& operation) {
   Drive(&operation);
   lock.Lock();
   driven_ = false;
-  work_left_ = !cutting_.empty() || !cut_.empty() || !ended_.empty();
+  work_left_ = busy() || !ended_.empty();
   const bool hand_over = work_left_ || !queue_.empty() || stopping_;
   lock.Unlock();
   if (hand_over) changed_.notify_all();
@@ -137,10 +145,11 @@ void Ring::Run() {
 void Ring::Drive(const Operation* until) {
   for (;;) {
     TakeQueued();
+    TakeReady();
     Fill();
     CompleteEnded();
     if (until != nullptr && until->done()) return;
-    if (cutting_.empty() && cut_.empty()) {
+    if (!busy()) {
       MutexLock lock(mutex_);
       if (queue_.empty()) return;
       continue;
@@ -162,7 +171,7 @@ void Ring::TakeQueued() {
   }
   if (!stopping_) return;
   lock.Unlock();
-  for (Slices* slices : {&cutting_, &cut_}) {
+  for (Slices* slices : {&cutting_, &cut_, &held_}) {
     for (const Slice& slice : *slices) slice.operation->Cancel();
   }
 }
@@ -177,12 +186,32 @@ void Ring::Fill() {
       RetireIfEnded(slice);
       continue;
     }
+    if (!Ready(*slice.operation)) {
+      held_.splice(held_.end(), cutting_, slice.self);
+      continue;
+    }
     if (DeferEdge(slice)) continue;
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
     // What took time to copy is on its way while the next is copied.
     if (bouncing()) SubmitReady();
   }
   SubmitReady();
+}
+
+bool Ring::Ready(Operation& operation) {
+  if (operation.device() == nullptr || operation.stopped()) return true;
+  auto ready = operation.device()->Ready();
+  if (ready.has_value()) return *ready;
+  FailAt(operation, operation.offset(), ready.error().error_number, ready.error().what);
+  return true;
+}
+
+void Ring::TakeReady() {
+  for (auto slice = held_.begin(); slice != held_.end();) {
+    const auto next = std::next(slice);
+    if (Ready(*slice->operation)) cutting_.splice(cutting_.end(), held_, slice);
+    slice = next;
+  }
 }
 
 bool Ring::MayCut() const {
@@ -369,11 +398,11 @@ void Ring::OnRefusal(int error_number) {
 
 void Ring::Reap() {
   const bool others = CollectFromDevice() || !buffered_.empty() || !ready_.empty();
-  if (in_kernel_ == 0 && device_.idle()) return;
+  if (in_kernel_ == 0 && device_.idle() && held_.empty()) return;
   // One at a time where each is copied: the next transfer begins before the next copy does.
   const auto events = std::span(events_).first(bouncing() ? 1 : events_.size());
   std::optional<std::chrono::nanoseconds> patience;
-  if (!device_.idle()) patience = looks_ < kLooks ? std::chrono::nanoseconds(0) : kLookPause;
+  if (!device_.idle() || !held_.empty()) patience = PauseAfter(looks_);
   if (others) patience = std::chrono::nanoseconds(0);
   const int rc = context_->Wait(others ? 0 : 1, events, patience);
   if (rc < 0 && rc != -EINTR) {
@@ -447,14 +476,16 @@ void Ring::CopyFromDevice(unsigned slot) {
 
 // True when something had ended.
 bool Ring::CollectFromDevice() {
+  looks_ = device_.idle() && held_.empty() ? 0 : looks_ + 1;
   if (device_.idle()) return false;
-  const bool alone = in_kernel_ == 0 && ready_.empty() && buffered_.empty() && device_.copies_under_way() == 0;
+  const bool alone = in_kernel_ == 0 && ready_.empty() && buffered_.empty() && held_.empty() &&
+                     device_.copies_under_way() == 0;
   const auto transfers = device_.CollectTransfers(alone ? kTransferPause : std::chrono::milliseconds(0));
   for (const auto& ended : transfers) OnTransferred(ended.slot, ended.outcome);
   const auto copies = device_.CollectCopies();
   for (const auto& ended : copies) OnCopied(ended.slot, ended.outcome);
   const bool any = !transfers.empty() || !copies.empty();
-  looks_ = any ? 0 : std::min(looks_ + 1, kLooks);
+  if (any) looks_ = 0;
   return any;
 }
 

@@ -85,6 +85,10 @@ class Ring {
   void TakeQueued() EXCLUDES(mutex_);
   void Fill();
   bool MayCut() const;
+  // Whether the operation's tensor may be touched, or the operation has failed.
+  bool Ready(Operation& operation);
+  void TakeReady();
+  bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
   // The next piece of the slice into the slot. False when it has to wait for a bounce buffer.
   bool CutPiece(Slice& slice, unsigned slot);
   void ChooseRange(Slice& slice, Piece& piece) const;
@@ -125,6 +129,7 @@ class Ring {
   std::vector<AioContext::Event> events_;
   Slices cutting_;  // in the order of their arrival
   Slices cut_;      // wholly in pieces
+  Slices held_;     // not begun: earlier work of the GPU on their tensors is under way
   std::deque<std::shared_ptr<Operation>> ended_;
   std::unique_ptr<BufferPool> bounces_;  // made when the first piece needs one
   DeviceLane device_;

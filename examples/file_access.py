@@ -10,11 +10,17 @@ import torch
 import weightfs
 
 GB = 1024 ** 3
-NO_GPU = "no GPU here: torch.cuda.is_available() is false, and this version moves CPU tensors only"
+NO_GPU = "no GPU here: torch.cuda.is_available() is false"
+DEVICES = {"cpu": "cpu", "gpu": "cuda"}
 
 
 class Python:
     """Ordinary Python file I/O: what the others are compared with."""
+
+    mode = None
+
+    def tensor(self, size, device):
+        return torch.empty(size, dtype=torch.uint8, device=device)
 
     def load(self, tensor, path):
         with open(path, "rb") as stream:
@@ -22,20 +28,25 @@ class Python:
 
     def store(self, tensor, path):
         with open(path, "wb") as stream:
-            stream.write(tensor.numpy().tobytes())
+            stream.write(tensor.cpu().numpy().tobytes())
 
     def close(self):
         pass
 
 
 class Aio:
-    """A handle of weightfs with a locked tensor: the device writes into it, and reads from it, directly."""
+    """A handle of weightfs. A locked CPU tensor the device writes into, and reads from, directly; a GPU tensor passes
+    through buffers of the handle, which are copied while the device works on others."""
+
+    mode = None
 
     def __init__(self):
         self.handle = weightfs.aio_handle(block_size=1 << 20, queue_depth=128, overlap_events=True)
 
-    def tensor(self, size):
-        return self.handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
+    def tensor(self, size, device):
+        if device == "cpu":
+            return self.handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
+        return torch.empty(size, dtype=torch.uint8, device=device)
 
     def load(self, tensor, path):
         if self.handle.sync_pread(tensor, path) != 1:
@@ -49,7 +60,20 @@ class Aio:
         self.handle.close()
 
 
-WAYS = {"py": Python, "aio": Aio, "gds": None}
+class Gds(Aio):
+    """A handle of weightfs for GPU tensors: GPUDirect Storage where there is any, else as Aio."""
+
+    def __init__(self):
+        self.handle = weightfs.gds_handle(block_size=1 << 20, queue_depth=128, overlap_events=True)
+        self.mode = self.handle.mode
+
+    def tensor(self, size, device):
+        if device == "cpu":
+            return super().tensor(size, device)
+        return self.handle.new_pinned_device_tensor(size, torch.empty(0, dtype=torch.uint8, device=device))
+
+
+WAYS = {"py": Python, "aio": Aio, "gds": Gds}
 
 
 def parser(description):
@@ -62,13 +86,13 @@ def parser(description):
 
 
 def the_way(args):
-    if args.device == "gpu" or args.way == "gds":
+    if (args.device == "gpu" or args.way == "gds") and not torch.cuda.is_available():
         raise SystemExit(f"{args.way} with a {args.device} tensor: {NO_GPU}")
     return WAYS[args.way]()
 
 
-def tensor_of(way, size):
-    return way.tensor(size) if hasattr(way, "tensor") else torch.empty(size, dtype=torch.uint8)
+def tensor_of(args, way, size):
+    return way.tensor(size, DEVICES[args.device])
 
 
 def timed(loops, run):
@@ -81,13 +105,14 @@ def timed(loops, run):
 
 
 def check(args, tensor, path):
-    if args.validate and Path(path).read_bytes() != tensor.numpy().tobytes():
+    if args.validate and Path(path).read_bytes() != tensor.cpu().numpy().tobytes():
         raise SystemExit(f"validation failed: the tensor is not what {path} holds")
 
 
-def say(verb, args, size, seconds):
+def say(verb, args, way, size, seconds):
     speed = f"{size / GB:.3f} GB at {size / seconds / GB:.2f} GB/sec"
-    print(f"{args.way} {verb} of a {args.device} tensor: {speed}{', validated' if args.validate else ''}")
+    name = f"{args.way} ({way.mode})" if way.mode else args.way
+    print(f"{name} {verb} of a {args.device} tensor: {speed}{', validated' if args.validate else ''}")
 
 
 def size_of(path):

@@ -10,10 +10,10 @@ def main():
     args = parser.parse_args()
     way = access.the_way(args)
     size = access.size_of(args.input_file)
-    tensor = access.tensor_of(way, size)
+    tensor = access.tensor_of(args, way, size)
     seconds = access.timed(args.loop, lambda: way.load(tensor, args.input_file))
     access.check(args, tensor, args.input_file)
-    access.say("load", args, size, seconds)
+    access.say("load", args, way, size, seconds)
     way.close()
 
 

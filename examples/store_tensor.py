@@ -13,7 +13,7 @@ def main():
     args = parser.parse_args()
     way = access.the_way(args)
     size = args.mb_size << 20
-    tensor = access.tensor_of(way, size).random_(0, 256)
+    tensor = access.tensor_of(args, way, size).random_(0, 256)
     path = os.path.join(args.nvme_folder, f"_weightfs_example_{os.getpid()}")
     try:
         seconds = access.timed(args.loop, lambda: way.store(tensor, path))
@@ -21,7 +21,7 @@ def main():
     finally:
         if os.path.exists(path):
             os.unlink(path)
-    access.say("store", args, size, seconds)
+    access.say("store", args, way, size, seconds)
     way.close()
 
 

@@ -22,7 +22,6 @@ IoResult<CudaEvent> CopyQueue::Begin(const Copy& copy) {
     spares_.push_back(std::move(made));
   }
   const CudaStream& stream = lanes_[copy.to_device ? 1 : 0].stream;
-  if (copy.before != nullptr) RETURN_IF_ERROR(stream.WaitFor(*copy.before));
   if (copy.to_device) {
     RETURN_IF_ERROR(stream.CopyToDevice(copy.address, copy.host));
   } else {

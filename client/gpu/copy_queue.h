@@ -19,7 +19,6 @@ class CopyQueue {
     bool to_device = false;
     uint64_t address = 0;  // on the GPU
     std::span<std::byte> host = {};
-    const CudaEvent* before = nullptr;  // the copy begins after it; null: at once
   };
   struct Ended {
     unsigned slot = 0;

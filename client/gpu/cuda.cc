@@ -44,7 +44,6 @@ struct Cuda::Functions {
   int (*pointer_attribute)(void* value, int attribute, uint64_t address);
   int (*create_stream)(StreamTag** stream, unsigned flags);
   int (*destroy_stream)(StreamTag* stream);
-  int (*stream_wait)(StreamTag* stream, EventTag* event, unsigned flags);
   int (*create_event)(EventTag** event, unsigned flags);
   int (*destroy_event)(EventTag* event);
   int (*record_event)(EventTag* event, StreamTag* stream);
@@ -74,7 +73,6 @@ struct Cuda::Functions {
     RETURN_IF_ERROR(need("cuPointerGetAttribute", &pointer_attribute));
     RETURN_IF_ERROR(need("cuStreamCreate", &create_stream));
     RETURN_IF_ERROR(need("cuStreamDestroy_v2", &destroy_stream));
-    RETURN_IF_ERROR(need("cuStreamWaitEvent", &stream_wait));
     RETURN_IF_ERROR(need("cuEventCreate", &create_event));
     RETURN_IF_ERROR(need("cuEventDestroy_v2", &destroy_event));
     RETURN_IF_ERROR(need("cuEventRecord", &record_event));
@@ -228,7 +226,7 @@ IoResult<void> CudaEvent::Wait() const {
 IoResult<CudaStream> CudaStream::Create(std::shared_ptr<const CudaDevice> device) {
   CudaStream stream;
   stream.device_ = std::move(device);
-  // It does not wait for the default stream: what must be waited for is said by events.
+  // It does not wait for the default stream: what must be waited for is over when a copy begins.
   RETURN_IF_ERROR(stream.device_->Call("cannot make a stream", [&](const auto& cuda) {
     return cuda.create_stream(&stream.stream_, kStreamNonBlocking);
   }));
@@ -248,11 +246,6 @@ CudaStream::~CudaStream() {
   if (stream_ == nullptr) return;
   [[maybe_unused]] const auto ignored =
       device_->Call("", [&](const auto& cuda) { return cuda.destroy_stream(stream_); });
-}
-
-IoResult<void> CudaStream::WaitFor(const CudaEvent& event) const {
-  return device_->Call("cannot wait for the tensor's stream",
-                       [&](const auto& cuda) { return cuda.stream_wait(stream_, event.event_, 0); });
 }
 
 IoResult<void> CudaStream::CopyToDevice(uint64_t address, std::span<const std::byte> host) const {

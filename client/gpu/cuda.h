@@ -115,8 +115,6 @@ class CudaStream {
   CudaStream& operator=(CudaStream&& other) noexcept;
   ~CudaStream();
 
-  // What follows in this stream waits for the event.
-  IoResult<void> WaitFor(const CudaEvent& event) const;
   // Start a copy; the host's memory must stay as it is until an event behind it is reached.
   IoResult<void> CopyToDevice(uint64_t address, std::span<const std::byte> host) const;
   IoResult<void> CopyToHost(std::span<std::byte> host, uint64_t address) const;

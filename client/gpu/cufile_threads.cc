@@ -64,8 +64,6 @@ void CufileThreads::Run() {
 
 IoResult<uint64_t> CufileThreads::CarryOut(const Transfer& transfer) {
   const DeviceMemory& memory = *transfer.memory;
-  // cuFile knows no streams: what the program did with the tensor before must have ended.
-  if (memory.before() != nullptr) RETURN_IF_ERROR(memory.before()->Wait());
   const CudaDevice::Current current(*memory.device());
   RETURN_IF_ERROR(current.result());
   const uint64_t at = memory.lead() + transfer.at;

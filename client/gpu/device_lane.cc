@@ -44,23 +44,18 @@ IoResult<CopyQueue*> DeviceLane::QueueOf(const DeviceMemory& memory) {
 IoResult<void> DeviceLane::CopyIn(unsigned slot, const DeviceMemory& memory, uint64_t at,
                                   std::span<std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
-  return queue->Start({.slot = slot,
-                       .to_device = true,
-                       .address = memory.address() + at,
-                       .host = host,
-                       .before = memory.before()});
+  return queue->Start({.slot = slot, .to_device = true, .address = memory.address() + at, .host = host});
 }
 
 IoResult<void> DeviceLane::CopyOut(unsigned slot, const DeviceMemory& memory, uint64_t at,
                                    std::span<std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
-  return queue->Start(
-      {.slot = slot, .address = memory.address() + at, .host = host, .before = memory.before()});
+  return queue->Start({.slot = slot, .address = memory.address() + at, .host = host});
 }
 
 IoResult<void> DeviceLane::CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
-  return queue->Run({.address = memory.address() + at, .host = host, .before = memory.before()});
+  return queue->Run({.address = memory.address() + at, .host = host});
 }
 
 IoResult<void> DeviceLane::Transfer(unsigned slot, const std::shared_ptr<DeviceMemory>& memory, bool write,

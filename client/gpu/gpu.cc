@@ -11,6 +11,18 @@
 
 namespace weightfs::client {
 
+IoResult<bool> DeviceMemory::Ready() {
+  if (!before_ || ready_.load(std::memory_order_relaxed)) return true;
+  ASSIGN_OR_RETURN(const bool reached, before_->Reached());
+  ready_.store(reached, std::memory_order_relaxed);
+  return reached;
+}
+
+IoResult<void> DeviceMemory::WaitUntilReady() const {
+  if (!before_) return {};
+  return before_->Wait();
+}
+
 IoResult<const Cufile::File*> DeviceMemory::FileOf(int descriptor) {
   const MutexLock lock(mutex_);
   auto& file = files_[descriptor];
@@ -128,7 +140,8 @@ IoResult<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, u
 IoResult<void> Gpu::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(const auto described, Describe(memory));
   ASSIGN_OR_RETURN(const auto queue, CopyQueue::Create(described->device()));
-  return queue->Run({.address = described->address(), .host = host, .before = described->before()});
+  RETURN_IF_ERROR(described->WaitUntilReady());
+  return queue->Run({.address = described->address(), .host = host});
 }
 
 IoResult<void> Gpu::Pin(const MemoryView& memory) {

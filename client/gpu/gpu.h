@@ -31,8 +31,11 @@ class DeviceMemory {
  public:
   const std::shared_ptr<const CudaDevice>& device() const { return device_; }
   uint64_t address() const { return address_; }
-  // What the program had put into the tensor's stream when the operation began; null: nothing is waited for.
-  const CudaEvent* before() const { return before_ ? &*before_ : nullptr; }
+  // Whether what the program had put into the tensor's stream, when the operation was started, is done. An error when
+  // it failed.
+  IoResult<bool> Ready();
+  // Waits for that.
+  IoResult<void> WaitUntilReady() const;
   // Whether whole blocks go by cuFile.
   bool direct() const { return cufile_ != nullptr; }
   GpuTraffic& traffic() const { return *traffic_; }
@@ -51,7 +54,8 @@ class DeviceMemory {
   std::shared_ptr<GpuTraffic> traffic_;
   uint64_t address_ = 0;
   uint64_t base_ = 0;
-  std::optional<CudaEvent> before_;
+  std::optional<CudaEvent> before_;  // null: nothing is waited for
+  std::atomic<bool> ready_{false};
   std::shared_ptr<const Cufile::Pin> pin_;
   std::shared_ptr<const Cufile> cufile_;
   Mutex mutex_;

@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import sys
 import time
 from pathlib import Path
 from queue import Empty
@@ -15,13 +16,14 @@ from weightfs import deepnvme
 
 GB = 1024 ** 3
 ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
-NO_GPU = "no GPU: this version transfers CPU tensors only; leave out --gpu and --use_gds"
+NO_GPU = "no GPU: torch.cuda.is_available() is false here; leave out --gpu, --use_gds and --gds"
 _START_LIMIT_S = 300
 
 
 @dataclasses.dataclass
 class Settings:
-    """One measurement. Sizes in bytes; folders has one entry for each process."""
+    """One measurement. Sizes in bytes; folders has one entry for each process, and so has gpus, the number of the GPU
+    on which its tensor lies: none, and the tensors are the CPU's."""
 
     folders: list
     io_size: int
@@ -36,6 +38,8 @@ class Settings:
     loops: int = 3
     warmup_loops: int = 1
     different_file_each_iteration: bool = False
+    gpus: list = dataclasses.field(default_factory=list)
+    use_gds: bool = False
 
     @property
     def options(self):
@@ -139,10 +143,20 @@ class _Task:
     def __init__(self, settings, index):
         self.settings, self.made = settings, set()
         self.base = Path(settings.folders[index]) / f"_weightfs_io_{os.getpid()}_{index}"
-        self.handle = weightfs.aio_handle(**settings.options)
-        self.tensor = self.handle.new_cpu_locked_tensor(settings.io_size, torch.empty(0, dtype=torch.uint8))
+        self.handle = (weightfs.gds_handle if settings.use_gds else weightfs.aio_handle)(**settings.options)
+        if settings.use_gds and index == 0:
+            print(f"gds_handle: mode {self.handle.mode}, for {self.handle.mode_reason}", file=sys.stderr, flush=True)
+        self.tensor = self._new_tensor(index)
         self.tensor.random_(0, 256)
         self.expected = self.tensor.clone() if settings.validate else None
+
+    def _new_tensor(self, index):
+        size = self.settings.io_size
+        if not self.settings.gpus:
+            return self.handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
+        torch.cuda.set_device(self.settings.gpus[index])
+        example = torch.empty(0, dtype=torch.uint8, device="cuda")
+        return self.handle.new_pinned_device_tensor(size, example) if self.settings.use_gds else example.new_empty(size)
 
     def path(self, loop):
         name = f"{self.base}_{loop}" if self.settings.different_file_each_iteration else str(self.base)
@@ -160,6 +174,8 @@ class _Task:
 
     def run(self, loop):
         self._read(self.path(loop)) if self.settings.read else self._write(self.path(loop))
+        if self.settings.gpus:
+            torch.cuda.synchronize()   # what torch itself loads may still be on its way
 
     def validate(self, loop):
         if not self.settings.read:

@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 
+import torch
+
 from weightfs.tools._measure import ENGINES, NO_GPU, Settings, measure, parse_size
 
 
@@ -12,7 +14,7 @@ def parse(arguments):
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--folder", help="where the files are written and read")
     where.add_argument("--folder_to_device_mapping", nargs="+", metavar="DIR:DEV",
-                       help="a process for each; DEV is the number of a GPU, and without --gpu means nothing")
+                       help="a process for each; DEV is the number of its GPU, and without --gpu means nothing")
     parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
     parser.add_argument("--read", action="store_true", help="measure reads (default: writes)")
     parser.add_argument("--block_size", default="1M", help="bytes of one transfer (default 1M)")
@@ -29,17 +31,20 @@ def parse(arguments):
     parser.add_argument("--warmup_loops", type=int, default=1, help="repetitions before them (default 1)")
     parser.add_argument("--multi_process", type=int, default=1, help="processes for each folder (default 1)")
     parser.add_argument("--different_file_each_iteration", action="store_true", help="a new file for each repetition")
-    parser.add_argument("--gpu", action="store_true", help="transfer GPU tensors (not in this version)")
-    parser.add_argument("--use_gds", action="store_true", help="transfer GPU tensors directly (not in this version)")
+    parser.add_argument("--gpu", action="store_true", help="transfer tensors of a GPU")
+    parser.add_argument("--use_gds", action="store_true",
+                        help="transfer tensors of a GPU with a gds_handle (implies --gpu; WEIGHTFS_GDS_MODE forces its mode)")
     return parser, parser.parse_args(arguments)
 
 
 def settings_of(parser, args):
-    if args.gpu or args.use_gds:
+    on_gpu = args.gpu or args.use_gds
+    if on_gpu and not torch.cuda.is_available():
         parser.exit(1, f"weightfs-io: {NO_GPU}\n")
-    mappings = args.folder_to_device_mapping or [f"{args.folder}:0"]
-    folders = [mapping.rpartition(":")[0] if ":" in mapping else mapping for mapping in mappings]
-    for folder in folders:
+    if args.use_gds and args.engine != "aio_handle":
+        parser.error("--use_gds is for the engine aio_handle")
+    places = [_place_of(parser, mapping, on_gpu) for mapping in args.folder_to_device_mapping or [f"{args.folder}:0"]]
+    for folder, _ in places:
         if not os.path.isdir(folder):
             parser.error(f"{folder}: no such directory")
     if min(args.queue_depth, args.io_parallel, args.loops, args.multi_process) < 1 or args.warmup_loops < 0:
@@ -48,12 +53,23 @@ def settings_of(parser, args):
         io_size, block_size = parse_size(args.io_size), parse_size(args.block_size)
     except ValueError as error:
         parser.error(str(error))
-    return Settings(folders=[folder for folder in folders for _ in range(args.multi_process)], io_size=io_size,
-                    read=args.read, block_size=block_size, queue_depth=args.queue_depth,
+    each = [place for place in places for _ in range(args.multi_process)]
+    return Settings(folders=[folder for folder, _ in each], gpus=[gpu for _, gpu in each] if on_gpu else [],
+                    use_gds=args.use_gds, io_size=io_size, read=args.read, block_size=block_size, queue_depth=args.queue_depth,
                     io_parallel=args.io_parallel, single_submit=args.single_submit,
                     sequential_requests=args.sequential_requests, validate=args.validate, engine=args.engine,
                     loops=args.loops, warmup_loops=args.warmup_loops,
                     different_file_each_iteration=args.different_file_each_iteration)
+
+
+def _place_of(parser, mapping, on_gpu):
+    """(folder, number of the GPU) of DIR:DEV."""
+    folder, colon, gpu = mapping.rpartition(":")
+    if not colon:
+        folder, gpu = mapping, "0"
+    if on_gpu and not (gpu.isdigit() and int(gpu) < torch.cuda.device_count()):
+        parser.error(f"{mapping}: there is no GPU {gpu}")
+    return folder, int(gpu) if on_gpu else 0
 
 
 def report(settings, result):

@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from weightfs.tools._measure import NO_GPU, Settings, measure, parse_size
 
 BLOCK_SIZES = (1 << 20, 8 << 20)
@@ -25,8 +27,9 @@ def parse(arguments):
     parser.add_argument("--flush_page_cache", action="store_true",
                         help="drop the kernel's page cache before each measurement (needs root)")
     parser.add_argument("--log_dir", help="where the results of all measurements are written (sweep.json)")
-    parser.add_argument("--gpu", action="store_true", help="transfer GPU tensors (not in this version)")
-    parser.add_argument("--gds", action="store_true", help="transfer GPU tensors directly (not in this version)")
+    parser.add_argument("--gpu", action="store_true", help="transfer tensors of GPUs: of as many as there are, in turn")
+    parser.add_argument("--gds", action="store_true",
+                        help="transfer tensors of GPUs with a gds_handle (implies --gpu; WEIGHTFS_GDS_MODE forces its mode)")
     return parser, parser.parse_args(arguments)
 
 
@@ -46,12 +49,15 @@ def drop_page_cache():
 def sweep(args, io_size):
     """(options of a handle, read speed, write speed) of each candidate, in GB a second."""
     results = []
+    on_gpu = args.gpu or args.gds
+    gpus = [i % torch.cuda.device_count() for i in range(len(args.nvme_dir))] if on_gpu else []
     for options in candidates():
         speeds = []
         for read in (True, False):
             if args.flush_page_cache:
                 drop_page_cache()
-            settings = Settings(folders=args.nvme_dir, io_size=io_size, read=read, loops=args.loops, **options)
+            settings = Settings(folders=args.nvme_dir, io_size=io_size, read=read, loops=args.loops, gpus=gpus,
+                                use_gds=args.gds, **options)
             speeds.append(measure(settings).e2e_speed)
         results.append((settings.options, *speeds))
         print(f"{settings.options}: read {speeds[0]:.2f}, write {speeds[1]:.2f} GB/sec", file=sys.stderr)
@@ -66,7 +72,7 @@ def choose(results):
 
 def main(arguments=None):
     parser, args = parse(arguments)
-    if args.gpu or args.gds:
+    if (args.gpu or args.gds) and not torch.cuda.is_available():
         parser.exit(1, f"weightfs-tune: {NO_GPU}\n")
     for folder in args.nvme_dir:
         if not os.path.isdir(folder):

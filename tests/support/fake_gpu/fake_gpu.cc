@@ -209,7 +209,8 @@ int Enter(const char* function) {
 std::shared_ptr<Stream> StreamOf(Stream* handle) {
   Fake& fake = TheFake();
   const std::lock_guard lock(fake.mutex);
-  if (handle == nullptr) {
+  // 1 and 2 are CUDA's names of the default stream, the older and that of each thread.
+  if (reinterpret_cast<uintptr_t>(handle) <= 2) {
     auto& stream = fake.default_streams[stack.back()->ordinal];
     if (stream == nullptr) stream = std::make_shared<Stream>();
     return stream;
@@ -331,17 +332,6 @@ int cuStreamDestroy_v2(Stream* handle) {
   Fake& fake = TheFake();
   const std::lock_guard lock(fake.mutex);
   if (fake.streams.erase(handle) == 0) ++fake.counts.mistakes;
-  return 0;
-}
-int cuStreamWaitEvent(Stream* handle, Event* event, unsigned) {
-  if (const int status = Enter("cuStreamWaitEvent"); status != 0) return status;
-  const auto stream = StreamOf(handle);
-  if (stream == nullptr || !Known(event)) return kInvalidValue;
-  if (event->stream == nullptr) return 0;
-  stream->Put([other = event->stream, point = event->point] {
-    other->Wait(point);
-    return 0;
-  });
   return 0;
 }
 int cuEventCreate(Event** event, unsigned) {
@@ -577,9 +567,16 @@ void fake_gpu_hold_default_stream(int ordinal, uint64_t address, const void* byt
 }
 void fake_gpu_release(void) {
   Fake& fake = TheFake();
-  const std::lock_guard lock(fake.mutex);
-  fake.held = false;
-  fake.released.notify_all();
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    const std::lock_guard lock(fake.mutex);
+    fake.held = false;
+    fake.released.notify_all();
+    for (const auto& stream : fake.default_streams) {
+      if (stream != nullptr) streams.push_back(stream);
+    }
+  }
+  for (const auto& stream : streams) stream->Wait(stream->end());
 }
 void fake_gpu_reset(void) {
   Fake& fake = TheFake();

@@ -29,7 +29,7 @@ void fake_gpu_set_kinds(unsigned kinds);
 // How many GPUs there are, from the next look on.
 void fake_gpu_set_devices(int count);
 // Puts work into the default stream of a GPU: the bytes are written to the memory there once fake_gpu_release is
-// called. What is in other streams goes on.
+// called, which returns when it is done. What is in other streams goes on.
 void fake_gpu_hold_default_stream(int ordinal, uint64_t address, const void* bytes, size_t size);
 void fake_gpu_release(void);
 // Everything as in the beginning; nothing may be under way.

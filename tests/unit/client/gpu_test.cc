@@ -186,11 +186,12 @@ TEST_P(GpuWayTest, AWriteTakesWhatTheStreamsEarlierWorkPutsThere) {
   const Bytes later = RandomBytes(300'001, 2);
   fake_gpu_hold_default_stream(0, memory.address(), later.data(), later.size());
   const auto write = handle->StartWrite(folder_ / "file", memory.View()).value();
-  // Memory of the host does not wait for it, where there are slots.
-  if (handle->options().queue_depth > 2) {
-    Bytes host = RandomBytes(100'000, 3);
-    EXPECT_TRUE(handle->StartWrite(folder_ / "host", MemoryView(std::span<std::byte>(host))).value()->Wait(60'000ms));
-  }
+  // Others do not wait for it.
+  Bytes host = RandomBytes(100'000, 3);
+  EXPECT_TRUE(handle->StartWrite(folder_ / "host", MemoryView(std::span<std::byte>(host))).value()->Wait(60'000ms));
+  const DeviceBytes other(RandomBytes(100'000, 4));
+  EXPECT_TRUE(handle->StartWrite(folder_ / "other", other.View({})).value()->Wait(60'000ms));
+  EXPECT_EQ(ReadFile(folder_ / "other"), other.Get());
   EXPECT_FALSE(write->done());
   fake_gpu_release();
   ASSERT_TRUE(write->Wait());
@@ -231,10 +232,10 @@ TEST_P(GpuWayTest, ACancelledOperationEndsAndLeavesNoFile) {
   fake_gpu_hold_default_stream(0, memory.address(), later.data(), later.size());
   const auto write = handle->StartWrite(folder_ / "file", memory.View()).value();
   EXPECT_TRUE(write->Cancel());
-  fake_gpu_release();
-  write->Wait();
+  EXPECT_TRUE(write->Wait(60'000ms));
   EXPECT_TRUE(write->cancelled());
   EXPECT_EQ(folder_.entries(), 0U);
+  fake_gpu_release();
 }
 
 TEST_P(GpuWayTest, AReadPastTheEndFails) {

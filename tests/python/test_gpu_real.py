@@ -1,0 +1,106 @@
+"""gds_handle and the programs with a real GPU."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import weightfs
+from tensors import content, random_tensor
+from weightfs.tools import io, tune
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(),
+                                reason="needs an NVIDIA GPU that torch can use: torch.cuda.is_available() is false")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SIZE = 20_000_003
+
+
+@pytest.fixture(params=["aio", "bounce", "cufile"])
+def handle(request):
+    if request.param == "aio":
+        made = weightfs.aio_handle(overlap_events=True)
+    else:
+        try:
+            made = weightfs.gds_handle(overlap_events=True, mode=request.param)
+        except OSError as error:
+            pytest.skip(f"needs cuFile: {error.strerror}")
+    with made:
+        yield made
+
+
+def test_tensors_come_back_as_they_were(folder, handle):
+    values = random_tensor(SIZE)
+    tensor = values.cuda()
+    path = str(folder / "file")
+    try:
+        handle.write_from(tensor, path)
+    except OSError as error:
+        # The one thing that a mode asked for may say of a filesystem.
+        assert getattr(handle, "mode", None) == "cufile" and "cufile" in error.strerror.lower()
+        pytest.skip(error.strerror)
+    assert (folder / "file").read_bytes() == content(values)
+    target = torch.zeros_like(tensor)
+    assert handle.sync_pread(target, path) == 1
+    assert torch.equal(target, tensor)
+    futures = [handle.read_async(part, path, i * 1000) for i, part in enumerate(target.view(-1)[:3_000_000].split(1_000_000))]
+    assert [future.result() for future in futures] == [1_000_000] * 3
+    assert torch.equal(target[1_000_000:2_000_000], tensor[1000:1_001_000])
+
+
+def test_work_of_the_stream_before_a_write_is_waited_for(local, handle):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        square = torch.full((4096, 4096), 1 / 4096, device="cuda")
+        for _ in range(50):
+            square = square @ square * 1.0
+        assert handle.sync_pwrite(square, str(local / "file")) == 1
+    torch.cuda.synchronize()
+    assert (local / "file").read_bytes() == content(square.cpu())
+
+
+def test_strided_tensors(local, handle):
+    values = random_tensor(600 * 700, torch.float32).view(600, 700)
+    assert handle.sync_pwrite(values.cuda().t(), str(local / "file")) == 1
+    assert (local / "file").read_bytes() == content(values.t())
+    target = torch.zeros(600, 700, device="cuda")
+    assert handle.async_pread(target.t(), str(local / "file")) == 0
+    assert handle.wait() == 1
+    assert torch.equal(target.view(torch.uint8).cpu(), values.view(torch.uint8))
+
+
+def test_pinned_device_tensors(local):
+    with weightfs.gds_handle() as handle:
+        tensor = handle.new_pinned_device_tensor(1 << 20, torch.empty(0, dtype=torch.float16))
+        assert tensor.is_cuda and tensor.dtype == torch.float16 and handle.is_pinned(tensor)
+        tensor.normal_()
+        assert handle.sync_pwrite(tensor, str(local / "file")) == 1
+        assert (local / "file").read_bytes() == content(tensor.cpu())
+        assert handle.free_pinned_device_tensor(tensor) and not handle.is_pinned(tensor)
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("options", [["--gpu"], ["--use_gds"], ["--gpu", "--engine", "torch_io"]], ids=" ".join)
+def test_io_measures_gpu_tensors(local, capfd, options):
+    for direction in ([], ["--read"]):
+        assert io.main(["--folder", str(local), "--io_size", "8M", "--validate", *options, *direction]) == 0
+        assert "Speed" in capfd.readouterr().out
+
+
+@pytest.mark.limit(300)
+def test_tune_measures_gpu_tensors(local, capfd, monkeypatch):
+    for name, values in (("PARALLELISMS", (2,)), ("QUEUE_DEPTHS", (32,)), ("BLOCK_SIZES", (1 << 20,))):
+        monkeypatch.setattr(tune, name, values)
+    assert tune.main(["--nvme_dir", str(local), "--io_size", "8M", "--gds"]) == 0
+    assert json.loads(capfd.readouterr().out.partition("\n")[2])["aio"]["intra_op_parallelism"] == 2
+
+
+@pytest.mark.limit(300)
+def test_the_examples_have_all_rows(local):
+    done = subprocess.run([sys.executable, EXAMPLES / "run_file_access.py", "--nvme_folder", local, "--mb_size", "16",
+                           "--loop", "1", "--validate"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^\| (CPU|GPU) \| (Python|AIO|GDS) \| [0-9.]+ \| [0-9.]+x \|$", done.stdout, re.MULTILINE)) == 10

@@ -31,7 +31,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism,
                          num_threads=num_threads)
         self._gpu = self._native.gpu()
-        log.info("gds_handle on %s: mode %s, for %s", self._gpu["name"], self.mode, self.mode_reason)
+        log.info("gds_handle on %s: mode %s: %s", self._gpu["name"], self.mode, self.mode_reason)
 
     def _open(self):
         try:

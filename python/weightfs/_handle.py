@@ -364,7 +364,8 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         try:
             yield
         except OSError as error:
-            self._report(error)
+            # last_error stays; the frames that it went through, and the tensors in them, do not.
+            self._report(error.with_traceback(None))
 
     def _report(self, error):
         self._last_error = error

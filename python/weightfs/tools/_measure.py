@@ -145,7 +145,7 @@ class _Task:
         self.base = Path(settings.folders[index]) / f"_weightfs_io_{os.getpid()}_{index}"
         self.handle = (weightfs.gds_handle if settings.use_gds else weightfs.aio_handle)(**settings.options)
         if settings.use_gds and index == 0:
-            print(f"gds_handle: mode {self.handle.mode}, for {self.handle.mode_reason}", file=sys.stderr, flush=True)
+            print(f"gds_handle: mode {self.handle.mode}: {self.handle.mode_reason}", file=sys.stderr, flush=True)
         self.tensor = self._new_tensor(index)
         self.tensor.random_(0, 256)
         self.expected = self.tensor.clone() if settings.validate else None

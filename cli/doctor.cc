@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/gpu_check.h"
 #include "cli/machine_checks.h"
 #include "cli/output.h"
 #include "store/store_directory.h"
@@ -59,6 +60,7 @@ int Run(const Arguments& arguments) {
     std::move(more.begin(), more.end(), std::back_inserter(checks));
   };
   add(CheckFuseFeatures());
+  add(CheckGpus());
   if (!arguments.store.empty()) {
     const auto description = ReadStoreDescription(arguments.store);
     if (!description.has_value()) return Fail(description.error());

@@ -90,7 +90,8 @@ class Handle::Impl {
   }
 
   IoResult<void> Start(const HandleOptions& options) {
-    options_ = options;
+    gpu_mode_ = options.gpu;
+    cufile_library_ = options.cufile_library;
     if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
     const size_t rings = options.intra_op_parallelism;
     const RingOptions ring{.block_size = options.block_size,
@@ -165,7 +166,7 @@ class Handle::Impl {
   IoResult<std::shared_ptr<Gpu>> TheGpu() EXCLUDES(gpu_mutex_) {
     const MutexLock lock(gpu_mutex_);
     if (gpu_ == nullptr) {
-      ASSIGN_OR_RETURN(gpu_, Gpu::Open(options_.gpu, options_.cufile_library));
+      ASSIGN_OR_RETURN(gpu_, Gpu::Open(gpu_mode_, cufile_library_));
     }
     return gpu_;
   }
@@ -203,7 +204,8 @@ class Handle::Impl {
 
   const pid_t owner_ = getpid();
   const std::shared_ptr<Account> account_ = std::make_shared<Account>();
-  HandleOptions options_;
+  GpuMode gpu_mode_ = GpuMode::kOnDemand;
+  std::string cufile_library_;
   mutable Mutex gpu_mutex_;
   std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
   std::vector<std::shared_ptr<Ring>> rings_;

@@ -22,7 +22,7 @@ using Direction = Operation::Direction;
 
 // Memory for transfers that cannot use the caller's: enough in flight to keep a device busy while others are
 // copied (how many: RingOptions).
-constexpr uint64_t kBounceSize = kMiB;
+constexpr uint64_t kBounceSize = DeviceLane::kBounceSize;
 // Blocking transfers waiting; more of them would only take slots from the others.
 constexpr size_t kBufferedLimit = 8;
 
@@ -329,29 +329,27 @@ bool Ring::FindMemory(Piece& piece) {
 
 bool Ring::FindBounce(Piece& piece) {
   Operation& operation = *piece.slice->operation;
-  if (operation.device() != nullptr) {
-    auto bounce = device_.TryBounce(*operation.device());
-    if (bounce.has_value()) {
-      piece.bounce = std::move(*bounce);
-    } else {
-      FailAt(operation, operation.offset() + piece.at, bounce.error().error_number, bounce.error().what);
-      piece.slice->next = piece.slice->end;
-    }
-  } else if (bounces_ == nullptr) {
-    auto made = BufferPool::Create(
-        {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
-    if (!made.has_value()) {
-      operation.Fail({ENOMEM, made.error().what, operation.target().path(), operation.offset()});
-      piece.slice->next = piece.slice->end;
-      return false;
-    }
-    bounces_ = std::move(*made);
+  auto bounce = operation.device() != nullptr ? device_.TryBounce(*operation.device()) : TryBounce();
+  if (!bounce.has_value()) {
+    FailAt(operation, operation.offset() + piece.at, bounce.error().error_number, bounce.error().what);
+    piece.slice->next = piece.slice->end;
+    return false;
   }
-  if (operation.device() == nullptr) piece.bounce = bounces_->TryAllocate();
-  if (!piece.bounce) return false;
+  if (!*bounce) return false;
+  piece.bounce = std::move(*bounce);
   piece.data = piece.bounce.data();
   piece.size = std::min(piece.size, kBounceSize);
   return true;
+}
+
+IoResult<Buffer> Ring::TryBounce() {
+  if (bounces_ == nullptr) {
+    auto made = BufferPool::Create(
+        {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
+    if (!made.has_value()) return IoError{ENOMEM, made.error().what};
+    bounces_ = std::move(*made);
+  }
+  return bounces_->TryAllocate();
 }
 
 void Ring::PrepareDirect(unsigned slot) {
@@ -397,7 +395,7 @@ void Ring::OnRefusal(int error_number) {
 }
 
 void Ring::Reap() {
-  const bool others = CollectFromDevice() || !buffered_.empty() || !ready_.empty();
+  const bool others = CollectFromDevice() || !buffered_.empty();
   if (in_kernel_ == 0 && device_.idle() && held_.empty()) return;
   // One at a time where each is copied: the next transfer begins before the next copy does.
   const auto events = std::span(events_).first(bouncing() ? 1 : events_.size());

@@ -85,8 +85,9 @@ class Ring {
   void TakeQueued() EXCLUDES(mutex_);
   void Fill();
   bool MayCut() const;
-  // Whether the operation's tensor may be touched, or the operation has failed.
+  // Whether the operation's tensor may be touched, or the operation has ended otherwise.
   bool Ready(Operation& operation);
+  // Brings back what was held and is ready.
   void TakeReady();
   bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
   // The next piece of the slice into the slot. False when it has to wait for a bounce buffer.
@@ -94,6 +95,7 @@ class Ring {
   void ChooseRange(Slice& slice, Piece& piece) const;
   bool FindMemory(Piece& piece);
   bool FindBounce(Piece& piece);
+  IoResult<Buffer> TryBounce();
   // Begins the transfer; the bytes of a write are where it takes them.
   void Send(unsigned slot);
   bool DeferEdge(Slice& slice);

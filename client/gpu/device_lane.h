@@ -23,7 +23,7 @@ class DeviceLane {
     size_t bounces = 64;  // buffers of kBounceSize
     size_t threads = 16;  // for cuFile
   };
-  static constexpr uint64_t kBounceSize = kMiB;
+  static constexpr uint64_t kBounceSize = kMiB;  // enough for a transfer at the device's full speed
 
   explicit DeviceLane(const Options& options) : options_(options) {}
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/types.h>
 #include <sys/vfs.h>
 
@@ -9,7 +10,10 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <cstddef>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <vector>
 
 #include "client/gpu/shared_library.h"
@@ -29,20 +33,20 @@ constexpr unsigned kLustre = 1U << 0;
 constexpr unsigned kNfs = 1U << 2;
 constexpr unsigned kGpfs = 1U << 3;
 constexpr unsigned kBeegfs = 1U << 9;
-// Block devices of all kinds, under filesystems of the kernel's own: NVMe, NVMe over fabrics, SCSI, ScaleFlux, NVMesh,
-// and what an older version said for NVMe without nvidia-fs.
-constexpr unsigned kBlock = 1U << 4 | 1U << 5 | 1U << 6 | 1U << 7 | 1U << 8 | 1U << 11;
+// NVMe, the same over fabrics, NVMesh, and what an older version said for NVMe without nvidia-fs.
+constexpr unsigned kNvme = 1U << 4 | 1U << 5 | 1U << 8 | 1U << 11;
+constexpr unsigned kScsi = 1U << 6;
+constexpr unsigned kScaleFlux = 1U << 7;
+// All else: cuFile has no bit for it, the tests' has this one.
+constexpr unsigned kOther = 1U << 31;
 
+constexpr long kExt4Magic = 0xEF53;
+constexpr long kXfsMagic = 0x58465342;
 struct Kind {
   long magic;  // of statfs(2)
-  unsigned bits;
+  unsigned bit;
 };
-constexpr std::array<Kind, 6> kKinds{{{0xEF53, kBlock},      // ext4
-                                      {0x58465342, kBlock},  // XFS
-                                      {0x0BD00BD0, kLustre},
-                                      {0x6969, kNfs},
-                                      {0x47504653, kGpfs},
-                                      {0x19830326, kBeegfs}}};
+constexpr std::array<Kind, 4> kKinds{{{0x0BD00BD0, kLustre}, {0x6969, kNfs}, {0x47504653, kGpfs}, {0x19830326, kBeegfs}}};
 
 struct Meaning {
   int64_t code;
@@ -50,8 +54,8 @@ struct Meaning {
   const char* text;
 };
 constexpr std::array<Meaning, 17> kMeanings{{
-    {5001, ENODEV, "the nvidia-fs module is not loaded, and compatibility mode is off"},
-    {5004, ENODEV, "cuFile and the nvidia-fs module are of different versions"},
+    {5001, EOPNOTSUPP, "the nvidia-fs module is not loaded, and compatibility mode is off"},
+    {5004, EOPNOTSUPP, "cuFile and the nvidia-fs module are of different versions"},
     {5006, ESHUTDOWN, "cuFile's driver is being closed"},
     {5007, EOPNOTSUPP, "not supported on this platform"},
     {5008, EOPNOTSUPP, "not supported for this file"},
@@ -92,6 +96,40 @@ struct FileDescription {
   const void* operations;
 };
 static_assert(sizeof(FileDescription) == 24 && offsetof(FileDescription, descriptor) == 8);
+
+// The kinds that the block device behind a folder of sysfs is of: of a RAID or a mapping those that all its parts are of.
+unsigned KindsOfDevice(const std::filesystem::path& folder) {
+  std::error_code error;
+  const auto place = std::filesystem::canonical(folder, error);
+  if (error) return kOther;
+  const std::string text = place.string();
+  const auto has = [&text](const char* part) { return text.find(part) != std::string::npos; };
+  if (has("/nvme")) return kNvme;
+  if (has("/sfd")) return kScaleFlux;
+  if (has("/target")) return kScsi;
+  unsigned kinds = 0;
+  for (const auto& part : std::filesystem::directory_iterator(place / "slaves", error)) {
+    const unsigned of_part = KindsOfDevice(part.path());
+    kinds = kinds == 0 ? of_part : kinds & of_part;
+    if (kinds == 0) return 0;
+  }
+  return kinds == 0 ? kOther : kinds;
+}
+
+unsigned KindsOfDevice(dev_t number) {
+  return KindsOfDevice(fmt::format("/sys/dev/block/{}:{}", major(number), minor(number)));
+}
+
+unsigned KindsOfFile(int descriptor) {
+  struct stat status{};
+  struct statfs filesystem{};
+  if (fstat(descriptor, &status) != 0 || fstatfs(descriptor, &filesystem) != 0) return 0;
+  if (S_ISBLK(status.st_mode)) return KindsOfDevice(status.st_rdev);
+  const auto magic = static_cast<long>(filesystem.f_type);
+  if (magic == kExt4Magic || magic == kXfsMagic) return KindsOfDevice(status.st_dev);
+  const auto* kind = std::find_if(kKinds.begin(), kKinds.end(), [&](const Kind& known) { return known.magic == magic; });
+  return kind == kKinds.end() ? kOther : kind->bit;
+}
 
 void* Pointer(uint64_t address) {
   // An address on the GPU: cuFile takes it as a pointer, and nobody follows it.
@@ -169,14 +207,7 @@ std::string Cufile::DirectWay() const {
 }
 
 bool Cufile::DirectFor(int descriptor) const {
-  struct stat status{};
-  struct statfs filesystem{};
-  if (fstat(descriptor, &status) != 0) return false;
-  if (S_ISBLK(status.st_mode)) return (kinds_ & kBlock) != 0;
-  if (fstatfs(descriptor, &filesystem) != 0) return false;
-  const auto kind = std::find_if(kKinds.begin(), kKinds.end(),
-                                 [&](const Kind& known) { return known.magic == static_cast<long>(filesystem.f_type); });
-  return kind != kKinds.end() && (kinds_ & kind->bits) != 0;
+  return (kinds_ & KindsOfFile(descriptor)) != 0;
 }
 
 IoError Cufile::Failed(const char* action, int64_t code) {

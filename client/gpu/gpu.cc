@@ -52,7 +52,7 @@ IoResult<std::shared_ptr<Gpu>> Gpu::Open(GpuMode mode, const std::string& cufile
 IoResult<void> Gpu::ChooseWay(GpuMode mode, const std::string& cufile_path) {
   facts_.mode = GpuMode::kBounce;
   if (mode == GpuMode::kOnDemand || mode == GpuMode::kBounce) {
-    facts_.why = mode == GpuMode::kBounce ? "it was asked for" : "cuFile is for gds_handle";
+    facts_.why = mode == GpuMode::kBounce ? "it was asked for" : "cuFile was not asked for";
     return {};
   }
   auto loaded = Cufile::Load(cufile_path);
@@ -167,10 +167,11 @@ IoResult<void> Gpu::Pin(const MemoryView& memory) {
 }
 
 bool Gpu::Unpin(uint64_t address) {
-  Pinned gone;
+  Pinned gone;  // by cuFile, after the lock
   const MutexLock lock(mutex_);
   const auto place = pinned_.find(address);
   if (place == pinned_.end()) return false;
+  gone = std::move(place->second);
   pinned_.erase(place);
   return true;
 }

@@ -96,7 +96,7 @@ def _bytes_of(tensor, nbytes):
     from weightfs._memory import describe
     gathered = bytearray(nbytes)
     if nbytes:
-        _native.copy(describe(gathered).arguments, describe(tensor).arguments)
+        _native.copy(describe(gathered).arguments, describe(tensor.cpu()).arguments)
     return gathered
 
 
@@ -139,12 +139,12 @@ class DirectReader(io.RawIOBase):
 
 
 @contextlib.contextmanager
-def the_handle(handle):
+def the_handle(handle, kind=aio_handle):
     """The caller's handle, or one for the occasion."""
     if handle is not None:
         yield handle
     else:
-        with aio_handle(overlap_events=True) as own:
+        with kind(overlap_events=True) as own:
             yield own
 
 

@@ -14,6 +14,7 @@ import struct
 
 import torch
 
+from weightfs._gds import gds_handle
 from weightfs._stream import the_handle, writing
 
 # In the order in which safetensors sorts them, the last ones first in a file.
@@ -29,14 +30,15 @@ _PAGE = 4096
 
 
 def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomic=False):
-    """Saves a dict of names and CPU tensors; each of any layout. Tensors that share memory are saved one by one."""
+    """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved one
+    by one."""
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name}: safetensors has no {tensor.dtype}")
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on {tensor.device}: only CPU tensors can be saved")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"{name} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be saved")
     ordered = sorted(tensors.items(), key=lambda item: (-_RANKS[_NAMES[item[1].dtype]], item[0].encode()))
     header, at = {}, 0
     if metadata is not None:
@@ -53,10 +55,12 @@ def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomi
             stream.write_tensor(tensor.detach(), tensor.numel() * tensor.element_size())
 
 
-def load_file(path, *, handle=None):
-    """A dict of names and CPU tensors. All are views of one piece of memory, which one read filled. ValueError for a file
-    that is none of safetensors."""
+def load_file(path, *, handle=None, device="cpu"):
+    """A dict of names and tensors on the CPU or a GPU ("cuda:0"). All are views of one piece of memory, which one read
+    filled. ValueError for a file that is none of safetensors."""
     header, begin, size = _read_header(path)
+    if torch.device(device).type != "cpu":
+        return _load_on_device(path, handle, device, header, begin, size)
     # The memory begins as far from a page as the data in the file: then nothing needs to be copied.
     lead = begin % _PAGE
     memory = mmap.mmap(-1, max(lead + size, 1))
@@ -74,6 +78,21 @@ def _tensor(memory, lead, facts):
         return torch.empty(shape, dtype=dtype)
     count = (end - begin) // dtype.itemsize
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=lead + begin).view(shape)
+
+
+def _load_on_device(path, handle, device, header, begin, size):
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    with the_handle(handle, gds_handle) as used:
+        if size:
+            used.read_into(memory, path, begin)
+    return {name: _view(memory, facts) for name, facts in header.items()}
+
+
+def _view(memory, facts):
+    dtype, shape, (begin, end) = _DTYPES[facts["dtype"]], facts["shape"], facts["data_offsets"]
+    piece = memory[begin:end]
+    # Files of others need not have each tensor at a multiple of its elements' size.
+    return (piece if begin % dtype.itemsize == 0 else piece.clone()).view(dtype).view(shape)
 
 
 def _read_header(path):

@@ -124,6 +124,16 @@ def test_safetensors_are_loaded_as_by_the_library(folder):
                                tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor)
 
 
+def test_safetensors_are_views_of_the_memory_that_a_gpu_would_have():
+    memory = random_tensor(100)
+    view = weightfs.safetensors._view(memory, {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]})
+    assert torch.equal(view.view(torch.uint8).view(-1), memory[8:32]) and view.shape == (2, 3)
+    assert view.data_ptr() == memory.data_ptr() + 8
+    odd = weightfs.safetensors._view(memory, {"dtype": "BF16", "shape": [4], "data_offsets": [33, 41]})
+    assert torch.equal(odd.view(torch.uint8), memory[33:41])
+    assert weightfs.safetensors._view(memory, {"dtype": "F64", "shape": [0, 4], "data_offsets": [3, 3]}).shape == (0, 4)
+
+
 def test_safetensors_of_strided_tensors(folder):
     matrix = torch.randn(1200, 1100)
     weightfs.safetensors.save_file({"t": matrix.t(), "rows": matrix[::2], "parameter": torch.nn.Parameter(matrix)},

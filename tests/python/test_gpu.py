@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import weightfs
-from fake_gpu import DIRECT, LIBRARY, FakeGpu
+from fake_gpu import DIRECT, LIBRARY, SANITIZERS, FakeGpu
 from tensors import content, random_tensor
 from weightfs import deepnvme
 
@@ -24,6 +24,8 @@ def gpu(monkeypatch):
     if not LIBRARY.exists():
         pytest.fail(f"{LIBRARY} is missing: build it first (target weightfs_fake_gpu), or name a weightfs beside one in "
                     "WEIGHTFS_BIN")
+    if any(name in LIBRARY.read_bytes() for name in SANITIZERS):
+        pytest.skip("needs a build without sanitizers: the fake GPU is loaded into Python")
     monkeypatch.setenv("WEIGHTFS_CUDA_LIBRARY", str(LIBRARY))
     monkeypatch.setenv("WEIGHTFS_CUFILE_LIBRARY", str(LIBRARY))
     monkeypatch.delenv("WEIGHTFS_GDS_MODE", raising=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weightfs
+import weightfs.safetensors
 from tensors import content, random_tensor
 from weightfs.tools import io, tune
 
@@ -80,6 +81,18 @@ def test_pinned_device_tensors(local):
         assert handle.sync_pwrite(tensor, str(local / "file")) == 1
         assert (local / "file").read_bytes() == content(tensor.cpu())
         assert handle.free_pinned_device_tensor(tensor) and not handle.is_pinned(tensor)
+
+
+def test_safetensors_between_files_and_the_gpu(local):
+    tensors = {"large": torch.randn(3000, 1000, device="cuda"), "small": torch.arange(7, device="cuda"),
+               "half": torch.randn(1001, device="cuda").bfloat16(), "strided": torch.randn(400, 500, device="cuda").t(),
+               "empty": torch.empty(0, 3, device="cuda"), "cpu": torch.randn(100)}
+    weightfs.safetensors.save_file(tensors, local / "file")
+    for device in ("cuda", "cpu"):
+        loaded = weightfs.safetensors.load_file(local / "file", device=device)
+        assert loaded.keys() == tensors.keys()
+        assert all(loaded[name].device.type == device for name in tensors)
+        assert all(torch.equal(loaded[name].cpu(), tensor.cpu()) for name, tensor in tensors.items())
 
 
 @pytest.mark.limit(300)

@@ -18,7 +18,9 @@ namespace {
 using std::chrono_literals::operator""ms;
 using testing::HasSubstr;
 
-constexpr unsigned kBlockDevices = 1U << 4;  // what cuFile reaches directly where nvidia-fs serves NVMe
+constexpr unsigned kNvme = 1U << 4;  // what cuFile reaches directly where nvidia-fs serves NVMe
+// And wherever the tests run: on NVMe, on SCSI, and on what the real one has no bit for.
+constexpr unsigned kEverywhere = kNvme | 1U << 6 | 1U << 31;
 constexpr uintptr_t kDefaultStream = 0;
 
 FakeGpuCounts Counts() {
@@ -111,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Way{"BounceThreads", GpuMode::kBounce, 0, kThreads, false},
                     Way{"BounceTiny", GpuMode::kBounce, 0, kTiny, false},
                     Way{"AutoBounce", GpuMode::kAuto, 0, kSmallBlocks, false},
-                    Way{"AutoCufile", GpuMode::kAuto, kBlockDevices, kSmallBlocks, true},
+                    Way{"AutoCufile", GpuMode::kAuto, kEverywhere, kSmallBlocks, true},
                     Way{"Cufile", GpuMode::kCufile, 0, kThreads, true}, Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
     NameOf);
 
@@ -340,19 +342,21 @@ TEST_F(GpuTest, AutoSaysWhyItTakesBounceBuffers) {
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
   EXPECT_EQ(Handle::Create({.gpu = GpuMode::kCufile}).error().error_number, EOPNOTSUPP);
   // Somebody else opened it.
-  fake_gpu_set_kinds(kBlockDevices);
+  fake_gpu_set_kinds(kNvme);
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5026);
   EXPECT_EQ(Make(GpuMode::kAuto)->gpu()->mode, GpuMode::kCufile);
 }
 
 TEST_F(GpuTest, AutoTakesBounceBuffersForFilesThatCufileDoesNotTake) {
-  fake_gpu_set_kinds(kBlockDevices);
-  const auto handle = Make(GpuMode::kAuto);
   const DeviceBytes memory(RandomBytes(300'000));
+  fake_gpu_set_kinds(kEverywhere);
   fake_gpu_fail("cuFileHandleRegister", 0, 1, 5018);
-  ASSERT_TRUE(handle->Write(folder_ / "file", memory.View()).has_value());
+  ASSERT_TRUE(Make(GpuMode::kAuto)->Write(folder_ / "file", memory.View()).has_value());
   EXPECT_EQ(ReadFile(folder_ / "file"), memory.Get());
-  // A filesystem that is not of a kind reached directly.
+  // A filesystem of a kind that is not reached directly.
+  fake_gpu_set_kinds(kNvme);
+  const auto handle = Make(GpuMode::kAuto);
+  EXPECT_EQ(handle->gpu()->mode, GpuMode::kCufile);
   const Folder in_memory("/dev/shm");
   ASSERT_TRUE(handle->Write(in_memory / "file", memory.View()).has_value());
   EXPECT_EQ(ReadFile(in_memory / "file"), memory.Get());

@@ -90,6 +90,8 @@ def test_validation_compares_what_lies_on_the_gpu(local, gpu, handle):
     assert handle.async_pread(array, str(local / "file"), 0) == 0
     assert handle.wait() == 1
     assert handle.pread(array, str(local / "file"), True, True) == 0
+    while handle.pending():
+        pass
     (local / "file").write_bytes(some(seed=2))
     with pytest.raises(OSError, match="validation"):
         handle.wait()

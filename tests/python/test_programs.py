@@ -50,6 +50,24 @@ def test_io_says_what_is_wrong(local, capfd):
         assert reason in capfd.readouterr().err
 
 
+def test_io_gives_each_process_the_gpu_of_its_folder(local, capfd, monkeypatch):
+    monkeypatch.setattr(io.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(io.torch.cuda, "device_count", lambda: 2)
+    for name in "ab":
+        (local / name).mkdir()
+    mapping = ["--folder_to_device_mapping", f"{local}/a:1", f"{local}/b:0", "--multi_process", "2"]
+    for options, gds in ((["--gpu"], False), (["--use_gds"], True), (["--gpu", "--use_gds"], True)):
+        settings = io.settings_of(*io.parse(mapping + options))
+        assert settings.gpus == [1, 1, 0, 0] and settings.use_gds is gds
+        assert settings.folders == [f"{local}/{name}" for name in "aabb"]
+    assert io.settings_of(*io.parse(mapping)).gpus == []
+    for wrong, reason in ((["--folder_to_device_mapping", f"{local}/a:2", "--gpu"], "no GPU 2"),
+                          (["--folder", str(local), "--use_gds", "--engine", "torch_io"], "engine")):
+        with pytest.raises(SystemExit):
+            io.settings_of(*io.parse(wrong))
+        assert reason in capfd.readouterr().err
+
+
 def test_io_fails_when_a_process_fails(capfd):
     assert io.main(["--folder", "/proc", "--io_size", "1M"]) == 1
     assert "/proc/_weightfs_io" in capfd.readouterr().err

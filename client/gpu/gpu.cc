@@ -12,9 +12,9 @@
 namespace weightfs::client {
 
 IoResult<bool> DeviceMemory::Ready() {
-  if (!before_ || ready_.load(std::memory_order_relaxed)) return true;
+  if (!before_ || ready_.load(std::memory_order_acquire)) return true;
   ASSIGN_OR_RETURN(const bool reached, before_->Reached());
-  ready_.store(reached, std::memory_order_relaxed);
+  if (reached) ready_.store(true, std::memory_order_release);
   return reached;
 }
 

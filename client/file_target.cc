@@ -27,6 +27,9 @@ constexpr uint64_t kSmallTransfer = 64 * kKiB;
 // A write that grows a file by this much reserves its blocks first.
 constexpr uint64_t kReserveFrom = 2 * kMiB;
 
+// Bytes of a file's name that its temporary file's name begins with: the whole fits into 255.
+constexpr size_t kTemporaryName = 200;
+
 constexpr long kExt4Magic = 0xEF53;
 constexpr long kXfsMagic = 0x58465342;
 constexpr long kTmpfsMagic = 0x01021994;
@@ -164,8 +167,9 @@ IoResult<void> OpenFile::OpenTemporary() {
   const bool replaces = stat(final_path_.c_str(), &old) == 0;
   if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
   const size_t slash = final_path_.rfind('/');
-  const std::string folder = slash == std::string::npos ? "" : final_path_.substr(0, slash + 1);
-  written_path_ = folder + ".weightfs-XXXXXX";
+  const size_t begin = slash == std::string::npos ? 0 : slash + 1;
+  written_path_ = fmt::format("{}.{}.weightfs-XXXXXX", final_path_.substr(0, begin),
+                              final_path_.substr(begin, kTemporaryName));
   buffered_ = Descriptor(mkostemp(written_path_.data(), O_CLOEXEC));
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
   created_ = true;

@@ -184,37 +184,38 @@ class Handle::Impl {
     return {};
   }
 
-  static IoResult<Wish> WishToRead(const FileName& file, const MemoryView& memory,
-                                   const ReadOptions& options) {
-    if (memory.may_overlap()) {
-      return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
-                     options.offset};
-    }
+  template <typename Options>
+  static Wish CommonWish(const FileName& file, const MemoryView& memory, const Options& options) {
     Wish wish;
-    wish.file.direction = Operation::Direction::kRead;
     wish.file.path = file.path;
     wish.file.descriptor = file.descriptor;
-    wish.file.offset = options.offset;
     wish.memory = memory;
     wish.progress = options.progress;
     wish.own_errors = options.own_errors;
     return wish;
   }
 
+  static IoResult<Wish> WishToRead(const FileName& file, const MemoryView& memory,
+                                   const ReadOptions& options) {
+    if (memory.may_overlap()) {
+      return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
+                     options.offset};
+    }
+    Wish wish = CommonWish(file, memory, options);
+    wish.file.direction = Operation::Direction::kRead;
+    wish.file.offset = options.offset;
+    return wish;
+  }
+
   static Wish WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
     const bool by_path = file.descriptor < 0;
     const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
-    Wish wish;
+    Wish wish = CommonWish(file, memory, options);
     wish.file.direction = Operation::Direction::kWrite;
-    wish.file.path = file.path;
-    wish.file.descriptor = file.descriptor;
     wish.file.offset = options.offset.value_or(standard);
     wish.file.whole_file = by_path && !options.offset;
     wish.file.atomic = options.atomic;
     wish.file.durable = options.durable;
-    wish.memory = memory;
-    wish.progress = options.progress;
-    wish.own_errors = options.own_errors;
     return wish;
   }
 };

@@ -65,7 +65,10 @@ class Ring {
     Slice* slice = nullptr;
     uint64_t at = 0;  // in the operation's memory
     uint64_t size = 0;
-    uint64_t done = 0;
+    uint64_t lead = 0;      // bytes transferred before them, and
+    uint64_t transfer = 0;  // with those and what lies behind: by a lease whole blocks
+    uint64_t done = 0;      // of the transfer
+    unsigned tries = 0;     // that brought damaged blocks
     std::byte* data = nullptr;  // the caller's memory, or the bounce buffer's
     Buffer bounce;
     int descriptor = -1;  // -1: by the buffered descriptor, in the driver's thread
@@ -84,16 +87,20 @@ class Ring {
   bool MayCut() const;
   // The next piece of the slice into the slot. False when it has to wait for a bounce buffer.
   bool CutPiece(Slice& slice, unsigned slot);
-  void ChooseRange(Slice& slice, Piece& piece) const;
+  void ChooseRange(const Slice& slice, Piece& piece) const;
+  void ChooseBlocks(const Slice& slice, Piece& piece) const;
   bool FindMemory(Piece& piece);
-  bool DeferEdge(Slice& slice);
-  void WriteEdges(Operation& operation);
+  static bool FillHole(Slice& slice);
+  bool DeferEdge(Slice& slice) const;
+  static void WriteEdges(Operation& operation);
   void SubmitReady();
   void OnRefusal(int error_number);
   void Reap();
   void OnEvent(unsigned slot, int64_t result);
   void PrepareDirect(unsigned slot);
+  void GoBuffered(unsigned slot, int error_number);
   void TransferBuffered(unsigned slot);
+  bool IsDamaged(unsigned slot);
   void Succeed(unsigned slot);
   void FailPiece(unsigned slot, int error_number);
   static void FailAt(Operation& operation, uint64_t offset, int error_number);
@@ -114,6 +121,7 @@ class Ring {
   std::deque<std::shared_ptr<Operation>> ended_;
   std::unique_ptr<BufferPool> bounces_;  // made when the first piece needs one
   size_t in_kernel_ = 0;
+  size_t leased_pieces_ = 0;
   size_t batch_left_ = 0;  // without overlap_events: transfers that still belong to this batch
   unsigned refusals_ = 0;  // EAGAINs of io_submit in a row with nothing in the kernel
 

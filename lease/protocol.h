@@ -4,9 +4,9 @@
 // places of the file's bytes, and moves the bytes itself.
 //
 // Messages are datagrams of a SOCK_SEQPACKET socket of the abstract namespace: a Header, then the body. A body that is
-// larger than kInlineBody travels in a memfd, the first descriptor of the message; device descriptors come after it. A
-// connection holds one lease at most, carries one request at a time, and its end is the end of its lease. All numbers
-// are the machine's own; nothing is padded.
+// larger than kInlineBody travels in a memfd, the first descriptor of the message, sealed against every change (shrink,
+// grow, write); device descriptors come after it. A connection holds one lease at most, carries one request at a time,
+// and its end is the end of its lease. All numbers are the machine's own; nothing is padded.
 #pragma once
 
 #include <array>

@@ -1,0 +1,236 @@
+#include "lease/channel.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <limits>
+#include <new>
+
+namespace weightfs::lease {
+namespace {
+
+constexpr size_t kMaximumDescriptors = kMaximumDevices + 1;   // and the body
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+Error Failed(std::string_view what, int error) {
+  const auto code = error == EAGAIN || error == EWOULDBLOCK                               ? ErrorCode::kAgain
+                    : error == EPIPE || error == ECONNRESET || error == ENOTCONN          ? ErrorCode::kShutdown
+                    : error == ECONNREFUSED                                               ? ErrorCode::kNotFound
+                    : error == ENOMEM || error == ENOBUFS || error == EMFILE || error == ENFILE ? ErrorCode::kNoMemory
+                                                                                          : ErrorCode::kIo;
+  return {code, fmt::format("lease channel: {}: {}", what, std::strerror(error))};
+}
+
+Error Refused(std::string_view why) { return {ErrorCode::kInvalid, fmt::format("lease channel: {}", why)}; }
+
+struct Address {
+  sockaddr_un address{};
+  socklen_t size = 0;
+};
+
+Result<Address> AddressOf(std::string_view name) {
+  Address out;
+  if (name.empty() || name.size() > sizeof(out.address.sun_path) - 1) {
+    return Refused(fmt::format("a socket's name has 1 to {} bytes, not {}", sizeof(out.address.sun_path) - 1,
+                               name.size()));
+  }
+  out.address.sun_family = AF_UNIX;
+  std::memcpy(out.address.sun_path + 1, name.data(), name.size());
+  out.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return out;
+}
+
+// The pieces in a memfd of their own that nobody can change any more.
+Result<Descriptor> SealedBody(std::span<const std::span<const std::byte>> body) {
+  Descriptor file(memfd_create("weightfs-lease", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file) return Failed("memfd_create", errno);
+  for (std::span<const std::byte> piece : body) {
+    while (!piece.empty()) {
+      const ssize_t written = write(file.get(), piece.data(), piece.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return Failed("writing the body of a message", written < 0 ? errno : EIO);
+      piece = piece.subspan(static_cast<size_t>(written));
+    }
+  }
+  if (fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) return Failed("sealing the body of a message", errno);
+  return file;
+}
+
+// Reads a body that its sender can change no more. Only a memfd has seals: reading it waits for nobody.
+Result<void> ReadSealed(int file, std::span<std::byte> out) {
+  const int seals = fcntl(file, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) return Refused("the body of a message is in no sealed memory");
+  struct stat status {};
+  if (fstat(file, &status) != 0) return Failed("fstat of the body of a message", errno);
+  if (static_cast<uint64_t>(status.st_size) != out.size()) {
+    return Refused(fmt::format("the body of a message has {} bytes, its header says {}", status.st_size, out.size()));
+  }
+  for (size_t done = 0; done < out.size();) {
+    const ssize_t got = pread(file, out.data() + done, out.size() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return Failed("reading the body of a message", got < 0 ? errno : EIO);
+    done += static_cast<size_t>(got);
+  }
+  return {};
+}
+
+// Owns every descriptor that came with a message.
+std::vector<Descriptor> TakeDescriptors(msghdr& message) {
+  std::vector<Descriptor> descriptors;
+  for (cmsghdr* entry = CMSG_FIRSTHDR(&message); entry != nullptr; entry = CMSG_NXTHDR(&message, entry)) {
+    if (entry->cmsg_level != SOL_SOCKET || entry->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (entry->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t index = 0; index < count; ++index) {
+      int value = -1;
+      std::memcpy(&value, CMSG_DATA(entry) + index * sizeof(int), sizeof(int));
+      descriptors.emplace_back(value);
+    }
+  }
+  return descriptors;
+}
+
+// What the header says must be what came, and no more than the limits.
+Result<void> Check(const Header& header, uint64_t inline_bytes, size_t descriptors, const ReceiveLimits& limits) {
+  if (header.version != kProtocolVersion) {
+    return Refused(fmt::format("a message of version {}; this side speaks {}", header.version, kProtocolVersion));
+  }
+  if (header.body > std::min(limits.body, kMaximumBody)) {
+    return Refused(fmt::format("a message of {} bytes; at most {} are taken", header.body,
+                               std::min(limits.body, kMaximumBody)));
+  }
+  if (header.in_memfd > 1 || inline_bytes != (header.in_memfd != 0 ? 0 : header.body)) {
+    return Refused(fmt::format("a message whose header says {} bytes came with {}", header.body, inline_bytes));
+  }
+  if (descriptors < header.in_memfd || descriptors - header.in_memfd > limits.descriptors) {
+    return Refused(fmt::format("a message with {} descriptors", descriptors));
+  }
+  return {};
+}
+
+}  // namespace
+
+bool BodyReader::TakeText(std::string_view* text) {
+  const auto end = std::find(rest_.begin(), rest_.end(), std::byte{0});
+  if (end == rest_.end()) return false;
+  const auto size = static_cast<size_t>(end - rest_.begin());
+  *text = {reinterpret_cast<const char*>(rest_.data()), size};
+  rest_ = rest_.subspan(size + 1);
+  return true;
+}
+
+std::string_view BodyReader::RestAsText() {
+  const auto rest = std::exchange(rest_, {});
+  return {reinterpret_cast<const char*>(rest.data()), rest.size()};
+}
+
+Result<Descriptor> Listen(std::string_view name, int backlog) {
+  ASSIGN_OR_RETURN(const Address address, AddressOf(name));
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return Failed("socket", errno);
+  if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.size) != 0) {
+    return Failed("bind", errno);
+  }
+  if (listen(socket.get(), backlog) != 0) return Failed("listen", errno);
+  return socket;
+}
+
+Result<Descriptor> Accept(int listener) {
+  while (true) {
+    Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) return socket;
+    if (errno != EINTR && errno != ECONNABORTED) return Failed("accept", errno);
+  }
+}
+
+Result<Descriptor> Connect(std::string_view name) {
+  ASSIGN_OR_RETURN(const Address address, AddressOf(name));
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket) return Failed("socket", errno);
+  while (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.size) != 0) {
+    if (errno != EINTR) return Failed("connect", errno);
+  }
+  return socket;
+}
+
+Result<void> Send(int socket, Header header, std::span<const std::span<const std::byte>> body,
+                  std::span<const int> descriptors) {
+  header.body = 0;
+  for (const auto& piece : body) header.body += piece.size();
+  header.in_memfd = header.body > kInlineBody ? 1 : 0;
+  if (header.body > kMaximumBody || descriptors.size() > kMaximumDevices) {
+    return Refused(fmt::format("a message of {} bytes with {} descriptors is too large to send", header.body,
+                               descriptors.size()));
+  }
+  Descriptor file;
+  std::vector<int> passed;
+  std::vector<iovec> pieces = {{&header, sizeof(header)}};
+  if (header.in_memfd != 0) {
+    ASSIGN_OR_RETURN(file, SealedBody(body));
+    passed.push_back(file.get());
+  } else {
+    for (const auto& piece : body) pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
+  }
+  passed.insert(passed.end(), descriptors.begin(), descriptors.end());
+
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = pieces.size();
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaximumDescriptors * sizeof(int))] = {};
+  if (!passed.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(passed.size() * sizeof(int));
+    cmsghdr* entry = CMSG_FIRSTHDR(&message);
+    entry->cmsg_level = SOL_SOCKET;
+    entry->cmsg_type = SCM_RIGHTS;
+    entry->cmsg_len = CMSG_LEN(passed.size() * sizeof(int));
+    std::memcpy(CMSG_DATA(entry), passed.data(), passed.size() * sizeof(int));
+  }
+  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {   // Whole or not at all.
+    if (errno != EINTR) return Failed("sending", errno);
+  }
+  return {};
+}
+
+Result<Message> Receive(int socket, const ReceiveLimits& limits) {
+  Message out;
+  std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[kInlineBody]);
+  if (!memory) return Failed("memory for a message", ENOMEM);
+  iovec pieces[] = {{&out.header, sizeof(out.header)}, {memory.get(), kInlineBody}};
+  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaximumDescriptors * sizeof(int))];
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = 2;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ssize_t got = 0;
+  do {
+    got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return Failed("receiving", errno);
+  out.descriptors = TakeDescriptors(message);
+  if (got == 0) return Error{ErrorCode::kShutdown, "lease channel: the other side has ended the connection"};
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {
+    return Refused("a message lost descriptors on its way; is the limit of open files too low?");
+  }
+  if ((message.msg_flags & MSG_TRUNC) != 0 || static_cast<size_t>(got) < sizeof(Header)) {
+    return Refused("a message that is no header and body");
+  }
+  RETURN_IF_ERROR(Check(out.header, static_cast<uint64_t>(got) - sizeof(Header), out.descriptors.size(), limits));
+  if (out.header.in_memfd != 0) {
+    memory.reset(new (std::nothrow) std::byte[out.header.body]);
+    if (!memory) return Failed("memory for the body of a message", ENOMEM);
+    RETURN_IF_ERROR(ReadSealed(out.descriptors.front().get(), {memory.get(), out.header.body}));
+    out.descriptors.erase(out.descriptors.begin());
+  }
+  if (out.header.body > 0) out.memory = std::move(memory);
+  return out;
+}
+
+}  // namespace weightfs::lease

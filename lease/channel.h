@@ -1,0 +1,124 @@
+// Messages of protocol.h on their way: sent and received whole, with their descriptors. Both ends use it; neither trusts
+// the other: whatever arrives is bounded before it is kept, and its sender can change none of it afterwards.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "common/result.h"
+#include "lease/protocol.h"
+
+namespace weightfs::lease {
+
+// Owns a file descriptor; -1 is none.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int value) : value_(value) {}
+  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~Descriptor() {
+    if (value_ >= 0) close(value_);
+  }
+  int get() const { return value_; }
+  explicit operator bool() const { return value_ >= 0; }
+
+ private:
+  int value_ = -1;
+};
+
+// A message as it arrived.
+struct Message {
+  Header header;
+  std::unique_ptr<std::byte[]> memory;     // header.body bytes; null where there are none
+  std::vector<Descriptor> descriptors;     // without that of the body
+
+  std::span<const std::byte> body() const { return {memory.get(), header.body}; }
+};
+
+// What a receiver takes.
+struct ReceiveLimits {
+  uint64_t body = kMaximumBody;            // bytes
+  uint32_t descriptors = kMaximumDevices;
+};
+
+// The bytes of a value, or of the elements of a vector or span, as a piece of a body.
+template <typename T>
+  requires std::is_trivially_copyable_v<T>
+std::span<const std::byte> Bytes(std::span<const T> values) {
+  return std::as_bytes(values);
+}
+template <typename T>
+std::span<const std::byte> Bytes(const std::vector<T>& values) {
+  return Bytes(std::span<const T>(values));
+}
+template <typename T>
+  requires std::is_trivially_copyable_v<T>
+std::span<const std::byte> BytesOf(const T& value) {
+  return std::as_bytes(std::span<const T>(&value, 1));
+}
+
+// Takes a body apart. Each call is false, and takes nothing, where there is less than it asks for.
+class BodyReader {
+ public:
+  explicit BodyReader(std::span<const std::byte> body) : rest_(body) {}
+
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  bool Take(T* value) {
+    if (rest_.size() < sizeof(T)) return false;
+    std::memcpy(value, rest_.data(), sizeof(T));
+    rest_ = rest_.subspan(sizeof(T));
+    return true;
+  }
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  bool Take(uint64_t count, std::vector<T>* values) {
+    if (rest_.size() / sizeof(T) < count) return false;
+    values->resize(count);
+    if (count > 0) std::memcpy(values->data(), rest_.data(), count * sizeof(T));
+    rest_ = rest_.subspan(count * sizeof(T));
+    return true;
+  }
+  // A text up to its NUL, which it goes without; as long as the body lives.
+  bool TakeText(std::string_view* text);
+  // Everything that is left, as text.
+  std::string_view RestAsText();
+  bool empty() const { return rest_.empty(); }
+
+ private:
+  std::span<const std::byte> rest_;
+};
+
+// Pure functions of their arguments, for any thread; one thread at a time for each socket and direction. Errors are
+// full lines: kAgain (a non-blocking socket is not ready), kShutdown (the other side has ended the connection),
+// kInvalid (what came is no message of this protocol, or more than the limits), kNotFound (nobody listens there),
+// kNoMemory and kIo.
+
+// Sockets are close-on-exec. `name` is that of the abstract namespace, without its leading NUL. A listener, and what it
+// accepts, does not block.
+Result<Descriptor> Listen(std::string_view name, int backlog);
+Result<Descriptor> Accept(int listener);
+Result<Descriptor> Connect(std::string_view name);
+
+// Sends `header` (whose `body` and `in_memfd` are filled in here), the pieces of the body one behind the other, and
+// copies of the descriptors.
+Result<void> Send(int socket, Header header, std::span<const std::span<const std::byte>> body,
+                  std::span<const int> descriptors);
+
+// The next message. A message that is refused is gone, its descriptors are closed.
+Result<Message> Receive(int socket, const ReceiveLimits& limits);
+
+}  // namespace weightfs::lease

@@ -58,7 +58,7 @@ class OpenFile : public Target {
   bool writes() const { return options_.direction == Direction::kWrite; }
   int access() const { return (writes() ? O_WRONLY : O_RDONLY) | O_CLOEXEC; }
   // Either; the one that never changes after Open.
-  int any() const { return direct_ ? direct_.get() : buffered_.get(); }
+  int any() const override { return direct_ ? direct_.get() : buffered_.get(); }
   IoError Failed(const char* action, int error_number) const;
 
   IoResult<void> OpenPath();
@@ -225,18 +225,10 @@ IoResult<void> OpenFile::Examine() {
 }
 
 IoResult<void> OpenFile::LearnAlignment() {
-  struct statx answer{};
-  if (statx(direct_.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
-      (answer.stx_mask & STATX_DIOALIGN) == 0) {
-    // Where files are memory, the kernel copies, whatever was asked for, and from any address.
-    if (FilesystemOf(direct_.get()) == kTmpfsMagic) alignment_ = {1, 1};
-    return {};  // an older kernel, or a filesystem that does not say: a page serves all of them
-  }
-  if (std::has_single_bit(answer.stx_dio_mem_align) && std::has_single_bit(answer.stx_dio_offset_align)) {
-    alignment_ = {answer.stx_dio_offset_align, answer.stx_dio_mem_align};
+  if (const auto alignment = DirectAlignment(direct_.get())) {
+    alignment_ = *alignment;
     return {};
   }
-  // O_DIRECT was accepted, and is not possible on this file.
   int error_number = 0;
   if (Buffered(&error_number) < 0) return Failed("cannot open it without O_DIRECT", error_number);
   direct_.Close();
@@ -336,6 +328,20 @@ void OpenFile::TakeBack() {
 }
 
 }  // namespace
+
+std::optional<Target::Alignment> DirectAlignment(int descriptor) {
+  struct statx answer{};
+  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
+      (answer.stx_mask & STATX_DIOALIGN) == 0) {
+    // Where files are memory, the kernel copies, whatever was asked for, and from any address.
+    if (FilesystemOf(descriptor) == kTmpfsMagic) return Target::Alignment{1, 1};
+    return Target::Alignment{};  // an older kernel, or a filesystem that does not say: a page serves all of them
+  }
+  if (!std::has_single_bit(answer.stx_dio_mem_align) || !std::has_single_bit(answer.stx_dio_offset_align)) {
+    return std::nullopt;
+  }
+  return Target::Alignment{answer.stx_dio_offset_align, answer.stx_dio_mem_align};
+}
 
 IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
   return {ENODATA,

@@ -11,6 +11,8 @@
 #include <set>
 
 #include "client/file_target.h"
+#include "client/lease_connection.h"
+#include "client/lease_target.h"
 #include "client/ring.h"
 #include "common/mutex.h"
 #include "common/result.h"
@@ -24,6 +26,9 @@ constexpr unsigned kMaxParallelism = 1'024;
 
 // Slices begin on blocks of the file, so that no block is written by two threads.
 constexpr uint64_t kSliceUnit = kBlockSize;
+
+// A lease costs its round trips to the mount.
+constexpr uint64_t kLeaseFrom = kMiB;
 
 // Bounce buffers of all rings together, and the least that one has.
 constexpr size_t kBounces = 32;
@@ -84,6 +89,7 @@ class Handle::Impl {
   }
 
   IoResult<void> Start(const HandleOptions& options) {
+    direct_ = options.direct;
     const RingOptions ring{.block_size = options.block_size,
                            .queue_depth = options.queue_depth,
                            .single_submit = options.single_submit,
@@ -111,7 +117,7 @@ class Handle::Impl {
                      wish.file.path, wish.file.offset};
     }
     wish.file.size = wish.memory.size();
-    ASSIGN_OR_RETURN(auto target, FileTarget::Open(wish.file));
+    ASSIGN_OR_RETURN(auto target, OpenTarget(wish.file));
     Operation::Plan plan{.direction = wish.file.direction,
                          .target = std::move(target),
                          .memory = std::move(wish.memory),
@@ -140,8 +146,22 @@ class Handle::Impl {
   }
 
   bool forked() const { return owner_ != getpid(); }
+  uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
 
  private:
+  IoResult<std::unique_ptr<Target>> OpenTarget(const FileTarget::Options& options) {
+    ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
+    const bool wanted = direct_ == Direct::kRequire || (direct_ == Direct::kAuto && options.size >= kLeaseFrom);
+    if (!wanted || options.size == 0) return file;
+    auto leased = LeaseTarget::Open(file, options, connections_);
+    if (leased.has_value()) {
+      direct_operations_.fetch_add(1, std::memory_order_relaxed);
+    } else if (direct_ == Direct::kAuto) {
+      return file;
+    }
+    return leased;
+  }
+
   void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {
     const uint64_t size = operation->size();
     const uint64_t start = operation->offset();
@@ -168,8 +188,11 @@ class Handle::Impl {
 
   const pid_t owner_ = getpid();
   const std::shared_ptr<Account> account_ = std::make_shared<Account>();
+  const std::shared_ptr<LeaseConnections> connections_ = std::make_shared<LeaseConnections>();
+  Direct direct_ = Direct::kAuto;
   std::vector<std::shared_ptr<Ring>> rings_;
   std::atomic<size_t> next_ring_{0};
+  std::atomic<uint64_t> direct_operations_{0};
 
   friend class Handle;
   IoResult<void> BeginAndHelp(Wish wish) {
@@ -265,6 +288,10 @@ Handle::Completed Handle::Wait() {
 
 size_t Handle::pending() const {
   return impl_->pending();
+}
+
+uint64_t Handle::direct_operations() const {
+  return impl_->direct_operations();
 }
 
 }  // namespace weightfs::client

@@ -2,8 +2,9 @@
 //
 // Aligned parts go by libaio and O_DIRECT straight between the device and the caller's memory. Memory that
 // O_DIRECT cannot use passes through a few small buffers while other transfers are under way; partial blocks
-// at the ends, and files of filesystems without O_DIRECT, go by ordinary reads and writes. What was reported
-// as done was done to the last byte.
+// at the ends, and files of filesystems without O_DIRECT, go by ordinary reads and writes. On a weightfs mount large
+// operations go past it, straight to the devices of the store, and every block read is checked against its checksum
+// here. What was reported as done was done to the last byte.
 #pragma once
 
 #include <functional>
@@ -18,12 +19,20 @@
 
 namespace weightfs::client {
 
+// Whether bytes go past the mount of a weightfs, by a lease of its blocks.
+enum class Direct : unsigned char {
+  kAuto,     // operations of at least 1 MiB, where the mount gives leases; the others through the mount
+  kNever,    // everything through the mount
+  kRequire,  // all that has any bytes; what cannot go so is an error that says why
+};
+
 struct HandleOptions {
   uint64_t block_size = 1 << 20;  // bytes of one transfer; less than the device's block counts as one block
   unsigned queue_depth = 128;   // transfers in the kernel at once, for each of the intra_op_parallelism rings
   bool single_submit = false;   // each transfer in an io_submit of its own
   bool overlap_events = false;  // refill after each completion; else in batches of queue_depth
   unsigned intra_op_parallelism = 1;  // slices that an operation is cut into, each with a thread and a ring
+  Direct direct = Direct::kAuto;
 };
 
 // A file by its path, or by an open descriptor, which the caller keeps and may close as soon as the call
@@ -95,6 +104,8 @@ class Handle {
   Completed Wait();
   // Started, and not done.
   size_t pending() const;
+  // How many were started by a lease; of SaveMany and LoadMany each batch is one.
+  uint64_t direct_operations() const;
 
  private:
   class Impl;

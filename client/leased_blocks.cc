@@ -48,9 +48,7 @@ IoResult<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device
   const uint64_t last = runs_.empty() ? first_ : runs_.back().block + runs_.back().count;
   if (device >= devices_.size() || count == 0 || block < last || count > count_ || block - first_ > count_ - count ||
       count > kBlocks || device_block > kBlocks - count) {
-    return IoError{EPROTO, fmt::format("the mount answers with an extent of {} blocks at block {} on device {} that "
-                                       "cannot be; it and this library do not fit together",
-                                       count, block, device)};
+    return MalformedAnswer();
   }
   if (!runs_.empty()) {
     Run& before = runs_.back();
@@ -102,6 +100,18 @@ std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset,
     blocks = blocks.subspan(piece.size());
   }
   return std::nullopt;
+}
+
+IoError MalformedAnswer() {
+  return {EPROTO, "no lease: the mount's answer cannot be; it and this library do not fit together"};
+}
+
+IoError DamagedRead(const std::string& path, uint64_t offset, const std::string& what) {
+  return {EIO,
+          fmt::format("read of {}: the block at offset {} is not what was written: {}; restore the file from a copy, "
+                      "and check the store with 'weightfs fsck --data'",
+                      path, offset, what),
+          path, offset};
 }
 
 }  // namespace weightfs::client

@@ -60,4 +60,9 @@ class LeasedBlocks {
   std::vector<Run> runs_;
 };
 
+// "an answer of the mount that cannot be".
+IoError MalformedAnswer();
+// EIO for a block whose checksum is another: which file, where, and what can be done.
+IoError DamagedRead(const std::string& path, uint64_t offset, const std::string& what);
+
 }  // namespace weightfs::client

@@ -32,6 +32,9 @@ class Target {
   // The run at `offset` of the file, `length` bytes long at most.
   virtual Run Locate(uint64_t offset, uint64_t length) const = 0;
   virtual Alignment alignment() const = 0;
+  // A descriptor of the file, to ask the filesystem about it; open until Finish, and perhaps for O_DIRECT. -1: it has
+  // none.
+  virtual int any() const { return -1; }
   // A descriptor for the file's own offsets that takes any offset and length: partial blocks, and what
   // O_DIRECT refused. -1 with the errno in *error_number when there is none.
   virtual int Buffered(int* error_number) const = 0;

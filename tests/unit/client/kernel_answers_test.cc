@@ -120,6 +120,7 @@ TEST_F(KernelAnswersTest, PartsOfBlocksAreWrittenAfterAllDirectTransfers) {
   EXPECT_EQ(ReadFile(folder_ / "file"), whole);
 
   // Its errno is the operation's.
+  OnSubmit(nullptr);
   OnWrite([](uint64_t, uint64_t) { return EDQUOT; });
   const auto failed = handle->Write(folder_ / "file", view, {.offset = kBegin});
   ASSERT_FALSE(failed.has_value());

@@ -216,6 +216,9 @@ IoResult<void> OpenFile::Examine() {
     return Failed("a pipe or socket has no offsets", ESPIPE);
   }
   if (direct_) RETURN_IF_ERROR(LearnAlignment());
+  if (options_.checksums != nullptr) {
+    RETURN_IF_ERROR(options_.checksums->Begin(any(), static_cast<uint64_t>(status_.st_size)));
+  }
   if (writes() || !S_ISREG(status_.st_mode)) return {};
   const auto have = static_cast<uint64_t>(status_.st_size);
   if (options_.offset + options_.size > have) {
@@ -274,6 +277,7 @@ IoResult<void> OpenFile::Reserve() {
 IoResult<void> OpenFile::Finish(bool success) {
   IoResult<void> result;
   if (success && writes()) result = MakeFinal();
+  if (success && !writes() && options_.checksums != nullptr) result = options_.checksums->End(any());
   if (!success || !result.has_value()) TakeBack();
   finished_ = true;
   // Filesystems with a server may report a failed write at close only.
@@ -294,6 +298,7 @@ IoResult<void> OpenFile::MakeFinal() {
       return Failed("cannot cut off the longer old content", errno);
     }
   }
+  if (options_.checksums != nullptr) RETURN_IF_ERROR(options_.checksums->End(any()));
   if (options_.durable && fsync(any()) != 0) return Failed("fsync failed", errno);
   if (options_.atomic && rename(written_path_.c_str(), final_path_.c_str()) != 0) {
     return Failed("cannot rename the temporary file over it", errno);

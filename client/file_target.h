@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "client/checksum_attribute.h"
 #include "client/operation.h"
 #include "client/target.h"
 
@@ -28,6 +29,7 @@ class FileTarget {
     bool whole_file = false;
     bool atomic = false;   // with whole_file: written beside the file, then renamed over it
     bool durable = false;  // fsync, before success is reported
+    std::shared_ptr<ChecksumAttribute> checksums = nullptr;  // written with it, or compared; may be null
   };
 
   // Opens, and for a read checks that the file has all the bytes. A file is created with mode 0600; nothing

@@ -71,6 +71,14 @@ IoResult<void> Check(const HandleOptions& options) {
   return {};
 }
 
+IoError Forked(const std::string& path, uint64_t offset) {
+  return {EPERM, "this handle belongs to the process that forked this one; make a new handle here", path, offset};
+}
+
+IoError InCallback(const std::string& path, uint64_t offset) {
+  return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
+}
+
 // Where a write without an offset begins on a descriptor.
 uint64_t DefaultOffset(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
@@ -104,20 +112,31 @@ class Handle::Impl {
 
   struct Wish {
     FileTarget::Options file;
+    std::unique_ptr<Target> target = nullptr;  // what it was opened as; otherwise it is opened here
     MemoryView memory;
     Progress progress;
     bool counted = false;
     bool own_errors = false;
+    bool checked = false;  // `checksum` or `verify`
   };
 
   // `helped`: the caller is going to drive the first ring, which is returned.
   IoResult<std::shared_ptr<Operation>> Begin(Wish wish, Ring** helped) {
-    if (owner_ != getpid()) {
-      return IoError{EPERM, "this handle belongs to the process that forked this one; make a new handle here",
-                     wish.file.path, wish.file.offset};
-    }
+    if (forked()) return Forked(wish.file.path, wish.file.offset);
     wish.file.size = wish.memory.size();
-    ASSIGN_OR_RETURN(auto target, OpenTarget(wish.file));
+    if (wish.checked) {
+      if (wish.file.direction == Operation::Direction::kWrite && !wish.file.whole_file) {
+        return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
+                       wish.file.offset};
+      }
+      const bool writes = wish.file.direction == Operation::Direction::kWrite;
+      const std::string path =
+          wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
+      wish.file.checksums = std::make_shared<ChecksumAttribute>(writes, path, wish.memory, wish.file.offset);
+    }
+    ASSIGN_OR_RETURN(auto target, wish.target != nullptr ? IoResult<std::unique_ptr<Target>>(std::move(wish.target))
+                                                         : OpenTarget(wish.file));
+    if (target->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
     Operation::Plan plan{.direction = wish.file.direction,
                          .target = std::move(target),
                          .memory = std::move(wish.memory),
@@ -154,11 +173,7 @@ class Handle::Impl {
     const bool wanted = direct_ == Direct::kRequire || (direct_ == Direct::kAuto && options.size >= kLeaseFrom);
     if (!wanted || options.size == 0) return file;
     auto leased = LeaseTarget::Open(file, options, connections_);
-    if (leased.has_value()) {
-      direct_operations_.fetch_add(1, std::memory_order_relaxed);
-    } else if (direct_ == Direct::kAuto) {
-      return file;
-    }
+    if (!leased.has_value() && direct_ == Direct::kAuto) return file;
     return leased;
   }
 
@@ -196,10 +211,7 @@ class Handle::Impl {
 
   friend class Handle;
   IoResult<void> BeginAndHelp(Wish wish) {
-    if (Operation::CallbackScope::active()) {
-      return IoError{EDEADLK, "a callback of an operation may start others, and not wait for them",
-                     wish.file.path, wish.file.offset};
-    }
+    if (Operation::CallbackScope::active()) return InCallback(wish.file.path, wish.file.offset);
     Ring* ring = nullptr;
     ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
     if (ring != nullptr) ring->Help(*operation);
@@ -227,6 +239,7 @@ class Handle::Impl {
     Wish wish = CommonWish(file, memory, options);
     wish.file.direction = Operation::Direction::kRead;
     wish.file.offset = options.offset;
+    wish.checked = options.verify;
     return wish;
   }
 
@@ -239,6 +252,7 @@ class Handle::Impl {
     wish.file.whole_file = by_path && !options.offset;
     wish.file.atomic = options.atomic;
     wish.file.durable = options.durable;
+    wish.checked = options.checksum;
     return wish;
   }
 };
@@ -257,6 +271,23 @@ Handle::~Handle() {
   // A forked child has neither the threads nor the contexts; there is nothing that it could end.
   if (impl_->forked()) [[maybe_unused]]
     auto* left = impl_.release();
+}
+
+IoResult<std::shared_ptr<Operation>> Handle::BeginRead(const FileName& file, const MemoryView& memory,
+                                                       const ReadOptions& options) {
+  ASSIGN_OR_RETURN(auto wish, Impl::WishToRead(file, memory, options));
+  return impl_->Begin(std::move(wish), nullptr);
+}
+
+IoResult<std::shared_ptr<Operation>> Handle::BeginWrite(const FileName& file, const MemoryView& memory,
+                                                        const WriteOptions& options) {
+  return impl_->Begin(Impl::WishToWrite(file, memory, options), nullptr);
+}
+
+IoResult<void> Handle::CheckMayWait(const std::string& path) const {
+  if (impl_->forked()) return Forked(path, 0);
+  if (Operation::CallbackScope::active()) return InCallback(path, 0);
+  return {};
 }
 
 IoResult<std::shared_ptr<Operation>> Handle::StartRead(const FileName& file, const MemoryView& memory,
@@ -288,6 +319,21 @@ Handle::Completed Handle::Wait() {
 
 size_t Handle::pending() const {
   return impl_->pending();
+}
+
+IoResult<void> Handle::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
+                           Progress progress) {
+  Impl::Wish wish;
+  wish.file.path = target->path();
+  wish.file.direction = direction;
+  wish.target = std::move(target);
+  wish.memory = std::move(memory);
+  wish.progress = std::move(progress);
+  return impl_->BeginAndHelp(std::move(wish));
+}
+
+const std::shared_ptr<LeaseConnections>& Handle::connections() const {
+  return impl_->connections_;
 }
 
 uint64_t Handle::direct_operations() const {

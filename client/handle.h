@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@
 #include "client/operation.h"
 
 namespace weightfs::client {
+
+class FileErrors;
+class LeaseConnections;
 
 // Whether bytes go past the mount of a weightfs, by a lease of its blocks.
 enum class Direct : unsigned char {
@@ -53,6 +57,9 @@ struct ReadOptions {
   uint64_t offset = 0;
   Progress progress = {};
   bool own_errors = false;  // see Handle::Wait
+  // Fails with EIO for bytes that are not those written. On a weightfs mount that is always so; elsewhere it takes a
+  // whole file that was written with `checksum` and not changed since, otherwise ENODATA.
+  bool verify = false;
 };
 
 struct WriteOptions {
@@ -65,6 +72,33 @@ struct WriteOptions {
   bool atomic = false;   // written beside the file and renamed over it: others see the old or the new one
   Progress progress = {};
   bool own_errors = false;  // see Handle::Wait
+  // Keeps checksums of a whole file for `verify`, in its extended attribute user.weightfs.crc32c; not needed, and not
+  // done, on a weightfs mount.
+  bool checksum = false;
+};
+
+// A tensor, and the name of its file in a directory.
+struct NamedMemory {
+  std::string name;
+  MemoryView memory;
+};
+
+struct SaveManyOptions {
+  bool durable = true;   // on the device, names too, before success
+  uint32_t mode = 0600;  // permission bits of the files
+  Progress progress = {};  // its bytes are those on the device
+  bool checksum = false;   // as in WriteOptions
+};
+
+struct LoadManyOptions {
+  Progress progress = {};
+  bool verify = false;  // as in ReadOptions
+};
+
+// An error of the file of that name.
+struct NamedError {
+  std::string name;
+  IoError error;
 };
 
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
@@ -92,6 +126,17 @@ class Handle {
   IoResult<void> Read(const FileName& file, const MemoryView& memory, const ReadOptions& options = {});
   IoResult<void> Write(const FileName& file, const MemoryView& memory, const WriteOptions& options = {});
 
+  // Many tensors, each in a file of its own in the directory: for thousands of small ones. Files that have these names
+  // are replaced. By a lease all of them are there at once, also after a crash, or none. Elsewhere they are written into
+  // a directory beside, `.weightfs-XXXXXX`, and then renamed one after the other: an error before that leaves everything
+  // as it was. EINVAL for a name that is none of a file, or that is there twice.
+  IoResult<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
+                          const SaveManyOptions& options = {});
+  // The reverse: each file must be as large as its memory. Files that could not be read are in the result, the others are
+  // loaded.
+  IoResult<std::vector<NamedError>> LoadMany(const std::string& directory, std::span<const NamedMemory> files,
+                                             const LoadManyOptions& options = {});
+
   struct Completed {
     size_t count = 0;                  // operations that succeeded
     size_t failed = 0;                 // that did not, of those without own_errors
@@ -108,6 +153,22 @@ class Handle {
   uint64_t direct_operations() const;
 
  private:
+  // EDEADLK in a callback, EPERM in a forked child.
+  IoResult<void> CheckMayWait(const std::string& path) const;
+  // As Read and Write do.
+  IoResult<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
+                     Progress progress);
+  IoResult<void> SaveOneByOne(const std::string& directory, std::span<const NamedMemory> files,
+                              const SaveManyOptions& options);
+  void LoadOneByOne(const std::string& directory, std::span<const NamedMemory> files, size_t first, bool verify,
+                    FileErrors& errors);
+  // As StartRead and StartWrite, but not counted by Wait.
+  IoResult<std::shared_ptr<Operation>> BeginRead(const FileName& file, const MemoryView& memory,
+                                                 const ReadOptions& options);
+  IoResult<std::shared_ptr<Operation>> BeginWrite(const FileName& file, const MemoryView& memory,
+                                                  const WriteOptions& options);
+  const std::shared_ptr<LeaseConnections>& connections() const;
+
   class Impl;
   Handle(const HandleOptions& options, std::unique_ptr<Impl> impl);
   const HandleOptions options_;

@@ -75,7 +75,7 @@ Lease::~Lease() {
   connections_->End();
 }
 
-IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body) {
+IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed) {
   if (!connection_) return IoError{EPIPE, "the mount went away"};
   lease::Header header;
   header.kind = static_cast<uint32_t>(kind);
@@ -93,7 +93,10 @@ IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body) {
   const bool ends = kind == lease::Kind::kCommit || kind == lease::Kind::kCommitMany || kind == lease::Kind::kRelease;
   if (answer->header.error == 0 || ends) held_ = !ends;
   if (answer->header.error != 0) {
-    std::string why(lease::BodyReader(answer->body()).RestAsText());
+    lease::BodyReader refusal(answer->body());
+    lease::CommitManyAnswer many;
+    if (kind == lease::Kind::kCommitMany && refusal.Take(&many) && failed != nullptr) *failed = many.failed;
+    std::string why(refusal.RestAsText());
     return IoError{answer->header.error, why.empty() ? std::strerror(answer->header.error) : std::move(why)};
   }
   return std::move(*answer);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -38,8 +39,8 @@ class Lease {
 
   using Body = std::span<const std::span<const std::byte>>;
   // Sends a request and waits for its answer. What the mount refuses is an error with its errno and its words; a mount
-  // that went away is EPIPE.
-  IoResult<lease::Message> Call(lease::Kind kind, Body body);
+  // that went away is EPIPE. Of a refused kCommitMany `failed` is the entry that caused it, where one did.
+  IoResult<lease::Message> Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed = nullptr);
 
  private:
   Lease(std::shared_ptr<LeaseConnections> connections, std::string socket, lease::Descriptor connection)

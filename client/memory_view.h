@@ -1,9 +1,10 @@
-// The caller's memory of one operation: one run of bytes, or a strided tensor whose elements follow each
-// other in row-major order of its indices.
+// The caller's memory of one operation: one run of bytes, a strided tensor whose elements follow each other in
+// row-major order of its indices, or several of these.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -25,8 +26,13 @@ class MemoryView {
   static IoResult<MemoryView> Strided(void* base, size_t item_size, std::span<const int64_t> shape,
                                       std::span<const int64_t> strides);
 
+  // Several views in one, each at its place, in order and none over another. Between them, and up to `size`, are zeros
+  // that nobody keeps.
+  struct Part;
+  static MemoryView Joined(std::vector<Part> parts, size_t size);
+
   size_t size() const { return size_; }
-  bool contiguous() const { return dimensions_.empty(); }
+  bool contiguous() const { return dimensions_.empty() && parts_ == nullptr; }
   // Whether two elements may share a byte, so that reading into it has no one meaning. Never false when they
   // do.
   bool may_overlap() const { return may_overlap_; }
@@ -47,12 +53,21 @@ class MemoryView {
   template <bool kGather>
   void Copy(size_t offset, size_t length, std::byte* other) const;
   bool MayOverlap() const;
+  // Calls `visit` with each part of the range that is in a view, and the position of its first byte there.
+  template <typename Visit>
+  void ForEachPart(size_t offset, size_t length, Visit visit) const;
 
   std::byte* base_ = nullptr;
   size_t size_ = 0;
   size_t run_ = 0;                     // contiguous bytes at each index
   std::vector<Dimension> dimensions_;  // around the runs, outermost first; none: one run
   bool may_overlap_ = false;
+  std::shared_ptr<const std::vector<Part>> parts_;  // of Joined
+};
+
+struct MemoryView::Part {
+  size_t at = 0;
+  MemoryView view;
 };
 
 }  // namespace weightfs::client

@@ -93,6 +93,15 @@ Error Errno(const std::string& path, std::string_view doing, int error_number) {
   return OpenError(ErrorCode::kIo, path, fmt::format("{}: {}", doing, std::strerror(error_number)));
 }
 
+// What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor.
+struct flock WritersLock(short type) {
+  struct flock lock {};
+  lock.l_type = type;
+  lock.l_whence = SEEK_SET;
+  lock.l_len = 1;
+  return lock;
+}
+
 }  // namespace
 
 class FileDevice::Impl {
@@ -152,6 +161,21 @@ class FileDevice::Impl {
     return {};
   }
 
+  Result<int> OpenAgain(bool write) const {
+    const int flags = fcntl(descriptor_, F_GETFL);
+    if (flags < 0) return Errno(path_, "cannot look at the pool device", errno);
+    if (write && options_.read_only) return ErrorCode::kReadOnly;
+    // By its descriptor: what has the path now may be another file.
+    const std::string self = fmt::format("/proc/self/fd/{}", descriptor_);
+    const int again = open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT));
+    if (again < 0) return Errno(path_, "cannot open the pool device once more", errno);
+    struct flock lock = WritersLock(F_RDLCK);
+    if (!write || fcntl(again, F_OFD_SETLK, &lock) == 0) return again;
+    const int error = errno;
+    close(again);
+    return Errno(path_, "cannot lock the pool device for a writer", error);
+  }
+
   ByteCount size() const { return size_; }
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
@@ -204,11 +228,22 @@ class FileDevice::Impl {
   }
 
   Result<void> Lock() {
-    if (!options_.exclusive || flock(descriptor_, LOCK_EX | LOCK_NB) == 0) return {};
-    if (errno == EWOULDBLOCK) {
+    if (!options_.exclusive) return {};
+    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return Errno(path_, "cannot lock the pool device", errno);
       return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
     }
-    return Errno(path_, "cannot lock the pool device", errno);
+    return options_.read_only ? Result<void>() : CheckNoWriters();
+  }
+
+  // Programs that write past a store that has ended would write into blocks that now belong to others.
+  Result<void> CheckNoWriters() {
+    struct flock lock = WritersLock(F_WRLCK);
+    if (fcntl(descriptor_, F_OFD_GETLK, &lock) != 0) return Errno(path_, "cannot look for writers", errno);
+    if (lock.l_type == F_UNLCK) return {};
+    return OpenError(ErrorCode::kBusy, path_,
+                     fmt::format("a program still holds leases for writing on it from an earlier mount; end it "
+                                 "('fuser -v {}' shows it)", path_));
   }
 
   Result<void> Measure() {
@@ -277,6 +312,9 @@ void FileDevice::Submit(std::span<IoRequest* const> requests) {
 }
 Result<void> FileDevice::Flush() {
   return impl_->Flush();
+}
+Result<int> FileDevice::OpenAgain(bool write) const {
+  return impl_->OpenAgain(write);
 }
 int FileDevice::descriptor() const {
   return impl_->descriptor();

@@ -35,7 +35,12 @@ class FileDevice final : public BlockDevice {
   void Submit(std::span<IoRequest* const> requests) override;
   Result<void> Flush() override;     // fdatasync; kIo when the file was deleted meanwhile
 
-  // The descriptor, for cuFile and leases; owned by the device.
+  // A descriptor of its own of the same file or device (O_DIRECT as here, close-on-exec), to be passed to others; the
+  // caller closes it. One for writing carries a lock for as long as anybody has a copy, also after the end of this
+  // process: until then Open refuses the device to whoever wants to write (kBusy), for a write may still be on its way.
+  Result<int> OpenAgain(bool write) const;
+
+  // The descriptor, for cuFile; owned by the device.
   int descriptor() const;
   bool is_block_device() const;
 

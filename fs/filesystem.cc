@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "common/log.h"
+#include "fs/lease_server.h"
 
 namespace weightfs {
 namespace {
@@ -25,8 +27,7 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
   store_.OnReverted([this](InodeId ino) {
     requests_.Begin();   // Finish waits for it.
     executor_.RunElsewhere([this, ino] {
-      read_history_.Forget(ino);
-      DropPages(ino, 0, 0);
+      ChangedPastKernel(ino);
       requests_.End();
     });
   });
@@ -73,6 +74,7 @@ OpenMode Filesystem::ChooseMode(const InodePtr& inode, int flags) {
 void Filesystem::DropHandle(uint64_t number) {
   const std::shared_ptr<FileHandle> handle = files_.Remove(number);
   if (handle == nullptr) return;
+  if (leases_ != nullptr) leases_->tickets().Forget(handle.get());
   if (handle->mode == OpenMode::kPageCache) page_cache_.Close(handle->inode->id);
   if (!handle->writable() && handle->mode != OpenMode::kPageCache && (handle->flags & O_DIRECT) == 0) {
     read_history_.Closed(handle->inode->id, SizeOf(*handle->inode), handle->read_bytes.load(),
@@ -105,7 +107,33 @@ void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
     spdlog::error("the kernel did not drop cached pages of inode {} (error {})", ino.value, -status);
 }
 
+void Filesystem::ChangedPastKernel(InodeId ino) {
+  read_history_.Forget(ino);
+  DropPages(ino, 0, 0);
+}
+
+void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entries) {
+  for (const DirectFile& entry : entries) {
+    const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, entry.name.data(), entry.name.size());
+    if (status == 0 || status == -ENOENT) continue;   // ENOENT: the kernel does not have it.
+    spdlog::error("the kernel did not forget what an entry of inode {} was (error {})", directory.value, -status);
+    break;
+  }
+  DropPages(directory, 0, 0);
+}
+
+Result<void> Filesystem::StartLeases() {
+  if (options_.direct == DirectAccess::kOff) return {};
+  ASSIGN_OR_RETURN(leases_, LeaseServer::Start(*this));
+  return {};
+}
+
+void Filesystem::EndLeases() {
+  if (leases_ != nullptr) leases_->Stop();
+}
+
 void Filesystem::Finish() {
+  EndLeases();
   store_.OnReverted(nullptr);
   requests_.WaitForNone();
   for (const auto& handle : files_.RemoveAll()) store_.CloseFile(handle->inode);

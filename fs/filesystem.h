@@ -1,6 +1,8 @@
 // What the operations of a mount share. Private to fs/.
 #pragma once
 
+#include <memory>
+#include <span>
 #include <string_view>
 
 #include "fs/executor.h"
@@ -15,6 +17,8 @@
 #include "store/store.h"
 
 namespace weightfs {
+
+class LeaseServer;
 
 // Thread-safe once the session has agreed with the kernel, which alone sets `features` and `session`.
 class Filesystem {
@@ -70,6 +74,18 @@ class Filesystem {
   // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
   void DropPages(InodeId ino, uint64_t offset, uint64_t size);
 
+  // The data and the size of an inode were changed by others than the kernel: it shall know nothing of them any more.
+  // Waits like DropPages, and takes none of our locks.
+  void ChangedPastKernel(InodeId ino);
+  // The same for entries of a directory.
+  void DropEntries(InodeId directory, std::span<const DirectFile> entries);
+
+  // The direct path; null where the option direct= is off.
+  LeaseServer* leases() { return leases_.get(); }
+  Result<void> StartLeases();
+  // Ends every lease, while the receivers still serve. Once, before Finish.
+  void EndLeases();
+
   // Waits for every answer, then closes what the kernel left open. Once, at the end.
   void Finish();
 
@@ -81,7 +97,8 @@ class Filesystem {
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
   RequestCounter requests_, ends_;
-  Executor executor_;   // last: its threads use the rest
+  Executor executor_;   // its threads use the rest
+  std::unique_ptr<LeaseServer> leases_;   // likewise
 };
 
 }  // namespace weightfs

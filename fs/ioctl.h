@@ -23,6 +23,7 @@ struct weightfs_info {
 #define WEIGHTFS_FEATURE_EXTENTS 1 /* WEIGHTFS_IOC_EXTENTS answers */
 #define WEIGHTFS_FEATURE_STATS 2   /* WEIGHTFS_IOC_STATS answers */
 #define WEIGHTFS_FEATURE_READ_ONLY 4
+#define WEIGHTFS_FEATURE_LEASES 8  /* WEIGHTFS_IOC_LEASE answers those whom the mount trusts */
 
 /* One run of a file. */
 struct weightfs_extent {
@@ -60,7 +61,9 @@ struct weightfs_stats {
   __u64 total_bytes, free_bytes, available_bytes;
   __u64 requests; /* served by this mount */
   __u64 write_buffers, write_buffers_in_use;
-  __u64 reserved[8];
+  __u64 leases;                      /* held now */
+  __u64 pinned_bytes, granted_bytes; /* by them: for reading, and for writing */
+  __u64 reserved[5];
 };
 
 /* A regular file. Its clean data leaves the caches of the daemon and of the kernel: the next read is a cold one. For

@@ -23,6 +23,7 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
   if (store.read_only()) mount->options_.read_only = true;
   mount->filesystem_ = std::make_unique<Filesystem>(store, mount->options_);
   ASSIGN_OR_RETURN(mount->session_, Session::Create(*mount->filesystem_, mount->options_));
+  RETURN_IF_ERROR(mount->filesystem_->StartLeases());
   RETURN_IF_ERROR(mount->session_->Mount());
   RETURN_IF_ERROR(mount->session_->Negotiate());
   for (const std::string& line : mount->Features()) spdlog::debug("kernel: {}", line);

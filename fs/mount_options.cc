@@ -102,6 +102,16 @@ constexpr Option kOptions[] = {
        target.mount.page_cache = value == "auto";
        return {};
      }},
+    {"direct", "owner|root|off", "who may reach the devices past the mount: the mount's user and root, root alone, or nobody "
+     "(owner)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       for (const DirectAccess direct : {DirectAccess::kOwner, DirectAccess::kRoot, DirectAccess::kOff}) {
+         if (value != DirectAccessName(direct)) continue;
+         target.mount.direct = direct;
+         return {};
+       }
+       return Impossible(name, value, "owner, root or off is needed");
+     }},
     {"memory", "SIZE", "memory for read-ahead and data not yet written (384M)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.store.memory, ParseBytes(name, value, ByteCount{32 * kMiB}));
@@ -188,6 +198,15 @@ Result<void> ApplyOne(const std::string& option, Target target) {
 }
 
 }  // namespace
+
+std::string_view DirectAccessName(DirectAccess direct) {
+  switch (direct) {
+    case DirectAccess::kOwner: return "owner";
+    case DirectAccess::kRoot: return "root";
+    case DirectAccess::kOff: return "off";
+  }
+  return "";
+}
 
 Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, StoreOptions& store) {
   std::string option;

@@ -15,6 +15,12 @@
 
 namespace weightfs {
 
+// Who may get descriptors of the devices (lease/protocol.h): root, and with kOwner the user the mount runs as.
+enum class DirectAccess : unsigned char { kOwner, kRoot, kOff };
+
+// "owner", "root" or "off".
+std::string_view DirectAccessName(DirectAccess direct);
+
 struct MountOptions {
   std::string mountpoint;
   std::string store_directory;             // what /proc/mounts shows as the source
@@ -23,6 +29,7 @@ struct MountOptions {
 
   unsigned threads = 2;                    // that receive requests
   std::chrono::microseconds spin{50};      // a busy receiver looks for the next request this long before it sleeps
+  DirectAccess direct = DirectAccess::kOwner;
   bool page_cache = true;                  // for files that are read again and again
   bool allow_other = false;
   bool read_only = false;

@@ -3,6 +3,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fs/lease_server.h"
 #include "fs/operations.h"
 
 namespace weightfs {
@@ -15,8 +16,10 @@ DirectoryPtr HandleOf(const fuse_file_info* file) {
 }
 
 void CloseDirectory(Filesystem& filesystem, uint64_t number) {
-  if (const DirectoryPtr handle = filesystem.directories().Remove(number))
-    filesystem.names().Close(handle->inode);
+  const DirectoryPtr handle = filesystem.directories().Remove(number);
+  if (handle == nullptr) return;
+  if (filesystem.leases() != nullptr) filesystem.leases()->tickets().Forget(handle.get());
+  filesystem.names().Close(handle->inode);
 }
 
 void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {

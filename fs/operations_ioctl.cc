@@ -1,8 +1,10 @@
 // The ioctls of fs/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "fs/ioctl.h"
+#include "fs/lease_server.h"
 #include "fs/operations.h"
 
 namespace weightfs {
@@ -12,6 +14,7 @@ static_assert(sizeof(weightfs_info) == 72);
 static_assert(sizeof(weightfs_extent) == 32);
 static_assert(sizeof(weightfs_extents) == 32 + WEIGHTFS_EXTENTS_MAX * sizeof(weightfs_extent));
 static_assert(sizeof(weightfs_stats) == 8 + 25 * 8);
+static_assert(sizeof(weightfs_lease_ticket) == 120);
 
 struct IoctlRequest {
   unsigned command = 0;
@@ -28,6 +31,7 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   info.format = filesystem.options().store_format;
   std::memcpy(info.store_id, filesystem.options().store_id.data(), sizeof(info.store_id));
   info.features = WEIGHTFS_FEATURE_EXTENTS | WEIGHTFS_FEATURE_STATS;
+  if (filesystem.leases() != nullptr) info.features |= WEIGHTFS_FEATURE_LEASES;
   if (filesystem.store().read_only() || filesystem.options().read_only) info.features |= WEIGHTFS_FEATURE_READ_ONLY;
   info.inode = request.ino.value;
   reply.Ioctl(&info, sizeof(info));
@@ -86,6 +90,9 @@ void Stats(Filesystem& filesystem, Reply reply) {
   out.total_bytes = ToBytes(space.total).value;
   out.free_bytes = ToBytes(space.free).value;
   out.available_bytes = ToBytes(space.available).value;
+  if (filesystem.leases() != nullptr) out.leases = filesystem.leases()->leases();
+  out.pinned_bytes = store.pinned_bytes;
+  out.granted_bytes = store.granted_bytes;
   out.requests = filesystem.requests().begun();
   if (filesystem.buffers != nullptr) {
     const BufferPool& pool = filesystem.buffers->shared();
@@ -109,6 +116,44 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
   });
 }
 
+void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_lease_ticket out{};
+  LeaseServer* leases = filesystem.leases();
+  const uint32_t uid = reply.caller().uid;
+  if (leases == nullptr) {
+    reply.Errno(EOPNOTSUPP);
+    return;
+  }
+  if (!TrustsForLeases(filesystem.options().direct, uid)) {
+    reply.Errno(EPERM);
+    return;
+  }
+  if (request.in.size() < sizeof(out)) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(&out, request.in.data(), sizeof(out));
+  if (out.version != WEIGHTFS_IOC_VERSION) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  LeaseTickets::Opened opened;
+  if (request.directory) {
+    opened.directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
+  } else {
+    opened.file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  }
+  const auto token = leases->tickets().Issue(opened, uid);
+  if (!token.has_value()) {
+    reply.Fail(token.error());
+    return;
+  }
+  out = {.version = WEIGHTFS_IOC_VERSION, .protocol = lease::kProtocolVersion};
+  std::memcpy(out.token, token->data(), sizeof(out.token));
+  std::memcpy(out.socket, leases->name().data(), std::min(leases->name().size(), sizeof(out.socket) - 1));
+  reply.Ioctl(&out, sizeof(out));
+}
+
 void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   // The kernel takes the sizes from the command's number, so they can only be too small for a forged request.
   if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || request.out_size < _IOC_SIZE(request.command)) {
@@ -119,6 +164,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_INFO: Info(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_EXTENTS: Extents(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_STATS: Stats(filesystem, std::move(reply)); return;
+    case WEIGHTFS_IOC_LEASE: Lease(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;
     default: reply.Errno(ENOTTY); return;
   }

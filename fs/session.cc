@@ -369,6 +369,7 @@ Result<void> Session::Run() {
     MutexLock lock(mutex_);
     all_left = receiving_ == 0;
   }
+  filesystem_.EndLeases();
   if (!all_left) FlushMappings();
   EndReceivers(receivers);
   filesystem_.Finish();

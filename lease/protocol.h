@@ -19,6 +19,7 @@ inline constexpr uint64_t kBlock = 4096;               // the unit of places, le
 inline constexpr uint64_t kInlineBody = 32 << 10;      // bytes
 inline constexpr uint64_t kMaximumBody = 1ULL << 30;   // bytes, of a memfd
 inline constexpr uint32_t kMaximumDevices = 64;
+inline constexpr uint64_t kMaximumFiles = 1 << 17;     // of one kReadMany or kCommitMany
 inline constexpr uint64_t kToEnd = UINT64_MAX;
 
 // Random; good for as long as the descriptor it was asked by is open, for the user who asked.
@@ -70,7 +71,8 @@ struct ReadAnswer {
   uint64_t extents = 0;     // how many follow
 };
 
-// Space for a write, the holder's alone. ENOSPC when there is not so much; EROFS; EBADF without the right to write.
+// Space for a write, the holder's alone. ENOSPC when there is not so much; EROFS; EBADF without the right to write. The
+// descriptors are closed with the lease: as long as anybody has a copy of them, a later mount of the store is refused.
 struct ReserveRequest {
   Token token{};             // of a descriptor open for writing, or of a directory (for kCommitMany)
   uint64_t file_offset = 0;  // bytes, a multiple of kBlock: where it will be in the file
@@ -124,6 +126,6 @@ struct FileEntry {
 };
 struct CommitManyAnswer {
   uint64_t failed = 0;      // with an error: the index of the entry that caused it, or the number of entries
-};
+};   // with an error the text follows it
 
 }  // namespace weightfs::lease

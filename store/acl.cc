@@ -95,6 +95,24 @@ Acl::Entry* Acl::GroupClass() {
   return found;
 }
 
+bool Acl::Permits(const Credentials& who, uint32_t owner, uint32_t group, uint16_t wanted) const {
+  uint16_t mask = kAllPermissions, others = 0;
+  for (const Entry& entry : entries_) {
+    if (entry.tag == kMask) mask = entry.permissions;
+    if (entry.tag == kOther) others = entry.permissions;
+  }
+  const auto allows = [wanted](uint16_t permissions) { return (permissions & wanted) == wanted; };
+  bool in_group = false;
+  for (const Entry& entry : entries_) {   // in order: the owner, named users, then groups
+    if (entry.tag == kUserObject && who.uid == owner) return allows(entry.permissions);
+    if (entry.tag == kUser && who.uid == entry.id) return allows(entry.permissions & mask);
+    const bool matches = entry.tag == kGroupObject ? who.Has(group) : entry.tag == kGroup && who.Has(entry.id);
+    if (matches && allows(entry.permissions & mask)) return true;
+    in_group = in_group || matches;
+  }
+  return !in_group && allows(others);
+}
+
 void Acl::SetMode(uint32_t mode) {
   for (Entry& entry : entries_) {
     if (entry.tag == kUserObject) entry.permissions = Bits(mode, kOwnerShift);

@@ -1,5 +1,5 @@
-// POSIX.1e access control lists, in the form Linux gives them in extended attributes. The kernel enforces them; here
-// they are kept in step with the mode.
+// POSIX.1e access control lists, in the form Linux gives them in extended attributes. The kernel enforces them, but
+// for what is done by other ways than its own; here they are kept in step with the mode.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "store/types.h"
 
 namespace weightfs {
 
@@ -28,6 +29,8 @@ class Acl {
   bool IsMode() const;
   // `mode` with the permission bits that the list shows to programs that know modes only.
   uint32_t ApplyToMode(uint32_t mode) const;
+  // Whether `who` may do `wanted` (of 4 read, 2 write, 1 search) with a file of this owner and group: POSIX.1e 23.1.5.
+  bool Permits(const Credentials& who, uint32_t owner, uint32_t group, uint16_t wanted) const;
   // chmod(2): the owner's, the others' and the mask's (without one: the group's) permissions become those of `mode`.
   void SetMode(uint32_t mode);
   // Makes the default list of a directory the access list of an inode created in it with `mode`, which afterwards holds

@@ -65,29 +65,27 @@ void Committer::CommitSoon(const InodePtr& inode) {
   closed_.push_back(inode);
 }
 
-void Committer::Commit(const InodePtr& inode, Level level, Done done) {
-  {
-    MutexLock lock(mutex_);
-    if (!stopping_) {
-      requests_.push_back({inode, level, std::move(done)});
-      wake_.notify_one();
-      return;
-    }
-  }
-  done(ErrorCode::kShutdown);
-}
-
-void Committer::CommitAll(Scope scope, Done done) {
+void Committer::Add(Request request, Scope scope) {
   {
     MutexLock lock(mutex_);
     if (!stopping_) {
       scope_ = std::max(scope_, scope);
-      requests_.push_back({nullptr, Level::kDurable, std::move(done)});
+      requests_.push_back(std::move(request));
       wake_.notify_one();
       return;
     }
   }
-  done(ErrorCode::kShutdown);
+  request.done(ErrorCode::kShutdown);
+}
+
+void Committer::Commit(const InodePtr& inode, Level level, Done done) {
+  Add({inode, level, std::move(done)}, Scope::kNone);
+}
+
+void Committer::CommitAll(Scope scope, Done done) { Add({nullptr, Level::kDurable, std::move(done)}, scope); }
+
+void Committer::FlushDevices(Done done) {
+  Add({.inode = nullptr, .level = Level::kOrdered, .done = std::move(done), .flush = true}, Scope::kNone);
 }
 
 void Committer::OnReverted(std::function<void(InodeId)> notify) {
@@ -173,7 +171,8 @@ void Committer::RunCycle(Cycle cycle) {
   if (failed()) cycle.error = Error{ErrorCode::kIo};
   if (!cycle.error) Seal(&cycle);
   WaitForWrites(&cycle);
-  const bool any = std::any_of(cycle.sealed.begin(), cycle.sealed.end(), [](const Sealed& s) { return s.changed; });
+  const bool any = std::any_of(cycle.sealed.begin(), cycle.sealed.end(), [](const Sealed& s) { return s.changed; }) ||
+                   std::any_of(cycle.requests.begin(), cycle.requests.end(), [](const Request& r) { return r.flush; });
   if (any && !cycle.error) {
     const auto flushed = devices_.FlushWritten();
     if (!flushed) {
@@ -358,7 +357,7 @@ void Committer::Finish(Cycle* cycle, Level level) {
         MutexLock lock(request.inode->mutex);
         request.inode->file->error.reset();
       }
-    } else if (!cycle->errors.empty()) {
+    } else if (!request.flush && !cycle->errors.empty()) {
       result = cycle->errors.begin()->second;
     }
     std::exchange(request.done, nullptr)(std::move(result));

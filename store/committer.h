@@ -44,6 +44,8 @@ class Committer {
   // yet): a crash shall find the old content or the new.
   enum class Scope : unsigned char { kNone, kSettled, kEverything };
   void CommitAll(Scope scope, Done done) EXCLUDES(mutex_);
+  // What others wrote to the devices before the call (DeviceSet::NoteWrite) is on stable storage when `done` runs.
+  void FlushDevices(Done done) EXCLUDES(mutex_);
   // The space of a file whose deletion is being written to the catalog, under the inode's mutex.
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
 
@@ -65,6 +67,7 @@ class Committer {
     InodePtr inode;   // null: the catalog alone, or everything
     Level level;
     Done done;
+    bool flush = false;   // of the devices, and nothing else
   };
   struct Deletion {
     InodePtr inode;
@@ -73,6 +76,7 @@ class Committer {
   struct Sealed;
   struct Cycle;
 
+  void Add(Request request, Scope scope) EXCLUDES(mutex_);
   void Run();
   bool TakeWorkLocked(Cycle* cycle) REQUIRES(mutex_);
   void RunCycle(Cycle cycle);

@@ -194,28 +194,35 @@ FileIo::Need FileIo::ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t 
   return Place(inode, from, to - from, nullptr, false, true, spares);
 }
 
+// Moves the end of the file; the bytes behind a smaller one go, those in its last block are zeros already.
+void FileIo::SetSize(const InodePtr& inode, uint64_t size) {
+  FileState& file = *inode->file;
+  const uint64_t old = inode->attributes.size;
+  if (size < old) {
+    file.shrunk_to = std::min(file.shrunk_to, size);
+    file.write_next = file.write_run = 0;
+  }
+  // Blocks behind the end may be allocated (fallocate with KEEP_SIZE): a shrink or an equal size drops them too.
+  if (size <= old) UnmapLocked(inode, BlockEnd(size), FileBlock{UINT64_MAX / kBlockSize});
+  p_.reader.cache().Invalidate(inode->id, std::min(old, size), UINT64_MAX);
+  inode->attributes.size = size;
+}
+
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {
   if (size > kMaximumFileSize) return ErrorCode::kFileTooBig;
   WriteBatch batch(p_.write_back);
   return Retry(inode, &batch, [&](Spares* spares) -> Result<Need> {
     FileState& file = *inode->file;
     const uint64_t old = inode->attributes.size;
-    if (size < old) {
-      if (size % kBlockSize != 0) {
-        const Need need = ZeroInBlock(inode, size, std::min(old, RoundUp(size, kBlockSize)), spares);
-        if (need.kind != Need::Kind::kNothing) return need;
-      }
-      if (size == 0 && replace && inode->committed_size > 0 && !file.replacing) {
-        file.replacing = true;
-        file.replacing_since = std::chrono::steady_clock::now();
-      }
-      file.shrunk_to = std::min(file.shrunk_to, size);
-      file.write_next = file.write_run = 0;
+    if (size < old && size % kBlockSize != 0) {
+      const Need need = ZeroInBlock(inode, size, std::min(old, RoundUp(size, kBlockSize)), spares);
+      if (need.kind != Need::Kind::kNothing) return need;
     }
-    // Blocks behind the end may be allocated (fallocate with KEEP_SIZE): a shrink or an equal size drops them too.
-    if (size <= old) UnmapLocked(inode, BlockEnd(size), FileBlock{UINT64_MAX / kBlockSize});
-    p_.reader.cache().Invalidate(inode->id, std::min(old, size), UINT64_MAX);
-    inode->attributes.size = size;
+    if (size == 0 && old > 0 && replace && inode->committed_size > 0 && !file.replacing) {
+      file.replacing = true;
+      file.replacing_since = std::chrono::steady_clock::now();
+    }
+    SetSize(inode, size);
     Touch(inode);
     return Need{};
   });

@@ -8,6 +8,7 @@
 #include "meta/kv_store.h"
 #include "store/committer.h"
 #include "store/inode.h"
+#include "store/leases.h"
 #include "store/namespace.h"
 #include "store/reader.h"
 #include "store/space_manager.h"
@@ -48,6 +49,11 @@ class FileIo final : public DataOwner {
                              uint64_t length);
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
   Result<ReadView> ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size);
+
+  // For those who use the devices themselves; Store says what each means.
+  Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
+  Result<SpaceGrant> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
+  Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
 
   // Makes what a commit can give back free: windows of idle streams, space that waits for a commit.
   void ReclaimSpace(Committer::Scope scope);
@@ -95,7 +101,13 @@ class FileIo final : public DataOwner {
   Need ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t to, Spares* spares) REQUIRES(inode->mutex);
   Need AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) REQUIRES(inode->mutex);
   void UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) REQUIRES(inode->mutex);
+  void SetSize(const InodePtr& inode, uint64_t size) REQUIRES(inode->mutex);
   Result<void> GrowTo(const InodePtr& inode, uint64_t size);
+  void PinRange(const Inode& inode, ReadLease* lease) REQUIRES(inode.mutex);
+  Result<ReadLease> LeasePlaces(const InodePtr& inode, uint64_t offset, uint64_t length);
+  Result<bool> LeaseChecksums(const InodePtr& inode, ReadLease* lease);
+  void ReplaceBlocks(const InodePtr& inode, FileBlock first, const std::vector<DeviceRun>& runs,
+                     std::span<const uint32_t> checksums) REQUIRES(inode->mutex);
   void Touch(const InodePtr& inode) REQUIRES(inode->mutex);
 
   const Parts p_;

@@ -32,10 +32,11 @@ class FileState {
   std::vector<DeviceRun> freed;              // unmapped since the last seal: free once the next commit is durable
 
   // Device writes under way, by the side of the last seal they were submitted on. `drained` is notified when
-  // either becomes 0.
+  // either becomes 0, and at the end of each while somebody waits for a range of the file.
   uint64_t seals = 0;
   std::vector<UnsummedWrite> unsummed;       // a few at most; none of them is at the device yet
   uint64_t writes_since_seal = 0, writes_before_seal = 0;
+  unsigned range_waiters = 0;
   std::condition_variable drained;
 
   // Commit state. `changed`: size, times or mapping differ from what was sealed last. `committing`: what was sealed is

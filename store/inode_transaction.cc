@@ -10,7 +10,7 @@
 
 namespace weightfs {
 
-InodeTransaction::InodeTransaction(KvStore& catalog, std::initializer_list<InodePtr> inodes)
+InodeTransaction::InodeTransaction(KvStore& catalog, const std::vector<InodePtr>& inodes)
     : catalog_(catalog) {
   for (const InodePtr& inode : inodes) {
     if (inode != nullptr) members_.push_back({inode, {}});
@@ -31,9 +31,9 @@ InodeTransaction::~InodeTransaction() {
 }
 
 InodeTransaction::Member& InodeTransaction::Find(const InodePtr& inode) {
-  const auto found = std::find_if(members_.begin(), members_.end(),
-                                  [&](const Member& member) { return member.inode == inode; });
-  assert(found != members_.end());
+  const auto found = std::lower_bound(members_.begin(), members_.end(), inode->id,
+                                      [](const Member& member, InodeId id) { return member.inode->id < id; });
+  assert(found != members_.end() && found->inode == inode);
   return *found;
 }
 

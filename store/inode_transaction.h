@@ -1,7 +1,6 @@
 // One change of several inodes: their new attributes and one batch for the catalog, applied together or not at all.
 #pragma once
 
-#include <initializer_list>
 #include <vector>
 
 #include "common/result.h"
@@ -19,7 +18,7 @@ class InodeTable;
 class InodeTransaction {
  public:
   // The same inode may be named twice; null pointers are left out.
-  InodeTransaction(KvStore& catalog, std::initializer_list<InodePtr> inodes) NO_THREAD_SAFETY_ANALYSIS;
+  InodeTransaction(KvStore& catalog, const std::vector<InodePtr>& inodes) NO_THREAD_SAFETY_ANALYSIS;
   ~InodeTransaction() NO_THREAD_SAFETY_ANALYSIS;
   InodeTransaction(const InodeTransaction&) = delete;
   InodeTransaction& operator=(const InodeTransaction&) = delete;

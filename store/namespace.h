@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "meta/kv_store.h"
+#include "store/extent_map.h"
 #include "store/inode.h"
 #include "store/inode_table.h"
 #include "store/inode_transaction.h"
@@ -34,7 +36,7 @@ class DataOwner {
 
 // Thread-safe. Changes are serialised by one mutex and are visible, and ordered in the catalog's log, when a call
 // returns; they are durable after the next KvStore::Sync. Look-ups take no common lock. Permissions are the kernel's
-// (default_permissions); ACLs are kept in step with the mode here (fs/ sets FUSE_POSIX_ACL).
+// (default_permissions) where nothing else is said; ACLs are kept in step with the mode here (fs/ sets FUSE_POSIX_ACL).
 // Error codes are those POSIX gives the system call of the same name.
 class Namespace {
  public:
@@ -65,6 +67,16 @@ class Namespace {
   Result<void> RemoveDirectory(InodeId parent, std::string_view name);
   Result<void> Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,
                       RenameMode mode);
+
+  // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it, and
+  // are on stable storage. Each takes the place of what has its name, as a rename would, unless that is a directory: one
+  // batch, so all of them or none. For somebody whose permissions nobody has looked at yet. On an error nothing has
+  // changed, and `failed` is the index of the file at fault, or their number.
+  Result<void> Publish(InodeId directory, const Credentials& who, uint32_t mode, std::span<const DirectFile> files,
+                       std::span<const DeviceRun> runs, std::span<const uint32_t> checksums, size_t* failed);
+
+  // kAccess where the mode, or the access control list, does not let `who` do `wanted` (of 4 read, 2 write, 1 search).
+  Result<void> CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted);
 
   Result<std::string> ReadLink(InodeId ino);
 
@@ -111,10 +123,20 @@ class Namespace {
 
   Result<Attributes> CreateLocked(const InodePtr& parent, std::string_view name, const CreateRequest& request)
       REQUIRES(mutex_);
+  // A new inode as it is asked for, before it inherits anything.
+  static Result<InodeRecord> NewRecord(const CreateRequest& request);
   Result<void> InheritAcl(const InodePtr& parent, InodeId ino, const CreateRequest& request, InodeRecord* record,
                           KvBatch* batch);
-  // A number never used before; what the catalog must know of it goes into `batch`.
-  InodeId NextInodeLocked(KvBatch* batch, uint64_t* bound) REQUIRES(mutex_);
+  // The first of `count` numbers never used before; what the catalog must know of them goes into `batch`. They are used
+  // up when next_ino_ has moved behind them, and ino_bound_ to `bound`.
+  InodeId NextInodeLocked(uint64_t count, KvBatch* batch, uint64_t* bound) REQUIRES(mutex_);
+
+  Result<void> FindVictims(const InodePtr& directory, const Credentials& who, std::span<const DirectFile> files,
+                           std::vector<InodePtr>* victims, size_t* failed) REQUIRES(mutex_);
+  Result<void> PublishLocked(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                             std::span<const DirectFile> files, std::span<const DeviceRun> runs,
+                             std::span<const uint32_t> checksums, const std::vector<InodePtr>& victims)
+      REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const Place& place) REQUIRES(mutex_);
   Result<InodeId> CommitData(InodeId parent, std::string_view name);

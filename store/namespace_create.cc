@@ -12,7 +12,9 @@ namespace {
 // How far the bound of used inode numbers is raised at a time: as many numbers as a crash may waste.
 constexpr uint64_t kInodeStep = 1024;
 
-Result<InodeRecord> NewRecord(const CreateRequest& request) {
+}  // namespace
+
+Result<InodeRecord> Namespace::NewRecord(const CreateRequest& request) {
   InodeRecord record;
   // mknod(2): no type at all means a regular file.
   record.mode = (request.mode & (S_IFMT | 07777)) | ((request.mode & S_IFMT) == 0 ? S_IFREG : 0);
@@ -47,12 +49,10 @@ Result<InodeRecord> NewRecord(const CreateRequest& request) {
   return record;
 }
 
-}  // namespace
-
-InodeId Namespace::NextInodeLocked(KvBatch* batch, uint64_t* bound) {
+InodeId Namespace::NextInodeLocked(uint64_t count, KvBatch* batch, uint64_t* bound) {
   *bound = ino_bound_;
-  if (next_ino_ == ino_bound_) {
-    *bound += kInodeStep;
+  if (next_ino_ + count > ino_bound_) {
+    *bound += RoundUp(next_ino_ + count - ino_bound_, kInodeStep);
     batch->Put(keys::Store(kNextInodeFact), EncodeFact(*bound));
   }
   return InodeId{next_ino_};
@@ -112,7 +112,7 @@ Result<Attributes> Namespace::CreateLocked(const InodePtr& parent, std::string_v
     // The default list of the parent is read before its mutex is taken: it changes under that mutex alone, so that
     // the new inode gets the list of some moment of this call.
     KvBatch inherited;
-    const InodeId ino = NextInodeLocked(&inherited, &bound);
+    const InodeId ino = NextInodeLocked(1, &inherited, &bound);
     RETURN_IF_ERROR(InheritAcl(parent, ino, request, &record, &inherited));
 
     InodeTransaction transaction(catalog_, {parent});

@@ -16,6 +16,13 @@ inline Result<void> CheckName(std::string_view name) {
   return {};
 }
 
+// One link less; a directory has no others. False when the record says that there was none.
+inline bool DropLink(InodeRecord& record) {
+  if (record.links == 0) return false;
+  record.links = S_ISDIR(record.mode) ? 0 : record.links - 1;
+  return true;
+}
+
 inline bool IsDots(std::string_view name) { return name == "." || name == ".."; }
 
 }  // namespace weightfs

@@ -16,13 +16,6 @@ Result<void> CheckRemovable(std::string_view name) {
   return {};
 }
 
-// One link less; a directory has no others. False when the record says that there was none.
-bool DropLink(InodeRecord& record) {
-  if (record.links == 0) return false;
-  record.links = S_ISDIR(record.mode) ? 0 : record.links - 1;
-  return true;
-}
-
 }  // namespace
 
 Result<Namespace::Place> Namespace::FindPlace(InodeId parent, std::string_view name) {

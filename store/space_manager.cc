@@ -24,7 +24,7 @@ void SpaceReservation::TrimTo(BlockCount keep) {
 }
 
 Result<std::unique_ptr<SpaceManager>> SpaceManager::Create(const std::vector<Device>& devices) {
-  std::unique_ptr<SpaceManager> space(new SpaceManager);
+  std::unique_ptr<SpaceManager> space(new SpaceManager(devices.size()));
   for (const Device& device : devices) {
     ExtentAllocator::Options options;
     options.space = device.space;
@@ -210,11 +210,86 @@ void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
     readers_.pop_front();
     ++first_epoch_;
   }
+  const BlockCount parked = pins_.parked();
   while (!retired_.empty() && retired_.front().after < first_epoch_) {
-    auto& runs = retired_.front().runs;
-    ready->insert(ready->end(), runs.begin(), runs.end());
+    for (const DeviceRun& run : retired_.front().runs) pins_.Park(run, ready);
     retired_.pop_front();
   }
+  used_ += static_cast<int64_t>((pins_.parked() - parked).value);
+}
+
+SpacePin SpaceManager::Pin(std::vector<DeviceRun> runs) {
+  SpacePin pin;
+  pin.space_ = this;
+  pin.runs_ = std::move(runs);
+  MutexLock lock(mutex_);
+  for (const DeviceRun& run : pin.runs_) pins_.Add(run);
+  return pin;
+}
+
+void SpaceManager::Unpin(const std::vector<DeviceRun>& runs) {
+  std::vector<DeviceRun> ready;
+  {
+    MutexLock lock(mutex_);
+    const BlockCount parked = pins_.parked();
+    for (const DeviceRun& run : runs) pins_.Remove(run, &ready);
+    used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
+  }
+  for (const auto& run : ready) FreeRun(run);
+}
+
+BlockCount SpaceManager::pinned() const {
+  MutexLock lock(mutex_);
+  return pins_.pinned();
+}
+
+SpacePin::~SpacePin() {
+  if (!runs_.empty()) space_->Unpin(runs_);
+}
+
+void SpacePin::Join(SpacePin other) {
+  if (other.runs_.empty()) return;
+  space_ = other.space_;
+  auto taken = std::exchange(other.runs_, {});
+  runs_.insert(runs_.end(), taken.begin(), taken.end());
+}
+
+Result<SpaceGrant> SpaceManager::Grant(const Request& request, SpaceReservation* reservation) {
+  SpaceGrant grant;
+  grant.space_ = this;
+  ASSIGN_OR_RETURN(grant.runs_, Allocate(request, reservation));
+  granted_ += request.count.value;
+  AddUsed(static_cast<int64_t>(request.count.value));
+  return grant;
+}
+
+SpaceGrant::~SpaceGrant() {
+  if (runs_.empty()) return;
+  for (const DeviceRun& run : Take(count())) space_->FreeRun(run);
+}
+
+BlockCount SpaceGrant::count() const {
+  BlockCount count;
+  for (const DeviceRun& run : runs_) count += run.run.count;
+  return count;
+}
+
+std::vector<DeviceRun> SpaceGrant::Take(BlockCount count) {
+  std::vector<DeviceRun> taken;
+  if (space_ == nullptr) return taken;
+  space_->granted_ -= count.value;
+  space_->AddUsed(-static_cast<int64_t>(count.value));
+  size_t whole = 0;
+  while (count.value > 0) {
+    DeviceRun& run = runs_[whole];
+    const BlockCount step = std::min(count, run.run.count);
+    taken.push_back({run.device, {run.run.start, step}});
+    run.run = {run.run.start + step, run.run.count - step};
+    if (run.run.count.value == 0) ++whole;
+    count -= step;
+  }
+  runs_.erase(runs_.begin(), runs_.begin() + static_cast<ptrdiff_t>(whole));
+  return taken;
 }
 
 SpaceStatistics SpaceManager::Statistics(BlockCount leaving) const {

@@ -5,12 +5,14 @@
 #include <deque>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
 #include "common/result.h"
 #include "engine/extent_allocator.h"
 #include "store/extent_map.h"
+#include "store/space_pins.h"
 #include "store/types.h"
 
 namespace weightfs {
@@ -32,6 +34,51 @@ class SpaceReservation {
   friend class SpaceManager;
   SpaceManager* space_ = nullptr;
   BlockCount held_;
+};
+
+// Keeps what blocks hold as long as it lives. Move-only; gone before the SpaceManager.
+class SpacePin {
+ public:
+  SpacePin() = default;
+  SpacePin(SpacePin&& other) noexcept : space_(other.space_), runs_(std::exchange(other.runs_, {})) {}
+  SpacePin& operator=(SpacePin&& other) noexcept {
+    std::swap(space_, other.space_);
+    std::swap(runs_, other.runs_);
+    return *this;
+  }
+  ~SpacePin();
+
+  // Takes over what `other` pins.
+  void Join(SpacePin other);
+
+ private:
+  friend class SpaceManager;
+  SpaceManager* space_ = nullptr;
+  std::vector<DeviceRun> runs_;
+};
+
+// Blocks taken for somebody who writes them past the store; what no file has got by its end is free again. Move-only;
+// gone before the SpaceManager.
+class SpaceGrant {
+ public:
+  SpaceGrant() = default;
+  SpaceGrant(SpaceGrant&& other) noexcept : space_(other.space_), runs_(std::exchange(other.runs_, {})) {}
+  SpaceGrant& operator=(SpaceGrant&& other) noexcept {
+    std::swap(space_, other.space_);
+    std::swap(runs_, other.runs_);
+    return *this;
+  }
+  ~SpaceGrant();
+
+  const std::vector<DeviceRun>& runs() const { return runs_; }
+  BlockCount count() const;
+  // Hands the first `count` blocks (it has as many) to a file, which counts them from here on.
+  std::vector<DeviceRun> Take(BlockCount count);
+
+ private:
+  friend class SpaceManager;
+  SpaceManager* space_ = nullptr;
+  std::vector<DeviceRun> runs_;
 };
 
 // Thread-safe. Invariant: the allocators together hold at least as many free blocks as are reserved, so that the
@@ -62,6 +109,14 @@ class SpaceManager {
   // Blocks for `count` file blocks, in file order, paid from `reservation`. Fails only where the invariant is broken.
   Result<std::vector<DeviceRun>> Allocate(const Request& request, SpaceReservation* reservation);
 
+  // The same, for a holder who writes the blocks himself.
+  Result<SpaceGrant> Grant(const Request& request, SpaceReservation* reservation);
+
+  // Pins blocks that a file has mapped, under that inode's mutex: what Retire gets of them is free after the last pin.
+  SpacePin Pin(std::vector<DeviceRun> runs);
+  BlockCount pinned() const EXCLUDES(mutex_);
+  BlockCount granted() const { return {granted_.load()}; }
+
   // Gives the file's preallocated rest back (at close).
   void ReleaseWindow(InodeId ino);
   void ReleaseAllWindows();
@@ -69,10 +124,11 @@ class SpaceManager {
   // Readers of the device hold a ticket from before they look up an extent until their I/O ends.
   uint64_t EnterRead();
   void LeaveRead(uint64_t ticket);
-  // Frees the runs once every reader that entered before has left. Only after the commit that dropped them.
+  // Frees the runs once every reader that entered before has left and nobody pins them. Only after the commit that
+  // dropped them.
   void Retire(std::vector<DeviceRun> runs);
 
-  // Blocks that files show as used, data in memory included: df's view.
+  // Blocks that files show as used, data in memory included, and those of leases that no file has: df's view.
   void AddUsed(int64_t blocks) { used_ += blocks; }
   // `leaving`: blocks still mapped or reserved that count as free already.
   SpaceStatistics Statistics(BlockCount leaving) const;
@@ -82,6 +138,8 @@ class SpaceManager {
 
  private:
   friend class SpaceReservation;
+  friend class SpacePin;
+  friend class SpaceGrant;
   struct Window {
     DeviceId device;
     BlockRun rest;
@@ -92,16 +150,18 @@ class SpaceManager {
     std::vector<DeviceRun> runs;
   };
 
-  SpaceManager() = default;
+  explicit SpaceManager(size_t devices) : pins_(devices) {}
   uint64_t FreeLocked() const REQUIRES(mutex_);
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
   void FreeRun(const DeviceRun& run);
   void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
+  void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   void GiveBack(BlockCount count) EXCLUDES(mutex_);
 
   std::vector<std::unique_ptr<ExtentAllocator>> allocators_;
   BlockCount total_, held_back_;
   std::atomic<int64_t> used_{0};
+  std::atomic<uint64_t> granted_{0};
   mutable Mutex mutex_;
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<InodeId, std::vector<Window>> windows_ GUARDED_BY(mutex_);
@@ -109,6 +169,7 @@ class SpaceManager {
   std::deque<uint32_t> readers_ GUARDED_BY(mutex_) = {0};
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
+  SpacePins pins_ GUARDED_BY(mutex_);
 };
 
 }  // namespace weightfs

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "meta/keys.h"
 #include "store/committer.h"
@@ -281,6 +282,50 @@ void Store::SyncAll(Done done) {
   p_->committer->CommitAll(Committer::Scope::kEverything, std::move(done));
 }
 
+Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {
+  if (closed_.load()) return ErrorCode::kShutdown;
+  return p_->files->LeaseRead(inode, offset, length);
+}
+
+Result<SpaceGrant> Store::Reserve(const InodePtr& inode, FileBlock first, BlockCount count) {
+  RETURN_IF_ERROR(CheckWritable());
+  return p_->files->ReserveDirect(inode, first, count);
+}
+
+Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant) {
+  RETURN_IF_ERROR(CheckWritable());
+  return p_->files->CommitDirect(inode, write, std::move(grant));
+}
+
+Result<void> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                            std::span<const DirectFile> files, std::span<const uint32_t> checksums, SpaceGrant grant,
+                            size_t* failed) {
+  *failed = files.size();
+  RETURN_IF_ERROR(CheckWritable());
+  BlockCount blocks;
+  for (const DirectFile& file : files) {
+    if (file.size > kMaximumFileSize) return ErrorCode::kFileTooBig;
+    blocks += BlocksFor(ByteCount{file.size});
+  }
+  if (blocks > grant.count() || blocks.value != checksums.size()) return ErrorCode::kInvalid;
+  // The catalog may be synced at any time: the content is on stable storage before it says where.
+  for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
+  RETURN_IF_ERROR(Wait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
+  RETURN_IF_ERROR(p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed));
+  grant.Take(blocks);
+  p_->space->AddUsed(static_cast<int64_t>(blocks.value));
+  return {};
+}
+
+Result<int> Store::OpenDevice(DeviceId device, bool write) {
+  // Devices of tests lie in memory and have no descriptors.
+  const auto* file = dynamic_cast<const FileDevice*>(p_->devices[device.value].get());
+  if (file == nullptr) return ErrorCode::kNotSupported;
+  return file->OpenAgain(write);
+}
+
+size_t Store::device_count() const { return p_->devices.size(); }
+
 void Store::OnReverted(std::function<void(InodeId)> notify) { p_->committer->OnReverted(std::move(notify)); }
 
 Result<void> Store::Sync(const InodePtr& inode) {
@@ -320,6 +365,8 @@ StoreStatistics Store::statistics() const {
   statistics.dirty_bytes = p_->stripes->in_use() * p_->stripes->buffer_size().value +
                            p_->windows->in_use() * p_->windows->buffer_size().value;
   statistics.resident_inodes = p_->inodes->size();
+  statistics.pinned_bytes = ToBytes(p_->space->pinned()).value;
+  statistics.granted_bytes = ToBytes(p_->space->granted()).value;
   statistics.read_only = read_only();
   return statistics;
 }

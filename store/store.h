@@ -11,6 +11,7 @@
 #include "common/result.h"
 #include "engine/block_device.h"
 #include "meta/kv_store.h"
+#include "store/leases.h"
 #include "store/namespace.h"
 #include "store/types.h"
 
@@ -35,6 +36,7 @@ struct StoreStatistics {
   uint64_t commits = 0, flushes = 0, checksum_errors = 0;
   uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;
   uint64_t resident_inodes = 0;
+  uint64_t pinned_bytes = 0, granted_bytes = 0;                // of leases for reading and for writing
   bool read_only = false;
 };
 
@@ -104,6 +106,25 @@ class Store {
   void SyncAll(Done done);
   Result<void> Sync(const InodePtr& inode);
   Result<void> SyncAll();
+
+  // Leases: for those who read and write the devices themselves. What these calls give out is gone before Close.
+  //
+  // The places of a range, pinned, with their checksums: the bytes as they are now, those included that nobody synced. Waits
+  // for writes of them under way. kAgain where somebody writes the range all the time.
+  Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
+  // Space for `count` blocks of the file from `first` on, or of files of a directory (`first` is 0). kNoSpace.
+  Result<SpaceGrant> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);
+  // The first blocks of the grant, which hold them already, become bytes of the file, as one step; what is left of the
+  // grant is free. As durable as a write; the file is as it was when this fails.
+  Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
+  // The blocks of the grant become files of the directory: Namespace::Publish, which says what `failed` is. Waits until
+  // their content is on stable storage.
+  Result<void> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                       std::span<const DirectFile> files, std::span<const uint32_t> checksums, SpaceGrant grant,
+                       size_t* failed);
+  // A new descriptor of a device, which holders of leases share; the caller closes it. FileDevice::OpenAgain.
+  Result<int> OpenDevice(DeviceId device, bool write);
+  size_t device_count() const;
 
   // `notify` runs for each file that a failed write has put back to its last commit: on a thread of the store, which it
   // must not make wait. Null: nobody is told any more, and no call is under way when this returns.

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -44,6 +45,19 @@ struct CreateRequest {
   uint32_t mode = 0, uid = 0, gid = 0, umask = 0;
   uint32_t device_major = 0, device_minor = 0;
   std::string_view symlink;        // the target, for S_IFLNK
+};
+
+// Whose permissions count where the kernel does not look.
+struct Credentials {
+  uint32_t uid = 0, gid = 0;
+  std::vector<uint32_t> groups = {};   // supplementary
+  bool Has(uint32_t group) const { return group == gid || std::find(groups.begin(), groups.end(), group) != groups.end(); }
+};
+
+// A new file whose content lies on the devices already.
+struct DirectFile {
+  std::string_view name;
+  uint64_t size = 0;               // bytes
 };
 
 struct DirectoryEntry {

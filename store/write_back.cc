@@ -289,7 +289,7 @@ void WriteBack::Complete(Operation& operation, Result<void> result) {
                   operation.run.device.value, ToString(result.error()));
     file.error = result.error();
   }
-  if (pending == 0) file.drained.notify_all();
+  if (pending == 0 || file.range_waiters > 0) file.drained.notify_all();
 }
 
 }  // namespace weightfs

@@ -85,6 +85,9 @@ class WriteBack {
   // Puts the checksums of every write that is not sent yet into the table: before a seal takes it.
   void SumAll(Inode& inode) REQUIRES(inode.mutex);
 
+  // The same for the writes that touch a range: what is set for it afterwards is newer. Under the inode's mutex.
+  void SumOverlapping(FileState& file, FileBlock first, BlockCount count);
+
   // The file has unfrozen blocks that memory pressure may send out.
   void NoteDirty(const InodePtr& inode) REQUIRES(inode->mutex);
 
@@ -104,7 +107,6 @@ class WriteBack {
       REQUIRES(inode->mutex);
   void WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, WriteBatch* batch)
       REQUIRES(inode->mutex);
-  void SumOverlapping(FileState& file, FileBlock first, BlockCount count);
   void Sum(Operation& operation);
   void Complete(Operation& operation, Result<void> result);
   void NoteInFlight(int64_t bytes) EXCLUDES(mutex_);

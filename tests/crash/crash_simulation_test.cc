@@ -18,7 +18,7 @@ class Workload {
   void Run(int steps) {
     for (int step = 0; step < steps; ++step) {
       while (store_->Space().available < BlockCount{7 * kMiB / kBlockSize} && !Any().empty()) Unlink();
-      switch (random_() % 16) {
+      switch (random_() % 20) {
         case 0: case 1: case 2: Create(); break;
         case 3: case 4: case 5: Overwrite(); break;
         case 6: Append(); break;
@@ -28,6 +28,9 @@ class Workload {
         case 11: Unlink(); break;
         case 12: MakeDirectory(); break;
         case 13: case 14: SyncOne(); break;
+        case 15: case 16: ReplaceDirect(); break;
+        case 17: Abandon(); break;
+        case 18: Publish(); break;
         default: SyncEverything(); break;
       }
     }
@@ -174,6 +177,44 @@ class Workload {
     auto names = history_.names();
     names[name + "/"] = History::kDirectory;
     history_.Named(began, std::move(names));
+  }
+  // The whole file anew, past the store: the old content or the new.
+  void ReplaceDirect() {
+    const std::string path = Any();
+    if (path.empty()) return;
+    const InodePtr file = store_.OpenPath(path).value();
+    const std::string data = Pattern(random_(), 1 + Size());
+    const size_t began = Now();
+    const auto written = store_.WriteDirect(file, 0, data, data.size());
+    ASSERT_TRUE(written.has_value()) << ToString(written.error());
+    history_.Wrote(Id(path), began, data);
+    if (random_() % 2 == 0) Sync(file, Id(path));
+    Close(file);
+  }
+  // Blocks that were written and never committed.
+  void Abandon() {
+    const std::string path = Any();
+    if (path.empty()) return;
+    const InodePtr file = store_.OpenPath(path).value();
+    ASSERT_TRUE(store_.Fill(file, FileBlock{0}, Pattern(random_(), 1 + Size())).has_value());
+    Close(file);
+  }
+  // Several files at once, one of them in the place of another.
+  void Publish() {
+    std::vector<TestStore::NamedFile> files;
+    auto names = history_.names();
+    const std::string old = Any();
+    for (int index = 0; index < 3; ++index) {
+      std::string path = "p" + std::to_string(next_name_++);
+      if (index == 1 && !old.empty() && old.find('/') == std::string::npos) path = old;
+      files.push_back({path, Pattern(random_(), Size() % 400000)});
+      names[path] = history_.NewFile(files.back().data);
+    }
+    const size_t began = Now();
+    const auto published = store_.Publish("", files);
+    ASSERT_TRUE(published.has_value()) << ToString(published.error());
+    history_.Named(began, std::move(names));
+    if (random_() % 2 == 0) SyncEverything();
   }
   void SyncOne() {
     const std::string path = Any();

@@ -42,7 +42,7 @@ class FileRun {
   }
 
   void Step() {
-    switch (random_() % 20) {
+    switch (random_() % 24) {
       case 0: case 1: case 2: case 3: case 4: case 5: return Write();
       case 6: return random_() % 2 == 0 ? WriteAligned() : WriteUnaligned();
       case 7: case 8: return Append();
@@ -53,10 +53,14 @@ class FileRun {
       case 16: return Sync();
       case 17: return Seek();
       case 18: return Reopen();
+      case 19: case 20: return WriteDirect();
+      case 21: return ReadDirect();
+      case 22: return HoldLease();
       default: return random_() % 8 == 0 ? Remount() : ReadStreamed();
     }
   }
   void CheckAll() {
+    CheckHeld();
     const auto text = store_.ReadAll(file_);
     ASSERT_TRUE(text.has_value()) << ToString(text.error());
     ASSERT_EQ(text->size(), model_.data.size());
@@ -64,6 +68,7 @@ class FileRun {
         << std::mismatch(text->begin(), text->end(), model_.data.begin()).first - text->begin();
   }
   void Remount() {
+    held_.reset();
     ASSERT_TRUE(store_.Remount().has_value());
     file_ = store_.OpenPath("file").value();
     CheckAll();
@@ -108,6 +113,43 @@ class FileRun {
       at += text.size();
     }
   }
+  // Past the store, as a holder of a lease does it.
+  void WriteDirect() {
+    const uint64_t at = RoundDown(Near(random_, kLargest), kBlockSize);
+    uint64_t size = 1 + Near(random_, random_() % 4 == 0 ? 2 * kMiB : 40000);
+    std::optional<uint64_t> new_size;
+    if (random_() % 2 == 0) new_size = at + size + (random_() % 2 == 0 ? 0 : RoundUp(size, kBlockSize) - size + Near(random_, kMiB));
+    // Whole blocks, unless the file ends with them.
+    const uint64_t end = new_size.value_or(std::max<uint64_t>(model_.data.size(), at + size));
+    if (end != at + size) size = RoundUp(size, kBlockSize);
+    const std::string text = Pattern(random_(), size);
+    const auto written = store_.WriteDirect(file_, at, text, new_size);
+    ASSERT_TRUE(written.has_value()) << ToString(written.error());
+    model_.Write(at, text);
+    if (new_size) model_.data.resize(*new_size, '\0');
+  }
+  void ReadDirect() {
+    const uint64_t at = Near(random_, kLargest + 100000), size = 1 + Near(random_, kMiB);
+    const auto text = store_.ReadDirect(file_, at, size);
+    ASSERT_TRUE(text.has_value()) << ToString(text.error());
+    ASSERT_TRUE(*text == (at < model_.data.size() ? model_.data.substr(at, size) : "")) << "lease of " << size << " at " << at;
+  }
+  // A lease that is held shows what was there when it was taken, whatever happens since.
+  void HoldLease() {
+    CheckHeld();
+    if (HasFatalFailure()) return;
+    held_ = store_->LeaseRead(file_, 0, UINT64_MAX).value();
+    held_content_ = model_.data;
+  }
+  void CheckHeld() {
+    if (!held_) return;
+    auto text = store_.ReadLeased(*held_);
+    ASSERT_TRUE(text.has_value()) << ToString(text.error());
+    text->resize(held_content_.size());
+    ASSERT_TRUE(*text == held_content_) << "a leased block has changed";
+    held_.reset();
+  }
+  static bool HasFatalFailure() { return ::testing::Test::HasFatalFailure(); }
   void Append() {
     if (model_.data.size() > 2 * kLargest) return;
     const std::string text = Pattern(random_(), 1 + Near(random_, 300000));
@@ -184,6 +226,8 @@ class FileRun {
   TestStore store_;
   InodePtr file_;
   Model model_;
+  std::optional<ReadLease> held_;
+  std::string held_content_;
 };
 
 class FileProperty : public ::testing::TestWithParam<int> {};

@@ -1,9 +1,13 @@
 #include "tests/support/test_store.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <utility>
+
+#include "common/checksum.h"
+#include "tests/support/aligned_memory.h"
 
 namespace weightfs {
 namespace {
@@ -125,6 +129,70 @@ Result<void> TestStore::WriteFile(std::string_view path, std::string_view data) 
 uint64_t TestStore::SizeOf(const InodePtr& inode) {
   MutexLock lock(inode->mutex);
   return inode->attributes.size;
+}
+
+Result<TestStore::Filled> TestStore::Fill(const InodePtr& inode, FileBlock first, std::string_view data) {
+  Filled filled;
+  const BlockCount count = BlocksFor(ByteCount{data.size()});
+  ASSIGN_OR_RETURN(filled.grant, store_->Reserve(inode, first, std::max(count, BlockCount{1})));
+  if (count.value == 0) return filled;
+  const AlignedMemory memory(ToBytes(count).value);
+  std::copy_n(AsBytes(data).data(), data.size(), memory.data());
+  filled.checksums.resize(count.value);
+  Crc32cBlocks(memory.bytes(), filled.checksums.data());
+  uint64_t at = 0;
+  for (const DeviceRun& run : filled.grant.runs()) {
+    const uint64_t bytes = ToBytes(run.run.count).value;
+    RETURN_IF_ERROR(devices_[run.device.value]->Write(ToBytes(run.run.start), memory.bytes().subspan(at, bytes)));
+    at += bytes;
+  }
+  return filled;
+}
+
+Result<void> TestStore::WriteDirect(const InodePtr& inode, uint64_t offset, std::string_view data,
+                                    std::optional<uint64_t> new_size) {
+  ASSIGN_OR_RETURN(Filled filled, Fill(inode, FileBlock{offset / kBlockSize}, data));
+  const DirectWrite write{offset, data.size(), new_size, filled.checksums};
+  return store_->CommitDirect(inode, write, std::move(filled.grant));
+}
+
+Result<std::string> TestStore::ReadLeased(const ReadLease& lease) {
+  std::string text(ToBytes(lease.count).value, '\0');
+  for (const FileExtent& extent : lease.extents) {
+    const AlignedMemory memory(ToBytes(extent.count).value);
+    RETURN_IF_ERROR(devices_[extent.device.value]->Read(ToBytes(extent.start), memory.bytes()));
+    std::vector<uint32_t> checksums(extent.count.value);
+    Crc32cBlocks(memory.bytes(), checksums.data());
+    const BlockCount at = extent.first - lease.first;
+    if (!std::equal(checksums.begin(), checksums.end(), lease.checksums.begin() + static_cast<ptrdiff_t>(at.value))) {
+      return Error{ErrorCode::kCorrupt, "a checksum of the lease is not that of its block"};
+    }
+    text.replace(ToBytes(at).value, memory.size(), reinterpret_cast<const char*>(memory.data()), memory.size());
+  }
+  return text;
+}
+
+Result<std::string> TestStore::ReadDirect(const InodePtr& inode, uint64_t offset, uint64_t length) {
+  ASSIGN_OR_RETURN(const ReadLease lease, store_->LeaseRead(inode, offset, length));
+  ASSIGN_OR_RETURN(std::string text, ReadLeased(lease));
+  const uint64_t end = std::min(lease.file_size, length > UINT64_MAX - offset ? UINT64_MAX : offset + length);
+  if (offset >= end) return std::string();
+  return text.substr(offset - ToBytes(lease.first).value, end - offset);
+}
+
+Result<void> TestStore::Publish(std::string_view directory, const std::vector<NamedFile>& files) {
+  ASSIGN_OR_RETURN(const InodeId ino, Resolve(directory));
+  ASSIGN_OR_RETURN(const InodePtr inode, store_->inodes().Get(ino));
+  std::string all;
+  std::vector<DirectFile> named;
+  for (const NamedFile& file : files) {
+    all += file.data;
+    all.resize(RoundUp(all.size(), kBlockSize), '\0');
+    named.push_back({file.name, file.data.size()});
+  }
+  ASSIGN_OR_RETURN(Filled filled, Fill(inode, FileBlock{0}, all));
+  size_t failed = 0;
+  return store_->Publish(inode, {}, 0644, named, filled.checksums, std::move(filled.grant), &failed);
 }
 
 std::span<const std::byte> AsBytes(std::string_view text) {

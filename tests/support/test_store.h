@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,22 @@ class TestStore {
   Result<void> WriteAt(const InodePtr& inode, uint64_t offset, std::string_view data);
   Result<void> WriteFile(std::string_view path, std::string_view data);   // create or replace, not synced
   uint64_t SizeOf(const InodePtr& inode);
+
+  // As a holder of leases does it: the bytes go past the store, and reads check every block.
+  struct Filled {
+    SpaceGrant grant;
+    std::vector<uint32_t> checksums;
+  };
+  Result<Filled> Fill(const InodePtr& inode, FileBlock first, std::string_view data);   // the last block with zeros
+  Result<void> WriteDirect(const InodePtr& inode, uint64_t offset, std::string_view data,
+                           std::optional<uint64_t> new_size);
+  Result<std::string> ReadLeased(const ReadLease& lease);                               // all blocks of the range
+  Result<std::string> ReadDirect(const InodePtr& inode, uint64_t offset, uint64_t length);
+  struct NamedFile {
+    std::string name, data;
+  };
+  // In one commit; `who` is root.
+  Result<void> Publish(std::string_view directory, const std::vector<NamedFile>& files);
 
  private:
   Result<void> OpenStore(std::unique_ptr<MemoryKvStore> kv, std::vector<std::unique_ptr<FaultDevice>> devices);

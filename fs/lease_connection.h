@@ -1,0 +1,64 @@
+// One program's connection to the lease server, with the lease that it holds. Private to fs/.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "common/mutex.h"
+#include "lease/channel.h"
+#include "store/leases.h"
+
+namespace weightfs {
+
+// A descriptor of each device of a store, by DeviceId. Everybody who holds leases has copies.
+using LeaseDevices = std::vector<lease::Descriptor>;
+using LeaseDevicesPtr = std::shared_ptr<const LeaseDevices>;
+
+// Thread-safe. Its end is the end of its lease. `leases` counts those that are held and outlives it.
+class LeaseConnection {
+ public:
+  LeaseConnection(lease::Descriptor socket, Credentials peer, std::atomic<uint64_t>& leases)
+      : socket_(std::move(socket)), peer_(std::move(peer)), leases_(leases) {}
+  ~LeaseConnection() { End(); }
+  LeaseConnection(const LeaseConnection&) = delete;
+  LeaseConnection& operator=(const LeaseConnection&) = delete;
+
+  int socket() const { return socket_.get(); }
+  const Credentials& peer() const { return peer_; }
+
+  // A lease for reading or for writing begins; there was none. The devices stay open as long.
+  void Begin(SpacePin pin, SpaceGrant grant, LeaseDevicesPtr devices) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    pin_ = std::move(pin);
+    grant_ = std::move(grant);
+    devices_ = std::move(devices);
+    ++leases_;
+  }
+  bool held() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return devices_ != nullptr;
+  }
+  // Ends the lease; the blocks that it had for writing, none where it had not, are the caller's.
+  SpaceGrant End() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (devices_ == nullptr) return {};
+    --leases_;
+    devices_ = nullptr;
+    pin_ = SpacePin();
+    return std::move(grant_);
+  }
+
+ private:
+  const lease::Descriptor socket_;
+  const Credentials peer_;
+  std::atomic<uint64_t>& leases_;
+  mutable Mutex mutex_;
+  SpacePin pin_ GUARDED_BY(mutex_);
+  SpaceGrant grant_ GUARDED_BY(mutex_);
+  LeaseDevicesPtr devices_ GUARDED_BY(mutex_);   // null: there is no lease
+};
+
+using LeaseConnectionPtr = std::shared_ptr<LeaseConnection>;
+
+}  // namespace weightfs

@@ -1,0 +1,282 @@
+#include "fs/lease_requests.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "common/log.h"
+#include "fs/errno_map.h"
+#include "fs/filesystem.h"
+
+namespace weightfs {
+namespace {
+
+static_assert(lease::kBlock == kBlockSize);
+
+constexpr uint16_t kMayRead = 4, kMaySearch = 1;
+
+lease::Extent ToWire(const FileExtent& extent) {
+  return {extent.first.value, extent.count.value, extent.start.value, extent.device.value, 0};
+}
+
+// The runs of a grant as extents counted from its start.
+std::vector<lease::Extent> ToWire(const SpaceGrant& grant) {
+  std::vector<lease::Extent> extents;
+  uint64_t at = 0;
+  for (const DeviceRun& run : grant.runs()) {
+    extents.push_back({at, run.run.count.value, run.run.start.value, run.device.value, 0});
+    at += run.run.count.value;
+  }
+  return extents;
+}
+
+Error Malformed() { return {ErrorCode::kInvalid, "the request's body is not what its kind says"}; }
+
+}  // namespace
+
+void LeaseRequests::Handle(const LeaseConnectionPtr& connection, const lease::Message& message) {
+  open_.Begin();
+  Request request{connection, static_cast<lease::Kind>(message.header.kind)};
+  const auto handled = Dispatch(request, lease::BodyReader(message.body()));
+  if (!handled.has_value()) Fail(request, handled.error());
+}
+
+Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
+  switch (request.kind) {
+    case lease::Kind::kRead: return Read(request, body);
+    case lease::Kind::kReserve: return Reserve(request, body);
+    case lease::Kind::kCommit: return Commit(request, body);
+    case lease::Kind::kReadMany: return ReadMany(request, body);
+    case lease::Kind::kCommitMany: return CommitMany(request, body);
+    case lease::Kind::kRelease:
+      request.connection->End();
+      SendDone(request, {});
+      return {};
+  }
+  return Error{ErrorCode::kInvalid, fmt::format("no request has the kind {}", static_cast<uint32_t>(request.kind))};
+}
+
+// Answers; the request is at its end.
+void LeaseRequests::Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices) {
+  lease::Header header;
+  header.kind = static_cast<uint32_t>(request.kind);
+  header.error = error;
+  std::vector<int> descriptors;
+  if (devices != nullptr) {
+    for (const lease::Descriptor& device : *devices) descriptors.push_back(device.get());
+  }
+  const auto sent = lease::Send(request.connection->socket(), header, body, descriptors);
+  const bool gone = !sent.has_value() && sent.error().code == ErrorCode::kShutdown;
+  if (!sent.has_value() && !gone) {
+    spdlog::warn("uid {}: an answer about leases could not be sent: {}", request.connection->peer().uid,
+                 ToString(sent.error()));
+  }
+  answered_(request.connection, sent.has_value());
+  open_.End();
+}
+
+void LeaseRequests::Fail(const Request& request, const Error& error) {
+  const std::string text = ToString(error);
+  const lease::CommitManyAnswer many{request.failed};
+  Body body;
+  if (request.kind == lease::Kind::kCommitMany) body.push_back(lease::BytesOf(many));
+  body.push_back(std::as_bytes(std::span(text)));
+  Send(request, request.error != 0 ? request.error : ToErrno(error.code), body, nullptr);
+}
+
+void LeaseRequests::SendDone(const Request& request, const Result<void>& result) {
+  if (!result.has_value()) return Fail(request, result.error());
+  const lease::CommitManyAnswer many{};
+  Body body;
+  if (request.kind == lease::Kind::kCommitMany) body.push_back(lease::BytesOf(many));
+  Send(request, 0, body, nullptr);
+}
+
+// Answers a commit that is in the store: at once, or from the committer's thread.
+void LeaseRequests::SendWhenDurable(const Request& request, const InodePtr& inode, bool durable) {
+  if (!durable) return SendDone(request, {});
+  filesystem_.store().Sync(inode, [this, request](const Result<void>& result) { SendDone(request, result); });
+}
+
+// A descriptor of each device, shared with everybody else who has one now.
+Result<LeaseDevicesPtr> LeaseRequests::Devices(bool write) {
+  Store& store = filesystem_.store();
+  if (store.device_count() > lease::kMaximumDevices) {
+    return Error{ErrorCode::kNotSupported, fmt::format("a store of more than {} devices has no leases",
+                                                       lease::kMaximumDevices)};
+  }
+  MutexLock lock(mutex_);
+  std::weak_ptr<const LeaseDevices>& shared = write ? writers_ : readers_;
+  if (LeaseDevicesPtr open = shared.lock()) return open;
+  auto devices = std::make_shared<LeaseDevices>();
+  for (size_t index = 0; index < store.device_count(); ++index) {
+    ASSIGN_OR_RETURN(const int descriptor, store.OpenDevice(DeviceId{static_cast<uint16_t>(index)}, write));
+    devices->emplace_back(descriptor);
+  }
+  shared = devices;
+  return LeaseDevicesPtr(std::move(devices));
+}
+
+Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lease::Token& token) {
+  LeaseTickets::Opened opened = tickets_.Find(token, request.connection->peer().uid);
+  if (opened.file != nullptr || opened.directory != nullptr) return opened;
+  request.error = EBADF;
+  return Error{ErrorCode::kInvalid, "the ticket is of nothing that this user has open"};
+}
+
+Result<InodePtr> LeaseRequests::FileOf(Request& request, const lease::Token& token, bool write) {
+  ASSIGN_OR_RETURN(const LeaseTickets::Opened opened, OpenedBy(request, token));
+  if (opened.file == nullptr) return Error{ErrorCode::kIsDirectory, "the ticket is a directory's"};
+  const int access = opened.file->flags & O_ACCMODE;
+  if (write ? access != O_RDONLY : access != O_WRONLY) return opened.file->inode;
+  request.error = EBADF;
+  return Error{ErrorCode::kInvalid, fmt::format("the file is not open for {}", write ? "writing" : "reading")};
+}
+
+Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token& token) {
+  ASSIGN_OR_RETURN(const LeaseTickets::Opened opened, OpenedBy(request, token));
+  if (opened.directory == nullptr) return Error{ErrorCode::kNotDirectory, "the ticket is of no directory"};
+  return opened.directory->inode;
+}
+
+Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length) {
+  // What a shared mapping has changed comes first; the kernel sends it to the receivers.
+  if (filesystem_.page_cache().MayHoldChanges(inode->id)) filesystem_.DropPages(inode->id, 0, 0);
+  return filesystem_.store().LeaseRead(inode, offset, length);
+}
+
+Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
+  lease::ReadRequest asked;
+  if (!body.Take(&asked) || !body.empty()) return Malformed();
+  if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
+  ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, false));
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(false));
+  ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(inode, asked.offset, asked.length));
+  std::vector<lease::Extent> extents;
+  for (const FileExtent& extent : lease.extents) extents.push_back(ToWire(extent));
+  const lease::ReadAnswer answer{lease.file_size, lease.first.value, lease.count.value, extents.size()};
+  request.connection->Begin(std::move(lease.pin), {}, devices);
+  Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents), lease::Bytes(lease.checksums)}, devices);
+  return {};
+}
+
+// One file of a directory for somebody who has not opened it: what open(2) would look at is looked at here.
+Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name) {
+  Namespace& names = filesystem_.names();
+  ASSIGN_OR_RETURN(const Attributes found, names.Lookup(directory->id, name));
+  if (S_ISDIR(found.mode)) return ErrorCode::kIsDirectory;
+  if (!S_ISREG(found.mode)) return ErrorCode::kInvalid;
+  ASSIGN_OR_RETURN(const InodePtr inode, filesystem_.store().inodes().Get(found.ino));
+  RETURN_IF_ERROR(names.CheckAccess(inode, peer, kMayRead));
+  return LeaseFile(inode, 0, lease::kToEnd);
+}
+
+Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
+  lease::ReadManyRequest asked;
+  if (!body.Take(&asked) || asked.files > lease::kMaximumFiles) return Malformed();
+  if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
+  ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
+  const Credentials& peer = request.connection->peer();
+  RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, kMaySearch));
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(false));
+  std::vector<lease::FileAnswer> files(asked.files);
+  std::vector<lease::Extent> extents;
+  std::vector<uint32_t> checksums;
+  SpacePin pin;
+  for (lease::FileAnswer& file : files) {
+    std::string_view name;
+    if (!body.TakeText(&name)) return Malformed();
+    auto lease = LeaseNamed(directory, peer, name);
+    if (!lease.has_value()) {
+      file.error = ToErrno(lease.error().code);
+      continue;
+    }
+    file.file_size = lease->file_size;
+    file.extents = lease->extents.size();
+    file.checksums = lease->checksums.size();
+    for (const FileExtent& extent : lease->extents) extents.push_back(ToWire(extent));
+    checksums.insert(checksums.end(), lease->checksums.begin(), lease->checksums.end());
+    pin.Join(std::move(lease->pin));
+  }
+  if (!body.empty()) return Malformed();
+  const lease::ReadManyAnswer answer{extents.size(), checksums.size()};
+  request.connection->Begin(std::move(pin), {}, devices);
+  Send(request, 0, {lease::BytesOf(answer), lease::Bytes(files), lease::Bytes(extents), lease::Bytes(checksums)},
+       devices);
+  return {};
+}
+
+Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
+  lease::ReserveRequest asked;
+  if (!body.Take(&asked) || !body.empty()) return Malformed();
+  if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
+  if (asked.file_offset % kBlockSize != 0 || asked.file_offset > kMaximumFileSize || asked.blocks == 0) {
+    return Error{ErrorCode::kInvalid, "blocks are reserved from a block's first byte on, one at least"};
+  }
+  ASSIGN_OR_RETURN(const LeaseTickets::Opened opened, OpenedBy(request, asked.token));
+  InodePtr inode;
+  if (opened.directory != nullptr) {
+    inode = opened.directory->inode;
+    asked.file_offset = 0;
+  } else {
+    ASSIGN_OR_RETURN(inode, FileOf(request, asked.token, true));
+  }
+  if (filesystem_.options().read_only) return ErrorCode::kReadOnly;
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(true));
+  ASSIGN_OR_RETURN(SpaceGrant grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
+                                                                 BlockCount{asked.blocks}));
+  const std::vector<lease::Extent> extents = ToWire(grant);
+  const lease::ReserveAnswer answer{extents.size()};
+  request.connection->Begin({}, std::move(grant), devices);
+  Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents)}, devices);
+  return {};
+}
+
+Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
+  SpaceGrant grant = request.connection->End();
+  lease::CommitRequest asked;
+  std::vector<uint32_t> checksums;
+  if (!body.Take(&asked) || !body.Take(asked.length / kBlockSize + (asked.length % kBlockSize != 0), &checksums) ||
+      !body.empty()) {
+    return Malformed();
+  }
+  ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, true));
+  DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
+  if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
+  RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
+  if (request.connection->peer().uid != 0) filesystem_.ClearPrivileges(inode);
+  filesystem_.ChangedPastKernel(inode->id);
+  SendWhenDurable(request, inode, asked.durable != 0);
+  return {};
+}
+
+Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body) {
+  SpaceGrant grant = request.connection->End();
+  lease::CommitManyRequest asked;
+  std::vector<lease::FileEntry> entries;
+  if (!body.Take(&asked) || asked.files > lease::kMaximumFiles || !body.Take(asked.files, &entries)) return Malformed();
+  std::vector<DirectFile> files;
+  uint64_t blocks = 0;
+  request.failed = asked.files;
+  for (const lease::FileEntry& entry : entries) {
+    DirectFile& file = files.emplace_back(DirectFile{{}, entry.size});
+    if (entry.size > kMaximumFileSize || !body.TakeText(&file.name)) return Malformed();
+    blocks += BlocksFor(ByteCount{entry.size}).value;
+  }
+  std::vector<uint32_t> checksums;
+  if (!body.Take(blocks, &checksums) || !body.empty()) return Malformed();
+  ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
+  if (filesystem_.options().read_only) return ErrorCode::kReadOnly;
+  size_t failed = files.size();
+  const auto published = filesystem_.store().Publish(directory, request.connection->peer(), asked.mode, files,
+                                                     checksums, std::move(grant), &failed);
+  request.failed = failed;
+  if (!published.has_value()) return published.error();
+  filesystem_.DropEntries(directory->id, files);
+  SendWhenDurable(request, directory, asked.durable != 0);
+  return {};
+}
+
+}  // namespace weightfs

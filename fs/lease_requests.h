@@ -1,0 +1,77 @@
+// What the lease server is asked: one function a request of lease/protocol.h. Private to fs/.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "fs/lease_connection.h"
+#include "fs/lease_tickets.h"
+#include "fs/reply.h"
+#include "lease/channel.h"
+#include "store/store.h"
+
+namespace weightfs {
+
+class Filesystem;
+
+// Thread-safe.
+class LeaseRequests {
+ public:
+  // Called once for each request when its answer is on its way, or (false) could not be sent.
+  using Answered = std::function<void(const LeaseConnectionPtr&, bool sent)>;
+
+  // Both outlive it.
+  LeaseRequests(Filesystem& filesystem, LeaseTickets& tickets, Answered answered)
+      : filesystem_(filesystem), tickets_(tickets), answered_(std::move(answered)) {}
+
+  // Answers the request, now or from a thread of the store. May wait for devices.
+  void Handle(const LeaseConnectionPtr& connection, const lease::Message& message);
+
+  // Returns when every request was answered; nobody makes new ones.
+  void WaitForNone() { open_.WaitForNone(); }
+
+ private:
+  using Body = std::vector<std::span<const std::byte>>;
+  struct Request {
+    LeaseConnectionPtr connection;
+    lease::Kind kind{};
+    int error = 0;        // an errno that no ErrorCode says; goes before the error's own
+    uint64_t failed = 0;  // of kCommitMany: the entry at fault
+  };
+
+  // Each answers, or gives the error to answer with.
+  Result<void> Read(Request& request, lease::BodyReader body);
+  Result<void> ReadMany(Request& request, lease::BodyReader body);
+  Result<void> Reserve(Request& request, lease::BodyReader body);
+  Result<void> Commit(Request& request, lease::BodyReader body);
+  Result<void> CommitMany(Request& request, lease::BodyReader body);
+  Result<void> Dispatch(Request& request, lease::BodyReader body);
+
+  void Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices);
+  void Fail(const Request& request, const Error& error);
+  void SendDone(const Request& request, const Result<void>& result);
+  void SendWhenDurable(const Request& request, const InodePtr& inode, bool durable);
+
+  Result<InodePtr> FileOf(Request& request, const lease::Token& token, bool write);
+  Result<InodePtr> DirectoryOf(Request& request, const lease::Token& token);
+  Result<LeaseTickets::Opened> OpenedBy(Request& request, const lease::Token& token);
+  Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length);
+  Result<ReadLease> LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name);
+  Result<LeaseDevicesPtr> Devices(bool write) EXCLUDES(mutex_);
+
+  Filesystem& filesystem_;
+  LeaseTickets& tickets_;
+  const Answered answered_;
+  RequestCounter open_;
+  Mutex mutex_;
+  // Open while somebody holds a lease: a later mount must not meet the lock of those for writing.
+  std::weak_ptr<const LeaseDevices> readers_ GUARDED_BY(mutex_), writers_ GUARDED_BY(mutex_);
+};
+
+}  // namespace weightfs

@@ -1,0 +1,203 @@
+#include "fs/lease_server.h"
+
+#include <fmt/format.h>
+#include <linux/sockios.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/log.h"
+#include "fs/filesystem.h"
+
+namespace weightfs {
+namespace {
+
+constexpr unsigned kThreads = 4;            // a body of at most lease::kMaximumBody in memory for each
+constexpr size_t kMostConnections = 1024;
+constexpr int kBacklog = 128;
+constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;   // nobody looks at a socket while a request is served
+
+Error SystemError(const char* what) {
+  return {ErrorCode::kIo, fmt::format("the lease server cannot start: {}: {}; mount with -o direct=off to do without",
+                                      what, std::strerror(errno))};
+}
+
+Result<Credentials> PeerOf(int socket) {
+  ucred user{};
+  socklen_t size = sizeof(user);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return ErrorCode::kIo;
+  Credentials peer{user.uid, user.gid};
+  constexpr size_t kMostGroups = 65536;     // NGROUPS_MAX
+  peer.groups.resize(32);
+  while (true) {
+    size = static_cast<socklen_t>(peer.groups.size() * sizeof(gid_t));
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &size) == 0) break;
+    if (errno != ERANGE || size / sizeof(gid_t) > kMostGroups) return ErrorCode::kIo;
+    peer.groups.resize(size / sizeof(gid_t));   // as many as there are
+  }
+  peer.groups.resize(size / sizeof(gid_t));
+  return peer;
+}
+
+}  // namespace
+
+bool TrustsForLeases(DirectAccess direct, uint32_t uid) {
+  switch (direct) {
+    case DirectAccess::kOff: return false;
+    case DirectAccess::kRoot: return uid == 0;
+    case DirectAccess::kOwner: return uid == 0 || uid == geteuid();
+  }
+  return false;
+}
+
+LeaseServer::LeaseServer(Filesystem& filesystem)
+    : filesystem_(filesystem), requests_(filesystem, tickets_, [this](const LeaseConnectionPtr& connection, bool sent) {
+        // Who does not take its answers is let go.
+        sent ? Expect(connection, EPOLL_CTL_MOD) : Drop(connection->socket());
+      }) {}
+
+Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) {
+  std::unique_ptr<LeaseServer> server(new LeaseServer(filesystem));
+  RETURN_IF_ERROR(server->Listen());
+  server->executor_ = std::make_unique<Executor>(kThreads, 0);
+  server->thread_ = std::thread([raw = server.get()] {
+    pthread_setname_np(pthread_self(), "weightfs-lease");
+    raw->Run();
+  });
+  return server;
+}
+
+Result<void> LeaseServer::Listen() {
+  uint64_t random[2];
+  if (getrandom(random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return SystemError("getrandom");
+  name_ = fmt::format("weightfs-{:016x}{:016x}", random[0], random[1]);
+  auto listener = lease::Listen(name_, kBacklog);
+  if (!listener.has_value()) {
+    return Error{ErrorCode::kIo, fmt::format("the lease server cannot start: {}; mount with -o direct=off to do without",
+                                             ToString(listener.error()))};
+  }
+  listener_ = std::move(*listener);
+  wake_ = lease::Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) return SystemError("eventfd");
+  epoll_ = lease::Descriptor(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_) return SystemError("epoll_create1");
+  for (const lease::Descriptor* source : {&listener_, &wake_}) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = source->get()}};
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->get(), &event) != 0) return SystemError("epoll_ctl");
+  }
+  return {};
+}
+
+LeaseServer::~LeaseServer() { Stop(); }
+
+void LeaseServer::Stop() {
+  if (stopping_.exchange(true)) return;
+  if (thread_.joinable()) {
+    const uint64_t one = 1;
+    // Fails only when the counter is full, that is, when it is readable.
+    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+    thread_.join();
+  }
+  executor_.reset();
+  requests_.WaitForNone();
+  MutexLock lock(mutex_);
+  connections_.clear();
+}
+
+void LeaseServer::Run() {
+  epoll_event events[64];
+  while (true) {
+    const int count = epoll_wait(epoll_.get(), events, std::size(events), -1);
+    if (count < 0 && errno != EINTR) {
+      spdlog::error("the lease server has stopped: epoll_wait: {}", std::strerror(errno));
+      return;
+    }
+    for (int index = 0; index < count; ++index) {
+      const int source = events[index].data.fd;
+      if (source == wake_.get()) return;
+      if (source == listener_.get()) {
+        AcceptAll();
+      } else if (const LeaseConnectionPtr connection = Find(source)) {
+        executor_->RunElsewhere([this, connection] { Serve(connection); });   // one at a time for each connection
+      }
+    }
+  }
+}
+
+void LeaseServer::AcceptAll() {
+  while (true) {
+    auto socket = lease::Accept(listener_.get());
+    if (socket.has_value()) {
+      Accept(std::move(*socket));
+      continue;
+    }
+    if (socket.error().code == ErrorCode::kAgain) return;
+    // Without a descriptor to be had the program stays in the queue: looking again at once would only turn round.
+    spdlog::error("a program could not be let in for leases: {}", ToString(socket.error()));
+    timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
+    nanosleep(&pause, nullptr);
+    return;
+  }
+}
+
+// Before anything is read of it: even the descriptors that came with a message of a stranger could hold us up.
+void LeaseServer::Accept(lease::Descriptor socket) {
+  const auto peer = PeerOf(socket.get());
+  if (!peer.has_value() || !TrustsForLeases(filesystem_.options().direct, peer->uid)) return;
+  const int descriptor = socket.get();
+  const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_);
+  {
+    MutexLock lock(mutex_);
+    if (connections_.size() >= kMostConnections) {
+      spdlog::warn("uid {} is refused a connection for leases: there are {} already", peer->uid, kMostConnections);
+      return;
+    }
+    connections_.emplace(descriptor, connection);
+  }
+  Expect(connection, EPOLL_CTL_ADD);
+}
+
+void LeaseServer::Expect(const LeaseConnectionPtr& connection, int operation) {
+  epoll_event event{.events = kEvents, .data = {.fd = connection->socket()}};
+  if (epoll_ctl(epoll_.get(), operation, connection->socket(), &event) == 0) return;
+  spdlog::error("a program's connection for leases is lost: epoll_ctl: {}", std::strerror(errno));
+  Drop(connection->socket());
+}
+
+LeaseConnectionPtr LeaseServer::Find(int socket) {
+  MutexLock lock(mutex_);
+  const auto found = connections_.find(socket);
+  return found == connections_.end() ? nullptr : found->second;
+}
+
+void LeaseServer::Drop(int socket) {
+  LeaseConnectionPtr connection;   // ends its lease without the mutex
+  MutexLock lock(mutex_);
+  const auto node = connections_.extract(socket);
+  if (!node.empty()) connection = node.mapped();
+  lock.Unlock();
+}
+
+void LeaseServer::Serve(const LeaseConnectionPtr& connection) {
+  if (stopping_.load()) return;
+  // An answer that was not taken yet: this program does not keep to one request at a time, and would fill our memory.
+  int unread = 0;
+  if (ioctl(connection->socket(), SIOCOUTQ, &unread) != 0 || unread != 0) return Drop(connection->socket());
+  const auto message = lease::Receive(connection->socket(), {.body = lease::kMaximumBody, .descriptors = 0});
+  if (message.has_value()) return requests_.Handle(connection, *message);
+  if (message.error().code == ErrorCode::kAgain) return Expect(connection, EPOLL_CTL_MOD);
+  if (message.error().code != ErrorCode::kShutdown) {
+    spdlog::warn("uid {}: its connection for leases is ended: {}", connection->peer().uid, ToString(message.error()));
+  }
+  Drop(connection->socket());
+}
+
+}  // namespace weightfs

@@ -1,0 +1,73 @@
+// The mount's end of the direct path: a socket through which programs get leases of the blocks of files, with descriptors
+// of the devices, and then move the bytes themselves (lease/protocol.h). Private to fs/.
+//
+// Who may use it: the users of the option direct=, and of these who shows a ticket of an open file (WEIGHTFS_IOC_LEASE).
+// A lease is its connection's and ends with it, however its holder ends.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "fs/executor.h"
+#include "fs/lease_connection.h"
+#include "fs/lease_requests.h"
+#include "fs/lease_tickets.h"
+#include "fs/mount_options.h"
+
+namespace weightfs {
+
+class Filesystem;
+
+// Thread-safe. One thread waits for connections and requests and costs nothing while there are none; a few others do what
+// waits for devices. No thread waits for a program.
+class LeaseServer {
+ public:
+  // `filesystem` outlives it. Full-line errors.
+  static Result<std::unique_ptr<LeaseServer>> Start(Filesystem& filesystem);
+  ~LeaseServer();
+  LeaseServer(const LeaseServer&) = delete;
+  LeaseServer& operator=(const LeaseServer&) = delete;
+
+  // Ends every connection, and with it every lease; returns when no request is under way. The receivers of the mount still
+  // serve meanwhile. Calls after the first do nothing.
+  void Stop();
+
+  // Of the socket, in the abstract namespace.
+  const std::string& name() const { return name_; }
+  LeaseTickets& tickets() { return tickets_; }
+  uint64_t leases() const { return leases_.load(); }   // held now
+
+ private:
+  explicit LeaseServer(Filesystem& filesystem);
+  Result<void> Listen();
+  void Run();
+  void AcceptAll();
+  void Accept(lease::Descriptor socket);
+  void Serve(const LeaseConnectionPtr& connection);
+  // Waits for the connection's next request, or its end.
+  void Expect(const LeaseConnectionPtr& connection, int operation);
+  void Drop(int socket) EXCLUDES(mutex_);
+  LeaseConnectionPtr Find(int socket) EXCLUDES(mutex_);
+
+  Filesystem& filesystem_;
+  std::string name_;
+  lease::Descriptor listener_, wake_, epoll_;
+  LeaseTickets tickets_;
+  std::atomic<uint64_t> leases_{0};
+  std::atomic<bool> stopping_{false};
+  Mutex mutex_;
+  std::unordered_map<int, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);
+  LeaseRequests requests_;
+  std::unique_ptr<Executor> executor_;
+  std::thread thread_;
+};
+
+// Whether the option direct= lets this user have leases.
+bool TrustsForLeases(DirectAccess direct, uint32_t uid);
+
+}  // namespace weightfs

@@ -1,0 +1,41 @@
+#include "fs/lease_tickets.h"
+
+#include <fmt/format.h>
+#include <sys/random.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace weightfs {
+
+Result<lease::Token> LeaseTickets::Issue(const Opened& opened, uint32_t uid) {
+  const void* handle = opened.file != nullptr ? static_cast<const void*>(opened.file.get()) : opened.directory.get();
+  lease::Token token{};
+  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
+    return Error{ErrorCode::kIo, fmt::format("a lease ticket cannot be made: getrandom: {}", std::strerror(errno))};
+  MutexLock lock(mutex_);
+  std::vector<lease::Token>& issued = of_handle_[handle];
+  for (const lease::Token& earlier : issued) {
+    if (tickets_.at(earlier).uid == uid) return earlier;
+  }
+  issued.push_back(token);
+  tickets_.emplace(token, Ticket{opened.file, opened.directory, uid});
+  return token;
+}
+
+LeaseTickets::Opened LeaseTickets::Find(const lease::Token& token, uint32_t uid) {
+  MutexLock lock(mutex_);
+  const auto found = tickets_.find(token);
+  if (found == tickets_.end() || found->second.uid != uid) return {};
+  return {found->second.file.lock(), found->second.directory.lock()};
+}
+
+void LeaseTickets::Forget(const void* handle) {
+  MutexLock lock(mutex_);
+  const auto found = of_handle_.find(handle);
+  if (found == of_handle_.end()) return;
+  for (const lease::Token& token : found->second) tickets_.erase(token);
+  of_handle_.erase(found);
+}
+
+}  // namespace weightfs

@@ -1,0 +1,252 @@
+"""A program of leases by hand: the messages of lease/protocol.h over a socket, without the client library."""
+
+import array
+import errno
+import fcntl
+import mmap
+import os
+import socket
+import struct
+
+BLOCK = 4096
+VERSION = 1
+READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY = range(1, 7)
+TO_END = (1 << 64) - 1
+INLINE_BODY = 32 << 10
+MAXIMUM_FILES = 1 << 17
+HEADER = struct.Struct("=IIiIQ")
+EXTENT = struct.Struct("=QQQII")
+TICKET = struct.Struct("=II16s96s")
+IOC_LEASE = (3 << 30) | (TICKET.size << 16) | (ord("W") << 8) | 5
+F_ADD_SEALS, SEALS = 1033, 2 | 4 | 8
+
+_TABLE = []
+for _byte in range(256):
+    for _ in range(8):
+        _byte = (_byte >> 1) ^ (0x82F63B78 if _byte & 1 else 0)
+    _TABLE.append(_byte)
+
+
+def crc32c(data):
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
+    return value ^ 0xFFFFFFFF
+
+
+def blocks_of(data):
+    """Whole blocks, the last one filled with zeros."""
+    return [data[at:at + BLOCK].ljust(BLOCK, b"\0") for at in range(0, len(data), BLOCK)]
+
+
+class Refused(OSError):
+    """The server's error; `body` is what came with it."""
+
+    def __init__(self, code, body):
+        super().__init__(code, body.decode(errors="replace"))
+        self.body = body
+
+
+def ticket(descriptor):
+    """Token and socket name for an open file or directory."""
+    answer = fcntl.ioctl(descriptor, IOC_LEASE, TICKET.pack(1, 0, bytes(16), bytes(96)))
+    version, protocol, token, name = TICKET.unpack(answer)
+    assert (version, protocol) == (1, VERSION)
+    return token, name.rstrip(b"\0")
+
+
+def memory_file(data, seals=SEALS):
+    file = os.memfd_create("body", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(file, data)
+    fcntl.fcntl(file, F_ADD_SEALS, seals)
+    return file
+
+
+def read_device(device, block, count):
+    """Whole blocks past the page cache."""
+    memory = mmap.mmap(-1, count * BLOCK)
+    done = 0
+    while done < count * BLOCK:
+        got = os.preadv(device, [memoryview(memory)[done:]], block * BLOCK + done)
+        assert got > 0
+        done += got
+    return memory[:]
+
+
+def write_device(device, block, data):
+    memory = mmap.mmap(-1, len(data))
+    memory[:] = data
+    assert os.pwritev(device, [memory], block * BLOCK) == len(data)
+
+
+class Lease:
+    """A connection, and what it holds. Closes its descriptors at its end."""
+
+    def __init__(self, name):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(60)
+        self.socket.connect(b"\0" + name)
+        self.devices = []
+
+    def close(self):
+        self.forget_devices()
+        self.socket.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def forget_devices(self):
+        for device in self.devices:
+            os.close(device)
+        self.devices = []
+
+    def send(self, kind, body=b""):
+        if len(body) <= INLINE_BODY:
+            self.socket.sendmsg([HEADER.pack(VERSION, kind, 0, 0, len(body)), body])
+            return
+        file = memory_file(body)
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
+        self.socket.sendmsg([HEADER.pack(VERSION, kind, 0, 1, len(body))], passed)
+        os.close(file)
+
+    def receive(self, kind):
+        data, control, flags, _ = self.socket.recvmsg(HEADER.size + INLINE_BODY, socket.CMSG_SPACE(65 * 4))
+        if not data:
+            raise ConnectionResetError(errno.ECONNRESET, "the mount ended the connection")
+        assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+        descriptors = array.array("i")
+        for level, which, passed in control:
+            assert (level, which) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+            descriptors.frombytes(passed)
+        version, answered, error, in_memfd, size = HEADER.unpack_from(data)
+        assert (version, answered) == (VERSION, kind)
+        body = data[HEADER.size:]
+        if in_memfd:
+            file = descriptors.pop(0)
+            body = os.pread(file, size, 0)
+            os.close(file)
+        assert len(body) == size
+        if error:
+            assert not descriptors
+            raise Refused(error, body)
+        if descriptors:
+            self.forget_devices()
+            self.devices = list(descriptors)
+        return body
+
+    def ask(self, kind, body=b""):
+        self.send(kind, body)
+        return self.receive(kind)
+
+    def read(self, token, offset=0, length=TO_END):
+        """Size of the file, first block and number of blocks of the range, extents, checksums."""
+        body = self.ask(READ, struct.pack("=16sQQ", token, offset, length))
+        size, first, blocks, count = struct.unpack_from("=QQQQ", body)
+        extents = [EXTENT.unpack_from(body, 32 + EXTENT.size * index)[:4] for index in range(count)]
+        sums = struct.unpack_from(f"={blocks}I", body, 32 + EXTENT.size * count)
+        assert len(body) == 32 + EXTENT.size * count + 4 * blocks
+        return size, first, blocks, extents, sums
+
+    def content(self, leased):
+        """The bytes of a leased range, each block checked."""
+        size, first, blocks, extents, sums = leased
+        out = bytearray(blocks * BLOCK)
+        for file_block, count, device_block, device in extents:
+            at = (file_block - first) * BLOCK
+            data = read_device(self.devices[device], device_block, count)
+            for index in range(count):
+                block = data[index * BLOCK:(index + 1) * BLOCK]
+                assert crc32c(block) == sums[file_block - first + index], f"block {file_block + index} is not what it was"
+            out[at:at + len(data)] = data
+        return bytes(out[:size - first * BLOCK])
+
+    def reserve(self, token, blocks, offset=0):
+        body = self.ask(RESERVE, struct.pack("=16sQQ", token, offset, blocks))
+        count, = struct.unpack_from("=Q", body)
+        return [EXTENT.unpack_from(body, 8 + EXTENT.size * index)[:4] for index in range(count)]
+
+    def fill(self, extents, data):
+        """Writes the first blocks of a reservation; the checksums to commit them with."""
+        blocks = blocks_of(data)
+        for first, count, device_block, device in extents:
+            mine = blocks[first:first + count]
+            if mine:
+                write_device(self.devices[device], device_block, b"".join(mine))
+        return [crc32c(block) for block in blocks]
+
+    def commit(self, token, length, sums, *, offset=0, new_size=TO_END, durable=True):
+        try:
+            body = struct.pack("=16sQQQII", token, offset, length, new_size, durable, 0)
+            self.ask(COMMIT, body + struct.pack(f"={len(sums)}I", *sums))
+        finally:
+            self.forget_devices()
+
+    def release(self):
+        self.ask(RELEASE)
+        self.forget_devices()
+
+    def read_many(self, token, names):
+        """For each name its errno, or the content."""
+        body = self.ask(READ_MANY, struct.pack("=16sQ", token, len(names)) + b"".join(name + b"\0" for name in names))
+        extent_count, sum_count = struct.unpack_from("=QQ", body)
+        files = [struct.unpack_from("=iIQQQ", body, 16 + 32 * index) for index in range(len(names))]
+        at = 16 + 32 * len(names)
+        extents = [EXTENT.unpack_from(body, at + EXTENT.size * index)[:4] for index in range(extent_count)]
+        sums = struct.unpack_from(f"={sum_count}I", body, at + EXTENT.size * extent_count)
+        answers = []
+        for error, _, size, extent, checksum in files:
+            mine, extents = extents[:extent], extents[extent:]
+            of_mine, sums = sums[:checksum], sums[checksum:]
+            answers.append(error or self.content((size, 0, checksum, mine, of_mine)))
+        assert not extents and not sums
+        return answers
+
+    def commit_many(self, token, files, sums, *, mode=0o644, durable=True):
+        """`files`: (name, size). Returns nothing, or raises Refused with the index in `failed`."""
+        body = struct.pack("=16sQII", token, len(files), mode, durable)
+        body += b"".join(struct.pack("=Q", size) for _, size in files) + b"".join(name + b"\0" for name, _ in files)
+        try:
+            self.ask(COMMIT_MANY, body + struct.pack(f"={len(sums)}I", *sums))
+        except Refused as refused:
+            refused.failed, = struct.unpack_from("=Q", refused.body)
+            raise
+        finally:
+            self.forget_devices()
+
+
+def write_direct(path, data, flags=0, **commit):
+    """The file's bytes from 0 on by a lease; what the client library does for a whole tensor."""
+    descriptor = os.open(path, os.O_RDWR | flags, 0o644)
+    try:
+        token, name = ticket(descriptor)
+        with Lease(name) as lease:
+            sums = lease.fill(lease.reserve(token, -(-len(data) // BLOCK)), data)
+            lease.commit(token, len(data), sums, **{"new_size": len(data), **commit})
+    finally:
+        os.close(descriptor)
+
+
+def read_direct(path, offset=0, length=TO_END):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        token, name = ticket(descriptor)
+        with Lease(name) as lease:
+            return lease.content(lease.read(token, offset, length))
+    finally:
+        os.close(descriptor)
+
+
+def write_many(directory, files, **commit):
+    """`files`: {name: bytes}, as one commit."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        token, name = ticket(descriptor)
+        with Lease(name) as lease:
+            data = b"".join(b"".join(blocks_of(content)) for content in files.values())
+            sums = lease.fill(lease.reserve(token, max(1, len(data) // BLOCK)), data)
+            lease.commit_many(token, [(name, len(content)) for name, content in files.items()], sums, **commit)
+    finally:
+        os.close(descriptor)

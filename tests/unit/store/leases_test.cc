@@ -1,0 +1,385 @@
+// Leases: ranges of files that their holders read and write past the store.
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kEnd = UINT64_MAX;
+
+#define ASSERT_OK(expression)                                        \
+  do {                                                               \
+    const auto& asserted = (expression);                             \
+    ASSERT_TRUE(asserted.has_value()) << ToString(asserted.error()); \
+  } while (false)
+
+std::string Must(Result<std::string> text) {
+  EXPECT_TRUE(text.has_value()) << ToString(text.error());
+  return text.value_or("");
+}
+
+uint64_t Available(TestStore& store) { return ToBytes(store->Space().available).value; }
+
+// A commit, after which the space that it gave back is free.
+void SyncTwice(TestStore& store) {
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store->SyncAll());
+}
+
+TEST(ReadLeases, ShowWhatWasWrittenAndNotSynced) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(1, 3 * kMiB + 123);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  EXPECT_TRUE(Must(store.ReadDirect(file, 0, kEnd)) == data);
+  ASSERT_OK(store.WriteAt(file, 5000, "patch"));
+  EXPECT_EQ(Must(store.ReadDirect(file, 5000, 5)), "patch");
+  EXPECT_EQ(Must(store.ReadDirect(file, data.size() - 3, kEnd)), data.substr(data.size() - 3));
+}
+
+TEST(ReadLeases, WaitForWritesUnderWay) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(2, 2 * kMiB);
+  store.device().Hold();
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  auto lease = std::async(std::launch::async, [&] { return store->LeaseRead(file, 0, kEnd); });
+  store.device().WaitForHeld(1);
+  EXPECT_EQ(lease.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  store.device().Release();
+  const auto got = lease.get();
+  ASSERT_OK(got);
+  EXPECT_TRUE(Must(store.ReadLeased(*got)) == data);
+}
+
+TEST(ReadLeases, LeaveOutHolesAndUnwrittenBlocks) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 8 * kBlockSize, Pattern(3, kBlockSize)));
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 16 * kBlockSize, 4 * kBlockSize));
+  const auto lease = store->LeaseRead(file, 0, kEnd);
+  ASSERT_OK(lease);
+  EXPECT_EQ(lease->file_size, 20 * kBlockSize);
+  EXPECT_EQ(lease->count.value, 20U);
+  ASSERT_EQ(lease->extents.size(), 1U);
+  EXPECT_EQ(lease->extents[0].first.value, 8U);
+  EXPECT_EQ(lease->extents[0].count.value, 1U);
+  EXPECT_EQ(lease->checksums[7], 0U);
+  EXPECT_NE(lease->checksums[8], 0U);
+}
+
+TEST(ReadLeases, RangesBehindTheEndAreEmpty) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, kEnd}) {
+    const auto lease = store->LeaseRead(file, offset, kEnd);
+    ASSERT_OK(lease);
+    EXPECT_EQ(lease->count.value, 0U);
+    EXPECT_TRUE(lease->extents.empty());
+  }
+}
+
+TEST(ReadLeases, KeepBlocksThatWereOverwrittenUntilTheyEnd) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string old = Pattern(4, 8 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, old));
+  ASSERT_OK(store->Sync(file));
+  const uint64_t before = Available(store);
+  {
+    const auto lease = store->LeaseRead(file, 0, kEnd);
+    ASSERT_OK(lease);
+    EXPECT_EQ(store->statistics().pinned_bytes, old.size());
+    for (uint64_t round = 0; round < 4; ++round) {   // Freed blocks would be used again.
+      ASSERT_OK(store.WriteAt(file, 0, Pattern(10 + round, old.size())));
+      SyncTwice(store);
+    }
+    EXPECT_TRUE(Must(store.ReadLeased(*lease)) == old);
+    EXPECT_EQ(Available(store), before - old.size()) << "pinned blocks that no file has count as used";
+  }
+  EXPECT_EQ(Available(store), before);
+  EXPECT_EQ(store->statistics().pinned_bytes, 0U);
+}
+
+TEST(ReadLeases, KeepADeletedFilesBlocks) {
+  TestStore store;
+  const uint64_t empty = Available(store);
+  const InodePtr file = store.Create("a").value();
+  const std::string old = Pattern(5, 4 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, old));
+  auto lease = store->LeaseRead(file, 0, kEnd);
+  ASSERT_OK(lease);
+  auto second = store->LeaseRead(file, kMiB, kMiB);
+  ASSERT_OK(second);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  store->CloseFile(file);
+  SyncTwice(store);
+  ASSERT_OK(store.WriteFile("b", Pattern(6, 16 * kMiB)));
+  SyncTwice(store);
+  EXPECT_TRUE(Must(store.ReadLeased(*lease)) == old);
+  lease = ReadLease();
+  EXPECT_TRUE(Must(store.ReadLeased(*second)) == old.substr(kMiB, kMiB));
+  second = ReadLease();
+  ASSERT_OK(store->names().Unlink(kRootInode, "b"));
+  SyncTwice(store);
+  EXPECT_EQ(Available(store), empty);
+}
+
+TEST(ReadLeases, ThoseOfAFailedWriteAreRefused) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(7, kMiB)));
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value());
+  EXPECT_FALSE(store->Sync(file).has_value());
+  EXPECT_EQ(Must(store.ReadDirect(file, 0, kEnd)), "") << "back at its last commit";
+}
+
+TEST(WriteLeases, ReplaceAWholeFileAtOnce) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 3 * kMiB)));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store.WriteAt(file, 100, "dirty bytes that go as well"));
+  const std::string data = Pattern(2, 2 * kMiB + 77);
+  ASSERT_OK(store.WriteDirect(file, 0, data, data.size()));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == data);
+}
+
+TEST(WriteLeases, ChangeBlocksInTheMiddleAndGrowTheFile) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(3, 10 * kBlockSize + 5);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  const std::string middle = Pattern(4, 2 * kBlockSize), tail = Pattern(5, 3 * kBlockSize + 9);
+  ASSERT_OK(store.WriteDirect(file, 4 * kBlockSize, middle, std::nullopt));
+  data.replace(4 * kBlockSize, middle.size(), middle);
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  ASSERT_OK(store.WriteDirect(file, 20 * kBlockSize, tail, std::nullopt));
+  data.resize(20 * kBlockSize, '\0');
+  data += tail;
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == data);
+}
+
+TEST(WriteLeases, CutTheFileInsideABlockBehindThem) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(6, 10 * kBlockSize);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  const std::string head = Pattern(7, kBlockSize);
+  ASSERT_OK(store.WriteDirect(file, 0, head, 5 * kBlockSize + 100));
+  data.replace(0, head.size(), head);
+  data.resize(5 * kBlockSize + 100);
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  ASSERT_OK(store->Truncate(file, 6 * kBlockSize));
+  data.resize(6 * kBlockSize, '\0');
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data) << "what was cut off reads as zeros";
+}
+
+TEST(WriteLeases, WinOverOlderWritesThatAreStillUnderWay) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  store.device().Hold();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(8, 4 * kMiB)));
+  store.device().WaitForHeld(1);
+  const std::string data = Pattern(9, 2 * kMiB);
+  auto written = std::async(std::launch::async, [&] { return store.WriteDirect(file, kMiB, data, std::nullopt); });
+  store.device().Release();
+  ASSERT_OK(written.get());
+  ASSERT_OK(store->Sync(file));
+  std::string expected = Pattern(8, 4 * kMiB);
+  expected.replace(kMiB, data.size(), data);
+  EXPECT_TRUE(Must(store.ReadAll(file)) == expected);
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == expected) << "a checksum of the older write is in the catalog";
+}
+
+TEST(WriteLeases, TakeThePlaceOfAllocatedBlocks) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 2 * kMiB));
+  SyncTwice(store);
+  const uint64_t before = Available(store);
+  const std::string data = Pattern(10, kMiB);
+  ASSERT_OK(store.WriteDirect(file, 0, data, std::nullopt));
+  SyncTwice(store);
+  EXPECT_EQ(Must(store.ReadAt(file, 0, kMiB)), data);
+  EXPECT_EQ(Available(store), before);
+}
+
+TEST(WriteLeases, ImpossibleOnesAreRefusedAndChangeNothing) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(11, 3 * kBlockSize);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  SyncTwice(store);
+  const uint64_t before = Available(store);
+  const std::vector<uint32_t> one(1), two(2);
+  const auto refused = [&](const DirectWrite& write) {
+    auto grant = store->Reserve(file, FileBlock{0}, BlockCount{1});
+    EXPECT_TRUE(grant.has_value());
+    const auto result = store->CommitDirect(file, write, std::move(*grant));
+    return result.has_value() ? std::string("taken") : std::string(ErrorCodeName(result.error().code));
+  };
+  EXPECT_EQ(refused({.offset = 1, .length = kBlockSize, .checksums = one}), "invalid argument");
+  EXPECT_EQ(refused({.offset = 0, .length = 0, .checksums = {}}), "invalid argument");
+  EXPECT_EQ(refused({.offset = 0, .length = 100, .checksums = one}), "invalid argument") << "not the end of the file";
+  EXPECT_EQ(refused({.offset = 0, .length = kBlockSize, .checksums = two}), "invalid argument");
+  EXPECT_EQ(refused({.offset = 0, .length = 2 * kBlockSize, .checksums = two}), "invalid argument") << "more than was reserved";
+  EXPECT_EQ(refused({.offset = 0, .length = kBlockSize, .new_size = 5, .checksums = one}), "invalid argument");
+  EXPECT_EQ(refused({.offset = kMaximumFileSize, .length = kBlockSize, .checksums = one}), "file too big");
+  EXPECT_EQ(refused({.offset = RoundDown(UINT64_MAX, kBlockSize), .length = kBlockSize, .checksums = one}),
+            "file too big");
+  EXPECT_EQ(Must(store.ReadAll(file)), data);
+  EXPECT_EQ(Available(store), before);
+  EXPECT_EQ(store->statistics().granted_bytes, 0U);
+}
+
+TEST(WriteLeases, AReservationCountsAsUsedUntilItEnds) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const uint64_t before = Available(store);
+  {
+    const auto grant = store->Reserve(file, FileBlock{0}, BlockCount{1000});
+    ASSERT_OK(grant);
+    EXPECT_EQ(grant->count().value, 1000U);
+    EXPECT_EQ(Available(store), before - 1000 * kBlockSize);
+    EXPECT_EQ(store->statistics().granted_bytes, 1000 * kBlockSize);
+  }
+  EXPECT_EQ(Available(store), before);
+  EXPECT_EQ(store->statistics().granted_bytes, 0U);
+}
+
+TEST(WriteLeases, AReservationThatDoesNotFitIsRefused) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const uint64_t before = Available(store);
+  for (const uint64_t blocks : {before / kBlockSize + 1, uint64_t{1} << 62, UINT64_MAX}) {
+    const auto grant = store->Reserve(file, FileBlock{0}, BlockCount{blocks});
+    ASSERT_FALSE(grant.has_value());
+    EXPECT_EQ(grant.error().code, ErrorCode::kNoSpace);
+  }
+  EXPECT_EQ(Available(store), before);
+  ASSERT_OK(store->Reserve(file, FileBlock{0}, BlockCount{before / kBlockSize}));
+}
+
+TEST(WriteLeases, AReservationFindsTheSpaceThatWaitsForACommit) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 40 * kMiB)));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store->Truncate(file, 0));
+  ASSERT_OK(store->Reserve(file, FileBlock{0}, BlockCount{40 * kMiB / kBlockSize}));
+}
+
+TEST(Publishing, ManyFilesAppearWithTheirContent) {
+  TestStore store({.devices = 2});
+  std::vector<TestStore::NamedFile> files;
+  for (uint64_t index = 0; index < 40; ++index) {
+    files.push_back({"f" + std::to_string(index), Pattern(index, index * 70000 % 1300000)});
+  }
+  ASSERT_OK(store.Publish("", files));
+  for (const auto& file : files) EXPECT_TRUE(Must(store.ReadPath(file.name)) == file.data) << file.name;
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());
+  for (const auto& file : files) EXPECT_TRUE(Must(store.ReadPath(file.name)) == file.data) << file.name;
+}
+
+TEST(Publishing, ReplacesWhatHasTheNamesAndGivesItsSpaceBack) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 8 * kMiB)));
+  ASSERT_OK(store.WriteFile("b", Pattern(2, 8 * kMiB)));
+  const InodePtr open = store.OpenPath("a").value();
+  ASSERT_OK(store->names().Link(store.Resolve("b").value(), kRootInode, "other"));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Publish("", {{"a", "new a"}, {"b", "new b"}, {"c", ""}}));
+  EXPECT_EQ(Must(store.ReadPath("a")), "new a");
+  EXPECT_EQ(Must(store.ReadPath("b")), "new b");
+  EXPECT_EQ(Must(store.ReadPath("c")), "");
+  EXPECT_TRUE(Must(store.ReadAll(open)) == Pattern(1, 8 * kMiB)) << "who has it open keeps the old file";
+  EXPECT_TRUE(Must(store.ReadPath("other")) == Pattern(2, 8 * kMiB));
+  const uint64_t before = Available(store);
+  store->CloseFile(open);
+  SyncTwice(store);
+  EXPECT_GE(Available(store), before + 8 * kMiB - kMiB);
+  EXPECT_EQ(store->Space().inodes, 5U) << "the root, three new files, and the one with another name";
+}
+
+TEST(Publishing, IsAllOrNothing) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", "old a"));
+  CreateRequest directory;
+  directory.mode = S_IFDIR | 0755;
+  ASSERT_OK(store->names().Create(kRootInode, "d", directory));
+  ASSERT_OK(store->SyncAll());
+  const uint64_t before = Available(store);
+  const auto refused = [&](const std::vector<TestStore::NamedFile>& files) {
+    const auto result = store.Publish("", files);
+    return result.has_value() ? std::string("taken") : std::string(ErrorCodeName(result.error().code));
+  };
+  EXPECT_EQ(refused({{"a", "new"}, {"d", "new"}}), "is a directory");
+  EXPECT_EQ(refused({{"a", "new"}, {"a", "newer"}}), "invalid argument");
+  EXPECT_EQ(refused({{"a", "new"}, {"x/y", "new"}}), "invalid argument");
+  EXPECT_EQ(refused({{"a", "new"}, {"..", "new"}}), "is a directory");
+  EXPECT_EQ(refused({{"a", "new"}, {std::string(256, 'n'), "new"}}), "name too long");
+  EXPECT_EQ(Must(store.ReadPath("a")), "old a");
+  EXPECT_EQ(store->names().ReadDirectory(kRootInode)->size(), 4U);
+  SyncTwice(store);
+  EXPECT_EQ(Available(store), before);
+}
+
+TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
+  TestStore store;
+  const InodePtr root = store->inodes().Get(kRootInode).value();
+  const auto publish = [&](const Credentials& who, const char* name) {
+    auto grant = store->Reserve(root, FileBlock{0}, BlockCount{1});
+    EXPECT_TRUE(grant.has_value());
+    const DirectFile file{name, 0};
+    size_t failed = 0;
+    const auto result = store->Publish(root, who, 0640, {&file, 1}, {}, std::move(*grant), &failed);
+    return result.has_value() ? std::string("made") : std::string(ErrorCodeName(result.error().code));
+  };
+  const Credentials owner{7, 8, {}}, member{9, 10, {8}}, stranger{11, 11, {}};
+  AttributeChange change;
+  change.uid = 7;
+  change.gid = 8;
+  change.mode = 0755;
+  ASSERT_OK(store->SetAttributes(kRootInode, change));
+  EXPECT_EQ(publish(owner, "a"), "made");
+  EXPECT_EQ(publish(member, "b"), "access denied");
+  change.mode = 03775;   // sticky, and the group goes on
+  ASSERT_OK(store->SetAttributes(kRootInode, change));
+  EXPECT_EQ(publish(member, "b"), "made");
+  EXPECT_EQ(publish(member, "a"), "not permitted") << "another's file in a sticky directory";
+  EXPECT_EQ(publish(stranger, "c"), "access denied");
+  const Attributes made = store->names().GetAttributes(store.Resolve("b").value()).value();
+  EXPECT_EQ(made.uid, 9U);
+  EXPECT_EQ(made.gid, 8U);
+  EXPECT_EQ(made.mode, S_IFREG | 0640U);
+  const InodePtr file = store->inodes().Get(made.ino).value();
+  EXPECT_TRUE(store->names().CheckAccess(file, {11, 8, {}}, 4).has_value());
+  EXPECT_FALSE(store->names().CheckAccess(file, {11, 8, {}}, 2).has_value());
+  EXPECT_FALSE(store->names().CheckAccess(file, stranger, 4).has_value());
+  EXPECT_TRUE(store->names().CheckAccess(file, {0, 0, {}}, 6).has_value());
+}
+
+TEST(Publishing, AFailedFlushPublishesNothing) {
+  TestStore store;
+  store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1, .and_later = true});
+  EXPECT_FALSE(store.Publish("", {{"a", "data"}}).has_value());
+  EXPECT_FALSE(store.Resolve("a").has_value());
+  EXPECT_TRUE(store->read_only());
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -166,7 +166,7 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
     }
     total += memory.size();
   }
-  std::unique_ptr<LeasedFolder> folder;
+  std::shared_ptr<const LeasedFolder> folder;
   if (options_.direct != Direct::kNever) {
     auto opened = LeasedFolder::Open(directory, connections());
     if (opened.has_value()) folder = std::move(*opened);

@@ -25,9 +25,9 @@ uint64_t BlocksOf(uint64_t bytes) {
 // What the targets of both directions have in common.
 class LeasedFiles : public Target {
  public:
-  explicit LeasedFiles(std::string path) : path_(std::move(path)) {}
+  explicit LeasedFiles(std::shared_ptr<const LeasedFolder> folder) : folder_(std::move(folder)) {}
 
-  const std::string& path() const override { return path_; }
+  const std::string& path() const override { return folder_->path(); }
   Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
   Alignment alignment() const override { return blocks_.alignment(); }
   int Buffered(int* error_number) const override {
@@ -38,15 +38,15 @@ class LeasedFiles : public Target {
   bool leased() const override { return true; }
 
  protected:
-  const std::string path_;
+  const std::shared_ptr<const LeasedFolder> folder_;
   std::unique_ptr<Lease> lease_;
   LeasedBlocks blocks_;
 };
 
 class SavedFiles : public LeasedFiles {
  public:
-  SavedFiles(std::string path, LeaseTicket ticket, const LeasedFolder::SaveOptions& options)
-      : LeasedFiles(std::move(path)), ticket_(std::move(ticket)), options_(options) {}
+  SavedFiles(std::shared_ptr<const LeasedFolder> folder, const LeasedFolder::SaveOptions& options)
+      : LeasedFiles(std::move(folder)), options_(options) {}
 
   IoResult<MemoryView> Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease);
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
@@ -57,7 +57,6 @@ class SavedFiles : public LeasedFiles {
  private:
   IoError Refused(IoError error, std::optional<uint64_t> failed) const;
 
-  const LeaseTicket ticket_;
   const LeasedFolder::SaveOptions options_;
   std::vector<lease::FileEntry> entries_;
   std::vector<std::byte> names_;  // each with its NUL
@@ -75,7 +74,7 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
     blocks += BlocksOf(memory.size());
   }
   // A reservation has one block at least.
-  const lease::ReserveRequest request{.token = ticket_.token, .blocks = std::max<uint64_t>(blocks, 1)};
+  const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
   ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
   lease::BodyReader body(message.body());
   lease::ReserveAnswer answer;
@@ -92,8 +91,10 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
 IoResult<void> SavedFiles::Finish(bool success) {
   IoResult<void> result;
   if (success) {
-    const lease::CommitManyRequest request{
-        .token = ticket_.token, .files = entries_.size(), .mode = options_.mode, .durable = options_.durable ? 1U : 0U};
+    const lease::CommitManyRequest request{.token = folder_->ticket().token,
+                                           .files = entries_.size(),
+                                           .mode = options_.mode,
+                                           .durable = options_.durable ? 1U : 0U};
     const uint64_t blocks = std::accumulate(
         entries_.begin(), entries_.end(), uint64_t{0},
         [](uint64_t sum, const lease::FileEntry& entry) { return sum + BlocksOf(entry.size); });
@@ -109,25 +110,26 @@ IoResult<void> SavedFiles::Finish(bool success) {
 }
 
 IoError SavedFiles::Refused(IoError error, std::optional<uint64_t> failed) const {
-  error.path = path_;
+  error.path = path();
   std::string what = fmt::format("{} files", entries_.size());
   if (failed && *failed < entries_.size()) {
     const auto* name = reinterpret_cast<const char*>(names_.data());
     for (uint64_t i = 0; i < *failed; ++i) name += std::strlen(name) + 1;
-    error.path = path_ + "/" + name;
+    error.path = path() + "/" + name;
     what = name;
   }
-  error.what = fmt::format("write to {}: the mount did not commit {}, and so none of the files: {}", path_, what,
+  error.what = fmt::format("write to {}: the mount did not commit {}, and so none of the files: {}", path(), what,
                            error.what);
   return error;
 }
 
 class LoadedFiles : public LeasedFiles {
  public:
-  LoadedFiles(std::string path, std::span<const NamedMemory> files, size_t first, std::shared_ptr<FileErrors> errors)
-      : LeasedFiles(std::move(path)), files_(files), first_(first), errors_(std::move(errors)) {}
+  LoadedFiles(std::shared_ptr<const LeasedFolder> folder, std::span<const NamedMemory> files, size_t first,
+              std::shared_ptr<FileErrors> errors)
+      : LeasedFiles(std::move(folder)), files_(files), first_(first), errors_(std::move(errors)) {}
 
-  IoResult<MemoryView> Begin(const LeaseTicket& ticket, std::unique_ptr<Lease> lease);
+  IoResult<MemoryView> Begin(std::unique_ptr<Lease> lease);
   IoResult<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
   IoResult<void> Finish(bool /*success*/) override {
     lease_.reset();
@@ -146,7 +148,7 @@ class LoadedFiles : public LeasedFiles {
     uint64_t begin = 0;  // block
     size_t index = 0;
   };
-  std::string NameOf(size_t index) const { return path_ + "/" + files_[index].name; }
+  std::string NameOf(size_t index) const { return path() + "/" + files_[index].name; }
   bool IsUsable(size_t index, const lease::FileAnswer& answer);
   IoResult<MemoryView> Place(std::vector<Found> found);
 
@@ -156,9 +158,9 @@ class LoadedFiles : public LeasedFiles {
   std::vector<Placed> placed_;  // in the order of the operation
 };
 
-IoResult<MemoryView> LoadedFiles::Begin(const LeaseTicket& ticket, std::unique_ptr<Lease> lease) {
+IoResult<MemoryView> LoadedFiles::Begin(std::unique_ptr<Lease> lease) {
   lease_ = std::move(lease);
-  const lease::ReadManyRequest request{.token = ticket.token, .files = files_.size()};
+  const lease::ReadManyRequest request{.token = folder_->ticket().token, .files = files_.size()};
   std::vector<std::byte> names;
   for (const auto& file : files_) {
     const auto bytes = std::as_bytes(std::span(file.name.c_str(), file.name.size() + 1));
@@ -264,8 +266,8 @@ std::map<size_t, IoError> FileErrors::TakeFrom(size_t first) {
   return out;
 }
 
-IoResult<std::unique_ptr<LeasedFolder>> LeasedFolder::Open(const std::string& path,
-                                                           std::shared_ptr<LeaseConnections> connections) {
+IoResult<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::string& path,
+                                                                 std::shared_ptr<LeaseConnections> connections) {
   Descriptor descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!descriptor) {
     return IoError{errno, fmt::format("cannot open the directory {}: {}", path, std::strerror(errno)), path};
@@ -277,14 +279,14 @@ IoResult<std::unique_ptr<LeasedFolder>> LeasedFolder::Open(const std::string& pa
     error.path = path;
     return error;
   }
-  return std::unique_ptr<LeasedFolder>(
+  return std::shared_ptr<const LeasedFolder>(
       new LeasedFolder(path, std::move(descriptor), std::move(*ticket), std::move(connections)));
 }
 
 IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files,
                                                  const SaveOptions& options) const {
   ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_.socket));
-  auto target = std::make_unique<SavedFiles>(path_, ticket_, options);
+  auto target = std::make_unique<SavedFiles>(shared_from_this(), options);
   ASSIGN_OR_RETURN(auto memory, target->Begin(files, std::move(lease)));
   return Batch{std::move(target), std::move(memory)};
 }
@@ -292,8 +294,8 @@ IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> fi
 IoResult<LeasedFolder::Batch> LeasedFolder::Load(std::span<const NamedMemory> files, size_t first,
                                                  std::shared_ptr<FileErrors> errors) const {
   ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_.socket));
-  auto target = std::make_unique<LoadedFiles>(path_, files, first, std::move(errors));
-  ASSIGN_OR_RETURN(auto memory, target->Begin(ticket_, std::move(lease)));
+  auto target = std::make_unique<LoadedFiles>(shared_from_this(), files, first, std::move(errors));
+  ASSIGN_OR_RETURN(auto memory, target->Begin(std::move(lease)));
   return Batch{std::move(target), std::move(memory)};
 }
 

@@ -30,12 +30,12 @@ class FileErrors {
   std::map<size_t, IoError> errors_ GUARDED_BY(mutex_);
 };
 
-// Immutable.
-class LeasedFolder {
+// Immutable. Its operations keep it alive.
+class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
  public:
   // An error says why there are no leases for it.
-  static IoResult<std::unique_ptr<LeasedFolder>> Open(const std::string& path,
-                                                      std::shared_ptr<LeaseConnections> connections);
+  static IoResult<std::shared_ptr<const LeasedFolder>> Open(const std::string& path,
+                                                            std::shared_ptr<LeaseConnections> connections);
 
   // One operation on all files at once, each on blocks of its own, one behind the other; from offset 0 on.
   struct Batch {
@@ -51,6 +51,9 @@ class LeasedFolder {
   // In the order of the device. What is wrong with one file goes to `errors` as `first` + its index; the operation goes
   // on. The files and their names must live until then.
   IoResult<Batch> Load(std::span<const NamedMemory> files, size_t first, std::shared_ptr<FileErrors> errors) const;
+
+  const std::string& path() const { return path_; }
+  const LeaseTicket& ticket() const { return ticket_; }
 
  private:
   LeasedFolder(std::string path, Descriptor descriptor, LeaseTicket ticket,

@@ -28,6 +28,13 @@ void Require(bool condition) {
   if (!condition) std::abort();
 }
 
+std::string NameOf(int descriptor) {
+  std::array<char, PATH_MAX> name;
+  const auto link = fmt::format("/proc/self/fd/{}", descriptor);
+  const ssize_t size = readlink(link.c_str(), name.data(), name.size());
+  return {name.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))};
+}
+
 bool IsZero(std::span<const std::byte> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte value) { return value == std::byte{0}; });
 }
@@ -71,10 +78,7 @@ size_t FakeLeaseMount::connections() const {
 }
 
 bool FakeLeaseMount::Ask(int descriptor, void* ticket, int* result) {
-  std::array<char, PATH_MAX> name;
-  const auto link = fmt::format("/proc/self/fd/{}", descriptor);
-  const ssize_t size = readlink(link.c_str(), name.data(), name.size());
-  const std::string path(name.data(), static_cast<size_t>(std::max<ssize_t>(size, 0)));
+  const std::string path = NameOf(descriptor);
   const std::string ours = std::filesystem::canonical(folder_ / ".");
   if (!path.starts_with(ours)) return false;
   *result = ticket_error;
@@ -88,8 +92,14 @@ bool FakeLeaseMount::Ask(int descriptor, void* ticket, int* result) {
   const uint64_t number = tickets_.size() + 1;
   std::memcpy(token.data(), &number, sizeof(number));
   std::memcpy(out->token, token.data(), token.size());
-  tickets_[token] = path;
+  tickets_[token] = {path, descriptor};
   return true;
+}
+
+std::string FakeLeaseMount::PathOf(const lease::Token& token) const {
+  MutexLock lock(mutex_);
+  const auto& ticket = tickets_.at(token);
+  return NameOf(ticket.descriptor) == ticket.path ? ticket.path : "";
 }
 
 void FakeLeaseMount::Serve() {
@@ -208,8 +218,9 @@ FakeLeaseMount::Reply FakeLeaseMount::Read(Connection& connection, lease::BodyRe
   lease::ReadRequest request;
   Require(body.Take(&request));
   if (connection.held) return {.error = EBUSY};
-  MutexLock lock(mutex_);
-  const Bytes content = ReadFile(tickets_.at(request.token));
+  const std::string path = PathOf(request.token);
+  if (path.empty()) return {.error = EBADF};
+  const Bytes content = ReadFile(path);
   const uint64_t first = request.offset / kBlockSize;
   const uint64_t end = std::min<uint64_t>(content.size(), RoundUp(request.offset + request.length, kBlockSize));
   std::vector<uint32_t> checksums;
@@ -260,8 +271,9 @@ FakeLeaseMount::Reply FakeLeaseMount::Commit(Connection& connection, lease::Body
   if (!body.Take(RoundUp(request.length, kBlockSize) / kBlockSize, &checksums) || !body.empty()) return {.error = EINVAL};
   const Bytes bytes = Collect(connection.reserved, 0, checksums);
   if (bytes.empty() || !IsZero(std::span(bytes).subspan(request.length))) return {.error = EILSEQ};
-  MutexLock lock(mutex_);
-  const lease::Descriptor file(open(tickets_.at(request.token).c_str(), O_WRONLY | O_CLOEXEC));
+  const std::string path = PathOf(request.token);
+  if (path.empty()) return {.error = EBADF};
+  const lease::Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   Require(file && pwrite(file.get(), bytes.data(), request.length, static_cast<off_t>(request.file_offset)) ==
                       static_cast<ssize_t>(request.length));
   if (request.new_size != lease::kToEnd) Require(ftruncate(file.get(), static_cast<off_t>(request.new_size)) == 0);
@@ -272,8 +284,8 @@ FakeLeaseMount::Reply FakeLeaseMount::ReadMany(Connection& connection, lease::Bo
   lease::ReadManyRequest request;
   Require(body.Take(&request));
   if (connection.held) return {.error = EBUSY};
-  MutexLock lock(mutex_);
-  const std::string folder = tickets_.at(request.token);
+  const std::string folder = PathOf(request.token);
+  if (folder.empty()) return {.error = EBADF};
   std::vector<lease::FileAnswer> files;
   std::vector<lease::Extent> extents;
   std::vector<uint32_t> checksums;
@@ -305,8 +317,8 @@ FakeLeaseMount::Reply FakeLeaseMount::CommitMany(Connection& connection, lease::
   lease::CommitManyRequest request;
   std::vector<lease::FileEntry> entries;
   Require(body.Take(&request) && body.Take(request.files, &entries));
-  MutexLock lock(mutex_);
-  const std::string folder = tickets_.at(request.token);
+  const std::string folder = PathOf(request.token);
+  if (folder.empty()) return {.error = EBADF};
   std::vector<std::string> names;
   for (uint64_t i = 0; i < request.files; ++i) {
     std::string_view name;

@@ -81,7 +81,13 @@ class FakeLeaseMount {
   uint64_t next_block_ = 1;
 
   mutable Mutex mutex_;
-  std::map<lease::Token, std::string> tickets_ GUARDED_BY(mutex_);  // to paths
+  struct Ticket {
+    std::string path;
+    int descriptor = -1;
+  };
+  // Empty for a ticket whose descriptor is closed.
+  std::string PathOf(const lease::Token& token) const;
+  std::map<lease::Token, Ticket> tickets_ GUARDED_BY(mutex_);
   std::map<lease::Kind, size_t> requests_ GUARDED_BY(mutex_);
   size_t connections_ GUARDED_BY(mutex_) = 0;
   std::atomic<size_t> leases_{0};

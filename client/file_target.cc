@@ -25,6 +25,9 @@ using Direction = Operation::Direction;
 // A write that grows a file by this much reserves its blocks first.
 constexpr uint64_t kReserveFrom = 2 * kMiB;
 
+// Bytes of a file's name that its temporary file's name begins with: the whole fits into 255.
+constexpr size_t kTemporaryName = 200;
+
 constexpr long kExt4Magic = 0xEF53;
 constexpr long kXfsMagic = 0x58465342;
 constexpr long kTmpfsMagic = 0x01021994;
@@ -53,7 +56,7 @@ class OpenFile : public Target {
   bool writes() const { return options_.direction == Direction::kWrite; }
   int access() const { return (writes() ? O_WRONLY : O_RDONLY) | O_CLOEXEC; }
   // Either; the one that never changes after Open.
-  int any() const { return direct_ ? direct_.get() : buffered_.get(); }
+  int any() const override { return direct_ ? direct_.get() : buffered_.get(); }
   IoError Failed(const char* action, int error_number) const;
 
   IoResult<void> OpenPath();
@@ -162,8 +165,9 @@ IoResult<void> OpenFile::OpenTemporary() {
   const bool replaces = stat(final_path_.c_str(), &old) == 0;
   if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
   const size_t slash = final_path_.rfind('/');
-  const std::string folder = slash == std::string::npos ? "" : final_path_.substr(0, slash + 1);
-  written_path_ = folder + ".weightfs-XXXXXX";
+  const size_t begin = slash == std::string::npos ? 0 : slash + 1;
+  written_path_ = fmt::format("{}.{}.weightfs-XXXXXX", final_path_.substr(0, begin),
+                              final_path_.substr(begin, kTemporaryName));
   buffered_ = Descriptor(mkostemp(written_path_.data(), O_CLOEXEC));
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
   created_ = true;
@@ -210,6 +214,9 @@ IoResult<void> OpenFile::Examine() {
     return Failed("a pipe or socket has no offsets", ESPIPE);
   }
   if (direct_) RETURN_IF_ERROR(LearnAlignment());
+  if (options_.checksums != nullptr) {
+    RETURN_IF_ERROR(options_.checksums->Begin(any(), static_cast<uint64_t>(status_.st_size)));
+  }
   if (writes() || !S_ISREG(status_.st_mode)) return {};
   const auto have = static_cast<uint64_t>(status_.st_size);
   if (options_.offset + options_.size > have) {
@@ -219,18 +226,10 @@ IoResult<void> OpenFile::Examine() {
 }
 
 IoResult<void> OpenFile::LearnAlignment() {
-  struct statx answer{};
-  if (statx(direct_.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
-      (answer.stx_mask & STATX_DIOALIGN) == 0) {
-    // Where files are memory, the kernel copies, whatever was asked for, and from any address.
-    if (FilesystemOf(direct_.get()) == kTmpfsMagic) alignment_ = {1, 1};
-    return {};  // an older kernel, or a filesystem that does not say: a page serves all of them
-  }
-  if (std::has_single_bit(answer.stx_dio_mem_align) && std::has_single_bit(answer.stx_dio_offset_align)) {
-    alignment_ = {answer.stx_dio_offset_align, answer.stx_dio_mem_align};
+  if (const auto alignment = DirectAlignment(direct_.get())) {
+    alignment_ = *alignment;
     return {};
   }
-  // O_DIRECT was accepted, and is not possible on this file.
   int error_number = 0;
   if (Buffered(&error_number) < 0) return Failed("cannot open it without O_DIRECT", error_number);
   direct_.Close();
@@ -276,6 +275,7 @@ IoResult<void> OpenFile::Reserve() {
 IoResult<void> OpenFile::Finish(bool success) {
   IoResult<void> result;
   if (success && writes()) result = MakeFinal();
+  if (success && !writes() && options_.checksums != nullptr) result = options_.checksums->End(any());
   if (!success || !result.has_value()) TakeBack();
   finished_ = true;
   // Filesystems with a server may report a failed write at close only.
@@ -296,6 +296,7 @@ IoResult<void> OpenFile::MakeFinal() {
       return Failed("cannot cut off the longer old content", errno);
     }
   }
+  if (options_.checksums != nullptr) RETURN_IF_ERROR(options_.checksums->End(any()));
   if (options_.durable && fsync(any()) != 0) return Failed("fsync failed", errno);
   if (options_.atomic && rename(written_path_.c_str(), final_path_.c_str()) != 0) {
     return Failed("cannot rename the temporary file over it", errno);
@@ -330,6 +331,20 @@ void OpenFile::TakeBack() {
 }
 
 }  // namespace
+
+std::optional<Target::Alignment> DirectAlignment(int descriptor) {
+  struct statx answer{};
+  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
+      (answer.stx_mask & STATX_DIOALIGN) == 0) {
+    // Where files are memory, the kernel copies, whatever was asked for, and from any address.
+    if (FilesystemOf(descriptor) == kTmpfsMagic) return Target::Alignment{1, 1};
+    return Target::Alignment{};  // an older kernel, or a filesystem that does not say: a page serves all of them
+  }
+  if (!std::has_single_bit(answer.stx_dio_mem_align) || !std::has_single_bit(answer.stx_dio_offset_align)) {
+    return std::nullopt;
+  }
+  return Target::Alignment{answer.stx_dio_offset_align, answer.stx_dio_mem_align};
+}
 
 IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
   return {ENODATA,

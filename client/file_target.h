@@ -6,8 +6,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "client/checksum_attribute.h"
 #include "client/operation.h"
 #include "client/target.h"
 
@@ -27,6 +29,7 @@ class FileTarget {
     bool whole_file = false;
     bool atomic = false;   // with whole_file: written beside the file, then renamed over it
     bool durable = false;  // fsync, before success is reported
+    std::shared_ptr<ChecksumAttribute> checksums = nullptr;  // written with it, or compared; may be null
   };
 
   // An unaligned transfer below this is one buffered call: two descriptors would cost more than O_DIRECT gains.
@@ -37,6 +40,9 @@ class FileTarget {
   // impossible options.
   static IoResult<std::unique_ptr<Target>> Open(const Options& options);
 };
+
+// What O_DIRECT asks for on a descriptor that is open for it. None where it was accepted and is not possible.
+std::optional<Target::Alignment> DirectAlignment(int descriptor);
 
 // "read of 10 bytes at offset 20 of PATH: only 5 bytes there".
 IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size);

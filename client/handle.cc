@@ -12,6 +12,8 @@
 
 #include "client/file_target.h"
 #include "client/gpu/gpu.h"
+#include "client/lease_connection.h"
+#include "client/lease_target.h"
 #include "client/ring.h"
 #include "common/mutex.h"
 #include "common/result.h"
@@ -25,6 +27,9 @@ constexpr unsigned kMaxParallelism = 1'024;
 
 // Slices begin on blocks of the file, so that no block is written by two threads.
 constexpr uint64_t kSliceUnit = kBlockSize;
+
+// A lease costs its round trips to the mount.
+constexpr uint64_t kLeaseFrom = kMiB;
 
 // Bounce buffers of all rings together, and the least that one has.
 constexpr size_t kBounces = 32;
@@ -72,6 +77,14 @@ IoResult<void> Check(const HandleOptions& options) {
   return {};
 }
 
+IoError Forked(const std::string& path, uint64_t offset) {
+  return {EPERM, "this handle belongs to the process that forked this one; make a new handle here", path, offset};
+}
+
+IoError InCallback(const std::string& path, uint64_t offset) {
+  return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
+}
+
 // Where a write without an offset begins on a descriptor.
 uint64_t DefaultOffset(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
@@ -90,6 +103,7 @@ class Handle::Impl {
   }
 
   IoResult<void> Start(const HandleOptions& options) {
+    direct_ = options.direct;
     gpu_mode_ = options.gpu;
     cufile_library_ = options.cufile_library;
     if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
@@ -110,28 +124,45 @@ class Handle::Impl {
 
   struct Wish {
     FileTarget::Options file;
+    std::unique_ptr<Target> target = nullptr;  // what it was opened as; otherwise it is opened here
     MemoryView memory;
     Progress progress;
     bool counted = false;
     bool own_errors = false;
+    bool checked = false;  // `checksum` or `verify`
   };
 
   // `helped`: the caller is going to drive the first ring, which is returned.
   IoResult<std::shared_ptr<Operation>> Begin(Wish wish, Ring** helped) {
-    if (owner_ != getpid()) {
-      return IoError{EPERM, "this handle belongs to the process that forked this one; make a new handle here",
-                     wish.file.path, wish.file.offset};
-    }
+    if (forked()) return Forked(wish.file.path, wish.file.offset);
     wish.file.size = wish.memory.size();
     std::shared_ptr<Gpu> gpu;
     if (wish.memory.on_device() && wish.memory.size() > 0) {
       ASSIGN_OR_RETURN(gpu, TheGpu());
     }
-    ASSIGN_OR_RETURN(auto target, FileTarget::Open(wish.file));
+    if (wish.checked) {
+      if (wish.file.direction == Operation::Direction::kWrite && !wish.file.whole_file) {
+        return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
+                       wish.file.offset};
+      }
+      if (wish.memory.on_device()) {
+        return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
+                       wish.file.offset};
+      }
+      const bool writes = wish.file.direction == Operation::Direction::kWrite;
+      const std::string path =
+          wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
+      wish.file.checksums = std::make_shared<ChecksumAttribute>(writes, path, wish.memory, wish.file.offset);
+    }
+    // A lease wants checksums of the blocks, which cuFile never shows to the host.
+    const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
+    ASSIGN_OR_RETURN(auto target, wish.target != nullptr ? IoResult<std::unique_ptr<Target>>(std::move(wish.target))
+                                                         : OpenTarget(wish.file, may_lease));
     std::shared_ptr<DeviceMemory> device;
     if (gpu != nullptr) {
       ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
     }
+    if (target->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
     Operation::Plan plan{.direction = wish.file.direction,
                          .target = std::move(target),
                          .memory = std::move(wish.memory),
@@ -161,6 +192,7 @@ class Handle::Impl {
   }
 
   bool forked() const { return owner_ != getpid(); }
+  uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
 
   // Looked for when it is first needed.
   IoResult<std::shared_ptr<Gpu>> TheGpu() EXCLUDES(gpu_mutex_) {
@@ -178,6 +210,16 @@ class Handle::Impl {
   }
 
  private:
+  IoResult<std::unique_ptr<Target>> OpenTarget(const FileTarget::Options& options, bool may_lease) {
+    ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
+    const bool wanted =
+        direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
+    if (!wanted || options.size == 0) return file;
+    auto leased = LeaseTarget::Open(file, options, connections_);
+    if (!leased.has_value() && direct_ == Direct::kAuto) return file;
+    return leased;
+  }
+
   void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {
     const uint64_t size = operation->size();
     const uint64_t start = operation->offset();
@@ -204,24 +246,35 @@ class Handle::Impl {
 
   const pid_t owner_ = getpid();
   const std::shared_ptr<Account> account_ = std::make_shared<Account>();
+  const std::shared_ptr<LeaseConnections> connections_ = std::make_shared<LeaseConnections>();
+  Direct direct_ = Direct::kAuto;
   GpuMode gpu_mode_ = GpuMode::kOnDemand;
   std::string cufile_library_;
   mutable Mutex gpu_mutex_;
   std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
   std::vector<std::shared_ptr<Ring>> rings_;
   std::atomic<size_t> next_ring_{0};
+  std::atomic<uint64_t> direct_operations_{0};
 
   friend class Handle;
   IoResult<void> BeginAndHelp(Wish wish) {
-    if (Operation::CallbackScope::active()) {
-      return IoError{EDEADLK, "a callback of an operation may start others, and not wait for them",
-                     wish.file.path, wish.file.offset};
-    }
+    if (Operation::CallbackScope::active()) return InCallback(wish.file.path, wish.file.offset);
     Ring* ring = nullptr;
     ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
     if (ring != nullptr) ring->Help(*operation);
     if (auto error = operation->error()) return *std::move(error);
     return {};
+  }
+
+  template <typename Options>
+  static Wish CommonWish(const FileName& file, const MemoryView& memory, const Options& options) {
+    Wish wish;
+    wish.file.path = file.path;
+    wish.file.descriptor = file.descriptor;
+    wish.memory = memory;
+    wish.progress = options.progress;
+    wish.own_errors = options.own_errors;
+    return wish;
   }
 
   static IoResult<Wish> WishToRead(const FileName& file, const MemoryView& memory,
@@ -230,31 +283,23 @@ class Handle::Impl {
       return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
                      options.offset};
     }
-    Wish wish;
+    Wish wish = CommonWish(file, memory, options);
     wish.file.direction = Operation::Direction::kRead;
-    wish.file.path = file.path;
-    wish.file.descriptor = file.descriptor;
     wish.file.offset = options.offset;
-    wish.memory = memory;
-    wish.progress = options.progress;
-    wish.own_errors = options.own_errors;
+    wish.checked = options.verify;
     return wish;
   }
 
   static Wish WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
     const bool by_path = file.descriptor < 0;
     const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
-    Wish wish;
+    Wish wish = CommonWish(file, memory, options);
     wish.file.direction = Operation::Direction::kWrite;
-    wish.file.path = file.path;
-    wish.file.descriptor = file.descriptor;
     wish.file.offset = options.offset.value_or(standard);
     wish.file.whole_file = by_path && !options.offset;
     wish.file.atomic = options.atomic;
     wish.file.durable = options.durable;
-    wish.memory = memory;
-    wish.progress = options.progress;
-    wish.own_errors = options.own_errors;
+    wish.checked = options.checksum;
     return wish;
   }
 };
@@ -273,6 +318,23 @@ Handle::~Handle() {
   // A forked child has neither the threads nor the contexts; there is nothing that it could end.
   if (impl_->forked()) [[maybe_unused]]
     auto* left = impl_.release();
+}
+
+IoResult<std::shared_ptr<Operation>> Handle::BeginRead(const FileName& file, const MemoryView& memory,
+                                                       const ReadOptions& options) {
+  ASSIGN_OR_RETURN(auto wish, Impl::WishToRead(file, memory, options));
+  return impl_->Begin(std::move(wish), nullptr);
+}
+
+IoResult<std::shared_ptr<Operation>> Handle::BeginWrite(const FileName& file, const MemoryView& memory,
+                                                        const WriteOptions& options) {
+  return impl_->Begin(Impl::WishToWrite(file, memory, options), nullptr);
+}
+
+IoResult<void> Handle::CheckMayWait(const std::string& path) const {
+  if (impl_->forked()) return Forked(path, 0);
+  if (Operation::CallbackScope::active()) return InCallback(path, 0);
+  return {};
 }
 
 IoResult<std::shared_ptr<Operation>> Handle::StartRead(const FileName& file, const MemoryView& memory,
@@ -330,6 +392,25 @@ bool Handle::IsDevicePinned(const MemoryView& memory) const {
 IoResult<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(const auto gpu, impl_->TheGpu());
   return gpu->CopyOut(memory, host);
+}
+
+IoResult<void> Handle::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
+                           Progress progress) {
+  Impl::Wish wish;
+  wish.file.path = target->path();
+  wish.file.direction = direction;
+  wish.target = std::move(target);
+  wish.memory = std::move(memory);
+  wish.progress = std::move(progress);
+  return impl_->BeginAndHelp(std::move(wish));
+}
+
+const std::shared_ptr<LeaseConnections>& Handle::connections() const {
+  return impl_->connections_;
+}
+
+uint64_t Handle::direct_operations() const {
+  return impl_->direct_operations();
 }
 
 }  // namespace weightfs::client

@@ -2,8 +2,9 @@
 //
 // Aligned parts go by libaio and O_DIRECT straight between the device and the caller's memory. Memory that
 // O_DIRECT cannot use passes through a few small buffers while other transfers are under way; partial blocks
-// at the ends, and files of filesystems without O_DIRECT, go by ordinary reads and writes. What was reported
-// as done was done to the last byte.
+// at the ends, and files of filesystems without O_DIRECT, go by ordinary reads and writes. On a weightfs mount large
+// operations go past it, straight to the devices of the store, and every block read is checked against its checksum
+// here. What was reported as done was done to the last byte.
 //
 // Memory of a GPU is reached by cuFile, or through page-locked buffers that are copied while other transfers are under
 // way (GpuMode). NVIDIA's libraries are looked for at run time.
@@ -12,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,12 +24,23 @@
 
 namespace weightfs::client {
 
+class FileErrors;
+class LeaseConnections;
+
+// Whether bytes go past the mount of a weightfs, by a lease of its blocks.
+enum class Direct : unsigned char {
+  kAuto,     // operations of at least 1 MiB, where the mount gives leases; the others through the mount
+  kNever,    // everything through the mount
+  kRequire,  // all that has any bytes; what cannot go so is an error that says why
+};
+
 struct HandleOptions {
   uint64_t block_size = 1 << 20;  // bytes of one transfer; less than the device's block counts as one block
   unsigned queue_depth = 128;   // transfers in the kernel at once, for each of the intra_op_parallelism rings
   bool single_submit = false;   // each transfer in an io_submit of its own
   bool overlap_events = false;  // refill after each completion; else in batches of queue_depth
   unsigned intra_op_parallelism = 1;  // slices that an operation is cut into, each with a thread and a ring
+  Direct direct = Direct::kAuto;
   GpuMode gpu = GpuMode::kOnDemand;   // how memory of GPUs is reached
   std::string cufile_library = {};    // a path of cuFile's library, for where the loader finds none
 };
@@ -50,6 +63,9 @@ struct ReadOptions {
   uint64_t offset = 0;
   Progress progress = {};
   bool own_errors = false;  // see Handle::Wait
+  // Fails with EIO for bytes that are not those written. On a weightfs mount that is always so; elsewhere it takes a
+  // whole file that was written with `checksum` and not changed since, otherwise ENODATA.
+  bool verify = false;
 };
 
 struct WriteOptions {
@@ -62,6 +78,33 @@ struct WriteOptions {
   bool atomic = false;   // written beside the file and renamed over it: others see the old or the new one
   Progress progress = {};
   bool own_errors = false;  // see Handle::Wait
+  // Keeps checksums of a whole file for `verify`, in its extended attribute user.weightfs.crc32c; not needed, and not
+  // done, on a weightfs mount.
+  bool checksum = false;
+};
+
+// A tensor, and the name of its file in a directory.
+struct NamedMemory {
+  std::string name;
+  MemoryView memory;
+};
+
+struct SaveManyOptions {
+  bool durable = true;   // on the device, names too, before success
+  uint32_t mode = 0600;  // permission bits of the files
+  Progress progress = {};  // its bytes are those on the device
+  bool checksum = false;   // as in WriteOptions
+};
+
+struct LoadManyOptions {
+  Progress progress = {};
+  bool verify = false;  // as in ReadOptions
+};
+
+// An error of the file of that name.
+struct NamedError {
+  std::string name;
+  IoError error;
 };
 
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
@@ -89,6 +132,17 @@ class Handle {
   IoResult<void> Read(const FileName& file, const MemoryView& memory, const ReadOptions& options = {});
   IoResult<void> Write(const FileName& file, const MemoryView& memory, const WriteOptions& options = {});
 
+  // Many tensors, each in a file of its own in the directory: for thousands of small ones. Files that have these names
+  // are replaced. By a lease all of them are there at once, also after a crash, or none. Elsewhere they are written into
+  // a directory beside, `.weightfs-XXXXXX`, and then renamed one after the other: an error before that leaves everything
+  // as it was. EINVAL for a name that is none of a file, or that is there twice.
+  IoResult<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
+                          const SaveManyOptions& options = {});
+  // The reverse: each file must be as large as its memory. Files that could not be read are in the result, the others are
+  // loaded.
+  IoResult<std::vector<NamedError>> LoadMany(const std::string& directory, std::span<const NamedMemory> files,
+                                             const LoadManyOptions& options = {});
+
   struct Completed {
     size_t count = 0;                  // operations that succeeded
     size_t failed = 0;                 // that did not, of those without own_errors
@@ -101,6 +155,8 @@ class Handle {
   Completed Wait();
   // Started, and not done.
   size_t pending() const;
+  // How many were started by a lease; of SaveMany and LoadMany each batch is one.
+  uint64_t direct_operations() const;
 
   // What is known of GPUs; none with kOnDemand before the first memory of one.
   std::optional<GpuFacts> gpu() const;
@@ -113,6 +169,22 @@ class Handle {
   IoResult<void> CopyOut(const MemoryView& memory, std::span<std::byte> host);
 
  private:
+  // EDEADLK in a callback, EPERM in a forked child.
+  IoResult<void> CheckMayWait(const std::string& path) const;
+  // As Read and Write do.
+  IoResult<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
+                     Progress progress);
+  IoResult<void> SaveOneByOne(const std::string& directory, std::span<const NamedMemory> files,
+                              const SaveManyOptions& options);
+  void LoadOneByOne(const std::string& directory, std::span<const NamedMemory> files, size_t first, bool verify,
+                    FileErrors& errors);
+  // As StartRead and StartWrite, but not counted by Wait.
+  IoResult<std::shared_ptr<Operation>> BeginRead(const FileName& file, const MemoryView& memory,
+                                                 const ReadOptions& options);
+  IoResult<std::shared_ptr<Operation>> BeginWrite(const FileName& file, const MemoryView& memory,
+                                                  const WriteOptions& options);
+  const std::shared_ptr<LeaseConnections>& connections() const;
+
   class Impl;
   Handle(const HandleOptions& options, std::unique_ptr<Impl> impl);
   const HandleOptions options_;

@@ -90,6 +90,27 @@ MemoryView MemoryView::OnDevice(uint64_t address, size_t size, std::optional<uin
   return view;
 }
 
+MemoryView MemoryView::Joined(std::vector<Part> parts, size_t size) {
+  MemoryView view;
+  view.size_ = size;
+  view.may_overlap_ =
+      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.view.may_overlap(); });
+  view.parts_ = std::make_shared<const std::vector<Part>>(std::move(parts));
+  return view;
+}
+
+template <typename Visit>
+void MemoryView::ForEachPart(size_t offset, size_t length, Visit visit) const {
+  const size_t end = offset + length;
+  auto part = std::partition_point(parts_->begin(), parts_->end(),
+                                   [&](const Part& p) { return p.at + p.view.size() <= offset; });
+  for (; part != parts_->end() && part->at < end; ++part) {
+    const size_t begin = std::max(offset, part->at);
+    const size_t size = std::min(end, part->at + part->view.size()) - begin;
+    if (size > 0) visit(*part, begin, size);
+  }
+}
+
 // Sorted by stride, each dimension must step over all that the smaller ones reach.
 bool MemoryView::MayOverlap() const {
   std::vector<Dimension> sorted = dimensions_;
@@ -106,6 +127,13 @@ bool MemoryView::MayOverlap() const {
 
 std::byte* MemoryView::Direct(size_t offset, size_t length) const {
   if (on_device_) return nullptr;
+  if (parts_ != nullptr) {
+    std::byte* place = nullptr;
+    ForEachPart(offset, length, [&](const Part& part, size_t begin, size_t size) {
+      if (size == length) place = part.view.Direct(begin - part.at, size);
+    });
+    return place;
+  }
   if (dimensions_.empty()) return base_ + offset;
   const size_t within = offset % run_;
   if (within + length > run_) return nullptr;
@@ -152,10 +180,25 @@ void MemoryView::Copy(size_t offset, size_t length, std::byte* other) const {
 }
 
 void MemoryView::Gather(size_t offset, std::span<std::byte> out) const {
+  if (parts_ != nullptr) {
+    size_t done = offset;
+    const auto pad = [&](size_t until) { std::memset(out.data() + (done - offset), 0, until - done); };
+    ForEachPart(offset, out.size(), [&](const Part& part, size_t begin, size_t size) {
+      pad(begin);
+      part.view.Gather(begin - part.at, out.subspan(begin - offset, size));
+      done = begin + size;
+    });
+    return pad(offset + out.size());
+  }
   Copy<true>(offset, out.size(), out.data());
 }
 
 void MemoryView::Scatter(size_t offset, std::span<const std::byte> in) const {
+  if (parts_ != nullptr) {
+    return ForEachPart(offset, in.size(), [&](const Part& part, size_t begin, size_t size) {
+      part.view.Scatter(begin - part.at, in.subspan(begin - offset, size));
+    });
+  }
   // Scatter only reads `in`; one function serves both directions.
   Copy<false>(offset, in.size(), const_cast<std::byte*>(in.data()));
 }

@@ -1,9 +1,10 @@
 // The caller's memory of one operation: one run of bytes, a strided tensor whose elements follow each other in
-// row-major order of its indices, or one run of bytes in the memory of a GPU.
+// row-major order of its indices, several of these, or one run of bytes in the memory of a GPU.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -29,8 +30,13 @@ class MemoryView {
   // one) an operation begins after all that is in it so far.
   static MemoryView OnDevice(uint64_t address, size_t size, std::optional<uintptr_t> stream);
 
+  // Several views in one, each at its place, in order and none over another. Between them, and up to `size`, are zeros
+  // that nobody keeps.
+  struct Part;
+  static MemoryView Joined(std::vector<Part> parts, size_t size);
+
   size_t size() const { return size_; }
-  bool contiguous() const { return dimensions_.empty(); }
+  bool contiguous() const { return dimensions_.empty() && parts_ == nullptr; }
   bool on_device() const { return on_device_; }
   uint64_t device_address() const { return reinterpret_cast<uintptr_t>(base_); }
   std::optional<uintptr_t> stream() const { return stream_; }
@@ -54,6 +60,9 @@ class MemoryView {
   template <bool kGather>
   void Copy(size_t offset, size_t length, std::byte* other) const;
   bool MayOverlap() const;
+  // Calls `visit` with each part of the range that is in a view, and the position of its first byte there.
+  template <typename Visit>
+  void ForEachPart(size_t offset, size_t length, Visit visit) const;
 
   std::byte* base_ = nullptr;
   size_t size_ = 0;
@@ -62,6 +71,12 @@ class MemoryView {
   bool may_overlap_ = false;
   bool on_device_ = false;
   std::optional<uintptr_t> stream_;  // of the device
+  std::shared_ptr<const std::vector<Part>> parts_;  // of Joined
+};
+
+struct MemoryView::Part {
+  size_t at = 0;
+  MemoryView view;
 };
 
 }  // namespace weightfs::client

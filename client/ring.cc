@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "client/file_target.h"
 #include "client/io_thread.h"
@@ -39,6 +41,9 @@ constexpr auto kTransferPause = std::chrono::milliseconds(1);
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
 
+// Of blocks whose checksum is another than it should be.
+constexpr unsigned kReadTries = 3;
+
 std::chrono::nanoseconds PauseAfter(unsigned looks) {
   if (looks < kLooks) return std::chrono::nanoseconds(0);
   return looks < kShortLooks ? kLookPause : kLongLookPause;
@@ -50,6 +55,20 @@ void CountArrived(Operation& operation, bool by_cufile, uint64_t size) {
     (by_cufile ? traffic.cufile : traffic.bounce).fetch_add(size, std::memory_order_relaxed);
   }
   operation.AddTransferred(size);
+}
+
+// All of it, by blocking calls. An errno; 0 with less than `size` done is the end of the file.
+int TransferAll(bool write, int descriptor, std::byte* data, uint64_t size, uint64_t offset, uint64_t* done) {
+  while (*done < size) {
+    const auto at = static_cast<off_t>(offset + *done);
+    const ssize_t rc = write ? pwrite(descriptor, data + *done, size - *done, at)
+                             : pread(descriptor, data + *done, size - *done, at);
+    if (rc < 0 && errno == EINTR) continue;
+    if (rc < 0) return errno;
+    if (rc == 0) return write ? EIO : 0;
+    *done += static_cast<uint64_t>(rc);
+  }
+  return 0;
 }
 
 }  // namespace
@@ -190,10 +209,11 @@ void Ring::Fill() {
       held_.splice(held_.end(), cutting_, slice.self);
       continue;
     }
-    if (DeferEdge(slice)) continue;
+    if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
-    // What took time to copy is on its way while the next is copied.
-    if (bouncing()) SubmitReady();
+    // What took time to copy, or to compute, is on its way while the next is prepared.
+    const bool computed = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
+    if (computed || bouncing()) SubmitReady();
   }
   SubmitReady();
 }
@@ -228,6 +248,7 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
   }
   const Operation& operation = *slice.operation;
   const bool gathered = piece.bounce && operation.direction() == Direction::kWrite;
+  if (operation.target().leased()) ++leased_pieces_;
   free_.pop_back();
   slice.next += piece.size;
   ++slice.pieces;
@@ -237,8 +258,17 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
     return true;
   }
   if (gathered) operation.memory().Gather(piece.at, {piece.data, piece.size});
+  if (operation.direction() == Direction::kWrite) Seal(piece);
   Send(slot);
   return true;
+}
+
+void Ring::Seal(const Piece& piece) const {
+  const Operation& operation = *piece.slice->operation;
+  if (piece.bounce) std::memset(piece.data + piece.size, 0, piece.transfer - piece.size);
+  if (operation.target().leased()) {
+    operation.target().NoteWritten(operation.offset() + piece.at, {piece.data, piece.transfer});
+  }
 }
 
 void Ring::Send(unsigned slot) {
@@ -250,9 +280,10 @@ void Ring::Send(unsigned slot) {
 
 // The longest run of whole blocks for O_DIRECT, or what lies before or after one; to the next border of
 // block_size.
-void Ring::ChooseRange(Slice& slice, Piece& piece) const {
+void Ring::ChooseRange(const Slice& slice, Piece& piece) const {
   const Operation& operation = *slice.operation;
   const Target& target = operation.target();
+  if (target.leased() && !operation.direct_refused()) return ChooseBlocks(slice, piece);
   const uint64_t file = operation.offset() + slice.next;
   const uint64_t left = slice.end - slice.next;
   const uint64_t unit = target.alignment().offset;
@@ -267,23 +298,78 @@ void Ring::ChooseRange(Slice& slice, Piece& piece) const {
   }
   const uint64_t block = std::max(RoundDown(options_.block_size, unit), unit);
   piece.at = slice.next;
-  piece.size = std::min(size, block - file % block);
+  piece.size = piece.transfer = std::min(size, block - file % block);
   piece.offset = run.offset;
+}
+
+// Whole blocks around what is asked for: a checksum covers a block, and behind a file's last byte its block is filled
+// with zeros. Where memory can take those between the ends as they are, the ends are pieces of their own.
+void Ring::ChooseBlocks(const Slice& slice, Piece& piece) const {
+  const Operation& operation = *slice.operation;
+  const Target& target = operation.target();
+  const uint64_t left = slice.end - slice.next;
+  const uint64_t file = operation.offset() + slice.next;
+  piece.lead = file % kBlockSize;
+  const Target::Run run = target.Locate(file - piece.lead, RoundUp(piece.lead + left, kBlockSize));
+  piece.descriptor = run.descriptor;
+  piece.offset = run.offset;
+  piece.at = slice.next;
+  const uint64_t step = std::max(RoundDown(options_.block_size, kBlockSize), kBlockSize);
+  const uint64_t length = std::min(run.length, step - (file - piece.lead) % step);
+  piece.size = std::min(length - piece.lead, left);
+  const auto usable = [&](uint64_t at, uint64_t size) {
+    const std::byte* data = size > 0 ? operation.memory().Direct(at, size) : nullptr;
+    return data != nullptr && reinterpret_cast<uintptr_t>(data) % target.alignment().memory == 0;
+  };
+  const uint64_t head = piece.lead == 0 ? 0 : std::min(kBlockSize - piece.lead, piece.size);
+  const uint64_t whole = RoundDown(piece.size - head, kBlockSize);
+  if (usable(piece.at + head, whole)) piece.size = head > 0 ? head : whole;
+  piece.transfer = RoundUp(piece.lead + piece.size, kBlockSize);
+}
+
+// What no block of the device holds reads as zeros.
+bool Ring::FillHole(Slice& slice) {
+  Operation& operation = *slice.operation;
+  const Target& target = operation.target();
+  if (!target.leased() || operation.direction() != Direction::kRead || operation.direct_refused()) return false;
+  const Target::Run run = target.Locate(operation.offset() + slice.next, slice.end - slice.next);
+  if (run.descriptor >= 0) return false;
+  static constexpr std::array<std::byte, 64 * kKiB> kZeros{};
+  const uint64_t end = slice.next + run.length;
+  while (slice.next < end) {
+    const auto zeros = std::span(kZeros).first(std::min<uint64_t>(end - slice.next, kZeros.size()));
+    if (operation.device() == nullptr) {
+      operation.memory().Scatter(slice.next, zeros);
+    } else if (const auto copied = device_.CopyInNow(*operation.device(), slice.next, zeros); !copied.has_value()) {
+      FailAt(operation, operation.offset() + slice.next, copied.error().error_number, copied.error().what);
+      slice.next = slice.end;
+      return true;
+    }
+    slice.next += zeros.size();
+  }
+  CountArrived(operation, false, run.length);
+  return true;
 }
 
 // A part of a block at an end of a write goes through the page cache, and only after all that goes past it: a page that
 // is dirty keeps the rest of its folio, which may be megabytes, in the cache while a direct write beside it changes the
 // device, and that rest would be stale for ever.
-bool Ring::DeferEdge(Slice& slice) {
+bool Ring::DeferEdge(Slice& slice) const {
   Operation& operation = *slice.operation;
   if (operation.direction() != Direction::kWrite || operation.direct_refused()) return false;
-  Piece piece;
-  ChooseRange(slice, piece);
-  const uint64_t left = slice.end - slice.next;
-  if (piece.descriptor >= 0 || operation.target().Locate(operation.offset() + slice.next, left).descriptor < 0)
-    return false;
-  operation.DeferEdge({piece.at, piece.size});
-  slice.next += piece.size;
+  const Target& target = operation.target();
+  const Target::Run run = target.Locate(operation.offset() + slice.next, slice.end - slice.next);
+  uint64_t size = run.length;
+  if (target.leased()) {
+    if (run.descriptor >= 0) return false;
+  } else {
+    Piece piece;
+    ChooseRange(slice, piece);
+    if (piece.descriptor >= 0 || run.descriptor < 0) return false;
+    size = piece.size;
+  }
+  operation.DeferEdge({slice.next, size});
+  slice.next += size;
   return true;
 }
 
@@ -301,14 +387,10 @@ void Ring::WriteEdges(Operation& operation) {
     }
     int error_number = 0;
     const int descriptor = operation.target().Buffered(&error_number);
-    for (uint64_t done = 0; descriptor >= 0 && error_number == 0 && done < edge.size;) {
-      const auto offset = static_cast<off_t>(operation.offset() + edge.at + done);
-      const ssize_t rc = pwrite(descriptor, bytes.data() + done, edge.size - done, offset);
-      if (rc < 0 && errno == EINTR) continue;
-      if (rc <= 0) error_number = rc < 0 ? errno : EIO;
-      if (rc > 0) done += static_cast<uint64_t>(rc);
-    }
-    if (error_number != 0) return FailAt(operation, operation.offset() + edge.at, error_number);
+    const uint64_t offset = operation.offset() + edge.at;
+    uint64_t done = 0;
+    if (descriptor >= 0) error_number = TransferAll(true, descriptor, bytes.data(), edge.size, offset, &done);
+    if (error_number != 0) return FailAt(operation, offset + done, error_number);
     CountArrived(operation, false, edge.size);
   }
 }
@@ -322,8 +404,10 @@ bool Ring::FindMemory(Piece& piece) {
     return piece.by_cufile || FindBounce(piece);
   }
   const uint64_t alignment = piece.descriptor >= 0 ? operation.target().alignment().memory : 1;
-  piece.data = operation.memory().Direct(piece.at, piece.size);
-  if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
+  if (piece.transfer == piece.size) {
+    piece.data = operation.memory().Direct(piece.at, piece.size);
+    if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
+  }
   return FindBounce(piece);
 }
 
@@ -338,7 +422,8 @@ bool Ring::FindBounce(Piece& piece) {
   if (!*bounce) return false;
   piece.bounce = std::move(*bounce);
   piece.data = piece.bounce.data();
-  piece.size = std::min(piece.size, kBounceSize);
+  piece.transfer = std::min(piece.transfer, kBounceSize);
+  piece.size = std::min(piece.size, piece.transfer - piece.lead);
   return true;
 }
 
@@ -357,7 +442,7 @@ void Ring::PrepareDirect(unsigned slot) {
   context_->Prepare(slot, {.write = piece.slice->operation->direction() == Direction::kWrite,
                            .descriptor = piece.descriptor,
                            .data = piece.data + piece.done,
-                           .size = piece.size - piece.done,
+                           .size = piece.transfer - piece.done,
                            .offset = piece.offset + piece.done});
   ready_.push_back(slot);
 }
@@ -390,15 +475,14 @@ void Ring::OnRefusal(int error_number) {
   ready_.erase(ready_.begin());
   refusals_ = 0;
   if (error_number != EINVAL) return FailPiece(slot, error_number);
-  pieces_[slot].slice->operation->RefuseDirect();
-  buffered_.push_back(slot);
+  GoBuffered(slot, error_number);
 }
 
 void Ring::Reap() {
   const bool others = CollectFromDevice() || !buffered_.empty();
   if (in_kernel_ == 0 && device_.idle() && held_.empty()) return;
-  // One at a time where each is copied: the next transfer begins before the next copy does.
-  const auto events = std::span(events_).first(bouncing() ? 1 : events_.size());
+  // One at a time where each costs time: the next transfer begins before the next copy does.
+  const auto events = std::span(events_).first(bouncing() || leased_pieces_ > 0 ? 1 : events_.size());
   std::optional<std::chrono::nanoseconds> patience;
   if (!device_.idle() || !held_.empty()) patience = PauseAfter(looks_);
   if (others) patience = std::chrono::nanoseconds(0);
@@ -416,21 +500,33 @@ void Ring::OnEvent(unsigned slot, int64_t result) {
   --in_kernel_;
   Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
-  if (result == -EINVAL) operation.RefuseDirect();
-  if (result == -EINVAL || result == -EAGAIN || result == -EINTR) {
-    buffered_.push_back(slot);
-    return;
-  }
+  if (result == -EINVAL || result == -EAGAIN || result == -EINTR)
+    return GoBuffered(slot, static_cast<int>(-result));
   if (result < 0) return FailPiece(slot, static_cast<int>(-result));
   piece.done += static_cast<uint64_t>(result);
-  if (piece.done >= piece.size) return Succeed(slot);
+  if (piece.done >= piece.transfer) return Succeed(slot);
   // Short. Whole blocks go on as they began; the end of a file, and the reason for a short write, the other
   // way shows.
   if (result > 0 && piece.done % operation.target().alignment().offset == 0 && !operation.stopped()) {
     PrepareDirect(slot);
   } else {
-    buffered_.push_back(slot);
+    GoBuffered(slot, EIO);
   }
+}
+
+// What O_DIRECT does not do the buffered descriptor does, if it can: into reserved blocks no filesystem writes.
+void Ring::GoBuffered(unsigned slot, int error_number) {
+  Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  if (operation.target().leased()) {
+    if (operation.direction() == Direction::kWrite) return FailPiece(slot, error_number);
+    piece.data += std::exchange(piece.lead, 0);
+    piece.transfer = piece.size;
+    piece.done = 0;
+  }
+  if (error_number == EINVAL) operation.RefuseDirect();
+  piece.descriptor = -1;
+  buffered_.push_back(slot);
 }
 
 void Ring::TransferBuffered(unsigned slot) {
@@ -440,17 +536,9 @@ void Ring::TransferBuffered(unsigned slot) {
   int error_number = 0;
   const int descriptor = operation.target().Buffered(&error_number);
   if (descriptor < 0) return FailPiece(slot, error_number);
-  const bool write = operation.direction() == Direction::kWrite;
-  while (piece.done < piece.size) {
-    const auto offset = static_cast<off_t>(operation.offset() + piece.at + piece.done);
-    std::byte* data = piece.data + piece.done;
-    const size_t size = piece.size - piece.done;
-    const ssize_t rc = write ? pwrite(descriptor, data, size, offset) : pread(descriptor, data, size, offset);
-    if (rc < 0 && errno == EINTR) continue;
-    if (rc < 0) return FailPiece(slot, errno);
-    if (rc == 0) return FailPiece(slot, write ? EIO : 0);
-    piece.done += static_cast<uint64_t>(rc);
-  }
+  error_number = TransferAll(operation.direction() == Direction::kWrite, descriptor, piece.data, piece.size,
+                             operation.offset() + piece.at, &piece.done);
+  if (piece.done < piece.size) return FailPiece(slot, error_number);
   Succeed(slot);
 }
 
@@ -492,6 +580,7 @@ void Ring::OnCopied(unsigned slot, const IoResult<void>& outcome) {
   if (!outcome.has_value()) return FailPiece(slot, outcome.error());
   if (operation.direction() == Direction::kRead) return Arrive(slot);
   if (operation.stopped()) return Release(slot);
+  Seal(pieces_[slot]);
   Send(slot);
 }
 
@@ -506,11 +595,31 @@ void Ring::OnTransferred(unsigned slot, const IoResult<uint64_t>& outcome) {
   TransferByCufile(slot);
 }
 
+// Whether blocks read by a lease are not what was written; then the piece is read again, or has failed.
+bool Ring::IsDamaged(unsigned slot) {
+  Piece& piece = pieces_[slot];
+  Operation& operation = *piece.slice->operation;
+  const Target& target = operation.target();
+  if (!target.leased() || piece.descriptor < 0 || operation.direction() == Direction::kWrite) return false;
+  const bool last = ++piece.tries == kReadTries;
+  auto checked = target.CheckRead(operation.offset() + piece.at - piece.lead, {piece.data, piece.transfer}, last);
+  if (checked.has_value()) return false;
+  if (last) {
+    operation.Fail(std::move(checked).error());
+    Release(slot);
+  } else {
+    piece.done = 0;
+    PrepareDirect(slot);
+  }
+  return true;
+}
+
 void Ring::Succeed(unsigned slot) {
+  if (IsDamaged(slot)) return;
   const Piece& piece = pieces_[slot];
   const Operation& operation = *piece.slice->operation;
   if (!piece.bounce || operation.direction() == Direction::kWrite) return Arrive(slot);
-  const std::span<std::byte> bytes(piece.data, piece.size);
+  const std::span<std::byte> bytes(piece.data + piece.lead, piece.size);
   if (operation.device() == nullptr) {
     operation.memory().Scatter(piece.at, bytes);
     return Arrive(slot);
@@ -531,7 +640,9 @@ void Ring::Arrive(unsigned slot) {
 void Ring::FailPiece(unsigned slot, int error_number) {
   const Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
-  FailAt(operation, operation.offset() + piece.at + piece.done, error_number);
+  // With a lead the first block begins before what was asked for.
+  const uint64_t begin = operation.offset() + piece.at;
+  FailAt(operation, std::max(begin, begin - piece.lead + piece.done), error_number);
   Release(slot);
 }
 
@@ -561,6 +672,7 @@ void Ring::FailAt(Operation& operation, uint64_t offset, int error_number, const
 
 void Ring::Release(unsigned slot) {
   Slice& slice = *pieces_[slot].slice;
+  if (slice.operation->target().leased()) --leased_pieces_;
   pieces_[slot] = {};
   free_.push_back(slot);
   --slice.pieces;

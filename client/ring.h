@@ -67,7 +67,10 @@ class Ring {
     Slice* slice = nullptr;
     uint64_t at = 0;  // in the operation's memory
     uint64_t size = 0;
-    uint64_t done = 0;
+    uint64_t lead = 0;      // bytes transferred before them, and
+    uint64_t transfer = 0;  // with those and what lies behind: by a lease whole blocks
+    uint64_t done = 0;      // of the transfer
+    unsigned tries = 0;     // that brought damaged blocks
     std::byte* data = nullptr;  // the caller's memory, or the bounce buffer's
     Buffer bounce;
     bool by_cufile = false;
@@ -92,25 +95,31 @@ class Ring {
   bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
   // The next piece of the slice into the slot. False when it has to wait for a bounce buffer.
   bool CutPiece(Slice& slice, unsigned slot);
-  void ChooseRange(Slice& slice, Piece& piece) const;
+  void ChooseRange(const Slice& slice, Piece& piece) const;
+  void ChooseBlocks(const Slice& slice, Piece& piece) const;
   bool FindMemory(Piece& piece);
   bool FindBounce(Piece& piece);
   IoResult<Buffer> TryBounce();
+  // The bytes of a write are in the piece's memory: what lies behind them in their last block, and their checksums.
+  void Seal(const Piece& piece) const;
   // Begins the transfer; the bytes of a write are where it takes them.
   void Send(unsigned slot);
-  bool DeferEdge(Slice& slice);
+  bool FillHole(Slice& slice);
+  bool DeferEdge(Slice& slice) const;
   void WriteEdges(Operation& operation);
   void SubmitReady();
   void OnRefusal(int error_number);
   void Reap();
   void OnEvent(unsigned slot, int64_t result);
   void PrepareDirect(unsigned slot);
+  void GoBuffered(unsigned slot, int error_number);
   void TransferBuffered(unsigned slot);
   void TransferByCufile(unsigned slot);
   void CopyFromDevice(unsigned slot);
   bool CollectFromDevice();
   void OnCopied(unsigned slot, const IoResult<void>& outcome);
   void OnTransferred(unsigned slot, const IoResult<uint64_t>& outcome);
+  bool IsDamaged(unsigned slot);
   void Succeed(unsigned slot);
   void Arrive(unsigned slot);
   void FailPiece(unsigned slot, int error_number);
@@ -137,6 +146,7 @@ class Ring {
   DeviceLane device_;
   unsigned looks_ = 0;  // at the GPU in a row that found nothing ended
   size_t in_kernel_ = 0;
+  size_t leased_pieces_ = 0;
   size_t batch_left_ = 0;  // without overlap_events: transfers that still belong to this batch
   unsigned refusals_ = 0;  // EAGAINs of io_submit in a row with nothing in the kernel
 

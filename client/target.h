@@ -2,7 +2,9 @@
 // reached, and what is to be done when the last transfer has ended.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "client/error.h"
@@ -30,11 +32,25 @@ class Target {
   // The run at `offset` of the file, `length` bytes long at most.
   virtual Run Locate(uint64_t offset, uint64_t length) const = 0;
   virtual Alignment alignment() const = 0;
+  // A descriptor of the file, to ask the filesystem about it; open until Finish, and perhaps for O_DIRECT. -1: it has
+  // none.
+  virtual int any() const { return -1; }
   // A descriptor for the file's own offsets that takes any offset and length: partial blocks, and what
   // O_DIRECT refused. -1 with the errno in *error_number when there is none.
   virtual int Buffered(int* error_number) const = 0;
   // The file's size now.
   virtual IoResult<uint64_t> Size() const = 0;
+
+  // Whether transfers go past the filesystem, by a lease. Then whole blocks of kBlockSize are transferred, whatever the
+  // ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole of a
+  // read, and in a write what the buffered descriptor has to write.
+  virtual bool leased() const { return false; }
+  // Before the blocks are written, from `offset` of the file on; several threads, each its own blocks.
+  virtual void NoteWritten(uint64_t /*offset*/, std::span<const std::byte> /*blocks*/) const {}
+  // After they were read: EIO where one is not what was written. `last`: they are not going to be read again.
+  virtual IoResult<void> CheckRead(uint64_t /*offset*/, std::span<const std::byte> /*blocks*/, bool /*last*/) const {
+    return {};
+  }
 
   // Called once, when nothing is in flight any more: makes a success final (size, durability, name) or takes
   // a failure back as far as that is possible. Its error becomes the operation's.

@@ -92,6 +92,15 @@ class BodyReader {
     rest_ = rest_.subspan(count * sizeof(T));
     return true;
   }
+  // Into memory that is there; all of it.
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  bool Take(std::span<T> values) {
+    if (rest_.size() < values.size_bytes()) return false;
+    if (!values.empty()) std::memcpy(values.data(), rest_.data(), values.size_bytes());
+    rest_ = rest_.subspan(values.size_bytes());
+    return true;
+  }
   // A text up to its NUL, which it goes without; as long as the body lives.
   bool TakeText(std::string_view* text);
   // Everything that is left, as text.

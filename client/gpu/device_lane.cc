@@ -53,6 +53,13 @@ IoResult<void> DeviceLane::CopyOut(unsigned slot, const DeviceMemory& memory, ui
   return queue->Start({.slot = slot, .address = memory.address() + at, .host = host});
 }
 
+IoResult<void> DeviceLane::CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) {
+  ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
+  // One copy serves both directions; this one only reads `host`.
+  const std::span<std::byte> bytes(const_cast<std::byte*>(host.data()), host.size());
+  return queue->Run({.to_device = true, .address = memory.address() + at, .host = bytes});
+}
+
 IoResult<void> DeviceLane::CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
   return queue->Run({.address = memory.address() + at, .host = host});

@@ -39,7 +39,8 @@ class DeviceLane {
     uint64_t offset = 0;  // on the descriptor
   };
   IoResult<void> Transfer(unsigned slot, const std::shared_ptr<DeviceMemory>& memory, bool write, const Range& range);
-  // Copies out of the GPU, and waits for it.
+  // Copy into and out of the GPU, and wait for it.
+  IoResult<void> CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host);
   IoResult<void> CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host);
 
   bool idle() const { return copies_under_way() == 0 && transfers_under_way() == 0; }

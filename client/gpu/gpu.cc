@@ -126,7 +126,15 @@ IoResult<std::shared_ptr<DeviceMemory>> Gpu::Admit(const MemoryView& memory, con
 IoResult<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const {
   if (cufile_ == nullptr) return false;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  if (!forced_) return descriptor >= 0 && cufile_->DirectFor(descriptor);
+  // The host has to see the blocks of a lease, for their checksums.
+  if (!forced_) return !target.leased() && descriptor >= 0 && cufile_->DirectFor(descriptor);
+  if (target.leased()) {
+    return IoError{EOPNOTSUPP,
+                   fmt::format("mode cufile cannot be had for {} by a lease, whose blocks are checked by the host; mode "
+                               "auto or bounce takes it",
+                               target.path()),
+                   target.path(), offset};
+  }
   if (descriptor >= 0) return true;
   // So little that no block of it is whole, or hardly one.
   if (memory.size() < FileTarget::kSmallTransfer) return false;

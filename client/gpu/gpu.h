@@ -70,6 +70,8 @@ class Gpu {
   static IoResult<std::shared_ptr<Gpu>> Open(GpuMode mode, const std::string& cufile_path);
 
   GpuFacts facts() const;
+  // Mode kCufile: whole blocks go by nothing else.
+  bool forces_cufile() const { return forced_; }
 
   // The memory of an operation on an opened file. EINVAL for memory that is no GPU's, EOPNOTSUPP for a file that
   // mode kCufile cannot use.

@@ -117,6 +117,13 @@ FileName MakeFile(const py::object& file) {
   return name;
 }
 
+Direct MakeDirect(const std::string& name) {
+  if (name == "auto") return Direct::kAuto;
+  if (name == "never") return Direct::kNever;
+  if (name == "require") return Direct::kRequire;
+  throw py::value_error("direct is 'auto', 'never' or 'require'");
+}
+
 // The class of Python. The GIL guards it: close() may come while other threads are in a call.
 class PyHandle {
  public:
@@ -174,57 +181,102 @@ py::object GpuOf(const PyHandle& self) {
   return answer;
 }
 
+// The name of a file, and the memory of its bytes.
+using Item = std::pair<std::string, Memory>;
+
+std::vector<NamedMemory> MakeFiles(const std::vector<Item>& items) {
+  std::vector<NamedMemory> files;
+  files.reserve(items.size());
+  for (const auto& [name, memory] : items) files.push_back({name, MakeMemory(memory)});
+  return files;
+}
+
 void BindHandle(py::module_& module) {
   py::class_<PyHandle, std::shared_ptr<PyHandle>>(module, "Handle")
       .def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
-                       unsigned intra_op_parallelism, const std::string& mode, const std::string& cufile_library) {
-        return std::make_shared<PyHandle>(HandleOptions{block_size, queue_depth, single_submit, overlap_events,
-                                                        intra_op_parallelism, MakeMode(mode), cufile_library});
+                       unsigned intra_op_parallelism, const std::string& direct, const std::string& mode,
+                       const std::string& cufile_library) {
+        return std::make_shared<PyHandle>(HandleOptions{.block_size = block_size,
+                                                        .queue_depth = queue_depth,
+                                                        .single_submit = single_submit,
+                                                        .overlap_events = overlap_events,
+                                                        .intra_op_parallelism = intra_op_parallelism,
+                                                        .direct = MakeDirect(direct),
+                                                        .gpu = MakeMode(mode),
+                                                        .cufile_library = cufile_library});
       }))
       .def("close", &PyHandle::Close)
       .def("read",
            [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              uint64_t offset, const py::object& progress) {
+              uint64_t offset, const py::object& progress,
+              bool verify) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             const ReadOptions options{.offset = offset, .progress = MakeProgress(progress)};
+             const ReadOptions options{
+                 .offset = offset, .progress = MakeProgress(progress), .verify = verify};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
            })
       .def("write",
            [](const PyHandle& self, const py::object& file, const Memory& arguments,
               std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic) {
-             const auto name = MakeFile(file);
-             const auto memory = MakeMemory(arguments);
-             const WriteOptions options{
-                 .offset = offset, .durable = durable, .atomic = atomic, .progress = MakeProgress(progress)};
-             Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
-           })
-      .def("start_read",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              uint64_t offset, const py::object& progress,
-              bool own_errors) {
-             const auto name = MakeFile(file);
-             const auto memory = MakeMemory(arguments);
-             const ReadOptions options{
-                 .offset = offset, .progress = MakeProgress(progress), .own_errors = own_errors};
-             return Check(
-                 WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
-           })
-      .def("start_write",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic, bool own_errors) {
+              const py::object& progress, bool durable, bool atomic, bool checksum) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
              const WriteOptions options{.offset = offset,
                                         .durable = durable,
                                         .atomic = atomic,
                                         .progress = MakeProgress(progress),
-                                        .own_errors = own_errors};
+                                        .checksum = checksum};
+             Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
+           })
+      .def("start_read",
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              uint64_t offset, const py::object& progress,
+              bool verify, bool own_errors) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(arguments);
+             const ReadOptions options{.offset = offset,
+                                       .progress = MakeProgress(progress),
+                                       .own_errors = own_errors,
+                                       .verify = verify};
+             return Check(
+                 WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
+           })
+      .def("start_write",
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              std::optional<uint64_t> offset,
+              const py::object& progress, bool durable, bool atomic, bool checksum, bool own_errors) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(arguments);
+             const WriteOptions options{.offset = offset,
+                                        .durable = durable,
+                                        .atomic = atomic,
+                                        .progress = MakeProgress(progress),
+                                        .own_errors = own_errors,
+                                        .checksum = checksum};
              return Check(
                  WithoutGil(self, [&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
            })
+      .def("save_many",
+           [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool durable,
+              uint32_t mode, bool checksum, const py::object& progress) {
+             const auto files = MakeFiles(items);
+             const SaveManyOptions options{
+                 .durable = durable, .mode = mode, .progress = MakeProgress(progress), .checksum = checksum};
+             Check(WithoutGil(self, [&](Handle& handle) { return handle.SaveMany(directory, files, options); }));
+           })
+      .def("load_many",
+           [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool verify,
+              const py::object& progress) {
+             const auto files = MakeFiles(items);
+             const LoadManyOptions options{.progress = MakeProgress(progress), .verify = verify};
+             const auto errors = Check(
+                 WithoutGil(self, [&](Handle& handle) { return handle.LoadMany(directory, files, options); }));
+             py::list out;
+             for (const auto& [name, error] : errors) out.append(py::make_tuple(py::bytes(name), MakeException(error)));
+             return out;
+           })
+      .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
       .def("wait",
            [](const PyHandle& self) {
              const auto completed = WithoutGil(self, [](Handle& handle) { return handle.Wait(); });

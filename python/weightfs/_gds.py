@@ -18,24 +18,25 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
     mode: "cufile" transfers whole blocks by cuFile, in its compatibility mode too; "bounce" through page-locked buffers
     of weightfs, copied while other transfers are under way; "auto" (the default, or what WEIGHTFS_GDS_MODE says) takes
     cuFile for what it reaches without the host's memory, else bounce buffers. `mode` and `mode_reason` say what runs.
-    Parts of blocks, at the ends of an operation, always take bounce buffers.
+    Parts of blocks, at the ends of an operation, always take bounce buffers. So do operations on a weightfs mount that go
+    past it, for the host checks their blocks; mode "cufile" does not go past it.
 
     RuntimeError without a GPU; OSError when a mode that was asked for cannot be had."""
 
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
-                 intra_op_parallelism=None, *, num_threads=None, mode=None):
+                 intra_op_parallelism=None, *, num_threads=None, mode=None, direct="auto"):
         self._wanted = mode or os.environ.get("WEIGHTFS_GDS_MODE") or "auto"
         if self._wanted not in MODES:
             raise ValueError(f"mode is {self._wanted!r}: it is one of {', '.join(MODES)}")
         self._pinned = {}   # address -> what unpins it when the tensor is gone
         super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism,
-                         num_threads=num_threads)
+                         num_threads=num_threads, direct=direct)
         self._gpu = self._native.gpu()
         log.info("gds_handle on %s: mode %s: %s", self._gpu["name"], self.mode, self.mode_reason)
 
-    def _open(self):
+    def _open(self, direct):
         try:
-            return _native.Handle(*self._options, self._wanted, find_cufile())
+            return _native.Handle(*self._options, direct, self._wanted, find_cufile())
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise

@@ -45,10 +45,14 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     block_size: bytes of one transfer. queue_depth: transfers in the kernel at once, for each slice. single_submit:
     each in a system call of its own. overlap_events: refill after each completion, else in batches of queue_depth.
     intra_op_parallelism (or num_threads): slices that an operation is cut into, each with its thread.
+    direct: on a weightfs mount, "auto" moves the bytes of operations of at least 1 MiB straight between memory and the
+    devices of the store, past the mount, where the mount allows it; "never" does not, "require" raises an error where
+    it cannot be. direct_operations counts those that went so.
 
     DeepNVMe's methods (sync_*, async_*, pread, pwrite, read, write) return numbers: -1 says that something failed, and
     the reason goes to the logger "weightfs" and to last_error. wait() raises, for a lost write must not go unnoticed.
-    The newer ones (read_async, write_async, read_into, write_from) raise, or carry the exception in their future.
+    The newer ones (read_async, write_async, read_into, write_from, save_many, load_many) raise, or carry the exception
+    in their future.
 
     A write without file_offset replaces the whole file: a longer old content is cut off once all is written. With a
     file_offset (0, too) the bytes around stay as they are, so that the parts of a file can be written in any order, by
@@ -57,7 +61,7 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     Any thread may use a handle. A forked child cannot use the handle of its parent."""
 
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
-                 intra_op_parallelism=None, *, num_threads=None):
+                 intra_op_parallelism=None, *, num_threads=None, direct="auto"):
         if intra_op_parallelism is not None and num_threads is not None:
             raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give one")
         threads = next((value for value in (intra_op_parallelism, num_threads) if value is not None), 1)
@@ -65,7 +69,7 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         if min(options[0], options[1], options[4]) < 1:
             raise ValueError("block_size, queue_depth and intra_op_parallelism must be at least 1")
         self._options = options
-        self._native = self._open()
+        self._native = self._open(direct)
         self._under_way = collections.deque()   # (operation, memory, validation, own errors); keeps memory alive
         self._lock = threading.Lock()           # for the line above
         self._last_error = None
@@ -93,10 +97,9 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     def pread(self, buffer, filename, validate, *arguments, **keywords):
         """pread(buffer, filename, validate, async, file_offset=0)"""
         asynchronous, file_offset = _async_and_offset("pread", arguments, keywords, 0)
-        start, now = self._start_read, self._read_now
         if asynchronous:
-            return self._async(start, buffer, filename, file_offset, validate)
-        return self._sync(now, buffer, filename, file_offset, validate)
+            return self._async(self._start_read, buffer, filename, file_offset, validate)
+        return self._sync(self._read_now, buffer, filename, file_offset, validate)
 
     def pwrite(self, buffer, filename, validate, *arguments, **keywords):
         """pwrite(buffer, filename, validate, async, file_offset=0)"""
@@ -174,32 +177,76 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
 
     # --- The newer ones ---
 
-    def read_async(self, buffer, file, file_offset=0, *, progress=None):
-        """Starts to read from a path or descriptor and returns its Future. progress(bytes_done, bytes_total) is called
-        from the thread that does the I/O."""
-        memory = describe(buffer, writable=True)
-        return Future(self._start_read(memory, file, file_offset, None, progress, own_errors=True), memory)
+    def read_async(self, buffer, file, file_offset=0, **options):
+        """Starts to read from a path or descriptor and returns its Future.
 
-    def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, progress=None):
-        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes. durable:
-        fsync before it is done. atomic: written beside the file, then renamed over it."""
+        progress(bytes_done, bytes_total) is called from the thread that does the I/O. verify: EIO for bytes that are not
+        those written. On a weightfs mount that is always so; elsewhere it takes a whole file (EINVAL otherwise)
+        that was written with `checksum` and not changed since (ENODATA otherwise)."""
+        memory = describe(buffer, writable=True)
+        return Future(self._start_read(memory, file, file_offset, own_errors=True, **options), memory)
+
+    def write_async(self, buffer, file, file_offset=None, **options):
+        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes.
+
+        durable: fsync before it is done. atomic: written beside the file, then renamed over it. checksum: of a whole
+        file, checksums for `verify` are kept in its extended attribute user.weightfs.crc32c (not on a weightfs mount,
+        which has its own). progress as in read_async."""
         memory = describe(buffer)
         offset = _WHOLE if file_offset is None else file_offset
-        options = {"durable": durable, "atomic": atomic, "progress": progress}
-        return Future(self._start_write(memory, file, offset, None, own_errors=True, **options), memory)
+        return Future(self._start_write(memory, file, offset, own_errors=True, **options), memory)
 
-    def read_into(self, buffer, file, file_offset=0, *, progress=None):
-        """Reads, and returns the number of bytes; raises OSError."""
+    def read_into(self, buffer, file, file_offset=0, **options):
+        """Reads as read_async does, and returns the number of bytes; raises OSError."""
         memory = describe(buffer, writable=True)
-        self._read_now(memory, file, file_offset, progress=progress)
+        self._read_now(memory, file, file_offset, **options)
         return memory.nbytes
 
-    def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, progress=None):
+    def write_from(self, buffer, file, file_offset=None, **options):
         """Writes as write_async does, and returns the number of bytes; raises OSError."""
         memory = describe(buffer)
         offset = _WHOLE if file_offset is None else file_offset
-        self._write_now(memory, file, offset, durable=durable, atomic=atomic, progress=progress)
+        self._write_now(memory, file, offset, **options)
         return memory.nbytes
+
+    def save_many(self, tensors, directory, *, durable=True, mode=0o600, checksum=False, progress=None):
+        """Saves each tensor of a dict in the directory, in a file of its name (one component of a path), and returns the
+        number of bytes; made for thousands of small ones. Files that have these names are replaced.
+
+        On a weightfs mount they are saved by one lease in one commit: all are there at once, also after a crash, or none.
+        Elsewhere they are written into a directory beside them, `.weightfs-XXXXXX`, and renamed one after the other: an
+        error before that leaves everything as it was. durable: on the device, names too, when it returns. mode: the
+        permission bits of the files. checksum and progress as in write_async."""
+        memories = {os.fsencode(name): describe(tensor) for name, tensor in tensors.items()}
+        items = [(name, memory.arguments) for name, memory in memories.items()]
+        self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress)
+        return sum(memory.nbytes for memory in memories.values())
+
+    def load_many(self, buffers, directory, *, verify=False, progress=None):
+        """Loads the files of a directory into the buffers of a dict by their names, and returns the number of bytes. Each
+        file must be as large as its buffer.
+
+        Raises the OSError of the first file that could not be read; `errors` has those of all, by name, and the other
+        buffers are filled. verify and progress as in read_async."""
+        memories = {os.fsencode(name): describe(buffer, writable=True) for name, buffer in buffers.items()}
+        items = [(name, memory.arguments) for name, memory in memories.items()]
+        errors = self._native.load_many(os.fsencode(directory), items, verify, progress)
+        failed = {name for name, _ in errors}
+        for name, memory in memories.items():
+            if memory.finish is not None and name not in failed:
+                memory.finish()
+        if errors:
+            errors = {os.fsdecode(name): with_label(error, memories[name]) for name, error in errors}
+            first = next(iter(errors.values()))
+            first.errors = errors
+            raise first
+        return sum(memory.nbytes for memory in memories.values())
+
+    @property
+    def direct_operations(self):
+        """How many operations went past a mount of weightfs by a lease; save_many and each 4,096 files of load_many are
+        one."""
+        return self._native.direct_operations()
 
     @property
     def last_error(self):
@@ -240,35 +287,35 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
 
     # --- How ---
 
-    def _open(self):
-        return _native.Handle(*self._options, "", find_cufile())
+    def _open(self, direct):
+        return _native.Handle(*self._options, direct, "", find_cufile())
 
-    def _read_now(self, memory, file, offset, validate=False, progress=None):
+    def _read_now(self, memory, file, offset, validate=False, *, progress=None, verify=False):
         with _labelled(memory):
-            self._native.read(_name(file), memory.arguments, _checked(offset), progress)
+            self._native.read(_name(file), memory.arguments, _checked(offset), progress, verify)
         if memory.finish is not None:
             memory.finish()
         if validate:
             self._validate(memory, file, offset)
 
-    def _write_now(self, memory, file, offset, validate=False, *, durable=False, atomic=False, progress=None):
+    def _write_now(self, memory, file, offset, validate=False, **options):
         with _labelled(memory):
-            self._native.write(_name(file), memory.arguments, _written_offset(offset), progress, durable, atomic)
+            self._native.write(_name(file), memory.arguments, _written_offset(offset), *_write_options(**options))
         if validate:
             self._validate(memory, file, offset)
 
-    def _start_read(self, memory, file, offset, validate=None, progress=None, own_errors=False):
+    def _start_read(self, memory, file, offset, validate=None, *, progress=None, verify=False, own_errors=False):
         self._forget_done()
         with _labelled(memory):
-            operation = self._native.start_read(_name(file), memory.arguments, _checked(offset), progress, own_errors)
+            operation = self._native.start_read(_name(file), memory.arguments, _checked(offset), progress, verify,
+                                                own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
-    def _start_write(self, memory, file, offset, validate=None, *, durable=False, atomic=False, progress=None,
-                     own_errors=False):
+    def _start_write(self, memory, file, offset, validate=None, *, own_errors=False, **options):
         self._forget_done()
         with _labelled(memory):
-            operation = self._native.start_write(_name(file), memory.arguments, _written_offset(offset), progress,
-                                                 durable, atomic, own_errors)
+            operation = self._native.start_write(_name(file), memory.arguments, _written_offset(offset),
+                                                 *_write_options(**options), own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
     def _sync(self, run, buffer, file, offset, validate=False):
@@ -407,6 +454,10 @@ def _async_and_offset(method, arguments, keywords, offset):
 
 def _name(file):
     return file if isinstance(file, int) else os.fsencode(file)
+
+
+def _write_options(*, durable=False, atomic=False, checksum=False, progress=None):
+    return progress, durable, atomic, checksum
 
 
 def _written_offset(offset):

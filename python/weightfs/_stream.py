@@ -10,6 +10,7 @@ from weightfs._handle import aio_handle
 # What is at least this large goes straight from the caller's memory; the rest is gathered into pieces.
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
+_TEMPORARY_NAME = 200   # bytes of a file's name that its temporary file's name begins with
 _MODE_OF_NEW_FILES = 0o666   # less the umask, as for every program that saves files
 
 
@@ -173,7 +174,9 @@ def writing(path, handle, durable, atomic):
 
 
 def _temporary_beside(path):
-    descriptor, name = tempfile.mkstemp(prefix=".weightfs-", dir=os.path.dirname(path) or ".")
+    folder, base = os.path.split(path)
+    start = os.fsdecode(os.fsencode(base)[:_TEMPORARY_NAME])
+    descriptor, name = tempfile.mkstemp(prefix=f".{start}.weightfs-", dir=folder or ".")
     try:
         mask = os.umask(0)
         os.umask(mask)

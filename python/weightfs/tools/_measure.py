@@ -185,28 +185,31 @@ class _Task:
             raise RuntimeError(f"validation failed: {self.path(loop)} is not what was written")
 
     def _write(self, path):
-        engine, options = self.settings.engine, self.settings.options
+        engine = self.settings.engine
         if engine == "aio_handle":
             self.handle.write_from(self.tensor, path)
         elif engine == "aio_basic":
-            _check(deepnvme.aio_write(self.tensor, path, options["block_size"], options["queue_depth"],
-                                      options["single_submit"], options["overlap_events"], False), path)
+            self._basic(deepnvme.aio_write, path)
         elif engine == "torch_io":
             torch.save(self.tensor, path)
         else:
             weightfs.torch.save(self.tensor, path, handle=self.handle)
 
     def _read(self, path):
-        engine, options = self.settings.engine, self.settings.options
+        engine = self.settings.engine
         if engine == "aio_handle":
             self.handle.read_into(self.tensor, path)
         elif engine == "aio_basic":
-            _check(deepnvme.aio_read(self.tensor, path, options["block_size"], options["queue_depth"],
-                                     options["single_submit"], options["overlap_events"], False), path)
+            self._basic(deepnvme.aio_read, path)
         elif engine == "torch_io":
             self.tensor = torch.load(path)
         else:
             self.tensor = weightfs.torch.load(path, handle=self.handle)
+
+    def _basic(self, function, path):
+        options = self.settings.options
+        _check(function(self.tensor, path, options["block_size"], options["queue_depth"], options["single_submit"],
+                        options["overlap_events"], False), path)
 
     def close(self):
         self.handle.close()

@@ -9,77 +9,13 @@
 #include "client/gpu/gpu.h"
 #include "client/handle.h"
 #include "common/units.h"
-#include "tests/support/fake_gpu/fake_gpu.h"
-#include "tests/unit/client/files.h"
+#include "tests/unit/client/device_bytes.h"
 
 namespace weightfs::client {
 namespace {
 
 using std::chrono_literals::operator""ms;
 using testing::HasSubstr;
-
-constexpr unsigned kNvme = 1U << 4;  // what cuFile reaches directly where nvidia-fs serves NVMe
-// And wherever the tests run: on NVMe, on SCSI, and on what the real one has no bit for.
-constexpr unsigned kEverywhere = kNvme | 1U << 6 | 1U << 31;
-constexpr uintptr_t kDefaultStream = 0;
-
-FakeGpuCounts Counts() {
-  FakeGpuCounts counts{};
-  fake_gpu_count(&counts);
-  return counts;
-}
-
-class DeviceBytes {
- public:
-  explicit DeviceBytes(size_t size, int ordinal = 0) : size_(size), address_(fake_gpu_allocate(size, ordinal)) {}
-  explicit DeviceBytes(const Bytes& bytes, int ordinal = 0) : DeviceBytes(bytes.size(), ordinal) { Set(bytes); }
-  ~DeviceBytes() { fake_gpu_free(address_); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-
-  uint64_t address() const { return address_; }
-  void Set(const Bytes& bytes) const { fake_gpu_poke(address_, bytes.data(), bytes.size()); }
-  Bytes Get() const {
-    Bytes bytes(size_);
-    fake_gpu_peek(address_, bytes.data(), size_);
-    return bytes;
-  }
-  MemoryView View(std::optional<uintptr_t> stream = kDefaultStream) const {
-    return MemoryView::OnDevice(address_, size_, stream);
-  }
-  MemoryView Part(size_t at, size_t size) const {
-    return MemoryView::OnDevice(address_ + at, size, kDefaultStream);
-  }
-
- private:
-  const size_t size_;
-  const uint64_t address_;
-};
-
-class GpuTest : public testing::Test {
- protected:
-  GpuTest() {
-    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_GPU, 1);
-    setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_GPU, 1);
-    fake_gpu_reset();
-  }
-  ~GpuTest() override {
-    // Whatever happened: nothing was misused, and with the handles all is gone.
-    const auto counts = Counts();
-    EXPECT_EQ(counts.mistakes, 0U);
-    EXPECT_EQ(fake_gpu_context_depth(), 0);
-    EXPECT_EQ(counts.contexts + counts.streams + counts.events + counts.page_locks + counts.files + counts.pins, 0U);
-    fake_gpu_reset();
-  }
-
-  static std::unique_ptr<Handle> Make(GpuMode mode, unsigned parallelism = 1) {
-    return std::move(
-        Handle::Create({.block_size = 65536, .queue_depth = 8, .intra_op_parallelism = parallelism, .gpu = mode})
-            .value());
-  }
-
-  const Folder folder_;
-};
 
 struct Way {
   std::string name;

@@ -88,6 +88,45 @@ TEST_F(KernelAnswersTest, WhereDirectTransfersAreRefusedBufferedOnesDo) {
   ExpectARoundTrip(*Make());
 }
 
+// A page that a part of a block made dirty would outlive the direct write beside it.
+TEST_F(KernelAnswersTest, PartsOfBlocksAreWrittenAfterAllDirectTransfers) {
+  Bytes whole = RandomBytes(5'000'000, 3);
+  WriteFile(folder_ / "file", whole);
+  AlignedMemory memory(4 << 20);
+  constexpr size_t kBegin = 100;
+  constexpr size_t kParts = 3'000'000;
+  std::memcpy(memory.data() + kBegin, RandomBytes(kParts, 4).data(), kParts);
+  int64_t in_kernel = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> edges;
+  OnSubmit([&](Controls controls) -> long {
+    EXPECT_TRUE(edges.empty());
+    in_kernel += static_cast<int64_t>(controls.size());
+    return static_cast<long>(controls.size());
+  });
+  OnEvent([&](KernelEvent&) { --in_kernel; });
+  OnWrite([&](uint64_t size, uint64_t offset) {
+    EXPECT_EQ(in_kernel, 0);
+    edges.emplace_back(offset, size);
+    return 0;
+  });
+  const auto handle = Make({.block_size = 65536, .queue_depth = 4, .intra_op_parallelism = 3});
+  const MemoryView view(std::span(memory.data() + kBegin, kParts));
+  ASSERT_TRUE(handle->Write(folder_ / "file", view, {.offset = kBegin}).has_value());
+  std::sort(edges.begin(), edges.end());
+  ASSERT_EQ(edges.size(), 2U);
+  EXPECT_EQ(edges.front().first, kBegin);
+  EXPECT_EQ(edges.back().first + edges.back().second, kBegin + kParts);
+  std::memcpy(whole.data() + kBegin, memory.data() + kBegin, kParts);
+  EXPECT_EQ(ReadFile(folder_ / "file"), whole);
+
+  // Its errno is the operation's.
+  OnSubmit(nullptr);
+  OnWrite([](uint64_t, uint64_t) { return EDQUOT; });
+  const auto failed = handle->Write(folder_ / "file", view, {.offset = kBegin});
+  ASSERT_FALSE(failed.has_value());
+  EXPECT_EQ(failed.error().error_number, EDQUOT);
+}
+
 TEST_F(KernelAnswersTest, SingleSubmitSendsOneTransferAtATime) {
   size_t most = 0;
   OnSubmit([&](Controls controls) -> long {

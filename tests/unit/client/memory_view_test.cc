@@ -145,5 +145,41 @@ TEST(MemoryViewTest, ImpossibleShapesAreRefused) {
       0U);
 }
 
+TEST(MemoryViewTest, JoinedViewsHaveZerosBetweenThem) {
+  Bytes first = RandomBytes(100, 1);
+  Bytes matrix = RandomBytes(60, 2);
+  const std::vector<int64_t> shape{6, 10};
+  const std::vector<int64_t> strides{1, 6};
+  const auto transposed = MemoryView::Strided(matrix.data(), 1, shape, strides).value();
+  std::vector<MemoryView::Part> parts;
+  parts.push_back({0, MemoryView(std::span<std::byte>(first))});
+  parts.push_back({128, MemoryView(std::span<std::byte>())});
+  parts.push_back({128, transposed});
+  const auto joined = MemoryView::Joined(parts, 256);
+  Bytes expected(256);
+  std::copy(first.begin(), first.end(), expected.begin());
+  transposed.Gather(0, std::span(expected).subspan(128, 60));
+  for (const size_t begin : {size_t{0}, size_t{99}, size_t{100}, size_t{110}, size_t{150}, size_t{200}}) {
+    for (const size_t end : {size_t{201}, size_t{256}}) {
+      Bytes out(end - begin, std::byte{0x5a});
+      joined.Gather(begin, out);
+      EXPECT_TRUE(std::equal(out.begin(), out.end(), expected.begin() + static_cast<long>(begin))) << begin;
+    }
+  }
+  EXPECT_EQ(joined.Direct(10, 90), first.data() + 10);
+  EXPECT_EQ(joined.Direct(10, 91), nullptr);
+  EXPECT_EQ(joined.Direct(100, 1), nullptr);
+  EXPECT_EQ(joined.Direct(128, 60), nullptr);   // strided
+  const Bytes before = expected;
+  std::fill(first.begin(), first.end(), std::byte{0});
+  std::fill(matrix.begin(), matrix.end(), std::byte{0});
+  joined.Scatter(0, std::span(before).first(140));
+  joined.Scatter(140, std::span(before).subspan(140));
+  Bytes again(256);
+  joined.Gather(0, again);
+  EXPECT_EQ(again, before);
+  EXPECT_FALSE(joined.may_overlap());
+}
+
 }  // namespace
 }  // namespace weightfs::client

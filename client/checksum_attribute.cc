@@ -1,0 +1,155 @@
+#include "client/checksum_attribute.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <span>
+
+#include "common/checksum.h"
+#include "common/result.h"
+#include "common/units.h"
+#include "fs/ioctl.h"
+
+namespace weightfs::client {
+namespace {
+
+// The value: this, then a CRC-32C (uint32_t) for each block; little-endian. Blocks are as large as it takes for the value
+// to fit into the least that filesystems have room for.
+struct Value {
+  uint32_t version = 1;
+  uint32_t block_shift = 0;
+  uint64_t size = 0;       // of the file, in bytes
+  int64_t seconds = 0;     // of its last change, by which others are noticed
+  int64_t nanoseconds = 0;
+};
+static_assert(sizeof(Value) == 32);
+
+constexpr uint32_t kLeastShift = 20;
+constexpr size_t kMostBlocks = 512;
+constexpr size_t kGatheredAtOnce = kMiB;
+
+uint32_t ShiftFor(uint64_t size) {
+  uint32_t shift = kLeastShift;
+  while ((size >> shift) >= kMostBlocks) ++shift;
+  return shift;
+}
+
+std::vector<uint32_t> Compute(const MemoryView& memory, uint32_t shift) {
+  std::vector<uint32_t> out;
+  std::vector<std::byte> gathered;
+  const size_t block = size_t{1} << shift;
+  for (size_t begin = 0; begin < memory.size(); begin += block) {
+    const size_t end = std::min(begin + block, memory.size());
+    uint32_t crc = 0;
+    for (size_t at = begin; at < end;) {
+      const size_t size = std::min(end - at, kGatheredAtOnce);
+      const std::byte* data = memory.Direct(at, size);
+      if (data == nullptr) {
+        gathered.resize(size);
+        memory.Gather(at, gathered);
+        data = gathered.data();
+      }
+      crc = Crc32cExtend(crc, {data, size});
+      at += size;
+    }
+    out.push_back(crc);
+  }
+  return out;
+}
+
+Value Describe(const struct stat& status) {
+  const auto size = static_cast<uint64_t>(status.st_size);
+  return {.block_shift = ShiftFor(size),
+          .size = size,
+          .seconds = status.st_mtim.tv_sec,
+          .nanoseconds = status.st_mtim.tv_nsec};
+}
+
+}  // namespace
+
+IoError ChecksumAttribute::Failed(int error_number, const std::string& what) const {
+  return {error_number, fmt::format("{} of {}: {}", writes_ ? "write" : "read", path_, what), path_, offset_};
+}
+
+IoResult<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
+  weightfs_info info{};
+  if (ioctl(descriptor, WEIGHTFS_IOC_INFO, &info) == 0) {
+    needed_ = false;
+    return {};
+  }
+  if (!writes_) {
+    if (offset_ != 0 || memory_.size() != file_size) {
+      return Failed(EINVAL, fmt::format("outside a weightfs mount only a whole file can be verified; it has {} bytes",
+                                        file_size));
+    }
+    return Load(descriptor);
+  }
+  if (fremovexattr(descriptor, kName) != 0 && errno != ENODATA) {
+    return Failed(errno, fmt::format("checksums cannot be kept with it: {}", std::strerror(errno)));
+  }
+  return {};
+}
+
+IoResult<void> ChecksumAttribute::Load(int descriptor) {
+  std::vector<std::byte> bytes(sizeof(Value) + kMostBlocks * sizeof(uint32_t));
+  const ssize_t size = fgetxattr(descriptor, kName, bytes.data(), bytes.size());
+  if (size < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) {
+    return Failed(ENODATA, "it has no checksums to verify: write it with the option checksum");
+  }
+  if (size < 0 && errno != ERANGE) {
+    return Failed(errno, fmt::format("its checksums cannot be read: {}", std::strerror(errno)));
+  }
+  struct stat status{};
+  if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
+  const Value now = Describe(status);
+  Value then{};
+  if (size >= static_cast<ssize_t>(sizeof(Value))) std::memcpy(&then, bytes.data(), sizeof(Value));
+  const size_t count = RoundUp(now.size, uint64_t{1} << now.block_shift) >> now.block_shift;
+  if (then.version != now.version || static_cast<size_t>(std::max<ssize_t>(size, 0)) != sizeof(Value) + count * sizeof(uint32_t) ||
+      std::memcmp(&then, &now, sizeof(Value)) != 0) {
+    return Failed(ENODATA, "it was changed after its checksums were made, and has none for what it is now");
+  }
+  block_shift_ = then.block_shift;
+  expected_.resize(count);
+  if (count > 0) std::memcpy(expected_.data(), bytes.data() + sizeof(Value), count * sizeof(uint32_t));
+  return {};
+}
+
+IoResult<void> ChecksumAttribute::End(int descriptor) const {
+  if (!needed_) return {};
+  if (writes_) return Store(descriptor);
+  const auto found = Compute(memory_, block_shift_);
+  const auto [wrong, right] = std::mismatch(found.begin(), found.end(), expected_.begin());
+  if (wrong == found.end()) return {};
+  const uint64_t at = static_cast<uint64_t>(wrong - found.begin()) << block_shift_;
+  IoError error = Failed(EIO, fmt::format("the {} bytes from offset {} on are not what was written: their CRC-32C is "
+                                          "{:08x} and {:08x} is recorded; restore the file from a copy",
+                                          std::min(uint64_t{1} << block_shift_, memory_.size() - at), at, *wrong,
+                                          *right));
+  error.offset = at;
+  return error;
+}
+
+IoResult<void> ChecksumAttribute::Store(int descriptor) const {
+  struct stat status{};
+  if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
+  const Value value = Describe(status);
+  if (value.size != memory_.size()) {
+    return Failed(EBUSY, fmt::format("another program made it {} bytes long meanwhile: no checksums", value.size));
+  }
+  const auto checksums = Compute(memory_, value.block_shift);
+  std::vector<std::byte> bytes(sizeof(Value) + checksums.size() * sizeof(uint32_t));
+  std::memcpy(bytes.data(), &value, sizeof(Value));
+  if (!checksums.empty()) {
+    std::memcpy(bytes.data() + sizeof(Value), checksums.data(), checksums.size() * sizeof(uint32_t));
+  }
+  if (fsetxattr(descriptor, kName, bytes.data(), bytes.size(), 0) == 0) return {};
+  return Failed(errno, fmt::format("its checksums cannot be stored: {}", std::strerror(errno)));
+}
+
+}  // namespace weightfs::client

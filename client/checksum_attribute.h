@@ -1,0 +1,44 @@
+// Checksums of a whole file in an extended attribute of it, for filesystems that keep none themselves: written with the
+// file, compared when it is read back.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "client/error.h"
+#include "client/memory_view.h"
+
+namespace weightfs::client {
+
+// Of one operation; used by one thread at a time. On a weightfs mount, which checks every block anyway, it does nothing.
+class ChecksumAttribute {
+ public:
+  static constexpr const char* kName = "user.weightfs.crc32c";
+
+  // The operation reads or writes [offset, offset + memory.size()) of the file.
+  ChecksumAttribute(bool writes, std::string path, MemoryView memory, uint64_t offset)
+      : writes_(writes), path_(std::move(path)), memory_(std::move(memory)), offset_(offset) {}
+
+  // Before the first transfer, with the file's size at that time. A read: EINVAL unless it is of the whole file, ENODATA
+  // where there are no checksums, or the file was changed after they were made. A write: EOPNOTSUPP where the filesystem
+  // has no such attributes; old ones are gone.
+  IoResult<void> Begin(int descriptor, uint64_t file_size);
+  // After the last transfer. A write stores them; a read compares: EIO with the first block that differs.
+  IoResult<void> End(int descriptor) const;
+
+ private:
+  IoResult<void> Load(int descriptor);
+  IoResult<void> Store(int descriptor) const;
+  IoError Failed(int error_number, const std::string& what) const;
+
+  const bool writes_;
+  const std::string path_;
+  const MemoryView memory_;
+  const uint64_t offset_;
+  bool needed_ = true;
+  uint32_t block_shift_ = 0;
+  std::vector<uint32_t> expected_;  // of a read: one CRC-32C for each block
+};
+
+}  // namespace weightfs::client

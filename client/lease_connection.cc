@@ -1,0 +1,136 @@
+#include "client/lease_connection.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "common/result.h"
+#include "fs/ioctl.h"
+
+namespace weightfs::client {
+namespace {
+
+// The channel's errors as errno's.
+IoError Convert(const Error& error) {
+  switch (error.code) {
+    case ErrorCode::kShutdown:
+      return {EPIPE, "the mount went away: " + error.what};
+    case ErrorCode::kNotFound:
+      return {ECONNREFUSED,
+              "the mount's socket for leases cannot be reached (another network namespace?): " + error.what};
+    case ErrorCode::kNoMemory:
+      return {ENOMEM, error.what};
+    case ErrorCode::kInvalid:
+      return {EPROTO, error.what};
+    default:
+      return {EIO, error.what};
+  }
+}
+
+}  // namespace
+
+IoResult<LeaseTicket> AskForTicket(int descriptor) {
+  weightfs_lease_ticket ticket{};
+  ticket.version = WEIGHTFS_IOC_VERSION;
+  if (ioctl(descriptor, WEIGHTFS_IOC_LEASE, &ticket) != 0) {
+    const int error_number = errno;
+    const char* why = error_number == ENOTTY       ? "it is on no weightfs mount"
+                      : error_number == EPERM      ? "the mount's option direct= does not trust this user"
+                      : error_number == EOPNOTSUPP ? "the mount's option direct= is off"
+                                                   : std::strerror(error_number);
+    return IoError{error_number, fmt::format("no lease: {}", why)};
+  }
+  if (ticket.protocol != lease::kProtocolVersion) {
+    return IoError{EPROTO, fmt::format("no lease: the mount speaks version {} of the protocol, and this library {}",
+                                       ticket.protocol, lease::kProtocolVersion)};
+  }
+  LeaseTicket out;
+  std::memcpy(out.token.data(), ticket.token, out.token.size());
+  out.socket.assign(ticket.socket, strnlen(ticket.socket, sizeof(ticket.socket)));
+  return out;
+}
+
+IoResult<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnections>& connections,
+                                                const std::string& socket) {
+  if (!connections->Begin()) {
+    return IoError{EAGAIN, fmt::format("no lease: the handle has {} under way", LeaseConnections::kMost)};
+  }
+  // From here on its destructor keeps the count.
+  std::unique_ptr<Lease> lease(new Lease(connections, socket, connections->Take(socket)));
+  if (!lease->connection_) {
+    auto made = lease::Connect(socket);
+    if (!made.has_value()) return Convert(made.error());
+    lease->connection_ = std::move(*made);
+  }
+  return lease;
+}
+
+Lease::~Lease() {
+  // Without an answer the end of the connection does it.
+  if (held_ && connection_ && !Call(lease::Kind::kRelease, {}).has_value()) connection_ = {};
+  if (connection_) connections_->GiveBack(socket_, std::move(connection_));
+  connections_->End();
+}
+
+IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed) {
+  if (!connection_) return IoError{EPIPE, "the mount went away"};
+  lease::Header header;
+  header.kind = static_cast<uint32_t>(kind);
+  auto sent = lease::Send(connection_.get(), header, body, {});
+  auto answer = sent.has_value() ? lease::Receive(connection_.get(), {}) : Result<lease::Message>(sent.error());
+  if (answer.has_value() && answer->header.kind != header.kind) {
+    answer = Error{ErrorCode::kInvalid, fmt::format("an answer of kind {} to a request of kind {}",
+                                                    answer->header.kind, header.kind)};
+  }
+  if (!answer.has_value()) {
+    // What the other side holds now nobody knows: its end of the connection decides.
+    connection_ = {};
+    return Convert(answer.error());
+  }
+  const bool ends = kind == lease::Kind::kCommit || kind == lease::Kind::kCommitMany || kind == lease::Kind::kRelease;
+  if (answer->header.error == 0 || ends) held_ = !ends;
+  if (answer->header.error != 0) {
+    lease::BodyReader refusal(answer->body());
+    lease::CommitManyAnswer many;
+    if (kind == lease::Kind::kCommitMany && refusal.Take(&many) && failed != nullptr) *failed = many.failed;
+    std::string why(refusal.RestAsText());
+    return IoError{answer->header.error, why.empty() ? std::strerror(answer->header.error) : std::move(why)};
+  }
+  return std::move(*answer);
+}
+
+bool LeaseConnections::Begin() {
+  MutexLock lock(mutex_);
+  if (in_use_ == kMost) return false;
+  ++in_use_;
+  return true;
+}
+
+void LeaseConnections::End() {
+  MutexLock lock(mutex_);
+  --in_use_;
+}
+
+lease::Descriptor LeaseConnections::Take(const std::string& socket) {
+  MutexLock lock(mutex_);
+  for (size_t i = idle_.size(); i > 0; --i) {
+    if (idle_[i - 1].first != socket) continue;
+    lease::Descriptor connection = std::move(idle_[i - 1].second);
+    idle_.erase(idle_.begin() + static_cast<long>(i - 1));
+    // Nothing is expected here: what is to be read is its end.
+    pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
+    if (poll(&state, 1, 0) == 0) return connection;
+  }
+  return {};
+}
+
+void LeaseConnections::GiveBack(std::string socket, lease::Descriptor connection) {
+  MutexLock lock(mutex_);
+  if (idle_.size() == kMostIdle) idle_.erase(idle_.begin());
+  idle_.emplace_back(std::move(socket), std::move(connection));
+}
+
+}  // namespace weightfs::client

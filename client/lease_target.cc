@@ -1,0 +1,159 @@
+#include "client/lease_target.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "client/leased_blocks.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+using Direction = Operation::Direction;
+
+class LeasedFile : public Target {
+ public:
+  explicit LeasedFile(const FileTarget::Options& options) : options_(options) {}
+  ~LeasedFile() override = default;  // the lease ends, and the file takes back what was begun
+
+  IoResult<void> Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections);
+  void Adopt(std::unique_ptr<Target> file) { file_ = std::move(file); }
+
+  const std::string& path() const override { return file_->path(); }
+  Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
+  Alignment alignment() const override { return blocks_.alignment(); }
+  int any() const override { return file_->any(); }
+  int Buffered(int* error_number) const override { return file_->Buffered(error_number); }
+  IoResult<uint64_t> Size() const override { return file_->Size(); }
+  IoResult<void> Finish(bool success) override;
+
+  bool leased() const override { return true; }
+  void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
+    blocks_.NoteWritten(offset, blocks);
+  }
+  IoResult<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
+
+ private:
+  bool writes() const { return options_.direction == Direction::kWrite; }
+  uint64_t end() const { return options_.offset + options_.size; }
+  IoResult<void> BeginRead();
+  IoResult<void> BeginWrite();
+  IoResult<void> AddExtents(lease::BodyReader& body, uint64_t count, uint64_t first);
+  IoResult<void> Commit();
+
+  const FileTarget::Options options_;
+  std::unique_ptr<Target> file_;
+  LeaseTicket ticket_;
+  std::unique_ptr<Lease> lease_;
+  LeasedBlocks blocks_;
+};
+
+IoResult<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections) {
+  if (options_.size == 0) return IoError{EINVAL, "no lease: there is nothing to transfer"};
+  ASSIGN_OR_RETURN(ticket_, AskForTicket(file.any()));
+  ASSIGN_OR_RETURN(lease_, Lease::Connect(connections, ticket_.socket));
+  return writes() ? BeginWrite() : BeginRead();
+}
+
+IoResult<void> LeasedFile::BeginRead() {
+  const lease::ReadRequest request{.token = ticket_.token, .offset = options_.offset, .length = options_.size};
+  ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
+  lease::BodyReader body(message.body());
+  lease::ReadAnswer answer;
+  if (!body.Take(&answer)) return MalformedAnswer();
+  // It has become shorter since it was opened.
+  if (answer.file_size < end()) return IoError{ENODATA, "no lease: the file ends before what is to be read"};
+  const uint64_t first = options_.offset / kBlockSize;
+  const uint64_t count = RoundUp(end(), kBlockSize) / kBlockSize - first;
+  if (answer.first_block != first || answer.blocks != count) return MalformedAnswer();
+  RETURN_IF_ERROR(blocks_.Reset(first, count));
+  blocks_.Adopt(std::move(message.descriptors));
+  RETURN_IF_ERROR(AddExtents(body, answer.extents, 0));
+  if (!body.Take(std::span(blocks_.checksums(), count))) return MalformedAnswer();
+  return {};
+}
+
+IoResult<void> LeasedFile::BeginWrite() {
+  const uint64_t first = RoundUp(options_.offset, kBlockSize) / kBlockSize;
+  const uint64_t last = (options_.whole_file ? RoundUp(end(), kBlockSize) : RoundDown(end(), kBlockSize)) / kBlockSize;
+  if (last <= first) return IoError{EINVAL, "no lease: the write fills no block"};
+  const lease::ReserveRequest request{
+      .token = ticket_.token, .file_offset = first * kBlockSize, .blocks = last - first};
+  ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
+  lease::BodyReader body(message.body());
+  lease::ReserveAnswer answer;
+  if (!body.Take(&answer)) return MalformedAnswer();
+  RETURN_IF_ERROR(blocks_.Reset(first, last - first));
+  blocks_.Adopt(std::move(message.descriptors));
+  return AddExtents(body, answer.extents, first);
+}
+
+// `first` is that of the block which the extents are counted from.
+IoResult<void> LeasedFile::AddExtents(lease::BodyReader& body, uint64_t count, uint64_t first) {
+  std::vector<lease::Extent> extents;
+  if (!body.Take(count, &extents)) return MalformedAnswer();
+  for (const auto& extent : extents) {
+    RETURN_IF_ERROR(
+        blocks_.Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
+  }
+  return {};
+}
+
+IoResult<void> LeasedFile::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool /*last*/) const {
+  const auto damage = blocks_.FindDamage(offset, blocks);
+  if (!damage) return {};
+  return DamagedRead(path(), damage->block * kBlockSize, damage->what);
+}
+
+IoResult<void> LeasedFile::Finish(bool success) {
+  IoResult<void> committed;
+  if (success && writes()) committed = Commit();
+  lease_.reset();
+  // Also a commit's durability: its fsync covers names, edges and the lease's blocks at once.
+  auto finished = file_->Finish(success && committed.has_value());
+  return committed.has_value() ? finished : committed;
+}
+
+IoResult<void> LeasedFile::Commit() {
+  const uint64_t begin = blocks_.first() * kBlockSize;
+  const uint64_t length = options_.whole_file ? options_.size : blocks_.count() * kBlockSize;
+  const lease::CommitRequest request{.token = ticket_.token,
+                                     .file_offset = begin,
+                                     .length = length,
+                                     .new_size = options_.whole_file ? options_.size : lease::kToEnd};
+  const auto checksums = lease::Bytes(std::span<const uint32_t>(blocks_.checksums(), blocks_.count()));
+  auto answer = lease_->Call(lease::Kind::kCommit, std::array{lease::BytesOf(request), checksums});
+  if (answer.has_value()) return {};
+  IoError error = std::move(answer).error();
+  error.what = fmt::format("write of {} bytes at offset {} of {}: the mount did not commit it: {}", options_.size,
+                           options_.offset, path(), error.what);
+  error.path = path();
+  error.offset = options_.offset;
+  return error;
+}
+
+}  // namespace
+
+IoResult<std::unique_ptr<Target>> LeaseTarget::Open(std::unique_ptr<Target>& file,
+                                                    const FileTarget::Options& options,
+                                                    const std::shared_ptr<LeaseConnections>& connections) {
+  auto made = std::make_unique<LeasedFile>(options);
+  if (auto begun = made->Begin(*file, connections); !begun.has_value()) {
+    IoError error = std::move(begun).error();
+    error.what = fmt::format("{} of {} bytes at offset {} of {}: {}",
+                             options.direction == Direction::kWrite ? "write" : "read", options.size, options.offset,
+                             file->path(), error.what);
+    error.path = file->path();
+    error.offset = options.offset;
+    return error;
+  }
+  made->Adopt(std::move(file));
+  return std::unique_ptr<Target>(std::move(made));
+}
+
+}  // namespace weightfs::client

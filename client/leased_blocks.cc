@@ -1,0 +1,117 @@
+#include "client/leased_blocks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <new>
+
+#include "client/file_target.h"
+#include "common/checksum.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+constexpr size_t kCheckedAtOnce = 256;  // blocks; their checksums are on the stack
+
+std::string NameOf(int descriptor) {
+  std::array<char, PATH_MAX> name;
+  const ssize_t size = readlink(fmt::format("/proc/self/fd/{}", descriptor).c_str(), name.data(), name.size());
+  return size < 0 ? "the device" : std::string(name.data(), static_cast<size_t>(size));
+}
+
+}  // namespace
+
+IoResult<void> LeasedBlocks::Reset(uint64_t first, uint64_t count) {
+  first_ = first;
+  count_ = count;
+  checksums_.reset(new (std::nothrow) uint32_t[count]());
+  if (checksums_ == nullptr) return IoError{ENOMEM, fmt::format("no memory for {} checksums", count)};
+  return {};
+}
+
+void LeasedBlocks::Adopt(std::vector<lease::Descriptor> devices) {
+  devices_ = std::move(devices);
+  for (const auto& device : devices_) {
+    const auto alignment = DirectAlignment(device.get()).value_or(Target::Alignment{});
+    alignment_.memory = std::max(alignment_.memory, alignment.memory);
+  }
+}
+
+IoResult<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device) {
+  constexpr uint64_t kBlocks = UINT64_MAX / kBlockSize;  // no number of bytes overflows
+  const uint64_t last = runs_.empty() ? first_ : runs_.back().block + runs_.back().count;
+  if (device >= devices_.size() || count == 0 || block < last || count > count_ || block - first_ > count_ - count ||
+      count > kBlocks || device_block > kBlocks - count) {
+    return MalformedAnswer();
+  }
+  if (!runs_.empty()) {
+    Run& before = runs_.back();
+    if (before.device == device && last == block && before.device_block + before.count == device_block) {
+      before.count += count;
+      return {};
+    }
+  }
+  runs_.push_back({block, count, device_block, device});
+  return {};
+}
+
+// The run that holds the block, or else the first one behind it.
+const LeasedBlocks::Run* LeasedBlocks::Find(uint64_t block) const {
+  const auto at = std::partition_point(runs_.begin(), runs_.end(),
+                                       [block](const Run& run) { return run.block + run.count <= block; });
+  return at == runs_.end() ? nullptr : &*at;
+}
+
+Target::Run LeasedBlocks::Locate(uint64_t offset, uint64_t length) const {
+  const Run* run = Find(offset / kBlockSize);
+  if (run == nullptr) return {-1, 0, length};
+  const uint64_t begin = run->block * kBlockSize;
+  if (offset < begin) return {-1, 0, std::min(length, begin - offset)};
+  return {devices_[run->device].get(), run->device_block * kBlockSize + (offset - begin),
+          std::min(length, begin + run->count * kBlockSize - offset)};
+}
+
+void LeasedBlocks::NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const {
+  Crc32cBlocks(blocks, checksums_.get() + (offset / kBlockSize - first_));
+}
+
+std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset,
+                                                             std::span<const std::byte> blocks) const {
+  std::array<uint32_t, kCheckedAtOnce> found;
+  for (uint64_t block = offset / kBlockSize; !blocks.empty();) {
+    const auto piece = blocks.first(std::min(blocks.size(), kCheckedAtOnce * kBlockSize));
+    Crc32cBlocks(piece, found.data());
+    const uint32_t* recorded = checksums_.get() + (block - first_);
+    const size_t count = piece.size() / kBlockSize;
+    const auto [wrong, right] = std::mismatch(found.begin(), found.begin() + static_cast<long>(count), recorded);
+    if (wrong != found.begin() + static_cast<long>(count)) {
+      const uint64_t at = block + static_cast<uint64_t>(wrong - found.begin());
+      const Target::Run place = Locate(at * kBlockSize, kBlockSize);
+      return Damage{at, fmt::format("its CRC-32C is {:08x} and {:08x} is recorded, at byte {} of {}", *wrong, *right,
+                                    place.offset, NameOf(place.descriptor))};
+    }
+    block += count;
+    blocks = blocks.subspan(piece.size());
+  }
+  return std::nullopt;
+}
+
+IoError MalformedAnswer() {
+  return {EPROTO, "no lease: the mount's answer cannot be; it and this library do not fit together"};
+}
+
+IoError DamagedRead(const std::string& path, uint64_t offset, const std::string& what) {
+  return {EIO,
+          fmt::format("read of {}: the block at offset {} is not what was written: {}; restore the file from a copy, "
+                      "and check the store with 'weightfs fsck --data'",
+                      path, offset, what),
+          path, offset};
+}
+
+}  // namespace weightfs::client

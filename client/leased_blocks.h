@@ -1,0 +1,68 @@
+// Where the blocks of a lease lie, and their checksums: what all targets over a lease have in common.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/error.h"
+#include "client/target.h"
+#include "lease/channel.h"
+
+namespace weightfs::client {
+
+// Blocks are numbered as their operation does: those of a file, or of many files one behind the other. After the last
+// Add everything may be called from any thread.
+class LeasedBlocks {
+ public:
+  // Room for the checksums of [first, first + count). ENOMEM.
+  IoResult<void> Reset(uint64_t first, uint64_t count);
+  // The descriptors that the extents of a message are about.
+  void Adopt(std::vector<lease::Descriptor> devices);
+  // Blocks that lie together on a device. They come in the order of the operation; one that goes on where the last one
+  // ended becomes part of it. EPROTO for what no mount that is in order sends.
+  IoResult<void> Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device);
+
+  uint64_t first() const { return first_; }
+  uint64_t count() const { return count_; }
+  // Of block first() + i.
+  uint32_t* checksums() const { return checksums_.get(); }
+
+  // As Target has them.
+  Target::Run Locate(uint64_t offset, uint64_t length) const;
+  Target::Alignment alignment() const { return alignment_; }
+  void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const;
+
+  struct Damage {
+    uint64_t block = 0;    // of the operation
+    std::string what = {}; // "its checksum is ..., at byte ... of DEVICE"
+  };
+  // The first block at or behind the start of `blocks` whose checksum is another than it should be.
+  std::optional<Damage> FindDamage(uint64_t offset, std::span<const std::byte> blocks) const;
+
+ private:
+  struct Run {
+    uint64_t block;
+    uint64_t count;
+    uint64_t device_block;
+    uint32_t device;
+  };
+  const Run* Find(uint64_t block) const;
+
+  uint64_t first_ = 0;
+  uint64_t count_ = 0;
+  std::unique_ptr<uint32_t[]> checksums_;
+  std::vector<lease::Descriptor> devices_;
+  Target::Alignment alignment_{.offset = 4096, .memory = 1};
+  std::vector<Run> runs_;
+};
+
+// "an answer of the mount that cannot be".
+IoError MalformedAnswer();
+// EIO for a block whose checksum is another: which file, where, and what can be done.
+IoError DamagedRead(const std::string& path, uint64_t offset, const std::string& what);
+
+}  // namespace weightfs::client

@@ -1,0 +1,309 @@
+#include "client/leased_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "client/leased_blocks.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+uint64_t BlocksOf(uint64_t bytes) {
+  return RoundUp(bytes, kBlockSize) / kBlockSize;
+}
+
+// What the targets of both directions have in common.
+class LeasedFiles : public Target {
+ public:
+  explicit LeasedFiles(std::shared_ptr<const LeasedFolder> folder) : folder_(std::move(folder)) {}
+
+  const std::string& path() const override { return folder_->path(); }
+  Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
+  Alignment alignment() const override { return blocks_.alignment(); }
+  int Buffered(int* error_number) const override {
+    *error_number = EIO;  // no one file has these bytes
+    return -1;
+  }
+  IoResult<uint64_t> Size() const override { return blocks_.count() * kBlockSize; }
+  bool leased() const override { return true; }
+
+ protected:
+  const std::shared_ptr<const LeasedFolder> folder_;
+  std::unique_ptr<Lease> lease_;
+  LeasedBlocks blocks_;
+};
+
+class SavedFiles : public LeasedFiles {
+ public:
+  SavedFiles(std::shared_ptr<const LeasedFolder> folder, const LeasedFolder::SaveOptions& options)
+      : LeasedFiles(std::move(folder)), options_(options) {}
+
+  IoResult<MemoryView> Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease);
+  void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
+    blocks_.NoteWritten(offset, blocks);
+  }
+  IoResult<void> Finish(bool success) override;
+
+ private:
+  IoError Refused(IoError error, std::optional<uint64_t> failed) const;
+
+  const LeasedFolder::SaveOptions options_;
+  std::vector<lease::FileEntry> entries_;
+  std::vector<std::byte> names_;  // each with its NUL
+};
+
+IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease) {
+  lease_ = std::move(lease);
+  uint64_t blocks = 0;
+  std::vector<MemoryView::Part> parts;
+  for (const auto& [name, memory] : files) {
+    parts.push_back({blocks * kBlockSize, memory});
+    entries_.push_back({memory.size()});
+    const auto bytes = std::as_bytes(std::span(name.c_str(), name.size() + 1));
+    names_.insert(names_.end(), bytes.begin(), bytes.end());
+    blocks += BlocksOf(memory.size());
+  }
+  // A reservation has one block at least.
+  const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
+  ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
+  lease::BodyReader body(message.body());
+  lease::ReserveAnswer answer;
+  std::vector<lease::Extent> extents;
+  if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
+  RETURN_IF_ERROR(blocks_.Reset(0, request.blocks));
+  blocks_.Adopt(std::move(message.descriptors));
+  for (const auto& extent : extents) {
+    RETURN_IF_ERROR(blocks_.Add(extent.file_block, extent.count, extent.device_block, extent.device));
+  }
+  return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
+}
+
+IoResult<void> SavedFiles::Finish(bool success) {
+  IoResult<void> result;
+  if (success) {
+    const lease::CommitManyRequest request{.token = folder_->ticket().token,
+                                           .files = entries_.size(),
+                                           .mode = options_.mode,
+                                           .durable = options_.durable ? 1U : 0U};
+    const uint64_t blocks = std::accumulate(
+        entries_.begin(), entries_.end(), uint64_t{0},
+        [](uint64_t sum, const lease::FileEntry& entry) { return sum + BlocksOf(entry.size); });
+    const std::span<const std::byte> names(names_);
+    const auto checksums = lease::Bytes(std::span<const uint32_t>(blocks_.checksums(), blocks));
+    const std::array body{lease::BytesOf(request), lease::Bytes(entries_), names, checksums};
+    std::optional<uint64_t> failed;
+    auto answer = lease_->Call(lease::Kind::kCommitMany, body, &failed);
+    if (!answer.has_value()) result = Refused(std::move(answer).error(), failed);
+  }
+  lease_.reset();
+  return result;
+}
+
+IoError SavedFiles::Refused(IoError error, std::optional<uint64_t> failed) const {
+  error.path = path();
+  std::string what = fmt::format("{} files", entries_.size());
+  if (failed && *failed < entries_.size()) {
+    const auto* name = reinterpret_cast<const char*>(names_.data());
+    for (uint64_t i = 0; i < *failed; ++i) name += std::strlen(name) + 1;
+    error.path = path() + "/" + name;
+    what = name;
+  }
+  error.what = fmt::format("write to {}: the mount did not commit {}, and so none of the files: {}", path(), what,
+                           error.what);
+  return error;
+}
+
+class LoadedFiles : public LeasedFiles {
+ public:
+  LoadedFiles(std::shared_ptr<const LeasedFolder> folder, std::span<const NamedMemory> files, size_t first,
+              std::shared_ptr<FileErrors> errors)
+      : LeasedFiles(std::move(folder)), files_(files), first_(first), errors_(std::move(errors)) {}
+
+  IoResult<MemoryView> Begin(std::unique_ptr<Lease> lease);
+  IoResult<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
+  IoResult<void> Finish(bool /*success*/) override {
+    lease_.reset();
+    return {};
+  }
+
+ private:
+  // A file as the mount's answer has it.
+  struct Found {
+    size_t index = 0;  // in files_
+    std::span<const lease::Extent> extents;
+    std::span<const uint32_t> checksums;  // as many as it has blocks
+  };
+  // And in the operation.
+  struct Placed {
+    uint64_t begin = 0;  // block
+    size_t index = 0;
+  };
+  std::string NameOf(size_t index) const { return path() + "/" + files_[index].name; }
+  bool IsUsable(size_t index, const lease::FileAnswer& answer);
+  IoResult<MemoryView> Place(std::vector<Found> found);
+
+  const std::span<const NamedMemory> files_;
+  const size_t first_;
+  const std::shared_ptr<FileErrors> errors_;
+  std::vector<Placed> placed_;  // in the order of the operation
+};
+
+IoResult<MemoryView> LoadedFiles::Begin(std::unique_ptr<Lease> lease) {
+  lease_ = std::move(lease);
+  const lease::ReadManyRequest request{.token = folder_->ticket().token, .files = files_.size()};
+  std::vector<std::byte> names;
+  for (const auto& file : files_) {
+    const auto bytes = std::as_bytes(std::span(file.name.c_str(), file.name.size() + 1));
+    names.insert(names.end(), bytes.begin(), bytes.end());
+  }
+  const std::span<const std::byte> text(names);
+  ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReadMany, std::array{lease::BytesOf(request), text}));
+  lease::BodyReader body(message.body());
+  lease::ReadManyAnswer answer;
+  std::vector<lease::FileAnswer> answers;
+  std::vector<lease::Extent> extents;
+  std::vector<uint32_t> checksums;
+  if (!body.Take(&answer) || !body.Take(files_.size(), &answers) || !body.Take(answer.extents, &extents) ||
+      !body.Take(answer.checksums, &checksums)) {
+    return MalformedAnswer();
+  }
+  std::span<const lease::Extent> extents_left(extents);
+  std::span<const uint32_t> checksums_left(checksums);
+  std::vector<Found> found;
+  for (size_t i = 0; i < files_.size(); ++i) {
+    const auto& file = answers[i];
+    if (file.extents > extents_left.size() || file.checksums > checksums_left.size()) return MalformedAnswer();
+    if (IsUsable(i, file)) {
+      if (file.checksums != BlocksOf(file.file_size)) return MalformedAnswer();
+      found.push_back({i, extents_left.first(file.extents), checksums_left.first(file.checksums)});
+    }
+    extents_left = extents_left.subspan(file.extents);
+    checksums_left = checksums_left.subspan(file.checksums);
+  }
+  blocks_.Adopt(std::move(message.descriptors));
+  return Place(std::move(found));
+}
+
+bool LoadedFiles::IsUsable(size_t index, const lease::FileAnswer& answer) {
+  const std::string path = NameOf(index);
+  if (answer.error != 0) {
+    errors_->Add(first_ + index, {answer.error,
+                                  fmt::format("read of {} bytes at offset 0 of {}: cannot open the file: {}",
+                                              files_[index].memory.size(), path, std::strerror(answer.error)),
+                                  path});
+    return false;
+  }
+  if (answer.file_size == files_[index].memory.size()) return true;
+  errors_->Add(first_ + index, OtherSize(path, files_[index].memory.size(), answer.file_size));
+  return false;
+}
+
+// What lies together on a device is read together.
+IoResult<MemoryView> LoadedFiles::Place(std::vector<Found> found) {
+  const auto place = [](const Found& file) {
+    return file.extents.empty() ? std::pair<uint32_t, uint64_t>{}
+                                : std::pair{file.extents[0].device, file.extents[0].device_block};
+  };
+  std::sort(found.begin(), found.end(), [&](const Found& a, const Found& b) { return place(a) < place(b); });
+  uint64_t blocks = 0;
+  std::vector<MemoryView::Part> parts;
+  for (const auto& file : found) {
+    placed_.push_back({blocks, file.index});
+    parts.push_back({blocks * kBlockSize, files_[file.index].memory});
+    blocks += file.checksums.size();
+  }
+  RETURN_IF_ERROR(blocks_.Reset(0, blocks));
+  for (size_t i = 0; i < found.size(); ++i) {
+    const Found& file = found[i];
+    const uint64_t begin = placed_[i].begin;
+    std::copy(file.checksums.begin(), file.checksums.end(), blocks_.checksums() + begin);
+    for (const auto& extent : file.extents) {
+      const uint64_t count = file.checksums.size();
+      if (extent.file_block >= count || extent.count > count - extent.file_block) return MalformedAnswer();
+      RETURN_IF_ERROR(blocks_.Add(begin + extent.file_block, extent.count, extent.device_block, extent.device));
+    }
+  }
+  return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
+}
+
+IoResult<void> LoadedFiles::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
+  while (const auto damage = blocks_.FindDamage(offset, blocks)) {
+    const auto behind = std::partition_point(placed_.begin(), placed_.end(),
+                                             [&](const Placed& file) { return file.begin <= damage->block; });
+    // Files of no bytes begin where the next one does, and come first.
+    const Placed& file = *std::prev(behind);
+    IoError error = DamagedRead(NameOf(file.index), (damage->block - file.begin) * kBlockSize, damage->what);
+    if (!last) return error;
+    errors_->Add(first_ + file.index, std::move(error));
+    const uint64_t next = (damage->block + 1) * kBlockSize;
+    blocks = blocks.subspan(next - offset);
+    offset = next;
+  }
+  return {};
+}
+
+}  // namespace
+
+void FileErrors::Add(size_t index, IoError error) {
+  MutexLock lock(mutex_);
+  errors_.emplace(index, std::move(error));
+}
+
+std::map<size_t, IoError> FileErrors::TakeFrom(size_t first) {
+  MutexLock lock(mutex_);
+  std::map<size_t, IoError> out;
+  while (!errors_.empty() && errors_.rbegin()->first >= first) out.insert(errors_.extract(std::prev(errors_.end())));
+  return out;
+}
+
+IoResult<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::string& path,
+                                                                 std::shared_ptr<LeaseConnections> connections) {
+  Descriptor descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!descriptor) {
+    return IoError{errno, fmt::format("cannot open the directory {}: {}", path, std::strerror(errno)), path};
+  }
+  auto ticket = AskForTicket(descriptor.get());
+  if (!ticket.has_value()) {
+    IoError error = std::move(ticket).error();
+    error.what = fmt::format("{}: {}", path, error.what);
+    error.path = path;
+    return error;
+  }
+  return std::shared_ptr<const LeasedFolder>(
+      new LeasedFolder(path, std::move(descriptor), std::move(*ticket), std::move(connections)));
+}
+
+IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files,
+                                                 const SaveOptions& options) const {
+  ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_.socket));
+  auto target = std::make_unique<SavedFiles>(shared_from_this(), options);
+  ASSIGN_OR_RETURN(auto memory, target->Begin(files, std::move(lease)));
+  return Batch{std::move(target), std::move(memory)};
+}
+
+IoResult<LeasedFolder::Batch> LeasedFolder::Load(std::span<const NamedMemory> files, size_t first,
+                                                 std::shared_ptr<FileErrors> errors) const {
+  ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_.socket));
+  auto target = std::make_unique<LoadedFiles>(shared_from_this(), files, first, std::move(errors));
+  ASSIGN_OR_RETURN(auto memory, target->Begin(std::move(lease)));
+  return Batch{std::move(target), std::move(memory)};
+}
+
+IoError OtherSize(const std::string& path, uint64_t memory, uint64_t file) {
+  return {file < memory ? ENODATA : EINVAL,
+          fmt::format("read of {} bytes at offset 0 of {}: the file has {} bytes, not the buffer's size", memory,
+                      path, file),
+          path};
+}
+
+}  // namespace weightfs::client

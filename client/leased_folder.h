@@ -1,0 +1,75 @@
+// Many files of one directory of a weightfs mount as one operation, by one lease (lease/protocol.h).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "client/descriptor.h"
+#include "client/error.h"
+#include "client/handle.h"
+#include "client/lease_connection.h"
+#include "client/memory_view.h"
+#include "client/target.h"
+#include "common/mutex.h"
+
+namespace weightfs::client {
+
+// What went wrong with files of a batch, by their index in it. Thread-safe.
+class FileErrors {
+ public:
+  // The first error of a file counts.
+  void Add(size_t index, IoError error) EXCLUDES(mutex_);
+  // Those of files from `first` on; they are forgotten here.
+  std::map<size_t, IoError> TakeFrom(size_t first) EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  std::map<size_t, IoError> errors_ GUARDED_BY(mutex_);
+};
+
+// Immutable. Its operations keep it alive.
+class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
+ public:
+  // An error says why there are no leases for it.
+  static IoResult<std::shared_ptr<const LeasedFolder>> Open(const std::string& path,
+                                                            std::shared_ptr<LeaseConnections> connections);
+
+  // One operation on all files at once, each on blocks of its own, one behind the other; from offset 0 on.
+  struct Batch {
+    std::unique_ptr<Target> target;
+    MemoryView memory;
+  };
+  struct SaveOptions {
+    bool durable = false;
+    uint32_t mode = 0600;
+  };
+  // When the operation succeeds all of them are there, and otherwise none.
+  IoResult<Batch> Save(std::span<const NamedMemory> files, const SaveOptions& options) const;
+  // In the order of the device. What is wrong with one file goes to `errors` as `first` + its index; the operation goes
+  // on. The files and their names must live until then.
+  IoResult<Batch> Load(std::span<const NamedMemory> files, size_t first, std::shared_ptr<FileErrors> errors) const;
+
+  const std::string& path() const { return path_; }
+  const LeaseTicket& ticket() const { return ticket_; }
+
+ private:
+  LeasedFolder(std::string path, Descriptor descriptor, LeaseTicket ticket,
+               std::shared_ptr<LeaseConnections> connections)
+      : path_(std::move(path)),
+        descriptor_(std::move(descriptor)),
+        ticket_(std::move(ticket)),
+        connections_(std::move(connections)) {}
+
+  const std::string path_;
+  const Descriptor descriptor_;  // while it is open the ticket is good
+  const LeaseTicket ticket_;
+  const std::shared_ptr<LeaseConnections> connections_;
+};
+
+// ENODATA or EINVAL: the file is not as large as the memory.
+IoError OtherSize(const std::string& path, uint64_t memory, uint64_t file);
+
+}  // namespace weightfs::client

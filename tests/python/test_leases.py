@@ -1,0 +1,351 @@
+"""Handles on a mount that gives leases: bytes that go straight between memory and the devices of the store."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import weightfs
+import weightfs.safetensors
+import weightfs.torch
+from harness import needs
+from harness.filesystems import weightfs as command
+from tensors import content, misaligned, random_tensor
+
+STORE_SIZE = "512M"
+pytestmark = pytest.mark.usefixtures("weightfs_only")
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def direct():
+    """A handle that fails rather than go through the mount."""
+    with weightfs.aio_handle(direct="require", intra_op_parallelism=2) as made:
+        yield made
+
+
+def flip_on_device(store, path, offset):
+    """Changes a byte of a file where it lies on the device."""
+    extents = json.loads(command("info", "--json", path).out)["extents"]
+    at = next(e["physical"] + offset - e["logical"] for e in extents if e["logical"] <= offset < e["logical"] + e["length"])
+    pool = os.open(store.directory / "pool", os.O_RDWR)
+    try:
+        byte = os.pread(pool, 1, at)[0]
+        os.pwrite(pool, bytes([byte ^ 1]), at)
+        os.fsync(pool)
+    finally:
+        os.close(pool)
+
+
+def test_large_operations_go_past_the_mount_by_themselves(work, handle):
+    tensor = random_tensor(3_000_123)
+    handle.sync_pwrite(tensor, work / "file")
+    handle.sync_pread(torch.empty_like(tensor), work / "file")
+    assert handle.direct_operations == 2
+    handle.write_async(tensor, work / "file", durable=True, atomic=True).result()
+    with open(work / "file", "rb") as stream:
+        assert stream.read() == content(tensor)
+        read = torch.zeros_like(tensor)
+        handle.read_async(read, stream.fileno()).result()
+    assert torch.equal(read, tensor)
+    assert handle.direct_operations == 4
+    handle.sync_pwrite(tensor[:1000], work / "small")
+    assert handle.direct_operations == 4
+    with weightfs.aio_handle(direct="never") as other:
+        assert other.read_into(read, work / "file") == tensor.nbytes
+        assert other.direct_operations == 0
+    with pytest.raises(ValueError, match="'auto', 'never' or 'require'"):
+        weightfs.aio_handle(direct="maybe")
+
+
+def test_every_size_offset_and_alignment(work, direct):
+    whole = random_tensor(3_000_000)
+    for size in (1, 4095, 4096, 100_001, 2 * MIB, 2_500_123):
+        for offset in (0, 1, 4096, 123_456):
+            for by in (0, 1, 64):
+                (work / "file").write_bytes(content(whole))
+                tensor = misaligned(random_tensor(size, seed=size + offset), by)
+                if offset % 4096 == 0 and size >= 4096 or size > 8192:
+                    direct.write_from(tensor, work / "file", offset)
+                else:   # it fills no block
+                    with open(work / "file", "r+b") as stream:
+                        stream.seek(offset)
+                        stream.write(content(tensor))
+                expected = whole.clone()
+                expected[offset:offset + size] = tensor
+                assert (work / "file").read_bytes() == content(expected)
+                read = misaligned(torch.zeros_like(tensor), by)
+                direct.read_into(read, work / "file", offset)
+                assert torch.equal(read, tensor)
+
+
+def test_holes_and_what_others_have_not_synced_are_read(work, direct):
+    with open(work / "file", "wb", buffering=0) as stream:
+        stream.write(b"begin" * 1000)
+        stream.seek(5 * MIB + 17)
+        stream.write(b"end" * 1000)
+        read = bytearray(stream.tell())
+        direct.read_into(read, work / "file")
+        assert read == (work / "file").read_bytes()
+    os.truncate(work / "file", 6 * MIB)
+    read = bytearray(6 * MIB)
+    direct.read_into(read, work / "file")
+    assert read == (work / "file").read_bytes()
+    with pytest.raises(OSError) as caught:
+        direct.read_into(bytearray(6 * MIB + 1), work / "file")
+    assert caught.value.errno == errno.ENODATA
+
+
+def test_checkpoints_take_the_direct_way_by_themselves(work, handle):
+    state = {"large": torch.randn(1500, 1500), "small": [torch.arange(i) for i in range(50)]}
+    weightfs.torch.save(state, work / "model.pt", handle=handle)
+    saved = handle.direct_operations
+    loaded = weightfs.torch.load(work / "model.pt", handle=handle)
+    assert torch.equal(loaded["large"], state["large"])
+    assert torch.equal(torch.load(work / "model.pt")["large"], state["large"])
+    assert 0 < saved < handle.direct_operations
+    before = handle.direct_operations
+    weightfs.safetensors.save_file({"large": state["large"]}, work / "model.safetensors", handle=handle)
+    tensors = weightfs.safetensors.load_file(work / "model.safetensors", handle=handle)
+    assert torch.equal(tensors["large"], state["large"])
+    assert handle.direct_operations >= before + 2
+
+
+def test_many_tensors_are_one_lease_and_one_commit(work, direct):
+    tensors = {f"layer.{i}.weight": random_tensor(i * 997 % 100_000, seed=i) for i in range(1000)}
+    (work / "layer.7.weight").write_bytes(b"old")
+    assert direct.save_many(tensors, work, mode=0o644) == sum(tensor.nbytes for tensor in tensors.values())
+    assert direct.direct_operations == 1
+    assert sorted(os.listdir(work)) == sorted(tensors)
+    assert all((work / name).read_bytes() == content(tensor) for name, tensor in tensors.items())
+    assert os.stat(work / "layer.7.weight").st_mode & 0o777 == 0o644
+    buffers = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    direct.load_many(buffers, work)
+    assert all(torch.equal(buffers[name], tensor) for name, tensor in tensors.items())
+    assert direct.direct_operations == 2
+
+
+def test_a_save_that_does_not_fit_leaves_the_old_files(work, direct):
+    (work / "a").write_bytes(b"old")
+    with pytest.raises(OSError) as caught:
+        direct.save_many({"a": random_tensor(10), "b": bytearray(600 * MIB)}, work)
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(work) == ["a"]
+    assert (work / "a").read_bytes() == b"old"
+    with pytest.raises(OSError) as caught:
+        direct.write_from(bytearray(600 * MIB), work / "new")
+    assert caught.value.errno == errno.ENOSPC
+    assert os.listdir(work) == ["a"]
+
+
+def test_damage_on_the_device_is_an_error_that_says_where(factory, handle):
+    mount = factory.mount(factory.store("128M"))
+    tensor = random_tensor(4 * MIB)
+    handle.write_from(tensor, mount.path / "file", durable=True)
+    flip_on_device(mount.store, mount.path / "file", 3 * MIB + 5)
+    with pytest.raises(OSError) as caught:
+        handle.read_into(torch.empty_like(tensor), mount.path / "file")
+    assert caught.value.errno == errno.EIO
+    assert caught.value.offset == 3 * MIB
+    assert "is not what was written" in str(caught.value)
+    assert str(mount.store.directory / "pool") in str(caught.value)
+    # The rest of it is readable.
+    part = torch.empty(3 * MIB, dtype=torch.uint8)
+    handle.read_into(part, mount.path / "file")
+    assert torch.equal(part, tensor[:3 * MIB])
+
+    handle.save_many({"a": tensor[:100_000], "b": tensor[:200_000]}, mount.path)
+    flip_on_device(mount.store, mount.path / "a", 50_000)
+    buffers = {"a": bytearray(100_000), "b": bytearray(200_000), "c": bytearray(1)}
+    with pytest.raises(OSError) as caught:
+        handle.load_many(buffers, mount.path)
+    assert {name: error.errno for name, error in caught.value.errors.items()} == {"a": errno.EIO, "c": errno.ENOENT}
+    assert buffers["b"] == content(tensor[:200_000])
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_readers_see_the_old_file_or_the_new_one(work, atomic):
+    size, rounds, stop = 4 * MIB, 60, threading.Event()
+    mixed = []
+    with weightfs.aio_handle(direct="require") as writer:
+        writer.write_from(torch.zeros(size, dtype=torch.uint8), work / "file")
+
+        def read():
+            buffer = torch.empty(size, dtype=torch.uint8)
+            with weightfs.aio_handle(direct="require") as reader:
+                while not stop.is_set():
+                    reader.read_into(buffer, work / "file")
+                    if buffer.min() != buffer.max():
+                        mixed.append((buffer.min().item(), buffer.max().item()))
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for i in range(rounds):
+                writer.write_from(torch.full((size,), i % 251, dtype=torch.uint8), work / "file", atomic=atomic)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert not mixed
+
+
+def test_parts_are_written_by_several_at_once(work):
+    tensor = random_tensor(16 * MIB + 333)
+    step = tensor.nbytes // 8 + 1
+    failed = []
+
+    def write(i):
+        try:
+            with weightfs.aio_handle(direct="require") as own:
+                own.write_from(tensor[i * step:(i + 1) * step], work / "file", i * step)
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert (work / "file").read_bytes() == content(tensor)
+
+
+def test_refusals_are_silent_unless_a_lease_is_required(factory):
+    mount = factory.mount(factory.store("128M"), "direct=off")
+    tensor = random_tensor(2 * MIB)
+    with weightfs.aio_handle() as handle, weightfs.aio_handle(direct="require") as required:
+        handle.write_from(tensor, mount.path / "file")
+        handle.save_many({"a": tensor[:1000]}, mount.path)
+        buffer = torch.empty_like(tensor)
+        handle.read_into(buffer, mount.path / "file")
+        assert torch.equal(buffer, tensor)
+        assert handle.direct_operations == 0
+        for call in (lambda: required.write_from(tensor, mount.path / "new"),
+                     lambda: required.read_into(buffer, mount.path / "file"),
+                     lambda: required.save_many({"b": tensor}, mount.path)):
+            with pytest.raises(OSError, match="direct= is off") as caught:
+                call()
+            assert caught.value.errno == errno.EOPNOTSUPP
+    assert sorted(os.listdir(mount.path)) == ["a", "file"]
+
+
+def test_another_filesystem_has_no_leases(local, direct):
+    with pytest.raises(OSError, match="it is on no weightfs mount"):
+        direct.write_from(random_tensor(2 * MIB), local / "file")
+    assert os.listdir(local) == []
+
+
+@needs.root
+def test_a_user_whom_the_mount_does_not_trust_goes_through_it(factory, child):
+    mount = factory.mount(factory.store("128M"), "allow_other")
+    mount.path.chmod(0o777)
+    out = child(f"""
+import os, torch, weightfs
+handle, required = weightfs.aio_handle(), weightfs.aio_handle(direct="require")
+os.setresuid(65534, 65534, 65534)
+tensor = torch.arange(1 << 20)
+handle.write_from(tensor, {str(mount.path / "file")!r})
+print(handle.direct_operations)
+try:
+    required.write_from(tensor, {str(mount.path / "other")!r})
+except PermissionError as error:
+    print("does not trust this user" in str(error))
+""")
+    assert out == "0\nTrue\n"
+    assert os.listdir(mount.path) == ["file"]
+
+
+def test_a_killed_daemon_is_an_error_and_the_old_file_is_whole(factory, handle):
+    mount = factory.mount(factory.store("256M"))
+    old = random_tensor(8 * MIB, seed=1)
+    handle.write_from(old, mount.path / "file", durable=True)
+    handle.save_many({"many": old[:1000]}, mount.path)
+
+    def kill(done, total):
+        if done < total:
+            mount.kill()
+
+    new = random_tensor(64 * MIB, seed=2)
+    with pytest.raises(OSError) as caught:
+        handle.write_from(new, mount.path / "file", durable=True, progress=kill)
+    assert caught.value.errno in (errno.EPIPE, errno.ENOTCONN)
+    with pytest.raises(OSError):
+        handle.read_into(torch.empty_like(old), mount.path / "file")
+    mount.kill9() if mount.pid else mount.detach()
+    mount.mount()
+    buffer = torch.empty_like(old)
+    handle.read_into(buffer, mount.path / "file")   # the same handle
+    assert torch.equal(buffer, old)
+    assert handle.direct_operations > 2
+    mount.fsck()
+
+
+def test_a_killed_program_leaves_all_files_as_they_were(work, direct):
+    old = {f"t{i}": random_tensor(50_000, seed=i) for i in range(100)}
+    direct.save_many(old, work)
+    free = os.statvfs(work).f_bavail
+    code = f"""
+import os, signal, weightfs
+def kill(done, total):
+    os.kill(os.getpid(), signal.SIGKILL)
+with weightfs.aio_handle(direct="require", block_size=65536, queue_depth=2) as handle:
+    handle.save_many({{f"t{{i}}": bytearray(1 << 20) for i in range(150)}}, {os.fspath(work)!r}, progress=kill)
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+        assert done.returncode == -signal.SIGKILL
+    assert sorted(os.listdir(work)) == sorted(old)
+    buffers = {name: torch.empty_like(tensor) for name, tensor in old.items()}
+    direct.load_many(buffers, work)
+    assert all(torch.equal(buffers[name], tensor) for name, tensor in old.items())
+    # Its reservations are free again.
+    direct.write_from(bytearray(300 * MIB), work / "large")
+    (work / "large").unlink()
+    assert os.statvfs(work).f_bavail >= free - 4096
+
+
+@pytest.mark.limit(300)
+def test_a_thousand_leases_leave_nothing_behind(work, direct):
+    tensor, buffer = random_tensor(100_000), torch.empty(100_000, dtype=torch.uint8)
+    direct.write_from(tensor, work / "file")
+    before, free = len(os.listdir("/proc/self/fd")), os.statvfs(work).f_bavail
+    for _ in range(500):
+        direct.write_from(tensor, work / "file")
+        direct.read_into(buffer, work / "file")
+    assert torch.equal(buffer, tensor)
+    assert direct.direct_operations == 1001
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.sync()
+    assert os.statvfs(work).f_bavail >= free - 4096
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_child_uses_no_lease_of_its_parent(work, direct):
+    tensor = random_tensor(2 * MIB)
+    direct.write_from(tensor, work / "file")
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for call in (lambda: direct.read_into(tensor, work / "file"), lambda: direct.save_many({"a": tensor}, work)):
+                try:
+                    call()
+                except OSError as error:
+                    status = 0 if "fork" in str(error) else 2
+            with weightfs.aio_handle(direct="require") as own:
+                own.write_from(tensor, work / "other")
+        except BaseException:
+            status = 3
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    direct.read_into(torch.empty_like(tensor), work / "other")

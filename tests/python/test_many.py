@@ -1,0 +1,116 @@
+"""save_many and load_many on every kind of filesystem, and checksums kept with files."""
+
+import errno
+import os
+
+import pytest
+import torch
+
+import weightfs
+from tensors import content, random_tensor
+
+
+def tensors_of(count):
+    tensors = {f"layer.{i}": random_tensor(i * 997 % 50_000, seed=i) for i in range(count)}
+    return tensors | {"transposed": torch.randn(300, 200).t(), "ünïcödé": torch.randn(7), "large": torch.randn(600_001)}
+
+
+def test_tensors_are_saved_and_loaded_by_name(folder, handle):
+    tensors = tensors_of(100)
+    seen = []
+    total = handle.save_many(tensors, folder, progress=lambda done, total: seen.append((done, total)))
+    assert total == sum(tensor.nbytes for tensor in tensors.values())
+    assert seen[-1][0] == seen[-1][1] >= total
+    assert all((folder / name).read_bytes() == content(tensor) for name, tensor in tensors.items())
+    assert sorted(os.listdir(folder)) == sorted(tensors)
+    buffers = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    assert handle.load_many(buffers, folder) == total
+    assert all(torch.equal(buffers[name], tensor) for name, tensor in tensors.items())
+    # Over the old ones, other sizes.
+    handle.save_many({"layer.3": random_tensor(10), "large": random_tensor(20)}, folder, durable=False)
+    assert (folder / "large").stat().st_size == 20
+    assert len(os.listdir(folder)) == len(tensors)
+    assert handle.save_many({}, folder) == handle.load_many({}, folder) == 0
+
+
+def test_what_cannot_be_loaded_is_named_and_the_rest_is_there(folder, handle):
+    handle.save_many({"a": bytearray(b"a" * 5000), "b": bytearray(b"b" * 5000)}, folder)
+    buffers = {"a": bytearray(5000), "missing": bytearray(10), "b": bytearray(4999)}
+    with pytest.raises(FileNotFoundError) as caught:
+        handle.load_many(buffers, folder)
+    assert {name: error.errno for name, error in caught.value.errors.items()} == {
+        "missing": errno.ENOENT, "b": errno.EINVAL}
+    assert caught.value.errors["b"].filename == str(folder / "b")
+    assert "the file has 5000 bytes" in str(caught.value.errors["b"])
+    assert buffers["a"] == b"a" * 5000
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "x" * 256, "nul\0"])
+def test_names_that_no_file_can_have_are_refused_before_anything_is_touched(folder, handle, name):
+    for call in (handle.save_many, handle.load_many):
+        with pytest.raises(OSError) as caught:
+            call({"good": bytearray(10), name: bytearray(10)}, folder)
+        assert caught.value.errno == errno.EINVAL
+    assert os.listdir(folder) == []
+
+
+def test_a_directory_that_is_missing_or_none_is_an_error(folder, handle):
+    (folder / "file").write_bytes(b"")
+    for name, number in (("missing", errno.ENOENT), ("file", errno.ENOTDIR)):
+        with pytest.raises(OSError) as caught:
+            handle.save_many({"a": bytearray(10)}, folder / name)
+        assert caught.value.errno == number
+
+
+def test_verify_finds_what_changed_on_a_disk_that_keeps_no_checksums(local, handle):
+    tensor = random_tensor(3_000_001)
+    try:
+        handle.write_from(tensor, local / "file", checksum=True)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            pytest.skip("no extended attributes of users here")
+        raise
+    buffer = torch.empty_like(tensor)
+    handle.read_into(buffer, local / "file", verify=True)
+    assert handle.read_async(buffer, local / "file", verify=True).result() == tensor.nbytes
+    status = os.stat(local / "file")
+    with open(local / "file", "r+b") as stream:
+        stream.seek(2_500_000)
+        stream.write(bytes([tensor[2_500_000].item() ^ 1]))
+    os.utime(local / "file", ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(OSError) as caught:
+        handle.read_into(buffer, local / "file", verify=True)
+    assert (caught.value.errno, caught.value.offset) == (errno.EIO, 2 << 20)
+    with open(local / "file", "r+b") as stream:
+        stream.write(b"x")
+    with pytest.raises(OSError, match="changed after its checksums were made") as caught:
+        handle.read_into(buffer, local / "file", verify=True)
+    assert caught.value.errno == errno.ENODATA
+
+    handle.save_many({"a": tensor}, local, checksum=True)
+    handle.load_many({"a": buffer}, local, verify=True)
+    handle.save_many({"a": tensor}, local)
+    with pytest.raises(OSError, match="has no checksums") as caught:
+        handle.load_many({"a": buffer}, local, verify=True)
+
+
+def test_a_mount_verifies_by_itself(work, handle):
+    tensor = random_tensor(3_000_001)
+    handle.write_from(tensor, work / "file", checksum=True)
+    assert os.listxattr(work / "file") == []
+    for size, offset in ((tensor.nbytes, 0), (1000, 17)):
+        buffer = torch.empty(size, dtype=torch.uint8)
+        handle.read_into(buffer, work / "file", offset, verify=True)
+        assert torch.equal(buffer, tensor[offset:offset + size])
+
+
+def test_temporary_files_tell_whose_they_are(local, child):
+    child(f"""
+import os, threading, weightfs
+handle = weightfs.aio_handle(direct="never")
+def look(done, total):
+    names = os.listdir({str(local)!r})
+    assert len(names) == 1 and names[0].startswith(".{'n' * 200}.weightfs-"), names
+handle.write_from(bytearray(3 << 20), {str(local / ("n" * 255))!r}, atomic=True, progress=look)
+""")
+    assert os.listdir(local) == ["n" * 255]

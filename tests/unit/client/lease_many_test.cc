@@ -1,0 +1,185 @@
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <set>
+
+#include "client/handle.h"
+#include "client/leased_folder.h"
+#include "common/units.h"
+#include "tests/support/kernel_hooks.h"
+#include "tests/unit/client/fake_lease_mount.h"
+
+namespace weightfs::client {
+namespace {
+
+using lease::Kind;
+
+class LeaseManyTest : public KernelHooksTest {
+ protected:
+  static std::unique_ptr<Handle> Make(HandleOptions options = {}) {
+    options.direct = Direct::kRequire;
+    return std::move(Handle::Create(options).value());
+  }
+
+  void Fill(size_t count, size_t step) {
+    contents_.clear();
+    for (size_t i = 0; i < count; ++i) contents_.push_back(RandomBytes(i * step % 150'000, static_cast<unsigned>(i)));
+  }
+  std::vector<NamedMemory> Files(std::vector<Bytes>& contents) {
+    std::vector<NamedMemory> files;
+    for (size_t i = 0; i < contents.size(); ++i) {
+      files.push_back({fmt::format("tensor.{}", i), MemoryView(std::span<std::byte>(contents[i]))});
+    }
+    return files;
+  }
+
+  FakeLeaseMount mount_;
+  std::vector<Bytes> contents_;
+};
+
+TEST_F(LeaseManyTest, OneLeaseAndOneCommitSaveAllFiles) {
+  for (const uint64_t extent : {uint64_t{1'000'000}, uint64_t{13}}) {
+    mount_.extent_blocks = extent;
+    const auto handle = Make({.intra_op_parallelism = 2});
+    Fill(200, 7919);
+    size_t transfers = 0;
+    OnSubmit([&](Controls controls) -> long {
+      transfers += controls.size();
+      return static_cast<long>(controls.size());
+    });
+    const size_t before = mount_.requests(Kind::kCommitMany);
+    ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_), {.mode = 0640}).has_value());
+    EXPECT_EQ(mount_.requests(Kind::kCommitMany), before + 1);
+    EXPECT_EQ(mount_.entries(), contents_.size());
+    // Small neighbours travel together.
+    if (extent > 13) {
+      EXPECT_LT(transfers, 20U);
+    }
+    for (size_t i = 0; i < contents_.size(); ++i) {
+      ASSERT_EQ(ReadFile(mount_ / fmt::format("tensor.{}", i)), contents_[i]) << i;
+    }
+    std::vector<Bytes> loaded;
+    for (const auto& content : contents_) loaded.emplace_back(content.size());
+    transfers = 0;
+    ASSERT_TRUE(handle->LoadMany(mount_.folder(), Files(loaded)).value().empty());
+    EXPECT_EQ(loaded, contents_);
+    EXPECT_EQ(handle->direct_operations(), 2U);
+    EXPECT_EQ(handle->Wait().count, 0U);
+  }
+  EXPECT_EQ(std::filesystem::status(mount_ / "tensor.7").permissions(), std::filesystem::perms(0640));
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseManyTest, FilesOfNoBytesAreFilesToo) {
+  const auto handle = Make();
+  contents_.resize(3);
+  ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_)).has_value());
+  EXPECT_EQ(mount_.entries(), 3U);
+  EXPECT_TRUE(handle->LoadMany(mount_.folder(), Files(contents_)).value().empty());
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseManyTest, ManyNamesAreLoadedInBatches) {
+  const auto handle = Make();
+  contents_.assign(5000, RandomBytes(100, 3));
+  ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_)).has_value());
+  std::vector<Bytes> loaded(5000, Bytes(100));
+  uint64_t reported = 0;
+  const LoadManyOptions options{.progress = [&](uint64_t done, uint64_t total) {
+    reported = done;
+    EXPECT_EQ(total, 500'000U);
+  }};
+  ASSERT_TRUE(handle->LoadMany(mount_.folder(), Files(loaded), options).value().empty());
+  EXPECT_EQ(loaded, contents_);
+  EXPECT_EQ(mount_.requests(Kind::kReadMany), 2U);
+  EXPECT_EQ(reported, 500'000U);
+}
+
+TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheOthersAreThere) {
+  mount_.extent_blocks = 11;
+  Fill(40, 7919);
+  const auto handle = Make({.block_size = 262144});
+  ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_)).has_value());
+  std::filesystem::remove(mount_ / "tensor.3");
+  std::filesystem::resize_file(mount_ / "tensor.5", 10);
+  std::filesystem::resize_file(mount_ / "tensor.6", 200'000);
+  // Whichever file has this block, and another one.
+  std::vector<uint64_t> offsets;
+  mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
+    if (extents.size() < 3) return;
+    if (offsets.size() < 2) offsets.push_back((extents[1].device_block + 2) * kBlockSize + 7);
+    const lease::Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    for (const uint64_t offset : offsets) {
+      const char value = 17;
+      if (pwrite(device.get(), &value, 1, static_cast<off_t>(offset)) != 1) std::abort();
+    }
+    if (fdatasync(device.get()) != 0) std::abort();
+  };
+  std::vector<Bytes> loaded;
+  for (const auto& content : contents_) loaded.emplace_back(content.size());
+  const auto errors = handle->LoadMany(mount_.folder(), Files(loaded)).value();
+  std::multiset<int> numbers;
+  std::set<std::string> names;
+  for (const auto& [name, error] : errors) {
+    numbers.insert(error.error_number);
+    names.insert(name);
+    if (error.error_number == EIO) {
+      EXPECT_EQ(error.offset, 13U * kBlockSize);
+      EXPECT_EQ(error.path, mount_.folder() + "/" + name);
+    }
+  }
+  EXPECT_EQ(numbers, (std::multiset<int>{ENOENT, EIO, EIO, EINVAL, ENODATA}));
+  for (size_t i = 0; i < contents_.size(); ++i) {
+    if (!names.contains(fmt::format("tensor.{}", i))) {
+      EXPECT_EQ(loaded[i], contents_[i]) << i;
+    }
+  }
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
+  Fill(20, 7919);
+  const auto handle = Make();
+  OnEvent([](KernelEvent& event) { event.result = -EIO; });
+  EXPECT_EQ(handle->SaveMany(mount_.folder(), Files(contents_)).error().error_number, EIO);
+  OnEvent(nullptr);
+  EXPECT_EQ(mount_.requests(Kind::kCommitMany), 0U);
+  // What the mount gets is not what was written: it says which.
+  OnSubmit([](Controls controls) -> long {
+    reinterpret_cast<std::byte*>(controls[0]->buffer)[5 * kBlockSize] ^= std::byte{1};
+    return static_cast<long>(controls.size());
+  });
+  const auto refused = handle->SaveMany(mount_.folder(), Files(contents_));
+  OnSubmit(nullptr);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number, EILSEQ);
+  EXPECT_EQ(refused.error().path, mount_.folder() + "/tensor.2");
+  EXPECT_NE(refused.error().what.find("the mount did not commit tensor.2, and so none of the files: the fake refuses"),
+            std::string::npos)
+      << refused.error().what;
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseManyTest, ABatchThatFailsIsLoadedOneByOneUnlessALeaseIsRequired) {
+  Fill(20, 7919);
+  ASSERT_TRUE(Make()->SaveMany(mount_.folder(), Files(contents_)).has_value());
+  std::vector<Bytes> loaded;
+  for (const auto& content : contents_) loaded.emplace_back(content.size());
+  OnEvent([](KernelEvent& event) { event.result = -EIO; });
+  EXPECT_EQ(Make()->LoadMany(mount_.folder(), Files(loaded)).error().error_number, EIO);
+  int left = 1;
+  OnEvent([&](KernelEvent& event) {
+    if (left-- > 0) event.result = -EIO;
+  });
+  const auto handle = std::move(Handle::Create({}).value());
+  EXPECT_TRUE(handle->LoadMany(mount_.folder(), Files(loaded)).value().empty());
+  EXPECT_EQ(loaded, contents_);
+  mount_.ticket_error = EOPNOTSUPP;
+  EXPECT_TRUE(handle->LoadMany(mount_.folder(), Files(loaded)).value().empty());
+  EXPECT_TRUE(handle->SaveMany(mount_.folder(), Files(loaded)).has_value());
+  EXPECT_EQ(handle->direct_operations(), 1U);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+}  // namespace
+}  // namespace weightfs::client

@@ -1,0 +1,331 @@
+#include "client/lease_target.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "client/handle.h"
+#include "client/leased_blocks.h"
+#include "common/units.h"
+#include "tests/support/aligned_memory.h"
+#include "tests/support/kernel_hooks.h"
+#include "tests/unit/client/fake_lease_mount.h"
+
+namespace weightfs::client {
+namespace {
+
+using lease::Kind;
+
+class LeaseTest : public KernelHooksTest {
+ protected:
+  static std::unique_ptr<Handle> Make(HandleOptions options = {}) {
+    options.direct = options.direct == Direct::kAuto ? Direct::kRequire : options.direct;
+    return std::move(Handle::Create(options).value());
+  }
+  static MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
+
+  // With holes: blocks of zeros.
+  static Bytes Sparse(size_t size) {
+    Bytes bytes = RandomBytes(size, 21);
+    for (size_t at = 3 * kBlockSize; at + 9 * kBlockSize < size; at += 40 * kBlockSize) {
+      std::fill_n(bytes.begin() + static_cast<long>(at), 7 * kBlockSize, std::byte{0});
+    }
+    return bytes;
+  }
+
+  FakeLeaseMount mount_;
+};
+
+// Around blocks, extents and slices, with holes; memory of every alignment.
+TEST_F(LeaseTest, EveryRangeIsReadToTheLastByteAndNoFurther) {
+  const Bytes content = Sparse(2'500'123);
+  WriteFile(mount_ / "file", content);
+  mount_.extent_blocks = 37;
+  for (const HandleOptions& options :
+       {HandleOptions{}, HandleOptions{.block_size = 8192, .queue_depth = 3, .intra_op_parallelism = 3},
+        HandleOptions{.block_size = 1000, .queue_depth = 2, .single_submit = true, .overlap_events = true}}) {
+    const auto handle = Make(options);
+    uint64_t count = 0;
+    AlignedMemory memory(4 << 20);
+    for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, uint64_t{4096}, uint64_t{12'000}, uint64_t{1'000'001}}) {
+      for (const size_t size : {size_t{1}, size_t{4095}, size_t{4096}, size_t{8193}, size_t{1'200'000},
+                                content.size() - offset}) {
+        for (const size_t misalignment : {size_t{0}, size_t{64}, size_t{offset % kBlockSize}}) {
+          if (offset + size > content.size()) continue;
+          SCOPED_TRACE(fmt::format("offset {} size {} memory +{}", offset, size, misalignment));
+          std::memset(memory.data(), 0x5a, memory.size());
+          const MemoryView view(std::span(memory.data() + misalignment, size));
+          const auto done = handle->Read(mount_ / "file", view, {.offset = offset});
+          ASSERT_TRUE(done.has_value()) << done.error().what;
+          ASSERT_EQ(std::memcmp(memory.data() + misalignment, content.data() + offset, size), 0);
+          ASSERT_EQ(memory.data()[misalignment + size], std::byte{0x5a});
+          if (misalignment > 0) {
+            ASSERT_EQ(memory.data()[misalignment - 1], std::byte{0x5a});
+          }
+          EXPECT_EQ(handle->direct_operations(), ++count);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(mount_.leases(), 0U);
+  EXPECT_EQ(mount_.connections(), 3U);
+}
+
+TEST_F(LeaseTest, EveryWriteReplacesItsBytesAndNoOthers) {
+  mount_.extent_blocks = 37;
+  const auto handle = Make({.block_size = 65536, .intra_op_parallelism = 2});
+  AlignedMemory memory(4 << 20);
+  unsigned seed = 0;
+  for (const std::optional<uint64_t> offset :
+       {std::optional<uint64_t>{}, std::optional<uint64_t>{0}, std::optional<uint64_t>{4096},
+        std::optional<uint64_t>{70'001}, std::optional<uint64_t>{2'900'000}}) {
+    for (const size_t size : {size_t{8192}, size_t{12'345}, size_t{1'000'000}, size_t{2'500'123}}) {
+      for (const size_t misalignment : {size_t{0}, size_t{1}, size_t{512}}) {
+        SCOPED_TRACE(fmt::format("offset {} size {} memory +{}", offset ? static_cast<int64_t>(*offset) : -1, size,
+                                 misalignment));
+        Bytes expected = RandomBytes(3'000'000, 7);
+        WriteFile(mount_ / "file", expected);
+        const Bytes bytes = RandomBytes(size, ++seed);
+        std::memcpy(memory.data() + misalignment, bytes.data(), size);
+        const MemoryView view(std::span(memory.data() + misalignment, size));
+        const auto done = handle->Write(mount_ / "file", view, {.offset = offset});
+        ASSERT_TRUE(done.has_value()) << done.error().what;
+        if (offset) {
+          expected.resize(std::max<size_t>(expected.size(), *offset + size));
+          std::copy(bytes.begin(), bytes.end(), expected.begin() + static_cast<long>(*offset));
+        } else {
+          expected = bytes;
+        }
+        ASSERT_TRUE(ReadFile(mount_ / "file") == expected);
+      }
+    }
+  }
+  EXPECT_EQ(handle->direct_operations(), seed);
+  EXPECT_EQ(mount_.requests(Kind::kCommit), seed);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseTest, AsynchronousOperationsAndDescriptorsGoTheSameWay) {
+  const auto handle = Make({.direct = Direct::kAuto});
+  Bytes source = RandomBytes(3'000'000, 3);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(handle->StartWrite(mount_ / std::to_string(i), View(source)).has_value());
+  EXPECT_EQ(handle->Wait().count, 20U);
+  const int descriptor = open((mount_ / "7").c_str(), O_RDWR);
+  Bytes target(2'000'000);
+  ASSERT_TRUE(handle->StartRead(descriptor, View(target), {.offset = 1'000'000}).has_value());
+  EXPECT_EQ(handle->Wait().count, 1U);
+  EXPECT_TRUE(std::equal(target.begin(), target.end(), source.begin() + 1'000'000));
+  ASSERT_TRUE(handle->Write(descriptor, View(target), {.offset = 4096}).has_value());
+  close(descriptor);
+  std::copy(target.begin(), target.end(), source.begin() + 4096);
+  EXPECT_TRUE(ReadFile(mount_ / "7") == source);
+  EXPECT_EQ(handle->direct_operations(), 22U);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseTest, DamagedBlocksAreReadAgainAndThenAnErrorThatSaysWhere) {
+  WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
+  int flips = 0;
+  mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
+    const auto& extent = extents[2];
+    const lease::Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    const auto at = static_cast<off_t>((extent.device_block + 5) * kBlockSize + 17);
+    char value = 0;
+    if (pread(device.get(), &value, 1, at) != 1) std::abort();
+    value = static_cast<char>(value ^ 1);
+    if (pwrite(device.get(), &value, 1, at) != 1 || fdatasync(device.get()) != 0) std::abort();
+    ++flips;
+  };
+  const auto handle = Make({.block_size = 65536});
+  Bytes target(3'000'000);
+  const auto result = handle->Read(mount_ / "file", View(target));
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(flips, 1);
+  EXPECT_EQ(result.error().error_number, EIO);
+  EXPECT_EQ(result.error().path, mount_ / "file");
+  EXPECT_EQ(result.error().offset, 205U * kBlockSize);
+  EXPECT_NE(result.error().what.find("the block at offset 839680 is not what was written: its CRC-32C is "),
+            std::string::npos)
+      << result.error().what;
+  EXPECT_NE(result.error().what.find(std::filesystem::canonical(mount_.device())), std::string::npos);
+
+  // Once only: the second try has the right bytes.
+  mount_.on_laid_out = nullptr;
+  int reads = 0;
+  OnEvent([&](KernelEvent& event) {
+    if (++reads == 3) reinterpret_cast<std::byte*>(event.control->buffer)[99] ^= std::byte{1};
+  });
+  ASSERT_TRUE(handle->Read(mount_ / "file", View(target)).has_value());
+  EXPECT_TRUE(target == RandomBytes(3'000'000, 1));
+}
+
+TEST_F(LeaseTest, ShortTransfersAreContinuedAndRefusedReadsGoThroughTheMount) {
+  const Bytes content = Sparse(2'500'123);
+  WriteFile(mount_ / "file", content);
+  const auto handle = Make({.block_size = 65536, .queue_depth = 8});
+  OnSubmit([](Controls controls) -> long {
+    for (KernelControl* control : controls) control->size = std::min<uint64_t>(control->size, 8192);
+    return static_cast<long>(controls.size());
+  });
+  Bytes bytes = content;
+  ASSERT_TRUE(handle->Write(mount_ / "other", View(bytes)).has_value());
+  EXPECT_TRUE(ReadFile(mount_ / "other") == content);
+  Bytes target(content.size());
+  ASSERT_TRUE(handle->Read(mount_ / "file", View(target)).has_value());
+  EXPECT_TRUE(target == content);
+
+  OnSubmit(nullptr);
+  OnEvent([](KernelEvent& event) { event.result = std::min<int64_t>(event.result, 700); });
+  Bytes part(content.size() - 5000);
+  ASSERT_TRUE(handle->Read(mount_ / "file", View(part), {.offset = 5000}).has_value());
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), content.begin() + 5000));
+  OnEvent([](KernelEvent& event) { event.result = -EINVAL; });
+  std::fill(part.begin(), part.end(), std::byte{1});
+  ASSERT_TRUE(handle->Read(mount_ / "file", View(part), {.offset = 5000}).has_value());
+  EXPECT_TRUE(std::equal(part.begin(), part.end(), content.begin() + 5000));
+  // Into reserved blocks there is no other way.
+  const auto written = handle->Write(mount_ / "other", View(part));
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().error_number, EINVAL);
+  EXPECT_TRUE(ReadFile(mount_ / "other") == content);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseTest, AFailedWriteLeavesTheOldFileAndNoNewOne) {
+  const Bytes old = RandomBytes(2'000'000, 4);
+  WriteFile(mount_ / "old", old);
+  const auto handle = Make({.block_size = 65536, .queue_depth = 4});
+  Bytes bytes = RandomBytes(3'000'000, 5);
+  for (const bool atomic : {false, true}) {
+    OnEvent([](KernelEvent& event) { event.result = -EIO; });
+    EXPECT_EQ(handle->Write(mount_ / "old", View(bytes), {.atomic = atomic}).error().error_number, EIO);
+    EXPECT_EQ(handle->Write(mount_ / "new", View(bytes), {.atomic = atomic}).error().error_number, EIO);
+    OnEvent(nullptr);
+    mount_.on_request = [](Kind kind) { return kind == Kind::kCommit ? ENOSPC : 0; };
+    const auto refused = handle->Write(mount_ / "old", View(bytes), {.atomic = atomic});
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().error_number, ENOSPC);
+    EXPECT_NE(refused.error().what.find("the mount did not commit it: the fake refuses"), std::string::npos);
+    EXPECT_FALSE(handle->Write(mount_ / "new", View(bytes), {.atomic = atomic}).has_value());
+    mount_.on_request = nullptr;
+    EXPECT_TRUE(ReadFile(mount_ / "old") == old);
+    EXPECT_EQ(mount_.entries(), 1U);
+  }
+  ASSERT_TRUE(handle->Write(mount_ / "old", View(bytes), {.durable = true, .atomic = true}).has_value());
+  EXPECT_TRUE(ReadFile(mount_ / "old") == bytes);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseTest, RefusalsAreErrorsWhereALeaseIsRequiredAndElseSilent) {
+  Bytes bytes = RandomBytes(2'000'000, 6);
+  Bytes target(bytes.size());
+  const auto automatic = Make({.direct = Direct::kNever});
+  for (const int error_number : {EPERM, EOPNOTSUPP, ENOTTY}) {
+    mount_.ticket_error = error_number;
+    const auto required = Make();
+    const auto refused = required->Write(mount_ / "file", View(bytes));
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().error_number, error_number);
+    EXPECT_NE(refused.error().what.find("no lease: "), std::string::npos) << refused.error().what;
+    EXPECT_EQ(mount_.entries(), 0U);
+    const auto handle = std::move(Handle::Create({}).value());
+    ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
+    ASSERT_TRUE(handle->Read(mount_ / "file", View(target)).has_value());
+    EXPECT_TRUE(target == bytes);
+    EXPECT_EQ(handle->direct_operations(), 0U);
+    std::filesystem::remove(mount_ / "file");
+  }
+  mount_.ticket_error = 0;
+  mount_.on_request = [](Kind) { return ENOSPC; };
+  const auto handle = std::move(Handle::Create({}).value());
+  ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
+  mount_.on_request = nullptr;
+  ASSERT_TRUE(automatic->Read(mount_ / "file", View(target)).has_value());
+  EXPECT_EQ(automatic->direct_operations(), 0U);
+  // Small ones are not worth it.
+  Bytes small(1000);
+  ASSERT_TRUE(handle->Read(mount_ / "file", View(small)).has_value());
+  EXPECT_EQ(handle->direct_operations(), 0U);
+  ASSERT_TRUE(handle->Read(mount_ / "file", View(target)).has_value());
+  EXPECT_EQ(handle->direct_operations(), 1U);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseTest, AMountThatGoesAwayIsAnErrorAndNotAHang) {
+  Bytes bytes = RandomBytes(2'000'000, 6);
+  WriteFile(mount_ / "old", bytes);
+  const auto handle = Make({.block_size = 65536, .queue_depth = 2});
+  Bytes target(bytes.size());
+  ASSERT_TRUE(handle->Read(mount_ / "old", View(target)).has_value());
+  const size_t before = OpenDescriptors();
+  // While the data is on its way.
+  bool stopped = false;
+  OnEvent([&](KernelEvent&) {
+    if (!std::exchange(stopped, true)) mount_.Stop();
+  });
+  const auto written = handle->Write(mount_ / "new", View(bytes));
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().error_number, EPIPE);
+  EXPECT_EQ(mount_.entries(), 1U);
+  const auto read = handle->Read(mount_ / "old", View(target));
+  ASSERT_FALSE(read.has_value());
+  EXPECT_EQ(read.error().error_number, ECONNREFUSED);
+  EXPECT_LT(OpenDescriptors(), before);
+}
+
+TEST_F(LeaseTest, ThousandLeasesLeaveNothingBehind) {
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(20'000, 6);
+  ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
+  const size_t before = OpenDescriptors();
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
+    ASSERT_TRUE(handle->Read(mount_ / "file", View(bytes)).has_value());
+  }
+  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_EQ(mount_.connections(), 1U);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseTest, MoreLeasesThanDescriptorsAllowGoThroughTheMount) {
+  Bytes bytes = RandomBytes(1 << 20, 6);
+  WriteFile(mount_ / "file", bytes);
+  const auto handle = std::move(Handle::Create({.queue_depth = 1}).value());
+  // Nothing ends before all have begun.
+  std::atomic<bool> begun = false;
+  OnWait([&] { return begun.load(); });
+  std::vector<Bytes> targets(LeaseConnections::kMost + 20, Bytes(1 << 20));
+  for (auto& target : targets) ASSERT_TRUE(handle->StartRead(mount_ / "file", View(target)).has_value());
+  EXPECT_EQ(handle->direct_operations(), LeaseConnections::kMost);
+  begun = true;
+  EXPECT_EQ(handle->Wait().count, targets.size());
+  for (const auto& target : targets) EXPECT_TRUE(target == bytes);
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseTest, AnswersThatCannotBeAreRefused) {
+  LeasedBlocks blocks;
+  ASSERT_TRUE(blocks.Reset(10, 20).has_value());
+  EXPECT_FALSE(blocks.Add(10, 1, 1, 0).has_value());   // no such device
+  std::vector<lease::Descriptor> devices;
+  devices.emplace_back(open(mount_.device().c_str(), O_RDONLY));
+  blocks.Adopt(std::move(devices));
+  EXPECT_FALSE(blocks.Add(9, 1, 1, 0).has_value());    // before the range
+  EXPECT_FALSE(blocks.Add(29, 2, 1, 0).has_value());   // behind it
+  EXPECT_FALSE(blocks.Add(11, 0, 1, 0).has_value());
+  EXPECT_FALSE(blocks.Add(11, UINT64_MAX, 1, 0).has_value());
+  EXPECT_FALSE(blocks.Add(11, 2, UINT64_MAX, 0).has_value());
+  ASSERT_TRUE(blocks.Add(12, 4, 100, 0).has_value());
+  EXPECT_FALSE(blocks.Add(15, 1, 200, 0).has_value()); // overlaps
+  ASSERT_TRUE(blocks.Add(16, 4, 104, 0).has_value());  // goes on: one run with the last
+  const auto run = blocks.Locate(13 * kBlockSize + 5, 1 << 20);
+  EXPECT_EQ(run.offset, 101 * kBlockSize + 5);
+  EXPECT_EQ(run.length, 7 * kBlockSize - 5);
+  EXPECT_EQ(blocks.Locate(10 * kBlockSize, 1 << 20).descriptor, -1);
+  EXPECT_EQ(blocks.Locate(10 * kBlockSize, 1 << 20).length, 2 * kBlockSize);
+  EXPECT_EQ(blocks.Locate(20 * kBlockSize, 7).length, 7U);
+}
+
+}  // namespace
+}  // namespace weightfs::client

@@ -1,0 +1,204 @@
+// Many files at once, and checksums kept with files, on ordinary filesystems.
+#include <gtest/gtest.h>
+#include <sys/xattr.h>
+#include <utime.h>
+
+#include <cerrno>
+
+#include "client/checksum_attribute.h"
+#include "client/handle.h"
+#include "tests/unit/client/files.h"
+
+namespace weightfs::client {
+namespace {
+
+std::unique_ptr<Handle> Make(const HandleOptions& options = {}) {
+  return std::move(Handle::Create(options).value());
+}
+MemoryView View(Bytes& bytes) {
+  return MemoryView(std::span<std::byte>(bytes));
+}
+
+struct Many {
+  explicit Many(size_t count) {
+    for (size_t i = 0; i < count; ++i) contents.push_back(RandomBytes(i * 7919 % 150'000, static_cast<unsigned>(i)));
+    for (size_t i = 0; i < count; ++i) files.push_back({fmt::format("tensor.{}", i), View(contents[i])});
+  }
+  std::vector<Bytes> contents;
+  std::vector<NamedMemory> files;
+};
+
+TEST(ManyTest, FilesAreSavedAndLoadedByName) {
+  const Folder folder;
+  const auto handle = Make({.intra_op_parallelism = 2});
+  Many saved(150);
+  WriteFile(folder / "tensor.7", RandomBytes(500'000));
+  std::vector<uint64_t> seen;
+  ASSERT_TRUE(handle
+                  ->SaveMany(folder / ".", saved.files,
+                             {.mode = 0640, .progress = [&](uint64_t done, uint64_t) { seen.push_back(done); }})
+                  .has_value());
+  EXPECT_EQ(folder.entries(), 150U);
+  for (size_t i = 0; i < 150; ++i) ASSERT_EQ(ReadFile(folder / saved.files[i].name), saved.contents[i]);
+  EXPECT_EQ(std::filesystem::status(folder / "tensor.7").permissions(), std::filesystem::perms(0640));
+  EXPECT_EQ(seen.size(), 150U);
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  Many loaded(150);
+  for (auto& content : loaded.contents) std::fill(content.begin(), content.end(), std::byte{0});
+  const auto errors = handle->LoadMany(folder / ".", loaded.files).value();
+  EXPECT_TRUE(errors.empty());
+  EXPECT_EQ(loaded.contents, saved.contents);
+  // They are no operations of their own.
+  EXPECT_EQ(handle->Wait().count, 0U);
+}
+
+TEST(ManyTest, FilesThatCannotBeLoadedAreNamedAndTheOthersAreThere) {
+  const Folder folder;
+  const auto handle = Make();
+  Many saved(20);
+  ASSERT_TRUE(handle->SaveMany(folder / ".", saved.files, {.durable = false}).has_value());
+  std::filesystem::remove(folder / "tensor.3");
+  std::filesystem::resize_file(folder / "tensor.5", 10);
+  std::filesystem::resize_file(folder / "tensor.6", 200'000);
+  std::filesystem::remove(folder / "tensor.9");
+  std::filesystem::create_directory(folder / "tensor.9");
+  Many loaded(20);
+  for (auto& content : loaded.contents) std::fill(content.begin(), content.end(), std::byte{0});
+  const auto errors = handle->LoadMany(folder / ".", loaded.files).value();
+  std::vector<std::pair<std::string, int>> found;
+  for (const auto& [name, error] : errors) found.emplace_back(name, error.error_number);
+  EXPECT_EQ(found, (std::vector<std::pair<std::string, int>>{
+                       {"tensor.3", ENOENT}, {"tensor.5", ENODATA}, {"tensor.6", EINVAL}, {"tensor.9", EISDIR}}));
+  EXPECT_EQ(errors[1].error.what, fmt::format("read of {} bytes at offset 0 of {}/./tensor.5: the file has 10 bytes, "
+                                              "not the buffer's size",
+                                              saved.contents[5].size(), (folder / "").substr(0, (folder / "").size() - 1)));
+  for (const size_t i : {0U, 1U, 2U, 4U, 7U, 8U, 19U}) EXPECT_EQ(loaded.contents[i], saved.contents[i]) << i;
+}
+
+TEST(ManyTest, AFailureBeforeTheNamesAppearLeavesEverythingAsItWas) {
+  const Folder folder;
+  const auto handle = Make();
+  Many saved(3);
+  for (const std::string name : {"", ".", "..", "a/b", "tensor.1"}) {
+    auto files = saved.files;
+    files.push_back({name, files[0].memory});
+    EXPECT_EQ(handle->SaveMany(folder / ".", files).error().error_number, EINVAL) << name;
+    EXPECT_EQ(handle->LoadMany(folder / ".", files).error().error_number, EINVAL) << name;
+  }
+  auto files = saved.files;
+  files.push_back({std::string("nul\0nul", 7), files[0].memory});
+  EXPECT_EQ(handle->SaveMany(folder / ".", files).error().error_number, EINVAL);
+  EXPECT_EQ(handle->SaveMany(folder / "missing", saved.files).error().error_number, ENOENT);
+  EXPECT_EQ(folder.entries(), 0U);
+  const auto required = Make({.direct = Direct::kRequire});
+  EXPECT_EQ(required->SaveMany(folder / ".", saved.files).error().error_number, ENOTTY);
+  EXPECT_EQ(required->LoadMany(folder / ".", saved.files).error().error_number, ENOTTY);
+  EXPECT_TRUE(required->SaveMany(folder / ".", {}).has_value());
+  EXPECT_EQ(folder.entries(), 0U);
+}
+
+TEST(ManyTest, ACallbackMayNotWaitForMany) {
+  const Folder folder;
+  const auto handle = Make();
+  Many saved(2);
+  Bytes bytes = RandomBytes(100);
+  int error_number = 0;
+  const auto operation = handle->StartWrite(folder / "file", View(bytes)).value();
+  std::atomic<bool> done = false;
+  operation->OnDone([&] {
+    const Operation::CallbackScope scope;
+    error_number = handle->SaveMany(folder / ".", saved.files).error().error_number;
+    done = true;
+  });
+  operation->Wait();
+  while (!done) std::this_thread::yield();
+  EXPECT_EQ(error_number, EDEADLK);
+}
+
+class VerifyTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    WriteFile(folder_ / "probe", RandomBytes(10));
+    if (setxattr((folder_ / "probe").c_str(), "user.probe", "1", 1, 0) != 0) GTEST_SKIP() << "no user attributes here";
+    std::filesystem::remove(folder_ / "probe");
+  }
+  int Verify(const std::string& name, size_t size, uint64_t offset = 0) {
+    Bytes target(size);
+    const auto done = handle_->Read(folder_ / name, View(target), {.offset = offset, .verify = true});
+    return done.has_value() ? 0 : done.error().error_number;
+  }
+
+  Folder folder_;
+  std::unique_ptr<Handle> handle_ = Make({.intra_op_parallelism = 2});
+};
+
+TEST_F(VerifyTest, WhatWasWrittenWithChecksumsIsVerified) {
+  for (const bool atomic : {false, true}) {
+    Bytes bytes = RandomBytes(3'500'000, 2);
+    const WriteOptions options{.durable = true, .atomic = atomic, .checksum = true};
+    WriteFile(folder_ / "file", RandomBytes(5'000'000));
+    ASSERT_TRUE(handle_->Write(folder_ / "file", View(bytes), options).has_value());
+    EXPECT_EQ(Verify("file", bytes.size()), 0);
+    // Of whole files only.
+    EXPECT_EQ(Verify("file", 1000), EINVAL);
+    EXPECT_EQ(Verify("file", bytes.size() - 10, 10), EINVAL);
+
+    // Behind the back of everybody: the time of the last change is as before.
+    struct stat before{};
+    ASSERT_EQ(stat((folder_ / "file").c_str(), &before), 0);
+    const int descriptor = open((folder_ / "file").c_str(), O_RDWR);
+    const char flipped = static_cast<char>(static_cast<char>(bytes[2'500'000]) ^ 1);
+    ASSERT_EQ(pwrite(descriptor, &flipped, 1, 2'500'000), 1);
+    const timespec times[] = {before.st_atim, before.st_mtim};
+    ASSERT_EQ(futimens(descriptor, times), 0);
+    Bytes target(bytes.size());
+    const auto damaged = handle_->Read(folder_ / "file", View(target), {.verify = true});
+    ASSERT_FALSE(damaged.has_value());
+    EXPECT_EQ(damaged.error().error_number, EIO);
+    EXPECT_EQ(damaged.error().offset, 2U << 20);
+    EXPECT_NE(damaged.error().what.find("the 1048576 bytes from offset 2097152 on are not what was written"),
+              std::string::npos)
+        << damaged.error().what;
+    // Openly: the checksums are of something else.
+    ASSERT_EQ(pwrite(descriptor, &flipped, 1, 0), 1);
+    close(descriptor);
+    EXPECT_EQ(Verify("file", bytes.size()), ENODATA);
+  }
+  EXPECT_EQ(folder_.entries(), 1U);
+}
+
+TEST_F(VerifyTest, WithoutChecksumsThereIsNothingToVerify) {
+  Bytes bytes = RandomBytes(100'000, 2);
+  ASSERT_TRUE(handle_->Write(folder_ / "file", View(bytes)).has_value());
+  EXPECT_EQ(Verify("file", bytes.size()), ENODATA);
+  EXPECT_EQ(handle_->Write(folder_ / "file", View(bytes), {.offset = 0, .checksum = true}).error().error_number,
+            EINVAL);
+  ASSERT_TRUE(handle_->Write(folder_ / "file", View(bytes), {.checksum = true}).has_value());
+  EXPECT_EQ(Verify("file", bytes.size()), 0);
+  ASSERT_EQ(setxattr((folder_ / "file").c_str(), ChecksumAttribute::kName, "nonsense", 8, 0), 0);
+  EXPECT_EQ(Verify("file", bytes.size()), ENODATA);
+  Bytes nothing;
+  ASSERT_TRUE(handle_->Write(folder_ / "empty", View(nothing), {.checksum = true}).has_value());
+  EXPECT_EQ(Verify("empty", 0), 0);
+}
+
+TEST_F(VerifyTest, StridedTensorsAndManyFilesHaveThemToo) {
+  Bytes matrix = RandomBytes(700 * 900 * 4, 11);
+  const std::vector<int64_t> shape{900, 700};
+  const std::vector<int64_t> strides{4, 900 * 4};
+  const auto transposed = MemoryView::Strided(matrix.data(), 4, shape, strides).value();
+  ASSERT_TRUE(handle_->Write(folder_ / "file", transposed, {.checksum = true}).has_value());
+  EXPECT_EQ(Verify("file", matrix.size()), 0);
+
+  Many saved(10);
+  ASSERT_TRUE(handle_->SaveMany(folder_ / ".", saved.files, {.checksum = true}).has_value());
+  EXPECT_TRUE(handle_->LoadMany(folder_ / ".", saved.files, {.verify = true}).value().empty());
+  ASSERT_EQ(removexattr((folder_ / "tensor.4").c_str(), ChecksumAttribute::kName), 0);
+  const auto errors = handle_->LoadMany(folder_ / ".", saved.files, {.verify = true}).value();
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0].name, "tensor.4");
+  EXPECT_EQ(errors[0].error.error_number, ENODATA);
+}
+
+}  // namespace
+}  // namespace weightfs::client

@@ -59,7 +59,8 @@ struct Cuda::Functions {
   IoResult<void> Resolve(const SharedLibrary& library) {
     const auto need = [&](const char* name, auto** function) -> IoResult<void> {
       if (library.Find(name, function)) return {};
-      return IoError{ENODEV, fmt::format("no GPU to use: {} has no {}; a newer NVIDIA driver has", library.name(), name)};
+      return IoError{
+          ENODEV, fmt::format("no GPU to use: {} has no {}; a newer NVIDIA driver has", library.name(), name)};
     };
     RETURN_IF_ERROR(need("cuInit", &init));
     RETURN_IF_ERROR(need("cuDriverGetVersion", &driver_version));
@@ -92,7 +93,8 @@ IoResult<std::shared_ptr<const Cuda>> Cuda::Load() {
   const std::array<std::string, 1> names{named != nullptr && *named != '\0' ? named : "libcuda.so.1"};
   const auto library = SharedLibrary::Open(names);
   if (!library.has_value()) {
-    return IoError{ENODEV, fmt::format("no GPU to use: NVIDIA's driver library cannot be loaded ({})", library.error().what)};
+    return IoError{ENODEV, fmt::format("no GPU to use: NVIDIA's driver library cannot be loaded ({})",
+                                       library.error().what)};
   }
   auto functions = std::make_shared<Functions>();
   RETURN_IF_ERROR(functions->Resolve(*library));

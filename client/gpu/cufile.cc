@@ -46,7 +46,8 @@ struct Kind {
   long magic;  // of statfs(2)
   unsigned bit;
 };
-constexpr std::array<Kind, 4> kKinds{{{0x0BD00BD0, kLustre}, {0x6969, kNfs}, {0x47504653, kGpfs}, {0x19830326, kBeegfs}}};
+constexpr std::array<Kind, 4> kKinds{
+    {{0x0BD00BD0, kLustre}, {0x6969, kNfs}, {0x47504653, kGpfs}, {0x19830326, kBeegfs}}};
 
 struct Meaning {
   int64_t code;
@@ -97,7 +98,7 @@ struct FileDescription {
 };
 static_assert(sizeof(FileDescription) == 24 && offsetof(FileDescription, descriptor) == 8);
 
-// The kinds that the block device behind a folder of sysfs is of: of a RAID or a mapping those that all its parts are of.
+// The kinds that the block device behind a folder of sysfs is of: of a RAID or a mapping those that all parts are of.
 unsigned KindsOfDevice(const std::filesystem::path& folder) {
   std::error_code error;
   const auto place = std::filesystem::canonical(folder, error);
@@ -127,7 +128,8 @@ unsigned KindsOfFile(int descriptor) {
   if (S_ISBLK(status.st_mode)) return KindsOfDevice(status.st_rdev);
   const auto magic = static_cast<long>(filesystem.f_type);
   if (magic == kExt4Magic || magic == kXfsMagic) return KindsOfDevice(status.st_dev);
-  const auto* kind = std::find_if(kKinds.begin(), kKinds.end(), [&](const Kind& known) { return known.magic == magic; });
+  const auto* kind =
+      std::find_if(kKinds.begin(), kKinds.end(), [&](const Kind& known) { return known.magic == magic; });
   return kind == kKinds.end() ? kOther : kind->bit;
 }
 

@@ -1,5 +1,6 @@
 // The native part of the Python package: handles, operations and locked memory. What a tensor is, Python
-// decides; here memory is an address with a shape, on the host or on a GPU. Every call that may wait runs without the GIL.
+// decides; here memory is an address with a shape, on the host or on a GPU. Every call that may wait runs without
+// the GIL.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

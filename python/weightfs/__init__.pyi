@@ -6,7 +6,8 @@ from typing import Any, Literal, overload
 __version__: str
 __all__: list[str]
 
-# A torch tensor of the CPU or a GPU, a numpy array, an object with __cuda_array_interface__, DLPack or the buffer protocol.
+# A torch tensor of the CPU or a GPU, a numpy array, an object with __cuda_array_interface__, DLPack or the buffer
+# protocol.
 _Buffer = Any
 _File = str | bytes | PathLike[str] | PathLike[bytes] | int
 _Progress = Callable[[int, int], object] | None

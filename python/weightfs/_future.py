@@ -10,9 +10,9 @@ class Future:
     """One operation under way. Like concurrent.futures.Future, with bytes; and `await` works.
 
     The tensor stays alive until the operation is done. A GPU's tensor that is not contiguous is filled by the first of
-    done(), wait() and result() that finds it done, on the stream that is current there. Callbacks come from a thread that does I/O (or from the thread
-    that adds one when the operation is done already): they must be quick, may start operations, and may not wait for
-    one."""
+    done(), wait() and result() that finds it done, on the stream that is current there. Callbacks come from a thread
+    that does I/O (or from the thread that adds one when the operation is done already): they must be quick, may start
+    operations, and may not wait for one."""
 
     __slots__ = ("_operation", "_memory", "_outcome", "__weakref__")
 
@@ -71,7 +71,7 @@ class Future:
         self._operation.on_done(lambda: function(self))
 
     def _settled(self):
-        """True. After a read into a tensor that is not one run of a GPU's memory its bytes are put where they belong."""
+        """True. After a read into a GPU's tensor that is not one run of memory its bytes are put where they belong."""
         if self._memory.finish is not None and self._operation.error() is None:
             self._memory.finish()
         return True

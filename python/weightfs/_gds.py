@@ -59,7 +59,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         return {"cufile": facts["cufile_bytes"], "bounce": facts["bounce_bytes"]}
 
     def new_pinned_device_tensor(self, num_elem, example_tensor):
-        """A 1-D tensor of the example's type on its GPU (for a CPU tensor: the current one), pinned; not initialised."""
+        """A 1-D tensor of the example's type on its GPU (of a CPU tensor: on the current one), pinned, not filled."""
         if not hasattr(example_tensor, "new_empty"):
             raise TypeError(f"example_tensor is a tensor, not {type(example_tensor).__name__}")
         on_cpu = getattr(getattr(example_tensor, "device", None), "type", None) == "cpu"
@@ -72,8 +72,8 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         return self.unpin_device_tensor(tensor)
 
     def pin_device_tensor(self, tensor):
-        """Readies a contiguous tensor of a GPU for transfers of this handle, until it is unpinned or gone. False, with the
-        reason in last_error, when that is not possible."""
+        """Readies a contiguous tensor of a GPU for transfers of this handle, until it is unpinned or gone. False, with
+        the reason in last_error, when that is not possible."""
         with self._reporting():
             self._pin(tensor)
             return True

@@ -1,5 +1,5 @@
-"""Where the bytes of a tensor lie: torch tensors, numpy arrays, DLPack, every object with the buffer protocol, and in the
-memory of a GPU torch tensors and objects with __cuda_array_interface__.
+"""Where the bytes of a tensor lie: torch tensors, numpy arrays, DLPack, every object with the buffer protocol, and in
+the memory of a GPU torch tensors and objects with __cuda_array_interface__.
 
 torch is never imported here: a tensor is known by what it can do."""
 
@@ -61,8 +61,8 @@ def describe(buffer, writable=False):
 def _of_tensor(tensor, writable):
     label = f"tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
     if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{label} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be used; copy it "
-                         "with .cpu() first")
+        raise ValueError(f"{label} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be used; "
+                         "copy it with .cpu() first")
     if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
         raise ValueError(f"{label} has the layout {tensor.layout}: only dense tensors have bytes of their own")
     if tensor.is_conj() or tensor.is_neg():

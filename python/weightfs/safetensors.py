@@ -30,8 +30,8 @@ _PAGE = 4096
 
 
 def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomic=False):
-    """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved one
-    by one."""
+    """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved
+    one by one."""
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")

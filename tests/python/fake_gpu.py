@@ -16,7 +16,8 @@ _U64 = ctypes.c_uint64
 class Counts(ctypes.Structure):
     _fields_ = [(name, _U64) for name in (
         "copies_to_gpu", "copies_to_host", "copies_of_unlocked_memory", "most_copies_at_once", "cufile_reads",
-        "cufile_writes", "pinned_transfers", "contexts", "streams", "events", "page_locks", "files", "pins", "mistakes")]
+        "cufile_writes", "pinned_transfers", "contexts", "streams", "events", "page_locks", "files", "pins",
+        "mistakes")]
 
 
 class FakeGpu:

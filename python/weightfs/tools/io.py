@@ -33,7 +33,7 @@ def parse(arguments):
     parser.add_argument("--different_file_each_iteration", action="store_true", help="a new file for each repetition")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of a GPU")
     parser.add_argument("--use_gds", action="store_true",
-                        help="transfer tensors of a GPU with a gds_handle (implies --gpu; WEIGHTFS_GDS_MODE forces its mode)")
+                        help="transfer tensors of a GPU with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
     return parser, parser.parse_args(arguments)
 
 
@@ -55,7 +55,8 @@ def settings_of(parser, args):
         parser.error(str(error))
     each = [place for place in places for _ in range(args.multi_process)]
     return Settings(folders=[folder for folder, _ in each], gpus=[gpu for _, gpu in each] if on_gpu else [],
-                    use_gds=args.use_gds, io_size=io_size, read=args.read, block_size=block_size, queue_depth=args.queue_depth,
+                    use_gds=args.use_gds, io_size=io_size, read=args.read, block_size=block_size,
+                    queue_depth=args.queue_depth,
                     io_parallel=args.io_parallel, single_submit=args.single_submit,
                     sequential_requests=args.sequential_requests, validate=args.validate, engine=args.engine,
                     loops=args.loops, warmup_loops=args.warmup_loops,

@@ -29,7 +29,7 @@ def parse(arguments):
     parser.add_argument("--log_dir", help="where the results of all measurements are written (sweep.json)")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of GPUs: of as many as there are, in turn")
     parser.add_argument("--gds", action="store_true",
-                        help="transfer tensors of GPUs with a gds_handle (implies --gpu; WEIGHTFS_GDS_MODE forces its mode)")
+                        help="transfer tensors of GPUs with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
     return parser, parser.parse_args(arguments)
 
 

@@ -240,7 +240,8 @@ int Copy(const char* function, bool to_gpu, uint64_t address, std::byte* host, s
     ++(to_gpu ? fake.counts.copies_to_gpu : fake.counts.copies_to_host);
     const auto begin = reinterpret_cast<uint64_t>(host);
     const auto after = fake.locked.upper_bound(begin);
-    const bool locked = after != fake.locked.begin() && begin + size <= std::prev(after)->first + std::prev(after)->second;
+    const bool locked =
+        after != fake.locked.begin() && begin + size <= std::prev(after)->first + std::prev(after)->second;
     if (!locked) ++fake.counts.copies_of_unlocked_memory;
     fake.counts.most_copies_at_once = std::max(fake.counts.most_copies_at_once, ++fake.copies);
   }

@@ -45,12 +45,14 @@ const HandleOptions kTiny{4096, 2, true, false, 2};
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, GpuWayTest,
-    testing::Values(Way{"OnDemand", GpuMode::kOnDemand, 0, {}, false}, Way{"Bounce", GpuMode::kBounce, 0, kSmallBlocks, false},
+    testing::Values(Way{"OnDemand", GpuMode::kOnDemand, 0, {}, false},
+                    Way{"Bounce", GpuMode::kBounce, 0, kSmallBlocks, false},
                     Way{"BounceThreads", GpuMode::kBounce, 0, kThreads, false},
                     Way{"BounceTiny", GpuMode::kBounce, 0, kTiny, false},
                     Way{"AutoBounce", GpuMode::kAuto, 0, kSmallBlocks, false},
                     Way{"AutoCufile", GpuMode::kAuto, kEverywhere, kSmallBlocks, true},
-                    Way{"Cufile", GpuMode::kCufile, 0, kThreads, true}, Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
+                    Way{"Cufile", GpuMode::kCufile, 0, kThreads, true},
+                    Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
     NameOf);
 
 TEST_P(GpuWayTest, EverySizeAndOffsetArrivesToTheLastByteAndNoFurther) {

@@ -33,6 +33,9 @@ constexpr size_t kBufferedLimit = 8;
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
 
+// Bytes; less than what a copy passes by the cache.
+constexpr uint64_t kCopiedAtOnce = 32 * kKiB;
+
 // Of blocks whose checksum is another than it should be.
 constexpr unsigned kReadTries = 3;
 
@@ -198,8 +201,8 @@ void Ring::Fill() {
     if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
     // What took time to copy, or to compute, is on its way while the next is prepared.
-    const bool computed = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
-    if (computed || bouncing()) SubmitReady();
+    if (leased_pieces_ > 0 || bouncing()) SubmitReady();
+    if (leased_pieces_ > 0) ReapOne();
   }
   SubmitReady();
 }
@@ -217,16 +220,8 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
     return false;
   }
   const Operation& operation = *slice.operation;
-  if (piece.bounce && operation.direction() == Direction::kWrite) {
-    operation.memory().Gather(piece.at, {piece.data, piece.size});
-    std::memset(piece.data + piece.size, 0, piece.transfer - piece.size);
-  }
-  if (operation.target().leased()) {
-    ++leased_pieces_;
-    if (operation.direction() == Direction::kWrite) {
-      operation.target().NoteWritten(operation.offset() + piece.at, {piece.data, piece.transfer});
-    }
-  }
+  if (operation.direction() == Direction::kWrite) ReadyToWrite(operation, piece);
+  if (operation.target().leased()) ++leased_pieces_;
   free_.pop_back();
   slice.next += piece.size;
   ++slice.pieces;
@@ -237,6 +232,22 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
     PrepareDirect(slot);
   }
   return true;
+}
+
+// The bytes of a write are where the transfer takes them from, and their checksums known.
+void Ring::ReadyToWrite(const Operation& operation, const Piece& piece) {
+  const bool leased = operation.target().leased();
+  // What is copied is looked at again while it is in the cache.
+  const uint64_t step = piece.bounce && leased ? kCopiedAtOnce : piece.transfer;
+  for (uint64_t done = 0; done < piece.transfer; done += step) {
+    const std::span<std::byte> part(piece.data + done, std::min(step, piece.transfer - done));
+    if (piece.bounce) {
+      const auto bytes = part.first(std::min<uint64_t>(part.size(), piece.size - std::min(piece.size, done)));
+      operation.memory().Gather(piece.at + done, bytes);
+      std::fill(part.begin() + static_cast<long>(bytes.size()), part.end(), std::byte{0});
+    }
+    if (leased) operation.target().NoteWritten(operation.offset() + piece.at + done, part);
+  }
 }
 
 // The longest run of whole blocks for O_DIRECT, or what lies before or after one; to the next border of
@@ -424,6 +435,13 @@ void Ring::Reap() {
   }
   for (int i = 0; i < rc; ++i)
     OnEvent(events_[static_cast<size_t>(i)].slot, events_[static_cast<size_t>(i)].result);
+}
+
+// Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache. One
+// only: the device waits for the next transfer.
+void Ring::ReapOne() {
+  AioContext::Event event;
+  if (in_kernel_ > 0 && context_->Wait(0, {&event, 1}, 0) == 1) OnEvent(event.slot, event.result);
 }
 
 void Ring::OnEvent(unsigned slot, int64_t result) {

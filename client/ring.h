@@ -87,6 +87,7 @@ class Ring {
   bool MayCut() const;
   // The next piece of the slice into the slot. False when it has to wait for a bounce buffer.
   bool CutPiece(Slice& slice, unsigned slot);
+  static void ReadyToWrite(const Operation& operation, const Piece& piece);
   void ChooseRange(const Slice& slice, Piece& piece) const;
   void ChooseBlocks(const Slice& slice, Piece& piece) const;
   bool FindMemory(Piece& piece);
@@ -96,6 +97,7 @@ class Ring {
   void SubmitReady();
   void OnRefusal(int error_number);
   void Reap();
+  void ReapOne();
   void OnEvent(unsigned slot, int64_t result);
   void PrepareDirect(unsigned slot);
   void GoBuffered(unsigned slot, int error_number);

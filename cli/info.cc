@@ -147,7 +147,10 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                             {"write_buffers", stats.write_buffers},
                             {"write_buffers_in_use", stats.write_buffers_in_use},
                             {"dirty_bytes", stats.dirty_bytes},
-                            {"resident_inodes", stats.resident_inodes}};
+                            {"resident_inodes", stats.resident_inodes},
+                            {"leases", stats.leases},
+                            {"pinned_bytes", stats.pinned_bytes},
+                            {"granted_bytes", stats.granted_bytes}};
     }
     PrintJson(json);
     return kSuccess;
@@ -158,10 +161,12 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
              mount.has_value() ? mount->store : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
   if (counted) {
     fmt::print("read     {} by programs, {} from the devices\nwritten  {} by programs, {} to the devices, {} commits\n"
-               "memory   {} of {} buffers in use, {} not yet written\nerrors   {} checksum mismatches\n",
+               "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
+               "errors   {} checksum mismatches\n",
                Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.written_bytes),
                Bytes(stats.device_written_bytes), stats.commits, Bytes(stats.buffer_in_use),
-               Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.checksum_errors);
+               Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.leases, Bytes(stats.pinned_bytes),
+               Bytes(stats.granted_bytes), stats.checksum_errors);
   }
   return kSuccess;
 }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -132,6 +133,14 @@ Check CheckAio() {
           enough ? "" : fmt::format("sysctl fs.aio-max-nr={}", *limit + 65536)};
 }
 
+// What leases (-o direct=) send long lists of extents and checksums in.
+Check CheckSealedMemory() {
+  const Descriptor file(memfd_create("weightfs-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const bool there = file.get() >= 0;
+  return {"sealed memory", there ? "memfd_create" : std::strerror(errno), there ? State::kUsed : State::kWouldHelp,
+          there ? "" : "allow memfd_create here: programs reach the devices directly with it (mount -o direct=)"};
+}
+
 Check CheckHugePages() {
   const std::string modes = FirstLine("/sys/kernel/mm/transparent_hugepage/enabled");
   const size_t open = modes.find('['), close = modes.find(']');
@@ -195,6 +204,7 @@ std::vector<Check> CheckMachine() {
           CheckAllowOther(),
           CheckMaxPages(),
           CheckAio(),
+          CheckSealedMemory(),
           CheckHugePages(),
           CheckMemoryLock(),
           CheckDescriptors()};

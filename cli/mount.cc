@@ -129,6 +129,7 @@ void LogStart(const Plan& plan, const Mount& mount) {
   std::string features;
   for (const std::string& feature : mount.Features()) features += (features.empty() ? "" : ", ") + feature;
   spdlog::info("kernel: {}", features);
+  spdlog::info("direct path: {}", DirectAccessName(plan.mount.direct));
 }
 
 // From the store to the end of the mount. The order of the end is Mount's contract: Run, close the store, ~Mount, ~Store.

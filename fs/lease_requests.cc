@@ -32,6 +32,8 @@ std::vector<lease::Extent> ToWire(const SpaceGrant& grant) {
   return extents;
 }
 
+Error TooMuch() { return {ErrorCode::kFileTooBig, "the answer does not fit in a message; ask for less at once"}; }
+
 Error Malformed() { return {ErrorCode::kInvalid, "the request's body is not what its kind says"}; }
 
 }  // namespace
@@ -60,6 +62,12 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
 
 // Answers; the request is at its end.
 void LeaseRequests::Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices) {
+  uint64_t size = 0;
+  for (const auto& piece : body) size += piece.size();
+  if (size > lease::kMaximumBody) {
+    request.connection->End();
+    return Fail(request, TooMuch());
+  }
   lease::Header header;
   header.kind = static_cast<uint32_t>(request.kind);
   header.error = error;
@@ -199,6 +207,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
     for (const FileExtent& extent : lease->extents) extents.push_back(ToWire(extent));
     checksums.insert(checksums.end(), lease->checksums.begin(), lease->checksums.end());
     pin.Join(std::move(lease->pin));
+    if (lease::Bytes(extents).size() + lease::Bytes(checksums).size() > lease::kMaximumBody) return TooMuch();
   }
   if (!body.empty()) return Malformed();
   const lease::ReadManyAnswer answer{extents.size(), checksums.size()};

@@ -31,6 +31,9 @@ void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_i
   auto handle = std::make_shared<DirectoryHandle>();
   handle->inode = std::move(*inode);
   file.fh = filesystem.directories().Add(std::move(handle));
+  // The kernel may keep the listing for the next reader: it sees every change of names, and forgets it then.
+  file.cache_readdir = 1;
+  file.keep_cache = 1;
   if (!reply.Open(file, 0)) CloseDirectory(filesystem, file.fh);
 }
 
@@ -43,32 +46,11 @@ bool IsDots(std::string_view name) {
   return name == "." || name == "..";
 }
 
-// Positions are indexes in the snapshot plus one: position 0 is the beginning, and takes a new snapshot.
-Result<DirectoryHandle::Entries> EntriesFrom(Filesystem& filesystem, const DirectoryPtr& directory,
-                                             uint64_t position) {
-  return directory->Snapshot(filesystem.names(), position == 0);
-}
-
-void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position,
-                   size_t size, fuse_req_t request) {
-  const auto entries = EntriesFrom(filesystem, directory, position);
-  if (!entries.has_value()) {
-    reply.Fail(entries.error());
-    return;
-  }
-  std::vector<char> out(size);
-  size_t used = 0;
-  for (uint64_t i = position; i < (*entries)->size(); ++i) {
-    const DirectoryEntry& entry = (**entries)[i];
-    struct stat type {};
-    type.st_ino = entry.ino.value;
-    type.st_mode = entry.type;
-    const size_t needed = fuse_add_direntry(request, out.data() + used, size - used, entry.name.c_str(), &type,
-                                            static_cast<off_t>(i + 1));
-    if (needed > size - used) break;
-    used += needed;
-  }
-  if (!reply.Bytes({out.data(), used})) return;   // interrupted: nothing was counted
+fuse_entry_param OnlyType(const DirectoryEntry& entry) {
+  fuse_entry_param only_type{};
+  only_type.attr.st_ino = entry.ino.value;
+  only_type.attr.st_mode = entry.type;
+  return only_type;
 }
 
 // The kernel believes the name and attributes of an entry for long, so they are looked up now: an entry of the snapshot
@@ -78,15 +60,14 @@ fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& director
     const Result<Attributes> found = filesystem.names().Lookup(directory->inode->id, entry.name);
     if (found.has_value()) return ToEntry(*found, filesystem.cache_seconds());
   }
-  fuse_entry_param only_type{};
-  only_type.attr.st_ino = entry.ino.value;
-  only_type.attr.st_mode = entry.type;
-  return only_type;
+  return OnlyType(entry);
 }
 
-void ReadDirectoryPlus(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position,
-                       size_t size, fuse_req_t request) {
-  const auto entries = EntriesFrom(filesystem, directory, position);
+// Positions are indexes in the snapshot plus one: position 0 is the beginning, and takes a new snapshot.
+// `plus` adds the attributes of each entry.
+void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position,
+                   size_t size, fuse_req_t request, bool plus) {
+  const auto entries = directory->Snapshot(filesystem.names(), position == 0);
   if (!entries.has_value()) {
     reply.Fail(entries.error());
     return;
@@ -96,14 +77,19 @@ void ReadDirectoryPlus(Filesystem& filesystem, Reply reply, const DirectoryPtr& 
   size_t used = 0;
   for (uint64_t i = position; i < (*entries)->size(); ++i) {
     const DirectoryEntry& entry = (**entries)[i];
+    const auto put = [&](char* to, size_t room, const fuse_entry_param& shown) {
+      const char* name = entry.name.c_str();
+      const auto next = static_cast<off_t>(i + 1);
+      return plus ? fuse_add_direntry_plus(request, to, room, name, &shown, next)
+                  : fuse_add_direntry(request, to, room, name, &shown.attr, next);
+    };
     // Without a buffer libfuse only says how much it needs: an entry that does not fit is not looked up.
-    if (fuse_add_direntry_plus(request, nullptr, 0, entry.name.c_str(), nullptr, 0) > size - used) break;
-    const fuse_entry_param fresh = FreshEntry(filesystem, directory, entry);
-    used += fuse_add_direntry_plus(request, out.data() + used, size - used, entry.name.c_str(), &fresh,
-                                   static_cast<off_t>(i + 1));
-    if (fresh.ino == 0) continue;
-    filesystem.store().inodes().AddLookups(InodeId{fresh.ino}, 1);
-    known.push_back(InodeId{fresh.ino});
+    if (put(nullptr, 0, {}) > size - used) break;
+    const fuse_entry_param shown = plus ? FreshEntry(filesystem, directory, entry) : OnlyType(entry);
+    used += put(out.data() + used, size - used, shown);
+    if (shown.ino == 0) continue;
+    filesystem.store().inodes().AddLookups(InodeId{shown.ino}, 1);
+    known.push_back(InodeId{shown.ino});
   }
   if (reply.Bytes({out.data(), used})) return;
   for (const InodeId ino : known) filesystem.names().Forget(ino, 1);
@@ -124,11 +110,13 @@ void AddDirectoryOperations(fuse_lowlevel_ops& operations) {
     Dispatch(request, ReleaseDirectory, file->fh);
   };
   operations.readdir = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position, fuse_file_info* file) {
-    Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request);
+    Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request,
+             /*plus=*/false);
   };
   operations.readdirplus = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position,
                               fuse_file_info* file) {
-    Dispatch(request, ReadDirectoryPlus, HandleOf(file), static_cast<uint64_t>(position), size, request);
+    Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request,
+             /*plus=*/true);
   };
   operations.fsyncdir = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info* file) {
     Dispatch(request, SyncDirectory, HandleOf(file)->inode);

@@ -54,7 +54,7 @@ struct Extent {
 static_assert(sizeof(Extent) == 32);
 
 // The bytes as they are now, what others wrote and did not sync included. While the lease lasts, the blocks of the
-// extents keep what they hold, whatever happens to the file.
+// extents keep what they hold, whatever happens to the file. EFBIG: the range is more than an answer takes (512 GiB).
 struct ReadRequest {
   Token token{};         // of a descriptor open for reading
   uint64_t offset = 0;   // bytes
@@ -85,7 +85,8 @@ struct ReserveAnswer {
 // The first blocks of the reservation become the bytes [file_offset, file_offset + length), at once for everybody; the
 // rest of the reservation is free again, and the lease has ended, also when it fails. Until then, and after a crash
 // before a durable commit, the file is as it was. `length` is a multiple of kBlock unless the file ends with it; behind
-// its last byte the block is filled with zeros. One CRC-32C for each block follows.
+// its last byte the block is filled with zeros. One CRC-32C for each block follows. The kernel learns of a new size when
+// somebody next asks for it: whoever commits one calls fstat(2), or an O_APPEND write of others goes to the old end.
 struct CommitRequest {
   Token token{};
   uint64_t file_offset = 0;   // bytes, a multiple of kBlock

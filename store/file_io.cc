@@ -140,11 +140,13 @@ Result<FileIo::Need> FileIo::WriteStep(const InodePtr& inode, uint64_t offset, s
     inode->attributes.size = end;
   }
   Touch(inode);
-  // Whole stripes go out at once.
+  // Whole stripes go out at once. Of a stripe that a stream has written, parts may be gone already: the rest follows, to
+  // lie next to them.
   for (uint64_t stripe = BlockOf(offset).value / kStripeBlocks; (stripe + 1) * kStripeBlocks * kBlockSize <= end;
        ++stripe) {
     const FileBlock first{stripe * kStripeBlocks};
-    if (file.dirty.CoversUnfrozen(first, BlockCount{kStripeBlocks})) {
+    const bool streamed = end - run <= first.value * kBlockSize;
+    if (streamed || file.dirty.CoversUnfrozen(first, BlockCount{kStripeBlocks})) {
       p_.write_back.SubmitRange(inode, first, first + BlockCount{kStripeBlocks}, run >= kStripeBlocks * kBlockSize,
                                 batch);
     }

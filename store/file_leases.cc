@@ -67,6 +67,7 @@ Result<ReadLease> FileIo::LeasePlaces(const InodePtr& inode, uint64_t offset, ui
     const uint64_t end = from + std::min(length, lease.file_size - from);
     lease.first = BlockOf(from);
     lease.count = end > from ? BlockEnd(end) - lease.first : BlockCount{};
+    if (lease.count > kLargestLease) return ErrorCode::kFileTooBig;
     const FileBlock end_block = lease.first + lease.count;
     if (!file.dirty.Overlaps(lease.first, lease.count)) {
       PinRange(*inode, &lease);

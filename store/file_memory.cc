@@ -208,11 +208,13 @@ FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<con
   span.window = first;
   span.window_limit = end.value;
   inode->file->dirty.Insert(first, std::move(span));
-  // A block just before this one that small writes have completed goes along: its place is next to it.
+  // What small writes have put just before goes along: its place is next to this.
+  const DirtyMap& dirty = inode->file->dirty;
   FileBlock begin = first;
-  if (begin.value > 0) {
-    const DirtySpan* before = inode->file->dirty.Find(begin - BlockCount{1});
-    if (before != nullptr && !before->frozen()) begin = begin - BlockCount{1};
+  while (begin.value > 0) {
+    const auto before = dirty.FirstFrom(begin - BlockCount{1});
+    if (before->first >= begin.value || before->second.frozen()) break;
+    begin = {before->first};
   }
   p_.write_back.SubmitRange(inode, begin, end, true, batch);
   return {};

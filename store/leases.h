@@ -11,6 +11,9 @@
 
 namespace weightfs {
 
+// What one lease for reading covers at most: its checksums are in memory.
+inline constexpr BlockCount kLargestLease{512 * kGiB / kBlockSize};
+
 // Bytes of a file as they lay on the devices at one moment; the blocks keep them as long as it lives. Move-only; gone
 // before the store.
 struct ReadLease {

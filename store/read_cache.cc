@@ -3,6 +3,12 @@
 #include <utility>
 
 namespace weightfs {
+namespace {
+
+// A chunk that nobody has read is old when the whole cache could have been filled so many times since its last use.
+constexpr uint64_t kOldTurns = 8;
+
+}  // namespace
 
 void ReadChunk::WhenReady(std::function<void()> done) {
   {
@@ -46,24 +52,44 @@ ChunkPtr ReadCache::Find(InodeId ino, uint64_t index) {
   if (file == files_.end()) return nullptr;
   const auto found = file->second.chunks.find(index);
   if (found == file->second.chunks.end()) return nullptr;
-  entries_.splice(entries_.end(), entries_, found->second);
+  Entries& entries = ListOf(*found->second);
+  entries.splice(entries.end(), entries, found->second);
+  found->second->used = begun_;
   return found->second->chunk;
 }
 
-ChunkPtr ReadCache::Begin(InodeId ino, uint64_t index) {
+ChunkPtr ReadCache::Begin(InodeId ino, uint64_t index, Purpose purpose) {
   MutexLock lock(mutex_);
   Buffer buffer = pool_.TryAllocate();
-  while (!buffer && EvictLocked()) buffer = pool_.TryAllocate();
+  while (!buffer && EvictLocked(purpose)) buffer = pool_.TryAllocate();
   if (!buffer) return nullptr;
   auto chunk = std::make_shared<ReadChunk>(std::move(buffer));
-  const auto entry = entries_.insert(entries_.end(), Entry{ino, index, chunk});
+  const auto entry = unread_.insert(unread_.end(), Entry{ino, index, chunk, false, ++begun_});
   files_[ino].chunks[index] = entry;
   return chunk;
 }
 
-// Drops the least recently used chunk that nobody loads or reads from.
-bool ReadCache::EvictLocked() {
-  for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
+void ReadCache::NoteRead(InodeId ino, uint64_t index) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return;
+  const auto found = file->second.chunks.find(index);
+  if (found == file->second.chunks.end()) return;
+  Entries& from = ListOf(*found->second);
+  found->second->read = true;
+  read_.splice(read_.end(), from, found->second);
+}
+
+bool ReadCache::EvictLocked(Purpose purpose) {
+  const uint64_t age = kOldTurns * pool_.capacity();
+  const uint64_t old = begun_ > age ? begun_ - age : 0;
+  return EvictFromLocked(read_, UINT64_MAX) ||
+         EvictFromLocked(unread_, purpose == Purpose::kNeeded ? UINT64_MAX : old);
+}
+
+// Drops the least recently used chunk of the list that nobody loads or reads from.
+bool ReadCache::EvictFromLocked(Entries& entries, uint64_t used_before) {
+  for (auto entry = entries.begin(); entry != entries.end() && entry->used < used_before; ++entry) {
     if (entry->chunk.use_count() > 1 || !entry->chunk->ready()) continue;
     EraseLocked(entry);
     return true;
@@ -75,7 +101,7 @@ void ReadCache::EraseLocked(Entries::iterator entry) {
   const auto file = files_.find(entry->ino);
   file->second.chunks.erase(entry->index);
   if (file->second.chunks.empty()) files_.erase(file);
-  entries_.erase(entry);
+  ListOf(*entry).erase(entry);
 }
 
 void ReadCache::Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) {

@@ -42,16 +42,21 @@ class ReadChunk {
 
 using ChunkPtr = std::shared_ptr<ReadChunk>;
 
-// Chunks by inode and index, least recently used first out. Whoever changes a file's mapping or dirty blocks
-// invalidates under the inode's mutex; whoever begins a chunk does it under that mutex too, so that no chunk is older
-// than the state it is looked up in. Thread-safe.
+// Chunks by inode and index. Out goes first what was read to its end longest ago; what read-ahead brought in and nobody
+// has read yet is taken by those who need a chunk now, and left alone by other read-ahead until it is old. Whoever
+// changes a file's mapping or dirty blocks invalidates under the inode's mutex; whoever begins a chunk does it under
+// that mutex too, so that no chunk is older than the state it is looked up in. Thread-safe.
 class ReadCache {
  public:
+  enum class Purpose : unsigned char { kNeeded, kAhead };
+
   explicit ReadCache(BufferPool& pool) : pool_(pool) {}
 
   ChunkPtr Find(InodeId ino, uint64_t index) EXCLUDES(mutex_);
-  // A new, loading chunk; null when every buffer is taken by chunks in use.
-  ChunkPtr Begin(InodeId ino, uint64_t index) EXCLUDES(mutex_);
+  // A new, loading chunk; null when no buffer can be had for that purpose.
+  ChunkPtr Begin(InodeId ino, uint64_t index, Purpose purpose) EXCLUDES(mutex_);
+  // Somebody has read the chunk to its end.
+  void NoteRead(InodeId ino, uint64_t index) EXCLUDES(mutex_);
   // Drops chunk `index` if it is still `chunk` (it failed).
   void Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) EXCLUDES(mutex_);
   // Drops the chunks that hold any of [offset, end).
@@ -62,18 +67,23 @@ class ReadCache {
     InodeId ino;
     uint64_t index;
     ChunkPtr chunk;
+    bool read = false;    // to its end
+    uint64_t used = 0;    // begun_ at its last use
   };
   using Entries = std::list<Entry>;
   struct File {
     std::unordered_map<uint64_t, Entries::iterator> chunks;
   };
 
-  bool EvictLocked() REQUIRES(mutex_);
+  bool EvictLocked(Purpose purpose) REQUIRES(mutex_);
+  bool EvictFromLocked(Entries& entries, uint64_t used_before) REQUIRES(mutex_);
+  Entries& ListOf(const Entry& entry) REQUIRES(mutex_) { return entry.read ? read_ : unread_; }
   void EraseLocked(Entries::iterator entry) REQUIRES(mutex_);
 
   BufferPool& pool_;
   Mutex mutex_;
-  Entries entries_ GUARDED_BY(mutex_);                        // least recently used first
+  Entries read_ GUARDED_BY(mutex_), unread_ GUARDED_BY(mutex_);   // each with the least recently used first
+  uint64_t begun_ GUARDED_BY(mutex_) = 0;   // chunks so far
   std::unordered_map<InodeId, File> files_ GUARDED_BY(mutex_);
 };
 

@@ -232,8 +232,11 @@ void Reader::PlanTransfers(const InodePtr& inode, FileBlock first, BlockCount co
   }
 }
 
-uint64_t Reader::ReadAheadChunks(uint64_t run) const {
-  const uint64_t most = std::min<uint64_t>(kLargestReadAhead, pools_.chunks.capacity() / 2);
+// Streams at several places share the memory: what one brought in must not push out what another is about to read.
+uint64_t Reader::ReadAheadChunks(uint64_t run, uint64_t places) const {
+  const uint64_t capacity = pools_.chunks.capacity();
+  const uint64_t share = std::max<uint64_t>(1, capacity * 3 / 4 / places);
+  const uint64_t most = std::min({kLargestReadAhead, capacity / 2, share});
   return std::min(most, std::max<uint64_t>(4, 4 * run / kChunkBytes));
 }
 
@@ -246,7 +249,7 @@ bool Reader::UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint
 }
 
 // Begins to load chunk `index`; null when part of it is dirty, none of it is on a device, or memory is short.
-ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, Stage* stage) {
+ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose, Stage* stage) {
   FileState& file = *inode->file;
   const FileBlock first{index * kChunkBlocks};
   const uint64_t blocks = BlocksFor(ByteCount{inode->attributes.size}).value;
@@ -255,7 +258,7 @@ ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, Stage* stage)
   if (file.dirty.Overlaps(first, count)) return nullptr;
   const auto whole = file.extents.Lookup(first, count);
   if (!whole.extent && whole.count == count) return nullptr;
-  ChunkPtr chunk = cache_.Begin(inode->id, index);
+  ChunkPtr chunk = cache_.Begin(inode->id, index, purpose);
   if (!chunk) return nullptr;
   auto load = std::make_shared<Load>(*this, inode->id, [this, ino = inode->id, index, chunk](Result<void> result, Load::Bad bad) {
     if (!result) cache_.Drop(ino, index, chunk.get());   // Those who wait take what is good of it.
@@ -307,8 +310,10 @@ std::vector<Reader::Part> Reader::LayOut(const InodePtr& inode, uint64_t offset,
     const uint64_t step = std::min(end, (index + 1) * kChunkBytes) - offset;
     ChunkPtr chunk = cache_.Find(inode->id, index);
     const bool wanted = UsesChunks(*inode, offset, end - offset, run);
-    if (!chunk && wanted) chunk = StartChunk(inode, index, &plan->needed);
+    if (!chunk && wanted) chunk = StartChunk(inode, index, ReadCache::Purpose::kNeeded, &plan->needed);
     if (chunk) {
+      const uint64_t chunk_end = std::min((index + 1) * kChunkBytes, inode->attributes.size);
+      if (offset + step == chunk_end) cache_.NoteRead(inode->id, index);
       Part part;
       part.bytes = step;
       part.memory = chunk->buffer().data() + offset % kChunkBytes;
@@ -324,9 +329,10 @@ std::vector<Reader::Part> Reader::LayOut(const InodePtr& inode, uint64_t offset,
   }
   if (streaming) {
     const uint64_t chunks = (inode->attributes.size + kChunkBytes - 1) / kChunkBytes;
-    const uint64_t ahead = std::min(chunks, last_chunk + 1 + ReadAheadChunks(run));
+    const uint64_t places = census_.Note(inode->id, offset);
+    const uint64_t ahead = std::min(chunks, last_chunk + 1 + ReadAheadChunks(run, places));
     for (uint64_t index = last_chunk + 1; index < ahead; ++index) {
-      if (!cache_.Find(inode->id, index)) StartChunk(inode, index, &plan->ahead);
+      if (!cache_.Find(inode->id, index)) StartChunk(inode, index, ReadCache::Purpose::kAhead, &plan->ahead);
     }
   }
   return parts;

@@ -9,6 +9,7 @@
 #include "meta/kv_store.h"
 #include "store/inode.h"
 #include "store/read_cache.h"
+#include "store/stream_census.h"
 #include "store/types.h"
 #include "store/write_back.h"
 
@@ -50,10 +51,11 @@ class Reader {
   struct Part;
 
   uint64_t Advance(ReadStream* stream, uint64_t offset, uint64_t size);
-  uint64_t ReadAheadChunks(uint64_t run) const;
+  uint64_t ReadAheadChunks(uint64_t run, uint64_t places) const;
   BufferPool& PoolFor(uint64_t bytes) const;
   bool UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t run) const REQUIRES(inode.mutex);
-  ChunkPtr StartChunk(const InodePtr& inode, uint64_t index, Stage* stage) REQUIRES(inode->mutex);
+  ChunkPtr StartChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose, Stage* stage)
+      REQUIRES(inode->mutex);
   void PlanTransfers(const InodePtr& inode, FileBlock first, BlockCount count, std::byte* memory,
                      const std::shared_ptr<Load>& load, Stage* stage) REQUIRES(inode->mutex);
   std::vector<Part> LayOut(const InodePtr& inode, uint64_t offset, uint64_t end, uint64_t run, Plan* plan)
@@ -68,6 +70,7 @@ class Reader {
   SpaceManager& space_;
   const Pools pools_;
   ReadCache cache_;
+  StreamCensus census_;
   const bool verify_;
   Counters counters_;
 };

@@ -303,11 +303,14 @@ Result<void> Store::Publish(const InodePtr& directory, const Credentials& who, u
   *failed = files.size();
   RETURN_IF_ERROR(CheckWritable());
   BlockCount blocks;
+  const BlockCount granted = grant.count();
   for (const DirectFile& file : files) {
     if (file.size > kMaximumFileSize) return ErrorCode::kFileTooBig;
-    blocks += BlocksFor(ByteCount{file.size});
+    const BlockCount more = BlocksFor(ByteCount{file.size});
+    if (more > granted - blocks) return ErrorCode::kInvalid;
+    blocks += more;
   }
-  if (blocks > grant.count() || blocks.value != checksums.size()) return ErrorCode::kInvalid;
+  if (blocks.value != checksums.size()) return ErrorCode::kInvalid;
   // The catalog may be synced at any time: the content is on stable storage before it says where.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(Wait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));

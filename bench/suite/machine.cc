@@ -48,6 +48,21 @@ std::string HugePages() {
   return begin == std::string::npos ? "unknown" : line.substr(begin + 1, end - begin - 1);
 }
 
+// Whether the machine is a guest that tells its host of free memory (VIRTIO_BALLOON_F_REPORTING), which then takes it
+// back: memory that was free for a moment costs a fault in the host when it is touched again.
+bool GivesMemoryBack() {
+  constexpr const char* kBalloon = "0x0005";
+  constexpr size_t kReporting = 5;   // a bit of `features`, written as a digit each
+  std::error_code error;
+  for (const auto& device : std::filesystem::directory_iterator("/sys/bus/virtio/devices", error)) {
+    std::ifstream kind(device.path() / "device"), bits(device.path() / "features");
+    std::string id, features;
+    if (!(kind >> id && bits >> features) || id != kBalloon || features.size() <= kReporting) continue;
+    if (features[kReporting] == '1') return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 ProcessorTimes ReadProcessorTimes() {
@@ -94,6 +109,7 @@ std::vector<std::pair<std::string, std::string>> FactsOf(Lab& lab) {
           {"kernel", fmt::format("{} {}", system.sysname, system.release)},
           {"processors", fmt::format("{} × {}", get_nprocs(), ProcessorName())},
           {"memory", size(KernelFigure(0, "MemTotal"))},
+          {"free memory", GivesMemoryBack() ? "goes back to the host machine: slow when touched again" : "is kept"},
           {"huge pages", HugePages()},
           {"host's filesystem", FilesystemOf(lab.host().directory())},
           {"store", lab.has_own_store() ? "made for this run" : lab.store()},

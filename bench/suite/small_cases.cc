@@ -38,7 +38,9 @@ Samples Life(Lab& lab, Place& place, const Turn& turn) {
   RETURN_IF_ERROR(time(CreateAll, files.count * kFileSize));
   RETURN_IF_ERROR(DropNames(lab));
   RETURN_IF_ERROR(time(StatAll, 0));
+  RETURN_IF_ERROR(time(StatAll, 0));
   RETURN_IF_ERROR(DropNames(lab));
+  RETURN_IF_ERROR(time(ListAll, 0));
   RETURN_IF_ERROR(time(ListAll, 0));
   if (turn.warm_up) RETURN_IF_ERROR(ReadAll(files));
   RETURN_IF_ERROR(time(RemoveAll, 0));
@@ -48,7 +50,8 @@ Samples Life(Lab& lab, Place& place, const Turn& turn) {
 }
 
 Result<std::vector<Case>> Prepare(Lab& lab) {
-  const std::vector<std::string_view> rows = {"create", "stat", "list", "unlink"};
+  const std::vector<std::string_view> rows = {"create", "stat",       "stat-again",
+                                               "list",   "list-again", "unlink"};
   std::vector<Case> cases;
   for (const auto& [place, way] : {std::pair{&lab.weightfs(), Way::kWeightfs}, {&lab.host(), Way::kHost}}) {
     cases.push_back({way, rows, [&lab, place = place](const Turn& turn) { return Life(lab, *place, turn); }});

@@ -225,6 +225,7 @@ def write_direct(path, data, flags=0, **commit):
         with Lease(name) as lease:
             sums = lease.fill(lease.reserve(token, -(-len(data) // BLOCK)), data)
             lease.commit(token, len(data), sums, **{"new_size": len(data), **commit})
+        os.fstat(descriptor)   # From here on the kernel knows the size.
     finally:
         os.close(descriptor)
 

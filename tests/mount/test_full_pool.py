@@ -1,200 +1,364 @@
-"""A pool without space: the write that does not fit fails, nothing else is harmed, deleting gives the space back, and
-df is right all the time."""
+"""A pool that is full: the write that does not fit is refused, nothing else is harmed, deleting gives the space back,
+and what df says is true at every step."""
 
 import errno
 import os
+import random
+import sys
 
 import pytest
 
+from harness import process
 from harness.filesystems import wait_until
-from harness.tree import digests
+from harness.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
+from harness.tree import digest, digests
 
 MIB = 1 << 20
-# What a file may take beyond its bytes, and what statfs may be late by: a few blocks of metadata.
+BLOCK = 4096
+POOL = 64 * MIB
+# What data that is not yet on the device may take beyond its size; another filesystem takes it for its own use.
 SLACK = 256 << 10
 
-
-def available(directory):
-    status = os.statvfs(directory)
-    assert status.f_bavail <= status.f_bfree <= status.f_blocks
-    return status.f_bavail * status.f_frsize
-
-
-def gives_back(directory, expected):
-    """Whether that much becomes available. The kernel reports the close of a file a moment after close(2) returned, and
-    an unlinked file lives until then."""
-    return wait_until(lambda: available(directory) >= expected, limit=10)
-
-
-def errno_of(function, *arguments):
-    try:
-        function(*arguments)
-        return 0
-    except OSError as error:
-        return error.errno
-
-
-def write_file(path, data):
-    with open(path, "wb", buffering=0) as stream:
-        view = memoryview(data)
-        while view:
-            view = view[stream.write(view[:MIB]):]
-
-
-def fill(path, piece):
-    """Writes until nothing fits any more; returns the bytes that were written."""
-    written = 0
-    with open(path, "wb", buffering=0) as stream:
-        while True:
-            try:
-                written += stream.write(piece)
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-                return written
+# Counts blocks, or is what weightfs alone promises.
+weightfs_only = pytest.mark.usefixtures("weightfs_only")
 
 
 @pytest.fixture
 def small(factory):
-    return factory.mount(factory.store("64M"))
+    """A store of 64 MiB, mounted. fsck must find nothing afterwards."""
+    mount = factory.mount(factory.store("64M"))
+    yield mount
+    mount.fsck()
 
 
-def test_write_that_does_not_fit_fails_and_nothing_else_is_harmed(small):
-    for index in range(10):
-        write_file(small.path / f"kept-{index}", os.urandom(MIB + index * 1001))
-    before, free = digests(small.path), available(small.path)
-    written = fill(small.path / "large", os.urandom(MIB))
-    assert free - 2 * MIB <= written <= free + SLACK
-    assert available(small.path) <= MIB + SLACK
-    assert (small.path / "large").stat().st_size == written
+def space(mount):
+    status = os.statvfs(mount.path)
+    assert status.f_bavail <= status.f_bfree <= status.f_blocks
+    return status
+
+
+def available(mount):
+    status = space(mount)
+    return status.f_bavail * status.f_frsize
+
+
+def gives_back(mount, expected):
+    """Whether that much becomes available. The kernel reports the close of a file a moment after close(2) returned, and
+    an unlinked file lives until then."""
+    return wait_until(lambda: available(mount) >= expected, limit=10)
+
+
+def data_of(number, length):
+    return random.Random(number).randbytes(length)
+
+
+def write_file(path, length, number=0, synced=True):
+    with open(path, "wb", buffering=0) as stream:
+        data = data_of(number, length)
+        while data:
+            data = data[stream.write(data):]
+        if synced:
+            os.fsync(stream.fileno())
+
+
+def fill(path, step=MIB, synced=True):
+    """Writes until a write is refused. Returns how many bytes were taken."""
+    taken = 0
+    piece = data_of(step, step)
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    try:
+        while True:
+            count = os.write(descriptor, piece)
+            assert count > 0
+            taken += count
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+    finally:
+        if synced:
+            os.fsync(descriptor)
+        os.close(descriptor)
+    return taken
+
+
+def fill_up(path):
+    """To the last block."""
+    return fill(path) + fill(path, BLOCK)
+
+
+def fill_in_memory(path):
+    """What was taken need not be on the device."""
+    return fill(path, synced=False)
+
+
+FILLINGS = pytest.mark.parametrize("filling", [fill_up, fill_in_memory], ids=lambda function: function.__name__)
+
+
+@weightfs_only
+def test_the_write_that_does_not_fit_is_refused_and_no_earlier_one(small):
+    before = available(small)
+    taken = fill(small.path / "file")
+    assert taken <= before < taken + MIB, "refused though there was room, or taken though there was none"
+    assert os.stat(small.path / "file").st_size == taken
+    room = available(small)
+    assert fill(small.path / "file", BLOCK) == room
+    assert available(small) == 0
+
+
+@FILLINGS
+def test_what_was_taken_is_whole_and_other_files_are_not_harmed(small, filling):
+    for number in range(10):
+        write_file(small.path / f"other-{number}", number * 300_001 + 10, number)
+    others, free = digests(small.path), available(small)
+    taken = filling(small.path / "big")
+    assert free - 2 * MIB <= taken <= free + SLACK
+    assert available(small) <= MIB + SLACK
+    assert os.stat(small.path / "big").st_size == taken
+    with pytest.raises(OSError) as refused:
+        write_file(small.path / "late", 2 * MIB)
+    assert refused.value.errno == errno.ENOSPC
+    before = digests(small.path)
+    assert others.items() <= before.items()
     small.remount()
-    now = digests(small.path)
-    now.pop("large")
-    assert now == before and (small.path / "large").stat().st_size == written
-    (small.path / "large").unlink()
-    assert gives_back(small.path, free - SLACK)
-    small.fsck()
+    assert digests(small.path) == before
+    assert os.stat(small.path / "big").st_size == taken
+    os.unlink(small.path / "late")
+    os.unlink(small.path / "big")
+    assert gives_back(small, free - SLACK)
 
 
-def test_space_comes_back_at_once_again_and_again(small):
-    free = available(small.path)
+@weightfs_only
+def test_names_can_still_be_made_changed_and_removed(small):
+    write_file(small.path / "kept", 5000)
+    fill_up(small.path / "big")
+    assert (small.path / "kept").read_bytes() == data_of(0, 5000)
+    (small.path / "folder").mkdir()
+    (small.path / "folder" / "empty").touch()
+    os.symlink("empty", small.path / "folder" / "link")
+    os.rename(small.path / "kept", small.path / "renamed")
+    (small.path / "renamed").chmod(0o600)
+    os.rename(small.path / "big", small.path / "folder" / "big")
+    os.truncate(small.path / "folder" / "big", 5 * MIB + 1)
+    write_file(small.path / "after", 20 * MIB)
+    assert os.stat(small.path / "folder" / "big").st_size == 5 * MIB + 1
+    os.unlink(small.path / "renamed")
+    os.unlink(small.path / "folder" / "big")
+    small.remount()
+    assert set(os.listdir(small.path)) - {"lost+found"} == {"after", "folder"}
+    assert sorted(os.listdir(small.path / "folder")) == ["empty", "link"]
+
+
+@weightfs_only
+@pytest.mark.parametrize("state", ["synced", "appended to", "in memory"])
+def test_deleting_gives_the_space_back_at_once(small, state):
+    fresh = available(small)
     for turn in range(8):
-        written = fill(small.path / "large", os.urandom(MIB))
-        assert written >= free - 2 * MIB - SLACK, f"turn {turn}: only {written} of {free} could be written"
-        os.unlink(small.path / "large")
-        assert gives_back(small.path, free - SLACK), turn
-    small.fsck()
+        taken = fill(small.path / "file", synced=state != "in memory")
+        assert taken >= fresh - MIB, f"in turn {turn} less fits than before"
+        if state == "appended to":
+            with open(small.path / "file", "ab") as stream:
+                assert os.pwrite(stream.fileno(), b"not durable", taken - 11) == 11
+        os.unlink(small.path / "file")
+        assert available(small) == fresh, "df does not show the space of the deleted file"
 
 
-def test_df_follows_every_write_and_delete(small):
-    free = available(small.path)
-    sizes = [4096, 100_000, MIB, 5 * MIB + 1, 8 * MIB, 3000]
-    for index, size in enumerate(sizes):
-        before = available(small.path)
-        write_file(small.path / str(index), os.urandom(size))
-        assert size - SLACK <= before - available(small.path) <= size + SLACK, "in memory"
-        if index % 2:
-            os.sync()
-            assert size - SLACK <= before - available(small.path) <= size + SLACK, "on the device"
+@weightfs_only
+def test_truncating_and_punching_give_the_space_back_at_once(small):
+    fresh = available(small)
+    fill(small.path / "file")
+    os.truncate(small.path / "file", 0)
+    assert available(small) == fresh
+    taken = fill(small.path / "file")
+    assert taken >= fresh - MIB
+    with open(small.path / "file", "r+b") as stream:
+        fallocate(stream.fileno(), FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, taken)
+    assert available(small) == fresh
+    assert fill(small.path / "other") >= fresh - MIB
+
+
+@weightfs_only
+def test_an_open_deleted_file_keeps_its_space_until_it_is_closed(small):
+    fresh = available(small)
+    fill(small.path / "file")
+    with open(small.path / "file", "rb") as stream:
+        before = digest(small.path / "file")
+        os.unlink(small.path / "file")
+        assert available(small) < MIB
+        assert digest(f"/proc/self/fd/{stream.fileno()}") == before
+    # The kernel tells the filesystem of a close without waiting for it; the next write that needs the space does wait.
+    assert fill(small.path / "next") >= fresh - MIB
+
+
+@weightfs_only
+def test_df_counts_every_block_that_is_written(small):
+    start = space(small)
+    used = 0
+    for number, length in enumerate([1, 4096, 4097, 3000, 100_000, MIB, 3 * MIB + 5, 5 * MIB + 1, 8 * MIB]):
+        path, before = small.path / f"file-{number}", available(small)
+        write_file(path, length, number, synced=False)
+        assert length - SLACK <= before - available(small) <= length + SLACK, "in memory"
+        with open(path, "rb") as stream:
+            os.sync() if number % 2 else os.fsync(stream.fileno())
+        used += -(-length // BLOCK)
+        now = space(small)
+        assert start.f_bfree - now.f_bfree == used
+        assert start.f_bavail - now.f_bavail == used
+        assert now.f_blocks == start.f_blocks
+    text = process.run(["df", "-B1", "--output=size,used,avail", small.path]).out.split()[-3:]
+    assert [int(word) for word in text] == [start.f_blocks * BLOCK, used * BLOCK, space(small).f_bavail * BLOCK]
     small.remount()
-    assert sum(sizes) - SLACK <= free - available(small.path) <= sum(sizes) + SLACK
-    for index in range(len(sizes)):
-        (small.path / str(index)).unlink()
-    assert gives_back(small.path, free - SLACK)
-    small.fsck()
+    assert space(small).f_bavail == start.f_bavail - used
+    for path in small.path.iterdir():
+        path.unlink()
+    assert space(small).f_bavail == start.f_bavail
 
 
-def test_full_pool_still_deletes_renames_and_truncates(small):
-    (small.path / "a").write_bytes(b"a" * 5000)
-    written = fill(small.path / "large", os.urandom(MIB))
-    with open(small.path / "large", "ab", buffering=0) as stream:
-        while errno_of(stream.write, b"x" * 4096) == 0:
-            pass
-    assert (small.path / "a").read_bytes() == b"a" * 5000
-    os.rename(small.path / "a", small.path / "b")
-    (small.path / "b").chmod(0o600)
-    os.truncate(small.path / "large", written // 2)
-    write_file(small.path / "c", os.urandom(MIB))
-    (small.path / "b").unlink()
-    (small.path / "large").unlink()
+@weightfs_only
+def test_df_counts_what_is_not_yet_on_the_device(small):
+    start = available(small)
+    with open(small.path / "file", "wb", buffering=0) as stream:
+        for number in range(1, 9):
+            stream.write(data_of(number, MIB))
+            assert start - available(small) >= number * MIB
+
+
+@weightfs_only
+def test_fallocate_that_does_not_fit_changes_nothing(small):
+    write_file(small.path / "file", 10_000)
+    before = available(small)
+    with open(small.path / "file", "r+b") as stream:
+        for mode in (0, FALLOC_KEEP_SIZE):
+            for length in (before + 4 * MIB, POOL):
+                with pytest.raises(OSError) as refused:
+                    fallocate(stream.fileno(), mode, 0, length)
+                assert refused.value.errno == errno.ENOSPC
+        assert os.fstat(stream.fileno()).st_size == 10_000
+    assert available(small) == before
+    assert (small.path / "file").read_bytes() == data_of(0, 10_000)
+
+
+@pytest.mark.parametrize("most, step", [(8 * MIB, 300_000), (POOL, 300_000), (POOL, 4 * MIB)])
+def test_preallocated_space_can_be_written_in_a_full_pool(small, most, step):
+    free = available(small)
+    reserved = min(most, free - 4 * MIB)
+    expected = bytearray(reserved)
+    with open(small.path / "reserved", "w+b", buffering=0) as stream:
+        os.posix_fallocate(stream.fileno(), 0, reserved)
+        assert available(small) <= free - reserved + SLACK
+        fill_up(small.path / "rest")
+        for start in range(0, reserved, step):
+            piece = data_of(start, min(300_000, reserved - start))
+            assert os.pwrite(stream.fileno(), piece, start) == len(piece)
+            expected[start:start + len(piece)] = piece
+        os.fsync(stream.fileno())
     small.remount()
-    assert os.listdir(small.path) == ["c"] or sorted(os.listdir(small.path)) == ["c", "lost+found"]
-    small.fsck()
+    assert (small.path / "reserved").read_bytes() == expected
 
 
-def test_overwriting_in_a_full_pool_keeps_old_or_new(small):
-    """Every overwrite needs space for a moment; one that is refused leaves the old bytes."""
-    old = os.urandom(8 * MIB)
-    write_file(small.path / "model", old)
-    fill(small.path / "large", os.urandom(MIB))
-    with open(small.path / "model", "r+b", buffering=0) as stream:
-        number = errno_of(stream.write, b"n" * (4 * MIB))
-        assert number in (0, errno.ENOSPC)
-        synced = errno_of(os.fsync, stream.fileno())
-        assert synced in (0, errno.ENOSPC)
+@weightfs_only
+@pytest.mark.parametrize("step", [BLOCK, 256 * 1024, MIB])
+def test_a_file_larger_than_the_room_left_can_be_overwritten(small, step):
+    """New data needs new blocks until the commit that frees the old ones: with some room left, many commits do it."""
+    length = 16 * MIB
+    write_file(small.path / "file", length, 1)
+    with open(small.path / "rest", "wb") as stream:
+        os.posix_fallocate(stream.fileno(), 0, available(small) - 4 * MIB)
+    data = data_of(2, length)
+    with open(small.path / "file", "r+b", buffering=0) as stream:
+        for start in range(0, length, step):
+            assert os.pwrite(stream.fileno(), data[start:start + step], start) == step
+        os.fsync(stream.fileno())
     small.remount()
-    data = (small.path / "model").read_bytes()
-    assert len(data) == 8 * MIB and data[4 * MIB:] == old[4 * MIB:]
-    # The kernel may cut a write into requests, each of which is written whole or not at all.
-    for start in range(0, 4 * MIB, 4096):
-        assert data[start:start + 4096] in (old[start:start + 4096], b"n" * 4096), start
-    small.fsck()
+    assert (small.path / "file").read_bytes() == data
 
 
-def test_fallocate_takes_all_or_nothing(small):
-    free = available(small.path)
-    descriptor = os.open(small.path / "file", os.O_RDWR | os.O_CREAT)
-    assert errno_of(os.posix_fallocate, descriptor, 0, free + 4 * MIB) == errno.ENOSPC
-    os.ftruncate(descriptor, 0)
-    os.posix_fallocate(descriptor, 0, free - 4 * MIB)
-    assert available(small.path) <= 4 * MIB + SLACK
-    # What was allocated can be written, whatever else is going on.
-    fill(small.path / "other", os.urandom(MIB))
-    for offset in range(0, free - 4 * MIB, 4 * MIB):
-        os.pwrite(descriptor, b"x" * 65536, offset)
-    os.fsync(descriptor)
-    os.close(descriptor)
-    small.fsck()
+@FILLINGS
+@pytest.mark.parametrize("step", [65536, 4 * MIB])
+def test_an_overwrite_that_is_refused_leaves_the_old_bytes(small, filling, step):
+    write_file(small.path / "file", 8 * MIB, 1)
+    filling(small.path / "rest")
+    old, new = data_of(1, 8 * MIB), data_of(2, 4 * MIB)
+    expected = bytearray(old)
+    with open(small.path / "file", "r+b", buffering=0) as stream:
+        for start in range(0, len(new), step):
+            try:
+                count = os.pwrite(stream.fileno(), new[start:start + step], start)
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+            else:
+                expected[start:start + count] = new[start:start + count]
+        os.fsync(stream.fileno())
+    assert (small.path / "file").read_bytes() == expected
+    small.remount()
+    assert (small.path / "file").read_bytes() == expected
+
+
+@weightfs_only
+def test_a_mapping_in_a_full_pool_never_loses_what_was_synced(small):
+    """A mapped page that finds no room fails its msync (or kills its process), and the old bytes stay."""
+    write_file(small.path / "file", MIB, 1)
+    fill_up(small.path / "rest")
+    script = ("import mmap, sys\n"
+              "stream = open(sys.argv[1], 'r+b')\n"
+              "mapping = mmap.mmap(stream.fileno(), 0)\n"
+              "mapping[:] = b'x' * len(mapping)\n"
+              "mapping.flush()\n")
+    finished = process.run([sys.executable, "-c", script, small.path / "file"], codes=None, on_hang=small.kill)
+    small.remount()
+    content = (small.path / "file").read_bytes()
+    if finished.code == 0:
+        assert content == b"x" * MIB
+    else:
+        old = data_of(1, MIB)
+        for start in range(0, MIB, BLOCK):
+            assert content[start:start + BLOCK] in (old[start:start + BLOCK], b"x" * BLOCK)
 
 
 def test_many_small_files_until_the_pool_is_full(small):
-    count = 0
-    while True:
-        try:
-            write_file(small.path / f"{count:06}", b"s" * 30_000)
+    length, count = 30_000, 0
+    with pytest.raises(OSError) as refused:
+        while True:
+            write_file(small.path / f"{count:06}", length, count, synced=False)
             count += 1
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
-            break
+    assert refused.value.errno == errno.ENOSPC
     assert count > 1000
     small.remount()
-    for index in range(0, count, 101):
-        assert (small.path / f"{index:06}").read_bytes() == b"s" * 30_000
-    for name in os.listdir(small.path):
-        if name != "lost+found":
-            os.unlink(small.path / name)
-    assert gives_back(small.path, 48 * MIB)
-    small.fsck()
+    for number in range(0, count, 101):
+        assert (small.path / f"{number:06}").read_bytes() == data_of(number, length)
+    for path in small.path.glob("0*"):
+        path.unlink()
+    assert gives_back(small, 48 * MIB)
 
 
-def test_pool_of_two_tebibytes(factory, weightfs_only):
+@weightfs_only
+def test_a_pool_of_two_tebibytes(factory):
     """Its file is sparse: what counts is that nothing is proportional to its size."""
+    size = 2 << 40
     mount = factory.mount(factory.store("2T"))
-    status = os.statvfs(mount.path)
-    assert 0.97 * 2**41 <= status.f_blocks * status.f_frsize <= 2**41
-    assert status.f_bavail * status.f_frsize >= 0.96 * 2**41
-    data = os.urandom(9 * MIB)
-    write_file(mount.path / "model", data)
-    descriptor = os.open(mount.path / "huge", os.O_RDWR | os.O_CREAT)
-    os.posix_fallocate(descriptor, 0, 1 << 40)
-    os.pwrite(descriptor, b"deep inside", 1 << 39)
-    os.close(descriptor)
-    assert available(mount.path) < 2**40 + 2**39
+    start = space(mount)
+    assert size - (2 << 30) < start.f_blocks * BLOCK <= size
+    assert start.f_bavail * BLOCK > size - (2 << 30)
+    write_file(mount.path / "file", 9 * MIB + 1, 1)
+    with open(mount.path / "large", "w+b", buffering=0) as stream:
+        os.posix_fallocate(stream.fileno(), 0, 1 << 40)
+        assert os.pwrite(stream.fileno(), b"deep inside", 1 << 39) == 11
+        assert os.pwrite(stream.fileno(), b"end", (1 << 40) - 3) == 3
+        assert os.pread(stream.fileno(), 6, (1 << 40) - 6) == b"\0\0\0end"
+        # A write that is not yet on its way holds room of its own, for it may have to be copied.
+        os.fsync(stream.fileno())
+    used = (1 << 40) // BLOCK + 9 * MIB // BLOCK + 1
+    assert start.f_bavail - space(mount).f_bavail == used
     mount.remount()
-    assert (mount.path / "model").read_bytes() == data
-    assert (mount.path / "huge").stat().st_blocks * 512 >= 1 << 40
-    with open(mount.path / "huge", "rb") as stream:
+    assert start.f_bavail - space(mount).f_bavail == used
+    assert (mount.path / "file").read_bytes() == data_of(1, 9 * MIB + 1)
+    assert os.stat(mount.path / "large").st_blocks * 512 >= 1 << 40
+    with open(mount.path / "large", "rb") as stream:
         assert os.pread(stream.fileno(), 11, 1 << 39) == b"deep inside"
         assert os.pread(stream.fileno(), 1000, 1 << 38) == bytes(1000)
-    os.unlink(mount.path / "huge")
-    assert gives_back(mount.path, 0.96 * 2**41)
+        assert os.pread(stream.fileno(), 6, (1 << 40) - 6) == b"\0\0\0end"
+    with pytest.raises(OSError) as refused, open(mount.path / "more", "wb") as stream:
+        os.posix_fallocate(stream.fileno(), 0, 1 << 40)
+    assert refused.value.errno == errno.ENOSPC
+    os.unlink(mount.path / "large")
+    os.unlink(mount.path / "file")
+    assert space(mount).f_bavail == start.f_bavail
     mount.fsck()

@@ -11,17 +11,22 @@ MIB = 1 << 20
 SIZE = 4 * MIB
 IOC_STATS = (2 << 30) | (208 << 16) | (ord("W") << 8) | 3
 IOC_DROP_CACHE = (ord("W") << 8) | 4
-READ_BYTES = 1                         # the u64 after version and read_only
+READ_BYTES, REQUESTS = 2, 16           # fields of struct weightfs_stats
 
 
-def asked_of_the_daemon(mount):
-    """Bytes that the kernel has read from the daemon since the mount."""
+def statistic(mount, field):
+    """Counted since the mount."""
     descriptor = os.open(mount.path, os.O_RDONLY)
     try:
         out = fcntl.ioctl(descriptor, IOC_STATS, bytes(208))
     finally:
         os.close(descriptor)
-    return struct.unpack_from("<II25Q", out)[2]
+    return struct.unpack_from("<II25Q", out)[field]
+
+
+def asked_of_the_daemon(mount):
+    """Bytes that the kernel has read from the daemon since the mount."""
+    return statistic(mount, READ_BYTES)
 
 
 def cost_of_reading(mount, path, expected):
@@ -150,3 +155,26 @@ def test_cache_never_reads_from_the_daemon_each_time(factory, content):
     path.write_bytes(content)
     for _ in range(4):
         assert cost_of_reading(mount, path, content) >= SIZE
+
+
+def test_a_directory_is_listed_again_without_asking_and_shows_every_change(mount, work):
+    names = {f"file-{number:04}" for number in range(3000)}
+    for name in names:
+        (work / name).touch()
+    assert set(os.listdir(work)) == names
+    before = statistic(mount, REQUESTS)
+    for _ in range(5):
+        assert set(os.listdir(work)) == names
+    assert statistic(mount, REQUESTS) - before <= 5 * 4 + 8, "opening and closing alone are asked for"
+    (work / "new").touch()
+    names.add("new")
+    assert set(os.listdir(work)) == names
+    os.rename(work / "new", work / "other")
+    os.unlink(work / "file-0000")
+    os.mkdir(work / "sub")
+    names ^= {"new", "other", "file-0000", "sub"}
+    assert set(os.listdir(work)) == names
+    with os.scandir(work) as entries:
+        next(entries)
+        (work / "late").touch()
+    assert set(os.listdir(work)) == names | {"late"}

@@ -1,5 +1,6 @@
 #include "engine/file_device.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@
 namespace weightfs {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr uint64_t kFileSize = 32 * kMiB;
@@ -336,6 +338,70 @@ TEST(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {
   EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
   EXPECT_EQ(device->Read(ByteOffset{8 * kMiB}, memory.bytes()).error().code, ErrorCode::kIo);
   EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
+}
+
+// Opens a device once more, as for leases; closed at the end.
+class Again {
+ public:
+  Again(const FileDevice& device, bool write) {
+    auto opened = device.OpenAgain(write);
+    if (opened.has_value()) descriptor_ = *opened;
+    else ADD_FAILURE() << ToString(opened.error());
+  }
+  ~Again() { close(descriptor_); }
+  Again(const Again&) = delete;
+  Again& operator=(const Again&) = delete;
+  int get() const { return descriptor_; }
+
+ private:
+  int descriptor_ = -1;
+};
+
+void ExpectWritersKeepTheNextOpenOut(const std::string& path) {
+  auto device = OpenDevice(path);
+  const AlignedMemory memory(kBlockSize);
+  {
+    const Again reads(*device, false), writes(*device, true);
+    EXPECT_EQ(fcntl(reads.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
+    EXPECT_EQ(fcntl(writes.get(), F_GETFL) & O_ACCMODE, O_RDWR);
+    EXPECT_EQ(fcntl(writes.get(), F_GETFL) & O_DIRECT, fcntl(device->descriptor(), F_GETFL) & O_DIRECT);
+    EXPECT_EQ(fcntl(writes.get(), F_GETFD), FD_CLOEXEC);
+    EXPECT_EQ(pwrite(writes.get(), memory.data(), kBlockSize, kMiB), static_cast<ssize_t>(kBlockSize));
+    EXPECT_EQ(pread(reads.get(), memory.data(), kBlockSize, kMiB), static_cast<ssize_t>(kBlockSize));
+    EXPECT_EQ(pwrite(reads.get(), memory.data(), kBlockSize, kMiB), -1);
+    const Again second(*device, true);   // Writers keep each other out of nothing.
+    device.reset();
+    const auto refused = FileDevice::Open(path, {});
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().code, ErrorCode::kBusy);
+    EXPECT_THAT(refused.error().what, AllOf(HasSubstr(path), HasSubstr("leases for writing")));
+    EXPECT_TRUE(FileDevice::Open(path, {.read_only = true}).has_value()) << "a look disturbs nobody";
+  }
+  device = OpenDevice(path);
+  const Again reads(*device, false);
+  device.reset();
+  EXPECT_NE(OpenDevice(path), nullptr) << "readers keep nobody out";
+}
+
+TEST(FileDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
+  const ScratchFile file(kFileSize);
+  ExpectWritersKeepTheNextOpenOut(file.path());
+}
+
+TEST(FileDeviceTest, AReadOnlyDeviceHasNoDescriptorForWriters) {
+  const ScratchFile file(kFileSize);
+  const auto device = OpenDevice(file.path(), {.read_only = true});
+  EXPECT_EQ(device->OpenAgain(true).error().code, ErrorCode::kReadOnly);
+  const Again reads(*device, false);
+}
+
+TEST(FileDeviceBlockDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
+  const ScratchFile file(kFileSize);
+  const LoopDevice loop(file.path());
+  if (loop.path().empty())
+    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
+  ExpectWritersKeepTheNextOpenOut(loop.path());
 }
 
 }  // namespace

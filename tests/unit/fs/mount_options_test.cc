@@ -51,6 +51,16 @@ TEST(MountOptions, SetWhatTheyName) {
   EXPECT_THAT(parsed.mount.kernel_options, ElementsAre("noatime", "nodev"));
 }
 
+TEST(MountOptions, DirectNamesWhoIsTrusted) {
+  EXPECT_EQ(Parse("").mount.direct, DirectAccess::kOwner);
+  EXPECT_EQ(Parse("direct=owner").mount.direct, DirectAccess::kOwner);
+  EXPECT_EQ(Parse("direct=root").mount.direct, DirectAccess::kRoot);
+  EXPECT_EQ(Parse("direct=off").mount.direct, DirectAccess::kOff);
+  const Parsed wrong = Parse("direct=everybody");
+  ASSERT_FALSE(wrong.result.has_value());
+  EXPECT_THAT(wrong.result.error().what, HasSubstr("direct=everybody"));
+}
+
 TEST(MountOptions, LaterOptionWins) {
   EXPECT_FALSE(Parse("ro,rw").mount.read_only);
   EXPECT_TRUE(Parse("rw,ro").mount.read_only);

@@ -104,5 +104,26 @@ TEST(Acl, InheritedPermissionsAreThoseThatBothAllow) {
   }
 }
 
+// The algorithm of POSIX.1e 23.1.5: owner, named users, groups (any that allows), others; the mask bounds all between.
+TEST(Acl, PermitsWhatTheFirstClassThatMatchesAllows) {
+  constexpr uint32_t kOwnerId = 10, kGroupId = 20;
+  constexpr uint16_t kRead = 4, kWrite = 2, kSearch = 1;
+  const Acl acl = Make(kExtended);
+  const auto permits = [&](const Credentials& who, uint16_t wanted) {
+    return acl.Permits(who, kOwnerId, kGroupId, wanted);
+  };
+  EXPECT_TRUE(permits({kOwnerId, 99, {}}, kRead | kWrite | kSearch)) << "no mask for the owner";
+  EXPECT_TRUE(permits({50, 99, {}}, kRead | kWrite));
+  EXPECT_TRUE(permits({51, 99, {}}, kRead));
+  EXPECT_FALSE(permits({51, kGroupId, {60}}, kWrite)) << "a named user is in no other class";
+  EXPECT_TRUE(permits({70, kGroupId, {}}, kRead));
+  EXPECT_FALSE(permits({70, kGroupId, {}}, kSearch)) << "the mask takes it away, and others do not count";
+  EXPECT_TRUE(permits({70, 99, {60}}, kWrite));
+  EXPECT_FALSE(permits({70, 99, {60}}, kRead));
+  EXPECT_FALSE(permits({70, kGroupId, {60}}, kRead | kWrite)) << "no single entry allows both";
+  EXPECT_TRUE(permits({70, 99, {}}, kSearch));
+  EXPECT_FALSE(permits({70, 99, {}}, kRead));
+}
+
 }  // namespace
 }  // namespace weightfs

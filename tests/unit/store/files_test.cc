@@ -1,6 +1,8 @@
 // The data path over a device that fails, holds and loses: what callers see, and what survives.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstring>
 #include <future>
 
 #include "tests/support/test_store.h"
@@ -47,6 +49,32 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   const auto extents = store->Extents(file, FileBlock{0}, 100).value();
   EXPECT_LE(extents.size(), 3U) << "a file written in one go lies in few extents";
   EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
+}
+
+TEST(Files, LargeAndSmallWritesInSequenceLieTogether) {
+  TestStore store;
+  const auto buffers = std::move(BufferPool::Create({.buffer_size = ByteCount{kMiB}, .count = 16}).value());
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(4, 12 * kMiB + 777);
+  // As torch.save sends them: a header, then a tensor in pieces of the largest request.
+  constexpr size_t kSizes[] = {100, kMiB - kBlock, kMiB - kBlock, 250000, 64};
+  for (size_t at = 0, turn = 0; at < data.size(); ++turn) {
+    const size_t step = std::min(kSizes[turn % std::size(kSizes)], data.size() - at);
+    Buffer holder;
+    auto bytes = AsBytes(std::string_view(data).substr(at, step));
+    if (step >= kMiB / 2) {
+      holder = buffers->Allocate();
+      std::byte* const place = holder.data() + at % kBlock;
+      std::memcpy(place, bytes.data(), step);
+      bytes = {place, step};
+    }
+    ASSERT_OK(store->Write(file, ByteOffset{at}, bytes, holder));
+    at += step;
+  }
+  ASSERT_OK(store->Sync(file));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  const auto extents = store->Extents(file, FileBlock{0}, 100).value();
+  EXPECT_EQ(extents.size(), 1U);
 }
 
 TEST(Files, PartialOverwriteKeepsTheRestOfTheBlock) {
@@ -241,6 +269,16 @@ TEST(Files, AReadFailureIsAnErrorOfThatReadAlone) {
   EXPECT_TRUE(Must(store.ReadAt(file, 300 * kKiB, 200 * kKiB)) == Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB));
 }
 
+// The next bytes of a stream; "" when they cannot be read.
+std::string ReadNext(TestStore& store, const InodePtr& file, uint64_t offset, ReadStream* stream) {
+  std::promise<std::string> promise;
+  auto part = promise.get_future();
+  store->Read(file, ByteOffset{offset}, ByteCount{kMiB}, stream, [&](Result<ReadView> view) {
+    promise.set_value(view ? ToText(*view) : std::string());
+  });
+  return part.get();
+}
+
 TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
@@ -252,18 +290,32 @@ TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
     ReadStream stream;
     std::string text;
     while (text.size() < data.size()) {
-      std::promise<std::string> promise;
-      auto part = promise.get_future();
-      store->Read(file, ByteOffset{text.size()}, ByteCount{kMiB}, &stream, [&](Result<ReadView> view) {
-        promise.set_value(view ? ToText(*view) : std::string());
-      });
-      const std::string piece = part.get();
+      const std::string piece = ReadNext(store, file, text.size(), &stream);
       ASSERT_FALSE(piece.empty());
       text += piece;
     }
     EXPECT_TRUE(text == data);
   }
   EXPECT_LE(store.device().counts().read.value - before, data.size() + 4 * kMiB);
+}
+
+TEST(Files, ManyStreamsLeaveEachOtherWhatTheyReadAhead) {
+  constexpr size_t kStreams = 6, kSize = 24 * kMiB;   // more than the memory for read-ahead, 24 MiB, holds of each
+  TestStore store({.device_size = ByteCount{256 * kMiB}, .store = {.memory = ByteCount{48 * kMiB}}});
+  std::vector<InodePtr> files;
+  for (size_t index = 0; index < kStreams; ++index) {
+    files.push_back(store.Create(std::string(1, static_cast<char>('a' + index))).value());
+    ASSERT_OK(store.WriteAt(files.back(), 0, Pattern(index, kSize)));
+    ASSERT_OK(store->Sync(files.back()));
+  }
+  const uint64_t before = store.device().counts().read.value;
+  std::array<ReadStream, kStreams> streams;
+  for (uint64_t offset = 0; offset < kSize; offset += kMiB) {
+    for (size_t index = 0; index < kStreams; ++index) {
+      ASSERT_EQ(ReadNext(store, files[index], offset, &streams[index]).size(), kMiB);
+    }
+  }
+  EXPECT_LE(store.device().counts().read.value - before, kStreams * kSize * 11 / 10);
 }
 
 TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {

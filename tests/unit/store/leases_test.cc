@@ -82,6 +82,16 @@ TEST(ReadLeases, RangesBehindTheEndAreEmpty) {
   }
 }
 
+TEST(ReadLeases, OfMoreThanTheyCoverAreRefused) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store->Truncate(file, kMaximumFileSize));   // a hole
+  const auto whole = store->LeaseRead(file, 0, kEnd);
+  ASSERT_FALSE(whole.has_value());
+  EXPECT_EQ(whole.error().code, ErrorCode::kFileTooBig);
+  ASSERT_OK(store->LeaseRead(file, kMaximumFileSize - kMiB, kEnd));
+}
+
 TEST(ReadLeases, KeepBlocksThatWereOverwrittenUntilTheyEnd) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
@@ -235,7 +245,7 @@ TEST(WriteLeases, ImpossibleOnesAreRefusedAndChangeNothing) {
   EXPECT_EQ(refused({.offset = 0, .length = 0, .checksums = {}}), "invalid argument");
   EXPECT_EQ(refused({.offset = 0, .length = 100, .checksums = one}), "invalid argument") << "not the end of the file";
   EXPECT_EQ(refused({.offset = 0, .length = kBlockSize, .checksums = two}), "invalid argument");
-  EXPECT_EQ(refused({.offset = 0, .length = 2 * kBlockSize, .checksums = two}), "invalid argument") << "more than was reserved";
+  EXPECT_EQ(refused({.offset = 0, .length = 2 * kBlockSize, .checksums = two}), "invalid argument") << "not reserved";
   EXPECT_EQ(refused({.offset = 0, .length = kBlockSize, .new_size = 5, .checksums = one}), "invalid argument");
   EXPECT_EQ(refused({.offset = kMaximumFileSize, .length = kBlockSize, .checksums = one}), "file too big");
   EXPECT_EQ(refused({.offset = RoundDown(UINT64_MAX, kBlockSize), .length = kBlockSize, .checksums = one}),
@@ -336,6 +346,20 @@ TEST(Publishing, IsAllOrNothing) {
   EXPECT_EQ(store->names().ReadDirectory(kRootInode)->size(), 4U);
   SyncTwice(store);
   EXPECT_EQ(Available(store), before);
+}
+
+TEST(Publishing, SizesThatAddUpToNothingAreRefused) {
+  TestStore store;
+  const InodePtr root = store->inodes().Get(kRootInode).value();
+  // Together 2^64 blocks: none, where nobody looks.
+  constexpr size_t kCount = (uint64_t{1} << 63) / (kMaximumFileSize / kBlockSize) * 2;
+  const std::vector<DirectFile> files(kCount, DirectFile{"a", kMaximumFileSize});
+  size_t failed = 0;
+  auto grant = store->Reserve(root, FileBlock{0}, BlockCount{1});
+  ASSERT_OK(grant);
+  const auto result = store->Publish(root, {}, 0644, files, {}, std::move(*grant), &failed);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().code, ErrorCode::kInvalid);
 }
 
 TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {

@@ -1,0 +1,225 @@
+// The lease server over a store on disk, and programs that speak to it through the channel.
+#include "fs/lease_server.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "common/checksum.h"
+#include "fs/filesystem.h"
+#include "store/store_session.h"
+#include "tests/support/aligned_memory.h"
+#include "tests/support/test_store.h"
+#include "tests/unit/meta/temporary_directory.h"
+
+namespace weightfs {
+namespace {
+
+class LeaseServerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string path = (scratch_.path() / "store").string();
+    FormatOptions format;
+    format.size = ByteCount{64 * kMiB};
+    format.preallocate = false;
+    ASSERT_TRUE(FormatStore(path, format).has_value());
+    auto session = StoreSession::Open(path, {}, {.memory = ByteCount{48 * kMiB}});
+    ASSERT_TRUE(session.has_value()) << ToString(session.error());
+    session_ = std::move(*session);
+    filesystem_ = std::make_unique<Filesystem>(store(), options_);
+    const auto started = filesystem_->StartLeases();
+    ASSERT_TRUE(started.has_value()) << ToString(started.error());
+  }
+  void TearDown() override {
+    filesystem_->Finish();
+    EXPECT_EQ(store().statistics().pinned_bytes, 0U);
+    EXPECT_EQ(store().statistics().granted_bytes, 0U);
+    EXPECT_TRUE(session_->Close().has_value());
+    filesystem_.reset();
+  }
+
+  Store& store() { return session_->store(); }
+  LeaseServer& server() { return *filesystem_->leases(); }
+
+  // An open file of the mount, and its ticket for this process.
+  std::shared_ptr<FileHandle> Open(const std::string& name, int flags) {
+    CreateRequest request;
+    request.mode = S_IFREG | 0644;
+    auto made = store().names().Create(kRootInode, name, request);
+    if (!made.has_value()) made = store().names().Lookup(kRootInode, name);
+    auto handle = std::make_shared<FileHandle>();
+    handle->inode = store().OpenFile(made.value().ino, false).value();
+    handle->flags = flags;
+    return handle;
+  }
+  lease::Token Ticket(const std::shared_ptr<FileHandle>& handle) {
+    return server().tickets().Issue({handle, nullptr}, geteuid()).value();
+  }
+  void WaitForLeases(uint64_t count) {
+    while (server().leases() != count) std::this_thread::yield();
+  }
+
+  // A program's connection.
+  struct Program {
+    lease::Descriptor socket;
+    std::vector<lease::Descriptor> devices;
+    int error = 0;   // of the last answer
+
+    explicit Program(const LeaseServer& server) : socket(lease::Connect(server.name()).value()) {}
+    lease::Message Ask(lease::Kind kind, const std::vector<std::span<const std::byte>>& body) {
+      lease::Header header;
+      header.kind = static_cast<uint32_t>(kind);
+      EXPECT_TRUE(lease::Send(socket.get(), header, body, {}).has_value());
+      auto answer = lease::Receive(socket.get(), {});
+      error = ECONNRESET;
+      if (!answer.has_value()) return {};
+      EXPECT_EQ(answer->header.kind, header.kind);
+      error = answer->header.error;
+      if (!answer->descriptors.empty()) devices = std::move(answer->descriptors);
+      return std::move(*answer);
+    }
+    // The bytes of the whole file; each block is checked.
+    std::string Read(const lease::Token& token) {
+      const lease::ReadRequest request{token, 0, lease::kToEnd};
+      const lease::Message message = Ask(lease::Kind::kRead, {lease::BytesOf(request)});
+      if (error != 0) return {};
+      lease::BodyReader body(message.body());
+      lease::ReadAnswer answer;
+      std::vector<lease::Extent> extents;
+      std::vector<uint32_t> checksums;
+      EXPECT_TRUE(body.Take(&answer) && body.Take(answer.extents, &extents) && body.Take(answer.blocks, &checksums));
+      EXPECT_TRUE(body.empty());
+      std::string text(answer.blocks * kBlockSize, '\0');
+      for (const lease::Extent& extent : extents) {
+        const AlignedMemory memory(extent.count * kBlockSize);
+        EXPECT_EQ(pread(devices[extent.device].get(), memory.data(), memory.size(),
+                        static_cast<off_t>(extent.device_block * kBlockSize)),
+                  static_cast<ssize_t>(memory.size()));
+        for (uint64_t block = 0; block < extent.count; ++block) {
+          EXPECT_EQ(Crc32c(memory.bytes().subspan(block * kBlockSize, kBlockSize)),
+                    checksums[extent.file_block + block]);
+        }
+        text.replace(extent.file_block * kBlockSize, memory.size(), reinterpret_cast<const char*>(memory.data()),
+                     memory.size());
+      }
+      text.resize(answer.file_size);
+      return text;
+    }
+    // Replaces the file with blocks of one byte each.
+    void Write(const lease::Token& token, char fill, uint64_t blocks, bool durable) {
+      const lease::ReserveRequest request{token, 0, blocks};
+      const lease::Message message = Ask(lease::Kind::kReserve, {lease::BytesOf(request)});
+      if (error != 0) return;
+      lease::BodyReader body(message.body());
+      lease::ReserveAnswer answer;
+      std::vector<lease::Extent> extents;
+      EXPECT_TRUE(body.Take(&answer) && body.Take(answer.extents, &extents) && body.empty());
+      const AlignedMemory memory(blocks * kBlockSize, fill);
+      for (const lease::Extent& extent : extents) {
+        const auto size = static_cast<ssize_t>(extent.count * kBlockSize);
+        EXPECT_EQ(pwrite(devices[extent.device].get(), memory.data(), static_cast<size_t>(size),
+                         static_cast<off_t>(extent.device_block * kBlockSize)),
+                  size);
+      }
+      std::vector<uint32_t> checksums(blocks);
+      Crc32cBlocks(memory.bytes(), checksums.data());
+      const lease::CommitRequest commit{token, 0, memory.size(), memory.size(), durable ? 1U : 0U, 0};
+      Ask(lease::Kind::kCommit, {lease::BytesOf(commit), lease::Bytes(checksums)});
+      devices.clear();
+    }
+  };
+
+  TemporaryDirectory scratch_;
+  MountOptions options_;
+  std::unique_ptr<StoreSession> session_;
+  std::unique_ptr<Filesystem> filesystem_;
+};
+
+TEST_F(LeaseServerTest, WhatIsCommittedIsRead) {
+  const auto file = Open("a", O_RDWR);
+  const lease::Token token = Ticket(file);
+  Program program(server());
+  for (const bool durable : {false, true}) {
+    program.Write(token, durable ? 'd' : 'n', 100, durable);
+    EXPECT_EQ(program.error, 0);
+    EXPECT_EQ(program.Read(token), std::string(100 * kBlockSize, durable ? 'd' : 'n'));
+    program.Ask(lease::Kind::kRelease, {});
+    EXPECT_EQ(program.error, 0);
+  }
+  EXPECT_EQ(ToText(store().Read(file->inode, ByteOffset{0}, ByteCount{kMiB}).value()),
+            std::string(100 * kBlockSize, 'd'));
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, TheEndOfAConnectionEndsItsLease) {
+  const auto file = Open("a", O_RDWR);
+  const lease::Token token = Ticket(file);
+  {
+    Program writer(server()), reader(server());
+    writer.Write(token, 'x', 10, false);
+    const lease::ReserveRequest request{token, 0, 1000};
+    writer.Ask(lease::Kind::kReserve, {lease::BytesOf(request)});
+    reader.Read(token);
+    EXPECT_EQ(server().leases(), 2U);
+    EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize);
+    EXPECT_EQ(store().statistics().pinned_bytes, 10 * kBlockSize);
+  }
+  WaitForLeases(0);
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, AnAnswerIsSaidOnceAlsoWhenTheProgramIsGone) {
+  const auto file = Open("a", O_RDWR);
+  const lease::Token token = Ticket(file);
+  for (int round = 0; round < 200; ++round) {
+    Program program(server());
+    const lease::ReadRequest request{token, 0, lease::kToEnd};
+    lease::Header header;
+    header.kind = static_cast<uint32_t>(lease::Kind::kRead);
+    EXPECT_TRUE(lease::Send(program.socket.get(), header, std::vector{lease::BytesOf(request)}, {}).has_value());
+  }
+  WaitForLeases(0);
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, StopsWithProgramsInTheMiddleOfTheirWork) {
+  const auto file = Open("a", O_RDWR);
+  const lease::Token token = Ticket(file);
+  std::atomic<uint64_t> commits{0};
+  std::vector<std::thread> programs;
+  for (int index = 0; index < 6; ++index) {
+    programs.emplace_back([&, index] {
+      Program program(server());
+      while (program.error == 0) {
+        program.Write(token, static_cast<char>('a' + index), 20, index % 2 == 0);
+        if (program.error == 0) ++commits;
+        if (program.error != 0) break;
+        const std::string text = program.Read(token);
+        if (program.error != 0) break;
+        EXPECT_EQ(text, std::string(text.size(), text[0])) << "one commit or another, no mix";
+        program.Ask(lease::Kind::kRelease, {});
+      }
+      EXPECT_EQ(program.error, ECONNRESET);
+    });
+  }
+  while (commits.load() < 60) std::this_thread::yield();
+  server().Stop();
+  for (std::thread& program : programs) program.join();
+  EXPECT_EQ(server().leases(), 0U);
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, TheTrustDomainIsWhatTheOptionSays) {
+  EXPECT_TRUE(TrustsForLeases(DirectAccess::kOwner, 0));
+  EXPECT_TRUE(TrustsForLeases(DirectAccess::kOwner, geteuid()));
+  EXPECT_FALSE(TrustsForLeases(DirectAccess::kOwner, geteuid() + 1));
+  EXPECT_TRUE(TrustsForLeases(DirectAccess::kRoot, 0));
+  EXPECT_EQ(TrustsForLeases(DirectAccess::kRoot, geteuid()), geteuid() == 0);
+  EXPECT_FALSE(TrustsForLeases(DirectAccess::kOff, 0));
+}
+
+}  // namespace
+}  // namespace weightfs

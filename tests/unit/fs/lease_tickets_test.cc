@@ -1,0 +1,42 @@
+#include "fs/lease_tickets.h"
+
+#include <gtest/gtest.h>
+
+namespace weightfs {
+namespace {
+
+TEST(LeaseTickets, AreOneForEachHandleAndUser) {
+  LeaseTickets tickets;
+  const auto file = std::make_shared<FileHandle>(), other = std::make_shared<FileHandle>();
+  const auto directory = std::make_shared<DirectoryHandle>();
+  const auto first = tickets.Issue({file, nullptr}, 1).value();
+  EXPECT_EQ(tickets.Issue({file, nullptr}, 1).value(), first);
+  EXPECT_NE(tickets.Issue({file, nullptr}, 2).value(), first);
+  EXPECT_NE(tickets.Issue({other, nullptr}, 1).value(), first);
+  EXPECT_EQ(tickets.Find(first, 1).file, file);
+  EXPECT_EQ(tickets.Find(tickets.Issue({nullptr, directory}, 1).value(), 1).directory, directory);
+}
+
+TEST(LeaseTickets, AreGoodForTheirUserOnly) {
+  LeaseTickets tickets;
+  const auto file = std::make_shared<FileHandle>();
+  const auto token = tickets.Issue({file, nullptr}, 1).value();
+  EXPECT_EQ(tickets.Find(token, 0).file, nullptr);
+  EXPECT_EQ(tickets.Find({}, 1).file, nullptr);
+}
+
+TEST(LeaseTickets, GoWithTheirHandle) {
+  LeaseTickets tickets;
+  auto file = std::make_shared<FileHandle>();
+  const auto token = tickets.Issue({file, nullptr}, 1).value(), second = tickets.Issue({file, nullptr}, 2).value();
+  tickets.Forget(file.get());
+  EXPECT_EQ(tickets.Find(token, 1).file, nullptr) << "although a request may still keep the handle";
+  EXPECT_EQ(tickets.Find(second, 2).file, nullptr);
+  EXPECT_NE(tickets.Issue({file, nullptr}, 1).value(), token);
+  const auto third = tickets.Issue({file, nullptr}, 1).value();
+  file.reset();
+  EXPECT_EQ(tickets.Find(third, 1).file, nullptr) << "a ticket keeps nothing open";
+}
+
+}  // namespace
+}  // namespace weightfs

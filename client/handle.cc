@@ -28,8 +28,8 @@ constexpr unsigned kMaxParallelism = 1'024;
 // Slices begin on blocks of the file, so that no block is written by two threads.
 constexpr uint64_t kSliceUnit = kBlockSize;
 
-// A lease costs its round trips to the mount.
-constexpr uint64_t kLeaseFrom = kMiB;
+// A lease costs its round trips to the mount; below this they are dearer than what it spares.
+constexpr uint64_t kLeaseFrom = 4 * kMiB;
 
 // Bounce buffers of all rings together, and the least that one has.
 constexpr size_t kBounces = 32;

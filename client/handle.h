@@ -29,7 +29,7 @@ class LeaseConnections;
 
 // Whether bytes go past the mount of a weightfs, by a lease of its blocks.
 enum class Direct : unsigned char {
-  kAuto,     // operations of at least 1 MiB, where the mount gives leases; the others through the mount
+  kAuto,     // operations of at least 4 MiB, where the mount gives leases; the others through the mount
   kNever,    // everything through the mount
   kRequire,  // all that has any bytes; what cannot go so is an error that says why
 };

@@ -128,7 +128,11 @@ IoResult<void> LeasedFile::Commit() {
                                      .new_size = options_.whole_file ? options_.size : lease::kToEnd};
   const auto checksums = lease::Bytes(std::span<const uint32_t>(blocks_.checksums(), blocks_.count()));
   auto answer = lease_->Call(lease::Kind::kCommit, std::array{lease::BytesOf(request), checksums});
-  if (answer.has_value()) return {};
+  if (answer.has_value()) {
+    // The kernel learns of a new size when it is asked for; an O_APPEND write of others goes to the end it knows.
+    if (auto size = file_->Size(); !size.has_value()) return std::move(size).error();
+    return {};
+  }
   IoError error = std::move(answer).error();
   error.what = fmt::format("write of {} bytes at offset {} of {}: the mount did not commit it: {}", options_.size,
                            options_.offset, path(), error.what);

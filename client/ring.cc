@@ -41,6 +41,9 @@ constexpr auto kTransferPause = std::chrono::milliseconds(1);
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
 
+// Bytes; less than what a copy passes by the cache.
+constexpr uint64_t kCopiedAtOnce = 32 * kKiB;
+
 // Of blocks whose checksum is another than it should be.
 constexpr unsigned kReadTries = 3;
 
@@ -212,8 +215,8 @@ void Ring::Fill() {
     if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
     // What took time to copy, or to compute, is on its way while the next is prepared.
-    const bool computed = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
-    if (computed || bouncing()) SubmitReady();
+    if (leased_pieces_ > 0 || bouncing()) SubmitReady();
+    if (leased_pieces_ > 0) ReapOne();
   }
   SubmitReady();
 }
@@ -247,27 +250,34 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
     return false;
   }
   const Operation& operation = *slice.operation;
-  const bool gathered = piece.bounce && operation.direction() == Direction::kWrite;
+  const bool write = operation.direction() == Direction::kWrite;
   if (operation.target().leased()) ++leased_pieces_;
   free_.pop_back();
   slice.next += piece.size;
   ++slice.pieces;
   if (piece.descriptor >= 0 && batch_left_ > 0) --batch_left_;
-  if (gathered && operation.device() != nullptr) {
+  if (write && piece.bounce && operation.device() != nullptr) {
     CopyFromDevice(slot);
     return true;
   }
-  if (gathered) operation.memory().Gather(piece.at, {piece.data, piece.size});
-  if (operation.direction() == Direction::kWrite) Seal(piece);
+  if (write) ReadyToWrite(operation, piece);
   Send(slot);
   return true;
 }
 
-void Ring::Seal(const Piece& piece) const {
-  const Operation& operation = *piece.slice->operation;
-  if (piece.bounce) std::memset(piece.data + piece.size, 0, piece.transfer - piece.size);
-  if (operation.target().leased()) {
-    operation.target().NoteWritten(operation.offset() + piece.at, {piece.data, piece.transfer});
+void Ring::ReadyToWrite(const Operation& operation, const Piece& piece) {
+  const bool leased = operation.target().leased();
+  // What is copied is looked at again while it is in the cache.
+  const uint64_t step = piece.bounce && leased ? kCopiedAtOnce : piece.transfer;
+  for (uint64_t done = 0; done < piece.transfer; done += step) {
+    const std::span<std::byte> part(piece.data + done, std::min(step, piece.transfer - done));
+    if (piece.bounce) {
+      const auto bytes = part.first(std::min<uint64_t>(part.size(), piece.size - std::min(piece.size, done)));
+      // A GPU's were copied here before.
+      if (operation.device() == nullptr) operation.memory().Gather(piece.at + done, bytes);
+      std::fill(part.begin() + static_cast<long>(bytes.size()), part.end(), std::byte{0});
+    }
+    if (leased) operation.target().NoteWritten(operation.offset() + piece.at + done, part);
   }
 }
 
@@ -496,6 +506,14 @@ void Ring::Reap() {
     OnEvent(events_[static_cast<size_t>(i)].slot, events_[static_cast<size_t>(i)].result);
 }
 
+// Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache. One
+// only: the device waits for the next transfer.
+void Ring::ReapOne() {
+  AioContext::Event event;
+  if (in_kernel_ == 0 || context_->Wait(0, {&event, 1}, std::chrono::nanoseconds(0)) != 1) return;
+  OnEvent(event.slot, event.result);
+}
+
 void Ring::OnEvent(unsigned slot, int64_t result) {
   --in_kernel_;
   Piece& piece = pieces_[slot];
@@ -580,7 +598,7 @@ void Ring::OnCopied(unsigned slot, const IoResult<void>& outcome) {
   if (!outcome.has_value()) return FailPiece(slot, outcome.error());
   if (operation.direction() == Direction::kRead) return Arrive(slot);
   if (operation.stopped()) return Release(slot);
-  Seal(pieces_[slot]);
+  ReadyToWrite(operation, pieces_[slot]);
   Send(slot);
 }
 

@@ -95,13 +95,12 @@ class Ring {
   bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
   // The next piece of the slice into the slot. False when it has to wait for a bounce buffer.
   bool CutPiece(Slice& slice, unsigned slot);
+  static void ReadyToWrite(const Operation& operation, const Piece& piece);
   void ChooseRange(const Slice& slice, Piece& piece) const;
   void ChooseBlocks(const Slice& slice, Piece& piece) const;
   bool FindMemory(Piece& piece);
   bool FindBounce(Piece& piece);
   IoResult<Buffer> TryBounce();
-  // The bytes of a write are in the piece's memory: what lies behind them in their last block, and their checksums.
-  void Seal(const Piece& piece) const;
   // Begins the transfer; the bytes of a write are where it takes them.
   void Send(unsigned slot);
   bool FillHole(Slice& slice);
@@ -110,6 +109,7 @@ class Ring {
   void SubmitReady();
   void OnRefusal(int error_number);
   void Reap();
+  void ReapOne();
   void OnEvent(unsigned slot, int64_t result);
   void PrepareDirect(unsigned slot);
   void GoBuffered(unsigned slot, int error_number);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -41,11 +42,13 @@ class LeaseConnection {
   }
   // Ends the lease; the blocks that it had for writing, none where it had not, are the caller's.
   SpaceGrant End() EXCLUDES(mutex_) {
+    SpacePin pin;   // goes without the mutex
+    LeaseDevicesPtr devices;
     MutexLock lock(mutex_);
     if (devices_ == nullptr) return {};
     --leases_;
-    devices_ = nullptr;
-    pin_ = SpacePin();
+    std::swap(devices, devices_);
+    pin = std::move(pin_);
     return std::move(grant_);
   }
 

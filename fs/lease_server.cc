@@ -136,12 +136,15 @@ void LeaseServer::AcceptAll() {
   while (true) {
     auto socket = lease::Accept(listener_.get());
     if (socket.has_value()) {
+      turned_away_ = false;
       Accept(std::move(*socket));
       continue;
     }
     if (socket.error().code == ErrorCode::kAgain) return;
     // Without a descriptor to be had the program stays in the queue: looking again at once would only turn round.
-    spdlog::error("a program could not be let in for leases: {}", ToString(socket.error()));
+    if (!std::exchange(turned_away_, true)) {
+      spdlog::error("programs wait to be let in for leases: {}", ToString(socket.error()));
+    }
     timespec pause{.tv_sec = 0, .tv_nsec = 10'000'000};
     nanosleep(&pause, nullptr);
     return;
@@ -157,7 +160,7 @@ void LeaseServer::Accept(lease::Descriptor socket) {
   {
     MutexLock lock(mutex_);
     if (connections_.size() >= kMostConnections) {
-      spdlog::warn("uid {} is refused a connection for leases: there are {} already", peer->uid, kMostConnections);
+      spdlog::warn("uid {}: no connection for leases: there are {} already", peer->uid, kMostConnections);
       return;
     }
     connections_.emplace(descriptor, connection);

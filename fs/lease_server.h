@@ -33,8 +33,8 @@ class LeaseServer {
   LeaseServer(const LeaseServer&) = delete;
   LeaseServer& operator=(const LeaseServer&) = delete;
 
-  // Ends every connection, and with it every lease; returns when no request is under way. The receivers of the mount still
-  // serve meanwhile. Calls after the first do nothing.
+  // Ends every connection, and with it every lease; returns when no request is under way. The receivers of the mount
+  // still serve meanwhile. Calls after the first do nothing.
   void Stop();
 
   // Of the socket, in the abstract namespace.
@@ -60,6 +60,7 @@ class LeaseServer {
   LeaseTickets tickets_;
   std::atomic<uint64_t> leases_{0};
   std::atomic<bool> stopping_{false};
+  bool turned_away_ = false;   // of Run's thread: connections wait for a descriptor, and that was logged
   Mutex mutex_;
   std::unordered_map<int, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);
   LeaseRequests requests_;

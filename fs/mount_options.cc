@@ -102,8 +102,8 @@ constexpr Option kOptions[] = {
        target.mount.page_cache = value == "auto";
        return {};
      }},
-    {"direct", "owner|root|off", "who may reach the devices past the mount: the mount's user and root, root alone, or nobody "
-     "(owner)",
+    {"direct", "owner|root|off",
+     "who may reach the devices past the mount: its user and root, root alone, or nobody (owner)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        for (const DirectAccess direct : {DirectAccess::kOwner, DirectAccess::kRoot, DirectAccess::kOff}) {
          if (value != DirectAccessName(direct)) continue;

@@ -109,8 +109,8 @@ class Store {
 
   // Leases: for those who read and write the devices themselves. What these calls give out is gone before Close.
   //
-  // The places of a range, pinned, with their checksums: the bytes as they are now, those included that nobody synced. Waits
-  // for writes of them under way. kAgain where somebody writes the range all the time, kFileTooBig for more than
+  // The places of a range, pinned, with their checksums: the bytes as they are now, those included that nobody synced.
+  // Waits for writes of them under way. kAgain where somebody writes the range all the time, kFileTooBig for more than
   // kLargestLease.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
   // Space for `count` blocks of the file from `first` on, or of files of a directory (`first` is 0). kNoSpace.

@@ -51,7 +51,9 @@ struct CreateRequest {
 struct Credentials {
   uint32_t uid = 0, gid = 0;
   std::vector<uint32_t> groups = {};   // supplementary
-  bool Has(uint32_t group) const { return group == gid || std::find(groups.begin(), groups.end(), group) != groups.end(); }
+  bool Has(uint32_t group) const {
+    return group == gid || std::find(groups.begin(), groups.end(), group) != groups.end();
+  }
 };
 
 // A new file whose content lies on the devices already.

@@ -45,7 +45,7 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     block_size: bytes of one transfer. queue_depth: transfers in the kernel at once, for each slice. single_submit:
     each in a system call of its own. overlap_events: refill after each completion, else in batches of queue_depth.
     intra_op_parallelism (or num_threads): slices that an operation is cut into, each with its thread.
-    direct: on a weightfs mount, "auto" moves the bytes of operations of at least 1 MiB straight between memory and the
+    direct: on a weightfs mount, "auto" moves the bytes of operations of at least 4 MiB straight between memory and the
     devices of the store, past the mount, where the mount allows it; "never" does not, "require" raises an error where
     it cannot be. direct_operations counts those that went so.
 

@@ -14,6 +14,7 @@ import store_files
 from harness import process
 from harness.filesystems import weightfs
 from harness.process import Failure
+from store_files import extents_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -24,10 +25,6 @@ SIZE = 6 * MIB + 1234
 
 def data_of(number, length=SIZE):
     return random.Random(number).randbytes(length)
-
-
-def extents_of(path):
-    return json.loads(weightfs("info", "--json", path).out)["extents"]
 
 
 def place_of(extents, offset):

@@ -21,7 +21,7 @@ import store_files
 from harness import needs, process
 from harness.filesystems import is_mounted, program, wait_until, weightfs
 from harness.users import call_as
-from store_files import unchanged
+from store_files import devices_of, extents_of, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -35,8 +35,7 @@ def data_of(number, length):
 
 
 def is_clean(store):
-    copies = [store_files.read_at(path, 0, store_files.SUPERBLOCK_SIZE)
-              for path in store.devices or [store.directory / "pool"]]
+    copies = [store_files.read_at(path, 0, store_files.SUPERBLOCK_SIZE) for path in devices_of(store)]
     return all(store_files.superblock_field(copy, store_files.FLAGS) & store_files.CLEAN for copy in copies)
 
 
@@ -305,21 +304,39 @@ def test_a_read_only_mount_of_a_store_that_crashed(mount):
 
 
 # Devices.
+def check_devices_hold(store, data, extents):
+    """All of a file's data, where info says."""
+    assert sum(extent["length"] for extent in extents) >= len(data)
+    for extent in extents:
+        size = min(extent["length"], len(data) - extent["logical"])
+        held = store_files.read_at(devices_of(store)[extent["device"]], extent["physical"], size)
+        assert held == data[extent["logical"]:extent["logical"] + size]
+
+
+def test_info_tells_where_a_file_lies_and_describes_mount_and_store(mount):
+    data, path = data_of(1, 5 * MIB), mount.path / "file"
+    with open(path, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    check_devices_hold(mount.store, data, extents_of(path))
+    for place in (path, mount.path, mount.store.directory):
+        assert weightfs("info", place).out.strip()
+        assert json.loads(weightfs("info", "--json", place).out)
+    mount.fsck()
+
+
 def check_data_on_both(mount):
     data = data_of(7, 40 * MIB + 17)
     (mount.path / "file").write_bytes(data)
-    extents = json.loads(weightfs("info", "--json", mount.path / "file").out)["extents"]
+    extents = extents_of(mount.path / "file")
     assert {extent["device"] for extent in extents} == {0, 1}
     mount.remount()
     assert (mount.path / "file").read_bytes() == data
     total = os.statvfs(mount.path).f_blocks * 4096
     assert total == 2 * (64 * MIB - 2 * MIB)
     mount.umount()
-    # That it is the devices that hold it, where info says.
-    for extent in extents:
-        size = min(extent["length"], len(data) - extent["logical"])
-        held = store_files.read_at(mount.store.devices[extent["device"]], extent["physical"], size)
-        assert held == data[extent["logical"]:extent["logical"] + size]
+    check_devices_hold(mount.store, data, extents)
     mount.fsck()
 
 

@@ -1,257 +1,444 @@
-"""What must not be mounted, formatted or served: one clear line, an exit code that is not 0, and nothing changed."""
+"""What does not belong together, is damaged or is somebody else's is refused: one clear line, exit code not 0, and not
+a byte changed."""
 
+import contextlib
 import json
 import os
+import random
 import shutil
-import struct
 
 import pytest
 
-from harness import process
-from harness.filesystems import is_mounted, program, weightfs
-from harness.tree import digests
+import store_files
+from harness import needs, process
+from harness.filesystems import is_mounted, weightfs
+from store_files import devices_of, refused, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
-BLOCK = 4096
-COPIES = (0, 512 << 10, 1 << 20, (1 << 20) + (512 << 10))
+
+DEVICE_SIZE = 32 << 20
 
 
-def crc32c(data):
-    value = 0xFFFFFFFF
-    for byte in data:
-        value ^= byte
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-    return value ^ 0xFFFFFFFF
+def device_files(directory, count, name="device"):
+    paths = [directory / f"{name}-{number}" for number in range(count)]
+    for path in paths:
+        with open(path, "wb") as stream:
+            stream.truncate(DEVICE_SIZE)
+    return paths
 
 
-def change_superblocks(path, offset, layout, value):
-    """Sets a field in every copy, with a right checksum: what a newer program would have written."""
-    with open(path, "r+b") as stream:
-        for copy in COPIES:
-            stream.seek(copy)
-            block = bytearray(stream.read(BLOCK))
-            struct.pack_into(layout, block, offset, value)
-            struct.pack_into("<I", block, BLOCK - 4, crc32c(block[:-4]))
-            stream.seek(copy)
-            stream.write(block)
-
-
-def contents(store):
-    """Digests of all that belongs to a store, but for the lock, its log and RocksDB's own."""
-    found = digests(store.directory)
-    return {path: value for path, value in found.items()
-            if path not in ("lock", "weightfs.log") and not path.startswith(("meta/LOG", "meta/LOCK"))}
-
-
-def refused(*words, about=(), changed=None):
-    """Runs a command that must fail; returns its one line."""
-    before = contents(changed) if changed else None
-    finished = weightfs(*words, codes=None)
-    assert finished.code not in (0, None) and finished.code < 128, finished
-    lines = finished.err.strip().splitlines()
-    assert len(lines) == 1, f"one line was expected: {finished}"
-    for word in about:
-        assert word.lower() in lines[0].lower(), f"{word} is not named: {lines[0]}"
-    if changed:
-        assert contents(changed) == before, "a refused command changed the store"
-    return lines[0]
-
-
-def refuse_mount(factory, store, about=()):
-    directory = factory.directory("refused")
-    line = refused("mount", store.directory, directory, about=about, changed=store)
-    assert not is_mounted(directory) and not store.daemons()
-    return line
+def filled_store(factory, devices=()):
+    """A store that is not mounted, with one file in it."""
+    made = factory.store("32M", devices=devices)
+    mount = factory.mount(made)
+    (mount.path / "file").write_bytes(b"content" * 1000)
+    mount.umount()
+    return made
 
 
 @pytest.fixture
 def store(factory):
-    """A store with something in it."""
-    made = factory.store("64M")
-    mount = factory.mount(made)
-    (mount.path / "file").write_bytes(b"kept" * 10_000)
-    mount.umount()
-    yield made
-    mount.close()
+    return filled_store(factory)
 
 
-def still_works(factory, store):
+@pytest.fixture
+def point(factory):
+    path = factory.directory("point")
+    yield path
+    assert not is_mounted(path), "a refused mount is there all the same"
+
+
+def mount_is_refused(store, point, saying, options=(), but_for=()):
+    with unchanged(store.directory, *store.devices, but_for=but_for):
+        line = refused("mount", store.directory, point, *options, saying=saying)
+    assert store.daemons() == []
+    return line
+
+
+def check_usable(factory, store):
     mount = factory.mount(store)
-    assert (mount.path / "file").read_bytes() == b"kept" * 10_000
+    assert (mount.path / "file").read_bytes() == b"content" * 1000
     mount.fsck()
 
 
-def test_second_mount_of_a_mounted_store(factory, store):
+@contextlib.contextmanager
+def put_back(factory, store, part):
+    """Undoes at the end what was done to a part of the store: then the store is as usable as before."""
+    kept = factory.directory("kept") / part.name
+    copy = shutil.copytree if part.is_dir() else shutil.copy
+    copy(part, kept)
+    yield
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink(missing_ok=True)
+    shutil.move(kept, part)
+    check_usable(factory, store)
+
+
+# A store that is in use.
+def test_a_second_mount_of_a_mounted_store(factory, store, point):
     mount = factory.mount(store)
-    (mount.path / "other").write_bytes(b"x")
-    directory = factory.directory("refused")
-    line = refused("mount", store.directory, directory)
-    assert str(mount.pid) in line and not is_mounted(directory)
-    assert (mount.path / "other").read_bytes() == b"x"
-    refused("format", store.directory, "--size", "64M")
-    refused("format", store.directory, "--size", "64M", "--force")
-    assert weightfs("fsck", store.directory, codes=None).code not in (0, 1)
+    (mount.path / "other").write_bytes(b"written before")
+    line = refused("mount", store.directory, point, saying="in use by process")
+    assert f"process {mount.pid} (weightfs)" in line
+    assert (mount.path / "file").read_bytes() == b"content" * 1000
+    assert (mount.path / "other").read_bytes() == b"written before"
     mount.fsck()
-    still_works(factory, store)
+    check_usable(factory, store)
 
 
-def test_device_of_another_store(factory, store):
-    other = factory.store("64M")
-    kept = store.directory / "pool.kept"
-    os.rename(store.directory / "pool", kept)
-    shutil.copy(other.directory / "pool", store.directory / "pool")
-    refuse_mount(factory, store, about=["pool"])
-    os.rename(kept, store.directory / "pool")
-    still_works(factory, store)
+def test_a_second_mount_by_another_path_to_the_store(factory, store, point):
+    factory.mount(store)
+    alias = store.directory.with_name(store.directory.name + "-alias")
+    alias.symlink_to(store.directory)
+    try:
+        refused("mount", alias, point, saying="in use by process")
+    finally:
+        alias.unlink()
 
 
-def test_device_that_is_no_pool(factory, store):
-    kept = store.directory / "pool.kept"
-    os.rename(store.directory / "pool", kept)
-    (store.directory / "pool").write_bytes(bytes(64 << 20))
-    refuse_mount(factory, store, about=["pool"])
-    (store.directory / "pool").unlink()
-    refuse_mount(factory, store, about=["pool"])
-    os.rename(kept, store.directory / "pool")
-    still_works(factory, store)
+@pytest.mark.parametrize("command, saying, code", [
+    (["fsck"], "in use by process", 8), (["fsck", "--repair"], "in use by process", 8),
+    (["format", "--size", "32M"], "already holds a store", 1),
+    (["format", "--size", "32M", "--force"], "in use by process", 1)])
+def test_commands_that_need_an_unmounted_store(factory, store, command, saying, code):
+    mount = factory.mount(store)
+    with unchanged(store.directory):
+        refused(command[0], store.directory, *command[1:], saying=saying, codes=(code,))
+    assert (mount.path / "file").read_bytes() == b"content" * 1000
+    mount.fsck()
 
 
-def test_catalog_of_another_store(factory, store):
-    other = factory.store("64M")
-    os.rename(store.directory / "meta", store.directory / "meta.kept")
-    shutil.copytree(other.directory / "meta", store.directory / "meta")
-    refuse_mount(factory, store)
-    shutil.rmtree(store.directory / "meta")
-    os.rename(store.directory / "meta.kept", store.directory / "meta")
-    still_works(factory, store)
+def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, local):
+    devices = device_files(local, 2)
+    mount = factory.mount(factory.store(devices=devices))
+    (mount.path / "file").write_bytes(b"content")
+    with unchanged(*devices):
+        refused("format", local / "other", "--device", devices[0], "--force", "--sparse",
+                saying="locked by another process")
+    assert not (local / "other").exists()
+    mount.fsck()
 
 
-def test_missing_catalog(factory, store):
-    os.rename(store.directory / "meta", store.directory / "meta.kept")
-    refuse_mount(factory, store)
-    assert not (store.directory / "meta/CURRENT").exists()
-    shutil.rmtree(store.directory / "meta", ignore_errors=True)
-    os.rename(store.directory / "meta.kept", store.directory / "meta")
-    still_works(factory, store)
+# Devices and descriptions that do not belong together.
+@pytest.mark.parametrize("named", [0, 1], ids=["the pool", "a named device"])
+def test_the_device_of_another_store(factory, local, point, named):
+    first = filled_store(factory, device_files(local, named, "first"))
+    second = filled_store(factory, device_files(local, named, "second"))
+    device = devices_of(first)[0]
+    with put_back(factory, first, device):
+        shutil.copy(devices_of(second)[0], device)
+        line = mount_is_refused(first, point, "belongs to the store")
+        assert str(device) in line
 
 
-def test_truncated_pool(factory, store):
-    kept = store.directory / "pool.kept"
-    shutil.copy(store.directory / "pool", kept)
-    os.truncate(store.directory / "pool", 40 << 20)
-    refuse_mount(factory, store, about=["pool", "truncated"])
-    os.truncate(store.directory / "pool", 1000)
-    refuse_mount(factory, store, about=["pool"])
-    os.rename(kept, store.directory / "pool")
-    still_works(factory, store)
+def test_swapped_devices(factory, local, point):
+    store = factory.store(devices=device_files(local, 2))
+    first, second = store.devices
+    first.rename(local / "third")
+    second.rename(first)
+    (local / "third").rename(second)
+    mount_is_refused(store, point, "is device 1 of the store, not device 0")
 
 
-def test_newer_version_of_the_pool(factory, store):
-    change_superblocks(store.directory / "pool", 8, "<I", 2)
-    refuse_mount(factory, store, about=["version"])
-    change_superblocks(store.directory / "pool", 8, "<I", 1)
-    still_works(factory, store)
+def test_a_missing_device(factory, local, point):
+    store = factory.store(devices=device_files(local, 2))
+    store.devices[1].unlink()
+    line = mount_is_refused(store, point, str(store.devices[1]))
+    assert "no such file" in line
+    assert not store.devices[1].exists()
 
 
-def test_unknown_incompatible_feature(factory, store):
-    change_superblocks(store.directory / "pool", 32, "<Q", 1 << 40)
-    refuse_mount(factory, store, about=["pool"])
-    change_superblocks(store.directory / "pool", 32, "<Q", 0)
-    still_works(factory, store)
+def test_a_pool_of_zeros_and_none_at_all(factory, store, point):
+    pool = store.directory / "pool"
+    with put_back(factory, store, pool):
+        pool.write_bytes(bytes(DEVICE_SIZE))
+        mount_is_refused(store, point, str(pool))
+        pool.unlink()
+        mount_is_refused(store, point, str(pool))
+        assert not pool.exists()
 
 
-def test_newer_version_of_the_description(factory, store):
+def test_the_catalog_of_another_store(factory, store, point):
+    other = factory.store("32M")
+    catalog = store.directory / "meta"
+    with put_back(factory, store, catalog):
+        shutil.rmtree(catalog)
+        shutil.copytree(other.directory / "meta", catalog)
+        # RocksDB renames its own log when it opens.
+        mount_is_refused(store, point, "the catalog belongs to the store", but_for=("meta/LOG",))
+
+
+def test_a_missing_catalog(factory, store, point):
+    catalog = store.directory / "meta"
+    with put_back(factory, store, catalog):
+        shutil.rmtree(catalog)
+        mount_is_refused(store, point, "meta")
+        assert not catalog.exists()
+
+
+def test_a_truncated_pool(factory, store, point):
+    with put_back(factory, store, store.directory / "pool"):
+        for size in (DEVICE_SIZE - 4096, DEVICE_SIZE // 2, 4096, 1000, 0):
+            os.truncate(store.directory / "pool", size)
+            line = mount_is_refused(store, point, "pool")
+            assert "truncated" in line or size < 4096
+
+
+def test_a_pool_that_has_grown_is_used_as_before(factory, store):
+    os.truncate(store.directory / "pool", DEVICE_SIZE * 2)
+    check_usable(factory, store)
+
+
+# Versions.
+def describe(store, **changes):
     path = store.directory / "store.json"
-    text = path.read_text()
-    description = json.loads(text)
-    description["format"] = 99
-    path.write_text(json.dumps(description))
-    refuse_mount(factory, store, about=["99"])
-    path.write_text("{ broken")
-    refuse_mount(factory, store, about=["store.json"])
-    path.write_text(text)
-    still_works(factory, store)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_one_damaged_superblock_is_no_harm(factory, store):
-    with open(store.directory / "pool", "r+b") as stream:
-        stream.write(bytes(BLOCK))
-    still_works(factory, store)
-    with open(store.directory / "pool", "r+b") as stream:
-        for copy in COPIES:
-            stream.seek(copy)
-            stream.write(os.urandom(BLOCK))
-    refuse_mount(factory, store, about=["pool"])
+def newer_is_refused(store, point):
+    line = mount_is_refused(store, point, "newer")
+    with unchanged(store.directory):
+        refused("fsck", store.directory, saying="newer", codes=(8,))
+    return line
 
 
-def test_what_is_no_store_and_no_directory(factory, store, local):
+@pytest.mark.parametrize("version", [2, 99])
+def test_a_newer_format_in_the_description(factory, store, point, version):
+    with put_back(factory, store, store.directory / "store.json"):
+        describe(store, format=version)
+        assert f"format {version} is" in newer_is_refused(store, point)
+        with unchanged(store.directory):
+            refused("info", store.directory, saying="newer")
+
+
+def test_a_newer_format_in_the_superblock(factory, store, point):
+    with put_back(factory, store, store.directory / "pool"):
+        store_files.set_superblock_field(store.directory / "pool", store_files.VERSION, 2)
+        assert "version" in newer_is_refused(store, point)
+
+
+def test_an_unknown_feature_that_forbids_reading(factory, store, point):
+    with put_back(factory, store, store.directory / "pool"):
+        store_files.set_superblock_field(store.directory / "pool", store_files.INCOMPATIBLE_FEATURES, 1 << 40)
+        assert "pool" in newer_is_refused(store, point)
+
+
+def test_an_unknown_feature_that_forbids_writing_can_be_mounted_read_only(factory, store, point):
+    store_files.set_superblock_field(store.directory / "pool", store_files.READ_ONLY_FEATURES, 1 << 40)
+    mount_is_refused(store, point, "-o ro")
+    mount = factory.mount(store, "ro")
+    assert (mount.path / "file").read_bytes() == b"content" * 1000
+    mount.umount()
+
+
+# Damage.
+def erase_superblock(path, copy):
+    store_files.patch(path, store_files.SUPERBLOCK_OFFSETS[copy], bytes(store_files.SUPERBLOCK_SIZE))
+
+
+def scramble_superblock(path, copy):
+    store_files.patch(path, store_files.SUPERBLOCK_OFFSETS[copy],
+                      random.Random(copy).randbytes(store_files.SUPERBLOCK_SIZE))
+
+
+@pytest.mark.parametrize("harm", [store_files.damage_superblock, erase_superblock])
+@pytest.mark.parametrize("bad", [(0,), (1,), (2,), (3,), (0, 1, 2), (1, 2, 3)])
+def test_one_good_superblock_is_enough_and_the_others_are_mended(factory, store, bad, harm):
+    pool = store.directory / "pool"
+    for copy in bad:
+        harm(pool, copy)
+    check_usable(factory, store)
+    assert all(map(store_files.superblock_is_valid, store_files.superblocks(pool)))
+
+
+@pytest.mark.parametrize("harm, saying", [(store_files.damage_superblock, "damaged"), (erase_superblock, "pool"),
+                                          (scramble_superblock, "pool")])
+def test_no_good_superblock(store, point, harm, saying):
+    for copy in range(4):
+        harm(store.directory / "pool", copy)
+    mount_is_refused(store, point, saying)
+
+
+def test_a_damaged_description(factory, store, point):
+    with put_back(factory, store, store.directory / "store.json"):
+        for text in ("", "{", "{ broken", "[]", "{}", '{"format": 1}', "\0" * 500, '{"format": "1"}'):
+            (store.directory / "store.json").write_text(text)
+            mount_is_refused(store, point, "store.json")
+
+
+def test_a_description_of_absurd_devices(store, point):
+    device = json.loads((store.directory / "store.json").read_text())["devices"][0]
+    for change in ({"index": 1}, {"size": 1 << 62}, {"size": 4096}, {"path": "nowhere"}, {"id": "x"}):
+        describe(store, devices=[device | change])
+        mount_is_refused(store, point, "")
+
+
+def test_a_missing_lock_file_is_made_anew(factory, store):
+    (store.directory / "lock").unlink()
+    check_usable(factory, store)
+
+
+# Where to mount.
+def test_a_mountpoint_that_does_not_exist(store, point):
+    mount_is_refused(store, point / "nowhere", "No such file")
+    assert not (point / "nowhere").exists()
+
+
+def test_a_mountpoint_that_is_a_file(store, point):
+    (point / "file").touch()
+    mount_is_refused(store, point / "file", "not a directory")
+
+
+def test_a_mountpoint_that_is_the_mount_of_another_store(factory, store):
+    other = factory.mount(factory.store("32M"))
+    mount_is_refused(store, other.path, "already the mount of")
+    assert other.alive()
+
+
+def test_a_mountpoint_that_holds_the_store_or_lies_in_it(store):
+    mount_is_refused(store, store.directory, "store")
+    mount_is_refused(store, store.directory.parent, "store")
+    (store.directory / "inside").mkdir()
+    mount_is_refused(store, store.directory / "inside", "store")
+
+
+def test_options_that_are_unknown_or_impossible(store, point):
+    for option in ("no_such_option", "without=nonsense", "threads=0", "commit=-1", "commit=soon", "memory=1"):
+        mount_is_refused(store, point, option, ["-o", option])
+
+
+@pytest.mark.parametrize("name, mount, fsck, info", [
+    ("empty", "not a weightfs store", "not a weightfs store", "neither a store"),
+    ("file", "not a directory", "not a weightfs store", "neither a store"),
+    ("missing", "No such file", "No such file", "No such file")])
+def test_what_is_no_store(local, point, name, mount, fsck, info):
     (local / "empty").mkdir()
-    (local / "file").write_bytes(b"x")
-    for place in (local / "empty", local / "missing", local / "file"):
-        refused("mount", place, factory.directory("refused"))
-        refused("fsck", place)
-        assert os.listdir(local / "empty") == []
-    for place in (local / "missing", local / "file", store.directory):
-        refused("mount", store.directory, place, changed=store)
+    (local / "file").write_text("years of work")
+    with unchanged(local):
+        refused("mount", local / name, point, saying=mount)
+        refused("fsck", local / name, saying=fsck, codes=(8,))
+        refused("info", local / name, saying=info)
+    assert sorted(os.listdir(local)) == ["empty", "file"] and os.listdir(local / "empty") == []
 
 
-def test_options_that_are_unknown_or_impossible(factory, store):
-    for options in ("nonsense", "without=nonsense", "threads=0", "commit=-1", "memory=1"):
-        refused("mount", store.directory, factory.directory("refused"), "-o", options,
-                about=[options.split("=")[0]], changed=store)
+def test_unmounting_what_is_not_mounted(store, point):
+    for place in (point, point / "nowhere", store.directory, "/proc"):
+        refused("umount", place, saying="no weightfs is mounted")
 
 
-def test_format_refuses_what_holds_something(factory, store, local):
-    refused("format", store.directory, "--size", "64M", changed=store)
-    (local / "full").mkdir()
-    (local / "full/file").write_bytes(b"x")
-    refused("format", local / "full", "--size", "64M")
-    assert os.listdir(local / "full") == ["file"]
+# Format.
+def format_is_refused(directory, *words, saying, among=(), codes=(1,)):
+    with unchanged(directory, *among):
+        return refused("format", directory, *words, saying=saying, codes=codes)
+
+
+def test_format_over_a_store(factory, store):
+    format_is_refused(store.directory, "--size", "64M", saying="already holds a store; --force")
+    check_usable(factory, store)
+
+
+def test_format_with_force_makes_a_new_store(factory, store):
+    weightfs("format", store.directory, "--size", "64M", "--sparse", "--force")
+    mount = factory.mount(store)
+    assert os.listdir(mount.path) == []
+    mount.fsck()
+
+
+def test_format_over_the_device_of_a_store(factory, local):
+    store = factory.store(devices=device_files(local, 1))
+    format_is_refused(local / "other", "--device", store.devices[0], saying="a device of a weightfs store",
+                      among=[store.directory, *store.devices])
+    assert not (local / "other").exists()
+
+
+def test_format_in_a_directory_of_other_things(local):
+    (local / "thesis.tex").write_text("years of work")
+    format_is_refused(local, "--size", "32M", saying="thesis.tex")
+
+
+@needs.program("mkfs.ext4")
+def test_format_over_an_ext4_image(local):
     image = local / "image"
     with open(image, "wb") as stream:
-        stream.truncate(64 << 20)
+        stream.truncate(DEVICE_SIZE)
+    process.run(["mkfs.ext4", "-q", "-L", "thesis", image])
+    line = format_is_refused(local / "store", "--device", image, saying="ext4", among=[image])
+    assert "thesis" in line and "--force" in line
+    assert not (local / "store").exists()
+    weightfs("format", local / "store", "--device", image, "--force")
+
+
+def test_format_over_a_file_with_unknown_data(local):
+    image = local / "image"
+    with open(image, "wb") as stream:
+        stream.truncate(DEVICE_SIZE)
+        stream.seek(5000)
+        stream.write(b"years of work")
+    format_is_refused(local / "store", "--device", image, saying="byte at 5000", among=[image])
+
+
+@needs.loop_devices()
+@needs.program("mkfs.ext4", "losetup")
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_format_over_a_mounted_block_device(local, force):
+    image, directory = local / "image", local / "directory"
+    directory.mkdir()
+    with open(image, "wb") as stream:
+        stream.truncate(DEVICE_SIZE)
     process.run(["mkfs.ext4", "-q", image])
-    before = image.read_bytes()
-    refused("format", local / "new", "--device", image, about=["ext4"])
-    assert image.read_bytes() == before and not (local / "new").exists()
-    weightfs("format", local / "new", "--device", image, "--force")
-    other = local / "other"
-    refused("format", other, "--device", image)
-    assert not other.exists()
-    for size in ("0", "1K", "nonsense", "-5G", "8Q"):
-        refused("format", other, "--size", size)
-        assert not other.exists()
+    loop = process.run(["losetup", "--find", "--show", image]).out.strip()
+    try:
+        process.run(["mount", loop, directory])
+        try:
+            (directory / "file").write_text("years of work")
+            refused("format", local / "store", "--device", loop, *force, saying=loop)
+            assert not (local / "store").exists()
+            process.run(["umount", directory])
+            process.run(["fsck.ext4", "-fn", loop])
+            process.run(["mount", loop, directory])
+            assert (directory / "file").read_text() == "years of work"
+        finally:
+            process.run(["umount", directory], codes=None)
+    finally:
+        process.run(["losetup", "-d", loop])
 
 
-def test_umount_of_what_is_not_mounted(local):
-    refused("umount", local)
-    refused("umount", local / "missing")
-    refused("umount", "/proc")
+@pytest.mark.parametrize("words, saying, code", [
+    (["--device", "/nowhere/device"], "No such file", 1),
+    (["--device", "/usr"], "neither a block device nor a regular file", 1),
+    (["--device", "/dev/null"], "neither a block device nor a regular file", 1),
+    (["--size", "0"], "too small", 1), (["--size", "1K"], "too small", 1), (["--size", "1M"], "too small", 1),
+    (["--size", "1000P"], "do not fit", 1), (["--size", "none"], "not a size", 2),
+    (["--size", "-5M"], "not a size", 2), (["--size", "8Q"], "not a size", 2)])
+def test_impossible_places_and_sizes(local, words, saying, code):
+    format_is_refused(local / "store", *words, saying=saying, codes=(code,))
+    assert not (local / "store").exists()
 
 
-def test_help_version_and_usage(local):
-    for words in (["--help"], ["--version"], *[[name, "--help"] for name in
-                                              ("format", "mount", "umount", "fsck", "info", "doctor")]):
+def test_a_device_given_twice(local):
+    device = device_files(local, 1)[0]
+    (local / "link").symlink_to(device)
+    format_is_refused(local / "store", "--device", device, "--device", local / "link", saying="given twice",
+                      among=[device])
+
+
+def test_a_pool_larger_than_the_disk(local):
+    free = os.statvfs(local).f_bavail * 4096
+    size = f"{(free >> 30) + 100}G"
+    refused("format", local / "store", "--size", size, saying="do not fit")
+    assert not (local / "store").exists()
+
+
+# What is asked of the program itself.
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["format"], ["mount"], ["umount"], ["mount", "a", "b", "c", "d"],
+                                   ["mount", "--nonsense", "a", "b"]])
+def test_wrong_usage_is_told_from_failure(words):
+    assert weightfs(*words, codes=(2,)).err.strip()
+
+
+def test_help_and_version():
+    for words in (["--help"], ["--version"], *([name, "--help"] for name in
+                                               ("format", "mount", "umount", "fsck", "info", "doctor", "bench"))):
         assert weightfs(*words).out.strip(), words
-    for words in ([], ["nonsense"], ["format"], ["mount"], ["mount", local, local, local, local]):
-        finished = process.run([program(), *words], codes=None)
-        assert finished.code not in (0, None) and finished.err.strip(), words
-
-
-def test_info_tells_where_a_file_lies(factory, store):
-    mount = factory.mount(store)
-    data = os.urandom(5 << 20)
-    with open(mount.path / "model", "wb") as stream:
-        stream.write(data)
-        os.fsync(stream.fileno())
-    facts = json.loads(weightfs("info", mount.path / "model", "--json").out)
-    runs = [(extent["logical"], extent["length"], extent["physical"]) for extent in facts["extents"]]
-    with open(store.directory / "pool", "rb") as pool:
-        for start, length, physical in runs:
-            length = min(length, len(data) - start)
-            assert os.pread(pool.fileno(), length, physical) == data[start:start + length]
-    assert sum(length for _, length, _ in runs) >= len(data)
-    assert weightfs("info", mount.path / "model").out and weightfs("info", mount.path).out
-    assert json.loads(weightfs("info", store.directory, "--json").out)
-    mount.fsck()

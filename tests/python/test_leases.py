@@ -45,7 +45,7 @@ def flip_on_device(store, path, offset):
 
 
 def test_large_operations_go_past_the_mount_by_themselves(work, handle):
-    tensor = random_tensor(3_000_123)
+    tensor = random_tensor(5_000_123)
     handle.sync_pwrite(tensor, work / "file")
     handle.sync_pread(torch.empty_like(tensor), work / "file")
     assert handle.direct_operations == 2
@@ -56,7 +56,7 @@ def test_large_operations_go_past_the_mount_by_themselves(work, handle):
         handle.read_async(read, stream.fileno()).result()
     assert torch.equal(read, tensor)
     assert handle.direct_operations == 4
-    handle.sync_pwrite(tensor[:1000], work / "small")
+    handle.sync_pwrite(tensor[:4_000_000], work / "small")
     assert handle.direct_operations == 4
     with weightfs.aio_handle(direct="never") as other:
         assert other.read_into(read, work / "file") == tensor.nbytes
@@ -221,7 +221,7 @@ def test_parts_are_written_by_several_at_once(work):
 
 def test_refusals_are_silent_unless_a_lease_is_required(factory):
     mount = factory.mount(factory.store("128M"), "direct=off")
-    tensor = random_tensor(2 * MIB)
+    tensor = random_tensor(5 * MIB)
     with weightfs.aio_handle() as handle, weightfs.aio_handle(direct="require") as required:
         handle.write_from(tensor, mount.path / "file")
         handle.save_many({"a": tensor[:1000]}, mount.path)

@@ -99,7 +99,7 @@ TEST_F(GpuLeaseTest, DamageNeverReachesTheGpu) {
 }
 
 TEST_F(GpuLeaseTest, CufileSeesOnlyWhatTheHostNeedNotCheck) {
-  const DeviceBytes memory(RandomBytes(2'000'000));
+  const DeviceBytes memory(RandomBytes(5'000'000));
   fake_gpu_set_kinds(kEverywhere);
   const auto automatic = Make(GpuMode::kAuto, Direct::kAuto);
   ASSERT_TRUE(automatic->Write(mount_ / "file", memory.View()).has_value());

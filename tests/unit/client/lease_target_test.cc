@@ -218,9 +218,9 @@ TEST_F(LeaseTest, AFailedWriteLeavesTheOldFileAndNoNewOne) {
 }
 
 TEST_F(LeaseTest, RefusalsAreErrorsWhereALeaseIsRequiredAndElseSilent) {
-  Bytes bytes = RandomBytes(2'000'000, 6);
+  Bytes bytes = RandomBytes(5'000'000, 6);
   Bytes target(bytes.size());
-  const auto automatic = Make({.direct = Direct::kNever});
+  const auto never = Make({.direct = Direct::kNever});
   for (const int error_number : {EPERM, EOPNOTSUPP, ENOTTY}) {
     mount_.ticket_error = error_number;
     const auto required = Make();
@@ -241,10 +241,10 @@ TEST_F(LeaseTest, RefusalsAreErrorsWhereALeaseIsRequiredAndElseSilent) {
   const auto handle = std::move(Handle::Create({}).value());
   ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
   mount_.on_request = nullptr;
-  ASSERT_TRUE(automatic->Read(mount_ / "file", View(target)).has_value());
-  EXPECT_EQ(automatic->direct_operations(), 0U);
+  ASSERT_TRUE(never->Read(mount_ / "file", View(target)).has_value());
+  EXPECT_EQ(never->direct_operations(), 0U);
   // Small ones are not worth it.
-  Bytes small(1000);
+  Bytes small(4'000'000);
   ASSERT_TRUE(handle->Read(mount_ / "file", View(small)).has_value());
   EXPECT_EQ(handle->direct_operations(), 0U);
   ASSERT_TRUE(handle->Read(mount_ / "file", View(target)).has_value());
@@ -288,19 +288,23 @@ TEST_F(LeaseTest, ThousandLeasesLeaveNothingBehind) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-TEST_F(LeaseTest, MoreLeasesThanDescriptorsAllowGoThroughTheMount) {
-  Bytes bytes = RandomBytes(1 << 20, 6);
+TEST_F(LeaseTest, AHandleHasNoMoreLeasesThanItsProcessHasDescriptorsFor) {
+  Bytes bytes = RandomBytes(5000, 6);
   WriteFile(mount_ / "file", bytes);
-  const auto handle = std::move(Handle::Create({.queue_depth = 1}).value());
+  const auto handle = Make({.queue_depth = 1});
   // Nothing ends before all have begun.
   std::atomic<bool> begun = false;
   OnWait([&] { return begun.load(); });
-  std::vector<Bytes> targets(LeaseConnections::kMost + 20, Bytes(1 << 20));
+  std::vector<Bytes> targets(LeaseConnections::kMost, Bytes(5000));
   for (auto& target : targets) ASSERT_TRUE(handle->StartRead(mount_ / "file", View(target)).has_value());
-  EXPECT_EQ(handle->direct_operations(), LeaseConnections::kMost);
+  Bytes target(5000);
+  const auto refused = handle->StartRead(mount_ / "file", View(target));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number, EAGAIN);
   begun = true;
   EXPECT_EQ(handle->Wait().count, targets.size());
-  for (const auto& target : targets) EXPECT_TRUE(target == bytes);
+  for (const auto& read : targets) EXPECT_TRUE(read == bytes);
+  EXPECT_TRUE(handle->Read(mount_ / "file", View(target)).has_value());
   EXPECT_EQ(mount_.leases(), 0U);
 }
 

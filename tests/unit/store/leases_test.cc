@@ -245,7 +245,7 @@ TEST(WriteLeases, ImpossibleOnesAreRefusedAndChangeNothing) {
   EXPECT_EQ(refused({.offset = 0, .length = 0, .checksums = {}}), "invalid argument");
   EXPECT_EQ(refused({.offset = 0, .length = 100, .checksums = one}), "invalid argument") << "not the end of the file";
   EXPECT_EQ(refused({.offset = 0, .length = kBlockSize, .checksums = two}), "invalid argument");
-  EXPECT_EQ(refused({.offset = 0, .length = 2 * kBlockSize, .checksums = two}), "invalid argument") << "more than was reserved";
+  EXPECT_EQ(refused({.offset = 0, .length = 2 * kBlockSize, .checksums = two}), "invalid argument") << "not reserved";
   EXPECT_EQ(refused({.offset = 0, .length = kBlockSize, .new_size = 5, .checksums = one}), "invalid argument");
   EXPECT_EQ(refused({.offset = kMaximumFileSize, .length = kBlockSize, .checksums = one}), "file too big");
   EXPECT_EQ(refused({.offset = RoundDown(UINT64_MAX, kBlockSize), .length = kBlockSize, .checksums = one}),

@@ -165,6 +165,32 @@ def test_a_handle_is_closed_with_operations_under_way(local, gpu, handle):
         assert handle.async_pwrite(array, str(local / f"{i}")) == 0
 
 
+def test_operations_go_past_a_mount_by_a_lease(work, gpu):
+    values = some(6_000_001)
+    for make in (weightfs.aio_handle, weightfs.gds_handle):
+        with make(65536, 8, False, True, 2, direct="require") as handle:
+            assert handle.write_from(gpu.array(values), work / "file", durable=True) == len(values)
+            assert (work / "file").read_bytes() == values
+            target = gpu.array(size=5_000_000)
+            assert handle.read_into(target, work / "file", 1001) == 5_000_000
+            assert target.content() == values[1001:5_001_001]
+            assert handle.direct_operations == 2
+    with weightfs.gds_handle(mode="cufile") as handle:
+        assert handle.write_from(gpu.array(values), work / "other") == len(values)
+        assert handle.direct_operations == 0
+    assert (work / "other").read_bytes() == values
+
+
+def test_many_gpu_tensors_are_saved_and_loaded(folder, gpu):
+    contents = {f"t{i}": some(10_000 * i + 1, seed=i) for i in range(5)}
+    with weightfs.gds_handle() as handle:
+        assert handle.save_many({name: gpu.array(value) for name, value in contents.items()}, folder) == 100_005
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == contents
+        targets = {name: gpu.array(size=len(value)) for name, value in contents.items()}
+        assert handle.load_many(targets, folder) == 100_005
+    assert {name: target.content() for name, target in targets.items()} == contents
+
+
 def test_gpu_memory_that_cannot_be_used_is_refused(local, gpu, handle):
     for facts, reason in (({"strides": (2,)}, "contiguous"), ({"data": (4096, True)}, "read-only")):
         with pytest.raises(ValueError, match=reason):

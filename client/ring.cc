@@ -255,7 +255,7 @@ void Ring::ReadyToWrite(const Operation& operation, const Piece& piece) {
 void Ring::ChooseRange(const Slice& slice, Piece& piece) const {
   const Operation& operation = *slice.operation;
   const Target& target = operation.target();
-  if (target.leased() && !operation.direct_refused()) return ChooseBlocks(slice, piece);
+  if (target.leased()) return ChooseBlocks(slice, piece);
   const uint64_t file = operation.offset() + slice.next;
   const uint64_t left = slice.end - slice.next;
   const uint64_t unit = target.alignment().offset;
@@ -303,7 +303,7 @@ void Ring::ChooseBlocks(const Slice& slice, Piece& piece) const {
 bool Ring::FillHole(Slice& slice) {
   Operation& operation = *slice.operation;
   const Target& target = operation.target();
-  if (!target.leased() || operation.direction() != Direction::kRead || operation.direct_refused()) return false;
+  if (!target.leased() || operation.direction() == Direction::kWrite) return false;
   const Target::Run run = target.Locate(operation.offset() + slice.next, slice.end - slice.next);
   if (run.descriptor >= 0) return false;
   static constexpr std::array<std::byte, 64 * kKiB> kZeros{};
@@ -462,18 +462,14 @@ void Ring::OnEvent(unsigned slot, int64_t result) {
   }
 }
 
-// What O_DIRECT does not do the buffered descriptor does, if it can: into reserved blocks no filesystem writes.
+// What O_DIRECT does not do the buffered descriptor does. Not for a lease: the file may be another by now.
 void Ring::GoBuffered(unsigned slot, int error_number) {
-  Piece& piece = pieces_[slot];
-  Operation& operation = *piece.slice->operation;
+  Operation& operation = *pieces_[slot].slice->operation;
   if (operation.target().leased()) {
-    if (operation.direction() == Direction::kWrite) return FailPiece(slot, error_number);
-    piece.data += std::exchange(piece.lead, 0);
-    piece.transfer = piece.size;
-    piece.done = 0;
+    const bool for_now = error_number == EAGAIN || error_number == EINTR;
+    return for_now && !operation.stopped() ? PrepareDirect(slot) : FailPiece(slot, error_number);
   }
   if (error_number == EINVAL) operation.RefuseDirect();
-  piece.descriptor = -1;
   buffered_.push_back(slot);
 }
 
@@ -495,7 +491,7 @@ bool Ring::IsDamaged(unsigned slot) {
   Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
   const Target& target = operation.target();
-  if (!target.leased() || piece.descriptor < 0 || operation.direction() == Direction::kWrite) return false;
+  if (!target.leased() || operation.direction() == Direction::kWrite) return false;
   const bool last = ++piece.tries == kReadTries;
   auto checked = target.CheckRead(operation.offset() + piece.at - piece.lead, {piece.data, piece.transfer}, last);
   if (checked.has_value()) return false;

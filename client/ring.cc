@@ -36,6 +36,9 @@ constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel ta
 // Bytes; less than what a copy passes by the cache.
 constexpr uint64_t kCopiedAtOnce = 32 * kKiB;
 
+// Transfers that go to the kernel together.
+constexpr size_t kGroup = 8;
+
 // Of blocks whose checksum is another than it should be.
 constexpr unsigned kReadTries = 3;
 
@@ -190,6 +193,8 @@ void Ring::TakeQueued() {
 
 void Ring::Fill() {
   if (in_kernel_ == 0 && ready_.empty()) batch_left_ = options_.queue_depth;
+  // Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache.
+  bool at_once = in_kernel_ == 0;
   while (!cutting_.empty()) {
     Slice& slice = cutting_.front();
     if (slice.operation->stopped()) slice.next = slice.end;
@@ -201,10 +206,22 @@ void Ring::Fill() {
     if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
     // What took time to copy, or to compute, is on its way while the next is prepared.
-    if (leased_pieces_ > 0 || bouncing()) SubmitReady();
-    if (leased_pieces_ > 0) ReapOne();
+    if (bouncing()) SubmitReady();
+    if (leased_pieces_ == 0) continue;
+    if (slice.operation->direction() == Direction::kWrite) {
+      SubmitGroup();
+    } else if (at_once) {
+      SubmitReady();
+      at_once = ReapOne();
+    }
   }
-  SubmitReady();
+  SubmitGroup();
+}
+
+// Blocks with checksums come one by one, as these are computed. A system call for each, and a signal to the device, would
+// cost more than they wait here while it has enough to do.
+void Ring::SubmitGroup() {
+  if (leased_pieces_ == 0 || in_kernel_ < 2 * kGroup || ready_.size() >= kGroup) SubmitReady();
 }
 
 bool Ring::MayCut() const {
@@ -437,11 +454,11 @@ void Ring::Reap() {
     OnEvent(events_[static_cast<size_t>(i)].slot, events_[static_cast<size_t>(i)].result);
 }
 
-// Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache. One
-// only: the device waits for the next transfer.
-void Ring::ReapOne() {
+bool Ring::ReapOne() {
   AioContext::Event event;
-  if (in_kernel_ > 0 && context_->Wait(0, {&event, 1}, 0) == 1) OnEvent(event.slot, event.result);
+  if (in_kernel_ == 0 || context_->Wait(0, {&event, 1}, 0) != 1) return false;
+  OnEvent(event.slot, event.result);
+  return true;
 }
 
 void Ring::OnEvent(unsigned slot, int64_t result) {

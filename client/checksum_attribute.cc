@@ -18,8 +18,8 @@
 namespace weightfs::client {
 namespace {
 
-// The value: this, then a CRC-32C (uint32_t) for each block; little-endian. Blocks are as large as it takes for the value
-// to fit into the least that filesystems have room for.
+// The value: this, then a CRC-32C (uint32_t) for each block; little-endian. Blocks are as large as it takes for the
+// value to fit into the least that filesystems have room for.
 struct Value {
   uint32_t version = 1;
   uint32_t block_shift = 0;
@@ -107,14 +107,13 @@ IoResult<void> ChecksumAttribute::Load(int descriptor) {
   struct stat status{};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
   const Value now = Describe(status);
-  Value then{};
-  if (size >= static_cast<ssize_t>(sizeof(Value))) std::memcpy(&then, bytes.data(), sizeof(Value));
   const size_t count = RoundUp(now.size, uint64_t{1} << now.block_shift) >> now.block_shift;
-  if (then.version != now.version || static_cast<size_t>(std::max<ssize_t>(size, 0)) != sizeof(Value) + count * sizeof(uint32_t) ||
-      std::memcmp(&then, &now, sizeof(Value)) != 0) {
+  // A size of -1 stands for one that is too large.
+  if (size != static_cast<ssize_t>(sizeof(Value) + count * sizeof(uint32_t)) ||
+      std::memcmp(bytes.data(), &now, sizeof(Value)) != 0) {
     return Failed(ENODATA, "it was changed after its checksums were made, and has none for what it is now");
   }
-  block_shift_ = then.block_shift;
+  block_shift_ = now.block_shift;
   expected_.resize(count);
   if (count > 0) std::memcpy(expected_.data(), bytes.data() + sizeof(Value), count * sizeof(uint32_t));
   return {};

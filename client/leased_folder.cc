@@ -31,7 +31,7 @@ class LeasedFiles : public Target {
   Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
   Alignment alignment() const override { return blocks_.alignment(); }
   int Buffered(int* error_number) const override {
-    *error_number = EIO;  // no one file has these bytes
+    *error_number = EOPNOTSUPP;  // no one file has these bytes
     return -1;
   }
   IoResult<uint64_t> Size() const override { return blocks_.count() * kBlockSize; }

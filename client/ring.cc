@@ -44,6 +44,9 @@ constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel ta
 // Bytes; less than what a copy passes by the cache.
 constexpr uint64_t kCopiedAtOnce = 32 * kKiB;
 
+// Transfers that go to the kernel together.
+constexpr size_t kGroup = 8;
+
 // Of blocks whose checksum is another than it should be.
 constexpr unsigned kReadTries = 3;
 
@@ -200,6 +203,8 @@ void Ring::TakeQueued() {
 
 void Ring::Fill() {
   if (in_kernel_ == 0 && ready_.empty()) batch_left_ = options_.queue_depth;
+  // Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache.
+  bool at_once = in_kernel_ == 0;
   while (!cutting_.empty()) {
     Slice& slice = cutting_.front();
     if (slice.operation->stopped()) slice.next = slice.end;
@@ -215,10 +220,22 @@ void Ring::Fill() {
     if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut() || !CutPiece(slice, free_.back())) break;
     // What took time to copy, or to compute, is on its way while the next is prepared.
-    if (leased_pieces_ > 0 || bouncing()) SubmitReady();
-    if (leased_pieces_ > 0) ReapOne();
+    if (bouncing()) SubmitReady();
+    if (leased_pieces_ == 0) continue;
+    if (slice.operation->direction() == Direction::kWrite) {
+      SubmitGroup();
+    } else if (at_once) {
+      SubmitReady();
+      at_once = ReapOne();
+    }
   }
-  SubmitReady();
+  SubmitGroup();
+}
+
+// Blocks with checksums come one by one, as these are computed. A system call for each, and a signal to the device, would
+// cost more than they wait here while it has enough to do.
+void Ring::SubmitGroup() {
+  if (leased_pieces_ == 0 || in_kernel_ < 2 * kGroup || ready_.size() >= kGroup) SubmitReady();
 }
 
 bool Ring::Ready(Operation& operation) {
@@ -293,7 +310,7 @@ void Ring::Send(unsigned slot) {
 void Ring::ChooseRange(const Slice& slice, Piece& piece) const {
   const Operation& operation = *slice.operation;
   const Target& target = operation.target();
-  if (target.leased() && !operation.direct_refused()) return ChooseBlocks(slice, piece);
+  if (target.leased()) return ChooseBlocks(slice, piece);
   const uint64_t file = operation.offset() + slice.next;
   const uint64_t left = slice.end - slice.next;
   const uint64_t unit = target.alignment().offset;
@@ -341,7 +358,7 @@ void Ring::ChooseBlocks(const Slice& slice, Piece& piece) const {
 bool Ring::FillHole(Slice& slice) {
   Operation& operation = *slice.operation;
   const Target& target = operation.target();
-  if (!target.leased() || operation.direction() != Direction::kRead || operation.direct_refused()) return false;
+  if (!target.leased() || operation.direction() == Direction::kWrite) return false;
   const Target::Run run = target.Locate(operation.offset() + slice.next, slice.end - slice.next);
   if (run.descriptor >= 0) return false;
   static constexpr std::array<std::byte, 64 * kKiB> kZeros{};
@@ -506,12 +523,11 @@ void Ring::Reap() {
     OnEvent(events_[static_cast<size_t>(i)].slot, events_[static_cast<size_t>(i)].result);
 }
 
-// Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache. One
-// only: the device waits for the next transfer.
-void Ring::ReapOne() {
+bool Ring::ReapOne() {
   AioContext::Event event;
-  if (in_kernel_ == 0 || context_->Wait(0, {&event, 1}, std::chrono::nanoseconds(0)) != 1) return;
+  if (in_kernel_ == 0 || context_->Wait(0, {&event, 1}, std::chrono::nanoseconds(0)) != 1) return false;
   OnEvent(event.slot, event.result);
+  return true;
 }
 
 void Ring::OnEvent(unsigned slot, int64_t result) {
@@ -532,18 +548,14 @@ void Ring::OnEvent(unsigned slot, int64_t result) {
   }
 }
 
-// What O_DIRECT does not do the buffered descriptor does, if it can: into reserved blocks no filesystem writes.
+// What O_DIRECT does not do the buffered descriptor does. Not for a lease: the file may be another by now.
 void Ring::GoBuffered(unsigned slot, int error_number) {
-  Piece& piece = pieces_[slot];
-  Operation& operation = *piece.slice->operation;
+  Operation& operation = *pieces_[slot].slice->operation;
   if (operation.target().leased()) {
-    if (operation.direction() == Direction::kWrite) return FailPiece(slot, error_number);
-    piece.data += std::exchange(piece.lead, 0);
-    piece.transfer = piece.size;
-    piece.done = 0;
+    const bool for_now = error_number == EAGAIN || error_number == EINTR;
+    return for_now && !operation.stopped() ? PrepareDirect(slot) : FailPiece(slot, error_number);
   }
   if (error_number == EINVAL) operation.RefuseDirect();
-  piece.descriptor = -1;
   buffered_.push_back(slot);
 }
 
@@ -618,7 +630,7 @@ bool Ring::IsDamaged(unsigned slot) {
   Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
   const Target& target = operation.target();
-  if (!target.leased() || piece.descriptor < 0 || operation.direction() == Direction::kWrite) return false;
+  if (!target.leased() || operation.direction() == Direction::kWrite) return false;
   const bool last = ++piece.tries == kReadTries;
   auto checked = target.CheckRead(operation.offset() + piece.at - piece.lead, {piece.data, piece.transfer}, last);
   if (checked.has_value()) return false;

@@ -107,9 +107,11 @@ class Ring {
   bool DeferEdge(Slice& slice) const;
   void WriteEdges(Operation& operation);
   void SubmitReady();
+  void SubmitGroup();
   void OnRefusal(int error_number);
   void Reap();
-  void ReapOne();
+  // Takes one that has ended; false when none has.
+  bool ReapOne();
   void OnEvent(unsigned slot, int64_t result);
   void PrepareDirect(unsigned slot);
   void GoBuffered(unsigned slot, int error_number);

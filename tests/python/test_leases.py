@@ -1,7 +1,7 @@
 """Handles on a mount that gives leases: bytes that go straight between memory and the devices of the store."""
 
-import gc
 import errno
+import gc
 import json
 import os
 import signal
@@ -35,7 +35,8 @@ def direct():
 def flip_on_device(store, path, offset):
     """Changes a byte of a file where it lies on the device."""
     extents = json.loads(command("info", "--json", path).out)["extents"]
-    at = next(e["physical"] + offset - e["logical"] for e in extents if e["logical"] <= offset < e["logical"] + e["length"])
+    extent = next(extent for extent in extents if 0 <= offset - extent["logical"] < extent["length"])
+    at = extent["physical"] + offset - extent["logical"]
     pool = os.open(store.directory / "pool", os.O_RDWR)
     try:
         byte = os.pread(pool, 1, at)[0]
@@ -338,7 +339,8 @@ def test_a_forked_child_uses_no_lease_of_its_parent(work, direct):
     if pid == 0:
         status = 1
         try:
-            for call in (lambda: direct.read_into(tensor, work / "file"), lambda: direct.save_many({"a": tensor}, work)):
+            for call in (lambda: direct.read_into(tensor, work / "file"),
+                         lambda: direct.save_many({"a": tensor}, work)):
                 try:
                     call()
                 except OSError as error:

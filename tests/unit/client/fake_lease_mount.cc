@@ -268,7 +268,8 @@ FakeLeaseMount::Reply FakeLeaseMount::Commit(Connection& connection, lease::Body
   lease::CommitRequest request;
   std::vector<uint32_t> checksums;
   Require(body.Take(&request));
-  if (!body.Take(RoundUp(request.length, kBlockSize) / kBlockSize, &checksums) || !body.empty()) return {.error = EINVAL};
+  const uint64_t blocks = RoundUp(request.length, kBlockSize) / kBlockSize;
+  if (!body.Take(blocks, &checksums) || !body.empty()) return {.error = EINVAL};
   const Bytes bytes = Collect(connection.reserved, 0, checksums);
   if (bytes.empty() || !IsZero(std::span(bytes).subspan(request.length))) return {.error = EILSEQ};
   const std::string path = PathOf(request.token);

@@ -69,9 +69,9 @@ TEST(ManyTest, FilesThatCannotBeLoadedAreNamedAndTheOthersAreThere) {
   for (const auto& [name, error] : errors) found.emplace_back(name, error.error_number);
   EXPECT_EQ(found, (std::vector<std::pair<std::string, int>>{
                        {"tensor.3", ENOENT}, {"tensor.5", ENODATA}, {"tensor.6", EINVAL}, {"tensor.9", EISDIR}}));
-  EXPECT_EQ(errors[1].error.what, fmt::format("read of {} bytes at offset 0 of {}/./tensor.5: the file has 10 bytes, "
-                                              "not the buffer's size",
-                                              saved.contents[5].size(), (folder / "").substr(0, (folder / "").size() - 1)));
+  EXPECT_EQ(errors[1].error.what, fmt::format("read of {} bytes at offset 0 of {}: the file has 10 bytes, not the "
+                                              "buffer's size",
+                                              saved.contents[5].size(), folder / "./tensor.5"));
   for (const size_t i : {0U, 1U, 2U, 4U, 7U, 8U, 19U}) EXPECT_EQ(loaded.contents[i], saved.contents[i]) << i;
 }
 

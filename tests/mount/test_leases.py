@@ -502,11 +502,10 @@ def test_an_unmount_ends_the_leases(factory):
 
 def test_no_mount_while_a_writer_of_a_killed_one_lives(factory):
     store = factory.store("64M")
-    mount = factory.mount(store, "commit=0.05")
-    (mount.path / "a").write_bytes(pattern(MIB))
-    descriptor = os.open(mount.path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    mount = factory.mount(store)
+    with open(mount.path / "a", "wb", buffering=0) as stream:
+        stream.write(pattern(MIB))
+        os.fsync(stream.fileno())
     with Holder(RESERVES, mount.path / "a", 256) as holder:
         pool = store.directory / "pool"
         mount.kill9()

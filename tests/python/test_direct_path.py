@@ -67,6 +67,14 @@ def test_large_operations_go_past_the_mount_by_themselves(work, handle):
         weightfs.aio_handle(direct="maybe")
 
 
+def test_a_listing_that_the_kernel_keeps_shows_what_many_brought(work, direct):
+    direct.save_many({"a": bytearray(b"1")}, work)
+    for _ in range(3):
+        assert os.listdir(work) == ["a"]
+    direct.save_many({"b": bytearray(b"2"), "c": bytearray(b"3")}, work)
+    assert sorted(os.listdir(work)) == ["a", "b", "c"]
+
+
 def test_every_size_offset_and_alignment(work, direct):
     whole = random_tensor(3_000_000)
     for size in (1, 4095, 4096, 100_001, 2 * MIB, 2_500_123):

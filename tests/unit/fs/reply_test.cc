@@ -32,6 +32,7 @@ class ReplyTest : public testing::Test {
     char* arguments[] = {program, nullptr};
     fuse_args args = FUSE_ARGS_INIT(1, arguments);
     session_ = fuse_session_new(&args, &operations_, sizeof(operations_), this);
+    fuse_opt_free_args(&args);
     fuse_custom_io io{};
     io.read = [](int, void*, size_t, void*) -> ssize_t { return 0; };
     io.writev = Capture;

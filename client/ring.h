@@ -104,6 +104,7 @@ class Ring {
   // Begins the transfer; the bytes of a write are where it takes them.
   void Send(unsigned slot);
   bool FillHole(Slice& slice);
+  static void CountArrived(Operation& operation, bool by_cufile, uint64_t size);
   bool DeferEdge(Slice& slice) const;
   void WriteEdges(Operation& operation);
   void SubmitReady();

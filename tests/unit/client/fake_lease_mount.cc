@@ -20,8 +20,13 @@ namespace {
 
 std::atomic<FakeLeaseMount*> the_mount{nullptr};
 
-void Append(std::vector<std::byte>& body, std::span<const std::byte> bytes) {
+void AppendOne(std::vector<std::byte>& body, std::span<const std::byte> bytes) {
   body.insert(body.end(), bytes.begin(), bytes.end());
+}
+
+template <typename... Parts>
+void Append(std::vector<std::byte>& body, const Parts&... parts) {
+  (AppendOne(body, parts), ...);
 }
 
 void Require(bool condition) {
@@ -229,9 +234,7 @@ FakeLeaseMount::Reply FakeLeaseMount::Read(Connection& connection, lease::BodyRe
   const auto extents = LayOut(range, first, &checksums);
   const lease::ReadAnswer answer{content.size(), first, checksums.size(), extents.size()};
   Reply reply{.devices = true};
-  Append(reply.body, lease::BytesOf(answer));
-  Append(reply.body, lease::Bytes(extents));
-  Append(reply.body, lease::Bytes(checksums));
+  Append(reply.body, lease::BytesOf(answer), lease::Bytes(extents), lease::Bytes(checksums));
   return reply;
 }
 
@@ -242,8 +245,7 @@ FakeLeaseMount::Reply FakeLeaseMount::Reserve(Connection& connection, lease::Bod
   connection.reserved = Place(request.blocks);
   const lease::ReserveAnswer answer{connection.reserved.size()};
   Reply reply{.devices = true};
-  Append(reply.body, lease::BytesOf(answer));
-  Append(reply.body, lease::Bytes(connection.reserved));
+  Append(reply.body, lease::BytesOf(answer), lease::Bytes(connection.reserved));
   return reply;
 }
 
@@ -307,10 +309,7 @@ FakeLeaseMount::Reply FakeLeaseMount::ReadMany(Connection& connection, lease::Bo
   }
   const lease::ReadManyAnswer answer{extents.size(), checksums.size()};
   Reply reply{.devices = true};
-  Append(reply.body, lease::BytesOf(answer));
-  Append(reply.body, lease::Bytes(files));
-  Append(reply.body, lease::Bytes(extents));
-  Append(reply.body, lease::Bytes(checksums));
+  Append(reply.body, lease::BytesOf(answer), lease::Bytes(files), lease::Bytes(extents), lease::Bytes(checksums));
   return reply;
 }
 

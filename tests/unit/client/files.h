@@ -7,11 +7,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -31,6 +33,14 @@ inline Bytes RandomBytes(size_t size, unsigned seed = 1) {
   }
   bytes.resize(size);
   return bytes;
+}
+
+// What a file of the `old` bytes holds after a write of the `written` ones at an offset; without one they replace it.
+inline Bytes AfterWrite(Bytes old, std::optional<uint64_t> offset, const Bytes& written) {
+  if (!offset) return written;
+  old.resize(std::max<size_t>(old.size(), *offset + written.size()));
+  std::copy(written.begin(), written.end(), old.begin() + static_cast<long>(*offset));
+  return old;
 }
 
 // In TMPDIR or else the working directory: a disk, where O_DIRECT works. `parent` may name another

@@ -33,8 +33,9 @@ constexpr auto kTransferPause = std::chrono::milliseconds(1);
 constexpr auto kRetryPause = std::chrono::milliseconds(1);
 constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
 
-// Transfers that go to the kernel together.
-constexpr size_t kGroup = 8;
+// Small transfers go to the kernel together, as many as have this size or this number.
+constexpr uint64_t kGroupSize = 1 << 20;
+constexpr uint64_t kGroup = 8;
 
 // Of blocks whose checksum is another than it should be.
 constexpr unsigned kReadTries = 3;
@@ -183,9 +184,9 @@ void Ring::TakeQueued() {
 }
 
 void Ring::Fill() {
-  if (in_kernel_ == 0 && ready_.empty()) batch_left_ = options_.queue_depth;
+  if (in_kernel_ == 0 && landed_.empty() && ready_.empty()) batch_left_ = options_.queue_depth;
   // Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache.
-  bool at_once = in_kernel_ == 0;
+  bool at_once = in_kernel_ == 0 && landed_.empty();
   while (!cutting_.empty()) {
     Slice& slice = cutting_.front();
     if (slice.operation->stopped()) slice.next = slice.end;
@@ -207,16 +208,22 @@ void Ring::Fill() {
       SubmitGroup();
     } else if (at_once) {
       SubmitReady();
-      at_once = ReapOne();
+      Land(0, std::chrono::nanoseconds(0));
+      at_once = HandleOne();
     }
   }
   SubmitGroup();
 }
 
-// Blocks with checksums come one by one, as these are computed. A system call for each, and a signal to the device, would
-// cost more than they wait here while it has enough to do.
+// Blocks with checksums come one by one, as these are computed. A system call for each small one, and a signal to the
+// device, would cost more than they wait here while it has enough to do. What it has is looked up: a virtual disk may
+// report nothing until all it had has ended, and stands still then.
 void Ring::SubmitGroup() {
-  if (leased_pieces_ == 0 || in_kernel_ < 2 * kGroup || ready_.size() >= kGroup) SubmitReady();
+  const uint64_t group = std::clamp<uint64_t>(kGroupSize / options_.block_size, 1, kGroup);
+  if (leased_pieces_ == 0 || ready_.size() >= group) return SubmitReady();
+  if (ready_.empty()) return;
+  Land(0, std::chrono::nanoseconds(0));
+  if (in_kernel_ < 2 * group) SubmitReady();
 }
 
 bool Ring::Ready(Operation& operation) {
@@ -306,32 +313,38 @@ void Ring::OnRefusal(int error_number) {
 }
 
 void Ring::Reap() {
-  const bool others = CollectFromDevice() || !buffered_.empty();
-  if (in_kernel_ == 0 && device_.idle() && held_.empty()) return;
-  // One at a time where each costs time: the next transfer begins before the next copy does.
-  const auto events = std::span(events_).first(bouncing() || leased_pieces_ > 0 ? 1 : events_.size());
+  const bool others = CollectFromDevice() || !buffered_.empty() || !landed_.empty();
+  if (!others && in_kernel_ == 0 && device_.idle() && held_.empty()) return;
   std::optional<std::chrono::nanoseconds> patience;
   if (!device_.idle() || !held_.empty()) patience = PauseAfter(looks_);
   if (others) patience = std::chrono::nanoseconds(0);
-  const int rc = context_->Wait(others ? 0 : 1, events, patience);
+  Land(others ? 0 : 1, patience);
+  // One at a time where each costs time: the next transfer begins before the next copy does.
+  for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : landed_.size(); left > 0 && HandleOne(); --left) {}
+}
+
+// Takes from the kernel what has ended, without handling it.
+void Ring::Land(size_t minimum, std::optional<std::chrono::nanoseconds> patience) {
+  const int rc = context_->Wait(minimum, events_, patience);
   if (rc < 0 && rc != -EINTR) {
     // Only a context that is not ours fails so; without events no operation would ever end.
     std::fprintf(stderr, "weightfs: io_getevents failed: %s\n", std::strerror(-rc));
     std::abort();
   }
-  for (int i = 0; i < rc; ++i)
-    OnEvent(events_[static_cast<size_t>(i)].slot, events_[static_cast<size_t>(i)].result);
+  if (rc <= 0) return;
+  in_kernel_ -= static_cast<size_t>(rc);
+  landed_.insert(landed_.end(), events_.begin(), events_.begin() + rc);
 }
 
-bool Ring::ReapOne() {
-  AioContext::Event event;
-  if (in_kernel_ == 0 || context_->Wait(0, {&event, 1}, std::chrono::nanoseconds(0)) != 1) return false;
+bool Ring::HandleOne() {
+  if (landed_.empty()) return false;
+  const AioContext::Event event = landed_.front();
+  landed_.pop_front();
   OnEvent(event.slot, event.result);
   return true;
 }
 
 void Ring::OnEvent(unsigned slot, int64_t result) {
-  --in_kernel_;
   Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
   if (result == -EINVAL || result == -EAGAIN || result == -EINTR)
@@ -394,7 +407,7 @@ void Ring::CopyFromDevice(unsigned slot) {
 bool Ring::CollectFromDevice() {
   looks_ = device_.idle() && held_.empty() ? 0 : looks_ + 1;
   if (device_.idle()) return false;
-  const bool alone = in_kernel_ == 0 && ready_.empty() && buffered_.empty() && held_.empty() &&
+  const bool alone = in_kernel_ == 0 && landed_.empty() && ready_.empty() && buffered_.empty() && held_.empty() &&
                      device_.copies_under_way() == 0;
   const auto transfers = device_.CollectTransfers(alone ? kTransferPause : std::chrono::milliseconds(0));
   for (const auto& ended : transfers) OnTransferred(ended.slot, ended.outcome);

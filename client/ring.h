@@ -9,6 +9,7 @@
 #include <deque>
 #include <list>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -111,8 +112,9 @@ class Ring {
   void SubmitGroup();
   void OnRefusal(int error_number);
   void Reap();
-  // Takes one that has ended; false when none has.
-  bool ReapOne();
+  void Land(size_t minimum, std::optional<std::chrono::nanoseconds> patience);
+  // The first of what landed; false when there is nothing.
+  bool HandleOne();
   void OnEvent(unsigned slot, int64_t result);
   void PrepareDirect(unsigned slot);
   void GoBuffered(unsigned slot, int error_number);
@@ -149,6 +151,7 @@ class Ring {
   DeviceLane device_;
   unsigned looks_ = 0;  // at the GPU in a row that found nothing ended
   size_t in_kernel_ = 0;
+  std::deque<AioContext::Event> landed_;  // taken from the kernel, not handled yet
   size_t leased_pieces_ = 0;
   size_t batch_left_ = 0;  // without overlap_events: transfers that still belong to this batch
   unsigned refusals_ = 0;  // EAGAINs of io_submit in a row with nothing in the kernel

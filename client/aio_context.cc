@@ -50,7 +50,8 @@ class AioContext::Impl {
     for (unsigned tried = depth;; tried /= 2) {
       const int rc = io_setup(static_cast<int>(tried), &context_);
       if (rc == 0) {
-        controls_.resize(tried);
+        depth_ = tried;
+        controls_.resize(size_t{2} * tried);
         return {};
       }
       // A smaller ring serves as well, if more slowly.
@@ -58,7 +59,8 @@ class AioContext::Impl {
     }
   }
 
-  unsigned depth() const { return static_cast<unsigned>(controls_.size()); }
+  unsigned depth() const { return depth_; }
+  unsigned slots() const { return static_cast<unsigned>(controls_.size()); }
 
   void Prepare(unsigned slot, const Transfer& transfer) {
     iocb* control = &controls_[slot];
@@ -103,6 +105,7 @@ class AioContext::Impl {
 
  private:
   io_context_t context_ = nullptr;
+  unsigned depth_ = 0;
   std::vector<iocb> controls_;  // never resized after Setup: the kernel's events point into it
 };
 
@@ -118,6 +121,9 @@ AioContext::~AioContext() = default;
 
 unsigned AioContext::depth() const {
   return impl_->depth();
+}
+unsigned AioContext::slots() const {
+  return impl_->slots();
 }
 void AioContext::Prepare(unsigned slot, const Transfer& transfer) {
   impl_->Prepare(slot, transfer);

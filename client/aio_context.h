@@ -32,13 +32,16 @@ class AioContext {
     int64_t result = 0;  // bytes, or a negative errno
   };
 
-  // With less than `depth` slots where the system has no more left. EAGAIN with the numbers of fs.aio-max-nr
+  // With a smaller depth where the system has no more left. EAGAIN with the numbers of fs.aio-max-nr
   // when there is not even one.
   static IoResult<std::unique_ptr<AioContext>> Create(unsigned depth);
   // Nothing may be in flight.
   ~AioContext();
 
+  // Transfers that may be in flight at once.
   unsigned depth() const;
+  // Twice as many can be prepared.
+  unsigned slots() const;
   // Sets what the slot will transfer; it is not in flight.
   void Prepare(unsigned slot, const Transfer& transfer);
   // One io_submit of prepared slots: how many were accepted (a prefix), or a negative errno, which is about

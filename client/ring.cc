@@ -69,10 +69,9 @@ IoResult<std::shared_ptr<Ring>> Ring::Create(const RingOptions& options) {
 
 IoResult<void> Ring::Start(const std::shared_ptr<Ring>& self) {
   ASSIGN_OR_RETURN(context_, AioContext::Create(options_.queue_depth));
-  const unsigned depth = context_->depth();
-  pieces_.resize(depth);
-  events_.resize(depth);
-  for (unsigned slot = depth; slot > 0; --slot) free_.push_back(slot - 1);
+  pieces_.resize(context_->slots());
+  events_.resize(context_->depth());
+  for (unsigned slot = context_->slots(); slot > 0; --slot) free_.push_back(slot - 1);
   // The thread keeps the ring alive: Stop may be called on it.
   ASSIGN_OR_RETURN(thread_, StartIoThread([self] { self->Run(); }));
   return {};
@@ -184,7 +183,7 @@ void Ring::TakeQueued() {
 }
 
 void Ring::Fill() {
-  if (in_kernel_ == 0 && landed_.empty() && ready_.empty()) batch_left_ = options_.queue_depth;
+  if (in_kernel_ == 0 && landed_.empty()) batch_left_ = context_->depth();
   // Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache.
   bool at_once = in_kernel_ == 0 && landed_.empty();
   while (!cutting_.empty()) {
@@ -200,7 +199,7 @@ void Ring::Fill() {
       continue;
     }
     if (DeferEdge(slice) || FillHole(slice)) continue;
-    if (!MayCut() || !CutPiece(slice, free_.back())) break;
+    if (!MayCut(slice) || !CutPiece(slice, free_.back())) break;
     // What took time to copy, or to compute, is on its way while the next is prepared.
     if (bouncing()) SubmitReady();
     if (leased_pieces_ == 0) continue;
@@ -282,11 +281,19 @@ void Ring::PrepareDirect(unsigned slot) {
 }
 
 void Ring::SubmitReady() {
+  std::erase_if(ready_, [this](unsigned slot) {
+    const bool stopped = pieces_[slot].slice->operation->stopped();
+    if (stopped) Release(slot);
+    return stopped;
+  });
   while (!ready_.empty()) {
-    const size_t count = options_.single_submit ? 1 : ready_.size();
+    const size_t room = std::min(context_->depth() - in_kernel_, options_.overlap_events ? SIZE_MAX : batch_left_);
+    const size_t count = std::min(room, options_.single_submit ? 1 : ready_.size());
+    if (count == 0) return;
     const int rc = context_->Submit(std::span(ready_).first(count));
     if (rc > 0) {
       in_kernel_ += static_cast<size_t>(rc);
+      batch_left_ -= std::min(batch_left_, static_cast<size_t>(rc));
       ready_.erase(ready_.begin(), ready_.begin() + rc);
       refusals_ = 0;
       continue;
@@ -319,6 +326,7 @@ void Ring::Reap() {
   if (!device_.idle() || !held_.empty()) patience = PauseAfter(looks_);
   if (others) patience = std::chrono::nanoseconds(0);
   Land(others ? 0 : 1, patience);
+  SubmitReady();
   // One at a time where each costs time: the next transfer begins before the next copy does.
   for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : landed_.size(); left > 0 && HandleOne(); --left) {}
 }

@@ -88,7 +88,7 @@ class Ring {
   // All below belongs to the driver.
   void TakeQueued() EXCLUDES(mutex_);
   void Fill();
-  bool MayCut() const;
+  bool MayCut(const Slice& slice) const;
   // Whether the operation's tensor may be touched, or the operation has ended otherwise.
   bool Ready(Operation& operation);
   // Brings back what was held and is ready.
@@ -140,7 +140,7 @@ class Ring {
   std::unique_ptr<AioContext> context_;
   std::vector<Piece> pieces_;      // by slot
   std::vector<unsigned> free_;     // slots
-  std::vector<unsigned> ready_;    // prepared, and the kernel has not taken them yet
+  std::vector<unsigned> ready_;    // prepared, and the kernel has not taken them yet, or has no room
   std::deque<unsigned> buffered_;  // waiting for their blocking transfer
   std::vector<AioContext::Event> events_;
   Slices cutting_;  // in the order of their arrival

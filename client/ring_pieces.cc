@@ -24,8 +24,11 @@ constexpr uint64_t kCopiedAtOnce = 32 * kKiB;
 
 }  // namespace
 
-bool Ring::MayCut() const {
-  return !free_.empty() && buffered_.size() < kBufferedLimit && (options_.overlap_events || batch_left_ > 0);
+// Pieces with checksums are cut ahead of what the kernel has room for: those of a write are computed while the device is
+// busy, and the next reads begin before those of the last are looked at.
+bool Ring::MayCut(const Slice& slice) const {
+  if (free_.empty() || buffered_.size() >= kBufferedLimit) return false;
+  return slice.operation->target().leased() || pieces_.size() - free_.size() < context_->depth();
 }
 
 bool Ring::CutPiece(Slice& slice, unsigned slot) {
@@ -42,7 +45,6 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
   free_.pop_back();
   slice.next += piece.size;
   ++slice.pieces;
-  if (piece.descriptor >= 0 && batch_left_ > 0) --batch_left_;
   if (write && piece.bounce && operation.device() != nullptr) {
     CopyFromDevice(slot);
     return true;

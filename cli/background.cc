@@ -45,11 +45,12 @@ std::string ReadAll(int descriptor) {
   std::_Exit(kFailure);
 }
 
-void PointAtNull(int descriptor, int flags) {
-  const int null = open("/dev/null", flags);
-  if (null < 0) return;
-  dup2(null, descriptor);
-  if (null != descriptor) close(null);
+bool PointAt(int descriptor, const char* path, int flags) {
+  const int file = open(path, flags);
+  if (file < 0) return false;
+  dup2(file, descriptor);
+  if (file != descriptor) close(file);
+  return true;
 }
 
 }  // namespace
@@ -65,11 +66,11 @@ void StartReport::Send(const std::string& text) {
   close(descriptor);
 }
 
-void StartReport::Ready() {
+void StartReport::Ready(const std::string& log) {
   if (descriptor_ < 0) return;
   Send({kReady});
-  PointAtNull(STDOUT_FILENO, O_WRONLY);
-  PointAtNull(STDERR_FILENO, O_WRONLY);
+  PointAt(STDOUT_FILENO, "/dev/null", O_WRONLY);
+  if (!PointAt(STDERR_FILENO, log.c_str(), O_WRONLY | O_APPEND)) PointAt(STDERR_FILENO, "/dev/null", O_WRONLY);
 }
 
 bool StartReport::Failed(const std::string& line) {
@@ -94,7 +95,7 @@ Result<int> GoToBackground() {
   }
   close(ends[0]);
   setsid();
-  PointAtNull(STDIN_FILENO, O_RDONLY);
+  PointAt(STDIN_FILENO, "/dev/null", O_RDONLY);
   // A working directory would keep its filesystem busy.
   if (chdir("/") != 0) return Error{ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))};
   return ends[1];

@@ -14,6 +14,7 @@
 #include <memory>
 
 #include "cli/background.h"
+#include "cli/crash_report.h"
 #include "cli/commands.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
@@ -114,13 +115,21 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
 }
 
-// In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller.
+std::string LogPath(const Plan& plan) { return plan.store + "/" + kLogName; }
+
+// In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller until
+// the mount answers.
 void StartLog(const Plan& plan) {
   if (!plan.foreground) {
     for (const auto& sink : spdlog::default_logger()->sinks()) sink->set_level(spdlog::level::warn);
-    LogToFile(plan.store + "/" + kLogName);
+    LogToFile(LogPath(plan));
   }
   spdlog::set_level(spdlog::level::info);
+}
+
+void LeaveCaller(const Plan& plan, StartReport& report) {
+  if (!plan.foreground) spdlog::default_logger()->sinks().front()->set_level(spdlog::level::off);
+  report.Ready(LogPath(plan));
 }
 
 void LogStart(const Plan& plan, const Mount& mount) {
@@ -134,6 +143,7 @@ void LogStart(const Plan& plan, const Mount& mount) {
 
 // From the store to the end of the mount. The order of the end is Mount's contract: Run, close the store, ~Mount, ~Store.
 Result<void> Serve(Plan plan, StartReport& report) {
+  ReportCrashes();
   RaiseDescriptorLimit();
   BlockEndSignals();
   WaitUntilReleased(plan.store);
@@ -143,7 +153,7 @@ Result<void> Serve(Plan plan, StartReport& report) {
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
-  plan.mount.ready = [&report] { report.Ready(); };
+  plan.mount.ready = [&plan, &report] { LeaveCaller(plan, report); };
   ASSIGN_OR_RETURN(auto mount, Mount::Create(session->store(), plan.mount));
   LogStart(plan, *mount);
   Result<void> served;

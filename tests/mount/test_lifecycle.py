@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -80,6 +81,25 @@ def test_a_signal_unmounts_cleanly(mount, number):
     mount.fsck()
 
 
+@pytest.mark.parametrize("fault", ["SIGSEGV", "SIGABRT"])
+def test_a_daemon_that_ends_by_a_fault_says_so_in_the_log(mount, fault):
+    if {"asan", "tsan"} & set(Path(program()).parts):
+        pytest.skip("sanitizers report faults in their own way")
+    data = data_of(3, 3 * MIB)
+    with open(mount.path / "file", "wb", buffering=0) as stream:
+        stream.write(data)
+        os.fsync(stream.fileno())
+    pid = mount.pid
+    os.kill(pid, getattr(signal, fault))
+    assert process.wait_gone(pid)
+    log = mount.store.log()
+    assert f"weightfs: critical: ended by {fault}; please report the lines below." in log
+    assert re.search(r"weightfs\(.*\) ?\[0x", log.partition("ended by")[2]), "and the calls that led there"
+    mount.mount()
+    assert (mount.path / "file").read_bytes() == data
+    mount.fsck()
+
+
 def test_a_signal_while_a_file_is_open_keeps_what_was_written(mount):
     data = data_of(2, 5 * MIB)
     descriptor = os.open(mount.path / "file", os.O_CREAT | os.O_WRONLY, 0o644)
@@ -144,7 +164,8 @@ def test_in_the_foreground(factory):
 
 def test_the_daemon_keeps_no_terminal_and_no_working_directory(mount):
     assert os.readlink(f"/proc/{mount.pid}/cwd") == "/"
-    assert {os.readlink(f"/proc/{mount.pid}/fd/{number}") for number in (0, 1, 2)} == {"/dev/null"}
+    assert {os.readlink(f"/proc/{mount.pid}/fd/{number}") for number in (0, 1)} == {"/dev/null"}
+    assert os.readlink(f"/proc/{mount.pid}/fd/2") == str(mount.store.directory / "weightfs.log")
     assert os.getsid(mount.pid) == mount.pid
 
 

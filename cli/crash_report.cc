@@ -1,0 +1,53 @@
+#include "cli/crash_report.h"
+
+#include <execinfo.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <string_view>
+
+namespace weightfs::cli {
+namespace {
+
+struct Fault {
+  int signal;
+  std::string_view name;
+};
+constexpr std::array kFaults = {Fault{SIGSEGV, "SIGSEGV"}, Fault{SIGBUS, "SIGBUS"}, Fault{SIGFPE, "SIGFPE"},
+                                Fault{SIGILL, "SIGILL"}, Fault{SIGABRT, "SIGABRT"}};
+constexpr int kMostCalls = 64;
+
+void Say(std::string_view text) {
+  // Nobody is left to hear of a failure.
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+}
+
+// Only what may be called in a signal's handler.
+void OnFault(int signal) {
+  Say("weightfs: critical: ended by ");
+  for (const Fault& fault : kFaults) {
+    if (fault.signal == signal) Say(fault.name);
+  }
+  Say("; please report the lines below. Nothing acknowledged is lost: mount the store again\n");
+  std::array<void*, kMostCalls> calls;
+  backtrace_symbols_fd(calls.data(), backtrace(calls.data(), kMostCalls), STDERR_FILENO);
+  raise(signal);   // its default action is in place again
+}
+
+}  // namespace
+
+void ReportCrashes() {
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)   // these report by themselves, and better
+  // The first call loads a library, which a handler must not.
+  void* call = nullptr;
+  backtrace(&call, 1);
+  struct sigaction action {};
+  action.sa_handler = OnFault;
+  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_NODEFER;
+  for (const Fault& fault : kFaults) sigaction(fault.signal, &action, nullptr);
+#endif
+}
+
+}  // namespace weightfs::cli

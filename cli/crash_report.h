@@ -1,0 +1,10 @@
+// What a program leaves behind that ends by a fault of its own.
+#pragma once
+
+namespace weightfs::cli {
+
+// From here on a signal of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) writes one line with its name and the calls
+// that led to it to standard error, and then ends the process as it would have. Once, before any thread is made.
+void ReportCrashes();
+
+}  // namespace weightfs::cli

@@ -13,9 +13,9 @@
 #include <fstream>
 #include <set>
 
+#include "common/buffer.h"
 #include "common/log.h"
 #include "common/size_text.h"
-#include "engine/buffer.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/device_contents.h"

@@ -18,7 +18,7 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "common/size_text.h"
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 #include "store/store.h"
 #include "store/store_directory.h"
 

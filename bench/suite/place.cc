@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 
 namespace weightfs::bench {
 namespace {

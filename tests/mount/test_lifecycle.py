@@ -412,7 +412,7 @@ def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
         store = factory.store("64M")
         shutil.move(store.directory, disk / "store")
         store.directory = disk / "store"
-        mount = factory.mount(store, "memory=32M")
+        mount = factory.mount(store, "memory=112M")
         write_and_sync(mount.path / "file")
         mount.remount()
         descriptor = os.open(disk, os.O_RDONLY)
@@ -431,7 +431,7 @@ def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
 
 
 def test_a_pool_that_was_cut_off_gives_errors_and_no_hang(factory):
-    mount = factory.mount(factory.store("64M"), "memory=32M")
+    mount = factory.mount(factory.store("64M"), "memory=112M")
     write_and_sync(mount.path / "file")
     mount.remount()
     os.truncate(mount.store.directory / "pool", 4 * MIB)

@@ -130,6 +130,10 @@ Result<void> Formatter::CheckOptions() {
                  fmt::format("a store of {} is too small; --size must be at least {}", FormatSize(options_.size),
                              FormatSize(ByteCount{kMinimumDeviceSize}))};
   }
+  if (options_.devices.size() > kMaximumDevices) {
+    return Error{ErrorCode::kInvalid, fmt::format("{} devices are given; a store has at most {}", options_.devices.size(),
+                                                  kMaximumDevices)};
+  }
   return {};
 }
 

@@ -24,6 +24,9 @@ inline constexpr const char* kCatalogName = "meta";
 inline constexpr const char* kPoolName = "pool";
 inline constexpr const char* kLogName = "weightfs.log";
 
+// Of one store, at most: more than any machine has.
+inline constexpr size_t kMaximumDevices = 1024;
+
 // The fact under keys::Store that binds the catalog to its store: the id as text.
 inline constexpr const char* kStoreIdFact = "store_id";
 

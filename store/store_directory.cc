@@ -147,6 +147,7 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
     }
     parts->devices.push_back(std::move(device));
     parts->superblocks.push_back(superblock);
+    parts->was_clean = parts->was_clean && superblock.clean;
   }
   return {};
 }

@@ -241,6 +241,33 @@ def test_a_dead_mount_is_replaced_by_the_next_mount(mount):
     mount.fsck()
 
 
+def test_a_store_that_was_not_unmounted_says_so_until_it_is(mount):
+    def told():
+        info, fsck = (json.loads(weightfs(command, mount.store.directory, "--json").out) for command in ("info", "fsck"))
+        assert fsck["clean"], "nothing is wrong with it"
+        assert info["clean_unmount"] == fsck["clean_unmount"]
+        return info["clean_unmount"]
+
+    def warnings():
+        return (mount.store.directory / "weightfs.log").read_text().count("was not unmounted cleanly; recovered")
+
+    assert warnings() == 0
+    assert json.loads(weightfs("info", mount.store.directory, "--json").out)["clean_unmount"] is None
+    kill_with_synced_file(mount)
+    weightfs("umount", mount.path)
+    assert told() is False
+    assert "was not unmounted cleanly" in weightfs("info", mount.store.directory).out
+    assert "was not unmounted cleanly" in weightfs("fsck", mount.store.directory).out
+    mount.mount()
+    assert warnings() == 1
+    mount.remount()
+    assert warnings() == 1
+    mount.umount()
+    assert told() is True
+    assert "was not unmounted" not in weightfs("info", mount.store.directory).out + weightfs(
+        "fsck", mount.store.directory).out
+
+
 # Read-only.
 def write_errnos(path):
     """What each kind of change says. In a list, for calls that should have been refused and were not."""

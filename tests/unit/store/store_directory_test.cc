@@ -319,12 +319,14 @@ TEST_F(StoreDirectoryTest, AnOpenMarksTheDevicesInUseUntilMarkedClean) {
   {
     auto parts = OpenStoreParts(Path("s"), {});
     ASSERT_TRUE(parts.has_value());
+    EXPECT_TRUE(parts->was_clean);
     EXPECT_FALSE(SuperblockOf(Path("s/pool")).clean);
     EXPECT_EQ(Slurp(Path("s/lock")), std::to_string(getpid()) + "\n");
   }
   EXPECT_FALSE(SuperblockOf(Path("s/pool")).clean);
   auto parts = OpenStoreParts(Path("s"), {});
   ASSERT_TRUE(parts.has_value());
+  EXPECT_FALSE(parts->was_clean);
   ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
   parts->lock.Clear();
   EXPECT_TRUE(SuperblockOf(Path("s/pool")).clean);

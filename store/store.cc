@@ -169,8 +169,8 @@ Result<bool> Store::ClearPrivileges(const InodePtr& inode) {
     if (kept == mode) return false;
     change.mode = kept & 07777;
   }
-  ASSIGN_OR_RETURN(const Attributes after, SetAttributes(inode->id, change));
-  return after.mode != 0;
+  RETURN_IF_ERROR(SetAttributes(inode->id, change));
+  return true;
 }
 
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {

@@ -21,9 +21,9 @@
 #include <random>
 #include <vector>
 
+#include "common/buffer.h"
 #include "common/mutex.h"
 #include "common/size_text.h"
-#include "engine/buffer.h"
 #include "engine/file_device.h"
 
 namespace weightfs {

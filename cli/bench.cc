@@ -213,6 +213,10 @@ Result<void> Complete(Arguments* arguments) {
   return {};
 }
 
+std::string Dump(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 Result<void> WriteText(const std::string& path, const std::string& text) {
   if (path == "-") {
     fmt::print("{}\n", text);
@@ -225,11 +229,15 @@ Result<void> WriteText(const std::string& path, const std::string& text) {
   return {};
 }
 
+int List(const Arguments& arguments) {
+  if (arguments.json != "-") PrintList();
+  if (arguments.json.empty()) return kSuccess;
+  const auto written = WriteText(arguments.json, Dump(bench::ListAsJson()));
+  return written.has_value() ? kSuccess : Fail(written.error());
+}
+
 int Run(Arguments& arguments) {
-  if (arguments.list) {
-    PrintList();
-    return kSuccess;
-  }
+  if (arguments.list) return List(arguments);
   if (const auto complete = Complete(&arguments); !complete.has_value()) return Fail(complete.error(), kUsage);
   arguments.suite.cancel = &CatchInterrupts();
   Result<Outcome> outcome = ErrorCode::kInvalid;
@@ -243,8 +251,8 @@ int Run(Arguments& arguments) {
   if (!outcome.has_value()) return Fail(outcome.error());
   if (arguments.json != "-") Print(*outcome);
   if (!arguments.json.empty()) {
-    const auto json = bench::ToJson(*outcome).dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-    if (const auto written = WriteText(arguments.json, json); !written.has_value()) return Fail(written.error());
+    const auto written = WriteText(arguments.json, Dump(bench::ToJson(*outcome)));
+    if (!written.has_value()) return Fail(written.error());
   }
   if (!arguments.report.empty()) {
     const auto written = WriteText(arguments.report, bench::ToHtml(*outcome));

@@ -31,9 +31,16 @@ std::string SeverityName(FindingSeverity severity) {
   return severity == FindingSeverity::kMajor ? "major" : "minor";
 }
 
-void PrintJson(const Arguments& arguments, const FsckReport& report) {
+struct Checked {
+  FsckReport report;
+  bool was_clean = true;   // the store was closed by its last mount
+};
+
+void PrintJson(const Arguments& arguments, const Checked& checked) {
+  const FsckReport& report = checked.report;
   nlohmann::ordered_json json = {{"store", arguments.store},
                                  {"clean", report.clean()},
+                                 {"clean_unmount", checked.was_clean},
                                  {"problems", report.problems},
                                  {"repaired", report.repaired},
                                  {"inodes", report.inodes},
@@ -54,7 +61,9 @@ void PrintJson(const Arguments& arguments, const FsckReport& report) {
   fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-void PrintText(const Arguments& arguments, const FsckReport& report) {
+void PrintText(const Arguments& arguments, const Checked& checked) {
+  const FsckReport& report = checked.report;
+  if (!checked.was_clean) fmt::print("{}: was not unmounted cleanly; what is checked is its last commit\n", arguments.store);
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
@@ -79,7 +88,7 @@ void PrintText(const Arguments& arguments, const FsckReport& report) {
   }
 }
 
-Result<FsckReport> Check(const Arguments& arguments) {
+Result<Checked> Check(const Arguments& arguments) {
   OpenOptions open;
   open.read_only = !arguments.repair;
   WaitUntilReleased(arguments.store);
@@ -97,16 +106,16 @@ Result<FsckReport> Check(const Arguments& arguments) {
   // A store with problems left stays marked, so that nobody takes it for one that was closed well.
   if (arguments.repair && report.sound()) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
   parts.lock.Clear();
-  return report;
+  return Checked{std::move(report), parts.was_clean};
 }
 
 int Run(const Arguments& arguments) {
-  const auto report = Check(arguments);
-  if (!report.has_value()) {
-    return Fail(report.error(), report.error().code == ErrorCode::kShutdown ? kCancelled : kOperationalError);
+  const auto checked = Check(arguments);
+  if (!checked.has_value()) {
+    return Fail(checked.error(), checked.error().code == ErrorCode::kShutdown ? kCancelled : kOperationalError);
   }
-  arguments.json ? PrintJson(arguments, *report) : PrintText(arguments, *report);
-  return ExitCode(*report);
+  arguments.json ? PrintJson(arguments, *checked) : PrintText(arguments, *checked);
+  return ExitCode(checked->report);
 }
 
 }  // namespace

@@ -12,13 +12,14 @@
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/descriptor.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "common/size_text.h"
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 #include "store/store.h"
 #include "store/store_directory.h"
 
@@ -34,6 +35,12 @@ struct Arguments {
 
 struct Space {
   uint64_t total = 0, free = 0, available = 0;
+};
+
+// What is told of a store: `clean_unmount` of one that is not mounted.
+struct StoreLook {
+  Space space;
+  std::optional<bool> clean_unmount;
 };
 
 void PrintJson(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace)); }
@@ -67,35 +74,49 @@ Result<Space> SpaceOfMount(const std::string& directory) {
 }
 
 // A store nobody serves: the same figures that a mount would give.
-Result<Space> SpaceOfStore(const std::string& directory) {
+Result<StoreLook> LookAtStore(const std::string& directory) {
   OpenOptions look;
   look.lock = false;
   look.queue_depth = 32;
   ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, look));
+  const bool was_clean = parts.was_clean;
   StoreOptions options;
   options.read_only = true;
   options.device_sizes = DeviceSizes(parts.superblocks);
   ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
   const SpaceStatistics space = store->Space();
   RETURN_IF_ERROR(store->Close());
-  return Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value};
+  return StoreLook{{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value}, was_clean};
+}
+
+Result<StoreLook> LookAtMount(const std::string& directory) {
+  ASSIGN_OR_RETURN(const Space space, SpaceOfMount(directory));
+  return StoreLook{space, std::nullopt};
+}
+
+std::string NotMounted(const Result<StoreLook>& look) {
+  const bool unclean = look.has_value() && look->clean_unmount == false;
+  return unclean ? "no, and was not unmounted cleanly: the next mount recovers its last commit" : "no";
 }
 
 int ShowStore(const Arguments& arguments) {
   const auto description = ReadStoreDescription(arguments.path);
   if (!description.has_value()) return Fail(description.error());
   const auto mount = FindMountOfStore(arguments.path);
-  const auto space = mount.has_value() ? SpaceOfMount(mount->directory) : SpaceOfStore(arguments.path);
+  const auto look = mount.has_value() ? LookAtMount(mount->directory) : LookAtStore(arguments.path);
   if (arguments.json) {
     Json json = Json::parse(ToJson(*description));
     json["mounted_on"] = mount.has_value() ? Json(mount->directory) : Json();
-    if (space.has_value()) AddSpace(&json, *space);
+    if (look.has_value()) {
+      json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
+      AddSpace(&json, look->space);
+    }
     PrintJson(json);
   } else {
     fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", arguments.path,
                ToString(description->id), description->format, description->created,
-               mount.has_value() ? mount->directory : "no");
-    if (space.has_value()) fmt::print("space    {}\n", SpaceLine(*space));
+               mount.has_value() ? mount->directory : NotMounted(look));
+    if (look.has_value()) fmt::print("space    {}\n", SpaceLine(look->space));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description->devices) {
       table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
@@ -103,7 +124,7 @@ int ShowStore(const Arguments& arguments) {
     }
     fmt::print("{}", table.ToString());
   }
-  return space.has_value() ? kSuccess : Fail(space.error());
+  return look.has_value() ? kSuccess : Fail(look.error());
 }
 
 // The mount that `path` lies on: the longest directory that leads to it.

@@ -13,7 +13,7 @@
 #include "common/checksum.h"
 #include "common/result.h"
 #include "common/units.h"
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 
 namespace weightfs::client {
 namespace {

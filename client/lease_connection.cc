@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "common/result.h"
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 
 namespace weightfs::client {
 namespace {

@@ -16,8 +16,8 @@
 #include "client/aio_context.h"
 #include "client/gpu/device_lane.h"
 #include "client/operation.h"
+#include "common/buffer.h"
 #include "common/mutex.h"
-#include "engine/buffer.h"
 
 namespace weightfs::client {
 

@@ -1,9 +1,17 @@
 // Mutex with clang's thread-safety annotations; plain std::mutex elsewhere.
 //
-// The lock order of the whole program, outermost first:
-//   Namespace::mutex_ → Inode::mutex (of one inode; of several only in an InodeTransaction, by inode number, under
-//   Namespace::mutex_) → Committer::mutex_ → InodeTable::mutex_
-//   → SpaceManager::mutex_ → ExtentAllocator (its groups) → ReadCache::mutex_ → BufferPool::mutex_ → device queues.
+// The lock order of a mount, outermost first; of one line a thread holds one at a time:
+//   Committer::notify_mutex_, LeaseServer::mutex_, LeaseRequests::mutex_ (each taken with no other lock held)
+//   Namespace::mutex_
+//   Inode::mutex (of several inodes only in an InodeTransaction, by inode number, under Namespace::mutex_)
+//   Committer::mutex_, WriteBack::mutex_, InodeTable::mutex_
+//   SpaceManager::mutex_
+//   ExtentAllocator's groups
+//   ReadCache::mutex_
+//   ReadChunk::mutex_, BufferPool::mutex_
+//   AioRing::mutex_ and what else a device's queue has
+// All other locks of store/, meta/ and fs/ (among them Executor::mutex_, under notify_mutex_) are leaves: nothing is
+// locked under them. So are those of client/, but for Operation::mutex_ → the account of its handle.
 // No lock is held across device I/O, a synced commit or a FUSE reply.
 #pragma once
 

@@ -58,13 +58,14 @@ struct InitRequest {
 static_assert(sizeof(InitRequest) == 64 && offsetof(InitRequest, major) == 40);
 constexpr size_t kShortInit = offsetof(InitRequest, flags2);   // without the second word of flags
 
-std::string KnownNames() {
-  std::string names;
-  for (const Feature& feature : kFeatures) names += fmt::format("{}, ", feature.name);
-  return names + fmt::format("{}, {}, {}", kParallelWritesName, kMaxPagesLimitName, kReadAheadName);
-}
-
 }  // namespace
+
+std::vector<std::string_view> KnownFeatures() {
+  std::vector<std::string_view> names;
+  for (const Feature& feature : kFeatures) names.push_back(feature.name);
+  names.insert(names.end(), {kParallelWritesName, kMaxPagesLimitName, kReadAheadName});
+  return names;
+}
 
 Result<FeatureMask> ParseFeatureMask(const std::vector<std::string>& names) {
   FeatureMask mask;
@@ -81,7 +82,7 @@ Result<FeatureMask> ParseFeatureMask(const std::vector<std::string>& names) {
       mask.read_ahead = true;
     } else {
       return Error{ErrorCode::kInvalid,
-                   fmt::format("without={}: no such feature; known are {}", name, KnownNames())};
+                   fmt::format("without={}: no such feature; known are {}", name, fmt::join(KnownFeatures(), ", "))};
     }
   }
   return mask;

@@ -47,6 +47,9 @@ struct FeatureMask {
   bool read_ahead = false;             // true: the kernel's read-ahead is not raised
 };
 
+// What `without=` knows, sorted as the kernel numbers them.
+std::vector<std::string_view> KnownFeatures();
+
 // Parses names of features. kInvalid with a full line that lists the known ones.
 Result<FeatureMask> ParseFeatureMask(const std::vector<std::string>& names);
 

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "common/size_text.h"
@@ -112,9 +113,9 @@ constexpr Option kOptions[] = {
        }
        return Impossible(name, value, "owner, root or off is needed");
      }},
-    {"memory", "SIZE", "memory for read-ahead and data not yet written (384M)",
+    {"memory", "SIZE", "memory for read-ahead and data not yet written (384M; at least 112M)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.store.memory, ParseBytes(name, value, ByteCount{32 * kMiB}));
+       ASSIGN_OR_RETURN(target.store.memory, ParseBytes(name, value, kLeastMemory));
        return {};
      }},
     {"write_buffers", "SIZE", "memory that large writes arrive in (64M)",
@@ -159,6 +160,23 @@ constexpr std::string_view kKernelPrefixes[] = {"context=", "fscontext=", "defco
 constexpr std::string_view kIgnored[] = {"defaults", "auto",   "noauto", "user",     "nouser",
                                          "users",    "nofail", "_netdev", "relatime", "default_permissions"};
 constexpr std::string_view kIgnoredPrefixes[] = {"x-", "comment="};
+
+// A line of --help; a long list goes on in the next lines.
+std::string HelpLine(std::string_view name, std::span<const std::string_view> list) {
+  constexpr size_t kIndent = 35, kWidth = 110;
+  std::string text = fmt::format("  {:<32}", name);
+  size_t column = kIndent - 1;
+  for (size_t i = 0; i < list.size(); ++i) {
+    const std::string word = fmt::format(" {}{}", list[i], i + 1 < list.size() ? "," : "");
+    if (column + word.size() > kWidth) {
+      text += fmt::format("\n{:{}}", "", kIndent - 1);
+      column = kIndent - 1;
+    }
+    text += word;
+    column += word.size();
+  }
+  return text + "\n";
+}
 
 template <size_t N>
 bool OneOf(std::string_view text, const std::string_view (&known)[N]) {
@@ -240,9 +258,9 @@ std::string MountOptionsHelp() {
         option.value.empty() ? std::string(option.name) : fmt::format("{}={}", option.name, option.value);
     help += fmt::format("  {:<32} {}\n", shown, option.meaning);
   }
-  std::string kernel;
-  for (std::string_view option : kKernelOptions) kernel += fmt::format("{}{}", kernel.empty() ? "" : ", ", option);
-  return help + fmt::format("  {:<32} {}\n", "of the kernel", kernel);
+  std::vector<std::string_view> kernel(std::begin(kKernelOptions), std::end(kKernelOptions));
+  kernel.insert(kernel.end(), std::begin(kKernelPrefixes), std::end(kKernelPrefixes));
+  return help + HelpLine("of the kernel", kernel) + HelpLine("features of without=", KnownFeatures());
 }
 
 }  // namespace weightfs

@@ -45,7 +45,7 @@ struct MountOptions {
 
 // Applies a comma-separated list to `mount` and `store`; a later option wins, and a backslash keeps a comma in a value.
 // kInvalid with a full line that names the option when one is unknown or its value is not possible; options before
-// it are applied. What mount(8) and fstab add (rw, defaults, auto, _netdev, nofail, x-…) is accepted and means nothing.
+// it are applied. What mount(8) and fstab add (defaults, auto, _netdev, nofail, x-…) is accepted and means nothing.
 Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, StoreOptions& store);
 
 // One "name: meaning" line for each option, for --help.

@@ -1,11 +1,11 @@
-// The ioctls of fs/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
+// The ioctls of lease/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-#include "fs/ioctl.h"
 #include "fs/lease_server.h"
 #include "fs/operations.h"
+#include "lease/ioctl.h"
 
 namespace weightfs {
 namespace {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <span>
 
+#include "common/buffer.h"
 #include "common/result.h"
-#include "engine/buffer.h"
 
 namespace weightfs {
 

@@ -38,7 +38,6 @@ class ChecksumTable {
   void DropSealed();
 
   void Clear();
-  size_t fresh_segments() const { return fresh_.size(); }
 
  private:
   struct Segment {

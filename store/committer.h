@@ -49,8 +49,9 @@ class Committer {
   // The space of a file whose deletion is being written to the catalog, under the inode's mutex.
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
 
-  // `notify` runs, on the committer's thread and without locks, for each file that a failed write has put back to its
-  // last commit: what others keep of its data and size is no longer so. It must not wait for the store. Null: nobody.
+  // `notify` runs on the committer's thread, for each file that a failed write has put back to its last commit: what
+  // others keep of its data and size is no longer so. notify_mutex_ is held, and no other lock; it must not wait for the
+  // store, and not call this. Null: nobody; when the call returns, none is running.
   void OnReverted(std::function<void(InodeId)> notify) EXCLUDES(notify_mutex_);
 
   // Commits everything and stops the thread. Later requests get kShutdown.

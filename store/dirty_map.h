@@ -7,8 +7,8 @@
 #include <optional>
 #include <span>
 
+#include "common/buffer.h"
 #include "common/units.h"
-#include "engine/buffer.h"
 
 namespace weightfs {
 

@@ -13,9 +13,9 @@
 #include <fstream>
 #include <set>
 
+#include "common/buffer.h"
 #include "common/log.h"
 #include "common/size_text.h"
-#include "engine/buffer.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/device_contents.h"
@@ -129,6 +129,10 @@ Result<void> Formatter::CheckOptions() {
     return Error{ErrorCode::kInvalid,
                  fmt::format("a store of {} is too small; --size must be at least {}", FormatSize(options_.size),
                              FormatSize(ByteCount{kMinimumDeviceSize}))};
+  }
+  if (options_.devices.size() > kMaximumDevices) {
+    return Error{ErrorCode::kInvalid, fmt::format("{} devices are given; a store has at most {}", options_.devices.size(),
+                                                  kMaximumDevices)};
   }
   return {};
 }

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/buffer.h"
+#include "common/buffer.h"
 #include "store/fsck_internal.h"
 
 namespace weightfs::fsck {

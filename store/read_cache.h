@@ -8,10 +8,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/buffer.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"
-#include "engine/buffer.h"
 
 namespace weightfs {
 

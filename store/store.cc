@@ -25,7 +25,7 @@ constexpr ByteCount kLargeBuffer{2 * kMiB}, kSmallBuffer{64 * kKiB};
 // How the memory of a store is divided. Every pool keeps enough for its threads to go on one after another.
 struct PoolCounts {
   size_t chunks, large_reads, small_reads, stripes, windows;
-  explicit PoolCounts(ByteCount memory) {
+  explicit constexpr PoolCounts(ByteCount memory) {
     const uint64_t large = memory.value / kLargeBuffer.value, small = memory.value / kSmallBuffer.value;
     chunks = std::max<uint64_t>(8, large / 2);
     large_reads = std::max<uint64_t>(8, large / 8);
@@ -33,7 +33,13 @@ struct PoolCounts {
     windows = std::max<uint64_t>(64, small / 12);
     small_reads = std::max<uint64_t>(64, small / 24);
   }
+  constexpr ByteCount total() const {
+    return ByteCount{(chunks + large_reads + stripes) * kLargeBuffer.value + (windows + small_reads) * kSmallBuffer.value};
+  }
 };
+// What is asked for is a bound from here on.
+static_assert(PoolCounts(kLeastMemory).total() <= kLeastMemory);
+static_assert(PoolCounts(ByteCount{128 * kMiB}).total() <= ByteCount{128 * kMiB});
 
 // Waits for an asynchronous call.
 template <typename Start>
@@ -163,8 +169,8 @@ Result<bool> Store::ClearPrivileges(const InodePtr& inode) {
     if (kept == mode) return false;
     change.mode = kept & 07777;
   }
-  ASSIGN_OR_RETURN(const Attributes after, SetAttributes(inode->id, change));
-  return after.mode != 0;
+  RETURN_IF_ERROR(SetAttributes(inode->id, change));
+  return true;
 }
 
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {

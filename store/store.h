@@ -17,12 +17,15 @@
 
 namespace weightfs {
 
+// The least that StoreOptions::memory may be: each pool has so many buffers that no thread waits for another for ever.
+inline constexpr ByteCount kLeastMemory{112 * kMiB};
+
 struct StoreOptions {
   bool read_only = false;
   std::chrono::milliseconds commit_interval{5000};   // the most that a crash may take back
   std::chrono::milliseconds close_delay{1000};       // a closed file's commit begins within this
   bool sync_on_close = false;
-  ByteCount memory{384 * kMiB};                      // all I/O buffers together
+  ByteCount memory{384 * kMiB};                      // all I/O buffers together, at least kLeastMemory
   bool verify = true;                                // check checksums on read; false for measurements only
   size_t resident_inodes = 16384;
   // How much of each device belongs to the store, as its superblock says; empty: all of it. A device may have grown.

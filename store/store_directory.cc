@@ -19,8 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// More devices than any machine has; bounds what a damaged file makes us allocate.
-constexpr size_t kMaximumDevices = 1024;
+// Bounds what a damaged file makes us allocate.
 constexpr size_t kMaximumDescriptionBytes = kMiB;
 
 Error Damaged(const std::string& path, std::string_view what) {
@@ -87,8 +86,9 @@ Result<StoreDescription> ParseDescription(const std::string& path, const std::st
   const auto id = UuidIn(root, "id");
   const auto devices = root.find("devices");
   if (!id) return Damaged(path, "it has no valid id");
-  if (devices == root.end() || !devices->is_array() || devices->empty() || devices->size() > kMaximumDevices) {
-    return Damaged(path, "it lists no devices");
+  if (devices == root.end() || !devices->is_array() || devices->empty()) return Damaged(path, "it lists no devices");
+  if (devices->size() > kMaximumDevices) {
+    return Damaged(path, fmt::format("it lists {} devices, of {} at most", devices->size(), kMaximumDevices));
   }
   description.id = *id;
   if (const auto created = root.find("created"); created != root.end() && created->is_string()) {
@@ -147,6 +147,7 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
     }
     parts->devices.push_back(std::move(device));
     parts->superblocks.push_back(superblock);
+    parts->was_clean = parts->was_clean && superblock.clean;
   }
   return {};
 }

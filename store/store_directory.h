@@ -24,6 +24,9 @@ inline constexpr const char* kCatalogName = "meta";
 inline constexpr const char* kPoolName = "pool";
 inline constexpr const char* kLogName = "weightfs.log";
 
+// Of one store, at most: more than any machine has.
+inline constexpr size_t kMaximumDevices = 1024;
+
 // The fact under keys::Store that binds the catalog to its store: the id as text.
 inline constexpr const char* kStoreIdFact = "store_id";
 
@@ -108,6 +111,7 @@ struct StoreParts {
   std::vector<Superblock> superblocks;
   std::vector<std::unique_ptr<BlockDevice>> devices;     // in index order
   std::unique_ptr<KvStore> catalog;
+  bool was_clean = true;                 // every superblock was marked clean before it was opened
 };
 
 // Opens and checks: the lock (kBusy names the holder's process), each device's superblock against store.json and the
@@ -115,9 +119,10 @@ struct StoreParts {
 // nothing changed). Unless read_only, superblocks are marked in use; MarkClean marks them clean again.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
 
-// The last write to the devices: the store that used them is closed, its devices are still open.
 // How much of each device belongs to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);
+
+// The last write to the devices: the store that used them is closed, its devices are still open.
 Result<void> MarkClean(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks);
 Result<void> MarkClean(std::vector<std::unique_ptr<BlockDevice>>& devices, std::vector<Superblock>& superblocks);
 

@@ -12,6 +12,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   session->description_ = std::move(parts.description);
   session->superblocks_ = std::move(parts.superblocks);
   session->devices_ = Borrow(parts.devices);
+  session->was_clean_ = parts.was_clean;
   session->read_only_ = open.read_only || options.read_only;
   StoreOptions effective = options;
   effective.read_only = session->read_only_;

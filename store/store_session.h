@@ -22,6 +22,8 @@ class StoreSession {
 
   Store& store() { return *store_; }
   const StoreDescription& description() const { return description_; }
+  // Whether the mount before ended by closing the store.
+  bool was_clean() const { return was_clean_; }
 
   // Makes everything durable, marks the superblocks clean and empties the lock file, in this order; the error of the
   // first of them that fails is left in the lock file for `weightfs umount`. The lock itself goes with the session.
@@ -37,6 +39,7 @@ class StoreSession {
   std::vector<Superblock> superblocks_;
   std::vector<BlockDevice*> devices_;   // of store_
   bool read_only_ = false;
+  bool was_clean_ = true;
   bool closed_ = false;
   std::unique_ptr<Store> store_;
 };

@@ -100,12 +100,10 @@ class Lab {
     not_measured_[{std::string(row), way}] = std::move(why);
   }
   void Note(std::string_view row, std::string note) { notes_.emplace(std::string(row), std::move(note)); }
-  void AddCheck(std::string_view row, Check check) { checks_.emplace(std::string(row), std::move(check)); }
   void Progress(std::string_view step, uint64_t done = 0, uint64_t total = 0) const;
 
   const std::map<std::pair<std::string, Way>, std::string>& not_measured() const { return not_measured_; }
   const std::multimap<std::string, std::string>& notes() const { return notes_; }
-  const std::multimap<std::string, Check>& checks() const { return checks_; }
 
  private:
   Lab(const SuiteOptions& options);
@@ -131,7 +129,6 @@ class Lab {
   bool raw_ready_ = false;
   std::map<std::pair<std::string, Way>, std::string> not_measured_;
   std::multimap<std::string, std::string> notes_;
-  std::multimap<std::string, Check> checks_;
 };
 
 // One sample as the answer of a case.

@@ -30,6 +30,20 @@ Json Of(const Sample& sample) {
   return json;
 }
 
+Json Of(const RowSpec& row) {
+  Json targets = Json::object();
+  const auto add = [&targets](const char* name, double least) {
+    if (least > 0) targets[name] = least;
+  };
+  add("reference", row.target.reference);
+  add("host", row.target.host);
+  add("slow_host", row.target.slow_host);
+  add("in_memory", row.target.in_memory);
+  add("one_device", row.target.one_device);
+  return {{"id", row.id}, {"group", row.group}, {"title", row.title}, {"unit", NameOf(row.unit)},
+          {"at_least", std::move(targets)}};
+}
+
 Json Of(const RowOutcome& row);
 Json Of(const Curve& curve);
 
@@ -94,6 +108,8 @@ Json ToJson(const Outcome& outcome) {
           {"rows", ListOf(outcome.rows)},
           {"curves", ListOf(outcome.curves)}};
 }
+
+Json ListAsJson() { return {{"version", kVersion}, {"rows", ListOf(Rows())}}; }
 
 std::string ToHtml(const Outcome& outcome) {
   std::string json = ToJson(outcome).dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 
 namespace weightfs::bench {
 namespace {
@@ -58,13 +58,11 @@ Result<void> Place::MakeCold(const std::string& path) {
     if (write(knob.get(), "3", 1) != 1) return SystemError("/proc/sys/vm/drop_caches", "cannot be written");
   }
   if (!is_weightfs()) return {};
-#ifdef WEIGHTFS_IOC_DROP_CACHE
   if (can_drop_) {
     if (ioctl(file.get(), WEIGHTFS_IOC_DROP_CACHE) == 0) return {};
     if (errno != ENOTTY) return SystemError(path, "its cache cannot be dropped");
     can_drop_ = false;
   }
-#endif
   return PushOut();
 }
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/suite/basics.h"
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 
 namespace weightfs::bench {
 

@@ -69,8 +69,6 @@ void AddChecks(const Lab& lab, RowOutcome* row) {
     }
     if (!read.empty()) row->checks.push_back({"device reads", SpreadOf(read).median, kReadersMayRead, true});
   }
-  const auto [first, last] = lab.checks().equal_range(std::string(row->spec->id));
-  for (auto check = first; check != last; ++check) row->checks.push_back(check->second);
 }
 
 RowOutcome JudgeRow(const Lab& lab, const RowSpec& spec, const SampleTable& samples) {

@@ -12,7 +12,7 @@
 #include "client/gpu/copy_queue.h"
 #include "client/gpu/cufile_threads.h"
 #include "client/gpu/gpu.h"
-#include "engine/buffer.h"
+#include "common/buffer.h"
 
 namespace weightfs::client {
 

@@ -192,21 +192,10 @@ std::vector<NamedMemory> MakeFiles(const std::vector<Item>& items) {
   return files;
 }
 
-void BindHandle(py::module_& module) {
-  py::class_<PyHandle, std::shared_ptr<PyHandle>>(module, "Handle")
-      .def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
-                       unsigned intra_op_parallelism, const std::string& direct, const std::string& mode,
-                       const std::string& cufile_library) {
-        return std::make_shared<PyHandle>(HandleOptions{.block_size = block_size,
-                                                        .queue_depth = queue_depth,
-                                                        .single_submit = single_submit,
-                                                        .overlap_events = overlap_events,
-                                                        .intra_op_parallelism = intra_op_parallelism,
-                                                        .direct = MakeDirect(direct),
-                                                        .gpu = MakeMode(mode),
-                                                        .cufile_library = cufile_library});
-      }))
-      .def("close", &PyHandle::Close)
+using HandleClass = py::class_<PyHandle, std::shared_ptr<PyHandle>>;
+
+void BindReads(HandleClass& type) {
+  type
       .def("read",
            [](const PyHandle& self, const py::object& file, const Memory& arguments,
               uint64_t offset, const py::object& progress,
@@ -216,19 +205,6 @@ void BindHandle(py::module_& module) {
              const ReadOptions options{
                  .offset = offset, .progress = MakeProgress(progress), .verify = verify};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
-           })
-      .def("write",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic, bool checksum) {
-             const auto name = MakeFile(file);
-             const auto memory = MakeMemory(arguments);
-             const WriteOptions options{.offset = offset,
-                                        .durable = durable,
-                                        .atomic = atomic,
-                                        .progress = MakeProgress(progress),
-                                        .checksum = checksum};
-             Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
            })
       .def("start_read",
            [](const PyHandle& self, const py::object& file, const Memory& arguments,
@@ -242,6 +218,23 @@ void BindHandle(py::module_& module) {
                                        .verify = verify};
              return Check(
                  WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
+           });
+}
+
+void BindWrites(HandleClass& type) {
+  type
+      .def("write",
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              std::optional<uint64_t> offset,
+              const py::object& progress, bool durable, bool atomic, bool checksum) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(arguments);
+             const WriteOptions options{.offset = offset,
+                                        .durable = durable,
+                                        .atomic = atomic,
+                                        .progress = MakeProgress(progress),
+                                        .checksum = checksum};
+             Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
            })
       .def("start_write",
            [](const PyHandle& self, const py::object& file, const Memory& arguments,
@@ -257,7 +250,11 @@ void BindHandle(py::module_& module) {
                                         .checksum = checksum};
              return Check(
                  WithoutGil(self, [&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
-           })
+           });
+}
+
+void BindMany(HandleClass& type) {
+  type
       .def("save_many",
            [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool durable,
               uint32_t mode, bool checksum, const py::object& progress) {
@@ -276,16 +273,11 @@ void BindHandle(py::module_& module) {
              py::list out;
              for (const auto& [name, error] : errors) out.append(py::make_tuple(py::bytes(name), MakeException(error)));
              return out;
-           })
-      .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
-      .def("wait",
-           [](const PyHandle& self) {
-             const auto completed = WithoutGil(self, [](Handle& handle) { return handle.Wait(); });
-             py::list errors;
-             for (const auto& error : completed.errors) errors.append(MakeException(error));
-             return py::make_tuple(completed.count, completed.failed, errors);
-           })
-      .def("pending", [](const PyHandle& self) { return self.get()->pending(); })
+           });
+}
+
+void BindGpu(HandleClass& type) {
+  type
       .def("gpu", &GpuOf)
       .def("pin",
            [](const PyHandle& self, const Memory& arguments) {
@@ -307,6 +299,37 @@ void BindHandle(py::module_& module) {
         const std::span<std::byte> bytes(host.Direct(0, host.size()), host.size());
         Check(WithoutGil(self, [&](Handle& handle) { return handle.CopyOut(memory, bytes); }));
       });
+}
+
+void BindHandle(py::module_& module) {
+  HandleClass type(module, "Handle");
+  type
+      .def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
+                       unsigned intra_op_parallelism, const std::string& direct, const std::string& mode,
+                       const std::string& cufile_library) {
+        return std::make_shared<PyHandle>(HandleOptions{.block_size = block_size,
+                                                        .queue_depth = queue_depth,
+                                                        .single_submit = single_submit,
+                                                        .overlap_events = overlap_events,
+                                                        .intra_op_parallelism = intra_op_parallelism,
+                                                        .direct = MakeDirect(direct),
+                                                        .gpu = MakeMode(mode),
+                                                        .cufile_library = cufile_library});
+      }))
+      .def("close", &PyHandle::Close)
+      .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
+      .def("wait",
+           [](const PyHandle& self) {
+             const auto completed = WithoutGil(self, [](Handle& handle) { return handle.Wait(); });
+             py::list errors;
+             for (const auto& error : completed.errors) errors.append(MakeException(error));
+             return py::make_tuple(completed.count, completed.failed, errors);
+           })
+      .def("pending", [](const PyHandle& self) { return self.get()->pending(); });
+  BindReads(type);
+  BindWrites(type);
+  BindMany(type);
+  BindGpu(type);
 }
 
 // Python's signal handlers run while it waits.

@@ -49,6 +49,15 @@ def listed_rows():
     return [line.split()[:2] for line in bench("--list").out.splitlines()[1:]]
 
 
+def test_the_list_as_json_says_what_the_table_says(tmp_path):
+    rows = json.loads(bench("--list", "--json").out)["rows"]
+    assert [[row["id"], row["group"]] for row in rows] == listed_rows()
+    assert all(target > 0 for row in rows for target in row["at_least"].values())
+    assert any(row["at_least"] for row in rows)
+    bench("--list", "--json", tmp_path / "rows.json")
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"] == rows
+
+
 def test_every_listed_row_is_measured_or_says_why_not(run):
     rows = {row["id"]: row for row in run["json"]["rows"]}
     assert [row for row, _ in listed_rows()] == list(rows)

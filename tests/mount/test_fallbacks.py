@@ -57,6 +57,6 @@ def test_works_without_all_of_them(factory, store, local, pytestconfig):
     smoke(factory.mount(store, options), local, seed=77, ops=random_runs.operations(pytestconfig, default=800))
 
 
-@pytest.mark.parametrize("options", ["threads=1", "threads=8", "commit=1", "sync_on_close", "noatime", "memory=64M"])
+@pytest.mark.parametrize("options", ["threads=1", "threads=8", "commit=1", "sync_on_close", "noatime", "memory=112M"])
 def test_works_with(factory, store, local, options):
     smoke(factory.mount(store, options), local, seed=len(options), ops=150)

@@ -262,6 +262,33 @@ def test_a_dead_mount_is_replaced_by_the_next_mount(mount):
     mount.fsck()
 
 
+def test_a_store_that_was_not_unmounted_says_so_until_it_is(mount):
+    def told():
+        info, fsck = (json.loads(weightfs(command, mount.store.directory, "--json").out) for command in ("info", "fsck"))
+        assert fsck["clean"], "nothing is wrong with it"
+        assert info["clean_unmount"] == fsck["clean_unmount"]
+        return info["clean_unmount"]
+
+    def warnings():
+        return (mount.store.directory / "weightfs.log").read_text().count("was not unmounted cleanly; recovered")
+
+    assert warnings() == 0
+    assert json.loads(weightfs("info", mount.store.directory, "--json").out)["clean_unmount"] is None
+    kill_with_synced_file(mount)
+    weightfs("umount", mount.path)
+    assert told() is False
+    assert "was not unmounted cleanly" in weightfs("info", mount.store.directory).out
+    assert "was not unmounted cleanly" in weightfs("fsck", mount.store.directory).out
+    mount.mount()
+    assert warnings() == 1
+    mount.remount()
+    assert warnings() == 1
+    mount.umount()
+    assert told() is True
+    assert "was not unmounted" not in weightfs("info", mount.store.directory).out + weightfs(
+        "fsck", mount.store.directory).out
+
+
 # Read-only.
 def write_errnos(path):
     """What each kind of change says. In a list, for calls that should have been refused and were not."""
@@ -433,7 +460,7 @@ def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
         store = factory.store("64M")
         shutil.move(store.directory, disk / "store")
         store.directory = disk / "store"
-        mount = factory.mount(store, "memory=32M")
+        mount = factory.mount(store, "memory=112M")
         write_and_sync(mount.path / "file")
         mount.remount()
         descriptor = os.open(disk, os.O_RDONLY)
@@ -452,7 +479,7 @@ def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
 
 
 def test_a_pool_that_was_cut_off_gives_errors_and_no_hang(factory):
-    mount = factory.mount(factory.store("64M"), "memory=32M")
+    mount = factory.mount(factory.store("64M"), "memory=112M")
     write_and_sync(mount.path / "file")
     mount.remount()
     os.truncate(mount.store.directory / "pool", 4 * MIB)

@@ -100,9 +100,21 @@ TEST(MountOptions, RefusalsNameTheOption) {
   }
 }
 
+TEST(MountOptions, LessMemoryThanThePoolsNeedIsRefused) {
+  const Parsed least = Parse("memory=112M");
+  ASSERT_TRUE(least.result.has_value()) << ToString(least.result.error());
+  EXPECT_EQ(least.store.memory, kLeastMemory);
+  for (const char* text : {"memory=111M", "memory=32M"}) {
+    const Parsed less = Parse(text);
+    ASSERT_FALSE(less.result.has_value()) << text;
+    EXPECT_THAT(less.result.error().what, HasSubstr("at least 112"));
+  }
+}
+
 TEST(MountOptions, HelpNamesEachOption) {
   const std::string help = MountOptionsHelp();
-  for (const char* name : {"ro", "threads=N", "commit=SECONDS", "without=FEATURE", "noatime"})
+  for (const char* name : {"ro", "threads=N", "commit=SECONDS", "without=FEATURE", "noatime", "context=", "auto_unmount", "async_dio",
+                           "parallel_direct_writes", "over_io_uring", "max_pages_limit, read_ahead"})
     EXPECT_THAT(help, HasSubstr(name));
 }
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "fs/ioctl.h"
+#include "lease/ioctl.h"
 #include "tests/unit/fs/fake_kernel.h"
 
 namespace weightfs {

@@ -281,6 +281,15 @@ TEST_F(StoreDirectoryTest, FormatRefusesADeviceThatIsMissingTooSmallOrGivenTwice
   EXPECT_FALSE(fs::exists(Path("s")));
 }
 
+TEST_F(StoreDirectoryTest, FormatRefusesMoreDevicesThanAStoreMayHave) {
+  std::vector<std::string> paths;
+  for (size_t index = 0; index <= kMaximumDevices; ++index) paths.push_back(Path("device-" + std::to_string(index)));
+  const Error refused = FormatError("s", OnDevices(paths));
+  EXPECT_EQ(refused.code, ErrorCode::kInvalid);
+  EXPECT_THAT(refused.what, HasSubstr("1025 devices"));
+  EXPECT_FALSE(fs::exists(Path("s")));
+}
+
 TEST_F(StoreDirectoryTest, SeveralDevicesKeepTheirOrder) {
   const std::string first = MakeFile("first", kSmall), second = MakeFile("second", ByteCount{2 * kSmall.value});
   const auto made = Format("s", OnDevices({first, second}));
@@ -310,12 +319,14 @@ TEST_F(StoreDirectoryTest, AnOpenMarksTheDevicesInUseUntilMarkedClean) {
   {
     auto parts = OpenStoreParts(Path("s"), {});
     ASSERT_TRUE(parts.has_value());
+    EXPECT_TRUE(parts->was_clean);
     EXPECT_FALSE(SuperblockOf(Path("s/pool")).clean);
     EXPECT_EQ(Slurp(Path("s/lock")), std::to_string(getpid()) + "\n");
   }
   EXPECT_FALSE(SuperblockOf(Path("s/pool")).clean);
   auto parts = OpenStoreParts(Path("s"), {});
   ASSERT_TRUE(parts.has_value());
+  EXPECT_FALSE(parts->was_clean);
   ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
   parts->lock.Clear();
   EXPECT_TRUE(SuperblockOf(Path("s/pool")).clean);

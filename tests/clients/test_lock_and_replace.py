@@ -1,5 +1,5 @@
-"""The pattern of orbax and tensorstore's file driver: lock files with open-file-description locks, the inode checked
-again after the lock is had, fsync, rename over the target, fsync of the directory."""
+"""The system calls of orbax and tensorstore's file driver, without either: lock files with open-file-description locks,
+the inode checked again after the lock is had, fsync, rename over the target, fsync of the directory."""
 
 import errno
 import fcntl

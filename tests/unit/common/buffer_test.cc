@@ -1,4 +1,4 @@
-#include "engine/buffer.h"
+#include "common/buffer.h"
 
 #include <gtest/gtest.h>
 

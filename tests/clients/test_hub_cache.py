@@ -1,4 +1,5 @@
-"""A model hub's cache: blobs downloaded under a lock into `.incomplete`, resumed, replaced, linked to relatively."""
+"""The system calls of a model hub's cache, without any hub's library: blobs downloaded under a lock into `.incomplete`,
+resumed, replaced, linked to relatively."""
 
 import fcntl
 import hashlib

@@ -1,0 +1,67 @@
+"""What README shows can be typed as it stands: its commands make a store of their own, its Python runs on a mount.
+
+Only the paths, the size and the way to the programs are replaced by the test's own."""
+
+import os
+import re
+import sys
+
+import pytest
+
+from harness import process
+from harness.filesystems import REPOSITORY, is_mounted, program
+
+pytestmark = pytest.mark.usefixtures("weightfs_only")
+pytest.importorskip("torch", reason="needs torch: scripts/setup installs it")
+
+STORE, MOUNT = "/srv/tensors", "/mnt/tensors"
+
+
+def blocks(section, language):
+    """The blocks of code of one section, joined."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    assert found, f"README has no section {section}"
+    code = "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", found[1], re.MULTILINE | re.DOTALL))
+    assert code, f"{section} has no block of {language}"
+    return code
+
+
+def replaced(code, *pairs):
+    for shown, ours in pairs:
+        assert shown in code, f"README does not show {shown!r} any more"
+        code = code.replace(shown, str(ours))
+    return code
+
+
+def run(*words):
+    return process.run(words, cwd=REPOSITORY, limit=100)
+
+
+def test_the_commands_of_a_store_of_your_own(factory):
+    folder = factory.directory("readme")
+    store, mount = folder / "store", folder / "deep/mount"
+    code = replaced(blocks("A store of your own", "sh"), (STORE, store), (MOUNT, mount),
+                    ("--size 8G", "--size 256M --sparse"), ("scripts/setup && scripts/build ", "test -x scripts/setup -a -x scripts/build "),
+                    ("$PWD/build/release/bin", program().parent), (".venv/bin/python", sys.executable))
+    try:
+        shown = run("bash", "-euc", code + f"\nweightfs fsck {store}").out
+    finally:
+        if is_mounted(mount):
+            process.run([program(), "umount", mount], codes=None)
+    assert " on the device, " in shown and shown.endswith("clean\n")
+    assert not is_mounted(mount)
+
+
+def test_the_python_of_the_direct_path(factory):
+    mount = factory.mount(factory.store("256M"))
+    code = replaced(blocks("From Python, without the page cache", "python"), (MOUNT, mount.path))
+    checks = f"""
+assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+assert torch.equal(torch.frombuffer(open("{mount.path}/w.bin", "rb").read(), dtype=torch.float32), tensor.flatten())
+for name, saved in tensors.items():
+    stored = open("{mount.path}/step-100/" + name, "rb").read()
+    assert torch.equal(torch.frombuffer(bytearray(stored), dtype=torch.float32), saved.flatten()), name
+"""
+    run(sys.executable, "-c", code + checks)
+    assert len(os.listdir(mount.path / "step-100")) > 1

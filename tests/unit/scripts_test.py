@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""The scripts do nothing but answer when they are asked for help or given what they do not know."""
+import pathlib
+import subprocess
+import sys
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+
+
+def wrongs():
+    for name in ("setup", "build", "quickstart", "test"):
+        for argument, code in (("--help", 0), ("-h", 0), ("--no-such-argument", 1), ("relase", 1)):
+            finished = subprocess.run([SCRIPTS / name, argument], capture_output=True, text=True, timeout=60, check=False)
+            answer = finished.stderr if code else finished.stdout
+            if finished.returncode != code or (argument if code else f"Usage: scripts/{name}") not in answer:
+                yield f"scripts/{name} {argument}: {finished.returncode}: {finished.stdout}{finished.stderr}"
+
+
+def main():
+    found = list(wrongs())
+    print("\n".join(found) or "every script answers")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

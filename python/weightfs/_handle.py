@@ -58,6 +58,11 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     file_offset (0, too) the bytes around stay as they are, so that the parts of a file can be written in any order, by
     several handles. A write by descriptor never cuts anything off.
 
+    Whether readers, or a killed program, ever see a part of a write: on a weightfs mount the whole file of a write that
+    goes by a lease (`direct`) changes in one commit, and so do the whole blocks of a write at an offset. Every other
+    write goes into the file piece by piece, in any order, and one that was killed leaves new pieces among old ones. A
+    whole file is replaced at once, everywhere, by write_from and write_async with atomic=True.
+
     Any thread may use a handle. A forked child cannot use the handle of its parent."""
 
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,

@@ -1,5 +1,6 @@
 // Many files at once, and checksums kept with files, on ordinary filesystems.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/xattr.h>
 #include <utime.h>
 
@@ -95,6 +96,74 @@ TEST(ManyTest, AFailureBeforeTheNamesAppearLeavesEverythingAsItWas) {
   EXPECT_EQ(required->LoadMany(folder / ".", saved.files).error().error_number, ENOTTY);
   EXPECT_TRUE(required->SaveMany(folder / ".", {}).has_value());
   EXPECT_EQ(folder.entries(), 0U);
+}
+
+TEST(ManyTest, WhatCannotBeReplacedIsKnownBeforeTheFirstName) {
+  const Folder folder;
+  const auto handle = Make();
+  Many saved(3);
+  const Bytes old = RandomBytes(100, 9);
+  WriteFile(folder / "tensor.0", old);
+  std::filesystem::create_directory(folder / "tensor.1");
+  const auto refused = handle->SaveMany(folder / ".", saved.files);
+  EXPECT_EQ(refused.error().error_number, EISDIR);
+  EXPECT_EQ(refused.error().path, folder / "./tensor.1");
+  EXPECT_EQ(ReadFile(folder / "tensor.0"), old);
+  EXPECT_EQ(folder.entries(), 2U);
+  // Also when it comes while the files are written.
+  std::filesystem::remove(folder / "tensor.1");
+  const Progress interfere = [&](uint64_t, uint64_t) { std::filesystem::create_directory(folder / "tensor.1"); };
+  EXPECT_EQ(handle->SaveMany(folder / ".", saved.files, {.progress = interfere}).error().error_number, EISDIR);
+  EXPECT_EQ(ReadFile(folder / "tensor.0"), old);
+  EXPECT_EQ(folder.entries(), 2U);
+}
+
+TEST(ManyTest, WhyThereIsNoLeaseIsTold) {
+  const Folder folder;
+  Many saved(2);
+  std::vector<int> told;
+  const SaveManyOptions options{.on_fallback = [&](const IoError& why) { told.push_back(why.error_number); }};
+  ASSERT_TRUE(Make({.direct = Direct::kNever})->SaveMany(folder / ".", saved.files, options).has_value());
+  EXPECT_TRUE(told.empty());
+  ASSERT_TRUE(Make()->SaveMany(folder / ".", saved.files, options).has_value());
+  EXPECT_EQ(told, std::vector<int>{ENOTTY});
+}
+
+// The soft limit of the sizes of files, for as long as it lives.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(ManyTest, TheProcesssLimitOfSizesIsAnErrorAndNoSignal) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(200'000);
+  const std::vector<NamedMemory> files{{"a", MemoryView(std::span(bytes).first(1000))}, {"b", View(bytes)}};
+  std::vector<int> found;
+  bool fitted = false;
+  {
+    const FileLimit limit(100'000);
+    fitted = handle->Write(folder / "fits", MemoryView(std::span(bytes).first(100'000))).has_value();
+    for (const std::optional<uint64_t> offset : {std::optional<uint64_t>(), std::optional<uint64_t>(99'000)}) {
+      const auto view = MemoryView(std::span(bytes).first(offset ? 2'000 : 100'001));
+      found.push_back(handle->Write(folder / "file", view, {.offset = offset}).error().error_number);
+    }
+    found.push_back(handle->Write(folder / "atomic", View(bytes), {.atomic = true}).error().error_number);
+    found.push_back(handle->SaveMany(folder / ".", files).error().error_number);
+  }
+  EXPECT_TRUE(fitted);
+  EXPECT_EQ(found, std::vector<int>(4, EFBIG));
+  EXPECT_FALSE(std::filesystem::exists(folder / "a"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "atomic"));
 }
 
 TEST(ManyTest, ACallbackMayNotWaitForMany) {

@@ -13,11 +13,14 @@ from weightfs._future import with_label
 class _Whole(int):
     """The default of `file_offset` in a write: 0 like any other 0, and still known from one that was given."""
 
+    __slots__ = ()
+
     def __repr__(self):
         return "0"
 
 
 WHOLE = _Whole(0)
+DEFAULTS = (None, False, False, False)   # of a write: progress, durable, atomic, checksum
 
 
 def one_of(filename, fd):
@@ -39,10 +42,6 @@ def async_and_offset(method, arguments, keywords, offset):
 
 def name_of(file):
     return file if isinstance(file, int) else os.fsencode(file)
-
-
-def write_options(*, durable=False, atomic=False, checksum=False, progress=None):
-    return progress, durable, atomic, checksum
 
 
 def written_offset(offset):

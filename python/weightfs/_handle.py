@@ -10,14 +10,14 @@ import threading
 import weakref
 
 from weightfs import _native
-from weightfs._arguments import (WHOLE, async_and_offset, checked, find_cufile, labelled, name_of, one_of, os_error,
-                                 write_options, written_offset)
+from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, checked, find_cufile, labelled, name_of, one_of, os_error,
+                                 written_offset)
 from weightfs._future import Future, with_label
 from weightfs._many import ManyFiles
 from weightfs._memory import describe
 
 log = logging.getLogger("weightfs")
-_handles = weakref.WeakSet()
+_handles: "weakref.WeakSet[aio_handle]" = weakref.WeakSet()
 _VALIDATED_AT_ONCE = 4 << 20
 
 
@@ -173,36 +173,38 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
     # --- The newer ones ---
 
-    def read_async(self, buffer, file, file_offset=0, **options):
+    def read_async(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Starts to read from a path or descriptor and returns its Future.
 
         progress(bytes_done, bytes_total) is called from the thread that does the I/O. verify: EIO for bytes that are not
         those written. On a weightfs mount that is always so; elsewhere it takes a whole file (EINVAL otherwise)
         that was written with `checksum` and not changed since (ENODATA otherwise)."""
         memory = describe(buffer, writable=True)
-        return Future(self._start_read(memory, file, file_offset, own_errors=True, **options), memory)
+        operation = self._start_read(memory, file, file_offset, progress=progress, verify=verify, own_errors=True)
+        return Future(operation, memory)
 
-    def write_async(self, buffer, file, file_offset=None, **options):
+    def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
         """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes.
 
         durable: fsync before it is done. atomic: written beside the file, then renamed over it. checksum: of a whole
         file, checksums for `verify` are kept in its extended attribute user.weightfs.crc32c (not on a weightfs mount,
         which has its own). progress as in read_async."""
         memory = describe(buffer)
-        offset = WHOLE if file_offset is None else file_offset
-        return Future(self._start_write(memory, file, offset, own_errors=True, **options), memory)
+        operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress, durable,
+                                      atomic, checksum, own_errors=True)
+        return Future(operation, memory)
 
-    def read_into(self, buffer, file, file_offset=0, **options):
+    def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Reads as read_async does, and returns the number of bytes; raises OSError."""
         memory = describe(buffer, writable=True)
-        self._read_now(memory, file, file_offset, **options)
+        self._read_now(memory, file, file_offset, progress=progress, verify=verify)
         return memory.nbytes
 
-    def write_from(self, buffer, file, file_offset=None, **options):
+    def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
         """Writes as write_async does, and returns the number of bytes; raises OSError."""
         memory = describe(buffer)
-        offset = WHOLE if file_offset is None else file_offset
-        self._write_now(memory, file, offset, **options)
+        self._write_now(memory, file, WHOLE if file_offset is None else file_offset, False, progress, durable, atomic,
+                        checksum)
         return memory.nbytes
 
     @property
@@ -261,9 +263,9 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         if validate:
             self._validate(memory, file, offset)
 
-    def _write_now(self, memory, file, offset, validate=False, **options):
+    def _write_now(self, memory, file, offset, validate=False, *options):
         with labelled(memory):
-            self._native.write(name_of(file), memory.arguments, written_offset(offset), *write_options(**options))
+            self._native.write(name_of(file), memory.arguments, written_offset(offset), *(options or DEFAULTS))
         if validate:
             self._validate(memory, file, offset)
 
@@ -274,11 +276,11 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
                                                 own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
-    def _start_write(self, memory, file, offset, validate=None, *, own_errors=False, **options):
+    def _start_write(self, memory, file, offset, validate=None, *options, own_errors=False):
         self._forget_done()
         with labelled(memory):
             operation = self._native.start_write(name_of(file), memory.arguments, written_offset(offset),
-                                                 *write_options(**options), own_errors)
+                                                 *(options or DEFAULTS), own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
     def _sync(self, run, buffer, file, offset, validate=False):
@@ -328,8 +330,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         for memory, file, offset in validations:
             try:
                 self._validate(memory, file, offset)
-            except OSError as error:
-                errors.append(error)
+            except OSError as differs:
+                errors.append(differs)
                 completed -= 1
         for error in errors:
             self._report(error)

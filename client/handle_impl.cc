@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "client/lease_target.h"
+#include "client/operation_plan.h"
 #include "common/result.h"
 #include "common/units.h"
 

@@ -37,8 +37,8 @@ class Account {
   Handle::Completed completed_ GUARDED_BY(mutex_);
 };
 
-// Thread-safe.
-class Handle::Impl {
+// Thread-safe. Hidden, though its outer class is exported.
+class __attribute__((visibility("hidden"))) Handle::Impl {
  public:
   ~Impl();
   IoResult<void> Start(const HandleOptions& options);

@@ -251,6 +251,42 @@ TEST_F(VerifyTest, WithoutChecksumsThereIsNothingToVerify) {
   EXPECT_EQ(Verify("empty", 0), 0);
 }
 
+// The example of docs/FORMAT.md.
+TEST_F(VerifyTest, TheAttributeIsWhatTheFormatSays) {
+  const std::string path = folder_ / "file";
+  const std::string text = "123456789";
+  Bytes bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  const std::vector<unsigned char> example = {
+      1, 0, 0, 0, 0x14, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0xca, 0x9a, 0x3b, 0, 0, 0, 0,
+      0, 0x65, 0xcd, 0x1d, 0, 0, 0, 0, 0x83, 0x92, 0x06, 0xe3};
+  const timespec times[] = {{1'000'000'000, 500'000'000}, {1'000'000'000, 500'000'000}};
+  WriteFile(path, bytes);
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  ASSERT_EQ(setxattr(path.c_str(), ChecksumAttribute::kName, example.data(), example.size(), 0), 0);
+  EXPECT_EQ(Verify("file", bytes.size()), 0);
+
+  // What is written is the same but for the time.
+  ASSERT_TRUE(handle_->Write(path, View(bytes), {.checksum = true}).has_value());
+  std::vector<unsigned char> written(100);
+  written.resize(static_cast<size_t>(getxattr(path.c_str(), ChecksumAttribute::kName, written.data(), 100)));
+  struct stat status{};
+  ASSERT_EQ(stat(path.c_str(), &status), 0);
+  auto expected = example;
+  for (size_t i = 0; i < 8; ++i) {
+    expected[16 + i] = static_cast<unsigned char>(static_cast<uint64_t>(status.st_mtim.tv_sec) >> (8 * i));
+    expected[24 + i] = static_cast<unsigned char>(static_cast<uint64_t>(status.st_mtim.tv_nsec) >> (8 * i));
+  }
+  EXPECT_EQ(written, expected);
+
+  written[0] = 2;
+  ASSERT_EQ(setxattr(path.c_str(), ChecksumAttribute::kName, written.data(), written.size(), 0), 0);
+  const auto unknown = handle_->Read(path, View(bytes), {.verify = true});
+  EXPECT_EQ(unknown.error().error_number, ENODATA);
+  EXPECT_NE(unknown.error().what.find("is of version 2, which this library does not know"), std::string::npos)
+      << unknown.error().what;
+}
+
 TEST_F(VerifyTest, StridedTensorsAndManyFilesHaveThemToo) {
   Bytes matrix = RandomBytes(700 * 900 * 4, 11);
   const std::vector<int64_t> shape{900, 700};

@@ -133,8 +133,8 @@ IoResult<void> ChecksumAttribute::Load(int descriptor) {
   Decoder in(bytes);
   const auto version = in.Little<uint32_t>();
   if (size < 0 || (in.ok() && version != kVersion)) {
-    return Failed(ENODATA, fmt::format("its attribute {} is {}, which this library does not know: it cannot verify the file",
-                                       kName, size < 0 ? "larger than any" : fmt::format("of version {}", version)));
+    return Failed(ENODATA, fmt::format("its attribute {} is {}, which this library does not know: nothing is verified", kName,
+                                       size < 0 ? "larger than any" : fmt::format("of version {}", version)));
   }
   const Header now = Describe(status);
   const size_t count = RoundUp(now.size, uint64_t{1} << now.block_shift) >> now.block_shift;

@@ -236,7 +236,7 @@ void Handle::Impl::HandOut(const std::shared_ptr<Operation>& operation, Ring** h
 }
 
 IoResult<Handle::Impl::Wish> Handle::Impl::WishToRead(const FileName& file, const MemoryView& memory,
-                                 const ReadOptions& options) {
+                                                      const ReadOptions& options) {
   if (memory.may_overlap()) {
     return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
                    options.offset};
@@ -248,7 +248,8 @@ IoResult<Handle::Impl::Wish> Handle::Impl::WishToRead(const FileName& file, cons
   return wish;
 }
 
-Handle::Impl::Wish Handle::Impl::WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
+Handle::Impl::Wish Handle::Impl::WishToWrite(const FileName& file, const MemoryView& memory,
+                                             const WriteOptions& options) {
   const bool by_path = file.descriptor < 0;
   const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
   Wish wish = CommonWish(file, memory, options);

@@ -34,7 +34,8 @@ constexpr size_t kUnderWay = 64;
 IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
   if (std::none_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); })) return {};
   return IoError{EOPNOTSUPP,
-                 fmt::format("{}: no lease: tensors of a GPU go one by one, each by a way of its own", directory), directory};
+                 fmt::format("{}: no lease: tensors of a GPU go one by one, each by a way of its own", directory),
+                 directory};
 }
 
 // Where one syncfs(2) makes everything durable that was written before. FUSE and network filesystems get an fsync for

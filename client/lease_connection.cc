@@ -36,7 +36,8 @@ IoError Convert(const Error& error) {
 IoResult<void> CheckBody(uint64_t size) {
   const uint64_t limit = FileSizeLimit();
   if (size <= lease::kInlineBody || size <= limit) return {};
-  return IoError{EFBIG, fmt::format("no lease: a request of {} bytes is more than the process's limit of {} (RLIMIT_FSIZE)",
+  return IoError{EFBIG, fmt::format("no lease: a request of {} bytes is more than the process's limit of {} "
+                                    "(RLIMIT_FSIZE)",
                                     size, limit)};
 }
 

@@ -70,8 +70,8 @@ IoResult<void> LeasedBlocks::CheckWritable() const {
     struct stat status{};
     const int device = devices_[run.device].get();
     if (end <= limit || fstat(device, &status) != 0 || !S_ISREG(status.st_mode)) continue;
-    return IoError{EFBIG, fmt::format("no lease: its blocks end at byte {} of {}, and the process may write files up to {} "
-                                      "bytes (RLIMIT_FSIZE)",
+    return IoError{EFBIG, fmt::format("no lease: its blocks end at byte {} of {}, and the process's limit is {} "
+                                      "(RLIMIT_FSIZE)",
                                       end, NameOf(device), limit)};
   }
   return {};

@@ -81,8 +81,8 @@ IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const Na
 
 IoResult<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files) {
   if (files.size() > lease::kMaximumFiles) {
-    return IoError{EINVAL, fmt::format("{}: {} files: one commit takes {} at most; save them in several calls", directory,
-                                       files.size(), lease::kMaximumFiles),
+    return IoError{EINVAL, fmt::format("{}: {} files: one commit takes {} at most; save them in several calls",
+                                       directory, files.size(), lease::kMaximumFiles),
                    directory};
   }
   uint64_t body = sizeof(lease::CommitManyRequest);
@@ -91,8 +91,8 @@ IoResult<void> CheckOneCommit(const std::string& directory, std::span<const Name
     body += sizeof(lease::FileEntry) + name.size() + 1 + blocks * sizeof(uint32_t);
   }
   if (body <= lease::kMaximumBody) return {};
-  return IoError{EINVAL, fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; save "
-                                     "them in several calls",
+  return IoError{EINVAL, fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; "
+                                     "save them in several calls",
                                      directory, files.size(), body, lease::kMaximumBody),
                  directory};
 }

@@ -1,6 +1,5 @@
 """The direct path of a mount, by hand: what leases show and change, who gets them, and what ends them."""
 
-import ctypes
 import errno
 import fcntl
 import json
@@ -559,46 +558,3 @@ def test_an_append_sees_the_size_of_a_commit(work):
     os.write(appends, b"tail")
     os.close(appends)
     assert path.read_bytes() == pattern(10_000) + b"tail"
-
-
-class TestSavingWithALibrary:
-    """What the client library asks itself, for a lease of a directory is good for writing whatever its mount says."""
-
-    @pytest.fixture(autouse=True)
-    def library(self):
-        self.weightfs = pytest.importorskip("weightfs")
-        pytest.importorskip("weightfs._native")
-
-    def save(self, folder, direct="require"):
-        with self.weightfs.aio_handle(direct=direct) as handle:
-            handle.save_many({"a": b"new"}, folder)
-
-    @needs.root
-    @pytest.mark.parametrize("direct", ["require", "auto", "never"])
-    def test_a_read_only_bind_mount_takes_no_files(self, work, scratch, direct):
-        place = scratch / f"bound-{direct}"
-        place.mkdir()
-        process.run(["mount", "--bind", work, place])
-        try:
-            self.save(place, direct)
-            process.run(["mount", "-o", "remount,bind,ro", place])
-            assert refusal(self.save, place, direct) == errno.EROFS
-        finally:
-            process.run(["umount", place])
-        assert os.listdir(work) == ["a"]
-
-    @needs.root
-    def test_a_directory_without_permission_takes_no_files(self, work):
-        def save(drop):
-            if drop:   # root without CAP_DAC_OVERRIDE is an ordinary user to every file
-                libc = ctypes.CDLL(None, use_errno=True)
-                header, sets = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0)
-                assert libc.capset(header, sets) == 0
-            self.save(work)
-
-        os.chmod(work, 0o555)
-        os.chown(work, OTHER, OTHER)
-        with pytest.raises(PermissionError):
-            call_as(None, save, True)
-        call_as(None, save, False)
-        assert os.listdir(work) == ["a"]

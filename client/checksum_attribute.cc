@@ -9,7 +9,9 @@
 #include <cerrno>
 #include <cstring>
 #include <span>
+#include <string>
 
+#include "common/bytes.h"
 #include "common/checksum.h"
 #include "common/result.h"
 #include "common/units.h"
@@ -18,16 +20,17 @@
 namespace weightfs::client {
 namespace {
 
-// The value: this, then a CRC-32C (uint32_t) for each block; little-endian. Blocks are as large as it takes for the
-// value to fit into the least that filesystems have room for.
-struct Value {
-  uint32_t version = 1;
+// What the value begins with (docs/FORMAT.md, section 9). Blocks are as large as it takes for the value to fit into the
+// least that filesystems have room for.
+struct Header {
   uint32_t block_shift = 0;
   uint64_t size = 0;       // of the file, in bytes
   int64_t seconds = 0;     // of its last change, by which others are noticed
   int64_t nanoseconds = 0;
+  bool operator==(const Header&) const = default;
 };
-static_assert(sizeof(Value) == 32);
+constexpr uint32_t kVersion = 1;
+constexpr size_t kHeaderSize = 32;
 
 constexpr uint32_t kLeastShift = 20;
 constexpr size_t kMostBlocks = 512;
@@ -62,12 +65,32 @@ std::vector<uint32_t> Compute(const MemoryView& memory, uint32_t shift) {
   return out;
 }
 
-Value Describe(const struct stat& status) {
+Header Describe(const struct stat& status) {
   const auto size = static_cast<uint64_t>(status.st_size);
   return {.block_shift = ShiftFor(size),
           .size = size,
           .seconds = status.st_mtim.tv_sec,
           .nanoseconds = status.st_mtim.tv_nsec};
+}
+
+std::string Encode(const Header& header, const std::vector<uint32_t>& checksums) {
+  std::string out;
+  AppendLittle(out, kVersion);
+  AppendLittle(out, header.block_shift);
+  AppendLittle(out, header.size);
+  AppendLittle(out, header.seconds);
+  AppendLittle(out, header.nanoseconds);
+  for (const uint32_t checksum : checksums) AppendLittle(out, checksum);
+  return out;
+}
+
+Header DecodeHeader(Decoder& in) {
+  Header header;
+  header.block_shift = in.Little<uint32_t>();
+  header.size = in.Little<uint64_t>();
+  header.seconds = in.Little<int64_t>();
+  header.nanoseconds = in.Little<int64_t>();
+  return header;
 }
 
 }  // namespace
@@ -96,7 +119,7 @@ IoResult<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
 }
 
 IoResult<void> ChecksumAttribute::Load(int descriptor) {
-  std::vector<std::byte> bytes(sizeof(Value) + kMostBlocks * sizeof(uint32_t));
+  std::string bytes(kHeaderSize + kMostBlocks * sizeof(uint32_t), '\0');
   const ssize_t size = fgetxattr(descriptor, kName, bytes.data(), bytes.size());
   if (size < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) {
     return Failed(ENODATA, "it has no checksums to verify: write it with the option checksum");
@@ -106,16 +129,21 @@ IoResult<void> ChecksumAttribute::Load(int descriptor) {
   }
   struct stat status{};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
-  const Value now = Describe(status);
+  if (size >= 0) bytes.resize(static_cast<size_t>(size));  // otherwise it is too large for any of ours
+  Decoder in(bytes);
+  const auto version = in.Little<uint32_t>();
+  if (size < 0 || (in.ok() && version != kVersion)) {
+    return Failed(ENODATA, fmt::format("its attribute {} is {}, which this library does not know: nothing is verified", kName,
+                                       size < 0 ? "larger than any" : fmt::format("of version {}", version)));
+  }
+  const Header now = Describe(status);
   const size_t count = RoundUp(now.size, uint64_t{1} << now.block_shift) >> now.block_shift;
-  // A size of -1 stands for one that is too large.
-  if (size != static_cast<ssize_t>(sizeof(Value) + count * sizeof(uint32_t)) ||
-      std::memcmp(bytes.data(), &now, sizeof(Value)) != 0) {
+  if (DecodeHeader(in) != now || !in.ok() || in.rest().size() != count * sizeof(uint32_t)) {
     return Failed(ENODATA, "it was changed after its checksums were made, and has none for what it is now");
   }
   block_shift_ = now.block_shift;
   expected_.resize(count);
-  if (count > 0) std::memcpy(expected_.data(), bytes.data() + sizeof(Value), count * sizeof(uint32_t));
+  for (auto& checksum : expected_) checksum = in.Little<uint32_t>();
   return {};
 }
 
@@ -137,17 +165,12 @@ IoResult<void> ChecksumAttribute::End(int descriptor) const {
 IoResult<void> ChecksumAttribute::Store(int descriptor) const {
   struct stat status{};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
-  const Value value = Describe(status);
-  if (value.size != memory_.size()) {
-    return Failed(EBUSY, fmt::format("another program made it {} bytes long meanwhile: no checksums", value.size));
+  const Header header = Describe(status);
+  if (header.size != memory_.size()) {
+    return Failed(EBUSY, fmt::format("another program made it {} bytes long meanwhile: no checksums", header.size));
   }
-  const auto checksums = Compute(memory_, value.block_shift);
-  std::vector<std::byte> bytes(sizeof(Value) + checksums.size() * sizeof(uint32_t));
-  std::memcpy(bytes.data(), &value, sizeof(Value));
-  if (!checksums.empty()) {
-    std::memcpy(bytes.data() + sizeof(Value), checksums.data(), checksums.size() * sizeof(uint32_t));
-  }
-  if (fsetxattr(descriptor, kName, bytes.data(), bytes.size(), 0) == 0) return {};
+  const std::string value = Encode(header, Compute(memory_, header.block_shift));
+  if (fsetxattr(descriptor, kName, value.data(), value.size(), 0) == 0) return {};
   return Failed(errno, fmt::format("its checksums cannot be stored: {}", std::strerror(errno)));
 }
 

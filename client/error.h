@@ -1,5 +1,5 @@
 // What the client library reports when something fails. Its callers live in the world of system calls, so an
-// error is an errno with the place where it happened (inside the filesystem it is common/result.h's Error).
+// error is an errno with the place where it happened.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct IoError {
   uint64_t offset = 0;    // in the file, in bytes: where the transfer that failed begins
 };
 
-// A value or an IoError; dropping one is a compile error. RETURN_IF_ERROR and ASSIGN_OR_RETURN work with it.
+// A value or an IoError; who drops one is warned by the compiler.
 template <typename T>
 class [[nodiscard]] IoResult : public tl::expected<T, IoError> {
  public:

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "client/descriptor.h"
+#include "client/file_limit.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"
@@ -217,7 +218,11 @@ IoResult<void> OpenFile::Examine() {
   if (options_.checksums != nullptr) {
     RETURN_IF_ERROR(options_.checksums->Begin(any(), static_cast<uint64_t>(status_.st_size)));
   }
-  if (writes() || !S_ISREG(status_.st_mode)) return {};
+  if (!S_ISREG(status_.st_mode)) return {};
+  if (writes() && options_.offset + options_.size > FileSizeLimit()) {
+    return Failed("its end is behind the process's limit of sizes (RLIMIT_FSIZE)", EFBIG);
+  }
+  if (writes()) return {};
   const auto have = static_cast<uint64_t>(status_.st_size);
   if (options_.offset + options_.size > have) {
     return PastTheEnd(*this, options_.size, options_.offset, have);

@@ -1,70 +1,17 @@
 #include "client/handle.h"
 
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <set>
+#include <string>
+#include <utility>
 
-#include "client/file_target.h"
-#include "client/gpu/gpu.h"
-#include "client/lease_connection.h"
-#include "client/lease_target.h"
-#include "client/ring.h"
-#include "common/mutex.h"
+#include "client/handle_impl.h"
 #include "common/result.h"
-#include "common/units.h"
 
 namespace weightfs::client {
 namespace {
 
 constexpr unsigned kMaxDepth = 65'536;
 constexpr unsigned kMaxParallelism = 1'024;
-
-// Slices begin on blocks of the file, so that no block is written by two threads.
-constexpr uint64_t kSliceUnit = kBlockSize;
-
-// A lease costs its round trips to the mount; below this they are dearer than what it spares.
-constexpr uint64_t kLeaseFrom = 4 * kMiB;
-
-// Bounce buffers of all rings together, and the least that one has.
-constexpr size_t kBounces = 32;
-constexpr size_t kLeastBounces = 8;
-
-// The same for GPUs, whose copies run beside the transfers, and cuFile's threads, each with one transfer at a time.
-constexpr size_t kDeviceBounces = 64;
-constexpr size_t kCufileThreads = 16;
-constexpr size_t kLeastCufileThreads = 2;
-
-struct Account {
-  mutable Mutex mutex;
-  std::condition_variable changed;
-  std::set<uint64_t> pending GUARDED_BY(mutex);  // numbers, in the order of their start
-  uint64_t next GUARDED_BY(mutex) = 1;
-  Handle::Completed completed GUARDED_BY(mutex);
-
-  uint64_t Begin() {
-    MutexLock lock(mutex);
-    pending.insert(next);
-    return next++;
-  }
-
-  void End(uint64_t number, const IoError* error, bool own_errors) {
-    MutexLock lock(mutex);
-    pending.erase(number);
-    if (error == nullptr) {
-      ++completed.count;
-    } else if (!own_errors) {
-      ++completed.failed;
-      if (completed.errors.size() < Handle::kMaxErrors) completed.errors.push_back(*error);
-    }
-    changed.notify_all();
-  }
-};
 
 IoResult<void> Check(const HandleOptions& options) {
   const auto wrong = [](const char* what) { return IoError{EINVAL, std::string("a handle needs ") + what}; };
@@ -77,232 +24,7 @@ IoResult<void> Check(const HandleOptions& options) {
   return {};
 }
 
-IoError Forked(const std::string& path, uint64_t offset) {
-  return {EPERM, "this handle belongs to the process that forked this one; make a new handle here", path, offset};
-}
-
-IoError InCallback(const std::string& path, uint64_t offset) {
-  return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
-}
-
-// Where a write without an offset begins on a descriptor.
-uint64_t DefaultOffset(int descriptor) {
-  const int flags = fcntl(descriptor, F_GETFL);
-  struct stat status{};
-  if (flags < 0 || (flags & O_APPEND) == 0 || fstat(descriptor, &status) != 0) return 0;
-  return static_cast<uint64_t>(status.st_size);
-}
-
 }  // namespace
-
-class Handle::Impl {
- public:
-  ~Impl() {
-    for (const auto& ring : rings_) ring->BeginStop();
-    for (const auto& ring : rings_) ring->Stop();
-  }
-
-  IoResult<void> Start(const HandleOptions& options) {
-    direct_ = options.direct;
-    gpu_mode_ = options.gpu;
-    cufile_library_ = options.cufile_library;
-    if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
-    const size_t rings = options.intra_op_parallelism;
-    const RingOptions ring{.block_size = options.block_size,
-                           .queue_depth = options.queue_depth,
-                           .single_submit = options.single_submit,
-                           .overlap_events = options.overlap_events,
-                           .bounces = std::max(kBounces / rings, kLeastBounces),
-                           .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
-                                      .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
-    for (size_t i = 0; i < rings; ++i) {
-      ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
-      rings_.push_back(std::move(made));
-    }
-    return {};
-  }
-
-  struct Wish {
-    FileTarget::Options file;
-    std::unique_ptr<Target> target = nullptr;  // what it was opened as; otherwise it is opened here
-    MemoryView memory;
-    Progress progress;
-    bool counted = false;
-    bool own_errors = false;
-    bool checked = false;  // `checksum` or `verify`
-  };
-
-  // `helped`: the caller is going to drive the first ring, which is returned.
-  IoResult<std::shared_ptr<Operation>> Begin(Wish wish, Ring** helped) {
-    if (forked()) return Forked(wish.file.path, wish.file.offset);
-    wish.file.size = wish.memory.size();
-    std::shared_ptr<Gpu> gpu;
-    if (wish.memory.on_device() && wish.memory.size() > 0) {
-      ASSIGN_OR_RETURN(gpu, TheGpu());
-    }
-    if (wish.checked) {
-      if (wish.file.direction == Operation::Direction::kWrite && !wish.file.whole_file) {
-        return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
-                       wish.file.offset};
-      }
-      if (wish.memory.on_device()) {
-        return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
-                       wish.file.offset};
-      }
-      const bool writes = wish.file.direction == Operation::Direction::kWrite;
-      const std::string path =
-          wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
-      wish.file.checksums = std::make_shared<ChecksumAttribute>(writes, path, wish.memory, wish.file.offset);
-    }
-    // A lease wants checksums of the blocks, which cuFile never shows to the host.
-    const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
-    ASSIGN_OR_RETURN(auto target, wish.target != nullptr ? IoResult<std::unique_ptr<Target>>(std::move(wish.target))
-                                                         : OpenTarget(wish.file, may_lease));
-    std::shared_ptr<DeviceMemory> device;
-    if (gpu != nullptr) {
-      ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
-    }
-    if (target->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
-    Operation::Plan plan{.direction = wish.file.direction,
-                         .target = std::move(target),
-                         .memory = std::move(wish.memory),
-                         .device = std::move(device),
-                         .offset = wish.file.offset,
-                         .progress = std::move(wish.progress)};
-    if (wish.counted) {
-      plan.finished = [account = account_, number = account_->Begin(),
-                       own = wish.own_errors](const IoError* error) { account->End(number, error, own); };
-    }
-    auto operation = std::make_shared<Operation>(std::move(plan));
-    HandOut(operation, helped);
-    return operation;
-  }
-
-  Completed Wait() {
-    MutexLock lock(account_->mutex);
-    const uint64_t until = account_->next;
-    while (!account_->pending.empty() && *account_->pending.begin() < until)
-      account_->changed.wait(lock.native());
-    return std::exchange(account_->completed, {});
-  }
-
-  size_t pending() const {
-    MutexLock lock(account_->mutex);
-    return account_->pending.size();
-  }
-
-  bool forked() const { return owner_ != getpid(); }
-  uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
-
-  // Looked for when it is first needed.
-  IoResult<std::shared_ptr<Gpu>> TheGpu() EXCLUDES(gpu_mutex_) {
-    const MutexLock lock(gpu_mutex_);
-    if (gpu_ == nullptr) {
-      ASSIGN_OR_RETURN(gpu_, Gpu::Open(gpu_mode_, cufile_library_));
-    }
-    return gpu_;
-  }
-
-  // Null when nobody looked for it.
-  std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_) {
-    const MutexLock lock(gpu_mutex_);
-    return gpu_;
-  }
-
- private:
-  IoResult<std::unique_ptr<Target>> OpenTarget(const FileTarget::Options& options, bool may_lease) {
-    ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
-    const bool wanted =
-        direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
-    if (!wanted || options.size == 0) return file;
-    auto leased = LeaseTarget::Open(file, options, connections_);
-    if (!leased.has_value() && direct_ == Direct::kAuto) return file;
-    return leased;
-  }
-
-  void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {
-    const uint64_t size = operation->size();
-    const uint64_t start = operation->offset();
-    std::vector<uint64_t> borders{0};
-    for (size_t i = 1; i <= rings_.size(); ++i) {
-      // size * i / rings, of which the product might not fit.
-      const uint64_t share = size / rings_.size() * i + size % rings_.size() * i / rings_.size();
-      const uint64_t border =
-          i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
-      if (border > borders.back()) borders.push_back(border);
-    }
-    const size_t slices = borders.size() - 1;
-    if (slices == 0) return operation->Complete();
-    operation->SetSlices(slices);
-    // Small operations take turns on the rings.
-    const size_t first =
-        slices == rings_.size() ? 0 : next_ring_.fetch_add(slices, std::memory_order_relaxed);
-    if (helped != nullptr) *helped = rings_[first % rings_.size()].get();
-    for (size_t i = slices; i > 0; --i) {
-      rings_[(first + i - 1) % rings_.size()]->Enqueue(operation, borders[i - 1], borders[i],
-                                                       helped == nullptr || i > 1);
-    }
-  }
-
-  const pid_t owner_ = getpid();
-  const std::shared_ptr<Account> account_ = std::make_shared<Account>();
-  const std::shared_ptr<LeaseConnections> connections_ = std::make_shared<LeaseConnections>();
-  Direct direct_ = Direct::kAuto;
-  GpuMode gpu_mode_ = GpuMode::kOnDemand;
-  std::string cufile_library_;
-  mutable Mutex gpu_mutex_;
-  std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
-  std::vector<std::shared_ptr<Ring>> rings_;
-  std::atomic<size_t> next_ring_{0};
-  std::atomic<uint64_t> direct_operations_{0};
-
-  friend class Handle;
-  IoResult<void> BeginAndHelp(Wish wish) {
-    if (Operation::CallbackScope::active()) return InCallback(wish.file.path, wish.file.offset);
-    Ring* ring = nullptr;
-    ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
-    if (ring != nullptr) ring->Help(*operation);
-    if (auto error = operation->error()) return *std::move(error);
-    return {};
-  }
-
-  template <typename Options>
-  static Wish CommonWish(const FileName& file, const MemoryView& memory, const Options& options) {
-    Wish wish;
-    wish.file.path = file.path;
-    wish.file.descriptor = file.descriptor;
-    wish.memory = memory;
-    wish.progress = options.progress;
-    wish.own_errors = options.own_errors;
-    return wish;
-  }
-
-  static IoResult<Wish> WishToRead(const FileName& file, const MemoryView& memory,
-                                   const ReadOptions& options) {
-    if (memory.may_overlap()) {
-      return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
-                     options.offset};
-    }
-    Wish wish = CommonWish(file, memory, options);
-    wish.file.direction = Operation::Direction::kRead;
-    wish.file.offset = options.offset;
-    wish.checked = options.verify;
-    return wish;
-  }
-
-  static Wish WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
-    const bool by_path = file.descriptor < 0;
-    const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
-    Wish wish = CommonWish(file, memory, options);
-    wish.file.direction = Operation::Direction::kWrite;
-    wish.file.offset = options.offset.value_or(standard);
-    wish.file.whole_file = by_path && !options.offset;
-    wish.file.atomic = options.atomic;
-    wish.file.durable = options.durable;
-    wish.checked = options.checksum;
-    return wish;
-  }
-};
 
 IoResult<std::unique_ptr<Handle>> Handle::Create(const HandleOptions& options) {
   RETURN_IF_ERROR(Check(options));
@@ -318,23 +40,6 @@ Handle::~Handle() {
   // A forked child has neither the threads nor the contexts; there is nothing that it could end.
   if (impl_->forked()) [[maybe_unused]]
     auto* left = impl_.release();
-}
-
-IoResult<std::shared_ptr<Operation>> Handle::BeginRead(const FileName& file, const MemoryView& memory,
-                                                       const ReadOptions& options) {
-  ASSIGN_OR_RETURN(auto wish, Impl::WishToRead(file, memory, options));
-  return impl_->Begin(std::move(wish), nullptr);
-}
-
-IoResult<std::shared_ptr<Operation>> Handle::BeginWrite(const FileName& file, const MemoryView& memory,
-                                                        const WriteOptions& options) {
-  return impl_->Begin(Impl::WishToWrite(file, memory, options), nullptr);
-}
-
-IoResult<void> Handle::CheckMayWait(const std::string& path) const {
-  if (impl_->forked()) return Forked(path, 0);
-  if (Operation::CallbackScope::active()) return InCallback(path, 0);
-  return {};
 }
 
 IoResult<std::shared_ptr<Operation>> Handle::StartRead(const FileName& file, const MemoryView& memory,
@@ -361,11 +66,11 @@ IoResult<void> Handle::Write(const FileName& file, const MemoryView& memory, con
 }
 
 Handle::Completed Handle::Wait() {
-  return impl_->Wait();
+  return impl_->account().Wait();
 }
 
 size_t Handle::pending() const {
-  return impl_->pending();
+  return impl_->account().pending();
 }
 
 std::optional<GpuFacts> Handle::gpu() const {
@@ -392,21 +97,6 @@ bool Handle::IsDevicePinned(const MemoryView& memory) const {
 IoResult<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(const auto gpu, impl_->TheGpu());
   return gpu->CopyOut(memory, host);
-}
-
-IoResult<void> Handle::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
-                           Progress progress) {
-  Impl::Wish wish;
-  wish.file.path = target->path();
-  wish.file.direction = direction;
-  wish.target = std::move(target);
-  wish.memory = std::move(memory);
-  wish.progress = std::move(progress);
-  return impl_->BeginAndHelp(std::move(wish));
-}
-
-const std::shared_ptr<LeaseConnections>& Handle::connections() const {
-  return impl_->connections_;
 }
 
 uint64_t Handle::direct_operations() const {

@@ -18,21 +18,22 @@
 #include <vector>
 
 #include "client/error.h"
+#include "client/export.h"
 #include "client/gpu/gpu_mode.h"
 #include "client/memory_view.h"
 #include "client/operation.h"
 
 namespace weightfs::client {
 
-class FileErrors;
-class LeaseConnections;
-
 // Whether bytes go past the mount of a weightfs, by a lease of its blocks.
 enum class Direct : unsigned char {
   kAuto,     // operations of at least 4 MiB, where the mount gives leases; the others through the mount
   kNever,    // everything through the mount
-  kRequire,  // all that has any bytes; what cannot go so is an error that says why
+  kRequire,  // all that has any bytes, of whatever size; what cannot go so is an error that says why
 };
+
+// A lease has 512 GiB at most. For more kAuto goes through the mount, and kRequire is an error: write or read such a file
+// in parts, by offsets.
 
 struct HandleOptions {
   uint64_t block_size = 1 << 20;  // bytes of one transfer; less than the device's block counts as one block
@@ -94,6 +95,8 @@ struct SaveManyOptions {
   uint32_t mode = 0600;  // permission bits of the files
   Progress progress = {};  // its bytes are those on the device
   bool checksum = false;   // as in WriteOptions
+  // Called with why there is no lease, before the files are written one by one instead; not with Direct::kNever.
+  std::function<void(const IoError& why)> on_fallback = {};
 };
 
 struct LoadManyOptions {
@@ -110,8 +113,10 @@ struct NamedError {
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
 // cancels the rest; it may run at any time, in a callback too. After fork() the child cannot use the handle
 // of its parent.
-class Handle {
+class WEIGHTFS_EXPORT Handle {
  public:
+  class Impl;  // the library's own
+
   // EAGAIN with the numbers of fs.aio-max-nr, EINVAL for options that are not possible, EAGAIN when there are
   // no threads, ENODEV without a GPU in another mode than kOnDemand, cuFile's errors in mode kCufile.
   static IoResult<std::unique_ptr<Handle>> Create(const HandleOptions& options);
@@ -133,13 +138,23 @@ class Handle {
   IoResult<void> Write(const FileName& file, const MemoryView& memory, const WriteOptions& options = {});
 
   // Many tensors, each in a file of its own in the directory: for thousands of small ones. Files that have these names
-  // are replaced. By a lease all of them are there at once, also after a crash, or none. Elsewhere they are written into
-  // a directory beside, `.weightfs-XXXXXX`, and then renamed one after the other: an error before that leaves everything
-  // as it was. EINVAL for a name that is none of a file, or that is there twice.
+  // are replaced. By a lease all of them are there at once, also after a crash, or none; EINVAL for more than 131,072
+  // files, or 1 GiB of names and checksums (about 1 TiB of files).
+  //
+  // Where there is no lease (Direct::kNever, no weightfs mount or its option direct= says no, tensors of a GPU, a full
+  // store, more than a lease takes, a pool file beyond the process's RLIMIT_FSIZE) the files are written into a directory
+  // beside, `.weightfs-XXXXXX`, and then renamed one after the other: each is complete, and another program, or a crash,
+  // may see some new and some old. An error before the first rename leaves everything as it was; that is so for all that
+  // can be known then: what a directory, a mount or a sticky directory keeps, and permissions. Direct::kRequire refuses
+  // instead.
+  //
+  // EINVAL for a name that is none of a file, or that is there twice; EROFS and EACCES where no files can be made.
   IoResult<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
                           const SaveManyOptions& options = {});
   // The reverse: each file must be as large as its memory. Files that could not be read are in the result, the others are
-  // loaded.
+  // loaded. Each file is as it was at one time; the set of them is no snapshot: while another program saves them, some
+  // may be of one SaveMany and some of the next. What has no lease of its own (a symbolic link, say) is read through the
+  // mount; with Direct::kRequire it is an error.
   IoResult<std::vector<NamedError>> LoadMany(const std::string& directory, std::span<const NamedMemory> files,
                                              const LoadManyOptions& options = {});
 
@@ -169,23 +184,6 @@ class Handle {
   IoResult<void> CopyOut(const MemoryView& memory, std::span<std::byte> host);
 
  private:
-  // EDEADLK in a callback, EPERM in a forked child.
-  IoResult<void> CheckMayWait(const std::string& path) const;
-  // As Read and Write do.
-  IoResult<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
-                     Progress progress);
-  IoResult<void> SaveOneByOne(const std::string& directory, std::span<const NamedMemory> files,
-                              const SaveManyOptions& options);
-  void LoadOneByOne(const std::string& directory, std::span<const NamedMemory> files, size_t first, bool verify,
-                    FileErrors& errors);
-  // As StartRead and StartWrite, but not counted by Wait.
-  IoResult<std::shared_ptr<Operation>> BeginRead(const FileName& file, const MemoryView& memory,
-                                                 const ReadOptions& options);
-  IoResult<std::shared_ptr<Operation>> BeginWrite(const FileName& file, const MemoryView& memory,
-                                                  const WriteOptions& options);
-  const std::shared_ptr<LeaseConnections>& connections() const;
-
-  class Impl;
   Handle(const HandleOptions& options, std::unique_ptr<Impl> impl);
   const HandleOptions options_;
   std::unique_ptr<Impl> impl_;

@@ -11,14 +11,15 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <numeric>
 #include <system_error>
-#include <unordered_set>
 #include <utility>
 
 #include "client/descriptor.h"
 #include "client/file_target.h"
-#include "client/handle.h"
+#include "client/handle_impl.h"
 #include "client/leased_folder.h"
+#include "client/save_checks.h"
 #include "common/result.h"
 
 namespace weightfs::client {
@@ -29,35 +30,11 @@ constexpr size_t kLoadedAtOnce = 4096;
 // Files open at once where there is no lease.
 constexpr size_t kUnderWay = 64;
 
-constexpr size_t kLongestName = 255;
-
-IoError Failed(const std::string& path, const char* action, int error_number) {
-  return {error_number, fmt::format("{}: {}: {}", path, action, std::strerror(error_number)), path};
-}
-
-IoResult<void> CheckNames(const std::string& directory, std::span<const NamedMemory> files) {
-  std::unordered_set<std::string_view> seen;
-  for (const auto& [name, memory] : files) {
-    const bool possible = !name.empty() && name != "." && name != ".." && name.size() <= kLongestName &&
-                          name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
-    if (!possible) {
-      return IoError{EINVAL, fmt::format("'{}' cannot be the name of a file in {}", name, directory), directory};
-    }
-    if (!seen.insert(name).second) {
-      return IoError{EINVAL, fmt::format("the name '{}' is there twice", name), directory + "/" + name};
-    }
-  }
-  return {};
-}
-
 // What goes by one lease is put together in the host's memory.
-IoResult<bool> WantsLease(Direct direct, const std::string& directory, std::span<const NamedMemory> files) {
-  if (direct == Direct::kNever) return false;
-  const bool on_device = std::any_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); });
-  if (!on_device || direct == Direct::kAuto) return !on_device;
-  return IoError{EOPNOTSUPP, fmt::format("{}: tensors of a GPU do not go together by a lease; direct=auto takes them one by "
-                                         "one",
-                                         directory),
+IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
+  if (std::none_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); })) return {};
+  return IoError{EOPNOTSUPP,
+                 fmt::format("{}: no lease: tensors of a GPU go one by one, each by a way of its own", directory),
                  directory};
 }
 
@@ -87,7 +64,7 @@ class Staging {
 
   IoResult<void> Make(const std::string& directory) {
     std::string path = directory + "/.weightfs-XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) return Failed(directory, "cannot create a directory there", errno);
+    if (mkdtemp(path.data()) == nullptr) return FailedAt(directory, "cannot create a directory there", errno);
     path_ = std::move(path);
     return {};
   }
@@ -97,34 +74,8 @@ class Staging {
   std::string path_;
 };
 
-}  // namespace
-
-IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const NamedMemory> files,
-                                const SaveManyOptions& options) {
-  RETURN_IF_ERROR(CheckMayWait(directory));
-  RETURN_IF_ERROR(CheckNames(directory, files));
-  if (files.empty()) return {};
-  ASSIGN_OR_RETURN(const bool lease, WantsLease(options_.direct, directory, files));
-  if (!lease) return SaveOneByOne(directory, files, options);
-  const auto leased = [&]() -> IoResult<LeasedFolder::Batch> {
-    ASSIGN_OR_RETURN(const auto folder, LeasedFolder::Open(directory, connections()));
-    return folder->Save(files, {.durable = options.durable, .mode = options.mode});
-  };
-  auto batch = leased();
-  if (batch.has_value()) {
-    return Run(std::move(batch->target), std::move(batch->memory), Operation::Direction::kWrite, options.progress);
-  }
-  if (options_.direct == Direct::kRequire) return std::move(batch).error();
-  return SaveOneByOne(directory, files, options);
-}
-
-IoResult<void> Handle::SaveOneByOne(const std::string& directory, std::span<const NamedMemory> files,
-                                    const SaveManyOptions& options) {
-  const Descriptor folder(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder) return Failed(directory, "cannot open the directory", errno);
-  const bool at_once = SyncsAtOnce(folder.get());
-  Staging staging;
-  RETURN_IF_ERROR(staging.Make(directory));
+IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
+                         const SaveManyOptions& options, bool durable) {
   uint64_t total = 0;
   for (const auto& file : files) total += file.memory.size();
   std::deque<std::shared_ptr<Operation>> under_way;
@@ -142,8 +93,8 @@ IoResult<void> Handle::SaveOneByOne(const std::string& directory, std::span<cons
   for (const auto& [name, memory] : files) {
     settle(kUnderWay - 1);
     if (failed) break;
-    auto started =
-        BeginWrite(staging / name, memory, {.durable = options.durable && !at_once, .checksum = options.checksum});
+    auto started = handle.Begin(
+        Handle::Impl::WishToWrite(staging / name, memory, {.durable = durable, .checksum = options.checksum}), nullptr);
     if (started.has_value()) {
       under_way.push_back(std::move(*started));
     } else {
@@ -152,64 +103,34 @@ IoResult<void> Handle::SaveOneByOne(const std::string& directory, std::span<cons
   }
   settle(0);
   if (failed) return *std::move(failed);
-  for (const auto& [name, memory] : files) {
-    if (options.mode != 0600 && chmod((staging / name).c_str(), options.mode) != 0)
-      return Failed(directory + "/" + name, "cannot set the file's mode", errno);
-  }
-  if (options.durable && at_once && syncfs(folder.get()) != 0) return Failed(directory, "syncfs failed", errno);
-  for (const auto& [name, memory] : files) {
-    if (rename((staging / name).c_str(), (directory + "/" + name).c_str()) != 0)
-      return Failed(directory + "/" + name, "cannot rename the new file over it", errno);
-  }
-  if (options.durable && fsync(folder.get()) != 0) return Failed(directory, "cannot make the names durable", errno);
   return {};
 }
 
-IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, std::span<const NamedMemory> files,
-                                                   const LoadManyOptions& options) {
-  RETURN_IF_ERROR(CheckMayWait(directory));
-  RETURN_IF_ERROR(CheckNames(directory, files));
-  uint64_t total = 0;
+IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, const std::string& directory,
+                            std::span<const NamedMemory> files, const SaveManyOptions& options) {
+  RETURN_IF_ERROR(CheckReplaceable(folder, directory, files));
+  const bool at_once = SyncsAtOnce(folder.get());
+  Staging staging;
+  RETURN_IF_ERROR(staging.Make(directory));
+  RETURN_IF_ERROR(WriteInto(handle, staging, files, options, options.durable && !at_once));
   for (const auto& [name, memory] : files) {
-    if (memory.may_overlap()) {
-      return IoError{EINVAL, fmt::format("elements of the tensor for '{}' share memory: nothing can be read into it",
-                                         name),
-                     directory + "/" + name};
-    }
-    total += memory.size();
+    if (options.mode != 0600 && chmod((staging / name).c_str(), options.mode) != 0)
+      return FailedAt(directory + "/" + name, "cannot set the file's mode", errno);
   }
-  std::shared_ptr<const LeasedFolder> folder;
-  ASSIGN_OR_RETURN(const bool lease, WantsLease(options_.direct, directory, files));
-  if (lease) {
-    auto opened = LeasedFolder::Open(directory, connections());
-    if (opened.has_value()) folder = std::move(*opened);
-    if (folder == nullptr && options_.direct == Direct::kRequire) return std::move(opened).error();
+  if (options.durable && at_once && syncfs(folder.get()) != 0) return FailedAt(directory, "syncfs failed", errno);
+  // Again, for the time that the writing took: from here on an error leaves some files new and others old.
+  RETURN_IF_ERROR(CheckReplaceable(folder, directory, files));
+  for (const auto& [name, memory] : files) {
+    if (rename((staging / name).c_str(), (directory + "/" + name).c_str()) != 0)
+      return FailedAt(directory + "/" + name, "cannot rename the new file over it", errno);
   }
-  const auto errors = std::make_shared<FileErrors>();
-  uint64_t done = 0;
-  for (size_t first = 0; first < files.size(); first += kLoadedAtOnce) {
-    const auto part = files.subspan(first, std::min(kLoadedAtOnce, files.size() - first));
-    const auto load = [&]() -> IoResult<void> {
-      ASSIGN_OR_RETURN(auto batch, folder->Load(part, first, errors));
-      return Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {});
-    };
-    // What fails as a whole is tried one by one: then it is known which files are to blame.
-    auto loaded = folder == nullptr ? IoResult<void>(IoError{ENOTTY, "no lease"}) : load();
-    if (!loaded.has_value() && options_.direct == Direct::kRequire) return std::move(loaded).error();
-    if (!loaded.has_value()) {
-      [[maybe_unused]] const auto superseded = errors->TakeFrom(first);
-      LoadOneByOne(directory, part, first, options.verify, *errors);
-    }
-    for (const auto& file : part) done += file.memory.size();
-    if (options.progress) options.progress(done, total);
-  }
-  std::vector<NamedError> out;
-  for (auto& [index, error] : errors->TakeFrom(0)) out.push_back({files[index].name, std::move(error)});
-  return out;
+  if (options.durable && fsync(folder.get()) != 0) return FailedAt(directory, "cannot make the names durable", errno);
+  return {};
 }
 
-void Handle::LoadOneByOne(const std::string& directory, std::span<const NamedMemory> files, size_t first,
-                          bool verify, FileErrors& errors) {
+// Those of `files` that `chosen` names, which are numbers in it; errors are counted from `first` on.
+void LoadOneByOne(Handle::Impl& handle, const std::string& directory, std::span<const NamedMemory> files,
+                  std::span<const size_t> chosen, size_t first, bool verify, FileErrors& errors) {
   struct Started {
     size_t index;
     std::shared_ptr<Operation> operation;
@@ -222,7 +143,7 @@ void Handle::LoadOneByOne(const std::string& directory, std::span<const NamedMem
       if (auto error = operation->error()) errors.Add(index, *std::move(error));
     }
   };
-  for (size_t i = 0; i < files.size(); ++i) {
+  for (const size_t i : chosen) {
     settle(kUnderWay - 1);
     const std::string path = directory + "/" + files[i].name;
     struct stat status{};
@@ -232,7 +153,9 @@ void Handle::LoadOneByOne(const std::string& directory, std::span<const NamedMem
       errors.Add(first + i, OtherSize(path, files[i].memory.size(), static_cast<uint64_t>(status.st_size)));
       continue;
     }
-    auto started = BeginRead(path, files[i].memory, {.verify = verify});
+    auto wish = Handle::Impl::WishToRead(path, files[i].memory, {.verify = verify});
+    auto started = wish.has_value() ? handle.Begin(std::move(*wish), nullptr)
+                                    : IoResult<std::shared_ptr<Operation>>(std::move(wish).error());
     if (started.has_value()) {
       under_way.push_back({first + i, std::move(*started)});
     } else {
@@ -240,6 +163,98 @@ void Handle::LoadOneByOne(const std::string& directory, std::span<const NamedMem
     }
   }
   settle(0);
+}
+
+IoResult<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, const std::string& directory,
+                                                         std::span<const NamedMemory> files) {
+  RETURN_IF_ERROR(CheckOnHost(directory, files));
+  return LeasedFolder::Open(directory, handle.connections());
+}
+
+// By a lease, if there is a folder. What that cannot read is left to the kernel, unless a lease is required; damage is
+// damage, and here it is known where.
+IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const std::string& directory,
+                        std::span<const NamedMemory> files, size_t first, bool verify,
+                        const std::shared_ptr<FileErrors>& errors) {
+  const auto by_lease = [&]() -> IoResult<void> {
+    if (folder == nullptr) return IoError{ENOTTY, "no lease"};
+    ASSIGN_OR_RETURN(auto batch, folder->Load(files, first, errors));
+    return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {});
+  };
+  auto loaded = by_lease();
+  if (handle.direct() == Direct::kRequire) return loaded;
+  std::vector<size_t> left;
+  auto failed = errors->TakeFrom(first);
+  if (loaded.has_value()) {
+    for (auto& [index, error] : failed) {
+      if (error.error_number == EIO) {
+        errors->Add(index, std::move(error));
+      } else {
+        left.push_back(index - first);
+      }
+    }
+  } else {
+    // Which files are to blame is known when they are tried one by one.
+    left.resize(files.size());
+    std::iota(left.begin(), left.end(), size_t{0});
+  }
+  LoadOneByOne(handle, directory, files, left, first, verify, *errors);
+  return {};
+}
+
+}  // namespace
+
+IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const NamedMemory> files,
+                                const SaveManyOptions& options) {
+  RETURN_IF_ERROR(impl_->CheckMayWait(directory));
+  RETURN_IF_ERROR(CheckNames(directory, files));
+  if (files.empty()) return {};
+  ASSIGN_OR_RETURN(const Descriptor folder, OpenToSave(directory, files));
+  if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, directory, files, options);
+  auto leasing = OpenLeased(*impl_, directory, files);
+  // Several commits would not be all or none, and who gets leases counts on that.
+  if (leasing.has_value()) RETURN_IF_ERROR(CheckOneCommit(directory, files));
+  auto batch = leasing.has_value() ? (*leasing)->Save(files, {.durable = options.durable, .mode = options.mode})
+                                   : IoResult<LeasedFolder::Batch>(std::move(leasing).error());
+  if (batch.has_value()) {
+    return impl_->Run(std::move(batch->target), std::move(batch->memory), Operation::Direction::kWrite,
+                      options.progress);
+  }
+  if (options_.direct == Direct::kRequire) return std::move(batch).error();
+  if (options.on_fallback) options.on_fallback(batch.error());
+  return SaveOneByOne(*impl_, folder, directory, files, options);
+}
+
+IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, std::span<const NamedMemory> files,
+                                                   const LoadManyOptions& options) {
+  RETURN_IF_ERROR(impl_->CheckMayWait(directory));
+  RETURN_IF_ERROR(CheckNames(directory, files));
+  uint64_t total = 0;
+  for (const auto& [name, memory] : files) {
+    if (memory.may_overlap()) {
+      return IoError{EINVAL, fmt::format("elements of the tensor for '{}' share memory: nothing can be read into it",
+                                         name),
+                     directory + "/" + name};
+    }
+    total += memory.size();
+  }
+  std::shared_ptr<const LeasedFolder> folder;
+  if (options_.direct != Direct::kNever) {
+    auto opened = OpenLeased(*impl_, directory, files);
+    if (opened.has_value()) folder = std::move(*opened);
+    if (folder == nullptr && options_.direct == Direct::kRequire) return std::move(opened).error();
+  }
+  const auto errors = std::make_shared<FileErrors>();
+  uint64_t done = 0;
+  for (size_t first = 0; first < files.size(); first += kLoadedAtOnce) {
+    const auto part = files.subspan(first, std::min(kLoadedAtOnce, files.size() - first));
+    RETURN_IF_ERROR(LoadPart(*impl_, folder.get(), directory, part, first, options.verify, errors));
+    for (const auto& file : part) done += file.memory.size();
+    if (options.progress) options.progress(done, total);
+  }
+  std::vector<NamedError> out;
+  for (auto& [index, error] : errors->TakeFrom(0)) out.push_back({files[index].name, std::move(error)});
+  return out;
 }
 
 }  // namespace weightfs::client

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "client/file_limit.h"
 #include "common/result.h"
 #include "lease/ioctl.h"
 
@@ -31,6 +32,14 @@ IoError Convert(const Error& error) {
 }
 
 }  // namespace
+
+IoResult<void> CheckBody(uint64_t size) {
+  const uint64_t limit = FileSizeLimit();
+  if (size <= lease::kInlineBody || size <= limit) return {};
+  return IoError{EFBIG, fmt::format("no lease: a request of {} bytes is more than the process's limit of {} "
+                                    "(RLIMIT_FSIZE)",
+                                    size, limit)};
+}
 
 IoResult<LeaseTicket> AskForTicket(int descriptor) {
   weightfs_lease_ticket ticket{};
@@ -77,6 +86,9 @@ Lease::~Lease() {
 
 IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed) {
   if (!connection_) return IoError{EPIPE, "the mount went away"};
+  uint64_t size = 0;
+  for (const auto& piece : body) size += piece.size();
+  RETURN_IF_ERROR(CheckBody(size));
   lease::Header header;
   header.kind = static_cast<uint32_t>(kind);
   auto sent = lease::Send(connection_.get(), header, body, {});

@@ -24,6 +24,9 @@ struct LeaseTicket {
 // ENOTTY: not on a weightfs mount, or on an older one. EPERM, EOPNOTSUPP: the mount's option direct= says no.
 IoResult<LeaseTicket> AskForTicket(int descriptor);
 
+// EFBIG for a request's body that the process may not write: a large one travels in a file of the kernel's memory.
+IoResult<void> CheckBody(uint64_t size);
+
 class LeaseConnections;
 
 // A connection to a mount, and the lease that it carries. The lease ends with it. Externally synchronised.

@@ -90,7 +90,8 @@ IoResult<void> LeasedFile::BeginWrite() {
   if (!body.Take(&answer)) return MalformedAnswer();
   RETURN_IF_ERROR(blocks_.Reset(first, last - first));
   blocks_.Adopt(std::move(message.descriptors));
-  return AddExtents(body, answer.extents, first);
+  RETURN_IF_ERROR(AddExtents(body, answer.extents, first));
+  return blocks_.CheckWritable();
 }
 
 // `first` is that of the block which the extents are counted from.

@@ -1,6 +1,7 @@
 #include "client/leased_blocks.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <climits>
 #include <new>
 
+#include "client/file_limit.h"
 #include "client/file_target.h"
 #include "common/checksum.h"
 #include "common/result.h"
@@ -58,6 +60,20 @@ IoResult<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device
     }
   }
   runs_.push_back({block, count, device_block, device});
+  return {};
+}
+
+IoResult<void> LeasedBlocks::CheckWritable() const {
+  const uint64_t limit = FileSizeLimit();
+  for (const Run& run : runs_) {
+    const uint64_t end = (run.device_block + run.count) * kBlockSize;
+    struct stat status{};
+    const int device = devices_[run.device].get();
+    if (end <= limit || fstat(device, &status) != 0 || !S_ISREG(status.st_mode)) continue;
+    return IoError{EFBIG, fmt::format("no lease: its blocks end at byte {} of {}, and the process's limit is {} "
+                                      "(RLIMIT_FSIZE)",
+                                      end, NameOf(device), limit)};
+  }
   return {};
 }
 

@@ -26,6 +26,10 @@ class LeasedBlocks {
   // ended becomes part of it. EPROTO for what no mount that is in order sends.
   IoResult<void> Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device);
 
+  // EFBIG where the kernel would refuse to write them, for it compares places in a pool file with the limit of the
+  // process (RLIMIT_FSIZE) as if they were the file's own.
+  IoResult<void> CheckWritable() const;
+
   uint64_t first() const { return first_; }
   uint64_t count() const { return count_; }
   // Of block first() + i.

@@ -73,6 +73,9 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
     names_.insert(names_.end(), bytes.begin(), bytes.end());
     blocks += BlocksOf(memory.size());
   }
+  // What the commit will need is known now; a refusal then would come too late to go another way.
+  RETURN_IF_ERROR(CheckBody(sizeof(lease::CommitManyRequest) + entries_.size() * sizeof(lease::FileEntry) +
+                            names_.size() + blocks * sizeof(uint32_t)));
   // A reservation has one block at least.
   const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
   ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
@@ -85,6 +88,7 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
   for (const auto& extent : extents) {
     RETURN_IF_ERROR(blocks_.Add(extent.file_block, extent.count, extent.device_block, extent.device));
   }
+  RETURN_IF_ERROR(blocks_.CheckWritable());
   return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
 }
 
@@ -197,9 +201,10 @@ IoResult<MemoryView> LoadedFiles::Begin(std::unique_ptr<Lease> lease) {
 bool LoadedFiles::IsUsable(size_t index, const lease::FileAnswer& answer) {
   const std::string path = NameOf(index);
   if (answer.error != 0) {
+    const char* why = answer.error == EINVAL ? "no lease: it is no regular file" : std::strerror(answer.error);
     errors_->Add(first_ + index, {answer.error,
                                   fmt::format("read of {} bytes at offset 0 of {}: cannot open the file: {}",
-                                              files_[index].memory.size(), path, std::strerror(answer.error)),
+                                              files_[index].memory.size(), path, why),
                                   path});
     return false;
   }

@@ -6,12 +6,13 @@
 #include <memory>
 
 #include "client/error.h"
+#include "client/export.h"
 
 namespace weightfs::client {
 
 // Immutable but for Unlock, which is thread-safe. While locked it is in the process's list that IsLocked
 // looks at.
-class LockedMemory {
+class WEIGHTFS_EXPORT LockedMemory {
  public:
   // Zeroed. ENOMEM or EPERM with RLIMIT_MEMLOCK and its value when the limit is too low.
   static IoResult<std::shared_ptr<LockedMemory>> Allocate(size_t size);
@@ -34,8 +35,8 @@ class LockedMemory {
 
 // Whether all of [data, data + size) is inside one locked region of this process, whoever made it. At most
 // one byte is looked for when size is 0.
-bool IsLocked(const void* data, size_t size);
+WEIGHTFS_EXPORT bool IsLocked(const void* data, size_t size);
 // The locked region that begins at `data`; null when there is none.
-std::shared_ptr<LockedMemory> FindLocked(const void* data);
+WEIGHTFS_EXPORT std::shared_ptr<LockedMemory> FindLocked(const void* data);
 
 }  // namespace weightfs::client

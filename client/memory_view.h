@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "client/error.h"
+#include "client/export.h"
 
 namespace weightfs::client {
 
 // A value; borrows the memory. Reading it from several threads is safe, and so is Scatter to ranges that do
 // not overlap. All positions are bytes in the logical, gathered order.
-class MemoryView {
+class WEIGHTFS_EXPORT MemoryView {
  public:
   MemoryView() = default;
   explicit MemoryView(std::span<std::byte> bytes) : base_(bytes.data()), size_(bytes.size()), run_(size_) {}

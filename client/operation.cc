@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cerrno>
+#include <condition_variable>
+#include <utility>
 
 #include "client/gpu/gpu.h"
+#include "client/operation_plan.h"
+#include "common/mutex.h"
 
 namespace weightfs::client {
 namespace {
@@ -12,6 +17,74 @@ namespace {
 thread_local int callback_depth = 0;
 
 }  // namespace
+
+struct Operation::State {
+  explicit State(Plan made) : plan(std::move(made)) {}
+
+  Plan plan;
+  std::atomic<bool> stopped{false};
+  std::atomic<bool> direct_refused{false};
+  std::atomic<uint64_t> transferred{0};
+  std::atomic<uint64_t> reported{0};  // to `progress`
+  std::atomic<size_t> slices_left{0};
+  Mutex mutex;
+  std::condition_variable ended;
+  bool completing GUARDED_BY(mutex) = false;  // the outcome is being made: it is too late to fail
+  std::vector<Edge> edges GUARDED_BY(mutex);
+  bool done GUARDED_BY(mutex) = false;
+  std::optional<IoError> error GUARDED_BY(mutex);
+  std::vector<std::function<void()>> callbacks GUARDED_BY(mutex);
+};
+
+Operation::Operation(Plan plan) : state_(std::make_unique<State>(std::move(plan))) {}
+Operation::~Operation() = default;
+
+Operation::Direction Operation::direction() const {
+  return state_->plan.direction;
+}
+const Target& Operation::target() const {
+  return *state_->plan.target;
+}
+const MemoryView& Operation::memory() const {
+  return state_->plan.memory;
+}
+const std::shared_ptr<DeviceMemory>& Operation::device() const {
+  return state_->plan.device;
+}
+uint64_t Operation::offset() const {
+  return state_->plan.offset;
+}
+uint64_t Operation::size() const {
+  return state_->plan.memory.size();
+}
+uint64_t Operation::transferred() const {
+  return state_->transferred.load(std::memory_order_relaxed);
+}
+bool Operation::stopped() const {
+  return state_->stopped.load(std::memory_order_acquire);
+}
+bool Operation::direct_refused() const {
+  return state_->direct_refused.load(std::memory_order_relaxed);
+}
+void Operation::RefuseDirect() {
+  state_->direct_refused.store(true, std::memory_order_relaxed);
+}
+void Operation::SetSlices(size_t count) {
+  state_->slices_left.store(count, std::memory_order_relaxed);
+}
+bool Operation::SliceDone() {
+  return state_->slices_left.fetch_sub(1, std::memory_order_acq_rel) == 1;
+}
+
+void Operation::DeferEdge(const Edge& edge) {
+  MutexLock lock(state_->mutex);
+  state_->edges.push_back(edge);
+}
+
+std::vector<Operation::Edge> Operation::TakeEdges() {
+  MutexLock lock(state_->mutex);
+  return std::exchange(state_->edges, {});
+}
 
 Operation::CallbackScope::CallbackScope() {
   ++callback_depth;
@@ -24,51 +97,51 @@ bool Operation::CallbackScope::active() {
 }
 
 bool Operation::done() const {
-  MutexLock lock(mutex_);
-  return done_;
+  MutexLock lock(state_->mutex);
+  return state_->done;
 }
 
 std::optional<IoError> Operation::error() const {
-  MutexLock lock(mutex_);
-  return done_ ? error_ : std::nullopt;
+  MutexLock lock(state_->mutex);
+  return state_->done ? state_->error : std::nullopt;
 }
 
 bool Operation::cancelled() const {
-  MutexLock lock(mutex_);
-  return done_ && error_ && error_->error_number == ECANCELED;
+  MutexLock lock(state_->mutex);
+  return state_->done && state_->error && state_->error->error_number == ECANCELED;
 }
 
 bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
-  MutexLock lock(mutex_);
-  if (CallbackScope::active()) return done_;
+  MutexLock lock(state_->mutex);
+  if (CallbackScope::active()) return state_->done;
   if (timeout) {
     const auto end = std::chrono::steady_clock::now() + *timeout;
-    while (!done_) {
-      if (ended_.wait_until(lock.native(), end) == std::cv_status::timeout) return done_;
+    while (!state_->done) {
+      if (state_->ended.wait_until(lock.native(), end) == std::cv_status::timeout) return state_->done;
     }
   }
-  while (!done_) ended_.wait(lock.native());
+  while (!state_->done) state_->ended.wait(lock.native());
   return true;
 }
 
 bool Operation::Cancel() {
   {
-    MutexLock lock(mutex_);
-    if (done_) return false;
+    MutexLock lock(state_->mutex);
+    if (state_->done) return false;
   }
-  const bool write = plan_.direction == Direction::kWrite;
+  const bool write = state_->plan.direction == Direction::kWrite;
   Fail({ECANCELED,
         fmt::format("{} of {} bytes at offset {} of {} was cancelled", write ? "write" : "read", size(),
-                    plan_.offset, plan_.target->path()),
-        plan_.target->path(), plan_.offset});
+                    state_->plan.offset, state_->plan.target->path()),
+        state_->plan.target->path(), state_->plan.offset});
   return true;
 }
 
 void Operation::OnDone(std::function<void()> callback) {
   {
-    MutexLock lock(mutex_);
-    if (!done_) {
-      callbacks_.push_back(std::move(callback));
+    MutexLock lock(state_->mutex);
+    if (!state_->done) {
+      state_->callbacks.push_back(std::move(callback));
       return;
     }
   }
@@ -76,48 +149,48 @@ void Operation::OnDone(std::function<void()> callback) {
 }
 
 void Operation::AddTransferred(uint64_t bytes) {
-  const uint64_t sum = transferred_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  if (!plan_.progress) return;
+  const uint64_t sum = state_->transferred.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (!state_->plan.progress) return;
   // A hundred reports do; and of two threads the one that is behind says nothing.
-  uint64_t last = reported_.load(std::memory_order_relaxed);
+  uint64_t last = state_->reported.load(std::memory_order_relaxed);
   do {
     if (sum <= last || (sum < size() && sum - last < size() / 100)) return;
-  } while (!reported_.compare_exchange_weak(last, sum, std::memory_order_relaxed));
+  } while (!state_->reported.compare_exchange_weak(last, sum, std::memory_order_relaxed));
   const CallbackScope scope;
-  plan_.progress(sum, size());
+  state_->plan.progress(sum, size());
 }
 
 void Operation::Fail(IoError error) {
-  MutexLock lock(mutex_);
-  if (completing_) return;
-  if (!error_) error_ = std::move(error);
-  stopped_.store(true, std::memory_order_release);
+  MutexLock lock(state_->mutex);
+  if (state_->completing) return;
+  if (!state_->error) state_->error = std::move(error);
+  state_->stopped.store(true, std::memory_order_release);
 }
 
 void Operation::Complete() {
   std::optional<IoError> error;
   {
-    MutexLock lock(mutex_);
-    completing_ = true;
+    MutexLock lock(state_->mutex);
+    state_->completing = true;
     // Cancelled too late: everything was transferred.
-    if (error_ && error_->error_number == ECANCELED && transferred() == size()) error_.reset();
-    error = error_;
+    if (state_->error && state_->error->error_number == ECANCELED && transferred() == size()) state_->error.reset();
+    error = state_->error;
   }
   // cuFile forgets the target's descriptors before they are closed. Nothing of a GPU stays with a future that is kept.
-  if (plan_.device != nullptr) plan_.device->CloseFiles();
-  plan_.device.reset();
-  auto finished = plan_.target->Finish(!error);
+  if (state_->plan.device != nullptr) state_->plan.device->CloseFiles();
+  state_->plan.device.reset();
+  auto finished = state_->plan.target->Finish(!error);
   if (!finished.has_value() && !error) error = std::move(finished).error();
   std::vector<std::function<void()>> callbacks;
   {
-    MutexLock lock(mutex_);
-    error_ = std::move(error);
-    done_ = true;
+    MutexLock lock(state_->mutex);
+    state_->error = std::move(error);
+    state_->done = true;
     // In one step: who learns of the end here finds it in the handle's account, and the other way round.
-    if (plan_.finished) plan_.finished(error_ ? &*error_ : nullptr);
-    callbacks.swap(callbacks_);
+    if (state_->plan.finished) state_->plan.finished(state_->error ? &*state_->error : nullptr);
+    callbacks.swap(state_->callbacks);
   }
-  ended_.notify_all();
+  state_->ended.notify_all();
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();
 }

@@ -59,9 +59,20 @@ class Callable {
           delete object;
         }) {}
 
+  // A text may be of bytes that are no UTF-8, as paths are.
+  void operator()(const std::string& text) const {
+    const py::gil_scoped_acquire gil;
+    Call(ToStr(text));
+  }
   template <typename... Arguments>
   void operator()(Arguments... arguments) const {
     const py::gil_scoped_acquire gil;
+    Call(arguments...);
+  }
+
+ private:
+  template <typename... Arguments>
+  void Call(const Arguments&... arguments) const {
     try {
       (*callable_)(arguments...);
     } catch (py::error_already_set& error) {
@@ -69,7 +80,6 @@ class Callable {
     }
   }
 
- private:
   std::shared_ptr<py::object> callable_;
 };
 
@@ -257,10 +267,14 @@ void BindMany(HandleClass& type) {
   type
       .def("save_many",
            [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool durable,
-              uint32_t mode, bool checksum, const py::object& progress) {
+              uint32_t mode, bool checksum, const py::object& progress, const py::object& on_fallback) {
              const auto files = MakeFiles(items);
              const SaveManyOptions options{
-                 .durable = durable, .mode = mode, .progress = MakeProgress(progress), .checksum = checksum};
+                 .durable = durable,
+                 .mode = mode,
+                 .progress = MakeProgress(progress),
+                 .checksum = checksum,
+                 .on_fallback = [call = Callable(on_fallback)](const IoError& why) { call(why.what); }};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.SaveMany(directory, files, options); }));
            })
       .def("load_many",

@@ -6,7 +6,8 @@ import os
 import weakref
 
 from weightfs import _native
-from weightfs._handle import aio_handle, find_cufile, log
+from weightfs._arguments import find_cufile
+from weightfs._handle import aio_handle, log
 from weightfs._memory import describe
 
 MODES = ("auto", "cufile", "bounce")

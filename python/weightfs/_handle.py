@@ -4,31 +4,21 @@ import atexit
 import collections
 import contextlib
 import errno
-import functools
-import glob
 import logging
 import os
-import sys
 import threading
 import weakref
 
 from weightfs import _native
+from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, checked, find_cufile, labelled, name_of, one_of, os_error,
+                                 written_offset)
 from weightfs._future import Future, with_label
+from weightfs._many import ManyFiles
 from weightfs._memory import describe
 
 log = logging.getLogger("weightfs")
-_handles = weakref.WeakSet()
+_handles: "weakref.WeakSet[aio_handle]" = weakref.WeakSet()
 _VALIDATED_AT_ONCE = 4 << 20
-
-
-class _Whole(int):
-    """The default of `file_offset` in a write: 0 like any other 0, and still known from one that was given."""
-
-    def __repr__(self):
-        return "0"
-
-
-_WHOLE = _Whole(0)
 
 
 @atexit.register
@@ -38,7 +28,7 @@ def _close_all():
         handle.close()
 
 
-class aio_handle:  # noqa: N801  (DeepNVMe's name)
+class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     """Reads and writes tensors between memory and files, at the speed of the device. Tensors of a GPU pass through
     page-locked buffers, which are copied while other transfers are under way; gds_handle may spare that.
 
@@ -46,8 +36,9 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     each in a system call of its own. overlap_events: refill after each completion, else in batches of queue_depth.
     intra_op_parallelism (or num_threads): slices that an operation is cut into, each with its thread.
     direct: on a weightfs mount, "auto" moves the bytes of operations of at least 4 MiB straight between memory and the
-    devices of the store, past the mount, where the mount allows it; "never" does not, "require" raises an error where
-    it cannot be. direct_operations counts those that went so.
+    devices of the store, past the mount, where the mount allows it; "never" does not, "require" does so with operations
+    of every size, and raises an error where it cannot be. One operation has a lease of 512 GiB at most.
+    direct_operations counts those that went so.
 
     DeepNVMe's methods (sync_*, async_*, pread, pwrite, read, write) return numbers: -1 says that something failed, and
     the reason goes to the logger "weightfs" and to last_error. wait() raises, for a lost write must not go unnoticed.
@@ -57,6 +48,11 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
     A write without file_offset replaces the whole file: a longer old content is cut off once all is written. With a
     file_offset (0, too) the bytes around stay as they are, so that the parts of a file can be written in any order, by
     several handles. A write by descriptor never cuts anything off.
+
+    Whether readers, or a killed program, ever see a part of a write: on a weightfs mount the whole file of a write that
+    goes by a lease (`direct`) changes in one commit, and so do the whole blocks of a write at an offset. Every other
+    write goes into the file piece by piece, in any order, and one that was killed leaves new pieces among old ones. A
+    whole file is replaced at once, everywhere, by write_from and write_async with atomic=True.
 
     Any thread may use a handle. A forked child cannot use the handle of its parent."""
 
@@ -82,28 +78,28 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         """Reads; returns the operations completed, earlier asynchronous ones too, or -1."""
         return self._sync(self._read_now, buffer, filename, file_offset)
 
-    def sync_pwrite(self, buffer, filename, file_offset=_WHOLE):
+    def sync_pwrite(self, buffer, filename, file_offset=WHOLE):
         """Writes; returns the operations completed, earlier asynchronous ones too, or -1."""
         return self._sync(self._write_now, buffer, filename, file_offset)
 
     def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
         """Starts to read; 0, or -1 when nothing was started. wait() waits for it."""
-        return self._async(self._start_read, buffer, _one_of(filename, fd), file_offset)
+        return self._async(self._start_read, buffer, one_of(filename, fd), file_offset)
 
-    def async_pwrite(self, buffer, filename=None, file_offset=_WHOLE, *, fd=None):
+    def async_pwrite(self, buffer, filename=None, file_offset=WHOLE, *, fd=None):
         """Starts to write to a path or an open descriptor; 0, or -1 when nothing was started. wait() waits for it."""
-        return self._async(self._start_write, buffer, _one_of(filename, fd), file_offset)
+        return self._async(self._start_write, buffer, one_of(filename, fd), file_offset)
 
     def pread(self, buffer, filename, validate, *arguments, **keywords):
         """pread(buffer, filename, validate, async, file_offset=0)"""
-        asynchronous, file_offset = _async_and_offset("pread", arguments, keywords, 0)
+        asynchronous, file_offset = async_and_offset("pread", arguments, keywords, 0)
         if asynchronous:
             return self._async(self._start_read, buffer, filename, file_offset, validate)
         return self._sync(self._read_now, buffer, filename, file_offset, validate)
 
     def pwrite(self, buffer, filename, validate, *arguments, **keywords):
         """pwrite(buffer, filename, validate, async, file_offset=0)"""
-        asynchronous, file_offset = _async_and_offset("pwrite", arguments, keywords, _WHOLE)
+        asynchronous, file_offset = async_and_offset("pwrite", arguments, keywords, WHOLE)
         if asynchronous:
             return self._async(self._start_write, buffer, filename, file_offset, validate)
         return self._sync(self._write_now, buffer, filename, file_offset, validate)
@@ -114,14 +110,14 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         with self._reporting():
             size = os.stat(filename).st_size
             if size - file_offset != memory.nbytes:
-                raise _os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of "
+                raise os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of "
                                 f"{os.fspath(filename)}: the file has {size} bytes, not the buffer's size",
                                 filename, memory)
             self._read_now(memory, filename, file_offset, validate)
             return 0
         return -1
 
-    def write(self, buffer, filename, validate, file_offset=_WHOLE):
+    def write(self, buffer, filename, validate, file_offset=WHOLE):
         """Writes; 0 or -1."""
         with self._reporting():
             self._write_now(describe(buffer), filename, file_offset, validate)
@@ -177,70 +173,39 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
 
     # --- The newer ones ---
 
-    def read_async(self, buffer, file, file_offset=0, **options):
+    def read_async(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Starts to read from a path or descriptor and returns its Future.
 
         progress(bytes_done, bytes_total) is called from the thread that does the I/O. verify: EIO for bytes that are not
         those written. On a weightfs mount that is always so; elsewhere it takes a whole file (EINVAL otherwise)
         that was written with `checksum` and not changed since (ENODATA otherwise)."""
         memory = describe(buffer, writable=True)
-        return Future(self._start_read(memory, file, file_offset, own_errors=True, **options), memory)
+        operation = self._start_read(memory, file, file_offset, progress=progress, verify=verify, own_errors=True)
+        return Future(operation, memory)
 
-    def write_async(self, buffer, file, file_offset=None, **options):
+    def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
         """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes.
 
         durable: fsync before it is done. atomic: written beside the file, then renamed over it. checksum: of a whole
         file, checksums for `verify` are kept in its extended attribute user.weightfs.crc32c (not on a weightfs mount,
         which has its own). progress as in read_async."""
         memory = describe(buffer)
-        offset = _WHOLE if file_offset is None else file_offset
-        return Future(self._start_write(memory, file, offset, own_errors=True, **options), memory)
+        operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress, durable,
+                                      atomic, checksum, own_errors=True)
+        return Future(operation, memory)
 
-    def read_into(self, buffer, file, file_offset=0, **options):
+    def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Reads as read_async does, and returns the number of bytes; raises OSError."""
         memory = describe(buffer, writable=True)
-        self._read_now(memory, file, file_offset, **options)
+        self._read_now(memory, file, file_offset, progress=progress, verify=verify)
         return memory.nbytes
 
-    def write_from(self, buffer, file, file_offset=None, **options):
+    def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
         """Writes as write_async does, and returns the number of bytes; raises OSError."""
         memory = describe(buffer)
-        offset = _WHOLE if file_offset is None else file_offset
-        self._write_now(memory, file, offset, **options)
+        self._write_now(memory, file, WHOLE if file_offset is None else file_offset, False, progress, durable, atomic,
+                        checksum)
         return memory.nbytes
-
-    def save_many(self, tensors, directory, *, durable=True, mode=0o600, checksum=False, progress=None):
-        """Saves each tensor of a dict in the directory, in a file of its name (one component of a path), and returns the
-        number of bytes; made for thousands of small ones. Files that have these names are replaced.
-
-        On a weightfs mount they are saved by one lease in one commit: all are there at once, also after a crash, or none.
-        Elsewhere they are written into a directory beside them, `.weightfs-XXXXXX`, and renamed one after the other: an
-        error before that leaves everything as it was. durable: on the device, names too, when it returns. mode: the
-        permission bits of the files. checksum and progress as in write_async."""
-        memories = {os.fsencode(name): describe(tensor) for name, tensor in tensors.items()}
-        items = [(name, memory.arguments) for name, memory in memories.items()]
-        self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress)
-        return sum(memory.nbytes for memory in memories.values())
-
-    def load_many(self, buffers, directory, *, verify=False, progress=None):
-        """Loads the files of a directory into the buffers of a dict by their names, and returns the number of bytes. Each
-        file must be as large as its buffer.
-
-        Raises the OSError of the first file that could not be read; `errors` has those of all, by name, and the other
-        buffers are filled. verify and progress as in read_async."""
-        memories = {os.fsencode(name): describe(buffer, writable=True) for name, buffer in buffers.items()}
-        items = [(name, memory.arguments) for name, memory in memories.items()]
-        errors = self._native.load_many(os.fsencode(directory), items, verify, progress)
-        failed = {name for name, _ in errors}
-        for name, memory in memories.items():
-            if memory.finish is not None and name not in failed:
-                memory.finish()
-        if errors:
-            errors = {os.fsdecode(name): with_label(error, memories[name]) for name, error in errors}
-            first = next(iter(errors.values()))
-            first.errors = errors
-            raise first
-        return sum(memory.nbytes for memory in memories.values())
 
     @property
     def direct_operations(self):
@@ -291,31 +256,31 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         return _native.Handle(*self._options, direct, "", find_cufile())
 
     def _read_now(self, memory, file, offset, validate=False, *, progress=None, verify=False):
-        with _labelled(memory):
-            self._native.read(_name(file), memory.arguments, _checked(offset), progress, verify)
+        with labelled(memory):
+            self._native.read(name_of(file), memory.arguments, checked(offset), progress, verify)
         if memory.finish is not None:
             memory.finish()
         if validate:
             self._validate(memory, file, offset)
 
-    def _write_now(self, memory, file, offset, validate=False, **options):
-        with _labelled(memory):
-            self._native.write(_name(file), memory.arguments, _written_offset(offset), *_write_options(**options))
+    def _write_now(self, memory, file, offset, validate=False, *options):
+        with labelled(memory):
+            self._native.write(name_of(file), memory.arguments, written_offset(offset), *(options or DEFAULTS))
         if validate:
             self._validate(memory, file, offset)
 
     def _start_read(self, memory, file, offset, validate=None, *, progress=None, verify=False, own_errors=False):
         self._forget_done()
-        with _labelled(memory):
-            operation = self._native.start_read(_name(file), memory.arguments, _checked(offset), progress, verify,
+        with labelled(memory):
+            operation = self._native.start_read(name_of(file), memory.arguments, checked(offset), progress, verify,
                                                 own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
-    def _start_write(self, memory, file, offset, validate=None, *, own_errors=False, **options):
+    def _start_write(self, memory, file, offset, validate=None, *options, own_errors=False):
         self._forget_done()
-        with _labelled(memory):
-            operation = self._native.start_write(_name(file), memory.arguments, _written_offset(offset),
-                                                 *_write_options(**options), own_errors)
+        with labelled(memory):
+            operation = self._native.start_write(name_of(file), memory.arguments, written_offset(offset),
+                                                 *(options or DEFAULTS), own_errors)
         return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
 
     def _sync(self, run, buffer, file, offset, validate=False):
@@ -354,7 +319,7 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
             for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
                 piece = wanted[at:at + _VALIDATED_AT_ONCE]
                 if os.pread(stream.fileno(), len(piece), offset + at) != piece:
-                    raise _os_error(errno.EIO, f"validation of {memory.nbytes} bytes at offset {int(offset)} of {file} "
+                    raise os_error(errno.EIO, f"validation of {memory.nbytes} bytes at offset {int(offset)} of {file} "
                                     f"failed: the file differs in the {len(piece)} bytes from {offset + at} on",
                                     file, memory)
 
@@ -365,8 +330,8 @@ class aio_handle:  # noqa: N801  (DeepNVMe's name)
         for memory, file, offset in validations:
             try:
                 self._validate(memory, file, offset)
-            except OSError as error:
-                errors.append(error)
+            except OSError as differs:
+                errors.append(differs)
                 completed -= 1
         for error in errors:
             self._report(error)
@@ -433,62 +398,3 @@ def _span(memory):
     if memory.strides is None:
         return memory.nbytes
     return sum((count - 1) * abs(step) for count, step in zip(memory.shape, memory.strides)) + memory.item_size
-
-
-def _one_of(filename, fd):
-    if (filename is None) == (fd is None):
-        raise TypeError("either a filename or an fd is needed")
-    return filename if fd is None else fd
-
-
-def _async_and_offset(method, arguments, keywords, offset):
-    names = ("async", "file_offset")
-    given = dict(zip(names, arguments))
-    if len(arguments) > len(names) or set(keywords) - set(names) or set(keywords) & set(given):
-        raise TypeError(f"{method}(buffer, filename, validate, async, file_offset=0) got other arguments")
-    given |= keywords
-    if "async" not in given:
-        raise TypeError(f"{method}() misses the argument 'async'")
-    return given["async"], given.get("file_offset", offset)
-
-
-def _name(file):
-    return file if isinstance(file, int) else os.fsencode(file)
-
-
-def _write_options(*, durable=False, atomic=False, checksum=False, progress=None):
-    return progress, durable, atomic, checksum
-
-
-def _written_offset(offset):
-    """None for the native side when the caller gave none: the whole file."""
-    return None if offset is _WHOLE else _checked(offset)
-
-
-def _checked(offset):
-    if offset < 0:
-        raise ValueError(f"file_offset is {offset}: it cannot be negative")
-    return offset
-
-
-@contextlib.contextmanager
-def _labelled(memory):
-    try:
-        yield
-    except OSError as error:
-        raise with_label(error, memory)
-
-
-def _os_error(number, text, filename, memory):
-    error = OSError(number, text, filename if isinstance(filename, int) else os.fspath(filename))
-    error.offset = 0
-    return with_label(error, memory)
-
-
-@functools.cache
-def find_cufile():
-    """A path of cuFile's library in the packages that bring it for torch; "" when there is none."""
-    for folder in filter(None, sys.path):
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", "libcufile.so.0"))):
-            return path
-    return ""

@@ -3,25 +3,30 @@
 import contextlib
 import io
 import os
-import tempfile
+import stat
 
 from weightfs._handle import aio_handle
 
 # What is at least this large goes straight from the caller's memory; the rest is gathered into pieces.
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
-_TEMPORARY_NAME = 200   # bytes of a file's name that its temporary file's name begins with
-_MODE_OF_NEW_FILES = 0o666   # less the umask, as for every program that saves files
+_HEAD = 4096   # bytes of a file's beginning that a writer may keep for the end
+MODE_OF_NEW_FILES = 0o666   # less the umask, as for every program that saves files
 
 
 class DirectWriter(io.RawIOBase):
-    """A sequential stream into a file at `path`. Large writes need no copy; each is done when write() returns, so that
-    its memory may go. What was in the file behind the end is cut off by close()."""
+    """A sequential stream into the file at `path`, which is empty first; into what is no regular file, too. Large writes
+    need no copy; each is done when write() returns, so that its memory may go.
 
-    def __init__(self, path, handle):
+    head_last: the first bytes of a regular file are written when all others are there. Until then it has no head, and
+    nothing that reads checkpoints takes it for one."""
+
+    def __init__(self, path, handle, head_last):
         super().__init__()
         self._path, self._handle = path, handle
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, _MODE_OF_NEW_FILES)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE_OF_NEW_FILES)
+        self._regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        self._head_last, self._head = head_last and self._regular, b""
         self._end, self._gathered, self._under_way = 0, bytearray(), None
 
     def writable(self):
@@ -34,8 +39,7 @@ class DirectWriter(io.RawIOBase):
         view = memoryview(data).cast("B")
         if view.nbytes >= _DIRECT:
             self._send()
-            self._handle.write_from(view, self._path, self._end)
-            self._end += view.nbytes
+            self._put(self._behind_head(view))
         else:
             self._gathered += view
             if len(self._gathered) >= _GATHERED:
@@ -44,27 +48,35 @@ class DirectWriter(io.RawIOBase):
 
     def write_tensor(self, tensor, nbytes):
         """Like write, for a tensor of any layout."""
-        if nbytes >= _DIRECT:
+        if nbytes >= _DIRECT and self._regular and (self.tell() or not self._head_last):
             self._send()
             self._end += self._handle.write_from(tensor, self._path, self._end)
         else:
             self.write(_bytes_of(tensor, nbytes))
 
     def flush(self):
+        """Sends what was gathered, and waits for it."""
         if not self.closed:
             self._send()
             self._settle()
 
-    def sync(self):
+    def complete(self, durable):
+        """All was written: the file is what it should be. durable: and on the device."""
         self.flush()
-        os.fsync(self._descriptor)
+        if durable and self._regular:
+            os.fsync(self._descriptor)
+        if self._head:
+            _write_all(self._descriptor, self._head)
+            self._head = b""
+            if durable:
+                os.fsync(self._descriptor)
 
     def close(self):
+        """Whether it is complete or not."""
         if self.closed:
             return
         try:
             self.flush()
-            os.ftruncate(self._descriptor, self._end)
         finally:
             descriptor, self._descriptor = self._descriptor, -1
             with contextlib.suppress(OSError):
@@ -73,23 +85,53 @@ class DirectWriter(io.RawIOBase):
             os.close(descriptor)
 
     def abandon(self):
-        """Ends it without a promise about the content."""
+        """Ends it, and leaves an empty file."""
         self._gathered.clear()
         with contextlib.suppress(OSError):
+            self._settle()
+        with contextlib.suppress(OSError):
+            if not self.closed and self._regular:
+                os.ftruncate(self._descriptor, 0)
+        with contextlib.suppress(OSError):
             self.close()
+
+    def _behind_head(self, data):
+        """What is to be written now of the data that comes next."""
+        if self._end or not self._head_last:
+            return data
+        self._head = bytes(data[:_HEAD])
+        self._end = len(self._head)
+        return data[_HEAD:]
 
     def _send(self):
         """One gathered piece is under way while the next is gathered."""
         self._settle()
-        if self._gathered:
-            piece, self._gathered = self._gathered, bytearray()
+        if not self._gathered:
+            return
+        piece, self._gathered = self._behind_head(self._gathered), bytearray()
+        if self._regular and piece:
             self._under_way = self._handle.write_async(piece, self._path, self._end)
             self._end += len(piece)
+        else:
+            self._put(piece)
+
+    def _put(self, data):
+        if self._regular:
+            self._handle.write_from(data, self._path, self._end)
+        else:
+            _write_all(self._descriptor, data)
+        self._end += len(data)
 
     def _settle(self):
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
+
+
+def _write_all(descriptor, data):
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest):]
 
 
 def _bytes_of(tensor, nbytes):
@@ -147,49 +189,3 @@ def the_handle(handle, kind=aio_handle):
     else:
         with kind(overlap_events=True) as own:
             yield own
-
-
-@contextlib.contextmanager
-def writing(path, handle, durable, atomic):
-    """A DirectWriter for the block. After an error an atomic write leaves the old file; another kind leaves nothing of
-    use."""
-    path = os.path.realpath(os.fsdecode(path)) if atomic else os.fsdecode(path)
-    with the_handle(handle) as used:
-        name = _temporary_beside(path) if atomic else path
-        stream = DirectWriter(name, used)
-        try:
-            yield stream
-            stream.sync() if durable else stream.flush()
-            stream.close()
-            if atomic:
-                os.replace(name, path)
-            if durable:
-                _sync_folder(path)
-        except BaseException:
-            stream.abandon()
-            if atomic:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-            raise
-
-
-def _temporary_beside(path):
-    folder, base = os.path.split(path)
-    start = os.fsdecode(os.fsencode(base)[:_TEMPORARY_NAME])
-    descriptor, name = tempfile.mkstemp(prefix=f".{start}.weightfs-", dir=folder or ".")
-    try:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else _MODE_OF_NEW_FILES & ~mask
-        os.fchmod(descriptor, mode)
-    finally:
-        os.close(descriptor)
-    return name
-
-
-def _sync_folder(path):
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,8 @@ import struct
 import torch
 
 from weightfs._gds import gds_handle
-from weightfs._stream import the_handle, writing
+from weightfs._replace import writing
+from weightfs._stream import the_handle
 
 # In the order in which safetensors sorts them, the last ones first in a file.
 _TYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
@@ -29,9 +30,9 @@ _MAX_HEADER = 100_000_000   # of safetensors itself
 _PAGE = 4096
 
 
-def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomic=False):
+def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomic=True):
     """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved
-    one by one."""
+    one by one. durable and atomic as in weightfs.torch.save."""
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")

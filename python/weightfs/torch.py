@@ -12,13 +12,20 @@ import os
 
 import torch
 
-from weightfs._stream import DirectReader, the_handle, writing
+from weightfs._replace import writing
+from weightfs._stream import DirectReader, the_handle
 
 
-def save(obj, path, *, handle=None, durable=False, atomic=False, storage_alignment=None, crc32=True, **options):
+def save(obj, path, *, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
     """Saves as torch.save(obj, path, **options) does.
 
-    durable: on the device when it returns. atomic: another program, and a crash, sees the old file or the new one.
+    durable: on the device when it returns. atomic: written into `.NAME.weightfs-XXXXXXXX` beside the file and renamed
+    over it, so that other programs, and whoever looks after this one was killed, find the old file or the new one; with
+    durable also after a crash of the machine. The file keeps its mode, and its owner and group where this process may
+    give them, but not its access lists and extended attributes; a symbolic link stays one, other hard links keep the old
+    content. It takes the space of both files. Without atomic, and for what is no regular file, is mounted, or lies in a
+    directory where the process may not replace it, the file itself is emptied and written: until it is complete it has
+    no head, and torch.load fails.
     storage_alignment: where each storage begins (torch's own is 64; 4096 spares the copy into aligned memory, and needs
     torch 2.7). crc32: torch computes a checksum of each storage, at a few GB/s; without, unzip complains and torch.load
     does not."""

@@ -1,6 +1,9 @@
 """weightfs.torch and weightfs.safetensors against the libraries whose files they write."""
 
 import os
+import pickle
+import signal
+import threading
 
 import pytest
 import safetensors.torch
@@ -8,6 +11,8 @@ import torch
 
 import weightfs.safetensors
 import weightfs.torch
+from harness import needs
+from harness.users import NOBODY, OTHER, call_as
 from tensors import random_tensor
 
 STORE_SIZE = "512M"
@@ -40,8 +45,8 @@ def test_torch_save_writes_the_bytes_of_torch(folder):
     assert (folder / "ours").read_bytes() == (folder / "theirs").read_bytes()
 
 
-@pytest.mark.parametrize("options", [{}, {"durable": True, "atomic": True}, {"storage_alignment": 4096},
-                                     {"crc32": False},
+@pytest.mark.parametrize("options", [{}, {"durable": True}, {"atomic": False}, {"atomic": False, "durable": True},
+                                     {"storage_alignment": 4096}, {"crc32": False},
                                      {"_use_new_zipfile_serialization": False}], ids=str)
 def test_torch_and_weightfs_load_each_others_files(folder, options):
     saved = checkpoint()
@@ -83,9 +88,125 @@ def test_a_failed_atomic_save_leaves_the_old_file(local):
 
     weightfs.torch.save([1], local / "file")
     with pytest.raises(RuntimeError, match="no"):
-        weightfs.torch.save([torch.randn(1 << 20), Unpicklable()], local / "file", atomic=True)
+        weightfs.torch.save([torch.randn(1 << 20), Unpicklable()], local / "file")
     assert torch.load(local / "file") == [1]
+    with pytest.raises(RuntimeError, match="no"):
+        weightfs.torch.save([torch.randn(1 << 20), Unpicklable()], local / "file", atomic=False)
+    assert (local / "file").stat().st_size == 0
     assert os.listdir(local) == ["file"]
+
+
+SAVES = {"torch": weightfs.torch.save, "safetensors": weightfs.safetensors.save_file}
+LOADS = {"torch": (weightfs.torch.load, torch.load),
+         "safetensors": (weightfs.safetensors.load_file, safetensors.torch.load_file)}
+REFUSALS = (EOFError, RuntimeError, ValueError, pickle.UnpicklingError, safetensors.SafetensorError)
+
+
+def generation(value):
+    sizes = [100, 3 << 20, 50_000, 5 << 20, 7, 2 << 20]
+    return {str(i): torch.full((size,), value, dtype=torch.uint8) for i, size in enumerate(sizes)}
+
+
+def killed_at(number, save, *arguments, **options):
+    """Runs it in a child that is killed before the handle's transfer of that number; False when there were not so many."""
+    child = os.fork()
+    if child == 0:
+        try:
+            handle = weightfs.aio_handle(intra_op_parallelism=2)
+            left = [number]
+            for name in ("write_from", "write_async"):
+                def dying(*given, method=getattr(handle, name), **named):
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    left[0] -= 1
+                    return method(*given, **named)
+                setattr(handle, name, dying)
+            save(*arguments, handle=handle, **options)
+            handle.close()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("library", SAVES)
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_killed_save_leaves_no_mixture(folder, library, atomic):
+    old, new, path = generation(1), generation(2), folder / "file"
+    for number in range(20):
+        SAVES[library](old, path)
+        if not killed_at(number, SAVES[library], new, path, atomic=atomic):
+            break
+        for load in LOADS[library]:
+            if atomic:
+                assert equal(load(path), old)
+            else:
+                with pytest.raises(REFUSALS):
+                    load(path)
+    assert number > 2
+    assert all(equal(load(path), new) for load in LOADS[library])
+
+
+def test_what_is_no_regular_file_is_written_as_it_is(local):
+    tensors = {"a": torch.arange(3 << 20), "b": torch.ones(3)}
+    for save in SAVES.values():
+        save(tensors, "/dev/null")
+        save(tensors, "/dev/null", durable=True)
+    os.mkfifo(local / "fifo")
+    reader = threading.Thread(target=lambda: (local / "read").write_bytes((local / "fifo").read_bytes()))
+    reader.start()
+    weightfs.safetensors.save_file(tensors, local / "fifo")
+    reader.join()
+    assert equal(weightfs.safetensors.load_file(local / "read"), tensors)
+
+
+def test_an_atomic_save_keeps_links_and_the_mode(local):
+    weightfs.torch.save([1], local / "file")
+    assert (local / "file").stat().st_mode & 0o777 == 0o666 & ~umask()
+    os.chmod(local / "file", 0o640)
+    if os.geteuid() == 0:
+        os.chown(local / "file", NOBODY, OTHER)
+    before = (local / "file").stat()
+    os.symlink("file", local / "link")
+    os.link(local / "file", local / "hard")
+    weightfs.torch.save([2], local / "link")
+    after = (local / "file").stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert (local / "link").is_symlink() and torch.load(local / "file") == [2] and torch.load(local / "hard") == [1]
+    os.symlink("nothing yet", local / "dangling")
+    weightfs.torch.save([3], local / "dangling")
+    assert torch.load(local / "nothing yet") == [3]
+    with pytest.raises(FileNotFoundError) as caught:
+        weightfs.torch.save([4], local / "missing" / "file")
+    assert caught.value.filename == str(local / "missing" / "file")
+
+
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@needs.root
+@pytest.mark.parametrize("sticky", [False, True])
+def test_a_file_that_cannot_be_replaced_is_written(local, sticky):
+    os.chmod(local, 0o1777 if sticky else 0o755)
+    weightfs.torch.save([1], local / "open")
+    weightfs.torch.save([1], local / "closed")
+    os.chmod(local / "open", 0o666)
+    os.chmod(local / "closed", 0o444)
+    before = (local / "open").stat().st_ino
+
+    def save(name):
+        weightfs.torch.save([2], local / name)
+
+    call_as(NOBODY, save, "open")
+    assert (local / "open").stat().st_ino == before and torch.load(local / "open") == [2]
+    with pytest.raises(PermissionError):
+        call_as(NOBODY, save, "closed")
+    if not sticky:
+        with pytest.raises(PermissionError):
+            call_as(NOBODY, save, "new")
+    assert torch.load(local / "closed") == [1] and sorted(os.listdir(local)) == ["closed", "open"]
 
 
 def test_a_full_device_fails_the_save(work):

@@ -168,3 +168,10 @@ def test_a_closed_handle_says_so(folder):
     with pytest.raises(ValueError, match="closed"):
         handle.sync_pwrite(random_tensor(10), folder / "file")
     handle.close()
+
+
+def test_an_unknown_option_is_named_after_the_method(local, handle):
+    for name in ("read_async", "read_into", "write_async", "write_from", "save_many", "load_many"):
+        with pytest.raises(TypeError, match=rf"\b{name}\(\) got an unexpected keyword argument 'durabel'"):
+            getattr(handle, name)(bytearray(1), local / "file", durabel=True)
+    assert not (local / "file").exists()

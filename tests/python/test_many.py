@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import weightfs
+from harness import needs
+from harness.users import NOBODY, call_as
 from tensors import content, random_tensor
 
 
@@ -60,6 +62,95 @@ def test_a_directory_that_is_missing_or_none_is_an_error(folder, handle):
         with pytest.raises(OSError) as caught:
             handle.save_many({"a": bytearray(10)}, folder / name)
         assert caught.value.errno == number
+
+
+@pytest.mark.parametrize("direct", ["auto", "never"])
+def test_a_directory_in_a_files_place_leaves_all_as_it_was(folder, direct):
+    (folder / "a").write_bytes(b"old")
+    (folder / "z").mkdir()
+    with weightfs.aio_handle(direct=direct) as handle, pytest.raises(IsADirectoryError) as caught:
+        handle.save_many({"a": b"new", "z": b"new", "b": b"new"}, folder)
+    assert caught.value.filename == str(folder / "z")
+    assert (folder / "a").read_bytes() == b"old" and sorted(os.listdir(folder)) == ["a", "z"]
+
+
+@needs.root
+def test_a_sticky_directory_keeps_the_files_of_others(local):
+    for name in ("a", "b"):
+        (local / name).write_bytes(b"old")
+    os.chown(local / "a", NOBODY, NOBODY)
+    os.chmod(local, 0o1777)
+
+    def save():
+        with weightfs.aio_handle() as handle:
+            handle.save_many({"a": b"new", "b": b"new", "c": b"new"}, local)
+
+    with pytest.raises(PermissionError, match="/b: no file can take this place"):
+        call_as(NOBODY, save)
+    assert [(local / name).read_bytes() for name in sorted(os.listdir(local))] == [b"old", b"old"]
+
+
+def test_why_there_is_no_lease_is_logged_once(local, handle, caplog):
+    caplog.set_level("INFO", "weightfs")
+    handle.save_many({"a": b"1", "b": b"2"}, local)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert "one by one" in caplog.text and "it is on no weightfs mount" in caplog.text
+
+
+LIMITED = """
+import errno, os, resource, signal, weightfs
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))
+with weightfs.aio_handle(direct={direct!r}) as handle:
+    for size in {sizes}:
+        for call in (lambda data: handle.write_from(data, {folder!r} + "/one"),
+                     lambda data: handle.save_many({{"a": data, "b": b"x"}}, {folder!r})):
+            try:
+                call(bytearray(b"y" * size))
+                print(0)
+            except OSError as error:
+                print(errno.errorcode[error.errno])
+"""
+
+
+@pytest.mark.parametrize("direct", ["auto", "never"])
+def test_the_limit_of_sizes_is_an_error_and_no_signal(folder, child, direct):
+    (folder / "fill").write_bytes(bytes(1 << 20))   # what comes next lies further back in a pool file
+    out = child(LIMITED.format(limit=1 << 20, direct=direct, sizes=[1 << 20, (1 << 20) + 1], folder=str(folder)))
+    assert out.split() == ["0", "0", "EFBIG", "EFBIG"]
+    assert (folder / "a").read_bytes() == b"y" * (1 << 20)
+
+
+@pytest.mark.usefixtures("weightfs_only")
+def test_a_pool_file_beyond_the_limit_of_sizes_is_told(work, child):
+    out = child(LIMITED.format(limit=8192, direct="require", sizes=[4096], folder=str(work)))
+    assert out.split() == ["EFBIG", "EFBIG"]
+
+
+def test_links_are_followed_and_what_may_not_be_read_is_named(folder, handle):
+    (folder / "blobs").mkdir()
+    tensors = {f"layer.{i}": random_tensor(5000 + i, seed=i) for i in range(5)}
+    handle.save_many(tensors, folder / "blobs")
+    handle.save_many({"plain": tensors["layer.0"]}, folder)
+    for name in tensors:
+        (folder / name).symlink_to(f"blobs/{name}")
+    (folder / "dangling").symlink_to("blobs/none")
+    buffers = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()} | {"plain": bytearray(5000)}
+    handle.load_many(buffers, folder)
+    assert all(torch.equal(buffers[name], tensor) for name, tensor in tensors.items())
+    with pytest.raises(FileNotFoundError) as caught:
+        handle.load_many(buffers | {"dangling": bytearray(1), "missing": bytearray(1)}, folder)
+    assert {name: error.errno for name, error in caught.value.errors.items()} == {"dangling": errno.ENOENT,
+                                                                                 "missing": errno.ENOENT}
+
+
+@pytest.mark.usefixtures("weightfs_only")
+def test_a_link_has_no_lease(work):
+    (work / "file").write_bytes(b"12345")
+    (work / "link").symlink_to("file")
+    with weightfs.aio_handle(direct="require") as handle, pytest.raises(OSError, match="no regular file") as caught:
+        handle.load_many({"file": bytearray(5), "link": bytearray(5)}, work)
+    assert list(caught.value.errors) == ["link"]
 
 
 def test_verify_finds_what_changed_on_a_disk_that_keeps_no_checksums(local, handle):

@@ -82,9 +82,9 @@ def test_tune_prints_the_best_options_and_they_configure_a_handle(local, capfd, 
     really = tune.measure
     monkeypatch.setattr(tune, "measure", lambda settings: measured.append(settings) or really(settings))
     assert tune.main(["--nvme_dir", str(local), "--io_size", "1M", "--log_dir", str(local / "log")]) == 0
-    first, _, rest = capfd.readouterr().out.partition("\n")
-    assert re.fullmatch(r"Best performance \(GB/sec\): read = +[0-9.]+, write = +[0-9.]+", first)
-    options = json.loads(rest)["aio"]
+    printed = capfd.readouterr()
+    assert re.search(r"^Best performance \(GB/sec\): read = +[0-9.]+, write = +[0-9.]+$", printed.err, re.MULTILINE)
+    options = json.loads(printed.out)["aio"]
     handle = weightfs.aio_handle(**options)
     assert handle.get_block_size() == options["block_size"]
     assert handle.get_queue_depth() == options["queue_depth"]
@@ -94,6 +94,17 @@ def test_tune_prints_the_best_options_and_they_configure_a_handle(local, capfd, 
     sweep = json.loads((local / "log/sweep.json").read_text())
     assert len(sweep) == 8 and len(measured) == 16
     assert len({json.dumps({**row, "read": 0, "write": 0}) for row in sweep}) == 8
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]], ids=["plain", "json"])
+def test_tune_says_what_it_reached_on_a_terminal(local, capsys, monkeypatch, option):
+    monkeypatch.setattr(tune, "sweep", lambda args, io_size: [({"queue_depth": 1}, 2.0, 3.0)])
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert tune.main(["--nvme_dir", str(local), *option]) == 0
+    printed = capsys.readouterr()
+    shown, silent = (printed.err, printed.out) if option else (printed.out, printed.err)
+    assert "Best performance (GB/sec): read =  2.00, write =  3.00\n" in shown
+    assert "Best" not in silent
 
 
 def test_tune_sweeps_what_deepspeeds_does():

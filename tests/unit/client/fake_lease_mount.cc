@@ -296,6 +296,10 @@ FakeLeaseMount::Reply FakeLeaseMount::ReadMany(Connection& connection, lease::Bo
     std::string_view name;
     Require(body.TakeText(&name));
     const std::string path = folder + "/" + std::string(name);
+    if (const auto error = file_errors.find(std::string(name)); error != file_errors.end()) {
+      files.push_back({.error = error->second});
+      continue;
+    }
     if (!std::filesystem::exists(path)) {
       files.push_back({.error = ENOENT});
       continue;

@@ -31,6 +31,7 @@ class FakeLeaseMount {
   // For the time before the first request:
   uint64_t extent_blocks = 100;  // of the longest extent; between two there are gaps
   int ticket_error = 0;          // an errno that the ioctl answers with
+  std::map<std::string, int> file_errors;  // by name: errno's that a kReadMany answers with
   // Called with each request; an errno that is not 0 is its answer.
   std::function<int(lease::Kind)> on_request;
   // Called with what is about to be leased for reading, after it was written to the device.

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cerrno>
 #include <set>
@@ -157,6 +158,69 @@ TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
   EXPECT_NE(refused.error().what.find("the mount did not commit tensor.2, and so none of the files: the fake refuses"),
             std::string::npos)
       << refused.error().what;
+  EXPECT_EQ(mount_.leases(), 0U);
+}
+
+TEST_F(LeaseManyTest, MoreThanOneCommitTakesIsRefusedBeforeAnythingIsReserved) {
+  contents_.resize(lease::kMaximumFiles + 1);
+  for (const Direct direct : {Direct::kAuto, Direct::kRequire}) {
+    const auto handle = std::move(Handle::Create({.direct = direct}).value());
+    const auto refused = handle->SaveMany(mount_.folder(), Files(contents_));
+    EXPECT_EQ(refused.error().error_number, EINVAL);
+    EXPECT_EQ(refused.error().what, mount_.folder() + ": 131073 files: one commit takes 131072 at most; save them in "
+                                                      "several calls");
+    // So large that its checksums are more than a message; nobody looks at the bytes.
+    Bytes some(1);
+    const NamedMemory huge{"huge", MemoryView(std::span<std::byte>(some.data(), size_t{2} << 40))};
+    const auto larger = handle->SaveMany(mount_.folder(), std::span(&huge, 1));
+    EXPECT_EQ(larger.error().error_number, EINVAL);
+    EXPECT_NE(larger.error().what.find("one commit takes 1073741824 at most"), std::string::npos)
+        << larger.error().what;
+  }
+  EXPECT_EQ(mount_.requests(Kind::kReserve), 0U);
+  EXPECT_EQ(mount_.entries(), 0U);
+}
+
+TEST_F(LeaseManyTest, WhatTheMountHasNoLeaseForIsLeftToTheKernel) {
+  Fill(20, 7919);
+  ASSERT_TRUE(Make()->SaveMany(mount_.folder(), Files(contents_)).has_value());
+  std::vector<Bytes> loaded;
+  for (const auto& content : contents_) loaded.emplace_back(content.size());
+  for (const int why : {EINVAL, EAGAIN, EFBIG, ESTALE, EACCES}) {
+    mount_.file_errors = {{"tensor.3", why}, {"tensor.11", why}, {"tensor.19", why}};
+    for (auto& content : loaded) std::fill(content.begin(), content.end(), std::byte{0});
+    const auto handle = std::move(Handle::Create({}).value());
+    EXPECT_TRUE(handle->LoadMany(mount_.folder(), Files(loaded)).value().empty());
+    EXPECT_EQ(loaded, contents_);
+    EXPECT_EQ(handle->direct_operations(), 1U);
+    const auto errors = Make()->LoadMany(mount_.folder(), Files(loaded)).value();
+    ASSERT_EQ(errors.size(), 3U);
+    EXPECT_EQ(errors[1].name, "tensor.11");
+    EXPECT_EQ(errors[1].error.error_number, why);
+  }
+  std::filesystem::remove(mount_ / "tensor.3");
+  const auto errors = std::move(Handle::Create({}).value())->LoadMany(mount_.folder(), Files(loaded)).value();
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0].error.error_number, ENOENT);
+}
+
+TEST_F(LeaseManyTest, ADeviceThatIsAFileCountsForTheProcesssLimitOfSizes) {
+  contents_.assign(3, RandomBytes(4096));
+  Bytes one = RandomBytes(8192);
+  std::vector<int> found;
+  bool saved = false;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit limit{.rlim_cur = 8192, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  found.push_back(Make()->SaveMany(mount_.folder(), Files(contents_)).error().error_number);
+  found.push_back(Make()->Write(mount_ / "one", MemoryView(std::span<std::byte>(one))).error().error_number);
+  saved = std::move(Handle::Create({}).value())->SaveMany(mount_.folder(), Files(contents_)).has_value();
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(found, (std::vector<int>{EFBIG, EFBIG}));
+  EXPECT_TRUE(saved);
+  EXPECT_EQ(ReadFile(mount_ / "tensor.2"), contents_[2]);
+  EXPECT_EQ(mount_.requests(Kind::kCommitMany), 0U);
   EXPECT_EQ(mount_.leases(), 0U);
 }
 

@@ -1,5 +1,6 @@
 // Many files at once, and checksums kept with files, on ordinary filesystems.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/xattr.h>
 #include <utime.h>
 
@@ -97,6 +98,74 @@ TEST(ManyTest, AFailureBeforeTheNamesAppearLeavesEverythingAsItWas) {
   EXPECT_EQ(folder.entries(), 0U);
 }
 
+TEST(ManyTest, WhatCannotBeReplacedIsKnownBeforeTheFirstName) {
+  const Folder folder;
+  const auto handle = Make();
+  Many saved(3);
+  const Bytes old = RandomBytes(100, 9);
+  WriteFile(folder / "tensor.0", old);
+  std::filesystem::create_directory(folder / "tensor.1");
+  const auto refused = handle->SaveMany(folder / ".", saved.files);
+  EXPECT_EQ(refused.error().error_number, EISDIR);
+  EXPECT_EQ(refused.error().path, folder / "./tensor.1");
+  EXPECT_EQ(ReadFile(folder / "tensor.0"), old);
+  EXPECT_EQ(folder.entries(), 2U);
+  // Also when it comes while the files are written.
+  std::filesystem::remove(folder / "tensor.1");
+  const Progress interfere = [&](uint64_t, uint64_t) { std::filesystem::create_directory(folder / "tensor.1"); };
+  EXPECT_EQ(handle->SaveMany(folder / ".", saved.files, {.progress = interfere}).error().error_number, EISDIR);
+  EXPECT_EQ(ReadFile(folder / "tensor.0"), old);
+  EXPECT_EQ(folder.entries(), 2U);
+}
+
+TEST(ManyTest, WhyThereIsNoLeaseIsTold) {
+  const Folder folder;
+  Many saved(2);
+  std::vector<int> told;
+  const SaveManyOptions options{.on_fallback = [&](const IoError& why) { told.push_back(why.error_number); }};
+  ASSERT_TRUE(Make({.direct = Direct::kNever})->SaveMany(folder / ".", saved.files, options).has_value());
+  EXPECT_TRUE(told.empty());
+  ASSERT_TRUE(Make()->SaveMany(folder / ".", saved.files, options).has_value());
+  EXPECT_EQ(told, std::vector<int>{ENOTTY});
+}
+
+// The soft limit of the sizes of files, for as long as it lives.
+class FileLimit {
+ public:
+  explicit FileLimit(rlim_t bytes) {
+    getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileLimit() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(ManyTest, TheProcesssLimitOfSizesIsAnErrorAndNoSignal) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(200'000);
+  const std::vector<NamedMemory> files{{"a", MemoryView(std::span(bytes).first(1000))}, {"b", View(bytes)}};
+  std::vector<int> found;
+  bool fitted = false;
+  {
+    const FileLimit limit(100'000);
+    fitted = handle->Write(folder / "fits", MemoryView(std::span(bytes).first(100'000))).has_value();
+    for (const std::optional<uint64_t> offset : {std::optional<uint64_t>(), std::optional<uint64_t>(99'000)}) {
+      const auto view = MemoryView(std::span(bytes).first(offset ? 2'000 : 100'001));
+      found.push_back(handle->Write(folder / "file", view, {.offset = offset}).error().error_number);
+    }
+    found.push_back(handle->Write(folder / "atomic", View(bytes), {.atomic = true}).error().error_number);
+    found.push_back(handle->SaveMany(folder / ".", files).error().error_number);
+  }
+  EXPECT_TRUE(fitted);
+  EXPECT_EQ(found, std::vector<int>(4, EFBIG));
+  EXPECT_FALSE(std::filesystem::exists(folder / "a"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "atomic"));
+}
+
 TEST(ManyTest, ACallbackMayNotWaitForMany) {
   const Folder folder;
   const auto handle = Make();
@@ -180,6 +249,42 @@ TEST_F(VerifyTest, WithoutChecksumsThereIsNothingToVerify) {
   Bytes nothing;
   ASSERT_TRUE(handle_->Write(folder_ / "empty", View(nothing), {.checksum = true}).has_value());
   EXPECT_EQ(Verify("empty", 0), 0);
+}
+
+// The example of docs/FORMAT.md.
+TEST_F(VerifyTest, TheAttributeIsWhatTheFormatSays) {
+  const std::string path = folder_ / "file";
+  const std::string text = "123456789";
+  Bytes bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  const std::vector<unsigned char> example = {
+      1, 0, 0, 0, 0x14, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0xca, 0x9a, 0x3b, 0, 0, 0, 0,
+      0, 0x65, 0xcd, 0x1d, 0, 0, 0, 0, 0x83, 0x92, 0x06, 0xe3};
+  const timespec times[] = {{1'000'000'000, 500'000'000}, {1'000'000'000, 500'000'000}};
+  WriteFile(path, bytes);
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  ASSERT_EQ(setxattr(path.c_str(), ChecksumAttribute::kName, example.data(), example.size(), 0), 0);
+  EXPECT_EQ(Verify("file", bytes.size()), 0);
+
+  // What is written is the same but for the time.
+  ASSERT_TRUE(handle_->Write(path, View(bytes), {.checksum = true}).has_value());
+  std::vector<unsigned char> written(100);
+  written.resize(static_cast<size_t>(getxattr(path.c_str(), ChecksumAttribute::kName, written.data(), 100)));
+  struct stat status{};
+  ASSERT_EQ(stat(path.c_str(), &status), 0);
+  auto expected = example;
+  for (size_t i = 0; i < 8; ++i) {
+    expected[16 + i] = static_cast<unsigned char>(static_cast<uint64_t>(status.st_mtim.tv_sec) >> (8 * i));
+    expected[24 + i] = static_cast<unsigned char>(static_cast<uint64_t>(status.st_mtim.tv_nsec) >> (8 * i));
+  }
+  EXPECT_EQ(written, expected);
+
+  written[0] = 2;
+  ASSERT_EQ(setxattr(path.c_str(), ChecksumAttribute::kName, written.data(), written.size(), 0), 0);
+  const auto unknown = handle_->Read(path, View(bytes), {.verify = true});
+  EXPECT_EQ(unknown.error().error_number, ENODATA);
+  EXPECT_NE(unknown.error().what.find("is of version 2, which this library does not know"), std::string::npos)
+      << unknown.error().what;
 }
 
 TEST_F(VerifyTest, StridedTensorsAndManyFilesHaveThemToo) {

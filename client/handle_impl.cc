@@ -1,0 +1,265 @@
+#include "client/handle_impl.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/lease_target.h"
+#include "client/operation_plan.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+// Slices begin on blocks of the file, so that no block is written by two threads.
+constexpr uint64_t kSliceUnit = kBlockSize;
+
+// A lease costs its round trips to the mount; below this they are dearer than what it spares.
+constexpr uint64_t kLeaseFrom = 4 * kMiB;
+
+// Bounce buffers of all rings together, and the least that one has.
+constexpr size_t kBounces = 32;
+constexpr size_t kLeastBounces = 8;
+
+// The same for GPUs, whose copies run beside the transfers, and cuFile's threads, each with one transfer at a time.
+constexpr size_t kDeviceBounces = 64;
+constexpr size_t kCufileThreads = 16;
+constexpr size_t kLeastCufileThreads = 2;
+
+IoError Forked(const std::string& path, uint64_t offset) {
+  return {EPERM, "this handle belongs to the process that forked this one; make a new handle here", path, offset};
+}
+
+IoError InCallback(const std::string& path, uint64_t offset) {
+  return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
+}
+
+// Where a write without an offset begins on a descriptor.
+uint64_t DefaultOffset(int descriptor) {
+  const int flags = fcntl(descriptor, F_GETFL);
+  struct stat status{};
+  if (flags < 0 || (flags & O_APPEND) == 0 || fstat(descriptor, &status) != 0) return 0;
+  return static_cast<uint64_t>(status.st_size);
+}
+
+template <typename Options>
+Handle::Impl::Wish CommonWish(const FileName& file, const MemoryView& memory, const Options& options) {
+  Handle::Impl::Wish wish;
+  wish.file.path = file.path;
+  wish.file.descriptor = file.descriptor;
+  wish.memory = memory;
+  wish.progress = options.progress;
+  wish.own_errors = options.own_errors;
+  return wish;
+}
+
+}  // namespace
+
+uint64_t Account::Begin() {
+  MutexLock lock(mutex_);
+  pending_.insert(next_);
+  return next_++;
+}
+
+void Account::End(uint64_t number, const IoError* error, bool own_errors) {
+  MutexLock lock(mutex_);
+  pending_.erase(number);
+  if (error == nullptr) {
+    ++completed_.count;
+  } else if (!own_errors) {
+    ++completed_.failed;
+    if (completed_.errors.size() < Handle::kMaxErrors) completed_.errors.push_back(*error);
+  }
+  changed_.notify_all();
+}
+
+Handle::Completed Account::Wait() {
+  MutexLock lock(mutex_);
+  const uint64_t until = next_;
+  while (!pending_.empty() && *pending_.begin() < until) changed_.wait(lock.native());
+  return std::exchange(completed_, {});
+}
+
+size_t Account::pending() const {
+  MutexLock lock(mutex_);
+  return pending_.size();
+}
+
+Handle::Impl::~Impl() {
+  for (const auto& ring : rings_) ring->BeginStop();
+  for (const auto& ring : rings_) ring->Stop();
+}
+
+IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
+  direct_ = options.direct;
+  gpu_mode_ = options.gpu;
+  cufile_library_ = options.cufile_library;
+  if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
+  const size_t rings = options.intra_op_parallelism;
+  const RingOptions ring{.block_size = options.block_size,
+                         .queue_depth = options.queue_depth,
+                         .single_submit = options.single_submit,
+                         .overlap_events = options.overlap_events,
+                         .bounces = std::max(kBounces / rings, kLeastBounces),
+                         .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
+                                    .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
+  for (size_t i = 0; i < rings; ++i) {
+    ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
+    rings_.push_back(std::move(made));
+  }
+  return {};
+}
+
+IoResult<void> Handle::Impl::AddChecksums(Wish& wish) {
+  if (wish.file.direction == Operation::Direction::kWrite && !wish.file.whole_file) {
+    return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
+                   wish.file.offset};
+  }
+  if (wish.memory.on_device()) {
+    return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
+                   wish.file.offset};
+  }
+  const bool writes = wish.file.direction == Operation::Direction::kWrite;
+  const std::string path =
+      wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
+  wish.file.checksums = std::make_shared<ChecksumAttribute>(writes, path, wish.memory, wish.file.offset);
+  return {};
+}
+
+IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helped) {
+  if (forked()) return Forked(wish.file.path, wish.file.offset);
+  wish.file.size = wish.memory.size();
+  std::shared_ptr<Gpu> gpu;
+  if (wish.memory.on_device() && wish.memory.size() > 0) {
+    ASSIGN_OR_RETURN(gpu, TheGpu());
+  }
+  if (wish.checked) RETURN_IF_ERROR(AddChecksums(wish));
+  // A lease wants checksums of the blocks, which cuFile never shows to the host.
+  const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
+  ASSIGN_OR_RETURN(auto target, wish.target != nullptr ? IoResult<std::unique_ptr<Target>>(std::move(wish.target))
+                                                       : OpenTarget(wish.file, may_lease));
+  std::shared_ptr<DeviceMemory> device;
+  if (gpu != nullptr) {
+    ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
+  }
+  if (target->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
+  Operation::Plan plan{.direction = wish.file.direction,
+                       .target = std::move(target),
+                       .memory = std::move(wish.memory),
+                       .device = std::move(device),
+                       .offset = wish.file.offset,
+                       .progress = std::move(wish.progress)};
+  if (wish.counted) {
+    plan.finished = [account = account_, number = account_->Begin(),
+                     own = wish.own_errors](const IoError* error) { account->End(number, error, own); };
+  }
+  auto operation = std::make_shared<Operation>(std::move(plan));
+  HandOut(operation, helped);
+  return operation;
+}
+
+IoResult<void> Handle::Impl::BeginAndHelp(Wish wish) {
+  if (Operation::CallbackScope::active()) return InCallback(wish.file.path, wish.file.offset);
+  Ring* ring = nullptr;
+  ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
+  if (ring != nullptr) ring->Help(*operation);
+  if (auto error = operation->error()) return *std::move(error);
+  return {};
+}
+
+IoResult<void> Handle::Impl::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
+                                 Progress progress) {
+  Wish wish;
+  wish.file.path = target->path();
+  wish.file.direction = direction;
+  wish.target = std::move(target);
+  wish.memory = std::move(memory);
+  wish.progress = std::move(progress);
+  return BeginAndHelp(std::move(wish));
+}
+
+IoResult<void> Handle::Impl::CheckMayWait(const std::string& path) const {
+  if (forked()) return Forked(path, 0);
+  if (Operation::CallbackScope::active()) return InCallback(path, 0);
+  return {};
+}
+
+IoResult<std::shared_ptr<Gpu>> Handle::Impl::TheGpu() {
+  const MutexLock lock(gpu_mutex_);
+  if (gpu_ == nullptr) {
+    ASSIGN_OR_RETURN(gpu_, Gpu::Open(gpu_mode_, cufile_library_));
+  }
+  return gpu_;
+}
+
+std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
+  const MutexLock lock(gpu_mutex_);
+  return gpu_;
+}
+
+IoResult<std::unique_ptr<Target>> Handle::Impl::OpenTarget(const FileTarget::Options& options, bool may_lease) {
+  ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
+  const bool wanted =
+      direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
+  if (!wanted || options.size == 0) return file;
+  auto leased = LeaseTarget::Open(file, options, connections_);
+  if (!leased.has_value() && direct_ == Direct::kAuto) return file;
+  return leased;
+}
+
+void Handle::Impl::HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {
+  const uint64_t size = operation->size();
+  const uint64_t start = operation->offset();
+  std::vector<uint64_t> borders{0};
+  for (size_t i = 1; i <= rings_.size(); ++i) {
+    // size * i / rings, of which the product might not fit.
+    const uint64_t share = size / rings_.size() * i + size % rings_.size() * i / rings_.size();
+    const uint64_t border =
+        i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
+    if (border > borders.back()) borders.push_back(border);
+  }
+  const size_t slices = borders.size() - 1;
+  if (slices == 0) return operation->Complete();
+  operation->SetSlices(slices);
+  // Small operations take turns on the rings.
+  const size_t first =
+      slices == rings_.size() ? 0 : next_ring_.fetch_add(slices, std::memory_order_relaxed);
+  if (helped != nullptr) *helped = rings_[first % rings_.size()].get();
+  for (size_t i = slices; i > 0; --i) {
+    rings_[(first + i - 1) % rings_.size()]->Enqueue(operation, borders[i - 1], borders[i],
+                                                     helped == nullptr || i > 1);
+  }
+}
+
+IoResult<Handle::Impl::Wish> Handle::Impl::WishToRead(const FileName& file, const MemoryView& memory,
+                                                      const ReadOptions& options) {
+  if (memory.may_overlap()) {
+    return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
+                   options.offset};
+  }
+  Wish wish = CommonWish(file, memory, options);
+  wish.file.direction = Operation::Direction::kRead;
+  wish.file.offset = options.offset;
+  wish.checked = options.verify;
+  return wish;
+}
+
+Handle::Impl::Wish Handle::Impl::WishToWrite(const FileName& file, const MemoryView& memory,
+                                             const WriteOptions& options) {
+  const bool by_path = file.descriptor < 0;
+  const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
+  Wish wish = CommonWish(file, memory, options);
+  wish.file.direction = Operation::Direction::kWrite;
+  wish.file.offset = options.offset.value_or(standard);
+  wish.file.whole_file = by_path && !options.offset;
+  wish.file.atomic = options.atomic;
+  wish.file.durable = options.durable;
+  wish.checked = options.checksum;
+  return wish;
+}
+
+}  // namespace weightfs::client

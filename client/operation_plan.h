@@ -1,0 +1,25 @@
+// What an Operation is made of; operation.h is for the users of a Handle.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "client/memory_view.h"
+#include "client/operation.h"
+#include "client/target.h"
+
+namespace weightfs::client {
+
+struct Operation::Plan {
+  Direction direction;
+  std::unique_ptr<Target> target;
+  MemoryView memory;
+  std::shared_ptr<DeviceMemory> device = {};                         // for memory of a GPU
+  uint64_t offset = 0;                                               // in the file
+  std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
+  // The handle's account; called once, under the operation's lock. Null: success.
+  std::function<void(const IoError* error)> finished = {};
+};
+
+}  // namespace weightfs::client

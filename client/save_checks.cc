@@ -1,0 +1,120 @@
+#include "client/save_checks.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/capability.h>
+#include <linux/stat.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <unordered_set>
+
+#include "client/file_limit.h"
+#include "common/result.h"
+#include "lease/protocol.h"
+
+namespace weightfs::client {
+namespace {
+
+constexpr size_t kLongestName = 255;
+
+bool HasCapability(unsigned capability) {
+  __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+  std::array<__user_cap_data_struct, _LINUX_CAPABILITY_U32S_3> sets{};
+  if (syscall(SYS_capget, &header, sets.data()) != 0) return false;
+  return (sets[CAP_TO_INDEX(capability)].effective & CAP_TO_MASK(capability)) != 0;
+}
+
+// An errno, or 0.
+int WhyNotReplaceable(const struct statx& folder, const struct statx& old) {
+  constexpr uint64_t kGuarded = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND;
+  if (S_ISDIR(old.stx_mode)) return EISDIR;
+  if ((old.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) return EBUSY;
+  if (((old.stx_attributes | folder.stx_attributes) & kGuarded) != 0) return EPERM;
+  const bool sticky = (folder.stx_mode & S_ISVTX) != 0;
+  const bool ours = old.stx_uid == geteuid() || folder.stx_uid == geteuid();
+  return sticky && !ours && !HasCapability(CAP_FOWNER) ? EPERM : 0;
+}
+
+}  // namespace
+
+IoError FailedAt(const std::string& path, const char* action, int error_number) {
+  return {error_number, fmt::format("{}: {}: {}", path, action, std::strerror(error_number)), path};
+}
+
+IoResult<void> CheckNames(const std::string& directory, std::span<const NamedMemory> files) {
+  std::unordered_set<std::string_view> seen;
+  for (const auto& [name, memory] : files) {
+    const bool possible = !name.empty() && name != "." && name != ".." && name.size() <= kLongestName &&
+                          name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
+    if (!possible) {
+      return IoError{EINVAL, fmt::format("'{}' cannot be the name of a file in {}", name, directory), directory};
+    }
+    if (!seen.insert(name).second) {
+      return IoError{EINVAL, fmt::format("the name '{}' is there twice", name), directory + "/" + name};
+    }
+  }
+  return {};
+}
+
+IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const NamedMemory> files) {
+  Descriptor folder(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder) return FailedAt(directory, "cannot open the directory", errno);
+  if (faccessat(folder.get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
+    return FailedAt(directory, "no files can be made in the directory", errno);
+  }
+  const uint64_t limit = FileSizeLimit();
+  for (const auto& [name, memory] : files) {
+    if (memory.size() <= limit) continue;
+    const std::string path = directory + "/" + name;
+    return IoError{EFBIG, fmt::format("{}: {} bytes are more than the process's limit of {} (RLIMIT_FSIZE)", path,
+                                      memory.size(), limit),
+                   path};
+  }
+  return folder;
+}
+
+IoResult<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files) {
+  if (files.size() > lease::kMaximumFiles) {
+    return IoError{EINVAL, fmt::format("{}: {} files: one commit takes {} at most; save them in several calls",
+                                       directory, files.size(), lease::kMaximumFiles),
+                   directory};
+  }
+  uint64_t body = sizeof(lease::CommitManyRequest);
+  for (const auto& [name, memory] : files) {
+    const uint64_t blocks = memory.size() / lease::kBlock + (memory.size() % lease::kBlock != 0 ? 1 : 0);
+    body += sizeof(lease::FileEntry) + name.size() + 1 + blocks * sizeof(uint32_t);
+  }
+  if (body <= lease::kMaximumBody) return {};
+  return IoError{EINVAL, fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; "
+                                     "save them in several calls",
+                                     directory, files.size(), body, lease::kMaximumBody),
+                 directory};
+}
+
+IoResult<void> CheckReplaceable(const Descriptor& folder, const std::string& directory,
+                                std::span<const NamedMemory> files) {
+  constexpr unsigned kWanted = STATX_TYPE | STATX_MODE | STATX_UID;
+  struct statx around{};
+  if (statx(folder.get(), "", AT_EMPTY_PATH, kWanted, &around) != 0) {
+    return FailedAt(directory, "cannot look at the directory", errno);
+  }
+  for (const auto& file : files) {
+    struct statx old{};
+    int why = 0;
+    if (statx(folder.get(), file.name.c_str(), AT_SYMLINK_NOFOLLOW, kWanted, &old) == 0) {
+      why = WhyNotReplaceable(around, old);
+    } else if (errno != ENOENT) {
+      why = errno;
+    }
+    if (why != 0) return FailedAt(directory + "/" + file.name, "no file can take this place", why);
+  }
+  return {};
+}
+
+}  // namespace weightfs::client

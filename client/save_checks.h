@@ -1,0 +1,31 @@
+// What can be known of a SaveMany before it changes anything.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "client/descriptor.h"
+#include "client/error.h"
+#include "client/handle.h"
+
+namespace weightfs::client {
+
+// EINVAL for a name that is none of a file, or that is there twice.
+IoResult<void> CheckNames(const std::string& directory, std::span<const NamedMemory> files);
+
+// The directory, open. Whether new files may be made in it: EROFS, EACCES; a lease asks nobody else for that. EFBIG for
+// files beyond the process's limit.
+IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const NamedMemory> files);
+
+// EINVAL for more than one commit takes.
+IoResult<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files);
+
+// Whether rename(2) may put a file in the place of each: EISDIR, EPERM (in sticky directories, and for files that are
+// immutable or append-only), EBUSY (mounted).
+IoResult<void> CheckReplaceable(const Descriptor& folder, const std::string& directory,
+                                std::span<const NamedMemory> files);
+
+// "PATH: ACTION: the errno's words".
+IoError FailedAt(const std::string& path, const char* action, int error_number);
+
+}  // namespace weightfs::client

@@ -1,0 +1,78 @@
+"""What the methods of a handle are given, as the native side takes it."""
+
+import contextlib
+import errno
+import functools
+import glob
+import os
+import sys
+
+from weightfs._future import with_label
+
+
+class _Whole(int):
+    """The default of `file_offset` in a write: 0 like any other 0, and still known from one that was given."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        return "0"
+
+
+WHOLE = _Whole(0)
+DEFAULTS = (None, False, False, False)   # of a write: progress, durable, atomic, checksum
+
+
+def one_of(filename, fd):
+    if (filename is None) == (fd is None):
+        raise TypeError("either a filename or an fd is needed")
+    return filename if fd is None else fd
+
+
+def async_and_offset(method, arguments, keywords, offset):
+    names = ("async", "file_offset")
+    given = dict(zip(names, arguments))
+    if len(arguments) > len(names) or set(keywords) - set(names) or set(keywords) & set(given):
+        raise TypeError(f"{method}(buffer, filename, validate, async, file_offset=0) got other arguments")
+    given |= keywords
+    if "async" not in given:
+        raise TypeError(f"{method}() misses the argument 'async'")
+    return given["async"], given.get("file_offset", offset)
+
+
+def name_of(file):
+    return file if isinstance(file, int) else os.fsencode(file)
+
+
+def written_offset(offset):
+    """None for the native side when the caller gave none: the whole file."""
+    return None if offset is WHOLE else checked(offset)
+
+
+def checked(offset):
+    if offset < 0:
+        raise ValueError(f"file_offset is {offset}: it cannot be negative")
+    return offset
+
+
+@contextlib.contextmanager
+def labelled(memory):
+    try:
+        yield
+    except OSError as error:
+        raise with_label(error, memory)
+
+
+def os_error(number, text, filename, memory):
+    error = OSError(number, text, filename if isinstance(filename, int) else os.fspath(filename))
+    error.offset = 0
+    return with_label(error, memory)
+
+
+@functools.cache
+def find_cufile():
+    """A path of cuFile's library in the packages that bring it for torch; "" when there is none."""
+    for folder in filter(None, sys.path):
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", "libcufile.so.0"))):
+            return path
+    return ""

@@ -1,0 +1,107 @@
+"""How a file is saved: written beside the old one and renamed over it, or written over it where that cannot be."""
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+
+from weightfs._stream import MODE_OF_NEW_FILES, DirectWriter, the_handle
+
+_TEMPORARY_NAME = 200   # bytes of a file's name that its temporary file's name begins with
+
+
+@contextlib.contextmanager
+def writing(path, handle, durable, atomic):
+    """A DirectWriter for the block. atomic: until the block has ended without an error the file is the old one, also when
+    the process is killed. Otherwise, and for what cannot be replaced, it has no head until then (see DirectWriter), and
+    an error leaves it empty."""
+    path = os.fsdecode(path)
+    replaced = _replaced(path) if atomic else None
+    name = _temporary_beside(path, replaced) if replaced is not None else None
+    with the_handle(handle) as used:
+        stream = None
+        try:
+            stream = DirectWriter(name or path, used, head_last=name is None)
+            yield stream
+            stream.complete(durable)
+            stream.close()
+            if name is not None:
+                os.replace(name, replaced)
+            if durable:
+                _sync_folder(replaced or path)
+        except BaseException:
+            if stream is not None:
+                stream.abandon()
+            if name is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(name)
+            raise
+
+
+def _replaced(path):
+    """The name that a new file takes, behind all symbolic links. None for what is no regular file, and for files that
+    cannot be replaced where they lie. The error of open(2) for a file that may not be written."""
+    target = os.path.realpath(path)
+    try:
+        old = os.stat(path)
+    except FileNotFoundError:
+        return target
+    if not stat.S_ISREG(old.st_mode):
+        return None
+    os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    try:
+        folder, found = os.stat(os.path.dirname(target)), os.stat(target)
+    except OSError:
+        return None   # /proc/self/fd/3 of a file that was deleted
+    mounted = old.st_dev != folder.st_dev
+    guarded = folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, old.st_uid)
+    return None if mounted or guarded or not os.path.samestat(old, found) else target
+
+
+def _temporary_beside(path, target):
+    """None where a directory takes no new file and the old one can be written."""
+    folder, base = os.path.split(target)
+    start = os.fsdecode(os.fsencode(base)[:_TEMPORARY_NAME])
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{start}.weightfs-", dir=folder)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and os.path.exists(target):
+            return None
+        error.filename = path
+        raise
+    try:
+        _take_over(descriptor, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+    finally:
+        os.close(descriptor)
+    return name
+
+
+def _take_over(descriptor, target):
+    """The mode, and the owner and group as far as the process may give them."""
+    try:
+        old = os.stat(target)
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        os.fchmod(descriptor, MODE_OF_NEW_FILES & ~mask)
+        return
+    new = os.fstat(descriptor)
+    for owner in (old.st_uid, -1):
+        if (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid):
+            break
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, owner, old.st_gid)
+            break
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _sync_folder(path):
+    descriptor = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

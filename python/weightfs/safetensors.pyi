@@ -1,0 +1,13 @@
+from collections.abc import Mapping
+from os import PathLike
+
+import torch
+
+from weightfs import aio_handle
+
+_Path = str | bytes | PathLike[str] | PathLike[bytes]
+
+def save_file(tensors: Mapping[str, torch.Tensor], path: _Path, metadata: Mapping[str, str] | None = None, *,
+              handle: aio_handle | None = None, durable: bool = False, atomic: bool = True) -> None: ...
+def load_file(path: _Path, *, handle: aio_handle | None = None,
+              device: str | torch.device | int = "cpu") -> dict[str, torch.Tensor]: ...

@@ -1,0 +1,77 @@
+"""Programs that are built with libweightfs as it is installed: what the README shows, and what the library shows them."""
+
+import os
+import re
+import shutil
+
+import pytest
+
+from harness import needs, process
+from harness.filesystems import REPOSITORY, program
+
+pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.program("c++", "pkg-config", "nm")]
+CMAKE = next(filter(None, (shutil.which("cmake", path=f"{REPOSITORY}/.venv/bin"), shutil.which("cmake"))), None)
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    build = program().parent.parent
+    if CMAKE is None or not (build / "cmake_install.cmake").exists():
+        pytest.skip("needs cmake and the build folder of the program")
+    place = tmp_path_factory.mktemp("prefix")
+    process.run([CMAKE, "--install", build, "--prefix", place])
+    return place
+
+
+def installed(prefix, name):
+    return next(prefix.rglob(name))
+
+
+def example(language):
+    return re.search(rf"## From C\+\+.*?```{language}\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+
+
+def run_example(prefix, binary, work):
+    library = installed(prefix, "libweightfs.so").parent
+    done = process.run(["env", f"LD_LIBRARY_PATH={library}", binary, work / "tensor"])
+    assert done.out == "the same\n" and (work / "tensor").stat().st_size == 12_000_000
+
+
+@pytest.mark.limit(300)
+def test_the_example_is_built_by_cmake(prefix, tmp_path, work):
+    (tmp_path / "program.cc").write_text(example("cpp"))
+    (tmp_path / "CMakeLists.txt").write_text(example("cmake"))
+    process.run([CMAKE, "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"], limit=100)
+    process.run([CMAKE, "--build", tmp_path / "build"], limit=200)
+    run_example(prefix, tmp_path / "build/program", work)
+
+
+@pytest.mark.limit(300)
+def test_the_example_is_built_with_pkg_config(prefix, tmp_path, work):
+    (tmp_path / "program.cc").write_text(example("cpp"))
+    package = installed(prefix, "weightfs.pc").parent
+    flags = process.run(["env", f"PKG_CONFIG_PATH={package}", "pkg-config", "--cflags", "--libs", "weightfs"]).out.split()
+    process.run(["c++", "-std=c++20", tmp_path / "program.cc", "-o", tmp_path / "program", *flags], limit=200)
+    run_example(prefix, tmp_path / "program", work)
+
+
+@pytest.mark.limit(300)
+def test_every_installed_header_stands_alone(prefix, tmp_path):
+    include = installed(prefix, "handle.h").parents[2]
+    headers = sorted(path.relative_to(include) for path in include.rglob("*.h"))
+    assert len(headers) >= 7
+    for header in headers:
+        # Macros of ours that programs did not ask for would change theirs.
+        (tmp_path / "alone.cc").write_text(f"#include <{header}>\n#if defined(GUARDED_BY) || defined(REQUIRES) || "
+                                           "defined(EXCLUDES) || defined(RETURN_IF_ERROR)\n#error macros\n#endif\n")
+        process.run(["c++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{include}",
+                     f"-I{include}/weightfs", tmp_path / "alone.cc"], limit=100)
+
+
+def test_the_library_shows_its_interface_alone(prefix):
+    library = installed(prefix, "libweightfs.so")
+    assert re.fullmatch(r"libweightfs\.so\.(0\.\d+|[1-9]\d*)", os.readlink(library))
+    names = [line.split(maxsplit=2)[2] for line in process.run(["nm", "-DC", "--defined-only", library]).out.splitlines()]
+    shown = {re.match(r"weightfs::client::(\w+)", name)[1] for name in names}
+    assert shown == {"FindLocked", "Handle", "IsLocked", "LockedMemory", "MemoryView", "Operation"}
+    assert not [name for name in names if "Impl::" in name or "Ring" in name]

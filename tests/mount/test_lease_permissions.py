@@ -1,0 +1,52 @@
+"""Saving by a lease of a directory asks its permissions: a ticket is given for any directory that can be opened."""
+
+import ctypes
+import errno
+import os
+import struct
+
+import pytest
+
+from harness import needs, process
+from harness.users import OTHER, call_as
+
+weightfs = pytest.importorskip("weightfs")
+pytest.importorskip("weightfs._native")
+pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root]
+STORE_SIZE = "64M"
+CAPABILITIES_3 = 0x20080522   # _LINUX_CAPABILITY_VERSION_3
+
+
+def save(folder, direct="require"):
+    with weightfs.aio_handle(direct=direct) as handle:
+        handle.save_many({"a": b"new"}, folder)
+
+
+@pytest.mark.parametrize("direct", ["require", "auto", "never"])
+def test_a_read_only_bind_mount_takes_no_files(work, scratch, direct):
+    place = scratch / f"bound-{direct}"
+    place.mkdir()
+    process.run(["mount", "--bind", work, place])
+    try:
+        save(place, direct)
+        process.run(["mount", "-o", "remount,bind,ro", place])
+        with pytest.raises(OSError) as caught:
+            save(place, direct)
+        assert caught.value.errno == errno.EROFS
+    finally:
+        process.run(["umount", place])
+    assert os.listdir(work) == ["a"]
+
+
+def test_root_without_its_capabilities_is_a_user_like_others(work):
+    def save_without_capabilities():
+        header, sets = struct.pack("Ii", CAPABILITIES_3, 0), struct.pack("6I", 0, 0, 0, 0, 0, 0)
+        assert ctypes.CDLL(None).capset(header, sets) == 0
+        save(work)
+
+    os.chmod(work, 0o555)
+    os.chown(work, OTHER, OTHER)
+    with pytest.raises(PermissionError):
+        call_as(None, save_without_capabilities)
+    call_as(None, save, work)
+    assert os.listdir(work) == ["a"]

@@ -14,6 +14,7 @@ weightfs = pytest.importorskip("weightfs")
 pytest.importorskip("weightfs._native")
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root]
 STORE_SIZE = "64M"
+MOUNT_OPTIONS = "allow_other"
 CAPABILITIES_3 = 0x20080522   # _LINUX_CAPABILITY_VERSION_3
 
 
@@ -50,3 +51,22 @@ def test_root_without_its_capabilities_is_a_user_like_others(work):
         call_as(None, save_without_capabilities)
     call_as(None, save, work)
     assert os.listdir(work) == ["a"]
+
+
+def test_a_file_that_may_not_be_read_is_named_and_the_others_are_loaded(work):
+    def load():
+        buffers = {"a": bytearray(5), "b": bytearray(5)}
+        with weightfs.aio_handle() as handle:
+            try:
+                handle.load_many(buffers, work)
+            except OSError as error:
+                return {name: each.errno for name, each in error.errors.items()}, buffers
+        return {}, buffers
+
+    for name in ("a", "b"):
+        (work / name).write_bytes(b"12345")
+        os.chmod(work / name, 0o644)
+    os.chmod(work / "b", 0)
+    errors, buffers = call_as(OTHER, load)
+    assert errors == {"b": errno.EACCES} and buffers["a"] == b"12345"
+    assert call_as(None, load)[0] == {}

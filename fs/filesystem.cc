@@ -84,10 +84,10 @@ void Filesystem::DropHandle(uint64_t number) {
   store_.CloseFile(handle->inode);
 }
 
-void Filesystem::ClearPrivileges(const InodePtr& inode) {
-  const Result<bool> cleared = store_.ClearPrivileges(inode);
+void Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  const Result<bool> cleared = store_.ClearPrivileges(inode, set_ids);
   if (!cleared.has_value()) {
-    spdlog::error("inode {}: its set-id bits could not be taken away: {}", inode->id.value, ToString(cleared.error()));
+    spdlog::error("inode {}: its privileges could not be taken away: {}", inode->id.value, ToString(cleared.error()));
   } else if (*cleared) {
     constexpr off_t kAttributesOnly = -1;
     fuse_lowlevel_notify_inval_inode(session, inode->id.value, kAttributesOnly, 0);
@@ -105,6 +105,10 @@ void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
   // ENOENT: the kernel does not have the inode, so neither its pages.
   if (status != 0 && status != -ENOENT)
     spdlog::error("the kernel did not drop cached pages of inode {} (error {})", ino.value, -status);
+}
+
+void Filesystem::TakeMappedChanges(InodeId ino) {
+  if (page_cache_.MayHoldChanges(ino)) DropPages(ino, 0, 0);   // The kernel sends changed ones to the receivers first.
 }
 
 void Filesystem::ChangedPastKernel(InodeId ino) {

@@ -150,8 +150,7 @@ Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token
 }
 
 Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length) {
-  // What a shared mapping has changed comes first; the kernel sends it to the receivers.
-  if (filesystem_.page_cache().MayHoldChanges(inode->id)) filesystem_.DropPages(inode->id, 0, 0);
+  filesystem_.TakeMappedChanges(inode->id);
   return filesystem_.store().LeaseRead(inode, offset, length);
 }
 
@@ -254,8 +253,10 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, true));
   DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
+  // Pages that were changed before would otherwise be written over what is committed.
+  filesystem_.TakeMappedChanges(inode->id);
+  filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0);
   RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
-  if (request.connection->peer().uid != 0) filesystem_.ClearPrivileges(inode);
   filesystem_.ChangedPastKernel(inode->id);
   SendWhenDurable(request, inode, asked.durable != 0);
   return {};
@@ -268,7 +269,6 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   if (!body.Take(&asked) || asked.files > lease::kMaximumFiles || !body.Take(asked.files, &entries)) return Malformed();
   std::vector<DirectFile> files;
   uint64_t blocks = 0;
-  request.failed = asked.files;
   for (const lease::FileEntry& entry : entries) {
     DirectFile& file = files.emplace_back(DirectFile{{}, entry.size});
     if (entry.size > kMaximumFileSize || !body.TakeText(&file.name)) return Malformed();
@@ -281,7 +281,7 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   size_t failed = files.size();
   const auto published = filesystem_.store().Publish(directory, request.connection->peer(), asked.mode, files,
                                                      checksums, std::move(grant), &failed);
-  request.failed = failed;
+  if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
   filesystem_.DropEntries(directory->id, files);
   SendWhenDurable(request, directory, asked.durable != 0);

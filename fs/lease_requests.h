@@ -42,7 +42,7 @@ class LeaseRequests {
     LeaseConnectionPtr connection;
     lease::Kind kind{};
     int error = 0;        // an errno that no ErrorCode says; goes before the error's own
-    uint64_t failed = 0;  // of kCommitMany: the entry at fault
+    uint64_t failed = lease::kNoEntry;   // of kCommitMany: the entry at fault
   };
 
   // Each answers, or gives the error to answer with.

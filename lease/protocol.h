@@ -21,6 +21,7 @@ inline constexpr uint64_t kMaximumBody = 1ULL << 30;   // bytes, of a memfd
 inline constexpr uint32_t kMaximumDevices = 64;
 inline constexpr uint64_t kMaximumFiles = 1 << 17;     // of one kReadMany or kCommitMany
 inline constexpr uint64_t kToEnd = UINT64_MAX;
+inline constexpr uint64_t kNoEntry = UINT64_MAX;
 
 // Random; good for as long as the descriptor it was asked by is open, for the user who asked.
 using Token = std::array<uint8_t, 16>;
@@ -126,7 +127,7 @@ struct FileEntry {
   uint64_t size = 0;        // bytes
 };
 struct CommitManyAnswer {
-  uint64_t failed = 0;      // with an error: the index of the entry that caused it, or the number of entries
+  uint64_t failed = 0;      // with an error: the index of the entry that caused it; kNoEntry: none of them did
 };   // with an error the text follows it
 
 }  // namespace weightfs::lease

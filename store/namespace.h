@@ -87,6 +87,8 @@ class Namespace {
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
   Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
   Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
+  // Takes the file capabilities away, where there are any.
+  Result<void> RemoveCapabilities(InodeId ino);
 
   // One more open handle / one less; the last one of an inode without links and without lookups deletes it.
   Result<InodePtr> Open(InodeId ino);

@@ -153,16 +153,21 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
   return p_->names->SetAttributes(ino, change);
 }
 
-Result<bool> Store::ClearPrivileges(const InodePtr& inode) {
-  AttributeChange change;
+Result<bool> Store::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  uint32_t mode, kept, flags;
   {
     MutexLock lock(inode->mutex);
-    const uint32_t mode = inode->attributes.mode;
-    uint32_t kept = mode & ~static_cast<uint32_t>(S_ISUID);
-    if ((mode & S_IXGRP) != 0) kept &= ~static_cast<uint32_t>(S_ISGID);
-    if (kept == mode) return false;
-    change.mode = kept & 07777;
+    flags = inode->attributes.flags;
+    mode = kept = inode->attributes.mode;
   }
+  if ((flags & kInodeHasAttributes) != 0) RETURN_IF_ERROR(p_->names->RemoveCapabilities(inode->id));
+  if (set_ids) {
+    kept &= ~static_cast<uint32_t>(S_ISUID);
+    if ((mode & S_IXGRP) != 0) kept &= ~static_cast<uint32_t>(S_ISGID);
+  }
+  if (kept == mode) return false;
+  AttributeChange change;
+  change.mode = kept & 07777;
   ASSIGN_OR_RETURN(const Attributes after, SetAttributes(inode->id, change));
   return after.mode != 0;
 }
@@ -228,14 +233,14 @@ void Store::DropCached(const InodePtr& inode) {
 Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
   RETURN_IF_ERROR(CheckWritable());
   WriteBatch batch(*p_->write_back);
-  return p_->files->Write(inode, offset, data, holder, &batch);
+  return p_->files->Write(inode, offset, data, holder, WriteReach::kAnywhere, &batch);
 }
 
 void Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
-                  const std::function<void(Result<void>)>& accepted) {
+                  WriteReach reach, const std::function<void(Result<void>)>& accepted) {
   WriteBatch batch(*p_->write_back);
   Result<void> result = CheckWritable();
-  if (result) result = p_->files->Write(inode, offset, data, holder, &batch);
+  if (result) result = p_->files->Write(inode, offset, data, holder, reach, &batch);
   accepted(std::move(result));
 }
 

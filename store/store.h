@@ -61,9 +61,9 @@ class Store {
   // Every change; a size goes through truncation first.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
-  // Takes set-user-id, and set-group-id of a file its group may execute, away, as a write by somebody without the
-  // right to them does. True when there was something to take.
-  Result<bool> ClearPrivileges(const InodePtr& inode);
+  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
+  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
+  Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
   // Open files. O_TRUNC is Truncate(…, 0) with `replace`: the old content stays what a crash shows until the new one
   // is committed (at close, at fsync, or after 30 s).
@@ -84,9 +84,9 @@ class Store {
   // the memory of `data`: where data.data() == holder.data() + offset % kBlockSize, the store keeps the buffer instead
   // of copying; it may write to what lies before `data`, and nobody else may change any of it again.
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
-  // The same; `accepted` runs in the call as soon as the data is the store's, before its checksums are computed and it is
-  // sent to a device.
-  void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
+  // The same, as far as `reach` lets it; `accepted` runs in the call as soon as the data is the store's, before its
+  // checksums are computed and it is sent to a device.
+  void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder, WriteReach reach,
              const std::function<void(Result<void>)>& accepted);
   // Runs `next` when fewer than `limit` bytes are on their way to the devices: in the call, or on a completion thread.
   void WhenWritesBelow(ByteCount limit, std::function<void()> next);

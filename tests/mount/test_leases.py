@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import mmap
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import lease_client
 from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from harness.users import NOBODY, OTHER, call_as
-from lease_client import BLOCK, COMMIT, Lease, Refused, crc32c, read_direct, ticket, write_direct, write_many
+from lease_client import BLOCK, COMMIT, Lease, Refused, crc32c, read_direct, ticket, write_direct, write_many, write_opened
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 STORE_SIZE = "64M"
@@ -95,12 +96,60 @@ def test_reads_what_was_written_and_not_synced(work):
 
 
 def test_reads_what_a_shared_mapping_wrote(work):
-    import mmap
     with open(work / "a", "w+b") as stream:
         stream.truncate(BLOCK)
         with mmap.mmap(stream.fileno(), BLOCK) as memory:
             memory[:] = b"m" * BLOCK
             assert read_direct(work / "a") == b"m" * BLOCK
+
+
+def test_a_commit_comes_after_what_a_mapping_changed_before(work):
+    path = work / "a"
+    path.write_bytes(pattern(MIB))
+    with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), MIB) as memory:
+        memory[BLOCK:2 * BLOCK] = b"m" * BLOCK
+        write_opened(stream.fileno(), pattern(MIB, 1))   # Another open(2) would drop the pages.
+        assert os.pread(stream.fileno(), 2 * MIB, 0) == pattern(MIB, 1)
+        memory[5 * BLOCK] = 0xFF
+        memory.flush()
+    expected = bytearray(pattern(MIB, 1))
+    expected[5 * BLOCK] = 0xFF
+    assert path.read_bytes() == expected, "a later change of the mapping is in the file"
+
+
+def test_a_mapping_makes_no_file_longer_that_a_commit_cut(work):
+    path = work / "a"
+    path.write_bytes(pattern(4 * BLOCK))
+    with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), 4 * BLOCK) as memory:
+        memory[3 * BLOCK:] = b"m" * BLOCK
+        write_opened(stream.fileno(), pattern(BLOCK, 1))
+        assert path.stat().st_size == BLOCK
+    assert path.read_bytes() == pattern(BLOCK, 1)
+
+
+def test_pages_changed_while_a_commit_cuts_the_file_do_not_grow_it(work):
+    path = work / "a"
+    stop = work / "stop"
+    code = "import mmap, os, signal, sys\n" \
+           "file = os.open(sys.argv[1], os.O_RDWR)\n" \
+           "memory = mmap.mmap(file, 4 * 4096)\n" \
+           "print('mapped', flush=True)\n" \
+           "signal.signal(signal.SIGBUS, lambda *_: None)\n" \
+           "while not os.path.exists(sys.argv[2]): memory[3 * 4096] = 1 + memory[3 * 4096] % 2\n"
+    path.write_bytes(pattern(4 * BLOCK))
+    file = os.open(path, os.O_RDWR)
+    writer = subprocess.Popen([sys.executable, "-c", code, path, stop], stdout=subprocess.PIPE)
+    assert writer.stdout.readline() == b"mapped\n"
+    sizes = set()
+    for _ in range(50):
+        write_opened(file, pattern(BLOCK, 1), durable=False)
+        sizes.add(os.fstat(file).st_size)
+        os.ftruncate(file, 4 * BLOCK)
+    stop.touch()
+    writer.wait()
+    writer.stdout.close()
+    os.close(file)
+    assert sizes == {BLOCK}
 
 
 def test_holes_have_no_extents(work):
@@ -383,6 +432,44 @@ def test_set_id_bits_go_with_a_commit_of_a_user(work):
     path.chmod(0o4755)
     write_direct(path, b"y")
     assert stat.S_IMODE(path.stat().st_mode) == (0o4755 if os.geteuid() == 0 else 0o755)
+
+
+@needs.root
+def test_capabilities_go_with_a_write_and_with_a_commit(work):
+    path = work / "a"
+    capabilities = struct.pack("<IIIII", 0x02000000, 1 << 10, 0, 0, 0)   # CAP_NET_BIND_SERVICE
+
+    def gives():
+        os.setxattr(path, "security.capability", capabilities)
+
+    def has():
+        return "security.capability" in os.listxattr(path)
+
+    path.write_bytes(b"x" * BLOCK)
+    os.setxattr(path, "user.other", b"stays")
+    for change in (lambda: write_direct(path, b"y"), lambda: os.truncate(path, 1), lambda: path.write_bytes(b"z"),
+                   lambda: write_in_place(path)):
+        gives()
+        assert has()
+        change()
+        assert not has()
+    assert os.listxattr(path) == ["user.other"]
+
+
+def write_in_place(path):
+    with open(path, "r+b") as stream:
+        stream.write(b"w")
+
+
+def test_a_malformed_commit_of_many_blames_no_file(work):
+    directory = os.open(work, os.O_RDONLY)
+    token, name = ticket(directory)
+    with Lease(name) as lease:
+        lease.reserve(token, 1)
+        with pytest.raises(Refused) as caught:
+            lease.commit_many(token, [(b"a", 1)], [1, 2, 3])
+        assert (caught.value.errno, caught.value.failed) == (errno.EINVAL, (1 << 64) - 1)
+    os.close(directory)
 
 
 GARBAGE = [b"", b"x", b"\xff" * 24, bytes(24), struct.pack("=IIiIQ", 1, 1, 0, 0, 0),

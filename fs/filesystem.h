@@ -79,8 +79,9 @@ class Filesystem {
   // The data and the size of an inode were changed by others than the kernel: it shall know nothing of them any more.
   // Waits like DropPages, and takes none of our locks.
   void ChangedPastKernel(InodeId ino);
-  // The same for entries of a directory.
-  void DropEntries(InodeId directory, std::span<const DirectFile> entries);
+  // The same for entries of a directory, and for the attributes of the inodes that they led to.
+  void DropEntries(InodeId directory, std::span<const DirectFile> entries, std::span<const InodeId> replaced);
+  void DropAttributes(InodeId ino);
 
   // The direct path; null where the option direct= is off.
   LeaseServer* leases() { return leases_.get(); }

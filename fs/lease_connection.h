@@ -2,7 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,8 @@ class LeaseConnection {
   LeaseConnection(const LeaseConnection&) = delete;
   LeaseConnection& operator=(const LeaseConnection&) = delete;
 
+  using Time = std::chrono::steady_clock::time_point;
+
   int socket() const { return socket_.get(); }
   const Credentials& peer() const { return peer_; }
 
@@ -35,6 +39,21 @@ class LeaseConnection {
     grant_ = std::move(grant);
     devices_ = std::move(devices);
     ++leases_;
+  }
+  // A request of the connection is served, and is no more.
+  void BeginRequest() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    serving_ = true;
+  }
+  void EndRequest() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    serving_ = false;
+  }
+  // Since when it has had neither a lease nor a request; none while it has.
+  std::optional<Time> IdleSince() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (serving_ || devices_ != nullptr) return std::nullopt;
+    return idle_since_;
   }
   bool held() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -47,6 +66,7 @@ class LeaseConnection {
     MutexLock lock(mutex_);
     if (devices_ == nullptr) return {};
     --leases_;
+    idle_since_ = std::chrono::steady_clock::now();
     std::swap(devices, devices_);
     pin = std::move(pin_);
     return std::move(grant_);
@@ -57,6 +77,8 @@ class LeaseConnection {
   const Credentials peer_;
   std::atomic<uint64_t>& leases_;
   mutable Mutex mutex_;
+  bool serving_ GUARDED_BY(mutex_) = false;
+  Time idle_since_ GUARDED_BY(mutex_) = std::chrono::steady_clock::now();
   SpacePin pin_ GUARDED_BY(mutex_);
   SpaceGrant grant_ GUARDED_BY(mutex_);
   LeaseDevicesPtr devices_ GUARDED_BY(mutex_);   // null: there is no lease

@@ -172,12 +172,23 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
 // One file of a directory for somebody who has not opened it: what open(2) would look at is looked at here.
 Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name) {
   Namespace& names = filesystem_.names();
-  ASSIGN_OR_RETURN(const Attributes found, names.Lookup(directory->id, name));
-  if (S_ISDIR(found.mode)) return ErrorCode::kIsDirectory;
-  if (!S_ISREG(found.mode)) return ErrorCode::kInvalid;
-  ASSIGN_OR_RETURN(const InodePtr inode, filesystem_.store().inodes().Get(found.ino));
-  RETURN_IF_ERROR(names.CheckAccess(inode, peer, kMayRead));
-  return LeaseFile(inode, 0, lease::kToEnd);
+  Store& store = filesystem_.store();
+  while (true) {
+    ASSIGN_OR_RETURN(const Attributes found, names.Lookup(directory->id, name));
+    if (S_ISDIR(found.mode)) return ErrorCode::kIsDirectory;
+    if (!S_ISREG(found.mode)) return ErrorCode::kInvalid;
+    // Held as by an open descriptor: a file that is replaced meanwhile is leased as it was.
+    auto opened = store.OpenFile(found.ino, false);
+    if (!opened.has_value() && opened.error().code == ErrorCode::kStale) continue;   // What has the name now?
+    if (!opened.has_value()) return opened.error();
+    const InodePtr inode = *opened;
+    auto lease = [&]() -> Result<ReadLease> {
+      RETURN_IF_ERROR(names.CheckAccess(inode, peer, kMayRead));
+      return LeaseFile(inode, 0, lease::kToEnd);
+    }();
+    store.CloseFile(inode);
+    return lease;
+  }
 }
 
 Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
@@ -283,7 +294,7 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
                                                      checksums, std::move(grant), &failed);
   if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
-  filesystem_.DropEntries(directory->id, files);
+  filesystem_.DropEntries(directory->id, files, *published);
   SendWhenDurable(request, directory, asked.durable != 0);
   return {};
 }

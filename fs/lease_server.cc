@@ -12,6 +12,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "common/log.h"
@@ -23,6 +24,7 @@ namespace {
 constexpr unsigned kThreads = 4;            // a body of at most lease::kMaximumBody in memory for each
 constexpr size_t kMostConnections = 1024;
 constexpr int kBacklog = 128;
+constexpr int kAcceptedAtOnce = 16;         // then those who are in have their turn
 constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;   // nobody looks at a socket while a request is served
 
 Error SystemError(const char* what) {
@@ -120,20 +122,24 @@ void LeaseServer::Run() {
       spdlog::error("the lease server has stopped: epoll_wait: {}", std::strerror(errno));
       return;
     }
+    bool waiting = false;
     for (int index = 0; index < count; ++index) {
       const int source = events[index].data.fd;
       if (source == wake_.get()) return;
       if (source == listener_.get()) {
-        AcceptAll();
+        waiting = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
+        connection->BeginRequest();
         executor_->RunElsewhere([this, connection] { Serve(connection); });   // one at a time for each connection
       }
     }
+    // Last: it may end connections, and give their numbers to others.
+    if (waiting) AcceptSome();
   }
 }
 
-void LeaseServer::AcceptAll() {
-  while (true) {
+void LeaseServer::AcceptSome() {
+  for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
     auto socket = lease::Accept(listener_.get());
     if (socket.has_value()) {
       turned_away_ = false;
@@ -157,8 +163,10 @@ void LeaseServer::Accept(lease::Descriptor socket) {
   if (!peer.has_value() || !TrustsForLeases(filesystem_.options().direct, peer->uid)) return;
   const int descriptor = socket.get();
   const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_);
+  LeaseConnectionPtr dropped;   // ends without the mutex
   {
     MutexLock lock(mutex_);
+    if (connections_.size() >= kMostConnections) dropped = TakeIdleLocked();
     if (connections_.size() >= kMostConnections) {
       spdlog::warn("uid {}: no connection for leases: there are {} already", peer->uid, kMostConnections);
       return;
@@ -168,7 +176,24 @@ void LeaseServer::Accept(lease::Descriptor socket) {
   Expect(connection, EPOLL_CTL_ADD);
 }
 
+// The connection that has been without a lease for longest, if any is; it is none any more.
+LeaseConnectionPtr LeaseServer::TakeIdleLocked() {
+  auto longest = connections_.end();
+  std::optional<LeaseConnection::Time> since;
+  for (auto at = connections_.begin(); at != connections_.end(); ++at) {
+    const auto idle = at->second->IdleSince();
+    if (!idle || (since && *since <= *idle)) continue;
+    longest = at;
+    since = idle;
+  }
+  if (longest == connections_.end()) return nullptr;
+  LeaseConnectionPtr taken = std::move(longest->second);
+  connections_.erase(longest);
+  return taken;
+}
+
 void LeaseServer::Expect(const LeaseConnectionPtr& connection, int operation) {
+  connection->EndRequest();
   epoll_event event{.events = kEvents, .data = {.fd = connection->socket()}};
   if (epoll_ctl(epoll_.get(), operation, connection->socket(), &event) == 0) return;
   spdlog::error("a program's connection for leases is lost: epoll_ctl: {}", std::strerror(errno));

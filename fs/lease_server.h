@@ -46,12 +46,13 @@ class LeaseServer {
   explicit LeaseServer(Filesystem& filesystem);
   Result<void> Listen();
   void Run();
-  void AcceptAll();
+  void AcceptSome();
   void Accept(lease::Descriptor socket);
   void Serve(const LeaseConnectionPtr& connection);
   // Waits for the connection's next request, or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);
   void Drop(int socket) EXCLUDES(mutex_);
+  LeaseConnectionPtr TakeIdleLocked() REQUIRES(mutex_);
   LeaseConnectionPtr Find(int socket) EXCLUDES(mutex_);
 
   Filesystem& filesystem_;

@@ -66,6 +66,7 @@ Result<void> InodeTransaction::Commit() {
   auto written = batch_.empty() ? Result<void>() : catalog_.Write(batch_);
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
+    ++member.inode->changes;
     if (written && member.deletes) member.inode->deleted = true;
   }
   return written;

@@ -302,9 +302,9 @@ Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write
   return p_->files->CommitDirect(inode, write, std::move(grant));
 }
 
-Result<void> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                            std::span<const DirectFile> files, std::span<const uint32_t> checksums, SpaceGrant grant,
-                            size_t* failed) {
+Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                                            std::span<const DirectFile> files, std::span<const uint32_t> checksums,
+                                            SpaceGrant grant, size_t* failed) {
   *failed = files.size();
   RETURN_IF_ERROR(CheckWritable());
   BlockCount blocks;
@@ -319,10 +319,10 @@ Result<void> Store::Publish(const InodePtr& directory, const Credentials& who, u
   // The catalog may be synced at any time: the content is on stable storage before it says where.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(Wait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
-  RETURN_IF_ERROR(p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed));
+  ASSIGN_OR_RETURN(auto replaced, p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed));
   grant.Take(blocks);
   p_->space->AddUsed(static_cast<int64_t>(blocks.value));
-  return {};
+  return replaced;
 }
 
 Result<int> Store::OpenDevice(DeviceId device, bool write) {

@@ -118,11 +118,11 @@ class Store {
   // The first blocks of the grant, which hold them already, become bytes of the file, as one step; what is left of the
   // grant is free. As durable as a write; the file is as it was when this fails.
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
-  // The blocks of the grant become files of the directory: Namespace::Publish, which says what `failed` is. Waits until
-  // their content is on stable storage.
-  Result<void> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                       std::span<const DirectFile> files, std::span<const uint32_t> checksums, SpaceGrant grant,
-                       size_t* failed);
+  // The blocks of the grant become files of the directory: Namespace::Publish, which says what it returns and what
+  // `failed` is. Waits until their content is on stable storage.
+  Result<std::vector<InodeId>> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                                       std::span<const DirectFile> files, std::span<const uint32_t> checksums,
+                                       SpaceGrant grant, size_t* failed);
   // A new descriptor of a device, which holders of leases share; the caller closes it. FileDevice::OpenAgain.
   Result<int> OpenDevice(DeviceId device, bool write);
   size_t device_count() const;

@@ -108,23 +108,28 @@ void LeaseRequests::SendWhenDurable(const Request& request, const InodePtr& inod
   filesystem_.store().Sync(inode, [this, request](const Result<void>& result) { SendDone(request, result); });
 }
 
-// A descriptor of each device, shared with everybody else who has one now.
-Result<LeaseDevicesPtr> LeaseRequests::Devices(bool write) {
+// New descriptors; a writer's show for as long as there are any that he may still write.
+Result<LeaseDevicesPtr> LeaseRequests::OpenDevices(bool write, uint64_t writer) {
   Store& store = filesystem_.store();
   if (store.device_count() > lease::kMaximumDevices) {
     return Error{ErrorCode::kNotSupported, fmt::format("a store of more than {} devices has no leases",
                                                        lease::kMaximumDevices)};
   }
-  MutexLock lock(mutex_);
-  std::weak_ptr<const LeaseDevices>& shared = write ? writers_ : readers_;
-  if (LeaseDevicesPtr open = shared.lock()) return open;
   auto devices = std::make_shared<LeaseDevices>();
   for (size_t index = 0; index < store.device_count(); ++index) {
-    ASSIGN_OR_RETURN(const int descriptor, store.OpenDevice(DeviceId{static_cast<uint16_t>(index)}, write));
+    ASSIGN_OR_RETURN(const int descriptor, store.OpenDevice(DeviceId{static_cast<uint16_t>(index)}, write, writer));
     devices->emplace_back(descriptor);
   }
-  shared = devices;
   return LeaseDevicesPtr(std::move(devices));
+}
+
+// Shared with everybody else who has a lease for reading now.
+Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices() {
+  MutexLock lock(mutex_);
+  if (LeaseDevicesPtr open = readers_.lock()) return open;
+  ASSIGN_OR_RETURN(LeaseDevicesPtr devices, OpenDevices(false, 0));
+  readers_ = devices;
+  return devices;
 }
 
 Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lease::Token& token) {
@@ -159,7 +164,7 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   if (!body.Take(&asked) || !body.empty()) return Malformed();
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
   ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, false));
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(false));
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(inode, asked.offset, asked.length));
   std::vector<lease::Extent> extents;
   for (const FileExtent& extent : lease.extents) extents.push_back(ToWire(extent));
@@ -198,7 +203,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
   const Credentials& peer = request.connection->peer();
   RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, kMaySearch));
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(false));
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   std::vector<lease::FileAnswer> files(asked.files);
   std::vector<lease::Extent> extents;
   std::vector<uint32_t> checksums;
@@ -243,12 +248,14 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
     ASSIGN_OR_RETURN(inode, FileOf(request, asked.token, true));
   }
   if (filesystem_.options().read_only) return ErrorCode::kReadOnly;
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(true));
+  const uint64_t writer = ++writers_;
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, OpenDevices(true, writer));
   ASSIGN_OR_RETURN(SpaceGrant grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
                                                                  BlockCount{asked.blocks}));
   const std::vector<lease::Extent> extents = ToWire(grant);
   const lease::ReserveAnswer answer{extents.size()};
-  request.connection->Begin({}, std::move(grant), devices);
+  grant.BeginWrites(writer);
+  request.connection->Begin({}, std::move(grant), nullptr);
   Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents)}, devices);
   return {};
 }

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -25,6 +26,8 @@ constexpr unsigned kThreads = 4;            // a body of at most lease::kMaximum
 constexpr size_t kMostConnections = 1024;
 constexpr int kBacklog = 128;
 constexpr int kAcceptedAtOnce = 16;         // then those who are in have their turn
+// At writers that have lost their connection.
+constexpr std::chrono::milliseconds kFirstLook{5}, kRarestLook{1000};
 constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;   // nobody looks at a socket while a request is served
 
 Error SystemError(const char* what) {
@@ -103,9 +106,7 @@ LeaseServer::~LeaseServer() { Stop(); }
 void LeaseServer::Stop() {
   if (stopping_.exchange(true)) return;
   if (thread_.joinable()) {
-    const uint64_t one = 1;
-    // Fails only when the counter is full, that is, when it is readable.
-    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+    Wake();
     thread_.join();
   }
   executor_.reset();
@@ -114,10 +115,16 @@ void LeaseServer::Stop() {
   connections_.clear();
 }
 
+void LeaseServer::Wake() {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, that is, when it is readable.
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+}
+
 void LeaseServer::Run() {
   epoll_event events[64];
   while (true) {
-    const int count = epoll_wait(epoll_.get(), events, std::size(events), -1);
+    const int count = epoll_wait(epoll_.get(), events, std::size(events), LookAtWriters());
     if (count < 0 && errno != EINTR) {
       spdlog::error("the lease server has stopped: epoll_wait: {}", std::strerror(errno));
       return;
@@ -125,7 +132,12 @@ void LeaseServer::Run() {
     bool waiting = false;
     for (int index = 0; index < count; ++index) {
       const int source = events[index].data.fd;
-      if (source == wake_.get()) return;
+      if (source == wake_.get()) {
+        if (stopping_.load()) return;
+        uint64_t woken = 0;
+        if (read(wake_.get(), &woken, sizeof(woken)) == sizeof(woken)) look_after_ = kFirstLook;
+        continue;
+      }
       if (source == listener_.get()) {
         waiting = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
@@ -136,6 +148,18 @@ void LeaseServer::Run() {
     // Last: it may end connections, and give their numbers to others.
     if (waiting) AcceptSome();
   }
+}
+
+// Looks whether writers that have lost their connection are gone, less and less often; ms until it is to be called again,
+// -1 when none are left.
+int LeaseServer::LookAtWriters() {
+  using std::chrono::milliseconds;
+  if (look_after_ == milliseconds(0)) return -1;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_look_) return static_cast<int>(std::chrono::ceil<milliseconds>(next_look_ - now).count());
+  look_after_ = filesystem_.store().CollectGrants() ? std::min(look_after_ * 2, kRarestLook) : milliseconds(0);
+  next_look_ = now + look_after_;
+  return look_after_ == milliseconds(0) ? -1 : static_cast<int>(look_after_.count());
 }
 
 void LeaseServer::AcceptSome() {
@@ -207,11 +231,14 @@ LeaseConnectionPtr LeaseServer::Find(int socket) {
 }
 
 void LeaseServer::Drop(int socket) {
-  LeaseConnectionPtr connection;   // ends its lease without the mutex
+  LeaseConnectionPtr connection;
   MutexLock lock(mutex_);
   const auto node = connections_.extract(socket);
   if (!node.empty()) connection = node.mapped();
   lock.Unlock();
+  if (connection == nullptr) return;
+  connection->Abandon();
+  if (filesystem_.store().CollectGrants()) Wake();
 }
 
 void LeaseServer::Serve(const LeaseConnectionPtr& connection) {

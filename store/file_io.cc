@@ -251,6 +251,7 @@ Result<void> FileIo::CommitBeforeRename(const InodePtr& inode) {
 
 void FileIo::ReclaimSpace(Committer::Scope scope) {
   p_.space.ReleaseAllWindows();
+  p_.space.CollectGrants();
   std::promise<void> promise;
   auto done = promise.get_future();
   p_.committer.CommitAll(scope, [&](Result<void>) { promise.set_value(); });

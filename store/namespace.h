@@ -156,7 +156,10 @@ class Namespace {
   Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) REQUIRES(mutex_);
   // Deletes the orphan unless it is in use or has got a link again.
   void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
-  Result<void> DeleteOrphanLocked(const InodePtr& inode) REQUIRES(mutex_);
+  // The same for many, a few at a time.
+  void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
+  // Those that can go do; the error of the first that cannot.
+  Result<void> DeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
   Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
 
   Result<std::string> ReadAttribute(InodeId ino, std::string_view name);

@@ -95,7 +95,8 @@ struct Namespace::Publication {
   const Credentials& who;
   std::span<const DirectFile> files;
   InodePtr directory;
-  uint64_t seen = 0;                 // Inode::changes of the directory, from before the names were looked up
+  // Inode::changes of the directory, from before the names were looked up; UINT64_MAX: they must be looked up again.
+  uint64_t seen = 0;
   std::vector<InodePtr> victims;     // what has the name of each file, or null
   KvBatch batch;                     // the new files
 };
@@ -128,8 +129,10 @@ Result<void> Namespace::FindVictims(Publication& work, size_t* failed) {
   for (size_t index = 0; index < work.files.size(); ++index) {
     *failed = index;
     auto victim = FindVictim(work, work.files[index].name);
-    // Deleted meanwhile: then the directory has changed, and its name is looked up again.
-    if (!victim && victim.error().code == ErrorCode::kStale) victim = InodePtr();
+    if (!victim && victim.error().code == ErrorCode::kStale) {   // Deleted meanwhile: what has the name now?
+      work.seen = UINT64_MAX;
+      victim = InodePtr();
+    }
     if (!victim) return victim.error();
     work.victims.push_back(std::move(*victim));
   }
@@ -191,7 +194,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
 }
 
 Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* orphans) {
-  std::vector<InodePtr> members = work.victims;
+  std::vector<InodePtr> members = work.victims;   // null for each name that nothing has
   members.push_back(work.directory);
   InodeTransaction transaction(catalog_, members);
   InodeRecord& above = transaction.record(work.directory);
@@ -199,8 +202,8 @@ Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* 
   const Timestamp now = Timestamp::Now();
   above.modified = above.changed = now;
   KvBatch& batch = transaction.batch();
-  batch.Append(std::move(work.batch));
-  // Those without a link left go one by one, in batches of their own, once they are orphans in the catalog.
+  batch = std::move(work.batch);
+  // Those without a link left go later, in batches of their own, once they are orphans in the catalog.
   for (const InodePtr& victim : work.victims) {
     if (victim == nullptr) continue;
     InodeRecord& gone = transaction.record(victim);
@@ -239,7 +242,7 @@ Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credential
     RETURN_IF_ERROR(UpdateVictimsLocked(work, failed));
     RETURN_IF_ERROR(PublishLocked(work, &orphans));
   }
-  for (const InodePtr& orphan : orphans) DeleteOrphan(orphan);
+  DeleteOrphans(orphans);
   std::vector<InodeId> replaced;
   for (const InodePtr& victim : work.victims) {
     if (victim != nullptr) replaced.push_back(victim->id);

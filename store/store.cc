@@ -44,6 +44,17 @@ Result<void> Wait(Start start) {
   return result.get();
 }
 
+// Whether anybody has a descriptor left that this writer got. Where that cannot be seen he may have.
+bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_t writer) {
+  return std::any_of(devices.begin(), devices.end(), [&](const std::unique_ptr<BlockDevice>& device) {
+    const auto* file = dynamic_cast<const FileDevice*>(device.get());
+    if (file == nullptr) return false;
+    const Result<bool> has = file->HasWriter(writer);
+    if (!has) spdlog::error("{}", ToString(has.error()));
+    return has.value_or(true);
+  });
+}
+
 }  // namespace
 
 // Everything under a Store, in the order it is built; taken down in reverse.
@@ -96,6 +107,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->device_set = std::make_unique<DeviceSet>(std::move(pointers));
   parts->catalog = std::move(catalog);
   parts->devices = std::move(devices);
+  parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
   parts->inodes = std::make_unique<InodeTable>(*parts->catalog, options.resident_inodes);
 
   ASSIGN_OR_RETURN(const SpaceRecovery recovery, RecoverSpace(*parts->catalog, *parts->space));
@@ -325,12 +337,14 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
   return replaced;
 }
 
-Result<int> Store::OpenDevice(DeviceId device, bool write) {
+Result<int> Store::OpenDevice(DeviceId device, bool write, uint64_t writer) {
   // Devices of tests lie in memory and have no descriptors.
   const auto* file = dynamic_cast<const FileDevice*>(p_->devices[device.value].get());
   if (file == nullptr) return ErrorCode::kNotSupported;
-  return file->OpenAgain(write);
+  return file->OpenAgain(write, writer);
 }
+
+bool Store::CollectGrants() { return p_->space->CollectGrants(); }
 
 size_t Store::device_count() const { return p_->devices.size(); }
 

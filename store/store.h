@@ -123,8 +123,11 @@ class Store {
   Result<std::vector<InodeId>> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
                                        std::span<const DirectFile> files, std::span<const uint32_t> checksums,
                                        SpaceGrant grant, size_t* failed);
-  // A new descriptor of a device, which holders of leases share; the caller closes it. FileDevice::OpenAgain.
-  Result<int> OpenDevice(DeviceId device, bool write);
+  // A new descriptor of a device for holders of leases; the caller closes it. FileDevice::OpenAgain. Who writes a grant
+  // has descriptors of a writer of his own, and the grant knows it (SpaceGrant::BeginWrites).
+  Result<int> OpenDevice(DeviceId device, bool write, uint64_t writer = 0);
+  // Frees the blocks of grants that have ended whose writers are gone by now. True when some are left.
+  bool CollectGrants();
   size_t device_count() const;
 
   // `notify` runs for each file that a failed write has put back to its last commit: on a thread of the store, which it

@@ -84,8 +84,8 @@ class Lease:
 
     def __init__(self, name):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect(b"\0" + name)   # Waits its turn, which a socket with a time limit would not.
         self.socket.settimeout(60)
-        self.socket.connect(b"\0" + name)
         self.devices = []
 
     def close(self):

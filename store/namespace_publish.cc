@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 
@@ -22,7 +23,7 @@ class Content {
   Content(std::span<const DeviceRun> runs, std::span<const uint32_t> checksums) : runs_(runs), checksums_(checksums) {}
 
   // Appends the records of a file of the next `count` blocks.
-  void Append(InodeId ino, BlockCount count, uint64_t generation, KvBatch* batch) {
+  void Append(InodeId ino, BlockCount count, uint64_t generation, KvBatch* extents, KvBatch* sums) {
     for (FileBlock at; at.value < count.value;) {
       const BlockRun& run = runs_.front().run;
       ExtentRecord record;
@@ -32,7 +33,7 @@ class Content {
       record.generation = generation;
       std::string key = keys::Extent(ino, at);
       std::string value = record.Encode(key);
-      batch->Put(std::move(key), std::move(value));
+      extents->Put(std::move(key), std::move(value));
       at += record.count;
       used_ += record.count;
       if (used_ < run.count) continue;
@@ -41,7 +42,7 @@ class Content {
     }
     for (uint64_t first = 0; first < count.value; first += keys::kSegmentBlocks) {
       const auto segment = checksums_.first(std::min<uint64_t>(keys::kSegmentBlocks, count.value - first));
-      batch->Put(keys::Checksums(ino, first / keys::kSegmentBlocks), EncodeChecksums({segment.begin(), segment.end()}));
+      sums->Put(keys::Checksums(ino, first / keys::kSegmentBlocks), EncodeChecksums({segment.begin(), segment.end()}));
       checksums_ = checksums_.subspan(segment.size());
     }
   }
@@ -177,18 +178,28 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
   }
   asked.accessed = asked.modified = asked.changed = asked.created = Timestamp::Now();
   asked.data_version = 1;
+  // In the order of their keys: the catalog takes them in at half the cost, and everybody waits for that.
   Content content(runs, checksums);
+  KvBatch lists, extents, sums;
   for (size_t index = 0; index < work.files.size(); ++index) {
     const DirectFile& file = work.files[index];
     const InodeId ino{first.value + index};
     const BlockCount blocks = BlocksFor(ByteCount{file.size});
     InodeRecord record = asked;   // All inherit the same, each under its own number.
-    RETURN_IF_ERROR(InheritAcl(work.directory, ino, request, &record, &work.batch));
+    RETURN_IF_ERROR(InheritAcl(work.directory, ino, request, &record, &lists));
     record.size = file.size;
     record.blocks = blocks.value;
-    work.batch.Put(keys::Entry(work.directory->id, file.name), EntryRecord{ino, S_IFREG}.Encode());
     work.batch.Put(keys::Inode(ino), record.Encode());
-    content.Append(ino, blocks, record.data_version, &work.batch);
+    content.Append(ino, blocks, record.data_version, &extents, &sums);
+  }
+  for (KvBatch* part : {&lists, &extents, &sums}) work.batch.Append(std::move(*part));
+  std::vector<size_t> by_name(work.files.size());
+  std::iota(by_name.begin(), by_name.end(), size_t{0});
+  std::sort(by_name.begin(), by_name.end(),
+            [&](size_t a, size_t b) { return work.files[a].name < work.files[b].name; });
+  for (const size_t index : by_name) {
+    const EntryRecord entry{InodeId{first.value + index}, S_IFREG};
+    work.batch.Put(keys::Entry(work.directory->id, work.files[index].name), entry.Encode());
   }
   return {};
 }
@@ -209,10 +220,10 @@ Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* 
     InodeRecord& gone = transaction.record(victim);
     if (!DropLink(gone)) return Damaged(victim->id, "it has an entry but no links");
     gone.changed = now;
-    if (gone.links > 0) continue;
-    batch.Put(keys::Orphan(victim->id), "");
-    orphans->push_back(victim);
+    if (gone.links == 0) orphans->push_back(victim);
   }
+  std::sort(orphans->begin(), orphans->end(), [](const InodePtr& a, const InodePtr& b) { return a->id < b->id; });
+  for (const InodePtr& orphan : *orphans) batch.Put(keys::Orphan(orphan->id), "");
   batch.Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + work.files.size()));
   RETURN_IF_ERROR(transaction.Commit());
   inode_count_ += work.files.size();

@@ -651,13 +651,13 @@ def test_who_comes_and_goes_all_the_time_holds_nobody_up(work):
     token, name = ticket(file)
     with Lease(name) as lease, Holder(CONNECTS, name.decode(), 6):
         took = []
-        for _ in range(100):
+        for _ in range(300):
             begin = time.monotonic()
             lease.reserve(token, 1)
             lease.release()
             took.append(time.monotonic() - begin)
     os.close(file)
-    assert sum(took) / len(took) < 0.005, sorted(took)[-5:]
+    assert max(took) < 0.3, sorted(took)[-5:]   # It was a second and more.
 
 
 def test_a_thousand_leases_leave_nothing(work, mounted):

@@ -150,8 +150,8 @@ void LeaseServer::Run() {
   }
 }
 
-// Looks whether writers that have lost their connection are gone, less and less often; ms until it is to be called again,
-// -1 when none are left.
+// Looks whether writers that have lost their connection are gone, less and less often. Milliseconds until it is to be
+// called again, -1 when none are left.
 int LeaseServer::LookAtWriters() {
   using std::chrono::milliseconds;
   if (look_after_ == milliseconds(0)) return -1;

@@ -117,8 +117,8 @@ void DropPagesAndFinish(Filesystem& filesystem, Reply reply, const FilePtr& file
 // Pages of a shared mapping; and whether the kernel asks for the set-id bits to go.
 constexpr uint32_t kFromPageCache = 1 << 0, kKillSetIds = 1 << 2;
 
-// The library does not hand these flags on, but the request lies before its data: write_flags is the u32 at byte 20 of the
-// 40 bytes of struct fuse_write_in.
+// The library does not hand these flags on, but the request lies before its data: write_flags is the u32 at byte 20 of
+// the 40 bytes of struct fuse_write_in.
 uint32_t WriteFlags(std::span<const std::byte> data) {
   constexpr size_t kWriteIn = 40, kWriteFlags = 20;
   uint32_t flags = 0;

@@ -128,7 +128,7 @@ class SpaceManager {
   // `has_writer` tells whether a writer of a grant has descriptors left. Before the first grant.
   void AskForWriters(std::function<bool(uint64_t writer)> has_writer) { has_writer_ = std::move(has_writer); }
   // Frees what ended grants have left whose writers are gone by now. True when others are not.
-  bool CollectGrants() EXCLUDES(mutex_);
+  bool CollectGrants() EXCLUDES(collecting_, mutex_);
 
   // Gives the file's preallocated rest back (at close).
   void ReleaseWindow(InodeId ino);
@@ -190,6 +190,7 @@ class SpaceManager {
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
   SpacePins pins_ GUARDED_BY(mutex_);
+  Mutex collecting_;   // taken before mutex_
   std::function<bool(uint64_t writer)> has_writer_;
   std::vector<Remains> remains_ GUARDED_BY(mutex_);   // of grants, while their writers are there
 };

@@ -93,12 +93,20 @@ Error Errno(const std::string& path, std::string_view doing, int error_number) {
   return OpenError(ErrorCode::kIo, path, fmt::format("{}: {}", doing, std::strerror(error_number)));
 }
 
-// What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor.
-struct flock WritersLock(short type) {
+// What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor and transfer.
+struct flock WriterLock(short type, uint64_t writer) {
   struct flock lock {};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(writer);
   lock.l_len = 1;
+  return lock;
+}
+
+// All of these together.
+struct flock AnyWritersLock() {
+  struct flock lock = WriterLock(F_WRLCK, 0);
+  lock.l_len = 0;
   return lock;
 }
 
@@ -161,7 +169,7 @@ class FileDevice::Impl {
     return {};
   }
 
-  Result<int> OpenAgain(bool write) const {
+  Result<int> OpenAgain(bool write, uint64_t writer) const {
     const int flags = fcntl(descriptor_, F_GETFL);
     if (flags < 0) return Errno(path_, "cannot look at the pool device", errno);
     if (write && options_.read_only) return ErrorCode::kReadOnly;
@@ -169,11 +177,17 @@ class FileDevice::Impl {
     const std::string self = fmt::format("/proc/self/fd/{}", descriptor_);
     const int again = open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT));
     if (again < 0) return Errno(path_, "cannot open the pool device once more", errno);
-    struct flock lock = WritersLock(F_RDLCK);
+    struct flock lock = WriterLock(F_RDLCK, writer);
     if (!write || fcntl(again, F_OFD_SETLK, &lock) == 0) return again;
     const int error = errno;
     close(again);
     return Errno(path_, "cannot lock the pool device for a writer", error);
+  }
+
+  Result<bool> HasWriter(uint64_t writer) const {
+    struct flock lock = WriterLock(F_WRLCK, writer);
+    if (fcntl(descriptor_, F_OFD_GETLK, &lock) != 0) return Errno(path_, "cannot look for a writer", errno);
+    return lock.l_type != F_UNLCK;
   }
 
   ByteCount size() const { return size_; }
@@ -238,7 +252,7 @@ class FileDevice::Impl {
 
   // Programs that write past a store that has ended would write into blocks that now belong to others.
   Result<void> CheckNoWriters() {
-    struct flock lock = WritersLock(F_WRLCK);
+    struct flock lock = AnyWritersLock();
     if (fcntl(descriptor_, F_OFD_GETLK, &lock) != 0) return Errno(path_, "cannot look for writers", errno);
     if (lock.l_type == F_UNLCK) return {};
     return OpenError(ErrorCode::kBusy, path_,
@@ -313,8 +327,11 @@ void FileDevice::Submit(std::span<IoRequest* const> requests) {
 Result<void> FileDevice::Flush() {
   return impl_->Flush();
 }
-Result<int> FileDevice::OpenAgain(bool write) const {
-  return impl_->OpenAgain(write);
+Result<int> FileDevice::OpenAgain(bool write, uint64_t writer) const {
+  return impl_->OpenAgain(write, writer);
+}
+Result<bool> FileDevice::HasWriter(uint64_t writer) const {
+  return impl_->HasWriter(writer);
 }
 int FileDevice::descriptor() const {
   return impl_->descriptor();

@@ -36,9 +36,12 @@ class FileDevice final : public BlockDevice {
   Result<void> Flush() override;     // fdatasync; kIo when the file was deleted meanwhile
 
   // A descriptor of its own of the same file or device (O_DIRECT as here, close-on-exec), to be passed to others; the
-  // caller closes it. One for writing carries a lock for as long as anybody has a copy, also after the end of this
-  // process: until then Open refuses the device to whoever wants to write (kBusy), for a write may still be on its way.
-  Result<int> OpenAgain(bool write) const;
+  // caller closes it. One for writing carries a lock on the byte `writer` for as long as anybody has a copy or a transfer
+  // of it is under way, also after the end of this process: until then Open refuses the device to whoever wants to write
+  // (kBusy), for a write may still be on its way.
+  Result<int> OpenAgain(bool write, uint64_t writer = 0) const;
+  // Whether a descriptor of that writer is left anywhere.
+  Result<bool> HasWriter(uint64_t writer) const;
 
   // The descriptor, for cuFile; owned by the device.
   int descriptor() const;

@@ -84,14 +84,20 @@ void Filesystem::DropHandle(uint64_t number) {
   store_.CloseFile(handle->inode);
 }
 
-void Filesystem::ClearPrivileges(const InodePtr& inode) {
-  const Result<bool> cleared = store_.ClearPrivileges(inode);
+void Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  const Result<bool> cleared = store_.ClearPrivileges(inode, set_ids);
   if (!cleared.has_value()) {
-    spdlog::error("inode {}: its set-id bits could not be taken away: {}", inode->id.value, ToString(cleared.error()));
+    spdlog::error("inode {}: its privileges could not be taken away: {}", inode->id.value, ToString(cleared.error()));
   } else if (*cleared) {
-    constexpr off_t kAttributesOnly = -1;
-    fuse_lowlevel_notify_inval_inode(session, inode->id.value, kAttributesOnly, 0);
+    DropAttributes(inode->id);
   }
+}
+
+void Filesystem::DropAttributes(InodeId ino) {
+  constexpr off_t kAttributesOnly = -1;
+  const int status = fuse_lowlevel_notify_inval_inode(session, ino.value, kAttributesOnly, 0);
+  if (status != 0 && status != -ENOENT)
+    spdlog::error("the kernel did not forget the attributes of inode {} (error {})", ino.value, -status);
 }
 
 bool Filesystem::LeavesStalePages(const FileHandle& handle) {
@@ -107,12 +113,17 @@ void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
     spdlog::error("the kernel did not drop cached pages of inode {} (error {})", ino.value, -status);
 }
 
+void Filesystem::TakeMappedChanges(InodeId ino) {
+  if (page_cache_.MayHoldChanges(ino)) DropPages(ino, 0, 0);   // The kernel sends changed ones to the receivers first.
+}
+
 void Filesystem::ChangedPastKernel(InodeId ino) {
   read_history_.Forget(ino);
   DropPages(ino, 0, 0);
 }
 
-void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entries) {
+void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entries,
+                             std::span<const InodeId> replaced) {
   for (const DirectFile& entry : entries) {
     const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, entry.name.data(), entry.name.size());
     if (status == 0 || status == -ENOENT) continue;   // ENOENT: the kernel does not have it.
@@ -120,6 +131,10 @@ void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entr
     break;
   }
   DropPages(directory, 0, 0);
+  // Some have other names, or are open.
+  for (const InodeId ino : replaced) {
+    if (store_.inodes().lookups(ino) > 0) DropAttributes(ino);
+  }
 }
 
 Result<void> Filesystem::StartLeases() {

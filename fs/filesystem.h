@@ -65,20 +65,23 @@ class Filesystem {
   // Undoes AddHandle, also for a release.
   void DropHandle(uint64_t number);
 
-  // Takes the set-id bits of a file that somebody without a right to them writes to or truncates, and tells the kernel,
-  // which leaves both to us for direct I/O.
-  void ClearPrivileges(const InodePtr& inode);
+  // Before somebody writes to a file or truncates it: takes away its capabilities and, where he has no right to them
+  // (`set_ids`), the set-id bits, and tells the kernel, which leaves all of it to us for direct I/O.
+  void ClearPrivileges(const InodePtr& inode, bool set_ids);
 
   // A write through `handle` has changed data: true when the kernel has pages that are stale now.
   bool LeavesStalePages(const FileHandle& handle);
   // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
   void DropPages(InodeId ino, uint64_t offset, uint64_t size);
+  // What shared mappings of the inode had changed is in the store on return. Waits like DropPages.
+  void TakeMappedChanges(InodeId ino);
 
   // The data and the size of an inode were changed by others than the kernel: it shall know nothing of them any more.
   // Waits like DropPages, and takes none of our locks.
   void ChangedPastKernel(InodeId ino);
-  // The same for entries of a directory.
-  void DropEntries(InodeId directory, std::span<const DirectFile> entries);
+  // The same for entries of a directory, and for the attributes of the inodes that they led to.
+  void DropEntries(InodeId directory, std::span<const DirectFile> entries, std::span<const InodeId> replaced);
+  void DropAttributes(InodeId ino);
 
   // The direct path; null where the option direct= is off.
   LeaseServer* leases() { return leases_.get(); }

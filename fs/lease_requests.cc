@@ -108,23 +108,28 @@ void LeaseRequests::SendWhenDurable(const Request& request, const InodePtr& inod
   filesystem_.store().Sync(inode, [this, request](const Result<void>& result) { SendDone(request, result); });
 }
 
-// A descriptor of each device, shared with everybody else who has one now.
-Result<LeaseDevicesPtr> LeaseRequests::Devices(bool write) {
+// New descriptors; a writer's show for as long as there are any that he may still write.
+Result<LeaseDevicesPtr> LeaseRequests::OpenDevices(bool write, uint64_t writer) {
   Store& store = filesystem_.store();
   if (store.device_count() > lease::kMaximumDevices) {
     return Error{ErrorCode::kNotSupported, fmt::format("a store of more than {} devices has no leases",
                                                        lease::kMaximumDevices)};
   }
-  MutexLock lock(mutex_);
-  std::weak_ptr<const LeaseDevices>& shared = write ? writers_ : readers_;
-  if (LeaseDevicesPtr open = shared.lock()) return open;
   auto devices = std::make_shared<LeaseDevices>();
   for (size_t index = 0; index < store.device_count(); ++index) {
-    ASSIGN_OR_RETURN(const int descriptor, store.OpenDevice(DeviceId{static_cast<uint16_t>(index)}, write));
+    ASSIGN_OR_RETURN(const int descriptor, store.OpenDevice(DeviceId{static_cast<uint16_t>(index)}, write, writer));
     devices->emplace_back(descriptor);
   }
-  shared = devices;
   return LeaseDevicesPtr(std::move(devices));
+}
+
+// Shared with everybody else who has a lease for reading now.
+Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices() {
+  MutexLock lock(mutex_);
+  if (LeaseDevicesPtr open = readers_.lock()) return open;
+  ASSIGN_OR_RETURN(LeaseDevicesPtr devices, OpenDevices(false, 0));
+  readers_ = devices;
+  return devices;
 }
 
 Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lease::Token& token) {
@@ -150,8 +155,7 @@ Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token
 }
 
 Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length) {
-  // What a shared mapping has changed comes first; the kernel sends it to the receivers.
-  if (filesystem_.page_cache().MayHoldChanges(inode->id)) filesystem_.DropPages(inode->id, 0, 0);
+  filesystem_.TakeMappedChanges(inode->id);
   return filesystem_.store().LeaseRead(inode, offset, length);
 }
 
@@ -160,7 +164,7 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   if (!body.Take(&asked) || !body.empty()) return Malformed();
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
   ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, false));
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(false));
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(inode, asked.offset, asked.length));
   std::vector<lease::Extent> extents;
   for (const FileExtent& extent : lease.extents) extents.push_back(ToWire(extent));
@@ -173,12 +177,23 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
 // One file of a directory for somebody who has not opened it: what open(2) would look at is looked at here.
 Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name) {
   Namespace& names = filesystem_.names();
-  ASSIGN_OR_RETURN(const Attributes found, names.Lookup(directory->id, name));
-  if (S_ISDIR(found.mode)) return ErrorCode::kIsDirectory;
-  if (!S_ISREG(found.mode)) return ErrorCode::kInvalid;
-  ASSIGN_OR_RETURN(const InodePtr inode, filesystem_.store().inodes().Get(found.ino));
-  RETURN_IF_ERROR(names.CheckAccess(inode, peer, kMayRead));
-  return LeaseFile(inode, 0, lease::kToEnd);
+  Store& store = filesystem_.store();
+  while (true) {
+    ASSIGN_OR_RETURN(const Attributes found, names.Lookup(directory->id, name));
+    if (S_ISDIR(found.mode)) return ErrorCode::kIsDirectory;
+    if (!S_ISREG(found.mode)) return ErrorCode::kInvalid;
+    // Held as by an open descriptor: a file that is replaced meanwhile is leased as it was.
+    auto opened = store.OpenFile(found.ino, false);
+    if (!opened.has_value() && opened.error().code == ErrorCode::kStale) continue;   // What has the name now?
+    if (!opened.has_value()) return opened.error();
+    const InodePtr inode = *opened;
+    auto lease = [&]() -> Result<ReadLease> {
+      RETURN_IF_ERROR(names.CheckAccess(inode, peer, kMayRead));
+      return LeaseFile(inode, 0, lease::kToEnd);
+    }();
+    store.CloseFile(inode);
+    return lease;
+  }
 }
 
 Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
@@ -188,7 +203,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
   const Credentials& peer = request.connection->peer();
   RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, kMaySearch));
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(false));
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   std::vector<lease::FileAnswer> files(asked.files);
   std::vector<lease::Extent> extents;
   std::vector<uint32_t> checksums;
@@ -233,12 +248,14 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
     ASSIGN_OR_RETURN(inode, FileOf(request, asked.token, true));
   }
   if (filesystem_.options().read_only) return ErrorCode::kReadOnly;
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, Devices(true));
+  const uint64_t writer = ++writers_;
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, OpenDevices(true, writer));
   ASSIGN_OR_RETURN(SpaceGrant grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
                                                                  BlockCount{asked.blocks}));
   const std::vector<lease::Extent> extents = ToWire(grant);
   const lease::ReserveAnswer answer{extents.size()};
-  request.connection->Begin({}, std::move(grant), devices);
+  grant.BeginWrites(writer);
+  request.connection->Begin({}, std::move(grant), nullptr);
   Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents)}, devices);
   return {};
 }
@@ -254,8 +271,10 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, true));
   DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
+  // Pages that were changed before would otherwise be written over what is committed.
+  filesystem_.TakeMappedChanges(inode->id);
+  filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0);
   RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
-  if (request.connection->peer().uid != 0) filesystem_.ClearPrivileges(inode);
   filesystem_.ChangedPastKernel(inode->id);
   SendWhenDurable(request, inode, asked.durable != 0);
   return {};
@@ -268,7 +287,6 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   if (!body.Take(&asked) || asked.files > lease::kMaximumFiles || !body.Take(asked.files, &entries)) return Malformed();
   std::vector<DirectFile> files;
   uint64_t blocks = 0;
-  request.failed = asked.files;
   for (const lease::FileEntry& entry : entries) {
     DirectFile& file = files.emplace_back(DirectFile{{}, entry.size});
     if (entry.size > kMaximumFileSize || !body.TakeText(&file.name)) return Malformed();
@@ -281,9 +299,9 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   size_t failed = files.size();
   const auto published = filesystem_.store().Publish(directory, request.connection->peer(), asked.mode, files,
                                                      checksums, std::move(grant), &failed);
-  request.failed = failed;
+  if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
-  filesystem_.DropEntries(directory->id, files);
+  filesystem_.DropEntries(directory->id, files, *published);
   SendWhenDurable(request, directory, asked.durable != 0);
   return {};
 }

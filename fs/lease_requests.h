@@ -42,7 +42,7 @@ class LeaseRequests {
     LeaseConnectionPtr connection;
     lease::Kind kind{};
     int error = 0;        // an errno that no ErrorCode says; goes before the error's own
-    uint64_t failed = 0;  // of kCommitMany: the entry at fault
+    uint64_t failed = lease::kNoEntry;   // of kCommitMany: the entry at fault
   };
 
   // Each answers, or gives the error to answer with.
@@ -63,15 +63,16 @@ class LeaseRequests {
   Result<LeaseTickets::Opened> OpenedBy(Request& request, const lease::Token& token);
   Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length);
   Result<ReadLease> LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name);
-  Result<LeaseDevicesPtr> Devices(bool write) EXCLUDES(mutex_);
+  Result<LeaseDevicesPtr> ReadersDevices() EXCLUDES(mutex_);
+  Result<LeaseDevicesPtr> OpenDevices(bool write, uint64_t writer);
 
   Filesystem& filesystem_;
   LeaseTickets& tickets_;
   const Answered answered_;
   RequestCounter open_;
+  std::atomic<uint64_t> writers_{0};   // numbers given to holders of leases for writing
   Mutex mutex_;
-  // Open while somebody holds a lease: a later mount must not meet the lock of those for writing.
-  std::weak_ptr<const LeaseDevices> readers_ GUARDED_BY(mutex_), writers_ GUARDED_BY(mutex_);
+  std::weak_ptr<const LeaseDevices> readers_ GUARDED_BY(mutex_);   // open while somebody holds a lease for reading
 };
 
 }  // namespace weightfs

@@ -10,8 +10,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "common/log.h"
@@ -23,6 +25,9 @@ namespace {
 constexpr unsigned kThreads = 4;            // a body of at most lease::kMaximumBody in memory for each
 constexpr size_t kMostConnections = 1024;
 constexpr int kBacklog = 128;
+constexpr int kAcceptedAtOnce = 16;         // then those who are in have their turn
+// At writers that have lost their connection.
+constexpr std::chrono::milliseconds kFirstLook{5}, kRarestLook{1000};
 constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;   // nobody looks at a socket while a request is served
 
 Error SystemError(const char* what) {
@@ -101,9 +106,7 @@ LeaseServer::~LeaseServer() { Stop(); }
 void LeaseServer::Stop() {
   if (stopping_.exchange(true)) return;
   if (thread_.joinable()) {
-    const uint64_t one = 1;
-    // Fails only when the counter is full, that is, when it is readable.
-    [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+    Wake();
     thread_.join();
   }
   executor_.reset();
@@ -112,28 +115,55 @@ void LeaseServer::Stop() {
   connections_.clear();
 }
 
+void LeaseServer::Wake() {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, that is, when it is readable.
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
+}
+
 void LeaseServer::Run() {
   epoll_event events[64];
   while (true) {
-    const int count = epoll_wait(epoll_.get(), events, std::size(events), -1);
+    const int count = epoll_wait(epoll_.get(), events, std::size(events), LookAtWriters());
     if (count < 0 && errno != EINTR) {
       spdlog::error("the lease server has stopped: epoll_wait: {}", std::strerror(errno));
       return;
     }
+    bool waiting = false;
     for (int index = 0; index < count; ++index) {
       const int source = events[index].data.fd;
-      if (source == wake_.get()) return;
+      if (source == wake_.get()) {
+        if (stopping_.load()) return;
+        uint64_t woken = 0;
+        if (read(wake_.get(), &woken, sizeof(woken)) == sizeof(woken)) look_after_ = kFirstLook;
+        continue;
+      }
       if (source == listener_.get()) {
-        AcceptAll();
+        waiting = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
+        connection->BeginRequest();
         executor_->RunElsewhere([this, connection] { Serve(connection); });   // one at a time for each connection
       }
     }
+    // Last: it may end connections, and give their numbers to others.
+    if (waiting) AcceptSome();
   }
 }
 
-void LeaseServer::AcceptAll() {
-  while (true) {
+// Looks whether writers that have lost their connection are gone, less and less often. Milliseconds until it is to be
+// called again, -1 when none are left.
+int LeaseServer::LookAtWriters() {
+  using std::chrono::milliseconds;
+  if (look_after_ == milliseconds(0)) return -1;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_look_) return static_cast<int>(std::chrono::ceil<milliseconds>(next_look_ - now).count());
+  look_after_ = filesystem_.store().CollectGrants() ? std::min(look_after_ * 2, kRarestLook) : milliseconds(0);
+  next_look_ = now + look_after_;
+  return look_after_ == milliseconds(0) ? -1 : static_cast<int>(look_after_.count());
+}
+
+void LeaseServer::AcceptSome() {
+  for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
     auto socket = lease::Accept(listener_.get());
     if (socket.has_value()) {
       turned_away_ = false;
@@ -157,8 +187,10 @@ void LeaseServer::Accept(lease::Descriptor socket) {
   if (!peer.has_value() || !TrustsForLeases(filesystem_.options().direct, peer->uid)) return;
   const int descriptor = socket.get();
   const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_);
+  LeaseConnectionPtr dropped;   // ends without the mutex
   {
     MutexLock lock(mutex_);
+    if (connections_.size() >= kMostConnections) dropped = TakeIdleLocked();
     if (connections_.size() >= kMostConnections) {
       spdlog::warn("uid {}: no connection for leases: there are {} already", peer->uid, kMostConnections);
       return;
@@ -168,7 +200,24 @@ void LeaseServer::Accept(lease::Descriptor socket) {
   Expect(connection, EPOLL_CTL_ADD);
 }
 
+// The connection that has been without a lease for longest, if any is; it is none any more.
+LeaseConnectionPtr LeaseServer::TakeIdleLocked() {
+  auto longest = connections_.end();
+  std::optional<LeaseConnection::Time> since;
+  for (auto at = connections_.begin(); at != connections_.end(); ++at) {
+    const auto idle = at->second->IdleSince();
+    if (!idle || (since && *since <= *idle)) continue;
+    longest = at;
+    since = idle;
+  }
+  if (longest == connections_.end()) return nullptr;
+  LeaseConnectionPtr taken = std::move(longest->second);
+  connections_.erase(longest);
+  return taken;
+}
+
 void LeaseServer::Expect(const LeaseConnectionPtr& connection, int operation) {
+  connection->EndRequest();
   epoll_event event{.events = kEvents, .data = {.fd = connection->socket()}};
   if (epoll_ctl(epoll_.get(), operation, connection->socket(), &event) == 0) return;
   spdlog::error("a program's connection for leases is lost: epoll_ctl: {}", std::strerror(errno));
@@ -182,11 +231,14 @@ LeaseConnectionPtr LeaseServer::Find(int socket) {
 }
 
 void LeaseServer::Drop(int socket) {
-  LeaseConnectionPtr connection;   // ends its lease without the mutex
+  LeaseConnectionPtr connection;
   MutexLock lock(mutex_);
   const auto node = connections_.extract(socket);
   if (!node.empty()) connection = node.mapped();
   lock.Unlock();
+  if (connection == nullptr) return;
+  connection->Abandon();
+  if (filesystem_.store().CollectGrants()) Wake();
 }
 
 void LeaseServer::Serve(const LeaseConnectionPtr& connection) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
@@ -46,12 +47,15 @@ class LeaseServer {
   explicit LeaseServer(Filesystem& filesystem);
   Result<void> Listen();
   void Run();
-  void AcceptAll();
+  void Wake();
+  int LookAtWriters();
+  void AcceptSome();
   void Accept(lease::Descriptor socket);
   void Serve(const LeaseConnectionPtr& connection);
   // Waits for the connection's next request, or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);
   void Drop(int socket) EXCLUDES(mutex_);
+  LeaseConnectionPtr TakeIdleLocked() REQUIRES(mutex_);
   LeaseConnectionPtr Find(int socket) EXCLUDES(mutex_);
 
   Filesystem& filesystem_;
@@ -60,6 +64,8 @@ class LeaseServer {
   LeaseTickets tickets_;
   std::atomic<uint64_t> leases_{0};
   std::atomic<bool> stopping_{false};
+  std::chrono::milliseconds look_after_{0};                 // of Run's thread: at writers; 0: there are none
+  std::chrono::steady_clock::time_point next_look_;         // likewise
   bool turned_away_ = false;   // of Run's thread: connections wait for a descriptor, and that was logged
   Mutex mutex_;
   std::unordered_map<int, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);

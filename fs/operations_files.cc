@@ -22,7 +22,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     reply.Fail(inode.error());
     return;
   }
-  if ((file.flags & O_TRUNC) != 0 && reply.caller().uid != 0) filesystem.ClearPrivileges(*inode);
+  if ((file.flags & O_TRUNC) != 0) filesystem.ClearPrivileges(*inode, reply.caller().uid != 0);
   const uint32_t open_flags = filesystem.AddHandle(*inode, file);
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
@@ -114,14 +114,16 @@ void DropPagesAndFinish(Filesystem& filesystem, Reply reply, const FilePtr& file
   });
 }
 
-// Whether the kernel asks for the set-id bits to go. The library does not hand this flag on, but the request lies before
-// its data: write_flags is the u32 at byte 20 of the 40 bytes of struct fuse_write_in.
-bool KillsPrivileges(std::span<const std::byte> data) {
+// Pages of a shared mapping; and whether the kernel asks for the set-id bits to go.
+constexpr uint32_t kFromPageCache = 1 << 0, kKillSetIds = 1 << 2;
+
+// The library does not hand these flags on, but the request lies before its data: write_flags is the u32 at byte 20 of
+// the 40 bytes of struct fuse_write_in.
+uint32_t WriteFlags(std::span<const std::byte> data) {
   constexpr size_t kWriteIn = 40, kWriteFlags = 20;
-  constexpr uint32_t kKillSetIds = 1 << 2;
   uint32_t flags = 0;
   std::memcpy(&flags, data.data() - kWriteIn + kWriteFlags, sizeof(flags));
-  return (flags & kKillSetIds) != 0;
+  return flags;
 }
 
 // `offset` is right for O_APPEND too: the kernel takes the end of the file under the inode's lock, and it alone moves
@@ -132,7 +134,11 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
     reply.Errno(EFBIG);
     return;
   }
-  if (KillsPrivileges(data)) filesystem.ClearPrivileges(file->inode);
+  const uint32_t write_flags = WriteFlags(data);
+  // A mapping makes no file longer: what its pages hold behind the end was cut off since they were changed.
+  const bool mapped = (write_flags & kFromPageCache) != 0;
+  const auto reach = mapped ? WriteReach::kWithinFile : WriteReach::kAnywhere;
+  if (!mapped) filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
   Buffer holder;
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
@@ -151,11 +157,11 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
       DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync);
     }
   };
-  filesystem.store().Write(file->inode, ByteOffset{offset}, data, holder, answer);
+  filesystem.store().Write(file->inode, ByteOffset{offset}, data, holder, reach, answer);
   if (!again) return;
   // The kernel does not wait until the last close of a deleted file has given its space back; a write after it does.
   ends.WaitForNone();
-  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), answer);
+  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), reach, answer);
 }
 
 // Only a handle that could write is told of failed writes: the error is reported once, and a reader cannot act on it.

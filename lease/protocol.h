@@ -21,6 +21,7 @@ inline constexpr uint64_t kMaximumBody = 1ULL << 30;   // bytes, of a memfd
 inline constexpr uint32_t kMaximumDevices = 64;
 inline constexpr uint64_t kMaximumFiles = 1 << 17;     // of one kReadMany or kCommitMany
 inline constexpr uint64_t kToEnd = UINT64_MAX;
+inline constexpr uint64_t kNoEntry = UINT64_MAX;
 
 // Random; good for as long as the descriptor it was asked by is open, for the user who asked.
 using Token = std::array<uint8_t, 16>;
@@ -29,7 +30,7 @@ enum class Kind : uint32_t {
   kRead = 1,        // ReadRequest → ReadAnswer, Extent[], checksums; one read-only descriptor a device
   kReserve = 2,     // ReserveRequest → ReserveAnswer, Extent[]; one descriptor a device, for reading and writing
   kCommit = 3,      // CommitRequest, checksums → nothing
-  kRelease = 4,     // nothing → nothing; the lease of the connection has ended
+  kRelease = 4,     // nothing → nothing; the lease of the connection has ended, and no transfer of it is under way
   kReadMany = 5,    // ReadManyRequest, names → ReadManyAnswer, FileAnswer[], Extent[], checksums; as kRead
   kCommitMany = 6,  // CommitManyRequest, FileEntry[], names, checksums → CommitManyAnswer
 };
@@ -72,7 +73,9 @@ struct ReadAnswer {
 };
 
 // Space for a write, the holder's alone. ENOSPC when there is not so much; EROFS; EBADF without the right to write. The
-// descriptors are closed with the lease: as long as anybody has a copy of them, a later mount of the store is refused.
+// descriptors are this lease's alone and are closed with it: as long as anybody has a copy of them, or a transfer of them
+// is under way, a later mount of the store is refused, and where the connection ends without a commit or a release, the
+// blocks are given to nobody.
 struct ReserveRequest {
   Token token{};             // of a descriptor open for writing, or of a directory (for kCommitMany)
   uint64_t file_offset = 0;  // bytes, a multiple of kBlock: where it will be in the file
@@ -82,11 +85,12 @@ struct ReserveAnswer {
   uint64_t extents = 0;   // how many follow; together `blocks`
 };
 
-// The first blocks of the reservation become the bytes [file_offset, file_offset + length), at once for everybody; the
-// rest of the reservation is free again, and the lease has ended, also when it fails. Until then, and after a crash
-// before a durable commit, the file is as it was. `length` is a multiple of kBlock unless the file ends with it; behind
-// its last byte the block is filled with zeros. One CRC-32C for each block follows. The kernel learns of a new size when
-// somebody next asks for it: whoever commits one calls fstat(2), or an O_APPEND write of others goes to the old end.
+// Nothing is written any more. The first blocks of the reservation become the bytes [file_offset, file_offset + length),
+// at once for everybody; the rest of the reservation is free again, and the lease has ended, also when it fails. Until
+// then, and after a crash before a durable commit, the file is as it was. What shared mappings of the file had changed
+// before comes before it. `length` is a multiple of kBlock unless the file ends with it; behind its last byte the block is
+// filled with zeros. One CRC-32C for each block follows. The kernel learns of a new size when somebody next asks for it:
+// whoever commits one calls fstat(2), or an O_APPEND write of others goes to the old end.
 struct CommitRequest {
   Token token{};
   uint64_t file_offset = 0;   // bytes, a multiple of kBlock
@@ -126,7 +130,7 @@ struct FileEntry {
   uint64_t size = 0;        // bytes
 };
 struct CommitManyAnswer {
-  uint64_t failed = 0;      // with an error: the index of the entry that caused it, or the number of entries
+  uint64_t failed = 0;      // with an error: the index of the entry that caused it; kNoEntry: none of them did
 };   // with an error the text follows it
 
 }  // namespace weightfs::lease

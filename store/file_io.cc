@@ -155,13 +155,18 @@ Result<FileIo::Need> FileIo::WriteStep(const InodePtr& inode, uint64_t offset, s
 }
 
 Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
-                           const Buffer& holder, WriteBatch* batch) {
+                           const Buffer& holder, WriteReach reach, WriteBatch* batch) {
   // The windows of one step are held together: bounded, so that writers never wait for one another's.
   for (size_t at = 0; at < data.size(); at += kLargestStep) {
     const auto step = data.subspan(at, std::min<size_t>(kLargestStep, data.size() - at));
     batch->Send();
-    RETURN_IF_ERROR(Retry(inode, batch, [&](Spares* spares) {
-      return WriteStep(inode, offset.value + at, step, holder, spares, batch);
+    RETURN_IF_ERROR(Retry(inode, batch, [&](Spares* spares) -> Result<Need> {
+      uint64_t room = step.size();
+      if (reach == WriteReach::kWithinFile) {
+        room = std::min(room, inode->attributes.size - std::min(inode->attributes.size, offset.value + at));
+        if (room == 0) return Need{};
+      }
+      return WriteStep(inode, offset.value + at, step.first(room), holder, spares, batch);
     }));
     written_bytes_ += step.size();
   }
@@ -246,6 +251,7 @@ Result<void> FileIo::CommitBeforeRename(const InodePtr& inode) {
 
 void FileIo::ReclaimSpace(Committer::Scope scope) {
   p_.space.ReleaseAllWindows();
+  p_.space.CollectGrants();
   std::promise<void> promise;
   auto done = promise.get_future();
   p_.committer.CommitAll(scope, [&](Result<void>) { promise.set_value(); });

@@ -39,7 +39,7 @@ class FileIo final : public DataOwner {
 
   // The writes to the devices that this caused are in `batch`, for the caller to send.
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
-                     WriteBatch* batch);
+                     WriteReach reach, WriteBatch* batch);
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
   // `replace`: O_TRUNC, the committed content stays until the new one is committed.
   Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace);

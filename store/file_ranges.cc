@@ -150,7 +150,8 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
     for (const iovec& piece : view->pieces) {
       WriteBatch batch(p_.write_back);
       const auto written = Write(to, ByteOffset{to_offset + done},
-                                 {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {}, &batch);
+                                 {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {},
+                                 WriteReach::kAnywhere, &batch);
       if (!written) {
         if (done > 0) return done;
         return written.error();

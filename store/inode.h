@@ -30,6 +30,8 @@ class Inode {
   uint64_t committed_size GUARDED_BY(mutex) = 0;
   uint64_t committed_blocks GUARDED_BY(mutex) = 0;
   uint64_t committed_version GUARDED_BY(mutex) = 0;
+  // How often it was changed by an InodeTransaction; of a directory that is every change of its entries.
+  uint64_t changes GUARDED_BY(mutex) = 0;
   // Open handles; while it is not 0 an inode without links stays.
   uint32_t open_handles GUARDED_BY(mutex) = 0;
   // Its records are gone from the catalog: nothing may be written for it any more.

@@ -79,12 +79,15 @@ size_t InodeTable::size() const {
 // Only the table gives out references, under its lock: a count of one means that nobody else has the inode, and
 // dirty inodes are held by the committer. Everything such an inode knows is in the catalog.
 void InodeTable::TrimLocked() {
-  if (inodes_.size() <= resident_) return;
-  size_t scanned = 0;
-  // Trim to seven eighths in one pass: the cost is spread over many insertions.
-  const size_t target = resident_ - resident_ / 8;
-  for (auto at = inodes_.begin(); at != inodes_.end() && inodes_.size() > target && scanned < 4 * resident_; ++scanned) {
-    at = at->second.use_count() == 1 ? inodes_.erase(at) : std::next(at);
+  // A few buckets for each inode that comes, one after another: no call looks through a table that is all in use.
+  constexpr int kBuckets = 16;
+  for (int step = 0; step < kBuckets && inodes_.size() > resident_; ++step) {
+    hand_ = (hand_ + 1) % inodes_.bucket_count();
+    std::vector<InodeId> idle;
+    for (auto at = inodes_.begin(hand_); at != inodes_.end(hand_); ++at) {
+      if (at->second.use_count() == 1) idle.push_back(at->first);
+    }
+    for (const InodeId ino : idle) inodes_.erase(ino);
   }
 }
 

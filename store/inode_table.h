@@ -12,7 +12,7 @@
 
 namespace weightfs {
 
-// Thread-safe. At most `resident` unreferenced inodes stay in memory; the catalog has the rest.
+// Thread-safe. About `resident` inodes stay in memory, and those that are referenced; the catalog has the rest.
 class InodeTable {
  public:
   InodeTable(KvStore& catalog, size_t resident) : catalog_(catalog), resident_(resident) {}
@@ -43,6 +43,7 @@ class InodeTable {
   const size_t resident_;
   mutable Mutex mutex_;
   std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);
+  size_t hand_ GUARDED_BY(mutex_) = 0;   // the bucket that was looked at last
   std::unordered_map<InodeId, uint64_t> lookups_ GUARDED_BY(mutex_);
 };
 

@@ -12,17 +12,15 @@ namespace weightfs {
 
 InodeTransaction::InodeTransaction(KvStore& catalog, const std::vector<InodePtr>& inodes)
     : catalog_(catalog) {
-  for (const InodePtr& inode : inodes) {
-    if (inode != nullptr) members_.push_back({inode, {}});
-  }
-  std::sort(members_.begin(), members_.end(),
-            [](const Member& a, const Member& b) { return a.inode->id < b.inode->id; });
-  const auto end = std::unique(members_.begin(), members_.end(),
-                               [](const Member& a, const Member& b) { return a.inode == b.inode; });
-  members_.erase(end, members_.end());
-  for (Member& member : members_) {
-    member.inode->mutex.lock();
-    member.record = member.inode->attributes;
+  std::vector<InodePtr> ordered = inodes;
+  std::erase(ordered, nullptr);
+  std::sort(ordered.begin(), ordered.end(), [](const InodePtr& a, const InodePtr& b) { return a->id < b->id; });
+  ordered.erase(std::unique(ordered.begin(), ordered.end()), ordered.end());
+  members_.reserve(ordered.size());
+  for (InodePtr& inode : ordered) {
+    inode->mutex.lock();
+    const InodeRecord& record = inode->attributes;
+    members_.push_back({std::move(inode), record});
   }
 }
 
@@ -45,13 +43,15 @@ bool InodeTransaction::InUse(const InodePtr& inode, const InodeTable& inodes) co
 
 Result<void> InodeTransaction::Delete(const InodePtr& inode, DataOwner& data) {
   Member& member = Find(inode);
+  KvBatch batch;   // Nothing of it counts unless all can be found.
   if ((member.record.flags & kInodeHasAttributes) != 0) {
     const auto attributes = catalog_.NewIterator(keys::AttributePrefix(inode->id));
-    for (; attributes->Valid(); attributes->Next()) batch_.Delete(std::string(attributes->key()));
+    for (; attributes->Valid(); attributes->Next()) batch.Delete(std::string(attributes->key()));
     RETURN_IF_ERROR(attributes->status());
   }
-  if (S_ISREG(member.record.mode)) RETURN_IF_ERROR(data.DeleteData(inode, &batch_));
-  batch_.Delete(keys::Inode(inode->id));
+  if (S_ISREG(member.record.mode)) RETURN_IF_ERROR(data.DeleteData(inode, &batch));
+  batch.Delete(keys::Inode(inode->id));
+  batch_.Append(std::move(batch));
   member.deletes = true;
   return {};
 }
@@ -66,6 +66,7 @@ Result<void> InodeTransaction::Commit() {
   auto written = batch_.empty() ? Result<void>() : catalog_.Write(batch_);
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
+    ++member.inode->changes;
     if (written && member.deletes) member.inode->deleted = true;
   }
   return written;

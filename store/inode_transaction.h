@@ -32,8 +32,8 @@ class InodeTransaction {
   // Further changes of the catalog; the records of changed inodes are added by Commit.
   KvBatch& batch() { return batch_; }
 
-  // Makes Commit delete the inode with its attributes and data. The last step before Commit: on a success here the data
-  // in memory is gone already.
+  // Makes Commit delete the inode with its attributes and data; on an error nothing of it is in the batch. After a success
+  // the data in memory is gone already, and Commit must follow.
   Result<void> Delete(const InodePtr& inode, DataOwner& data) NO_THREAD_SAFETY_ANALYSIS;
 
   // Writes the batch, then shows the new attributes. Where the write fails, all is as before.

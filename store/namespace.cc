@@ -91,7 +91,7 @@ Result<void> Namespace::RecoverOrphan(InodeId ino) {
   }
   MutexLock lock(mutex_);
   orphans_.emplace(ino, *inode);
-  auto deleted = DeleteOrphanLocked(*inode);
+  auto deleted = DeleteOrphansLocked({*inode});
   orphans_.erase(ino);
   const bool damaged = !deleted && (deleted.error().code == ErrorCode::kCorrupt ||
                                     deleted.error().code == ErrorCode::kVersion);
@@ -244,24 +244,52 @@ void Namespace::DeleteOrphan(const InodePtr& inode) {
   if (read_only_) return;
   MutexLock lock(mutex_);
   if (!orphans_.contains(inode->id)) return;
-  if (auto deleted = DeleteOrphanLocked(inode); !deleted) {
+  if (auto deleted = DeleteOrphansLocked({inode}); !deleted) {
     spdlog::error("inode {}: cannot be deleted ({}); the next mount tries again", inode->id.value,
                   ToString(deleted.error()));
   }
 }
 
-Result<void> Namespace::DeleteOrphanLocked(const InodePtr& inode) {
-  InodeTransaction transaction(catalog_, {inode});
-  if (transaction.record(inode).links > 0) return ErrorCode::kCorrupt;
-  if (transaction.deleted(inode) || transaction.InUse(inode, inodes_)) return {};
-  transaction.batch().Delete(keys::Orphan(inode->id));
-  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - 1));
-  RETURN_IF_ERROR(transaction.Delete(inode, data_));
+void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
+  if (read_only_) return;
+  constexpr size_t kAtOnce = 32;   // for each hold of the mutex
+  for (size_t at = 0; at < inodes.size(); at += kAtOnce) {
+    const auto some = inodes.subspan(at, std::min(kAtOnce, inodes.size() - at));
+    MutexLock lock(mutex_);
+    std::vector<InodePtr> group;
+    for (const InodePtr& inode : some) {
+      if (orphans_.contains(inode->id)) group.push_back(inode);
+    }
+    if (DeleteOrphansLocked(group)) continue;
+    lock.Unlock();
+    for (const InodePtr& inode : some) DeleteOrphan(inode);   // Says which cannot go.
+  }
+}
+
+Result<void> Namespace::DeleteOrphansLocked(const std::vector<InodePtr>& inodes) {
+  InodeTransaction transaction(catalog_, inodes);
+  std::vector<InodeId> gone;
+  Result<void> result;
+  for (const InodePtr& inode : inodes) {
+    const bool linked = transaction.record(inode).links > 0;
+    if (!linked && (transaction.deleted(inode) || transaction.InUse(inode, inodes_))) continue;
+    auto deleted = linked ? Result<void>(ErrorCode::kCorrupt) : transaction.Delete(inode, data_);
+    if (!deleted) {
+      if (result) result = std::move(deleted);
+      continue;
+    }
+    transaction.batch().Delete(keys::Orphan(inode->id));
+    gone.push_back(inode->id);
+  }
+  if (gone.empty()) return result;
+  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - gone.size()));
   RETURN_IF_ERROR(transaction.Commit());
-  --inode_count_;
-  inodes_.Erase(inode->id);
-  orphans_.erase(inode->id);
-  return {};
+  inode_count_ -= gone.size();
+  for (const InodeId ino : gone) {
+    inodes_.Erase(ino);
+    orphans_.erase(ino);
+  }
+  return result;
 }
 
 Result<void> Namespace::CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) {

@@ -70,10 +70,11 @@ class Namespace {
 
   // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it, and
   // are on stable storage. Each takes the place of what has its name, as a rename would, unless that is a directory: one
-  // batch, so all of them or none. For somebody whose permissions nobody has looked at yet. On an error nothing has
-  // changed, and `failed` is the index of the file at fault, or their number.
-  Result<void> Publish(InodeId directory, const Credentials& who, uint32_t mode, std::span<const DirectFile> files,
-                       std::span<const DeviceRun> runs, std::span<const uint32_t> checksums, size_t* failed);
+  // batch, so all of them or none. For somebody whose permissions nobody has looked at yet. The inodes that had the
+  // names. On an error nothing has changed, and `failed` is the index of the file at fault, or their number.
+  Result<std::vector<InodeId>> Publish(InodeId directory, const Credentials& who, uint32_t mode,
+                                       std::span<const DirectFile> files, std::span<const DeviceRun> runs,
+                                       std::span<const uint32_t> checksums, size_t* failed);
 
   // kAccess where the mode, or the access control list, does not let `who` do `wanted` (of 4 read, 2 write, 1 search).
   Result<void> CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted);
@@ -87,6 +88,8 @@ class Namespace {
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
   Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
   Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
+  // Takes the file capabilities away, where there are any.
+  Result<void> RemoveCapabilities(InodeId ino);
 
   // One more open handle / one less; the last one of an inode without links and without lookups deletes it.
   Result<InodePtr> Open(InodeId ino);
@@ -131,12 +134,16 @@ class Namespace {
   // up when next_ino_ has moved behind them, and ino_bound_ to `bound`.
   InodeId NextInodeLocked(uint64_t count, KvBatch* batch, uint64_t* bound) REQUIRES(mutex_);
 
-  Result<void> FindVictims(const InodePtr& directory, const Credentials& who, std::span<const DirectFile> files,
-                           std::vector<InodePtr>* victims, size_t* failed) REQUIRES(mutex_);
-  Result<void> PublishLocked(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                             std::span<const DirectFile> files, std::span<const DeviceRun> runs,
-                             std::span<const uint32_t> checksums, const std::vector<InodePtr>& victims)
-      REQUIRES(mutex_);
+  // Numbers never used before, the caller's alone from here on, whatever becomes of them.
+  Result<InodeId> TakeInodesLocked(uint64_t count) REQUIRES(mutex_);
+
+  struct Publication;
+  Result<InodePtr> FindVictim(const Publication& work, std::string_view name);
+  Result<void> FindVictims(Publication& work, size_t* failed);
+  Result<void> UpdateVictimsLocked(Publication& work, size_t* failed) REQUIRES(mutex_);
+  Result<void> BuildFiles(Publication& work, uint32_t mode, std::span<const DeviceRun> runs,
+                          std::span<const uint32_t> checksums, InodeId first);
+  Result<void> PublishLocked(Publication& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const Place& place) REQUIRES(mutex_);
   Result<InodeId> CommitData(InodeId parent, std::string_view name);
@@ -149,7 +156,10 @@ class Namespace {
   Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) REQUIRES(mutex_);
   // Deletes the orphan unless it is in use or has got a link again.
   void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
-  Result<void> DeleteOrphanLocked(const InodePtr& inode) REQUIRES(mutex_);
+  // The same for many, a few at a time.
+  void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
+  // Those that can go do; the error of the first that cannot.
+  Result<void> DeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
   Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
 
   Result<std::string> ReadAttribute(InodeId ino, std::string_view name);

@@ -117,6 +117,14 @@ Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std
   return transaction.Commit();
 }
 
+Result<void> Namespace::RemoveCapabilities(InodeId ino) {
+  constexpr std::string_view kName = "security.capability";
+  const auto found = ReadAttribute(ino, kName);
+  const auto removed = found ? RemoveExtendedAttribute(ino, kName) : Result<void>(found.error());
+  if (!removed && removed.error().code != ErrorCode::kNoAttribute) return removed;
+  return {};
+}
+
 Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {
   RETURN_IF_ERROR(CheckAttributeName(name));
   RETURN_IF_ERROR(CheckWritable());

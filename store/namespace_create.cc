@@ -58,6 +58,16 @@ InodeId Namespace::NextInodeLocked(uint64_t count, KvBatch* batch, uint64_t* bou
   return InodeId{next_ino_};
 }
 
+Result<InodeId> Namespace::TakeInodesLocked(uint64_t count) {
+  KvBatch batch;
+  uint64_t bound = 0;
+  const InodeId first = NextInodeLocked(count, &batch, &bound);
+  if (!batch.empty()) RETURN_IF_ERROR(catalog_.Write(batch));
+  next_ino_ += count;
+  ino_bound_ = bound;
+  return first;
+}
+
 // POSIX.1e 23.3.4: where the parent has a default list it takes the place of the umask.
 Result<void> Namespace::InheritAcl(const InodePtr& parent, InodeId ino, const CreateRequest& request,
                                    InodeRecord* record, KvBatch* batch) {

@@ -1,6 +1,7 @@
 #include "store/space_manager.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "common/log.h"
@@ -264,8 +265,38 @@ Result<SpaceGrant> SpaceManager::Grant(const Request& request, SpaceReservation*
 }
 
 SpaceGrant::~SpaceGrant() {
-  if (runs_.empty()) return;
-  for (const DeviceRun& run : Take(count())) space_->FreeRun(run);
+  if (!runs_.empty()) space_->Leave({writer_, std::move(runs_)});
+}
+
+// A holder who said nothing may be gone while a write of his is still on its way: it must not meet another's data.
+void SpaceManager::Leave(Remains remains) {
+  if (TryFree(remains)) return;
+  MutexLock lock(mutex_);
+  remains_.push_back(std::move(remains));
+}
+
+bool SpaceManager::TryFree(const Remains& remains) {
+  if (remains.writer != 0 && has_writer_ && has_writer_(remains.writer)) return false;
+  BlockCount count;
+  for (const DeviceRun& run : remains.runs) count += run.run.count;
+  granted_ -= count.value;
+  AddUsed(-static_cast<int64_t>(count.value));
+  for (const DeviceRun& run : remains.runs) FreeRun(run);
+  return true;
+}
+
+bool SpaceManager::CollectGrants() {
+  MutexLock collecting(collecting_);   // Whoever comes in between must not take what is being looked at for nothing.
+  std::vector<Remains> left;
+  {
+    MutexLock lock(mutex_);
+    left.swap(remains_);
+  }
+  std::erase_if(left, [this](const Remains& remains) { return TryFree(remains); });
+  if (left.empty()) return false;
+  MutexLock lock(mutex_);
+  std::move(left.begin(), left.end(), std::back_inserter(remains_));
+  return true;
 }
 
 BlockCount SpaceGrant::count() const {

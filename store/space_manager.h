@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -57,18 +58,24 @@ class SpacePin {
   std::vector<DeviceRun> runs_;
 };
 
-// Blocks taken for somebody who writes them past the store; what no file has got by its end is free again. Move-only;
-// gone before the SpaceManager.
+// Blocks taken for somebody who writes them past the store; what no file has got by its end is free again, as soon as
+// nobody can write it any more. Move-only; gone before the SpaceManager.
 class SpaceGrant {
  public:
   SpaceGrant() = default;
-  SpaceGrant(SpaceGrant&& other) noexcept : space_(other.space_), runs_(std::exchange(other.runs_, {})) {}
+  SpaceGrant(SpaceGrant&& other) noexcept
+      : space_(other.space_), runs_(std::exchange(other.runs_, {})), writer_(other.writer_) {}
   SpaceGrant& operator=(SpaceGrant&& other) noexcept {
     std::swap(space_, other.space_);
     std::swap(runs_, other.runs_);
+    std::swap(writer_, other.writer_);
     return *this;
   }
   ~SpaceGrant();
+
+  // The writer, not 0, gets descriptors; and says that none of his writes is under way.
+  void BeginWrites(uint64_t writer) { writer_ = writer; }
+  void EndWrites() { writer_ = 0; }
 
   const std::vector<DeviceRun>& runs() const { return runs_; }
   BlockCount count() const;
@@ -79,6 +86,7 @@ class SpaceGrant {
   friend class SpaceManager;
   SpaceManager* space_ = nullptr;
   std::vector<DeviceRun> runs_;
+  uint64_t writer_ = 0;
 };
 
 // Thread-safe. Invariant: the allocators together hold at least as many free blocks as are reserved, so that the
@@ -116,6 +124,11 @@ class SpaceManager {
   SpacePin Pin(std::vector<DeviceRun> runs);
   BlockCount pinned() const EXCLUDES(mutex_);
   BlockCount granted() const { return {granted_.load()}; }
+
+  // `has_writer` tells whether a writer of a grant has descriptors left. Before the first grant.
+  void AskForWriters(std::function<bool(uint64_t writer)> has_writer) { has_writer_ = std::move(has_writer); }
+  // Frees what ended grants have left whose writers are gone by now. True when others are not.
+  bool CollectGrants() EXCLUDES(collecting_, mutex_);
 
   // Gives the file's preallocated rest back (at close).
   void ReleaseWindow(InodeId ino);
@@ -156,6 +169,13 @@ class SpaceManager {
   void FreeRun(const DeviceRun& run);
   void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
+  // What a grant leaves.
+  struct Remains {
+    uint64_t writer;
+    std::vector<DeviceRun> runs;
+  };
+  void Leave(Remains remains) EXCLUDES(mutex_);
+  bool TryFree(const Remains& remains);
   void GiveBack(BlockCount count) EXCLUDES(mutex_);
 
   std::vector<std::unique_ptr<ExtentAllocator>> allocators_;
@@ -170,6 +190,9 @@ class SpaceManager {
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
   SpacePins pins_ GUARDED_BY(mutex_);
+  Mutex collecting_;   // taken before mutex_
+  std::function<bool(uint64_t writer)> has_writer_;
+  std::vector<Remains> remains_ GUARDED_BY(mutex_);   // of grants, while their writers are there
 };
 
 }  // namespace weightfs

@@ -50,6 +50,17 @@ Result<void> Wait(Start start) {
   return result.get();
 }
 
+// Whether anybody has a descriptor left that this writer got. Where that cannot be seen he may have.
+bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_t writer) {
+  return std::any_of(devices.begin(), devices.end(), [&](const std::unique_ptr<BlockDevice>& device) {
+    const auto* file = dynamic_cast<const FileDevice*>(device.get());
+    if (file == nullptr) return false;
+    const Result<bool> has = file->HasWriter(writer);
+    if (!has) spdlog::error("{}", ToString(has.error()));
+    return has.value_or(true);
+  });
+}
+
 }  // namespace
 
 // Everything under a Store, in the order it is built; taken down in reverse.
@@ -102,6 +113,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->device_set = std::make_unique<DeviceSet>(std::move(pointers));
   parts->catalog = std::move(catalog);
   parts->devices = std::move(devices);
+  parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
   parts->inodes = std::make_unique<InodeTable>(*parts->catalog, options.resident_inodes);
 
   ASSIGN_OR_RETURN(const SpaceRecovery recovery, RecoverSpace(*parts->catalog, *parts->space));
@@ -159,16 +171,21 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
   return p_->names->SetAttributes(ino, change);
 }
 
-Result<bool> Store::ClearPrivileges(const InodePtr& inode) {
-  AttributeChange change;
+Result<bool> Store::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  uint32_t mode, kept, flags;
   {
     MutexLock lock(inode->mutex);
-    const uint32_t mode = inode->attributes.mode;
-    uint32_t kept = mode & ~static_cast<uint32_t>(S_ISUID);
-    if ((mode & S_IXGRP) != 0) kept &= ~static_cast<uint32_t>(S_ISGID);
-    if (kept == mode) return false;
-    change.mode = kept & 07777;
+    flags = inode->attributes.flags;
+    mode = kept = inode->attributes.mode;
   }
+  if ((flags & kInodeHasAttributes) != 0) RETURN_IF_ERROR(p_->names->RemoveCapabilities(inode->id));
+  if (set_ids) {
+    kept &= ~static_cast<uint32_t>(S_ISUID);
+    if ((mode & S_IXGRP) != 0) kept &= ~static_cast<uint32_t>(S_ISGID);
+  }
+  if (kept == mode) return false;
+  AttributeChange change;
+  change.mode = kept & 07777;
   RETURN_IF_ERROR(SetAttributes(inode->id, change));
   return true;
 }
@@ -234,14 +251,14 @@ void Store::DropCached(const InodePtr& inode) {
 Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
   RETURN_IF_ERROR(CheckWritable());
   WriteBatch batch(*p_->write_back);
-  return p_->files->Write(inode, offset, data, holder, &batch);
+  return p_->files->Write(inode, offset, data, holder, WriteReach::kAnywhere, &batch);
 }
 
 void Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
-                  const std::function<void(Result<void>)>& accepted) {
+                  WriteReach reach, const std::function<void(Result<void>)>& accepted) {
   WriteBatch batch(*p_->write_back);
   Result<void> result = CheckWritable();
-  if (result) result = p_->files->Write(inode, offset, data, holder, &batch);
+  if (result) result = p_->files->Write(inode, offset, data, holder, reach, &batch);
   accepted(std::move(result));
 }
 
@@ -303,9 +320,9 @@ Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write
   return p_->files->CommitDirect(inode, write, std::move(grant));
 }
 
-Result<void> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                            std::span<const DirectFile> files, std::span<const uint32_t> checksums, SpaceGrant grant,
-                            size_t* failed) {
+Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                                            std::span<const DirectFile> files, std::span<const uint32_t> checksums,
+                                            SpaceGrant grant, size_t* failed) {
   *failed = files.size();
   RETURN_IF_ERROR(CheckWritable());
   BlockCount blocks;
@@ -320,18 +337,20 @@ Result<void> Store::Publish(const InodePtr& directory, const Credentials& who, u
   // The catalog may be synced at any time: the content is on stable storage before it says where.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(Wait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
-  RETURN_IF_ERROR(p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed));
+  ASSIGN_OR_RETURN(auto replaced, p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed));
   grant.Take(blocks);
   p_->space->AddUsed(static_cast<int64_t>(blocks.value));
-  return {};
+  return replaced;
 }
 
-Result<int> Store::OpenDevice(DeviceId device, bool write) {
+Result<int> Store::OpenDevice(DeviceId device, bool write, uint64_t writer) {
   // Devices of tests lie in memory and have no descriptors.
   const auto* file = dynamic_cast<const FileDevice*>(p_->devices[device.value].get());
   if (file == nullptr) return ErrorCode::kNotSupported;
-  return file->OpenAgain(write);
+  return file->OpenAgain(write, writer);
 }
+
+bool Store::CollectGrants() { return p_->space->CollectGrants(); }
 
 size_t Store::device_count() const { return p_->devices.size(); }
 

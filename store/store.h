@@ -64,9 +64,9 @@ class Store {
   // Every change; a size goes through truncation first.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
-  // Takes set-user-id, and set-group-id of a file its group may execute, away, as a write by somebody without the
-  // right to them does. True when there was something to take.
-  Result<bool> ClearPrivileges(const InodePtr& inode);
+  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
+  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
+  Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
   // Open files. O_TRUNC is Truncate(…, 0) with `replace`: the old content stays what a crash shows until the new one
   // is committed (at close, at fsync, or after 30 s).
@@ -87,9 +87,9 @@ class Store {
   // the memory of `data`: where data.data() == holder.data() + offset % kBlockSize, the store keeps the buffer instead
   // of copying; it may write to what lies before `data`, and nobody else may change any of it again.
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
-  // The same; `accepted` runs in the call as soon as the data is the store's, before its checksums are computed and it is
-  // sent to a device.
-  void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
+  // The same, as far as `reach` lets it; `accepted` runs in the call as soon as the data is the store's, before its
+  // checksums are computed and it is sent to a device.
+  void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder, WriteReach reach,
              const std::function<void(Result<void>)>& accepted);
   // Runs `next` when fewer than `limit` bytes are on their way to the devices: in the call, or on a completion thread.
   void WhenWritesBelow(ByteCount limit, std::function<void()> next);
@@ -121,13 +121,16 @@ class Store {
   // The first blocks of the grant, which hold them already, become bytes of the file, as one step; what is left of the
   // grant is free. As durable as a write; the file is as it was when this fails.
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
-  // The blocks of the grant become files of the directory: Namespace::Publish, which says what `failed` is. Waits until
-  // their content is on stable storage.
-  Result<void> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                       std::span<const DirectFile> files, std::span<const uint32_t> checksums, SpaceGrant grant,
-                       size_t* failed);
-  // A new descriptor of a device, which holders of leases share; the caller closes it. FileDevice::OpenAgain.
-  Result<int> OpenDevice(DeviceId device, bool write);
+  // The blocks of the grant become files of the directory: Namespace::Publish, which says what it returns and what
+  // `failed` is. Waits until their content is on stable storage.
+  Result<std::vector<InodeId>> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                                       std::span<const DirectFile> files, std::span<const uint32_t> checksums,
+                                       SpaceGrant grant, size_t* failed);
+  // A new descriptor of a device for holders of leases; the caller closes it. FileDevice::OpenAgain. Who writes a grant
+  // has descriptors of a writer of his own, and the grant knows it (SpaceGrant::BeginWrites).
+  Result<int> OpenDevice(DeviceId device, bool write, uint64_t writer = 0);
+  // Frees the blocks of grants that have ended whose writers are gone by now. True when some are left.
+  bool CollectGrants();
   size_t device_count() const;
 
   // `notify` runs for each file that a failed write has put back to its last commit: on a thread of the store, which it

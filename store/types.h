@@ -89,6 +89,9 @@ enum class FallocateMode : unsigned char {
   kZeroRangeKeepSize,
 };
 
+// How far a write goes: as far as it says, or to the end of the file as it is.
+enum class WriteReach : unsigned char { kAnywhere, kWithinFile };
+
 enum class SeekTarget : unsigned char { kData, kHole };
 
 // One run of a file, for `info`, leases and fiemap-like callers. `device` and `start` mean nothing for a hole.

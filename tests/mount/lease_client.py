@@ -84,8 +84,8 @@ class Lease:
 
     def __init__(self, name):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect(b"\0" + name)   # Waits its turn, which a socket with a time limit would not.
         self.socket.settimeout(60)
-        self.socket.connect(b"\0" + name)
         self.devices = []
 
     def close(self):
@@ -217,15 +217,19 @@ class Lease:
             self.forget_devices()
 
 
-def write_direct(path, data, flags=0, **commit):
+def write_opened(descriptor, data, **commit):
     """The file's bytes from 0 on by a lease; what the client library does for a whole tensor."""
+    token, name = ticket(descriptor)
+    with Lease(name) as lease:
+        sums = lease.fill(lease.reserve(token, -(-len(data) // BLOCK)), data)
+        lease.commit(token, len(data), sums, **{"new_size": len(data), **commit})
+    os.fstat(descriptor)   # From here on the kernel knows the size.
+
+
+def write_direct(path, data, flags=0, **commit):
     descriptor = os.open(path, os.O_RDWR | flags, 0o644)
     try:
-        token, name = ticket(descriptor)
-        with Lease(name) as lease:
-            sums = lease.fill(lease.reserve(token, -(-len(data) // BLOCK)), data)
-            lease.commit(token, len(data), sums, **{"new_size": len(data), **commit})
-        os.fstat(descriptor)   # From here on the kernel knows the size.
+        write_opened(descriptor, data, **commit)
     finally:
         os.close(descriptor)
 

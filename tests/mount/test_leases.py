@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import mmap
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ import lease_client
 from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from harness.users import NOBODY, OTHER, call_as
-from lease_client import BLOCK, COMMIT, Lease, Refused, crc32c, read_direct, ticket, write_direct, write_many
+from lease_client import BLOCK, COMMIT, Lease, Refused, crc32c, read_direct, ticket, write_direct, write_many, write_opened
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 STORE_SIZE = "64M"
@@ -53,10 +55,11 @@ def refusal(function, *arguments, **options):
 class Holder:
     """A process of its own that holds a lease; what it runs says when it has it, and then waits for ever."""
 
-    def __init__(self, code, *arguments):
+    def __init__(self, code, *arguments, **options):
         text = f"import sys, os, signal\nsys.path.insert(0, {os.fspath(Path(__file__).parent)!r})\n" \
                f"from lease_client import *\n{code}\nprint('held', flush=True)\nsignal.pause()\n"
-        self.process = subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE)
+        self.process = subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE,
+                                        **options)
         assert self.process.stdout.readline() == b"held\n"
 
     def kill(self):
@@ -86,6 +89,9 @@ os.close(file)
 """
 
 
+PASSES = "socket.send_fds(socket.socket(fileno=int(sys.argv[3])), [b'x'], lease.devices)\n"
+
+
 def test_reads_what_was_written_and_not_synced(work):
     data = pattern(300_001)
     (work / "a").write_bytes(data)
@@ -95,12 +101,60 @@ def test_reads_what_was_written_and_not_synced(work):
 
 
 def test_reads_what_a_shared_mapping_wrote(work):
-    import mmap
     with open(work / "a", "w+b") as stream:
         stream.truncate(BLOCK)
         with mmap.mmap(stream.fileno(), BLOCK) as memory:
             memory[:] = b"m" * BLOCK
             assert read_direct(work / "a") == b"m" * BLOCK
+
+
+def test_a_commit_comes_after_what_a_mapping_changed_before(work):
+    path = work / "a"
+    path.write_bytes(pattern(MIB))
+    with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), MIB) as memory:
+        memory[BLOCK:2 * BLOCK] = b"m" * BLOCK
+        write_opened(stream.fileno(), pattern(MIB, 1))   # Another open(2) would drop the pages.
+        assert os.pread(stream.fileno(), 2 * MIB, 0) == pattern(MIB, 1)
+        memory[5 * BLOCK] = 0xFF
+        memory.flush()
+    expected = bytearray(pattern(MIB, 1))
+    expected[5 * BLOCK] = 0xFF
+    assert path.read_bytes() == expected, "a later change of the mapping is in the file"
+
+
+def test_a_mapping_makes_no_file_longer_that_a_commit_cut(work):
+    path = work / "a"
+    path.write_bytes(pattern(4 * BLOCK))
+    with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), 4 * BLOCK) as memory:
+        memory[3 * BLOCK:] = b"m" * BLOCK
+        write_opened(stream.fileno(), pattern(BLOCK, 1))
+        assert path.stat().st_size == BLOCK
+    assert path.read_bytes() == pattern(BLOCK, 1)
+
+
+def test_pages_changed_while_a_commit_cuts_the_file_do_not_grow_it(work):
+    path = work / "a"
+    stop = work / "stop"
+    code = "import mmap, os, signal, sys\n" \
+           "file = os.open(sys.argv[1], os.O_RDWR)\n" \
+           "memory = mmap.mmap(file, 4 * 4096)\n" \
+           "print('mapped', flush=True)\n" \
+           "signal.signal(signal.SIGBUS, lambda *_: None)\n" \
+           "while not os.path.exists(sys.argv[2]): memory[3 * 4096] = 1 + memory[3 * 4096] % 2\n"
+    path.write_bytes(pattern(4 * BLOCK))
+    file = os.open(path, os.O_RDWR)
+    writer = subprocess.Popen([sys.executable, "-c", code, path, stop], stdout=subprocess.PIPE)
+    assert writer.stdout.readline() == b"mapped\n"
+    sizes = set()
+    for _ in range(50):
+        write_opened(file, pattern(BLOCK, 1), durable=False)
+        sizes.add(os.fstat(file).st_size)
+        os.ftruncate(file, 4 * BLOCK)
+    stop.touch()
+    writer.wait()
+    writer.stdout.close()
+    os.close(file)
+    assert sizes == {BLOCK}
 
 
 def test_holes_have_no_extents(work):
@@ -230,6 +284,32 @@ def test_a_writer_that_is_killed_leaves_the_old_file_and_its_space(work, mounted
     assert (work / "a").read_bytes() == data and read_direct(work / "a") == data
 
 
+def test_blocks_that_somebody_may_still_write_go_to_nobody(work, mounted):
+    """A killed writer's transfers may outlive it; here it is a copy of its descriptor that does."""
+    before = free(work)
+    here, there = socket.socketpair()
+    with Holder(RESERVES + PASSES, work / "a", 1024, there.fileno(), pass_fds=[there.fileno()]) as holder:
+        _, (device, *others), *_ = socket.recv_fds(here, 1, 64)
+        holder.kill()
+    assert not others
+    assert wait_until(lambda: statistics(mounted)["leases"] == 0)
+    assert statistics(mounted)["granted_bytes"] == 4 * MIB and free(work) == before - 4 * MIB
+    files = {}
+    while free(work) >= 2 * MIB:
+        name = f"f{len(files)}"
+        files[name] = pattern(MIB, len(files))
+        (work / name).write_bytes(files[name])
+    assert refusal((work / "more").write_bytes, bytes(4 * MIB)) == errno.ENOSPC
+    assert statistics(mounted)["granted_bytes"] == 4 * MIB
+    os.close(device)
+    (work / "more").write_bytes(bytes(3 * MIB))   # Want of space looks at once.
+    assert wait_until(lambda: statistics(mounted)["granted_bytes"] == 0)
+    for name, data in files.items():
+        assert read_direct(work / name, 0, BLOCK) == data[:BLOCK]
+    for each in (here, there):
+        each.close()
+
+
 def test_what_does_not_fit_is_enospc_and_changes_nothing(work, mounted):
     (work / "a").write_bytes(b"whole")
     before = free(work)
@@ -282,6 +362,39 @@ def test_many_files_are_all_or_nothing(work):
     assert (caught.value.errno, caught.value.failed) == (errno.EISDIR, 2)
     assert (work / "a").read_bytes() == b"old" and sorted(os.listdir(work)) == ["a", "d"]
     assert free(work) == before
+
+
+def test_links_and_open_files_know_that_a_name_is_gone(work):
+    for name in ("a", "b"):
+        (work / name).write_bytes(b"old")
+    os.link(work / "a", work / "other")
+    with open(work / "b", "rb") as opened:
+        assert (work / "other").stat().st_nlink == 2 and os.fstat(opened.fileno()).st_nlink == 1
+        write_many(work, {b"a": b"new", b"b": b"new"})
+        assert (work / "other").stat().st_nlink == 1
+        assert os.fstat(opened.fileno()).st_nlink == 0
+        assert opened.read() == b"old"
+
+
+REPLACES = """
+print("held", flush=True)
+for seed in range(1 << 30):
+    write_many(sys.argv[1], {b"t%d" % index: b"%d" % (seed % 10) * 5000 for index in range(8)}, durable=False)
+"""
+
+
+def test_names_that_are_replaced_all_the_time_are_read_as_old_or_new(work):
+    names = [b"t%d" % index for index in range(8)]
+    write_many(work, {name: b"0" * 5000 for name in names})
+    directory = os.open(work, os.O_RDONLY)
+    token, name = ticket(directory)
+    with Holder(REPLACES, work), Lease(name) as lease:
+        for _ in range(400):
+            for answer in lease.read_many(token, names):
+                assert isinstance(answer, bytes), errno.errorcode[answer]
+                assert answer == answer[:1] * 5000
+            lease.release()
+    os.close(directory)
 
 
 def test_a_ticket_says_what_its_descriptor_may(work):
@@ -385,6 +498,44 @@ def test_set_id_bits_go_with_a_commit_of_a_user(work):
     assert stat.S_IMODE(path.stat().st_mode) == (0o4755 if os.geteuid() == 0 else 0o755)
 
 
+@needs.root
+def test_capabilities_go_with_a_write_and_with_a_commit(work):
+    path = work / "a"
+    capabilities = struct.pack("<IIIII", 0x02000000, 1 << 10, 0, 0, 0)   # CAP_NET_BIND_SERVICE
+
+    def gives():
+        os.setxattr(path, "security.capability", capabilities)
+
+    def has():
+        return "security.capability" in os.listxattr(path)
+
+    path.write_bytes(b"x" * BLOCK)
+    os.setxattr(path, "user.other", b"stays")
+    for change in (lambda: write_direct(path, b"y"), lambda: os.truncate(path, 1), lambda: path.write_bytes(b"z"),
+                   lambda: write_in_place(path)):
+        gives()
+        assert has()
+        change()
+        assert not has()
+    assert os.listxattr(path) == ["user.other"]
+
+
+def write_in_place(path):
+    with open(path, "r+b") as stream:
+        stream.write(b"w")
+
+
+def test_a_malformed_commit_of_many_blames_no_file(work):
+    directory = os.open(work, os.O_RDONLY)
+    token, name = ticket(directory)
+    with Lease(name) as lease:
+        lease.reserve(token, 1)
+        with pytest.raises(Refused) as caught:
+            lease.commit_many(token, [(b"a", 1)], [1, 2, 3])
+        assert (caught.value.errno, caught.value.failed) == (errno.EINVAL, (1 << 64) - 1)
+    os.close(directory)
+
+
 GARBAGE = [b"", b"x", b"\xff" * 24, bytes(24), struct.pack("=IIiIQ", 1, 1, 0, 0, 0),
            struct.pack("=IIiIQ", 1, 1, 0, 1, 1 << 60), struct.pack("=IIiIQ", 2, 1, 0, 0, 0),
            struct.pack("=IIiIQ", 1, 99, 0, 0, 5) + b"abcde", os.urandom(30_000)]
@@ -457,6 +608,56 @@ def test_connections_are_bounded_and_all_come_back(work, mounted):
     assert wait_until(lambda: statistics(mounted)["leases"] == 0)
     assert wait_until(lambda: len(os.listdir(daemon)) == before), "descriptors leaked"
     os.close(file)
+
+
+def test_who_has_had_no_lease_for_longest_makes_room(work, mounted):
+    (work / "a").write_bytes(pattern(BLOCK))
+    file = os.open(work / "a", os.O_RDONLY)
+    token, name = ticket(file)
+    with Lease(name) as holds:
+        leased = holds.read(token)
+        idle = [Lease(name) for _ in range(1023)]
+        assert refusal(idle[-1].read, bytes(16)) == errno.EBADF, "all are in"
+        with Lease(name) as late:
+            late.read(token)
+            assert idle[0].socket.recv(1) == b"", "the first of them was let go"
+            idle[0].close()
+            assert refusal(idle[1].read, bytes(16)) == errno.EBADF
+            assert holds.content(leased) == pattern(BLOCK)
+            assert statistics(mounted)["leases"] == 2
+        for lease in idle:
+            lease.close()
+    os.close(file)
+
+
+CONNECTS = """
+first = os.getpid()
+for _ in range(int(sys.argv[2]) - 1):
+    if os.getpid() == first:
+        os.fork()
+if os.getpid() == first:
+    print("held", flush=True)
+while os.getpid() == first or os.getppid() == first:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.connect(b"\\0" + sys.argv[1].encode())
+    stranger.close()
+os._exit(0)
+"""
+
+
+def test_who_comes_and_goes_all_the_time_holds_nobody_up(work):
+    (work / "a").write_bytes(pattern(BLOCK))
+    file = os.open(work / "a", os.O_RDWR)
+    token, name = ticket(file)
+    with Lease(name) as lease, Holder(CONNECTS, name.decode(), 6):
+        took = []
+        for _ in range(300):
+            begin = time.monotonic()
+            lease.reserve(token, 1)
+            lease.release()
+            took.append(time.monotonic() - begin)
+    os.close(file)
+    assert max(took) < 0.3, sorted(took)[-5:]   # It was a second and more.
 
 
 def test_a_thousand_leases_leave_nothing(work, mounted):

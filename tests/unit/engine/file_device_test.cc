@@ -343,8 +343,8 @@ TEST(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {
 // Opens a device once more, as for leases; closed at the end.
 class Again {
  public:
-  Again(const FileDevice& device, bool write) {
-    auto opened = device.OpenAgain(write);
+  Again(const FileDevice& device, bool write, uint64_t writer = 0) {
+    auto opened = device.OpenAgain(write, writer);
     if (opened.has_value()) descriptor_ = *opened;
     else ADD_FAILURE() << ToString(opened.error());
   }
@@ -386,6 +386,22 @@ void ExpectWritersKeepTheNextOpenOut(const std::string& path) {
 TEST(FileDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
   const ScratchFile file(kFileSize);
   ExpectWritersKeepTheNextOpenOut(file.path());
+}
+
+TEST(FileDeviceTest, AWriterIsThereAsLongAsACopyOfItsDescriptor) {
+  const ScratchFile file(kFileSize);
+  const auto device = OpenDevice(file.path());
+  const Again other(*device, true, 8);
+  int copy = -1;
+  {
+    const Again writes(*device, true, 7);
+    copy = dup(writes.get());
+  }
+  EXPECT_TRUE(device->HasWriter(7).value());
+  EXPECT_EQ(close(copy), 0);
+  EXPECT_FALSE(device->HasWriter(7).value());
+  EXPECT_TRUE(device->HasWriter(8).value());
+  EXPECT_FALSE(device->HasWriter(9).value());
 }
 
 TEST(FileDeviceTest, AReadOnlyDeviceHasNoDescriptorForWriters) {

@@ -35,6 +35,7 @@ class LeaseServerTest : public testing::Test {
   }
   void TearDown() override {
     filesystem_->Finish();
+    EXPECT_FALSE(store().CollectGrants()) << "every program has ended";
     EXPECT_EQ(store().statistics().pinned_bytes, 0U);
     EXPECT_EQ(store().statistics().granted_bytes, 0U);
     EXPECT_TRUE(session_->Close().has_value());
@@ -168,6 +169,27 @@ TEST_F(LeaseServerTest, TheEndOfAConnectionEndsItsLease) {
     EXPECT_EQ(store().statistics().pinned_bytes, 10 * kBlockSize);
   }
   WaitForLeases(0);
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, BlocksAreFreeOnceNobodyCanWriteThem) {
+  const auto file = Open("a", O_RDWR);
+  const lease::ReserveRequest request{Ticket(file), 0, 1000};
+  lease::Descriptor copy;
+  {
+    Program program(server()), other(server());
+    program.Ask(lease::Kind::kReserve, {lease::BytesOf(request)});
+    copy = lease::Descriptor(fcntl(program.devices[0].get(), F_DUPFD_CLOEXEC, 0));
+    other.Ask(lease::Kind::kReserve, {lease::BytesOf(request)});
+    const lease::Descriptor kept(fcntl(other.devices[0].get(), F_DUPFD_CLOEXEC, 0));
+    other.Ask(lease::Kind::kRelease, {});
+    EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize) << "whoever releases has ended his writes";
+  }
+  WaitForLeases(0);
+  store().CollectGrants();
+  EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize);
+  copy = lease::Descriptor();
+  while (store().statistics().granted_bytes != 0) std::this_thread::yield();   // The server looks by itself.
   store().CloseFile(file->inode);
 }
 

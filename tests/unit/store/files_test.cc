@@ -51,6 +51,18 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
 }
 
+TEST(Files, AWriteWithinTheFileEndsWhereTheFileDoes) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, std::string(5000, 'a')));
+  const std::string page(kBlock, 'm');
+  for (const uint64_t block : {0, 1, 2}) {
+    store->Write(file, ByteOffset{block * kBlock}, AsBytes(page), {}, WriteReach::kWithinFile,
+                 [](const Result<void>& accepted) { ASSERT_OK(accepted); });
+  }
+  EXPECT_TRUE(Must(store.ReadAll(file)) == std::string(5000, 'm'));
+}
+
 TEST(Files, LargeAndSmallWritesInSequenceLieTogether) {
   TestStore store;
   const auto buffers = std::move(BufferPool::Create({.buffer_size = ByteCount{kMiB}, .count = 16}).value());

@@ -48,6 +48,8 @@ class OpenFile : public Target {
   const std::string& path() const override { return options_.path; }
   Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
   Alignment alignment() const override { return alignment_; }
+  std::optional<FileId> id() const override;
+  void TakeNothingBack() override { keeps_ = true; }
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
   IoResult<void> Finish(bool success) override;
@@ -74,6 +76,7 @@ class OpenFile : public Target {
   std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
   std::string final_path_;       // with `atomic`: what is replaced
   bool created_ = false;
+  bool keeps_ = false;  // what is there
   bool finished_ = false;
   struct stat status_{};  // when it was opened
   Descriptor direct_;
@@ -249,6 +252,11 @@ int OpenFile::Buffered(int* error_number) const {
   return buffered_.get();
 }
 
+std::optional<FileId> OpenFile::id() const {
+  if (!S_ISREG(status_.st_mode) && !S_ISBLK(status_.st_mode)) return std::nullopt;
+  return FileId{.device = status_.st_dev, .inode = status_.st_ino};
+}
+
 IoResult<uint64_t> OpenFile::Size() const {
   struct stat now{};
   if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
@@ -316,7 +324,7 @@ IoResult<void> OpenFile::SyncFolder() const {
 // What a failed write of a whole file may take back. Of a write at an offset nothing: others may be writing
 // other parts.
 void OpenFile::TakeBack() {
-  if (!writes() || !options_.whole_file) return;
+  if (!writes() || !options_.whole_file || keeps_) return;
   struct stat ours{};
   if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
   if (created_) {

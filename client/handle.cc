@@ -8,12 +8,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <set>
 
+#include "client/account.h"
 #include "client/file_target.h"
 #include "client/gpu/gpu.h"
 #include "client/lease_connection.h"
+#include "client/late_target.h"
 #include "client/lease_target.h"
+#include "client/pending_ranges.h"
 #include "client/ring.h"
 #include "common/mutex.h"
 #include "common/result.h"
@@ -39,32 +41,6 @@ constexpr size_t kLeastBounces = 8;
 constexpr size_t kDeviceBounces = 64;
 constexpr size_t kCufileThreads = 16;
 constexpr size_t kLeastCufileThreads = 2;
-
-struct Account {
-  mutable Mutex mutex;
-  std::condition_variable changed;
-  std::set<uint64_t> pending GUARDED_BY(mutex);  // numbers, in the order of their start
-  uint64_t next GUARDED_BY(mutex) = 1;
-  Handle::Completed completed GUARDED_BY(mutex);
-
-  uint64_t Begin() {
-    MutexLock lock(mutex);
-    pending.insert(next);
-    return next++;
-  }
-
-  void End(uint64_t number, const IoError* error, bool own_errors) {
-    MutexLock lock(mutex);
-    pending.erase(number);
-    if (error == nullptr) {
-      ++completed.count;
-    } else if (!own_errors) {
-      ++completed.failed;
-      if (completed.errors.size() < Handle::kMaxErrors) completed.errors.push_back(*error);
-    }
-    changed.notify_all();
-  }
-};
 
 IoResult<void> Check(const HandleOptions& options) {
   const auto wrong = [](const char* what) { return IoError{EINVAL, std::string("a handle needs ") + what}; };
@@ -98,6 +74,7 @@ uint64_t DefaultOffset(int descriptor) {
 class Handle::Impl {
  public:
   ~Impl() {
+    ranges_->Stop();
     for (const auto& ring : rings_) ring->BeginStop();
     for (const auto& ring : rings_) ring->Stop();
   }
@@ -127,9 +104,12 @@ class Handle::Impl {
     std::unique_ptr<Target> target = nullptr;  // what it was opened as; otherwise it is opened here
     MemoryView memory;
     Progress progress;
+    Interrupted interrupted;
     bool counted = false;
     bool own_errors = false;
     bool checked = false;  // `checksum` or `verify`
+
+    bool writes() const { return file.direction == Operation::Direction::kWrite; }
   };
 
   // `helped`: the caller is going to drive the first ring, which is returned.
@@ -140,24 +120,11 @@ class Handle::Impl {
     if (wish.memory.on_device() && wish.memory.size() > 0) {
       ASSIGN_OR_RETURN(gpu, TheGpu());
     }
-    if (wish.checked) {
-      if (wish.file.direction == Operation::Direction::kWrite && !wish.file.whole_file) {
-        return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
-                       wish.file.offset};
-      }
-      if (wish.memory.on_device()) {
-        return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
-                       wish.file.offset};
-      }
-      const bool writes = wish.file.direction == Operation::Direction::kWrite;
-      const std::string path =
-          wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
-      wish.file.checksums = std::make_shared<ChecksumAttribute>(writes, path, wish.memory, wish.file.offset);
-    }
+    if (wish.checked) RETURN_IF_ERROR(AddChecksums(wish));
     // A lease wants checksums of the blocks, which cuFile never shows to the host.
     const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
-    ASSIGN_OR_RETURN(auto target, wish.target != nullptr ? IoResult<std::unique_ptr<Target>>(std::move(wish.target))
-                                                         : OpenTarget(wish.file, may_lease));
+    ASSIGN_OR_RETURN(auto opened, Open(wish, may_lease));
+    auto& [target, place, late] = opened;
     std::shared_ptr<DeviceMemory> device;
     if (gpu != nullptr) {
       ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
@@ -168,28 +135,31 @@ class Handle::Impl {
                          .memory = std::move(wish.memory),
                          .device = std::move(device),
                          .offset = wish.file.offset,
-                         .progress = std::move(wish.progress)};
+                         .progress = std::move(wish.progress),
+                         .place = place};
     if (wish.counted) {
       plan.finished = [account = account_, number = account_->Begin(),
                        own = wish.own_errors](const IoError* error) { account->End(number, error, own); };
     }
     auto operation = std::make_shared<Operation>(std::move(plan));
-    HandOut(operation, helped);
+    if (late == nullptr) {
+      place.reset();
+      HandOut(operation, helped);
+      return operation;
+    }
+    auto begin = [this, operation, late = late, may_lease, file = std::move(wish.file)](bool stopping) mutable {
+      BeginLate(operation, *late, std::move(file), may_lease, stopping);
+    };
+    if (!ranges_->Wait(place, begin)) begin(false);
     return operation;
   }
 
-  Completed Wait() {
-    MutexLock lock(account_->mutex);
-    const uint64_t until = account_->next;
-    while (!account_->pending.empty() && *account_->pending.begin() < until)
-      account_->changed.wait(lock.native());
-    return std::exchange(account_->completed, {});
+  Completed Wait(const Interrupted& interrupted) {
+    if (forked()) return {.failed = 1, .errors = {Forked("", 0)}};
+    return account_->Wait(interrupted);
   }
 
-  size_t pending() const {
-    MutexLock lock(account_->mutex);
-    return account_->pending.size();
-  }
+  size_t pending() const { return forked() ? 0 : account_->pending(); }
 
   bool forked() const { return owner_ != getpid(); }
   uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
@@ -210,8 +180,76 @@ class Handle::Impl {
   }
 
  private:
+  static IoResult<void> AddChecksums(Wish& wish) {
+    if (wish.writes() && !wish.file.whole_file) {
+      return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
+                     wish.file.offset};
+    }
+    if (wish.memory.on_device()) {
+      return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
+                     wish.file.offset};
+    }
+    const std::string path =
+        wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
+    wish.file.checksums = std::make_shared<ChecksumAttribute>(wish.writes(), path, wish.memory, wish.file.offset);
+    return {};
+  }
+
+  struct Opened {
+    std::unique_ptr<Target> target;
+    std::shared_ptr<PendingRanges::Place> place = nullptr;  // null where there is no order
+    LateTarget* late = nullptr;                             // the target, when others are to be done before
+  };
+
+  IoResult<Opened> Open(Wish& wish, bool may_lease) {
+    if (wish.target != nullptr) return Opened{.target = std::move(wish.target)};
+    const FileTarget::Options& file = wish.file;
+    ASSIGN_OR_RETURN(auto target, FileTarget::Open(file));
+    Opened opened;
+    // A whole file ends where the write does.
+    const uint64_t end = file.whole_file ? UINT64_MAX : file.offset + file.size;
+    const auto id = target->id();
+    if (id && end > file.offset) {
+      opened.place = ranges_->Add({.file = *id, .begin = file.offset, .end = end, .writes = wish.writes()});
+    }
+    if (opened.place != nullptr && opened.place->waits()) {
+      auto late = std::make_unique<LateTarget>(std::move(target));
+      opened.late = late.get();
+      opened.target = std::move(late);
+    } else {
+      ASSIGN_OR_RETURN(opened.target, TryLease(std::move(target), file, may_lease));
+    }
+    return opened;
+  }
+
+  // An operation that had to wait for others.
+  void BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late, FileTarget::Options options,
+                 bool may_lease, bool stopping) {
+    if (stopping) operation->Cancel();
+    if (!operation->stopped()) {
+      if (options.descriptor >= 0) {
+        // The caller may have closed its own.
+        options.path = late.path();
+        options.descriptor = late.first().any();
+      }
+      auto target = OpenTarget(options, may_lease);
+      if (target.has_value()) {
+        if ((*target)->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
+        late.Adopt(*std::move(target));
+      } else {
+        operation->Fail(std::move(target).error());
+      }
+    }
+    HandOut(operation, nullptr);
+  }
+
   IoResult<std::unique_ptr<Target>> OpenTarget(const FileTarget::Options& options, bool may_lease) {
     ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
+    return TryLease(std::move(file), options, may_lease);
+  }
+
+  IoResult<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
+                                             bool may_lease) {
     const bool wanted =
         direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
     if (!wanted || options.size == 0) return file;
@@ -231,8 +269,8 @@ class Handle::Impl {
           i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
       if (border > borders.back()) borders.push_back(border);
     }
+    if (size == 0) borders.push_back(0);
     const size_t slices = borders.size() - 1;
-    if (slices == 0) return operation->Complete();
     operation->SetSlices(slices);
     // Small operations take turns on the rings.
     const size_t first =
@@ -252,6 +290,7 @@ class Handle::Impl {
   std::string cufile_library_;
   mutable Mutex gpu_mutex_;
   std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
+  const std::shared_ptr<PendingRanges> ranges_ = std::make_shared<PendingRanges>();
   std::vector<std::shared_ptr<Ring>> rings_;
   std::atomic<size_t> next_ring_{0};
   std::atomic<uint64_t> direct_operations_{0};
@@ -260,8 +299,14 @@ class Handle::Impl {
   IoResult<void> BeginAndHelp(Wish wish) {
     if (Operation::CallbackScope::active()) return InCallback(wish.file.path, wish.file.offset);
     Ring* ring = nullptr;
+    auto interrupted = std::move(wish.interrupted);
     ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
-    if (ring != nullptr) ring->Help(*operation);
+    if (ring != nullptr) ring->Help(*operation, kBetweenLooks);
+    while (!operation->done() && !operation->Wait(kBetweenLooks)) {
+      if (!interrupted || !interrupted()) continue;
+      operation->Cancel();
+      operation->Wait();
+    }
     if (auto error = operation->error()) return *std::move(error);
     return {};
   }
@@ -273,6 +318,7 @@ class Handle::Impl {
     wish.file.descriptor = file.descriptor;
     wish.memory = memory;
     wish.progress = options.progress;
+    wish.interrupted = options.interrupted;
     wish.own_errors = options.own_errors;
     return wish;
   }
@@ -360,8 +406,8 @@ IoResult<void> Handle::Write(const FileName& file, const MemoryView& memory, con
   return impl_->BeginAndHelp(Impl::WishToWrite(file, memory, options));
 }
 
-Handle::Completed Handle::Wait() {
-  return impl_->Wait();
+Handle::Completed Handle::Wait(const Interrupted& interrupted) {
+  return impl_->Wait(interrupted);
 }
 
 size_t Handle::pending() const {

@@ -118,6 +118,7 @@ void Operation::Complete() {
     callbacks.swap(callbacks_);
   }
   ended_.notify_all();
+  plan_.place.reset();
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();
 }

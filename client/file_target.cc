@@ -49,6 +49,8 @@ class OpenFile : public Target {
   const std::string& path() const override { return options_.path; }
   Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
   Alignment alignment() const override { return alignment_; }
+  std::optional<FileId> id() const override;
+  void TakeNothingBack() override { keeps_ = true; }
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
   IoResult<void> Finish(bool success) override;
@@ -75,6 +77,7 @@ class OpenFile : public Target {
   std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
   std::string final_path_;       // with `atomic`: what is replaced
   bool created_ = false;
+  bool keeps_ = false;  // what is there
   bool finished_ = false;
   struct stat status_{};  // when it was opened
   Descriptor direct_;
@@ -135,11 +138,24 @@ IoResult<void> OpenFile::OpenPath() {
   return {};
 }
 
+// Does not wait for the other end of a pipe; Examine says what is wrong with one.
+int OpenNow(const char* path, int flags) {
+  const int descriptor = open(path, flags | O_NONBLOCK);
+  if (descriptor >= 0) return descriptor;
+  // Somebody has a lease (fcntl) on it, and is given the time to end it.
+  if (errno == EWOULDBLOCK) return open(path, flags);
+  struct stat status{};
+  const int error_number = errno;
+  const bool unread_pipe = error_number == ENXIO && stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
+  errno = unread_pipe ? ESPIPE : error_number;
+  return -1;
+}
+
 // Knows whether it was this call that made the file; O_CREAT alone does not tell.
 IoResult<int> OpenFile::OpenOrCreate(int flags) {
   constexpr int kTries = 100;  // another program may create and delete the file between the two calls
   for (int i = 0; i < kTries; ++i) {
-    int descriptor = open(options_.path.c_str(), access() | flags);
+    int descriptor = OpenNow(options_.path.c_str(), access() | flags);
     if (descriptor >= 0) return descriptor;
     if (errno != ENOENT || !writes()) return Failed("cannot open the file", errno);
     descriptor = open(options_.path.c_str(), access() | flags | O_CREAT | O_EXCL, 0600);
@@ -198,7 +214,7 @@ IoResult<void> OpenFile::AdoptDescriptor() {
   Descriptor ours;
   if ((flags & O_APPEND) != 0 && writes()) {
     // With O_APPEND the kernel ignores offsets and would put the pieces down in the order of their arrival.
-    ours = Descriptor(open(fmt::format("/proc/self/fd/{}", theirs).c_str(), access() | (flags & O_DIRECT)));
+    ours = Descriptor(OpenNow(fmt::format("/proc/self/fd/{}", theirs).c_str(), access() | (flags & O_DIRECT)));
     if (!ours) return Failed("cannot reopen a descriptor of O_APPEND without it", errno);
   } else {
     ours = Descriptor(fcntl(theirs, F_DUPFD_CLOEXEC, 0));
@@ -214,6 +230,8 @@ IoResult<void> OpenFile::Examine() {
   if (S_ISFIFO(status_.st_mode) || S_ISSOCK(status_.st_mode)) {
     return Failed("a pipe or socket has no offsets", ESPIPE);
   }
+  // For files it means nothing; a device would give up where it can wait.
+  if (!S_ISREG(status_.st_mode) && options_.descriptor < 0) fcntl(any(), F_SETFL, direct_ ? O_DIRECT : 0);
   if (direct_) RETURN_IF_ERROR(LearnAlignment());
   if (options_.checksums != nullptr) {
     RETURN_IF_ERROR(options_.checksums->Begin(any(), static_cast<uint64_t>(status_.st_size)));
@@ -252,6 +270,11 @@ int OpenFile::Buffered(int* error_number) const {
     buffered_ = std::move(again);
   }
   return buffered_.get();
+}
+
+std::optional<FileId> OpenFile::id() const {
+  if (!S_ISREG(status_.st_mode) && !S_ISBLK(status_.st_mode)) return std::nullopt;
+  return FileId{.device = status_.st_dev, .inode = status_.st_ino};
 }
 
 IoResult<uint64_t> OpenFile::Size() const {
@@ -321,7 +344,7 @@ IoResult<void> OpenFile::SyncFolder() const {
 // What a failed write of a whole file may take back. Of a write at an offset nothing: others may be writing
 // other parts.
 void OpenFile::TakeBack() {
-  if (!writes() || !options_.whole_file) return;
+  if (!writes() || !options_.whole_file || keeps_) return;
   struct stat ours{};
   if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
   if (created_) {

@@ -65,12 +65,12 @@ IoResult<void> Handle::Write(const FileName& file, const MemoryView& memory, con
   return impl_->BeginAndHelp(Impl::WishToWrite(file, memory, options));
 }
 
-Handle::Completed Handle::Wait() {
-  return impl_->account().Wait();
+Handle::Completed Handle::Wait(const Interrupted& interrupted) {
+  return impl_->Wait(interrupted);
 }
 
 size_t Handle::pending() const {
-  return impl_->account().pending();
+  return impl_->pending();
 }
 
 std::optional<GpuFacts> Handle::gpu() const {

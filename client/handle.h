@@ -60,10 +60,14 @@ struct FileName {
 // thread that does the I/O: it must be quick.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
+// Called every 100 ms by a thread that waits; true: it is not to wait any longer.
+using Interrupted = std::function<bool()>;
+
 struct ReadOptions {
   uint64_t offset = 0;
   Progress progress = {};
-  bool own_errors = false;  // see Handle::Wait
+  bool own_errors = false;       // see Handle::Wait
+  Interrupted interrupted = {};  // of Read: it is cancelled then
   // Fails with EIO for bytes that are not those written. On a weightfs mount that is always so; elsewhere it takes a
   // whole file that was written with `checksum` and not changed since, otherwise ENODATA.
   bool verify = false;
@@ -78,7 +82,8 @@ struct WriteOptions {
   bool durable = false;  // fsync before success: data, size, and the name of a new file
   bool atomic = false;   // written beside the file and renamed over it: others see the old or the new one
   Progress progress = {};
-  bool own_errors = false;  // see Handle::Wait
+  bool own_errors = false;       // see Handle::Wait
+  Interrupted interrupted = {};  // of Write: it is cancelled then
   // Keeps checksums of a whole file for `verify`, in its extended attribute user.weightfs.crc32c; not needed, and not
   // done, on a weightfs mount.
   bool checksum = false;
@@ -127,7 +132,8 @@ class WEIGHTFS_EXPORT Handle {
   const HandleOptions& options() const { return options_; }
 
   // Opens the file and starts. An error here: nothing was started, no byte is changed. The memory must stay
-  // as it is until the operation is done.
+  // as it is until the operation is done. One that overlaps another of this handle on the same file, of which one
+  // writes, begins when that is done; files that `atomic` replaces are others.
   IoResult<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                  const ReadOptions& options = {});
   IoResult<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,
@@ -160,14 +166,14 @@ class WEIGHTFS_EXPORT Handle {
 
   struct Completed {
     size_t count = 0;                  // operations that succeeded
-    size_t failed = 0;                 // that did not, of those without own_errors
+    size_t failed = 0;                 // that did not
     std::vector<IoError> errors = {};  // of these, the first kMaxErrors
   };
   static constexpr size_t kMaxErrors = 64;
-  // Waits for every operation started before the call, and reports those that ended since the last Wait. An
-  // operation with own_errors is counted when it succeeds; its error is taken from the operation. Read and
-  // Write are not counted.
-  Completed Wait();
+  // Waits for every operation started before the call, and reports those that ended since the last Wait. Not those
+  // with own_errors, whose callers look at the operation; nor Read and Write. When it was interrupted it reports
+  // nothing, and the next Wait does. EPERM, as the one error, in a forked child.
+  Completed Wait(const Interrupted& interrupted = {});
   // Started, and not done.
   size_t pending() const;
   // How many were started by a lease; of SaveMany and LoadMany each batch is one.

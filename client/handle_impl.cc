@@ -53,43 +53,15 @@ Handle::Impl::Wish CommonWish(const FileName& file, const MemoryView& memory, co
   wish.file.descriptor = file.descriptor;
   wish.memory = memory;
   wish.progress = options.progress;
+  wish.interrupted = options.interrupted;
   wish.own_errors = options.own_errors;
   return wish;
 }
 
 }  // namespace
 
-uint64_t Account::Begin() {
-  MutexLock lock(mutex_);
-  pending_.insert(next_);
-  return next_++;
-}
-
-void Account::End(uint64_t number, const IoError* error, bool own_errors) {
-  MutexLock lock(mutex_);
-  pending_.erase(number);
-  if (error == nullptr) {
-    ++completed_.count;
-  } else if (!own_errors) {
-    ++completed_.failed;
-    if (completed_.errors.size() < Handle::kMaxErrors) completed_.errors.push_back(*error);
-  }
-  changed_.notify_all();
-}
-
-Handle::Completed Account::Wait() {
-  MutexLock lock(mutex_);
-  const uint64_t until = next_;
-  while (!pending_.empty() && *pending_.begin() < until) changed_.wait(lock.native());
-  return std::exchange(completed_, {});
-}
-
-size_t Account::pending() const {
-  MutexLock lock(mutex_);
-  return pending_.size();
-}
-
 Handle::Impl::~Impl() {
+  ranges_->Stop();
   for (const auto& ring : rings_) ring->BeginStop();
   for (const auto& ring : rings_) ring->Stop();
 }
@@ -115,7 +87,7 @@ IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
 }
 
 IoResult<void> Handle::Impl::AddChecksums(Wish& wish) {
-  if (wish.file.direction == Operation::Direction::kWrite && !wish.file.whole_file) {
+  if (wish.writes() && !wish.file.whole_file) {
     return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
                    wish.file.offset};
   }
@@ -123,10 +95,9 @@ IoResult<void> Handle::Impl::AddChecksums(Wish& wish) {
     return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
                    wish.file.offset};
   }
-  const bool writes = wish.file.direction == Operation::Direction::kWrite;
   const std::string path =
       wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
-  wish.file.checksums = std::make_shared<ChecksumAttribute>(writes, path, wish.memory, wish.file.offset);
+  wish.file.checksums = std::make_shared<ChecksumAttribute>(wish.writes(), path, wish.memory, wish.file.offset);
   return {};
 }
 
@@ -140,8 +111,8 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helpe
   if (wish.checked) RETURN_IF_ERROR(AddChecksums(wish));
   // A lease wants checksums of the blocks, which cuFile never shows to the host.
   const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
-  ASSIGN_OR_RETURN(auto target, wish.target != nullptr ? IoResult<std::unique_ptr<Target>>(std::move(wish.target))
-                                                       : OpenTarget(wish.file, may_lease));
+  ASSIGN_OR_RETURN(auto opened, Open(wish, may_lease));
+  auto& [target, place, late] = opened;
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
     ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
@@ -152,21 +123,41 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helpe
                        .memory = std::move(wish.memory),
                        .device = std::move(device),
                        .offset = wish.file.offset,
-                       .progress = std::move(wish.progress)};
+                       .progress = std::move(wish.progress),
+                       .place = place};
   if (wish.counted) {
     plan.finished = [account = account_, number = account_->Begin(),
                      own = wish.own_errors](const IoError* error) { account->End(number, error, own); };
   }
   auto operation = std::make_shared<Operation>(std::move(plan));
-  HandOut(operation, helped);
+  if (late == nullptr) {
+    place.reset();
+    HandOut(operation, helped);
+    return operation;
+  }
+  auto begin = [this, operation, late = late, may_lease, file = std::move(wish.file)](bool stopping) mutable {
+    BeginLate(operation, *late, std::move(file), may_lease, stopping);
+  };
+  if (!ranges_->Wait(place, begin)) begin(false);
   return operation;
+}
+
+Handle::Completed Handle::Impl::Wait(const Interrupted& interrupted) {
+  if (forked()) return {.failed = 1, .errors = {Forked("", 0)}};
+  return account_->Wait(interrupted);
 }
 
 IoResult<void> Handle::Impl::BeginAndHelp(Wish wish) {
   if (Operation::CallbackScope::active()) return InCallback(wish.file.path, wish.file.offset);
   Ring* ring = nullptr;
+  auto interrupted = std::move(wish.interrupted);
   ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
-  if (ring != nullptr) ring->Help(*operation);
+  if (ring != nullptr) ring->Help(*operation, kBetweenLooks);
+  while (!operation->done() && !operation->Wait(kBetweenLooks)) {
+    if (!interrupted || !interrupted()) continue;
+    operation->Cancel();
+    operation->Wait();
+  }
   if (auto error = operation->error()) return *std::move(error);
   return {};
 }
@@ -201,8 +192,54 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
   return gpu_;
 }
 
+IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
+  if (wish.target != nullptr) return Opened{.target = std::move(wish.target)};
+  const FileTarget::Options& file = wish.file;
+  ASSIGN_OR_RETURN(auto target, FileTarget::Open(file));
+  Opened opened;
+  // A whole file ends where the write does.
+  const uint64_t end = file.whole_file ? UINT64_MAX : file.offset + file.size;
+  const auto id = target->id();
+  if (id && end > file.offset) {
+    opened.place = ranges_->Add({.file = *id, .begin = file.offset, .end = end, .writes = wish.writes()});
+  }
+  if (opened.place != nullptr && opened.place->waits()) {
+    auto late = std::make_unique<LateTarget>(std::move(target));
+    opened.late = late.get();
+    opened.target = std::move(late);
+  } else {
+    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(target), file, may_lease));
+  }
+  return opened;
+}
+
+void Handle::Impl::BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late,
+                             FileTarget::Options options, bool may_lease, bool stopping) {
+  if (stopping) operation->Cancel();
+  if (!operation->stopped()) {
+    if (options.descriptor >= 0) {
+      // The caller may have closed its own.
+      options.path = late.path();
+      options.descriptor = late.first().any();
+    }
+    auto target = OpenTarget(options, may_lease);
+    if (target.has_value()) {
+      if ((*target)->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
+      late.Adopt(*std::move(target));
+    } else {
+      operation->Fail(std::move(target).error());
+    }
+  }
+  HandOut(operation, nullptr);
+}
+
 IoResult<std::unique_ptr<Target>> Handle::Impl::OpenTarget(const FileTarget::Options& options, bool may_lease) {
   ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
+  return TryLease(std::move(file), options, may_lease);
+}
+
+IoResult<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target> file,
+                                                         const FileTarget::Options& options, bool may_lease) {
   const bool wanted =
       direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
   if (!wanted || options.size == 0) return file;
@@ -222,8 +259,8 @@ void Handle::Impl::HandOut(const std::shared_ptr<Operation>& operation, Ring** h
         i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
     if (border > borders.back()) borders.push_back(border);
   }
+  if (size == 0) borders.push_back(0);
   const size_t slices = borders.size() - 1;
-  if (slices == 0) return operation->Complete();
   operation->SetSlices(slices);
   // Small operations take turns on the rings.
   const size_t first =

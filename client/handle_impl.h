@@ -4,38 +4,22 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "client/account.h"
 #include "client/file_target.h"
 #include "client/gpu/gpu.h"
 #include "client/handle.h"
+#include "client/late_target.h"
 #include "client/lease_connection.h"
+#include "client/pending_ranges.h"
 #include "client/ring.h"
 #include "common/mutex.h"
 
 namespace weightfs::client {
-
-// What Wait counts. Thread-safe.
-class Account {
- public:
-  uint64_t Begin() EXCLUDES(mutex_);
-  void End(uint64_t number, const IoError* error, bool own_errors) EXCLUDES(mutex_);
-  // Of the operations begun before the call.
-  Handle::Completed Wait() EXCLUDES(mutex_);
-  size_t pending() const EXCLUDES(mutex_);
-
- private:
-  mutable Mutex mutex_;
-  std::condition_variable changed_;
-  std::set<uint64_t> pending_ GUARDED_BY(mutex_);  // numbers, in the order of their start
-  uint64_t next_ GUARDED_BY(mutex_) = 1;
-  Handle::Completed completed_ GUARDED_BY(mutex_);
-};
 
 // Thread-safe. Hidden, though its outer class is exported.
 class __attribute__((visibility("hidden"))) Handle::Impl {
@@ -48,9 +32,12 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
     std::unique_ptr<Target> target = nullptr;  // what it was opened as; otherwise it is opened here
     MemoryView memory;
     Progress progress;
+    Interrupted interrupted;
     bool counted = false;
     bool own_errors = false;
     bool checked = false;  // `checksum` or `verify`
+
+    bool writes() const { return file.direction == Operation::Direction::kWrite; }
   };
   static IoResult<Wish> WishToRead(const FileName& file, const MemoryView& memory, const ReadOptions& options);
   static Wish WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options);
@@ -63,7 +50,8 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   IoResult<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
                      Progress progress);
 
-  Account& account() { return *account_; }
+  Completed Wait(const Interrupted& interrupted);
+  size_t pending() const { return forked() ? 0 : account_->pending(); }
   Direct direct() const { return direct_; }
   bool forked() const { return owner_ != getpid(); }
   // EDEADLK in a callback, EPERM in a forked child.
@@ -78,7 +66,18 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
 
  private:
   static IoResult<void> AddChecksums(Wish& wish);
+  struct Opened {
+    std::unique_ptr<Target> target;
+    std::shared_ptr<PendingRanges::Place> place = nullptr;  // null where there is no order
+    LateTarget* late = nullptr;                             // the target, when others are to be done before
+  };
+  IoResult<Opened> Open(Wish& wish, bool may_lease);
+  // An operation that had to wait for others.
+  void BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late, FileTarget::Options options,
+                 bool may_lease, bool stopping);
   IoResult<std::unique_ptr<Target>> OpenTarget(const FileTarget::Options& options, bool may_lease);
+  IoResult<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
+                                             bool may_lease);
   void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped);
 
   const pid_t owner_ = getpid();
@@ -89,6 +88,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   std::string cufile_library_;
   mutable Mutex gpu_mutex_;
   std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
+  const std::shared_ptr<PendingRanges> ranges_ = std::make_shared<PendingRanges>();
   std::vector<std::shared_ptr<Ring>> rings_;
   std::atomic<size_t> next_ring_{0};
   std::atomic<uint64_t> direct_operations_{0};

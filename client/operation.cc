@@ -191,6 +191,7 @@ void Operation::Complete() {
     callbacks.swap(state_->callbacks);
   }
   state_->ended.notify_all();
+  state_->plan.place.reset();
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();
 }

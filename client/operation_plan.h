@@ -20,6 +20,7 @@ struct Operation::Plan {
   std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
   // The handle's account; called once, under the operation's lock. Null: success.
   std::function<void(const IoError* error)> finished = {};
+  std::shared_ptr<void> place = {};  // among the handle's operations; given up once done, with no lock held
 };
 
 }  // namespace weightfs::client

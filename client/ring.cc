@@ -107,25 +107,19 @@ void Ring::Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_
   if (wake && !driven_) changed_.notify_all();
 }
 
-void Ring::Help(const Operation& operation) {
+void Ring::Help(const Operation& operation, std::chrono::nanoseconds limit) {
   MutexLock lock(mutex_);
-  if (driven_) {
-    lock.Unlock();
-    operation.Wait();
-    return;
-  }
+  if (driven_) return;
   driven_ = true;
   driver_ = std::this_thread::get_id();
   lock.Unlock();
-  Drive(&operation);
+  Drive(&operation, limit);
   lock.Lock();
   driven_ = false;
   work_left_ = busy() || !ended_.empty();
   const bool hand_over = work_left_ || !queue_.empty() || stopping_;
   lock.Unlock();
   if (hand_over) changed_.notify_all();
-  // Its last slice may have been on another ring.
-  operation.Wait();
 }
 
 void Ring::Run() {
@@ -148,13 +142,15 @@ void Ring::Run() {
   device_.Close();
 }
 
-void Ring::Drive(const Operation* until) {
+void Ring::Drive(const Operation* until, std::chrono::nanoseconds limit) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = until != nullptr ? Clock::now() + limit : Clock::time_point::max();
   for (;;) {
     TakeQueued();
     TakeReady();
     Fill();
     CompleteEnded();
-    if (until != nullptr && until->done()) return;
+    if (until != nullptr && (until->done() || Clock::now() >= end)) return;
     if (!busy()) {
       MutexLock lock(mutex_);
       if (queue_.empty()) return;
@@ -165,7 +161,7 @@ void Ring::Drive(const Operation* until) {
       buffered_.pop_front();
       TransferBuffered(slot);
     }
-    Reap();
+    Reap(until != nullptr ? std::optional(limit) : std::nullopt);
   }
 }
 
@@ -319,10 +315,10 @@ void Ring::OnRefusal(int error_number) {
   GoBuffered(slot, error_number);
 }
 
-void Ring::Reap() {
+void Ring::Reap(std::optional<std::chrono::nanoseconds> limit) {
   const bool others = CollectFromDevice() || !buffered_.empty() || !landed_.empty();
   if (!others && in_kernel_ == 0 && device_.idle() && held_.empty()) return;
-  std::optional<std::chrono::nanoseconds> patience;
+  auto patience = limit;
   if (!device_.idle() || !held_.empty()) patience = PauseAfter(looks_);
   if (others) patience = std::chrono::nanoseconds(0);
   Land(others ? 0 : 1, patience);

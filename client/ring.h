@@ -5,6 +5,7 @@
 // operation.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <list>
@@ -49,8 +50,9 @@ class Ring {
   // caller is going to Help.
   void Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake)
       EXCLUDES(mutex_);
-  // Drives until the operation is done, or waits for it while somebody else drives. Not for callbacks.
-  void Help(const Operation& operation) EXCLUDES(mutex_);
+  // Drives until the operation is done or the time is over; not while somebody else drives. What is left the ring's
+  // thread carries out. Not for callbacks.
+  void Help(const Operation& operation, std::chrono::nanoseconds limit) EXCLUDES(mutex_);
 
  private:
   struct Slice;
@@ -82,8 +84,8 @@ class Ring {
   explicit Ring(const RingOptions& options) : options_(options), device_(options.device) {}
   IoResult<void> Start(const std::shared_ptr<Ring>& self);
   void Run() EXCLUDES(mutex_);
-  // Returns when `until` is done, or without one when there is nothing left to do.
-  void Drive(const Operation* until) EXCLUDES(mutex_);
+  // Returns when `until` is done or `limit` over, or without one when there is nothing left to do.
+  void Drive(const Operation* until, std::chrono::nanoseconds limit = {}) EXCLUDES(mutex_);
 
   // All below belongs to the driver.
   void TakeQueued() EXCLUDES(mutex_);
@@ -111,7 +113,8 @@ class Ring {
   void SubmitReady();
   void SubmitGroup();
   void OnRefusal(int error_number);
-  void Reap();
+  // Waits for something to end, no longer than `limit`.
+  void Reap(std::optional<std::chrono::nanoseconds> limit);
   void Land(size_t minimum, std::optional<std::chrono::nanoseconds> patience);
   // The first of what landed; false when there is nothing.
   bool HandleOne();

@@ -1,4 +1,6 @@
 // The part of the ring that cuts operations into pieces: where each begins and ends, and the memory it uses.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -201,7 +203,11 @@ IoResult<Buffer> Ring::TryBounce() {
   if (bounces_ == nullptr) {
     auto made = BufferPool::Create(
         {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
-    if (!made.has_value()) return IoError{ENOMEM, made.error().what};
+    if (!made.has_value()) {
+      return IoError{ENOMEM, fmt::format("no memory for the {} MiB of bounce buffers that memory of this alignment takes: "
+                                         "free some, or raise the limit of this process (ulimit -v)",
+                                         options_.bounces * kBounceSize / kMiB)};
+    }
     bounces_ = std::move(*made);
   }
   return bounces_->TryAllocate();

@@ -2,14 +2,23 @@
 // reached, and what is to be done when the last transfer has ended.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "client/error.h"
 
 namespace weightfs::client {
+
+// Which file it is, whatever its names are.
+struct FileId {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  auto operator<=>(const FileId&) const = default;
+};
 
 // Made for one operation, and owned by it. Everything but Finish is const and may be called from any thread.
 class Target {
@@ -35,11 +44,16 @@ class Target {
   // A descriptor of the file, to ask the filesystem about it; open until Finish, and perhaps for O_DIRECT. -1: it has
   // none.
   virtual int any() const { return -1; }
+  // None where the order of what is written does not matter.
+  virtual std::optional<FileId> id() const { return std::nullopt; }
   // A descriptor for the file's own offsets that takes any offset and length: partial blocks, and what
   // O_DIRECT refused. -1 with the errno in *error_number when there is none.
   virtual int Buffered(int* error_number) const = 0;
   // The file's size now.
   virtual IoResult<uint64_t> Size() const = 0;
+
+  // Its operation does not begin with it: Finish, and the end without it, leave the file as it is.
+  virtual void TakeNothingBack() {}
 
   // Whether transfers go past the filesystem, by a lease. Then whole blocks of kBlockSize are transferred, whatever the
   // ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole of a

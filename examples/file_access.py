@@ -24,7 +24,9 @@ class Python:
 
     def load(self, tensor, path):
         with open(path, "rb") as stream:
-            tensor.copy_(torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8))
+            data = bytearray(stream.read())
+        if data:
+            tensor.copy_(torch.frombuffer(data, dtype=torch.uint8))
 
     def store(self, tensor, path):
         with open(path, "wb") as stream:
@@ -76,11 +78,30 @@ class Gds(Aio):
 WAYS = {"py": Python, "aio": Aio, "gds": Gds}
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong first, and then the usage."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}\n{self.format_usage()}")
+
+
+def at_least_one(text):
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 on")
+    return int(text)
+
+
+def folder(text):
+    if not os.path.isdir(text):
+        raise argparse.ArgumentTypeError(f"{text}: no such directory")
+    return text
+
+
 def parser(description):
-    made = argparse.ArgumentParser(description=description)
+    made = Parser(description=description)
     made.add_argument("--with", dest="way", choices=WAYS, default="aio", help="py: Python's own; aio (default); gds")
     made.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where the tensor lives (default cpu)")
-    made.add_argument("--loop", type=int, default=3, help="measured repetitions, after one warm-up (default 3)")
+    made.add_argument("--loop", type=at_least_one, default=3, help="measured repetitions, after one warm-up (default 3)")
     made.add_argument("--validate", action="store_true", help="compare with what ordinary file I/O reads")
     return made
 

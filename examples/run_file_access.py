@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Runs all file-access examples in a folder and prints a table: GB/sec, and how many times Python's speed that is."""
 
-import argparse
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import file_access as access
 
 HERE = Path(__file__).resolve().parent
 ROWS = [("cpu", "py"), ("cpu", "aio"), ("gpu", "py"), ("gpu", "aio"), ("gpu", "gds")]
@@ -33,10 +34,10 @@ def table(title, results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nvme_folder", required=True, help="where files are written and read; removed at the end")
-    parser.add_argument("--mb_size", type=int, default=1024, help="size of the tensor in MiB (default 1024)")
-    parser.add_argument("--loop", type=int, default=3, help="repetitions (default 3)")
+    parser = access.Parser(description=__doc__)
+    parser.add_argument("--nvme_folder", type=access.folder, required=True, help="where files are written and read; removed at the end")
+    parser.add_argument("--mb_size", type=access.at_least_one, default=1024, help="size of the tensor in MiB (default 1024)")
+    parser.add_argument("--loop", type=access.at_least_one, default=3, help="repetitions (default 3)")
     parser.add_argument("--validate", action="store_true", help="compare what was moved")
     args = parser.parse_args()
     common = ["--loop", args.loop, *(["--validate"] if args.validate else [])]

@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <tuple>
@@ -13,6 +14,7 @@
 
 #include "client/handle.h"
 #include "client/locked_memory.h"
+#include "python/src/gil.h"
 
 namespace py = pybind11;
 
@@ -54,19 +56,21 @@ class Callable {
   explicit Callable(py::object callable)
       : callable_(new py::object(std::move(callable)), [](py::object* object) {
           // A thread that outlives the interpreter must not touch it.
-          if (Py_IsInitialized() == 0) return;
-          const py::gil_scoped_acquire gil;
+          if (!InterpreterRuns()) return;
+          const AcquireGil gil;
           delete object;
         }) {}
 
   // A text may be of bytes that are no UTF-8, as paths are.
   void operator()(const std::string& text) const {
-    const py::gil_scoped_acquire gil;
+    if (!InterpreterRuns()) return;
+    const AcquireGil gil;
     Call(ToStr(text));
   }
   template <typename... Arguments>
   void operator()(Arguments... arguments) const {
-    const py::gil_scoped_acquire gil;
+    if (!InterpreterRuns()) return;
+    const AcquireGil gil;
     Call(arguments...);
   }
 
@@ -77,6 +81,8 @@ class Callable {
       (*callable_)(arguments...);
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("a callback of weightfs");
+    } catch (abi::__forced_unwind&) {
+      ParkForEver();
     }
   }
 
@@ -85,6 +91,7 @@ class Callable {
 
 Progress MakeProgress(const py::object& callable) {
   if (callable.is_none()) return {};
+  if (PyCallable_Check(callable.ptr()) == 0) throw py::type_error("progress is a function of two numbers");
   return [call = Callable(callable)](uint64_t done, uint64_t total) { call(done, total); };
 }
 
@@ -140,7 +147,7 @@ class PyHandle {
  public:
   explicit PyHandle(const HandleOptions& options) {
     auto made = [&] {
-      const py::gil_scoped_release nogil;
+      const ReleaseGil nogil;
       return Handle::Create(options);
     }();
     handle_ = Check(std::move(made));
@@ -151,8 +158,14 @@ class PyHandle {
   void Close() {
     auto handle = std::exchange(handle_, nullptr);
     if (handle == nullptr) return;
-    const py::gil_scoped_release nogil;
+    const ReleaseGil nogil;
     handle.reset();
+  }
+
+  // After Close: until no other thread is in a call. Not in a forked child, where they are not.
+  void Join() const {
+    const ReleaseGil nogil;
+    for (int calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
   }
 
   std::shared_ptr<Handle> get() const {
@@ -160,20 +173,44 @@ class PyHandle {
     return handle_;
   }
 
+  // Runs `call` with the handle and without the GIL. The last reference is dropped without it, too. Raises what a
+  // signal's handler raised meanwhile.
+  template <typename Call>
+  auto WithoutGil(Call call) const {
+    auto handle = get();
+    auto result = [&] {
+      const ReleaseGil nogil;
+      const InCall in_call(calls_, handle);
+      return call(*handle);
+    }();
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return result;
+  }
+
  private:
+  class InCall {
+   public:
+    InCall(std::atomic<int>& calls, std::shared_ptr<Handle>& handle) : calls_(calls), handle_(handle) { ++calls_; }
+    ~InCall() {
+      handle_.reset();
+      --calls_;
+      calls_.notify_all();
+    }
+    InCall(const InCall&) = delete;
+    InCall& operator=(const InCall&) = delete;
+
+   private:
+    std::atomic<int>& calls_;
+    std::shared_ptr<Handle>& handle_;
+  };
+
   std::shared_ptr<Handle> handle_;
+  mutable std::atomic<int> calls_{0};
 };
 
-// Runs `call` with the handle and without the GIL. The last reference is dropped without it, too.
 template <typename Call>
 auto WithoutGil(const PyHandle& self, Call call) {
-  auto handle = self.get();
-  const py::gil_scoped_release nogil;
-  struct Drop {
-    std::shared_ptr<Handle>& handle;
-    ~Drop() { handle.reset(); }
-  } drop{handle};
-  return call(*handle);
+  return self.WithoutGil(call);
 }
 
 // What is known of GPUs; None before one was looked for.
@@ -212,8 +249,10 @@ void BindReads(HandleClass& type) {
               bool verify) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             const ReadOptions options{
-                 .offset = offset, .progress = MakeProgress(progress), .verify = verify};
+             const ReadOptions options{.offset = offset,
+                                       .progress = MakeProgress(progress),
+                                       .interrupted = &SignalRaised,
+                                       .verify = verify};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
            })
       .def("start_read",
@@ -243,6 +282,7 @@ void BindWrites(HandleClass& type) {
                                         .durable = durable,
                                         .atomic = atomic,
                                         .progress = MakeProgress(progress),
+                                        .interrupted = &SignalRaised,
                                         .checksum = checksum};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
            })
@@ -331,10 +371,11 @@ void BindHandle(py::module_& module) {
                                                         .cufile_library = cufile_library});
       }))
       .def("close", &PyHandle::Close)
+      .def("join", &PyHandle::Join)
       .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
       .def("wait",
            [](const PyHandle& self) {
-             const auto completed = WithoutGil(self, [](Handle& handle) { return handle.Wait(); });
+             const auto completed = WithoutGil(self, [](Handle& handle) { return handle.Wait(&SignalRaised); });
              py::list errors;
              for (const auto& error : completed.errors) errors.append(MakeException(error));
              return py::make_tuple(completed.count, completed.failed, errors);
@@ -357,7 +398,7 @@ bool WaitForOperation(const Operation& self, std::optional<double> timeout_s) {
   for (;;) {
     const auto left = limited ? std::max(end - Clock::now(), Clock::duration::zero()) : kBetweenSignals;
     {
-      const py::gil_scoped_release nogil;
+      const ReleaseGil nogil;
       if (self.Wait(std::min<Clock::duration>(left, kBetweenSignals))) return true;
     }
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -381,7 +422,7 @@ void BindOperation(py::module_& module) {
       .def("on_done",
            [](Operation& self, const py::object& callback) {
              const Callable call(callback);
-             const py::gil_scoped_release nogil;
+             const ReleaseGil nogil;
              self.OnDone([call] { call(); });
            })
       .def_static("in_callback", &Operation::CallbackScope::active);
@@ -391,7 +432,7 @@ void BindMemory(py::module_& module) {
   py::class_<LockedMemory, std::shared_ptr<LockedMemory>>(module, "LockedMemory", py::buffer_protocol())
       .def(py::init([](size_t size) {
         auto made = [&] {
-          const py::gil_scoped_release nogil;
+          const ReleaseGil nogil;
           return LockedMemory::Allocate(size);
         }();
         return Check(std::move(made));
@@ -415,7 +456,7 @@ void BindMemory(py::module_& module) {
   module.def("unlock", [](uintptr_t address) {
     const auto memory =
         FindLocked(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
-    const py::gil_scoped_release nogil;
+    const ReleaseGil nogil;
     return memory != nullptr && memory->Unlock();
   });
   // (address, item size, shape, strides or None, read-only) of an object with the buffer protocol. The caller
@@ -431,7 +472,7 @@ void BindMemory(py::module_& module) {
                const auto target = MakeHostMemory(to);
                const auto source = MakeHostMemory(from);
                if (target.size() != source.size()) throw py::value_error("the two have different sizes");
-               const py::gil_scoped_release nogil;
+               const ReleaseGil nogil;
                const size_t size = source.size();
                if (size == 0) return;
                if (std::byte* whole = source.Direct(0, size)) return target.Scatter(0, {whole, size});

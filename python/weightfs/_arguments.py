@@ -8,6 +8,7 @@ import os
 import sys
 
 from weightfs._future import with_label
+from weightfs._numbers import offset_in_file
 
 
 class _Whole(int):
@@ -40,19 +41,9 @@ def async_and_offset(method, arguments, keywords, offset):
     return given["async"], given.get("file_offset", offset)
 
 
-def name_of(file):
-    return file if isinstance(file, int) else os.fsencode(file)
-
-
 def written_offset(offset):
     """None for the native side when the caller gave none: the whole file."""
-    return None if offset is WHOLE else checked(offset)
-
-
-def checked(offset):
-    if offset < 0:
-        raise ValueError(f"file_offset is {offset}: it cannot be negative")
-    return offset
+    return None if offset is WHOLE else offset_in_file(offset)
 
 
 @contextlib.contextmanager
@@ -64,7 +55,7 @@ def labelled(memory):
 
 
 def os_error(number, text, filename, memory):
-    error = OSError(number, text, filename if isinstance(filename, int) else os.fspath(filename))
+    error = OSError(number, text, int(filename) if hasattr(filename, "__index__") else os.fspath(filename))
     error.offset = 0
     return with_label(error, memory)
 

@@ -3,21 +3,28 @@
 import asyncio
 import concurrent.futures
 
-from weightfs import _native
+from weightfs import _native, _process
+from weightfs._process import check_process
 
 
 class Future:
     """One operation under way. Like concurrent.futures.Future, with bytes; and `await` works.
 
-    The tensor stays alive until the operation is done. A GPU's tensor that is not contiguous is filled by the first of
-    done(), wait() and result() that finds it done, on the stream that is current there. Callbacks come from a thread
-    that does I/O (or from the thread that adds one when the operation is done already): they must be quick, may start
-    operations, and may not wait for one."""
+    The memory of the tensor stays alive until the operation is done, also when `data` or set_() give the tensor other
+    memory. It must not be resized until then (resize_()), and what changes in it meanwhile may be in the file or not. A
+    GPU's tensor that is not contiguous is filled by the first of done(), wait() and result() that finds it done, on the
+    stream that is current there. Callbacks come from a thread that does I/O (or from the thread that adds one when the
+    operation is done already): they must be quick, may start operations, and may not wait for one."""
 
-    __slots__ = ("_operation", "_memory", "_outcome", "__weakref__")
+    __slots__ = ("_started", "_memory", "_outcome", "_process", "__weakref__")
 
     def __init__(self, operation, memory):
-        self._operation, self._memory, self._outcome = operation, memory, None
+        self._started, self._memory, self._outcome, self._process = operation, memory, None, _process.pid
+
+    @property
+    def _operation(self):
+        check_process(self._process)
+        return self._started
 
     @property
     def nbytes(self):
@@ -102,6 +109,8 @@ class Future:
             raise asyncio.CancelledError from None
 
     def __repr__(self):
+        if _process.pid != self._process:
+            return "<weightfs.Future of another process>"
         if not self.done():
             state = "running"
         elif self.cancelled():

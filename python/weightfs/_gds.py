@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import operator
 import os
 import weakref
 
@@ -64,7 +65,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         if not hasattr(example_tensor, "new_empty"):
             raise TypeError(f"example_tensor is a tensor, not {type(example_tensor).__name__}")
         on_cpu = getattr(getattr(example_tensor, "device", None), "type", None) == "cpu"
-        tensor = example_tensor.new_empty(int(num_elem), **({"device": "cuda"} if on_cpu else {}))
+        tensor = example_tensor.new_empty(operator.index(num_elem), **({"device": "cuda"} if on_cpu else {}))
         self._pin(tensor)
         return tensor
 
@@ -121,5 +122,5 @@ def _forget(handle, address):
     """The tensor is gone. A handle that is closed has unpinned it."""
     handle = handle()
     if handle is not None and handle._pinned.pop(address, None) is not None:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, PermissionError):
             handle._native.unpin(address)

@@ -1,31 +1,37 @@
 """The handle: DeepNVMe's methods, and the newer ones with futures, exceptions and durability."""
 
 import atexit
-import collections
 import contextlib
 import errno
 import logging
 import os
-import threading
+import sys
 import weakref
 
-from weightfs import _native
-from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, checked, find_cufile, labelled, name_of, one_of, os_error,
+from weightfs import _native, _process
+from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile, labelled, one_of, os_error,
                                  written_offset)
-from weightfs._future import Future, with_label
+from weightfs._future import Future
 from weightfs._many import ManyFiles
 from weightfs._memory import describe
+from weightfs._numbers import file_name, offset_in_file, whole
+from weightfs._pending import Pending
+from weightfs._process import check_process
 
 log = logging.getLogger("weightfs")
 _handles: "weakref.WeakSet[aio_handle]" = weakref.WeakSet()
 _VALIDATED_AT_ONCE = 4 << 20
+_MOST_BLOCK_SIZE, _MOST_QUEUE_DEPTH, _MOST_PARALLELISM = 1 << 40, 1 << 16, 1 << 10
 
 
 @atexit.register
 def _close_all():
-    # Before the interpreter goes: the threads of a handle may still want to call back.
+    # Before the interpreter goes: the threads of a handle may still want to call back, and those of the program that are
+    # in a call to come back.
     for handle in list(_handles):
         handle.close()
+        if _process.pid == handle._process:
+            handle._opened.join()
 
 
 class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
@@ -61,15 +67,13 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         if intra_op_parallelism is not None and num_threads is not None:
             raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give one")
         threads = next((value for value in (intra_op_parallelism, num_threads) if value is not None), 1)
-        options = (int(block_size), int(queue_depth), bool(single_submit), bool(overlap_events), int(threads))
-        if min(options[0], options[1], options[4]) < 1:
-            raise ValueError("block_size, queue_depth and intra_op_parallelism must be at least 1")
-        self._options = options
-        self._native = self._open(direct)
-        self._under_way = collections.deque()   # (operation, memory, validation, own errors); keeps memory alive
-        self._lock = threading.Lock()           # for the line above
+        self._options = (whole("block_size", block_size, 1, _MOST_BLOCK_SIZE),
+                         whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), bool(single_submit),
+                         bool(overlap_events), whole("intra_op_parallelism", threads, 1, _MOST_PARALLELISM))
+        self._pending = Pending()
         self._last_error = None
-        self._process = os.getpid()
+        self._process = _process.pid
+        self._opened = self._open(direct)
         _handles.add(self)
 
     # --- DeepNVMe's methods ---
@@ -83,11 +87,13 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return self._sync(self._write_now, buffer, filename, file_offset)
 
     def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
-        """Starts to read; 0, or -1 when nothing was started. wait() waits for it."""
+        """Starts to read; 0, or -1 when nothing was started. wait() waits for it. Until then the tensor's memory has to
+        stay: it may be given other memory (`data`, set_()), and must not be resized (resize_())."""
         return self._async(self._start_read, buffer, one_of(filename, fd), file_offset)
 
     def async_pwrite(self, buffer, filename=None, file_offset=WHOLE, *, fd=None):
-        """Starts to write to a path or an open descriptor; 0, or -1 when nothing was started. wait() waits for it."""
+        """Starts to write to a path or an open descriptor; 0, or -1 when nothing was started. wait() waits for it. Until
+        then as for async_pread; what changes in the tensor meanwhile may be in the file or not."""
         return self._async(self._start_write, buffer, one_of(filename, fd), file_offset)
 
     def pread(self, buffer, filename, validate, *arguments, **keywords):
@@ -108,6 +114,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         """Reads a file that has, from file_offset on, exactly the buffer's size; 0 or -1."""
         memory = describe(buffer, writable=True)
         with self._reporting():
+            check_process(self._process)
+            file_offset = offset_in_file(file_offset)
             size = os.stat(filename).st_size
             if size - file_offset != memory.nbytes:
                 raise os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of "
@@ -139,15 +147,18 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         example = example_tensor if example_tensor is not None else example_tenosr
         if example is None:
             raise TypeError("new_cpu_locked_tensor() misses the argument example_tensor")
-        return new_like(int(num_elem), example)
+        check_process(self._process)
+        return new_like(num_elem, example)
 
     def free_cpu_locked_tensor(self, tensor):
         """Unlocks the memory of a tensor of new_cpu_locked_tensor, of whatever handle; False when it is none. The
         memory itself goes with the last tensor that uses it."""
-        return _native.unlock(describe(tensor).address)
+        check_process(self._process)
+        return unlock(tensor)
 
     def is_pinned(self, buffer):
         """Whether torch pinned it, or it lies (a view, too) in locked memory of any handle of this process."""
+        check_process(self._process)
         return is_pinned(buffer)
 
     def get_block_size(self):
@@ -184,7 +195,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return Future(operation, memory)
 
     def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
-        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes.
+        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes. What changes in
+        the tensor until it is done may be in the file or not.
 
         durable: fsync before it is done. atomic: written beside the file, then renamed over it. checksum: of a whole
         file, checksums for `verify` are kept in its extended attribute user.weightfs.crc32c (not on a weightfs mount,
@@ -225,10 +237,10 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def close(self):
         """Waits for what the kernel is doing, cancels the rest and gives everything back. Later calls raise
         ValueError."""
-        self._native.close()
-        if os.getpid() != self._process:
+        self._opened.close()
+        if _process.pid != self._process:
             return   # a forked child: the operations, and their locks, are its parent's
-        errors = self._collect()[0]   # nobody is going to wait for them
+        errors = self._pending.collect()[0]   # nobody is going to wait for them
         cancelled = [error for error in errors if error.errno == errno.ECANCELED]
         for error in errors:
             if error not in cancelled:
@@ -237,8 +249,18 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
             log.warning("%d operations were cancelled: the handle was closed before wait()", len(cancelled))
 
     def __del__(self):
-        if hasattr(self, "_under_way"):
+        # What the end of the interpreter finds open has no locks that could be trusted.
+        if hasattr(self, "_opened") and not sys.is_finalizing():
             self.close()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a handle cannot be copied or pickled; make one in each process")
+
+    def __copy__(self):
+        return self.__reduce_ex__(2)
+
+    def __deepcopy__(self, memo):
+        return self.__reduce_ex__(2)
 
     def __enter__(self):
         return self
@@ -252,12 +274,18 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
     # --- How ---
 
+    @property
+    def _native(self):
+        check_process(self._process)
+        return self._opened
+
     def _open(self, direct):
         return _native.Handle(*self._options, direct, "", find_cufile())
 
     def _read_now(self, memory, file, offset, validate=False, *, progress=None, verify=False):
         with labelled(memory):
-            self._native.read(name_of(file), memory.arguments, checked(offset), progress, verify)
+            native, name, offset = self._native, file_name(file), offset_in_file(offset)
+            native.read(name, memory.arguments, offset, progress, verify)
         if memory.finish is not None:
             memory.finish()
         if validate:
@@ -265,23 +293,24 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
     def _write_now(self, memory, file, offset, validate=False, *options):
         with labelled(memory):
-            self._native.write(name_of(file), memory.arguments, written_offset(offset), *(options or DEFAULTS))
+            native, name, native_offset = self._native, file_name(file), written_offset(offset)
+            native.write(name, memory.arguments, native_offset, *(options or DEFAULTS))
         if validate:
-            self._validate(memory, file, offset)
+            self._validate(memory, file, native_offset or 0)
 
     def _start_read(self, memory, file, offset, validate=None, *, progress=None, verify=False, own_errors=False):
-        self._forget_done()
         with labelled(memory):
-            operation = self._native.start_read(name_of(file), memory.arguments, checked(offset), progress, verify,
-                                                own_errors)
-        return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
+            native, name, offset = self._native, file_name(file), offset_in_file(offset)
+        return self._pending.start(
+            memory, (file, offset) if validate else None, own_errors,
+            lambda: native.start_read(name, memory.arguments, offset, progress, verify, own_errors))
 
     def _start_write(self, memory, file, offset, validate=None, *options, own_errors=False):
-        self._forget_done()
         with labelled(memory):
-            operation = self._native.start_write(name_of(file), memory.arguments, written_offset(offset),
-                                                 *(options or DEFAULTS), own_errors)
-        return self._keep(operation, memory, (file, offset) if validate else None, own_errors)
+            native, name, native_offset = self._native, file_name(file), written_offset(offset)
+        return self._pending.start(
+            memory, (file, native_offset or 0) if validate else None, own_errors,
+            lambda: native.start_write(name, memory.arguments, native_offset, *(options or DEFAULTS), own_errors))
 
     def _sync(self, run, buffer, file, offset, validate=False):
         memory = describe(buffer, writable=run == self._read_now)
@@ -314,7 +343,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
                 _native.copy(describe(gathered).arguments, memory.arguments)
             wanted = memoryview(gathered)
         # A descriptor may be open for writing only, or for O_DIRECT.
-        path = f"/proc/self/fd/{file}" if isinstance(file, int) else file
+        path = f"/proc/self/fd/{int(file)}" if hasattr(file, "__index__") else file
         with open(path, "rb", buffering=0) as stream:
             for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
                 piece = wanted[at:at + _VALIDATED_AT_ONCE]
@@ -326,7 +355,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def _drain(self):
         """Waits; (operations that succeeded, errors of those that did not)."""
         completed, _, _ = self._native.wait()
-        errors, validations = self._collect()
+        errors, validations = self._pending.collect()
         for memory, file, offset in validations:
             try:
                 self._validate(memory, file, offset)
@@ -336,39 +365,6 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         for error in errors:
             self._report(error)
         return completed, errors
-
-    def _collect(self):
-        """Lets go of all that is done: the errors, and what is to be validated. Futures answer for themselves."""
-        with self._lock:
-            done = [entry for entry in self._under_way if entry[0].done()]
-            ended = {id(entry) for entry in done}
-            self._under_way = collections.deque(entry for entry in self._under_way if id(entry) not in ended)
-        errors, validations = [], []
-        for operation, memory, validation, own_errors in done:
-            error = None if own_errors else operation.error()
-            if error is None and memory.finish is not None and operation.error() is None:
-                memory.finish()
-            if error is not None:
-                errors.append(with_label(error, memory))
-            elif validation is not None:
-                validations.append((memory, *validation))
-        return errors, validations
-
-    def _forget_done(self):
-        """Lets go of the memory of what succeeded; from the front, for operations seldom overtake each other by
-        much."""
-        with self._lock:
-            while self._under_way:
-                operation, memory, validation, own_errors = self._under_way[0]
-                waits = validation is not None or memory.finish is not None
-                if waits or not operation.done() or not (own_errors or operation.error() is None):
-                    return
-                self._under_way.popleft()
-
-    def _keep(self, operation, memory, validation, own_errors):
-        with self._lock:
-            self._under_way.append((operation, memory, validation, own_errors))
-        return operation
 
     @contextlib.contextmanager
     def _reporting(self):
@@ -384,12 +380,22 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         log.error("%s", error.strerror or error)
 
 
+def unlock(tensor):
+    """False when it has no locked memory that begins where it does."""
+    with contextlib.suppress(ValueError):
+        return _native.unlock(describe(tensor).address)
+    return False
+
+
 def is_pinned(buffer):
     if callable(getattr(buffer, "is_pinned", None)):
         with contextlib.suppress(RuntimeError):   # torch without a GPU has nothing that pins
             if buffer.is_pinned():
                 return True
-    memory = describe(buffer)
+    try:
+        memory = describe(buffer)
+    except ValueError:
+        return False   # it has no memory that could be
     return memory.nbytes > 0 and not memory.on_device and _native.is_locked(memory.address, _span(memory))
 
 

@@ -1,20 +1,24 @@
 """Locked tensors: torch's or numpy's, over memory of the native side that lives as long as any of them."""
 
+import operator
+
 from weightfs import _native
+from weightfs._numbers import bytes_of_elements
 
 
 def new_like(num_elem, example):
     """1-D, zeroed, page-aligned and locked, of the example's element type. OSError without the right to lock."""
+    num_elem = operator.index(num_elem)
     if num_elem < 0:
         raise ValueError(f"num_elem is {num_elem}: it cannot be negative")
     if hasattr(example, "data_ptr"):
         import torch
         if num_elem == 0:
             return torch.empty(0, dtype=example.dtype)
-        memory = _native.LockedMemory(num_elem * example.element_size())
+        memory = _native.LockedMemory(bytes_of_elements(num_elem, example.element_size()))
         return torch.frombuffer(memory, dtype=example.dtype, count=num_elem)
     if hasattr(example, "__array_interface__"):
         import numpy
-        memory = _native.LockedMemory(num_elem * example.dtype.itemsize)
+        memory = _native.LockedMemory(bytes_of_elements(num_elem, example.dtype.itemsize))
         return numpy.frombuffer(memory, dtype=example.dtype, count=num_elem)
     raise TypeError(f"example_tensor is a tensor or an array, not {type(example).__name__}")

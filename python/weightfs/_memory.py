@@ -78,7 +78,12 @@ def _of_tensor(tensor, writable):
     if address == 0:
         raise ValueError(f"{label} has no memory")
     strides = None if tensor.is_contiguous() else [step * item_size for step in tensor.stride()]
-    return Memory(address, item_size, list(tensor.shape), strides, tensor, label)
+    return Memory(address, item_size, list(tensor.shape), strides, _storage_of(tensor), label)
+
+
+def _storage_of(tensor):
+    """What keeps the memory: a tensor takes another when its `data` is set."""
+    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor
 
 
 def _of_device_tensor(tensor, writable, label):
@@ -90,7 +95,8 @@ def _of_device_tensor(tensor, writable, label):
         used = tensor.new_empty(tensor.shape) if writable else tensor.contiguous()
         finish = _Scatter(tensor.detach(), used) if writable else None
     stream = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
-    return Memory(used.data_ptr(), used.element_size(), list(used.shape), None, used, label, stream, finish)
+    return Memory(used.data_ptr(), used.element_size(), list(used.shape), None, _storage_of(used), label, stream,
+                  finish)
 
 
 class _Scatter:

@@ -11,8 +11,10 @@ from weightfs import _native
 from weightfs._gds import gds_handle
 from weightfs._handle import aio_handle
 from weightfs._memory import describe
+from weightfs._pin import pin_handle
 
-__all__ = ["AsyncIOBuilder", "GDSBuilder", "aio_handle", "aio_read", "aio_write", "deepspeed_memcpy", "gds_handle"]
+__all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "aio_read", "aio_write", "deepspeed_memcpy",
+           "gds_handle", "pin_handle"]
 
 
 def aio_read(buffer, filename, block_size, queue_depth, single_submit, overlap_events, validate):
@@ -62,6 +64,15 @@ class AsyncIOBuilder:
 
     def builder(self):
         return self
+
+
+class PinMemoryBuilder(AsyncIOBuilder):
+    """DeepSpeed's builder of locked memory without I/O."""
+
+    BUILD_VAR, NAME = "DS_BUILD_PIN_MEMORY", "pin_memory"
+
+    def is_compatible(self, verbose=False):
+        return True
 
 
 class GDSBuilder(AsyncIOBuilder):

@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,11 +14,13 @@ import torch
 import weightfs
 import weightfs.torch
 from weightfs import deepnvme
+from weightfs.tools._program import be_a_worker
 
 GB = 1024 ** 3
 ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
 NO_GPU = "no GPU: torch.cuda.is_available() is false here; leave out --gpu, --use_gds and --gds"
 _START_LIMIT_S = 300
+_END_LIMIT_S = 30
 
 
 @dataclasses.dataclass
@@ -82,12 +85,14 @@ def measure(settings):
     context.set_forkserver_preload(["weightfs.tools._measure"])
     barrier, queue = context.Barrier(count), context.Queue()
     processes = [context.Process(target=_work, args=(settings, i, barrier, queue), daemon=True) for i in range(count)]
-    for process in processes:
-        process.start()
     try:
-        answers = [_answer(processes, queue) for _ in processes]
-    finally:
         for process in processes:
+            process.start()
+        answers = [_answer(processes, queue) for _ in processes]
+        for process in processes:
+            process.join(_END_LIMIT_S)
+    finally:
+        for process in filter(lambda process: process.pid is not None, processes):
             process.terminate()
             process.join()
     # The first failure makes the others fail at the barrier.
@@ -108,11 +113,13 @@ def _answer(processes, queue):
 
 
 def _work(settings, index, barrier, queue):
+    be_a_worker()
     try:
         queue.put(_loops(settings, index, barrier))
     except BaseException as error:
         barrier.abort()
         queue.put(f"{type(error).__name__}: {error}")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _loops(settings, index, barrier):
@@ -134,7 +141,10 @@ def _loops(settings, index, barrier):
                 e2e_s += together - start
         return task_s, e2e_s
     finally:
-        task.close()
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)   # it ends already
+        finally:
+            task.close()
 
 
 class _Task:

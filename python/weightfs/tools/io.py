@@ -1,19 +1,19 @@
 """weightfs-io: measures reads or writes of tensors, with the options, output and formulas of DeepSpeed's ds_io."""
 
-import argparse
 import os
 import sys
 
 import torch
 
 from weightfs.tools._measure import ENGINES, NO_GPU, Settings, measure, parse_size
+from weightfs.tools._program import Parser, run
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="weightfs-io", description=__doc__)
+    parser = Parser(prog="weightfs-io", description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--folder", help="where the files are written and read")
-    where.add_argument("--folder_to_device_mapping", nargs="+", metavar="DIR:DEV",
+    where.add_argument("--folder_to_device_mapping", nargs="+", action="extend", metavar="DIR:DEV",
                        help="a process for each; DEV is the number of its GPU, and without --gpu means nothing")
     parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
     parser.add_argument("--read", action="store_true", help="measure reads (default: writes)")
@@ -82,6 +82,10 @@ def report(settings, result):
 
 
 def main(arguments=None):
+    return run("weightfs-io", lambda: _main(arguments))
+
+
+def _main(arguments):
     settings = settings_of(*parse(arguments))
     try:
         result = measure(settings)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from weightfs.tools._measure import NO_GPU, Settings, measure, parse_size
+from weightfs.tools._program import Parser, run
 
 BLOCK_SIZES = (1 << 20, 8 << 20)
 QUEUE_DEPTHS = (32, 128)
@@ -20,8 +21,8 @@ PARALLELISMS = (1, 2, 4, 8)
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="weightfs-tune", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="weightfs-tune", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvme_dir", nargs="+", required=True, help="a directory on each disk to be used together")
     parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
     parser.add_argument("--loops", type=int, default=1, help="repetitions of each measurement (default 1)")
@@ -72,13 +73,31 @@ def choose(results):
     return max(results, key=lambda result: result[1] / best_read + result[2] / best_write)
 
 
+def check_log_dir(parser, folder):
+    """Before what takes long."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with open(Path(folder) / "sweep.json", "a", encoding="ascii"):
+            pass
+    except OSError as error:
+        parser.error(f"--log_dir {folder}: {error.strerror}")
+
+
 def main(arguments=None):
+    return run("weightfs-tune", lambda: _main(arguments))
+
+
+def _main(arguments):
     parser, args = parse(arguments)
     if (args.gpu or args.gds) and not torch.cuda.is_available():
         parser.exit(1, f"weightfs-tune: {NO_GPU}\n")
     for folder in args.nvme_dir:
         if not os.path.isdir(folder):
             parser.error(f"{folder}: no such directory")
+    if args.loops < 1:
+        parser.error("--loops begins at 1")
+    if args.log_dir:
+        check_log_dir(parser, args.log_dir)
     try:
         results = sweep(args, parse_size(args.io_size))
     except ValueError as error:
@@ -87,7 +106,6 @@ def main(arguments=None):
         print(f"weightfs-tune: {error}", file=sys.stderr)
         return 1
     if args.log_dir:
-        Path(args.log_dir).mkdir(parents=True, exist_ok=True)
         rows = [options | {"read": read, "write": write} for options, read, write in results]
         (Path(args.log_dir) / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="ascii")
     options, read, write = choose(results)

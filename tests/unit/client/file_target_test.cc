@@ -114,5 +114,15 @@ TEST(FileTargetTest, ImpossibleWishesAreRefusedBeforeAnythingIsTouched) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
+TEST(FileTargetTest, APipeIsAnErrorAtOnce) {
+  const Folder folder;
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  for (const auto direction : {Operation::Direction::kRead, Operation::Direction::kWrite}) {
+    const auto opened = FileTarget::Open({.direction = direction, .path = folder / "pipe", .size = 4096});
+    ASSERT_FALSE(opened.has_value());
+    EXPECT_EQ(opened.error().error_number, ESPIPE);
+  }
+}
+
 }  // namespace
 }  // namespace weightfs::client

@@ -238,6 +238,35 @@ TEST(HandleBasicTest, WhatWaitCountedIsDoneAndWhatIsDoneIsCounted) {
   }
 }
 
+TEST(HandleBasicTest, AnInterruptedWaitLosesNoCounts) {
+  const Folder folder;
+  const auto handle = Make({.block_size = 4096, .queue_depth = 1, .single_submit = true});
+  Bytes bytes = RandomBytes(8 << 20);
+  std::latch ended(1);
+  const auto first = handle
+                         ->StartWrite(folder / "first", View(bytes),
+                                      {.progress = [&](uint64_t done, uint64_t) { if (done == bytes.size()) ended.wait(); }})
+                         .value();
+  ASSERT_TRUE(handle->StartWrite(folder / "second", View(bytes), {.own_errors = true}).has_value());
+  EXPECT_EQ(handle->Wait([] { return true; }).count, 0U);
+  EXPECT_EQ(handle->pending(), 2U);
+  ended.count_down();
+  EXPECT_EQ(handle->Wait([] { return false; }).count, 1U);
+}
+
+TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
+  const Folder folder;
+  const auto handle = Make({.block_size = 4096, .queue_depth = 1, .single_submit = true});
+  Bytes bytes = RandomBytes(8 << 20);
+  int calls = 0;
+  const WriteOptions options{.progress = [&](uint64_t, uint64_t) { if (calls++ == 1) std::this_thread::sleep_for(200ms); },
+                             .interrupted = [&] { return true; }};
+  const auto result = handle->Write(folder / "file", View(bytes), options);
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().error_number, ECANCELED);
+  EXPECT_EQ(folder.entries(), 0U);
+}
+
 TEST(HandleBasicTest, CancelledOperationsEndAndTheirQueuedPartIsNotWritten) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1});
@@ -259,7 +288,7 @@ TEST(HandleBasicTest, CancelledOperationsEndAndTheirQueuedPartIsNotWritten) {
   EXPECT_GE(cancelled, 7U);
   // A cancelled whole write leaves nothing that looks like a file.
   EXPECT_EQ(folder.entries(), 8U - cancelled);
-  EXPECT_EQ(handle->Wait().count, 8U - cancelled);
+  EXPECT_EQ(handle->Wait().count, 0U);
 }
 
 TEST(HandleBasicTest, WaitingForAnOperationEndsWithTheTimeout) {
@@ -366,11 +395,14 @@ TEST(HandleBasicTest, ManyThreadsShareOneHandle) {
 TEST(HandleBasicTest, AForkedChildIsToldThatTheHandleIsNotItsOwn) {
   const Folder folder;
   auto handle = Make();
-  Bytes bytes = RandomBytes(1000);
+  Bytes bytes = RandomBytes(32 << 20);
+  ASSERT_TRUE(handle->StartWrite(folder / "pending", View(bytes)).has_value());
   const pid_t child = fork();
   if (child == 0) {
     const auto result = handle->Write(folder / "file", View(bytes));
-    const bool refused = !result.has_value() && result.error().error_number == EPERM;
+    const auto waited = handle->Wait();
+    const bool refused = !result.has_value() && result.error().error_number == EPERM && handle->pending() == 0 &&
+                         waited.errors.size() == 1 && waited.errors[0].error_number == EPERM;
     handle.reset();
     _exit(refused ? 0 : 1);
   }

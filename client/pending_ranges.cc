@@ -1,0 +1,97 @@
+#include "client/pending_ranges.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weightfs::client {
+
+std::shared_ptr<PendingRanges::Place> PendingRanges::Add(const FileRange& range) {
+  auto entry = std::make_shared<Entry>();
+  entry->range = range;
+  auto place = std::make_shared<Place>(shared_from_this(), entry);
+  const MutexLock lock(mutex_);
+  AddLocked(entry);
+  place->waits_ = entry->before > 0;
+  return place;
+}
+
+void PendingRanges::AddLocked(const std::shared_ptr<Entry>& entry) {
+  const FileRange& range = entry->range;
+  File& file = files_[range.file];
+  PutBehind(entry, file, file.writes);
+  if (range.writes) PutBehind(entry, file, file.reads);
+  entry->number = next_++;
+  entry->self = (range.writes ? file.writes : file.reads).emplace(range.begin, entry);
+  entry->listed = true;
+  file.longest = std::max(file.longest, range.end - range.begin);
+}
+
+void PendingRanges::PutBehind(const std::shared_ptr<Entry>& entry, const File& file, const Entries& others) {
+  const FileRange& range = entry->range;
+  const uint64_t from = range.begin > file.longest ? range.begin - file.longest : 0;
+  for (auto at = others.lower_bound(from); at != others.end() && at->first < range.end; ++at) {
+    if (at->second->range.end <= range.begin) continue;
+    at->second->behind.push_back(entry);
+    ++entry->before;
+  }
+}
+
+// What overlaps an earlier operation within a write overlaps that write, which waits for it: it is enough to know of the
+// write.
+void PendingRanges::ForgetCovered(const Entry& entry, Entries& others) {
+  const FileRange& range = entry.range;
+  for (auto at = others.lower_bound(range.begin); at != others.end() && at->first < range.end;) {
+    Entry& other = *at->second;
+    const auto next = std::next(at);
+    if (other.number < entry.number && other.range.end <= range.end) {
+      other.listed = false;
+      others.erase(at);
+    }
+    at = next;
+  }
+}
+
+bool PendingRanges::Wait(const std::shared_ptr<Place>& place, Begin begin) {
+  const MutexLock lock(mutex_);
+  const auto& entry = place->entry_;
+  if (entry->before == 0 || stopping_) return false;
+  entry->begin = std::move(begin);
+  waiting_.insert(entry);
+  if (entry->listed && entry->range.writes) {
+    File& file = files_[entry->range.file];
+    ForgetCovered(*entry, file.writes);
+    ForgetCovered(*entry, file.reads);
+  }
+  return true;
+}
+
+void PendingRanges::End(Entry& entry) {
+  MutexLock lock(mutex_);
+  if (entry.listed) {
+    const auto file = files_.find(entry.range.file);
+    (entry.range.writes ? file->second.writes : file->second.reads).erase(entry.self);
+    entry.listed = false;
+    if (file->second.writes.empty() && file->second.reads.empty()) files_.erase(file);
+  }
+  for (const auto& next : std::exchange(entry.behind, {})) {
+    if (--next->before > 0 || waiting_.erase(next) == 0) continue;
+    ++beginning_;
+    lock.Unlock();
+    std::exchange(next->begin, nullptr)(false);
+    lock.Lock();
+    --beginning_;
+    changed_.notify_all();
+  }
+}
+
+void PendingRanges::Stop() {
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  const auto waiting = std::exchange(waiting_, {});
+  lock.Unlock();
+  for (const auto& entry : waiting) std::exchange(entry->begin, nullptr)(true);
+  lock.Lock();
+  while (beginning_ > 0) changed_.wait(lock.native());
+}
+
+}  // namespace weightfs::client

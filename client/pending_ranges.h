@@ -1,0 +1,90 @@
+// The ranges of files that the operations of a handle are going to read or write: one that overlaps an earlier one, where
+// either writes, begins when that is done. What is started last is what a file holds in the end.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "client/target.h"
+#include "common/mutex.h"
+
+namespace weightfs::client {
+
+struct FileRange {
+  FileId file;
+  uint64_t begin = 0;
+  uint64_t end = 0;  // behind the last byte
+  bool writes = false;
+};
+
+// Thread-safe; made by make_shared.
+class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
+ public:
+  class Place;
+  // Hands the operation to its rings; `stopping`: to be cancelled. Must not wait for others, nor call back.
+  using Begin = std::function<void(bool stopping)>;
+
+  // From now on others wait for it, until the last reference goes: this begins, on its thread, those that waited for it
+  // alone.
+  std::shared_ptr<Place> Add(const FileRange& range) EXCLUDES(mutex_);
+  // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
+  bool Wait(const std::shared_ptr<Place>& place, Begin begin) EXCLUDES(mutex_);
+  // Begins all that wait, to be cancelled. No `begin` runs afterwards.
+  void Stop() EXCLUDES(mutex_);
+
+ private:
+  struct Entry;
+  using Entries = std::multimap<uint64_t, std::shared_ptr<Entry>>;  // by the first byte
+  struct File {
+    Entries reads;
+    Entries writes;
+    uint64_t longest = 0;  // of those that were in here
+  };
+  struct Entry {
+    FileRange range;
+    uint64_t number = 0;  // in the order of their start
+    bool listed = false;
+    Entries::iterator self = {};
+    size_t before = 0;                            // entries that it waits for
+    std::vector<std::shared_ptr<Entry>> behind;  // that wait for it
+    Begin begin;
+  };
+
+  void AddLocked(const std::shared_ptr<Entry>& entry) REQUIRES(mutex_);
+  static void PutBehind(const std::shared_ptr<Entry>& entry, const File& file, const Entries& others);
+  static void ForgetCovered(const Entry& entry, Entries& others);
+  void End(Entry& entry) EXCLUDES(mutex_);
+
+  Mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t next_ GUARDED_BY(mutex_) = 0;
+  std::map<FileId, File> files_ GUARDED_BY(mutex_);
+  std::set<std::shared_ptr<Entry>> waiting_ GUARDED_BY(mutex_);  // with a `begin`
+  size_t beginning_ GUARDED_BY(mutex_) = 0;                       // in a `begin` now
+  bool stopping_ GUARDED_BY(mutex_) = false;
+};
+
+// Of one operation, as long as it is pending.
+class PendingRanges::Place {
+ public:
+  Place(std::shared_ptr<PendingRanges> ranges, std::shared_ptr<Entry> entry)
+      : ranges_(std::move(ranges)), entry_(std::move(entry)) {}
+  ~Place() { ranges_->End(*entry_); }
+  // Whether something was pending before it when it was added.
+  bool waits() const { return waits_; }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+ private:
+  friend class PendingRanges;
+  const std::shared_ptr<PendingRanges> ranges_;
+  const std::shared_ptr<Entry> entry_;
+  bool waits_ = false;
+};
+
+}  // namespace weightfs::client

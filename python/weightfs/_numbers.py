@@ -1,0 +1,47 @@
+"""The numbers that callers give: whole, and within what the native side can hold."""
+
+import errno
+import operator
+import os
+
+_MOST_FILE_BYTES = (1 << 63) - 1
+_MOST_DESCRIPTOR = (1 << 31) - 1
+_MOST_BYTES = (1 << 63) - 1
+
+
+def whole(name, value, least, most):
+    """TypeError for what is no whole number, ValueError for one out of range."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}: it is a whole number") from None
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}: it is from {least} to {most}")
+    return number
+
+
+def offset_in_file(value):
+    """OSError (EINVAL) for what is no place in a file."""
+    if type(value) is int and 0 <= value <= _MOST_FILE_BYTES:
+        return value
+    try:
+        return whole("file_offset", value, 0, _MOST_FILE_BYTES)
+    except (TypeError, ValueError) as error:
+        raise OSError(errno.EINVAL, str(error)) from None
+
+
+def file_name(file):
+    """A path as bytes, or a descriptor; OSError (EBADF) for a number that is none."""
+    if isinstance(file, str) or not hasattr(file, "__index__"):
+        return os.fsencode(file)
+    number = operator.index(file)
+    if not 0 <= number <= _MOST_DESCRIPTOR:
+        raise OSError(errno.EBADF, f"{number} is not an open descriptor")
+    return number
+
+
+def bytes_of_elements(count, item_size):
+    """OSError (ENOMEM) for more than any memory holds."""
+    if count * item_size > _MOST_BYTES:
+        raise OSError(errno.ENOMEM, f"{count} elements of {item_size} bytes are more than any memory holds")
+    return count * item_size

@@ -1,0 +1,45 @@
+"""How the programs of the package speak and end."""
+
+import argparse
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong first, and then the usage."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}\n{self.format_usage()}")
+
+
+def run(name, program):
+    """The status of program(), which SIGTERM and Ctrl-C end so that its `finally` blocks run."""
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        return program()
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def leave(number, _frame):
+    """A handler of signals; the next ones do not disturb the `finally` blocks."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def be_a_worker():
+    """A process of its parent, which alone hears Ctrl-C, and whose end it does not survive."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _end_with(parent):
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

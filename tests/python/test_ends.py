@@ -1,0 +1,140 @@
+"""Threads, signals and forks that find an operation under way."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMON = """
+import os, signal, sys, threading, time, torch, weightfs
+tensor = torch.ones(8 << 20, dtype=torch.uint8)
+handle = weightfs.aio_handle(4096, 1, True, False, 1)
+"""
+
+IN_THREADS = {
+    "sync": "handle.sync_pwrite(tensor, 'file')",
+    "wait": "handle.async_pwrite(tensor, 'file'); handle.wait()",
+    "future": "handle.write_async(tensor, 'file').result()",
+    "callback": "handle.write_async(tensor, 'file', progress=lambda *_: None).wait()",
+}
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("call", IN_THREADS.values(), ids=IN_THREADS.keys())
+def test_the_interpreter_may_end_while_a_daemon_thread_is_in_a_call(child, call):
+    for delay in (0.002, 0.05):
+        out = child(COMMON + f"""
+import logging
+logging.disable()
+def work():
+    while True:
+        {call}
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep({delay})
+print("end")
+""")
+        assert out == "end\n"
+
+
+FORKED = COMMON + """
+tensor = torch.ones(64 << 20, dtype=torch.uint8)
+small, descriptor = torch.ones(8), os.open("file", os.O_RDWR | os.O_CREAT)
+assert handle.async_pwrite(tensor, "pending") == 0
+future = handle.write_async(tensor, "other")
+calls = {
+    "wait": handle.wait, "pending": handle.pending, "direct": lambda: handle.direct_operations,
+    "read_into": lambda: handle.read_into(small, "file"), "write_async": lambda: handle.write_async(small, "file"),
+    "save_many": lambda: handle.save_many({"a": small}, "."), "load_many": lambda: handle.load_many({"a": small}, "."),
+    "locked": lambda: handle.new_cpu_locked_tensor(8, small), "pinned": lambda: handle.is_pinned(small),
+    "future": future.result, "done": future.done, "cancel": future.cancel, "bytes": lambda: future.bytes_done,
+}
+numbers = {
+    "async": lambda: handle.async_pwrite(small, "file"), "sync": lambda: handle.sync_pwrite(small, "file"),
+    "descriptor": lambda: handle.async_pwrite(small, descriptor), "read": lambda: handle.read(small, "file", False),
+    "pread": lambda: handle.pread(small, "file", False, True),
+}
+handle._pending._lock.acquire()   # as another thread may have, which the child does not have
+child = os.fork()
+if child == 0:
+    import logging
+    logging.disable()
+    for name, call in calls.items():
+        try:
+            print(name, "gave", call())
+        except PermissionError as error:
+            assert "forked" in str(error), error
+    for name, call in numbers.items():
+        assert call() == -1, name
+        assert handle.last_error.errno == 1, name
+    assert "another process" in repr(future)
+    own = weightfs.aio_handle()
+    assert own.sync_pwrite(small, "own") == 1
+    own.close()
+    handle.close()
+    print("child", flush=True)
+    sys.exit(0)
+handle._pending._lock.release()
+assert os.waitpid(child, 0)[1] == 0
+assert handle.wait() == 1
+print("parent")
+"""
+
+
+def test_a_forked_child_is_told_so_by_every_call(child):
+    assert child(FORKED) == "child\nparent\n"
+
+
+LONG_CALLS = {
+    "sync_pwrite": "handle.sync_pwrite(tensor, 'file')",
+    "write_from": "handle.write_from(tensor, 'file')",
+    "wait": "handle.async_pwrite(tensor, 'file'); started(); handle.wait()",
+}
+
+
+@pytest.mark.parametrize("call", LONG_CALLS.values(), ids=LONG_CALLS.keys())
+def test_ctrl_c_ends_a_call_that_lasts(tmp_path, call):
+    # It lasts for minutes: 4 KiB at a time, and each is told.
+    code = COMMON + f"""
+tensor = torch.ones(1 << 30, dtype=torch.uint8)
+def started():
+    print("go", flush=True)
+threading.Timer(0.3, started).start()
+try:
+    {call}
+    print("ended by itself")
+except KeyboardInterrupt:
+    print("interrupted", handle.pending())
+    if handle.pending():
+        handle.close()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "go\n"
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(60) == 0
+    assert "interrupted" in rest
+    assert time.monotonic() - begin < 5
+
+
+def test_an_interrupted_wait_loses_no_counts(child):
+    assert child(COMMON + """
+class Alarm(Exception):
+    pass
+def ring(*_):
+    raise Alarm
+signal.signal(signal.SIGALRM, ring)
+for i in range(3):
+    assert handle.async_pwrite(tensor, f"{i}") == 0
+assert handle.async_pwrite(torch.ones(1 << 29, dtype=torch.uint8), "long") == 0
+signal.setitimer(signal.ITIMER_REAL, 0.15)
+try:
+    handle.wait()
+    print("ended by itself")
+except Alarm:
+    print("alarm")
+assert handle.wait() == 4
+""") == "alarm\n"

@@ -1,0 +1,34 @@
+"""Overlapping operations of a handle that are pending together."""
+
+import torch
+
+import weightfs
+
+
+def test_the_last_of_several_writes_of_a_range_is_what_stays(folder):
+    handle = weightfs.aio_handle(4096, 4, False, True, 2)
+    tensors = [torch.full((40_000,), i, dtype=torch.uint8) for i in range(4)]
+    targets = [torch.empty(40_000, dtype=torch.uint8) for _ in tensors]
+    (folder / "file").write_bytes(bytes(100_000))
+    for _ in range(25):
+        for tensor, target in zip(tensors, targets):
+            assert handle.async_pwrite(tensor, folder / "file", 100) == 0
+            assert handle.async_pread(target, folder / "file", 100) == 0
+        assert handle.wait() == 8
+        assert all(torch.equal(tensor, target) for tensor, target in zip(tensors, targets))
+        assert (folder / "file").read_bytes()[100:40_100] == tensors[-1].numpy().tobytes()
+
+
+def test_large_operations_keep_their_order_too(folder):
+    handle = weightfs.aio_handle(1 << 20, 4, False, True, 2)
+    tensors = [torch.full((9 << 20,), i, dtype=torch.uint8) for i in range(1, 4)]
+    target = torch.empty(9 << 20, dtype=torch.uint8)
+    for _ in range(5):
+        futures = [handle.write_async(tensor, folder / "file") for tensor in tensors]
+        [future.result() for future in futures]
+        assert handle.async_pwrite(tensors[0], folder / "file") == 0
+        assert handle.async_pread(target, folder / "file") == 0
+        assert handle.sync_pwrite(tensors[1], folder / "file") == 3
+        assert torch.equal(target, tensors[0])
+        assert handle.sync_pread(target, folder / "file") == 1
+        assert torch.equal(target, tensors[1])

@@ -1,0 +1,105 @@
+"""What the programs and the examples say when they are used wrongly, and how they end when they are stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from weightfs.tools import io, tune
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def first_line_of(run, arguments, capfd):
+    with pytest.raises(SystemExit) as ended:
+        run(arguments)
+    assert ended.value.code == 2
+    return capfd.readouterr().err.splitlines()[0]
+
+
+def test_the_first_line_says_what_is_wrong(local, capfd):
+    assert "begin at 1" in first_line_of(io.main, ["--folder", str(local), "--loops", "0"], capfd)
+    assert "--folder" in first_line_of(io.main, [], capfd)
+    assert "--loops" in first_line_of(tune.main, ["--nvme_dir", str(local), "--loops", "0"], capfd)
+    assert "--nvme_dir" in first_line_of(tune.main, [], capfd)
+
+
+def test_tune_looks_at_the_log_directory_before_it_measures(local, capfd, monkeypatch):
+    monkeypatch.setattr(tune, "sweep", lambda *_: pytest.fail("it measured"))
+    (local / "file").write_bytes(b"")
+    for folder in (local / "file", local / "file" / "below", "/proc/none"):
+        line = first_line_of(tune.main, ["--nvme_dir", str(local), "--log_dir", str(folder)], capfd)
+        assert "--log_dir" in line
+
+
+def test_folders_may_be_mapped_one_by_one(local):
+    args = ["--folder_to_device_mapping", f"{local}:0", "--folder_to_device_mapping", f"{local}:1", f"{local}:2"]
+    assert io.settings_of(*io.parse(args)).folders == [str(local)] * 3
+
+
+def children_of(pid):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    direct = [int(word) for word in listed.stdout.split()]
+    return direct + [below for child in direct for below in children_of(child)]
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition, limit_s=60):
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)],
+                         ids=["SIGTERM", "Ctrl-C", "SIGKILL"])
+def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status):
+    command = [sys.executable, "-m", "weightfs.tools.io", "--folder", str(local), "--io_size", "64M", "--loops", "100000",
+               "--multi_process", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        until(lambda: len(list(local.iterdir())) == 2)
+        children = children_of(process.pid)
+        assert len(children) >= 3
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait() == status
+    assert "Traceback" not in said
+    if number != signal.SIGKILL:   # where Python itself says what was left
+        assert said == ("weightfs-io: interrupted\n" if number == signal.SIGINT else "")
+    until(lambda: not any(map(runs, children)))
+    assert list(local.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments,reason", [
+    (["run_file_access.py", "--nvme_folder", "/nosuch"], "/nosuch: no such directory"),
+    (["load_tensor.py", "--input_file", "/etc/passwd", "--loop", "0"], "'0' is no number"),
+    (["store_tensor.py", "--nvme_folder", "/tmp", "--mb_size", "-1"], "--mb_size"),
+    (["store_tensor.py", "--nvme_folder", "/nosuch"], "/nosuch: no such directory")])
+def test_an_example_says_in_one_line_what_is_wrong(arguments, reason):
+    done = subprocess.run([sys.executable, EXAMPLES / arguments[0], *arguments[1:]], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 2
+    assert reason in done.stderr.splitlines()[0]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("way", ["py", "aio"])
+def test_an_example_loads_an_empty_file(local, way):
+    (local / "empty").write_bytes(b"")
+    done = subprocess.run([sys.executable, EXAMPLES / "load_tensor.py", "--with", way, "--input_file", local / "empty",
+                           "--validate"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -101,6 +101,7 @@ class Checker {
   // Writing (fsck_repair.cc).
   Result<void> Repair();
   Result<void> MakeLostAndFound();
+  void SkipDroppedNumbers();
   Result<void> NameLost(Node& node);
   Result<void> RewriteInode(const Node& node);
   Result<void> Put(std::string key, std::string value);

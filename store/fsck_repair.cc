@@ -51,6 +51,16 @@ Result<void> Checker::Repair() {
   return catalog_.Sync();
 }
 
+// What is deleted at the end must be of no inode that is made before.
+void Checker::SkipDroppedNumbers() {
+  const auto dropped = [this](uint64_t ino) {
+    const std::string number = keys::Inode(InodeId{ino}).substr(1);
+    return std::any_of(drops_.begin(), drops_.end(),
+                       [&](const std::string& key) { return key.compare(1, number.size(), number) == 0; });
+  };
+  while (dropped(next_ino_)) ++next_ino_;
+}
+
 // Uses the directory of that name in the root, or makes one under a free name.
 Result<void> Checker::MakeLostAndFound() {
   std::string name = kLostAndFound;
@@ -65,6 +75,7 @@ Result<void> Checker::MakeLostAndFound() {
     }
     name = fmt::format("{}.{}", kLostAndFound, suffix);
   }
+  SkipDroppedNumbers();
   Node made;
   made.ino = lost_and_found_ = next_ino_++;
   made.mode = S_IFDIR;

@@ -109,25 +109,32 @@ FsckReport Check(CrashImage& image, bool repair) {
   return report ? *report : FsckReport();
 }
 
+// Seeds that found something once.
+constexpr uint64_t kKnownSeeds[] = {2604368040};   // a record at the number that lost+found gets
+
+void ExpectMended(const CrashImage& intact, uint64_t seed) {
+  SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed));
+  CrashImage image = intact;
+  Damage damage(image.kv, seed);
+  for (uint64_t left = 1 + damage.Below(40); left > 0; --left) damage.Once();
+  const FsckReport report = Check(image, /*repair=*/true);
+  EXPECT_TRUE(report.sound());
+  const FsckReport again = Check(image, /*repair=*/false);
+  for (const Finding& finding : again.findings) {
+    ADD_FAILURE() << FindingKindName(finding.kind) << ": " << finding.text;
+  }
+  EXPECT_THAT(CheckCatalog(image.kv), ::testing::IsEmpty());
+  TestStore store(image, kOptions);
+  ASSERT_TRUE(store.opened());
+  EXPECT_FALSE(store->read_only());
+}
+
 TEST(FsckProperty, ARepairMendsAnyMixOfDamages) {
   const CrashImage intact = MakeStore();
+  for (const uint64_t seed : kKnownSeeds) ExpectMended(intact, seed);
   const uint64_t first_seed = FirstSeed();
-  for (uint64_t seed = first_seed; seed != first_seed + 400; ++seed) {
-    SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed));
-    CrashImage image = intact;
-    Damage damage(image.kv, seed);
-    for (uint64_t left = 1 + damage.Below(40); left > 0; --left) damage.Once();
-    const FsckReport report = Check(image, /*repair=*/true);
-    EXPECT_TRUE(report.sound());
-    const FsckReport again = Check(image, /*repair=*/false);
-    for (const Finding& finding : again.findings) {
-      ADD_FAILURE() << FindingKindName(finding.kind) << ": " << finding.text;
-    }
-    EXPECT_THAT(CheckCatalog(image.kv), ::testing::IsEmpty());
-    TestStore store(image, kOptions);
-    ASSERT_TRUE(store.opened());
-    EXPECT_FALSE(store->read_only());
-    if (::testing::Test::HasFailure()) return;
+  for (uint64_t seed = first_seed; seed != first_seed + 400 && !::testing::Test::HasFailure(); ++seed) {
+    ExpectMended(intact, seed);
   }
 }
 

@@ -5,6 +5,7 @@
 //   Namespace::mutex_
 //   Inode::mutex (of several inodes only in an InodeTransaction, by inode number, under Namespace::mutex_)
 //   Committer::mutex_, WriteBack::mutex_, InodeTable::mutex_
+//   SpaceManager::collecting_
 //   SpaceManager::mutex_
 //   ExtentAllocator's groups
 //   ReadCache::mutex_

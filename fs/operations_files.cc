@@ -2,8 +2,10 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <string_view>
+#include <thread>
 
 #include "fs/operations.h"
 
@@ -11,6 +13,9 @@ namespace weightfs {
 namespace {
 
 using FilePtr = std::shared_ptr<FileHandle>;
+
+// From the receiving of a request to its serving, on a busy machine.
+constexpr auto kUnservedEnds = std::chrono::milliseconds(5);
 
 FilePtr HandleOf(const fuse_file_info* file) {
   return HandleRegistry<FileHandle>::Get(file->fh);
@@ -143,13 +148,11 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   RequestCounter& ends = filesystem.ends();
-  const bool ending = ends.open() != 0;
   const uint64_t ended = ends.begun();
   bool again = false;
   const auto answer = [&](const Result<void>& written) {
     if (!written.has_value()) {
-      const bool freed = ending || ends.open() != 0 || ends.begun() != ended;
-      again = written.error().code == ErrorCode::kNoSpace && freed && !again;
+      again = written.error().code == ErrorCode::kNoSpace && !again;
       if (!again) reply.Fail(written.error());
     } else if (!filesystem.LeavesStalePages(*file)) {
       FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
@@ -159,7 +162,9 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   };
   filesystem.store().Write(file->inode, ByteOffset{offset}, data, holder, reach, answer);
   if (!again) return;
-  // The kernel does not wait until the last close of a deleted file has given its space back; a write after it does.
+  // The kernel does not wait until the last close of a deleted file has given its space back; a write after it does, also
+  // for one that another thread has received and not begun to serve.
+  if (ends.open() == 0 && ends.begun() == ended) std::this_thread::sleep_for(kUnservedEnds);
   ends.WaitForNone();
   filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), reach, answer);
 }

@@ -6,6 +6,7 @@ each test, `factory` makes more. At the end of a module the store is unmounted a
 import os
 import re
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Programs in the background of a script begin without Ctrl-C, and would hand that on to those that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Its messages are for whoever looks at the run, also when pytest itself is killed.
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():

@@ -13,7 +13,7 @@ ALLOWED = {
     "meta": {"common", "meta"},
     "lease": {"common", "lease"},
     "client": {"common", "lease", "client"},
-    "python": {"client"},
+    "python": {"client", "python"},
     "store": {"common", "engine", "meta", "store"},
     "fs": {"common", "store", "lease", "fs"},
     "bench": {"common", "engine", "lease", "bench"},

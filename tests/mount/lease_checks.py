@@ -1,0 +1,77 @@
+"""What the tests of leases share: content, what a mount says, and processes that hold leases."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.filesystems import weightfs
+
+MIB = 1 << 20
+
+
+def pattern(size, seed=0):
+    return bytes((index * 31 + index // 251 + seed * 7) & 0xFF for index in range(size))
+
+
+def statistics(mount):
+    return json.loads(weightfs("info", "--json", mount.path).out)["statistics"]
+
+
+def free(path):
+    # What was deleted is free once its commit is durable.
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def refusal(function, *arguments, **options):
+    """The errno that a call ends with."""
+    with pytest.raises(OSError) as caught:
+        function(*arguments, **options)
+    return caught.value.errno
+
+
+class Holder:
+    """A process of its own that holds a lease; what it runs says when it has it, and then waits for ever."""
+
+    def __init__(self, code, *arguments, **options):
+        text = f"import sys, os, signal\nsys.path.insert(0, {os.fspath(Path(__file__).parent)!r})\n" \
+               f"from lease_client import *\n{code}\nprint('held', flush=True)\nsignal.pause()\n"
+        self.process = subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE,
+                                        **options)
+        assert self.process.stdout.readline() == b"held\n"
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+READS = """
+file = os.open(sys.argv[1], os.O_RDONLY)
+token, name = ticket(file)
+lease = Lease(name)
+lease.read(token)
+"""
+RESERVES = """
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+token, name = ticket(file)
+lease = Lease(name)
+lease.fill(lease.reserve(token, int(sys.argv[2])), b"never committed" * 1000)
+os.close(file)
+"""
+
+
+PASSES = "socket.send_fds(socket.socket(fileno=int(sys.argv[3])), [b'x'], lease.devices)\n"

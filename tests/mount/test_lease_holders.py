@@ -1,0 +1,357 @@
+"""Who gets leases of a mount, by hand: users, connections, and what ends them."""
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+import time
+
+import pytest
+
+import lease_client
+from harness import needs, process
+from harness.filesystems import wait_until, weightfs
+from harness.users import NOBODY, OTHER, call_as
+from lease_checks import MIB, RESERVES, Holder, free, pattern, refusal, statistics
+from lease_client import BLOCK, Lease, Refused, read_direct, ticket, write_direct, write_many
+
+pytestmark = pytest.mark.usefixtures("weightfs_only")
+STORE_SIZE = "64M"
+MOUNT_OPTIONS = "allow_other,commit=0.05"
+
+
+def test_a_ticket_says_what_its_descriptor_may(work):
+    path = work / "a"
+    path.write_bytes(pattern(BLOCK))
+    reads, writes = os.open(path, os.O_RDONLY), os.open(path, os.O_WRONLY)
+    (of_reader, name), (of_writer, _) = ticket(reads), ticket(writes)
+    assert ticket(reads)[0] == of_reader, "the same each time"
+    with Lease(name) as lease:
+        assert refusal(lease.reserve, of_reader, 1) == errno.EBADF
+        assert refusal(lease.read, of_writer) == errno.EBADF
+        assert refusal(lease.read, os.urandom(16)) == errno.EBADF, "a forged one"
+        lease.read(of_reader)
+        device = lease.devices[0]
+        assert fcntl.fcntl(device, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        assert refusal(os.pwrite, device, bytes(BLOCK), 0) == errno.EBADF
+        assert refusal(lease.reserve, of_writer, 1) == errno.EBUSY, "one lease for each connection"
+        lease.release()
+        sums = lease.fill(lease.reserve(of_writer, 1), b"new")
+        assert refusal(lease.commit, of_reader, 3, sums, new_size=3) == errno.EBADF
+        assert path.read_bytes() == pattern(BLOCK)
+        os.close(reads)
+        assert wait_until(lambda: refusal(lease.read, of_reader) == errno.EBADF), "its descriptor is closed"
+    os.close(writes)
+
+
+@needs.root
+def test_other_users_get_nothing(work, mounted):
+    path = work / "a"
+    path.write_bytes(pattern(BLOCK))
+    path.chmod(0o666)
+
+    def asks():
+        return ticket(os.open(path, os.O_RDONLY))
+
+    assert refusal(call_as, NOBODY, asks) == errno.EPERM
+    file = os.open(path, os.O_RDONLY)
+    token, name = ticket(file)
+
+    def shows():
+        with Lease(name) as lease:
+            lease.read(token)
+
+    # Before anything of theirs is read the connection is ended.
+    assert refusal(call_as, NOBODY, shows) in (errno.ECONNRESET, errno.EPIPE)
+    os.close(file)
+
+
+@needs.root
+def test_the_trust_domain_is_a_mount_option(factory):
+    store = factory.store("64M")
+    for option, code in (("direct=off", errno.EOPNOTSUPP), ("direct=root", None), ("direct=owner", None)):
+        mount = factory.mount(store, option)
+        (mount.path / "a").write_bytes(b"x")
+        if code is None:
+            assert read_direct(mount.path / "a") == b"x"
+        else:
+            assert refusal(read_direct, mount.path / "a") == code
+        mount.umount()
+    assert "direct=" in weightfs("mount", store.directory, mount.path, "-o", "direct=all", codes=None).err
+
+
+@needs.root
+def test_the_mounts_own_user_is_trusted(factory):
+    """A mount of an ordinary user gives him leases."""
+    if stat.S_IMODE(os.stat("/dev/fuse").st_mode) & 0o006 != 0o006:
+        pytest.skip("needs a /dev/fuse that every user may open")
+    store = factory.store("64M")
+    mount = factory.mount(store, "allow_other")
+    mount.path.chmod(0o777)
+    mount.umount()
+    for folder, _, names in os.walk(store.directory):
+        for path in [folder, *(os.path.join(folder, name) for name in names)]:
+            os.chown(path, NOBODY, NOBODY)
+    os.chown(mount.path, NOBODY, NOBODY)
+    call_as(NOBODY, lambda: process.run(mount.command("direct=owner")), limit=120)
+    try:
+        def works():
+            write_direct(mount.path / "a", pattern(BLOCK), os.O_CREAT)
+            return read_direct(mount.path / "a")
+
+        assert call_as(NOBODY, works) == pattern(BLOCK)
+    finally:
+        call_as(NOBODY, lambda: process.run(["fusermount3", "-u", mount.path]), limit=60)
+    assert wait_until(lambda: not store.daemons())
+
+
+@needs.root
+def test_a_set_group_id_directory_gives_its_group_to_many(work):
+    work.chmod(0o2775)
+    os.chown(work, 0, OTHER)
+    write_many(work, {b"a": b"data"})
+    assert (work / "a").stat().st_gid == OTHER
+
+
+def test_set_id_bits_go_with_a_commit_of_a_user(work):
+    path = work / "a"
+    path.write_bytes(b"x")
+    path.chmod(0o4755)
+    write_direct(path, b"y")
+    assert stat.S_IMODE(path.stat().st_mode) == (0o4755 if os.geteuid() == 0 else 0o755)
+
+
+@needs.root
+def test_capabilities_go_with_a_write_and_with_a_commit(work):
+    path = work / "a"
+    capabilities = struct.pack("<IIIII", 0x02000000, 1 << 10, 0, 0, 0)   # CAP_NET_BIND_SERVICE
+
+    def gives():
+        os.setxattr(path, "security.capability", capabilities)
+
+    def has():
+        return "security.capability" in os.listxattr(path)
+
+    path.write_bytes(b"x" * BLOCK)
+    os.setxattr(path, "user.other", b"stays")
+    for change in (lambda: write_direct(path, b"y"), lambda: os.truncate(path, 1), lambda: path.write_bytes(b"z"),
+                   lambda: write_in_place(path)):
+        gives()
+        assert has()
+        change()
+        assert not has()
+    assert os.listxattr(path) == ["user.other"]
+
+
+def write_in_place(path):
+    with open(path, "r+b") as stream:
+        stream.write(b"w")
+
+
+def test_a_malformed_commit_of_many_blames_no_file(work):
+    directory = os.open(work, os.O_RDONLY)
+    token, name = ticket(directory)
+    with Lease(name) as lease:
+        lease.reserve(token, 1)
+        with pytest.raises(Refused) as caught:
+            lease.commit_many(token, [(b"a", 1)], [1, 2, 3])
+        assert (caught.value.errno, caught.value.failed) == (errno.EINVAL, (1 << 64) - 1)
+    os.close(directory)
+
+
+GARBAGE = [b"", b"x", b"\xff" * 24, bytes(24), struct.pack("=IIiIQ", 1, 1, 0, 0, 0),
+           struct.pack("=IIiIQ", 1, 1, 0, 1, 1 << 60), struct.pack("=IIiIQ", 2, 1, 0, 0, 0),
+           struct.pack("=IIiIQ", 1, 99, 0, 0, 5) + b"abcde", os.urandom(30_000)]
+
+
+def test_garbage_ends_a_connection_at_most(work, mounted):
+    (work / "a").write_bytes(pattern(BLOCK))
+    file = os.open(work / "a", os.O_RDWR)
+    token, name = ticket(file)
+    for piece in GARBAGE:
+        with Lease(name) as lease:
+            lease.socket.send(piece)
+            if piece[:8] in (struct.pack("=II", 1, 1), struct.pack("=II", 1, 99)) and len(piece) < 1000:
+                try:
+                    lease.receive(struct.unpack_from("=I", piece, 4)[0])
+                except (Refused, ConnectionResetError) as error:
+                    assert error.errno in (errno.EINVAL, errno.ECONNRESET)
+    with Lease(name) as lease:
+        for body in (b"", token, bytes(10_000), token + struct.pack("=QQ", 0, 1 << 63)):
+            for kind in range(1, 7):
+                try:
+                    lease.ask(kind, body)
+                    lease.ask(lease_client.RELEASE)
+                except Refused as refused:
+                    assert refused.errno in (errno.EINVAL, errno.EBADF, errno.ENOSPC, errno.EISDIR, errno.ENOTDIR)
+        # A body that could still be changed, and one that is a pipe.
+        for body in (lease_client.memory_file(bytes(50_000), 0), os.pipe()[0]):
+            with Lease(name) as other:
+                import array
+                other.socket.sendmsg([struct.pack("=IIiIQ", 1, 1, 0, 1, 50_000)],
+                                     [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [body]))])
+                assert refusal(other.receive, 1) == errno.ECONNRESET
+            os.close(body)
+    os.close(file)
+    assert read_direct(work / "a") == pattern(BLOCK) and mounted.alive()
+
+
+def test_who_takes_no_answers_is_let_go(work):
+    (work / "a").write_bytes(pattern(BLOCK))
+    file = os.open(work / "a", os.O_RDONLY)
+    token, name = ticket(file)
+    with Lease(name) as lease:
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            for _ in range(10_000):
+                lease.send(lease_client.RELEASE)
+    os.close(file)
+
+
+def test_connections_are_bounded_and_all_come_back(work, mounted):
+    (work / "a").write_bytes(pattern(BLOCK))
+    file = os.open(work / "a", os.O_RDONLY)
+    token, name = ticket(file)
+    daemon = f"/proc/{mounted.pid}/fd"
+    before = len(os.listdir(daemon))
+    refused, held = 0, []
+    for _ in range(1030):
+        lease = Lease(name)
+        try:
+            lease.read(token)
+            lease.forget_devices()
+            held.append(lease)
+        except OSError as error:
+            assert error.errno in (errno.ECONNRESET, errno.EPIPE)
+            lease.close()
+            refused += 1
+    assert len(held) == 1024 and refused == 6
+    assert statistics(mounted)["leases"] == 1024
+    for lease in held:
+        lease.close()
+    assert wait_until(lambda: statistics(mounted)["leases"] == 0)
+    assert wait_until(lambda: len(os.listdir(daemon)) == before), "descriptors leaked"
+    os.close(file)
+
+
+def test_who_has_had_no_lease_for_longest_makes_room(work, mounted):
+    (work / "a").write_bytes(pattern(BLOCK))
+    file = os.open(work / "a", os.O_RDONLY)
+    token, name = ticket(file)
+    with Lease(name) as holds:
+        leased = holds.read(token)
+        idle = [Lease(name) for _ in range(1023)]
+        assert refusal(idle[-1].read, bytes(16)) == errno.EBADF, "all are in"
+        with Lease(name) as late:
+            late.read(token)
+            assert idle[0].socket.recv(1) == b"", "the first of them was let go"
+            idle[0].close()
+            assert refusal(idle[1].read, bytes(16)) == errno.EBADF
+            assert holds.content(leased) == pattern(BLOCK)
+            assert statistics(mounted)["leases"] == 2
+        for lease in idle:
+            lease.close()
+    os.close(file)
+
+
+CONNECTS = """
+first = os.getpid()
+for _ in range(int(sys.argv[2]) - 1):
+    if os.getpid() == first:
+        os.fork()
+if os.getpid() == first:
+    print("held", flush=True)
+while os.getpid() == first or os.getppid() == first:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.connect(b"\\0" + sys.argv[1].encode())
+    stranger.close()
+os._exit(0)
+"""
+
+
+def test_who_comes_and_goes_all_the_time_holds_nobody_up(work):
+    (work / "a").write_bytes(pattern(BLOCK))
+    file = os.open(work / "a", os.O_RDWR)
+    token, name = ticket(file)
+    with Lease(name) as lease, Holder(CONNECTS, name.decode(), 6):
+        took = []
+        for _ in range(300):
+            begin = time.monotonic()
+            lease.reserve(token, 1)
+            lease.release()
+            took.append(time.monotonic() - begin)
+    os.close(file)
+    assert max(took) < 0.3, sorted(took)[-5:]   # It was a second and more.
+
+
+def test_a_thousand_leases_leave_nothing(work, mounted):
+    daemon = f"/proc/{mounted.pid}/fd"
+    write_direct(work / "a", pattern(BLOCK), os.O_CREAT)
+    before, space = len(os.listdir(daemon)), free(work)
+    for _ in range(500):
+        write_direct(work / "a", pattern(BLOCK), durable=False)
+        assert read_direct(work / "a") == pattern(BLOCK)
+    assert wait_until(lambda: statistics(mounted)["leases"] == 0)
+    assert wait_until(lambda: len(os.listdir(daemon)) == before)
+    assert wait_until(lambda: free(work) == space)
+
+
+def test_a_read_only_mount_leases_for_reading_only(factory):
+    store = factory.store("64M")
+    mount = factory.mount(store)
+    (mount.path / "a").write_bytes(pattern(BLOCK))
+    mount.remount("ro")
+    assert read_direct(mount.path / "a") == pattern(BLOCK)
+    assert refusal(write_direct, mount.path / "a", b"x") == errno.EROFS
+    assert refusal(write_many, mount.path, {b"b": b"x"}) == errno.EROFS
+
+
+def test_an_unmount_ends_the_leases(factory):
+    mount = factory.mount(factory.store("64M"))
+    path = mount.path / "a"
+    path.write_bytes(pattern(MIB))
+    file = os.open(path, os.O_RDONLY)
+    token, name = ticket(file)
+    os.close(file)
+    file = os.open(path, os.O_RDONLY)
+    token, name = ticket(file)
+    with Lease(name) as lease:
+        leased = lease.read(token)
+        os.close(file)
+        mount.umount()
+        assert refusal(lease.read, token) in (errno.EPIPE, errno.ECONNRESET)
+        assert lease.content(leased) == pattern(MIB), "the bytes are still there"
+        mount.mount()
+        assert path.read_bytes() == pattern(MIB)
+
+
+def test_no_mount_while_a_writer_of_a_killed_one_lives(factory):
+    store = factory.store("64M")
+    mount = factory.mount(store)
+    with open(mount.path / "a", "wb", buffering=0) as stream:
+        stream.write(pattern(MIB))
+        os.fsync(stream.fileno())
+    with Holder(RESERVES, mount.path / "a", 256) as holder:
+        pool = store.directory / "pool"
+        mount.kill9()
+        for words in (("mount", store.directory, mount.path), ("fsck", "--repair", store.directory),
+                      ("format", store.directory, "--size", "64M", "--force")):
+            refused = weightfs(*words, codes=None)
+            assert refused.code not in (0, None), words
+            lines = refused.err.strip().splitlines()
+            assert len(lines) == 1 and str(pool) in lines[0] and "leases for writing" in lines[0], refused
+        store.fsck()   # Looks only.
+        holder.kill()
+    mount.mount()
+    assert (mount.path / "a").read_bytes() == pattern(MIB), "the old tensor is whole"
+    mount.fsck()
+
+
+def test_a_lock_of_writers_goes_with_their_leases(factory):
+    """Also while the program lives: it closes its descriptors with the lease."""
+    mount = factory.mount(factory.store("64M"))
+    write_direct(mount.path / "a", pattern(MIB), os.O_CREAT)
+    mount.kill9()
+    mount.mount()
+    assert (mount.path / "a").read_bytes() == pattern(MIB)

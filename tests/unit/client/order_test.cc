@@ -128,29 +128,34 @@ TEST(OrderTest, TheLastOfSeveralWholeFilesIsWhatStays) {
   }
 }
 
-TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOthers) {
+TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBefore) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes before = RandomBytes(300'000, 1);
+  Bytes small = RandomBytes(1000, 2);
+  StandingWrite standing(*handle, folder / "file", before, std::nullopt);
+  const auto held = handle->StartWrite(folder / "file", View(small)).value();
+  EXPECT_TRUE(held->Cancel());
+  standing.LetGo();
+  EXPECT_TRUE(held->Wait());
+  EXPECT_TRUE(held->cancelled());
+  EXPECT_EQ(ReadFile(folder / "file"), before);
+}
+
+// It made the file, and takes it back; the one behind makes it again.
+TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBehind) {
   const Folder folder;
   const auto handle = Make();
   Bytes large = RandomBytes(300'000, 1);
-  Bytes small = RandomBytes(1000, 2);
-  {
-    StandingWrite standing(*handle, folder / "file", large, std::nullopt);
-    const auto held = handle->StartWrite(folder / "file", View(small)).value();
-    EXPECT_TRUE(held->Cancel());
-    standing.LetGo();
-    EXPECT_TRUE(held->Wait());
-    EXPECT_TRUE(held->cancelled());
-    EXPECT_EQ(ReadFile(folder / "file"), large);
-  }
-  // The first made the file and takes it back; the second makes it again.
+  Bytes behind = RandomBytes(1000, 2);
   StandingWrite standing(*handle, folder / "new", large, std::nullopt);
-  const auto held = handle->StartWrite(folder / "new", View(small)).value();
+  const auto held = handle->StartWrite(folder / "new", View(behind)).value();
   EXPECT_TRUE(standing->Cancel());
   standing.LetGo();
   EXPECT_TRUE(held->Wait());
   EXPECT_FALSE(held->error());
   EXPECT_TRUE(standing->cancelled());
-  EXPECT_EQ(ReadFile(folder / "new"), small);
+  EXPECT_EQ(ReadFile(folder / "new"), behind);
 }
 
 TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeldUp) {

@@ -1,0 +1,121 @@
+// cuFile, as far as the client uses it.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "tests/support/fake_gpu/gpus.h"
+
+using namespace fake_gpu;
+
+namespace {
+
+// cuFile's numbers.
+constexpr int kCufileInvalidValue = 5022;
+constexpr int kCufilePinnedAlready = 5023;
+constexpr int kCufileNotPinned = 5024;
+constexpr int kCufileVersion = 1200;
+
+}  // namespace
+
+extern "C" {
+
+struct FakeCufileStatus {
+  int error;
+  int cuda;
+};
+struct FakeCufileDescription {
+  int type;
+  union {
+    int descriptor;
+    void* handle;
+  };
+  const void* operations;
+};
+struct FakeCufileProperties {
+  unsigned major, minor;
+  size_t poll, most;
+  unsigned kinds, control, features, limits[5];
+};
+
+FakeCufileStatus cuFileDriverOpen() { return {TheFake().Wish("cuFileDriverOpen"), 0}; }
+FakeCufileStatus cuFileDriverGetProperties(FakeCufileProperties* properties) {
+  const unsigned kinds = TheFake().kinds;
+  *properties = {kinds != 0 ? 2U : 0, kinds != 0 ? 26U : 0, 4096, 16 << 20, kinds, 0, 0, {}};
+  return {TheFake().Wish("cuFileDriverGetProperties"), 0};
+}
+FakeCufileStatus cuFileGetVersion(int* version) {
+  *version = kCufileVersion;
+  return {0, 0};
+}
+FakeCufileStatus cuFileHandleRegister(File** handle, FakeCufileDescription* description) {
+  Fake& fake = TheFake();
+  if (const int status = fake.Wish("cuFileHandleRegister"); status != 0) return {status, 0};
+  if (description->type != 1 || fcntl(description->descriptor, F_GETFD) < 0) return {kCufileInvalidValue, 0};
+  *handle = new File{description->descriptor};
+  const std::lock_guard lock(fake.mutex);
+  fake.files.insert(*handle);
+  return {0, 0};
+}
+void cuFileHandleDeregister(File* file) {
+  Fake& fake = TheFake();
+  const std::lock_guard lock(fake.mutex);
+  // The descriptor must still be open.
+  if (fake.files.erase(file) == 0 || fcntl(file->descriptor, F_GETFD) < 0) ++fake.counts.mistakes;
+  delete file;
+}
+FakeCufileStatus cuFileBufRegister(const void* address, size_t size, int) {
+  Fake& fake = TheFake();
+  if (const int status = Enter("cuFileBufRegister"); status != 0) return {status, 0};
+  if (fake.Hidden(reinterpret_cast<uint64_t>(address), size) == nullptr) return {kCufileInvalidValue, 0};
+  const std::lock_guard lock(fake.mutex);
+  const bool added = fake.pinned.try_emplace(reinterpret_cast<uint64_t>(address), size).second;
+  return {added ? 0 : kCufilePinnedAlready, 0};
+}
+FakeCufileStatus cuFileBufDeregister(const void* address) {
+  Fake& fake = TheFake();
+  const std::lock_guard lock(fake.mutex);
+  return {fake.pinned.erase(reinterpret_cast<uint64_t>(address)) != 0 ? 0 : kCufileNotPinned, 0};
+}
+
+static ssize_t Transfer(const char* function, File* file, void* base, size_t size, off_t offset, off_t at) {
+  Fake& fake = TheFake();
+  const bool write = std::strcmp(function, "cuFileWrite") == 0;
+  if (const int status = Enter(function); status != 0) {
+    errno = EIO;
+    return status < 0 ? status : -status;
+  }
+  const auto begin = reinterpret_cast<uint64_t>(base);
+  std::byte* hidden = fake.Hidden(begin + static_cast<uint64_t>(at), size);
+  if (hidden == nullptr) return -kCufileInvalidValue;
+  {
+    const std::lock_guard lock(fake.mutex);
+    if (fake.files.count(file) == 0) {
+      ++fake.counts.mistakes;
+      return -kCufileInvalidValue;
+    }
+    if (fake.pinned.count(begin) != 0) ++fake.counts.pinned_transfers;
+    if (fake.limit != 0) size = std::min(size, fake.limit);
+    ++(write ? fake.counts.cufile_writes : fake.counts.cufile_reads);
+  }
+  // What is not whole blocks cuFile transfers too.
+  const std::string again = "/proc/self/fd/" + std::to_string(file->descriptor);
+  const int descriptor = open(again.c_str(), (write ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
+  if (descriptor < 0) return -1;
+  const ssize_t done = write ? pwrite(descriptor, hidden, size, offset) : pread(descriptor, hidden, size, offset);
+  // Others read past the page cache.
+  if (write) fdatasync(descriptor);
+  close(descriptor);
+  return done;
+}
+ssize_t cuFileRead(File* file, void* base, size_t size, off_t offset, off_t at) {
+  return Transfer("cuFileRead", file, base, size, offset, at);
+}
+ssize_t cuFileWrite(File* file, const void* base, size_t size, off_t offset, off_t at) {
+  // The one function behind both directions only reads `base`.
+  return Transfer("cuFileWrite", file, const_cast<void*>(base), size, offset, at);
+}
+
+}  // extern "C"

@@ -241,30 +241,37 @@ std::vector<NamedMemory> MakeFiles(const std::vector<Item>& items) {
 
 using HandleClass = py::class_<PyHandle, std::shared_ptr<PyHandle>>;
 
+ReadOptions MakeReadOptions(uint64_t offset, const py::object& progress, bool verify) {
+  return {.offset = offset, .progress = MakeProgress(progress), .verify = verify};
+}
+
+WriteOptions MakeWriteOptions(std::optional<uint64_t> offset, const py::object& progress, bool durable, bool atomic,
+                              bool checksum) {
+  return {.offset = offset,
+          .durable = durable,
+          .atomic = atomic,
+          .progress = MakeProgress(progress),
+          .checksum = checksum};
+}
+
 void BindReads(HandleClass& type) {
   type
       .def("read",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              uint64_t offset, const py::object& progress,
-              bool verify) {
+           [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
+              const py::object& progress, bool verify) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             const ReadOptions options{.offset = offset,
-                                       .progress = MakeProgress(progress),
-                                       .interrupted = &SignalRaised,
-                                       .verify = verify};
+             ReadOptions options = MakeReadOptions(offset, progress, verify);
+             options.interrupted = &SignalRaised;
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
            })
       .def("start_read",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              uint64_t offset, const py::object& progress,
-              bool verify, bool own_errors) {
+           [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
+              const py::object& progress, bool verify, bool own_errors) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             const ReadOptions options{.offset = offset,
-                                       .progress = MakeProgress(progress),
-                                       .own_errors = own_errors,
-                                       .verify = verify};
+             ReadOptions options = MakeReadOptions(offset, progress, verify);
+             options.own_errors = own_errors;
              return Check(
                  WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
            });
@@ -273,31 +280,21 @@ void BindReads(HandleClass& type) {
 void BindWrites(HandleClass& type) {
   type
       .def("write",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              std::optional<uint64_t> offset,
+           [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
               const py::object& progress, bool durable, bool atomic, bool checksum) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             const WriteOptions options{.offset = offset,
-                                        .durable = durable,
-                                        .atomic = atomic,
-                                        .progress = MakeProgress(progress),
-                                        .interrupted = &SignalRaised,
-                                        .checksum = checksum};
+             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum);
+             options.interrupted = &SignalRaised;
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
            })
       .def("start_write",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments,
-              std::optional<uint64_t> offset,
+           [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
               const py::object& progress, bool durable, bool atomic, bool checksum, bool own_errors) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             const WriteOptions options{.offset = offset,
-                                        .durable = durable,
-                                        .atomic = atomic,
-                                        .progress = MakeProgress(progress),
-                                        .own_errors = own_errors,
-                                        .checksum = checksum};
+             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum);
+             options.own_errors = own_errors;
              return Check(
                  WithoutGil(self, [&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
            });

@@ -49,6 +49,7 @@ Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory)
     InodeId parent;
     {
       MutexLock lock(directory->mutex);
+      if (directory->attributes.links == 0) return {};   // It was removed, and its parent may be gone.
       parent.value = directory->attributes.parent;
     }
     ASSIGN_OR_RETURN(directory, GetDirectory(parent));

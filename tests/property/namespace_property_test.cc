@@ -60,6 +60,7 @@ class Model {
     return found == parent->children.end() ? nullptr : found->second;
   }
   static bool IsBelow(const Node* node, const Node* above) {
+    if (node->links == 0) return false;   // It was removed.
     for (; node->parent != node; node = node->parent) {
       if (node == above) return true;
     }

@@ -313,6 +313,16 @@ TEST_F(NamespaceOrphans, ARemovedDirectoryTakesNoNewNames) {
   names_->Forget(directory, 1);
 }
 
+TEST_F(NamespaceOrphans, ADirectoryThatWasRemovedWithItsParentTakesNoDirectory) {
+  const InodeId above = MakeDirectory(kRootInode, "above"), directory = MakeDirectory(above, "d");
+  MakeDirectory(kRootInode, "e");
+  inodes_->AddLookups(directory, 1);
+  ASSERT_TRUE(names_->RemoveDirectory(above, "d"));
+  ASSERT_TRUE(names_->RemoveDirectory(kRootInode, "above"));
+  EXPECT_EQ(Code(names_->Rename(kRootInode, "e", directory, "x", RenameMode::kReplace)), ErrorCode::kNotFound);
+  names_->Forget(directory, 1);
+}
+
 TEST_F(NamespaceOrphans, UnnamedFilesGetANameByLink) {
   const auto file = names_->CreateUnnamed(kRootInode, File());
   ASSERT_TRUE(file);

@@ -71,9 +71,9 @@ int File::Take() {
   return descriptor;
 }
 
-void HugeBuffer::Unmap::operator()(std::byte* memory) const { munmap(memory, size); }
+void Pages::Unmap::operator()(std::byte* memory) const { munmap(memory, size); }
 
-Result<HugeBuffer> HugeBuffer::Create(uint64_t size) {
+Result<Pages> Pages::Create(uint64_t size, Kind kind) {
   const uint64_t length = RoundUp(std::max<uint64_t>(size, 1), kHugePage);
   // One huge page more, so that the part that is kept can begin on one.
   void* mapped = mmap(nullptr, length + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -85,17 +85,17 @@ Result<HugeBuffer> HugeBuffer::Create(uint64_t size) {
   const uintptr_t aligned = RoundUp(first, kHugePage);
   if (aligned > first) munmap(mapped, aligned - first);
   munmap(reinterpret_cast<void*>(aligned + length), kHugePage - (aligned - first));
-  HugeBuffer buffer;
+  Pages buffer;
   buffer.size_ = size;
   buffer.memory_ = {reinterpret_cast<std::byte*>(aligned), Unmap{length}};
-  madvise(buffer.data(), length, MADV_HUGEPAGE);
+  madvise(buffer.data(), length, kind == Kind::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   std::memset(buffer.data(), 1, length);
   return buffer;
 }
 
 void WarmMemory() {
   const uint64_t size = RoundDown(std::min(KernelFigure(0, "MemFree") / 2, 6 * kGiB), kHugePage);
-  if (size > 0) (void)HugeBuffer::Create(size);
+  if (size > 0) (void)Pages::Create(size);
 }
 
 void FillPattern(std::byte* data, uint64_t size, uint64_t seed) {

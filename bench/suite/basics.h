@@ -50,11 +50,12 @@ class File {
 
 // Memory that begins on a huge page, in huge pages where the machine gives them, and touched: timing never meets a
 // first touch, which is four times as slow as a second in a virtual machine. Movable.
-class HugeBuffer {
+class Pages {
  public:
-  HugeBuffer() = default;
+  enum class Kind : unsigned char { kHuge, kSmall };   // small ones: of 4 KiB, for certain
+  Pages() = default;
   // kNoMemory with a full line.
-  static Result<HugeBuffer> Create(uint64_t size);
+  static Result<Pages> Create(uint64_t size, Kind kind = Kind::kHuge);
 
   std::byte* data() const { return memory_.get(); }
   uint64_t size() const { return size_; }

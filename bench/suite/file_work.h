@@ -68,7 +68,12 @@ struct SmallFiles {
   Content content;
   uint64_t size = 0;  // of each
   const std::atomic<bool>* cancel = nullptr;
+  bool durable = false;  // an fsync for each
 };
+
+// Each has other bytes than its neighbour: a mix-up would show.
+std::string NameOf(unsigned index);
+const std::byte* BytesOf(const SmallFiles& files, unsigned index);
 
 Result<void> CreateAll(const SmallFiles& files);  // create, write, close
 Result<void> StatAll(const SmallFiles& files);    // and compares the sizes

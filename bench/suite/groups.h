@@ -14,20 +14,23 @@ Group TorchGroup();
 Group SafetensorsGroup();
 Group NumpyGroup();
 Group SmallGroup();
+Group DirectGroup();
 Group DeviceGroup();
 
-// fio's rate in a row's unit; `arguments` beside those that every run of it has.
+// What several groups have in turn with their own. Where it cannot be measured the lab is told why, and nothing is added.
+
+// The disk alone, as the hidden row `reference`: libaio on blocks that are there, read, or written over and synced.
+void AddRawRead(Lab& lab, std::vector<Case>* cases, std::string_view reference);
+void AddRawWrite(Lab& lab, std::vector<Case>* cases, std::string_view reference);
+
+// fio on the reference's file.
 struct FioJob {
-  std::string path;
-  std::string mode;  // "read", "write", "randread"
+  const char* mode = "";  // "read", "write", "randread"
   uint64_t call = 0;
   unsigned depth = 32;
-  uint64_t size = 0;
-  double seconds = 0;      // 0: once over the file
-  bool in_memory = false;  // no O_DIRECT
-  const std::atomic<bool>* cancel = nullptr;
+  double seconds = 0;          // 0: once over the file
+  bool aio_in_memory = false;  // libaio there too, instead of read() and write()
 };
-// `requests` a second for random modes, bytes a second otherwise.
-Result<double> RunFio(const FioJob& job);
+void AddFio(Lab& lab, std::vector<Case>* cases, std::string_view row, const FioJob& job);
 
 }  // namespace weightfs::bench

@@ -13,7 +13,6 @@
 namespace weightfs::bench {
 namespace {
 
-constexpr uint64_t kUnalignment = 32;
 // Beside three times the big file: what the small files, the evictor and the store itself take.
 uint64_t RoomBeside(const SuiteOptions& options) { return options.quick ? 576 * kMiB : kGiB; }
 
@@ -68,10 +67,10 @@ Result<void> Lab::ChooseSize() {
   const uint64_t memory = KernelFigure(0, "MemAvailable");
   if (host.is_tmpfs()) free = std::min(free, memory);
   // The pool, two files of the host's, the store of the second mount; and in memory our own buffers beside them.
-  const auto need = [&](uint64_t size) { return (host.is_tmpfs() ? 14 : 9) * size + 2 * RoomBeside(options_); };
+  const auto need = [&](uint64_t size) { return (host.is_tmpfs() ? 15 : 9) * size + 2 * RoomBeside(options_); };
   if (options_.size == 0) {
     const uint64_t most =
-        std::min({2 * kGiB, memory / 6, free > 3 * RoomBeside(options_) ? (free - 2 * RoomBeside(options_)) / 14 : 0});
+        std::min({2 * kGiB, memory / 6, free > 3 * RoomBeside(options_) ? (free - 2 * RoomBeside(options_)) / 15 : 0});
     options_.size = std::max(options_.quick ? std::min(most, 256 * kMiB) : most, 64 * kMiB);
     options_.size = std::bit_floor(options_.size);
   }
@@ -89,8 +88,8 @@ Result<void> Lab::MakeMemory() {
     Progress("warming the memory");
     WarmMemory();
   }
-  ASSIGN_OR_RETURN(source_, HugeBuffer::Create(size() + kMiB));
-  ASSIGN_OR_RETURN(sink_, HugeBuffer::Create(std::max(size(), 128 * kMiB)));
+  ASSIGN_OR_RETURN(source_, Pages::Create(size() + kMiB));
+  ASSIGN_OR_RETURN(sink_, Pages::Create(std::max(size() + kMiB, 128 * kMiB)));
   FillPattern(source_.data(), source_.size(), 1);
   content_ = {source_.data(), size()};
   unaligned_ = {source_.data() + kUnalignment, size()};

@@ -72,6 +72,9 @@ class Lab {
   const Content& content() const { return content_; }
   // The same bytes in memory that begins 32 bytes into a page, as those of a Python object do.
   const Content& unaligned() const { return unaligned_; }
+  static constexpr uint64_t kUnalignment = 32;
+  // Memory to read into: `size()` bytes and a MiB, and never less than 128 MiB.
+  std::byte* into() const { return sink_.data(); }
 
   // A second mount, of a store of its own, that checks no checksums. Null in a mount that was there before.
   Result<Place*> NoVerify();
@@ -120,7 +123,7 @@ class Lab {
   std::string store_, base_;
   Place weightfs_, host_;
   std::unique_ptr<Place> no_verify_;
-  HugeBuffer source_, sink_;
+  Pages source_, sink_;
   Content content_, unaligned_;
   std::string memory_directory_;
   std::string pool_device_;       // a block device; empty where the reference has a file of its own

@@ -38,8 +38,12 @@ Json Of(const RowSpec& row) {
   add("reference", row.target.reference);
   add("host", row.target.host);
   add("slow_host", row.target.slow_host);
+  add("disk_host", row.target.disk_host);
   add("in_memory", row.target.in_memory);
   add("one_device", row.target.one_device);
+  add("host_to_reference", row.target.host_to_reference);
+  add("beside", row.target.beside);
+  add("fio_in_memory", row.target.fio_in_memory);
   return {{"id", row.id}, {"group", row.group}, {"title", row.title}, {"unit", NameOf(row.unit)},
           {"at_least", std::move(targets)}};
 }

@@ -35,19 +35,6 @@ Case Reads(Lab& lab, Place& place, Way way, const Form& form) {
           }};
 }
 
-Case Fio(Lab& lab, const Form& form) {
-  return {Way::kFio, {form.row}, [&lab, form](const Turn&) -> Samples {
-            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
-            const Stopwatch watch(lab.host());
-            ASSIGN_OR_RETURN(const double rate, RunFio({path, "randread", form.call, form.depth, lab.size(),
-                                                        Duration(lab), lab.in_memory(), lab.cancel()}));
-            // What it starts and ends with is not reading, so its costs are of no meaning here.
-            Sample sample = watch.Stop(0, 0);
-            sample.rate = rate;
-            return One(sample);
-          }};
-}
-
 Result<std::vector<Case>> Prepare(Lab& lab) {
   std::vector<Case> cases;
   for (const Form& form : kForms) {
@@ -58,11 +45,7 @@ Result<std::vector<Case>> Prepare(Lab& lab) {
       lab.NotMeasured(form.row, Way::kReference, lab.no_raw_reads());
     }
     if (form.depth == 1) cases.push_back(Reads(lab, lab.host(), Way::kHost, form));
-    if (const std::string why = lab.WhyNoFio(); !why.empty()) {
-      lab.NotMeasured(form.row, Way::kFio, why);
-    } else {
-      cases.push_back(Fio(lab, form));
-    }
+    AddFio(lab, &cases, form.row, {"randread", form.call, form.depth, Duration(lab)});
   }
   return cases;
 }

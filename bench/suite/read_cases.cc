@@ -26,15 +26,6 @@ Case ColdPass(Lab& lab, Place& place, Way way, std::string_view row, uint64_t ca
           }};
 }
 
-Case Reference(Lab& lab) {
-  return {Way::kReference, {kReadReference}, [&lab](const Turn& turn) -> Samples {
-            ASSIGN_OR_RETURN(const FileJob work, lab.RawRead(kMiB, turn));
-            const Stopwatch watch(lab.host());
-            RETURN_IF_ERROR(lab.in_memory() ? ReadFile(work) : ReadByAio(work, 32));
-            return One(watch.Stop(lab.size(), lab.size()));
-          }};
-}
-
 // Three passes without making the file cold in between; the third counts.
 Case Reread(Lab& lab, Place& place, Way way) {
   return {way, {"reread"}, [&lab, &place](const Turn& turn) -> Samples {
@@ -70,18 +61,6 @@ Case Readers(Lab& lab, Place& place, Way way) {
           }};
 }
 
-Case Fio(Lab& lab) {
-  return {Way::kFio, {"read-1m"}, [&lab](const Turn&) -> Samples {
-            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
-            const Stopwatch watch(lab.host());
-            ASSIGN_OR_RETURN(const double rate,
-                             RunFio({path, "read", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
-            Sample sample = watch.Stop(0, lab.size());
-            sample.rate = rate;
-            return One(sample);
-          }};
-}
-
 void AddBoth(Lab& lab, std::vector<Case>* cases, std::string_view row, uint64_t call, const Job& job) {
   cases->push_back(ColdPass(lab, lab.weightfs(), Way::kWeightfs, row, call, job));
   cases->push_back(ColdPass(lab, lab.host(), Way::kHost, row, call, job));
@@ -102,11 +81,7 @@ Result<void> AddNoVerify(Lab& lab, std::vector<Case>* cases) {
 
 Result<std::vector<Case>> Prepare(Lab& lab) {
   std::vector<Case> cases;
-  if (lab.no_raw_reads().empty()) {
-    cases.push_back(Reference(lab));
-  } else {
-    lab.NotMeasured(kReadReference, Way::kReference, lab.no_raw_reads());
-  }
+  AddRawRead(lab, &cases, kReadReference);
   AddBoth(lab, &cases, "read-1m", kMiB, ReadFile);
   AddBoth(lab, &cases, "read-whole", lab.size(), ReadFile);
   AddBoth(lab, &cases, "mmap", kMiB, MapFile);
@@ -119,15 +94,21 @@ Result<std::vector<Case>> Prepare(Lab& lab) {
     cases.push_back(Readers(lab, *place, way));
   }
   RETURN_IF_ERROR(AddNoVerify(lab, &cases));
-  if (const std::string why = lab.WhyNoFio(); !why.empty()) {
-    lab.NotMeasured("read-1m", Way::kFio, why);
-  } else {
-    cases.push_back(Fio(lab));
-  }
+  AddFio(lab, &cases, "read-1m", {.mode = "read", .call = kMiB});
   return cases;
 }
 
 }  // namespace
+
+void AddRawRead(Lab& lab, std::vector<Case>* cases, std::string_view reference) {
+  if (!lab.no_raw_reads().empty()) return lab.NotMeasured(reference, Way::kReference, lab.no_raw_reads());
+  cases->push_back({Way::kReference, {reference}, [&lab](const Turn& turn) -> Samples {
+                      ASSIGN_OR_RETURN(const FileJob work, lab.RawRead(kMiB, turn));
+                      const Stopwatch watch(lab.host());
+                      RETURN_IF_ERROR(lab.in_memory() ? ReadFile(work) : ReadByAio(work, 32));
+                      return One(watch.Stop(lab.size(), lab.size()));
+                    }});
+}
 
 Group ReadGroup() { return {"read", Prepare}; }
 

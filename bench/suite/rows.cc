@@ -11,6 +11,8 @@ namespace {
 constexpr Target kSequentialRead{.reference = 0.95, .host = 1.0, .slow_host = 1.3, .in_memory = 0.6};
 constexpr Target kSequentialWrite{.reference = 0.90, .host = 1.3, .in_memory = 0.6};
 constexpr Target kHalfOfHost{.host = 0.5};
+constexpr Target kDirect{.reference = 0.95, .host_to_reference = 0.95, .fio_in_memory = 1.0};
+constexpr Target kOtherMemory{.beside = 0.90};
 
 constexpr RowSpec kRows[] = {
     {"read-1m", "read", "sequential read, 1 MiB calls, cold", Unit::kBytes, kReadReference, kSequentialRead},
@@ -50,6 +52,19 @@ constexpr RowSpec kRows[] = {
     {"list", "small", "list, for the first time since a change", Unit::kFiles, {}, kHalfOfHost},
     {"list-again", "small", "list again", Unit::kFiles, {}, kHalfOfHost},
     {"unlink", "small", "unlink", Unit::kFiles, {}, kHalfOfHost},
+    {"direct-read", "direct", "a handle reads a tensor by a lease", Unit::kBytes, kDirectReadReference, kDirect},
+    {"direct-read-unaligned", "direct", "the same into unaligned memory", Unit::kBytes, kDirectReadReference,
+     kOtherMemory, "direct-read"},
+    {"direct-read-4k-pages", "direct", "the same into memory of 4 KiB pages", Unit::kBytes, kDirectReadReference,
+     kOtherMemory, "direct-read"},
+    {"direct-write", "direct", "a handle writes a tensor by a lease, durable", Unit::kBytes, kDirectWriteReference,
+     kDirect},
+    {"direct-write-unaligned", "direct", "the same from unaligned memory", Unit::kBytes, kDirectWriteReference,
+     kOtherMemory, "direct-write"},
+    {"direct-write-4k-pages", "direct", "the same from memory of 4 KiB pages", Unit::kBytes, kDirectWriteReference,
+     kOtherMemory, "direct-write"},
+    {"save-many", "direct", "64 KiB tensors by one save_many, durable", Unit::kFiles, {}, {.disk_host = 10}},
+    {"load-many", "direct", "the same by one load_many, cold", Unit::kFiles, {}, {}},
     {"devices-read", "devices", "read, two throttled devices", Unit::kBytes, {}, {.one_device = 1.9}},
     {"devices-write", "devices", "write + fsync, two throttled devices", Unit::kBytes, {}, {.one_device = 1.9}},
 };
@@ -106,6 +121,7 @@ std::string HostTargetText(const RowSpec& row) {
   if (row.target.slow_host > 0) {
     return fmt::format("≥ {:.1f}; ≥ {:.1f} where the host is slow", row.target.host, row.target.slow_host);
   }
+  if (row.target.disk_host > 0) return fmt::format("≥ {:.1f} on a disk", row.target.disk_host);
   return row.target.host > 0 ? fmt::format("≥ {:.1f}", row.target.host) : "shown";
 }
 

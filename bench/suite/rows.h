@@ -12,7 +12,7 @@ namespace weightfs::bench {
 enum class Way : unsigned char {
   kWeightfs,   // through the mount
   kReference,  // libaio, O_DIRECT, huge pages, on the host's filesystem; in memory: read() and write()
-  kHost,       // the host's filesystem, as programs use it: buffered
+  kHost,       // the host's filesystem, as programs use it: buffered; handles by O_DIRECT
   kFio,        // fio on the same file as the reference, with its own (4 KiB) pages
   kNoVerify,   // a second mount that checks no checksums
   kMemory,     // a copy in /dev/shm: what the program needs where I/O costs next to nothing
@@ -31,8 +31,12 @@ struct Target {
   double reference = 0;
   double host = 0;
   double slow_host = 0;  // instead of `host`, where the host stays under kSlowHost of the reference
+  double disk_host = 0;  // of the host, where its filesystem is none in memory
   double in_memory = 0;  // of the reference, instead of all of these, where the host's filesystem is memory
   double one_device = 0;
+  double host_to_reference = 0;  // what the same program reaches on the host's files
+  double beside = 0;             // of another row: RowSpec::beside
+  double fio_in_memory = 0;
 };
 inline constexpr double kSlowHost = 0.75;
 
@@ -41,10 +45,13 @@ struct RowSpec {
   Unit unit = Unit::kBytes;
   std::string_view reference = {};  // the row whose reference it is compared with; empty: none
   Target target = {};
+  std::string_view beside = {};  // a row that differs from it in one thing alone
 };
 
 // Rows that are not shown, and only hold the samples of a reference that several rows share.
-inline constexpr std::string_view kReadReference = "reference-read", kWriteReference = "reference-write";
+inline constexpr std::string_view kReadReference = "reference-read", kWriteReference = "reference-write",
+                                  kDirectReadReference = "reference-direct-read",
+                                  kDirectWriteReference = "reference-direct-write";
 
 // In the order of the table.
 std::span<const RowSpec> Rows();

@@ -13,25 +13,22 @@
 namespace weightfs::bench {
 namespace {
 
-std::string NameOf(const SmallFiles& files, unsigned index) {
-  return fmt::format("{}/file-{:06}", files.directory, index);
-}
-
-// Each file has other bytes than its neighbour: a mix-up would show.
-const std::byte* BytesOf(const SmallFiles& files, unsigned index) {
-  return files.content.At(uint64_t{index} % (files.content.period / files.size) * files.size);
-}
-
 template <typename Work>
 Result<void> ForEach(const SmallFiles& files, const Work& work) {
   for (unsigned index = 0; index < files.count; ++index) {
     if (IsSet(files.cancel)) return Interrupted();
-    RETURN_IF_ERROR(work(index, NameOf(files, index)));
+    RETURN_IF_ERROR(work(index, fmt::format("{}/{}", files.directory, NameOf(index))));
   }
   return {};
 }
 
 }  // namespace
+
+std::string NameOf(unsigned index) { return fmt::format("file-{:06}", index); }
+
+const std::byte* BytesOf(const SmallFiles& files, unsigned index) {
+  return files.content.At(uint64_t{index} % (files.content.period / files.size) * files.size);
+}
 
 Result<void> CreateAll(const SmallFiles& files) {
   if (mkdir(files.directory.c_str(), 0755) != 0 && errno != EEXIST) {
@@ -42,6 +39,7 @@ Result<void> CreateAll(const SmallFiles& files) {
     if (write(file.get(), BytesOf(files, index), files.size) != static_cast<ssize_t>(files.size)) {
       return SystemError(path, "cannot be written");
     }
+    if (files.durable && fsync(file.get()) != 0) return SystemError(path, "fsync");
     return file.Close(path);
   });
 }

@@ -29,7 +29,22 @@ double HostTarget(const RowOutcome& row) {
   const Target& target = row.spec->target;
   const double host = row.Rate(Way::kHost).median, reference = row.Rate(Way::kReference).median;
   const bool slow = target.slow_host > 0 && reference > 0 && host < kSlowHost * reference;
-  return slow ? target.slow_host : target.host;
+  return slow ? target.slow_host : std::max(target.host, target.disk_host);
+}
+
+// Of the row that it is beside, in the same run.
+void AddBeside(const SampleTable& samples, RowOutcome* row) {
+  const auto* other = Find(samples, row->spec->beside, Way::kWeightfs);
+  const double ours = row->Rate(Way::kWeightfs).median;
+  if (other == nullptr || ours <= 0) return;
+  row->checks.push_back(
+      {std::string(row->spec->beside), ours / SpreadOf(RatesOf(*other)).median, row->spec->target.beside});
+}
+
+void AddHostToReference(RowOutcome* row) {
+  const double host = row->Rate(Way::kHost).median, reference = row->Rate(Way::kReference).median;
+  const double target = row->spec->target.host_to_reference;
+  if (target > 0 && host > 0 && reference > 0) row->checks.push_back({"reference, on the host", host / reference, target});
 }
 
 // What a load needs beside the I/O: the same from memory.
@@ -57,7 +72,9 @@ void AddChecks(const Lab& lab, RowOutcome* row) {
   } else {
     AddRatio(row, Way::kReference, target.reference);
     AddRatio(row, Way::kHost, HostTarget(*row));
+    AddHostToReference(row);
   }
+  if (lab.in_memory() && target.fio_in_memory > 0) AddRatio(row, Way::kFio, target.fio_in_memory);
   AddRatio(row, Way::kOneDevice, target.one_device);
   AddRatio(row, Way::kNoVerify, 0);
   if (row->spec->id == "readers-8" && row->samples.contains(Way::kWeightfs)) {
@@ -86,6 +103,7 @@ RowOutcome JudgeRow(const Lab& lab, const RowSpec& spec, const SampleTable& samp
   const auto [first, last] = lab.notes().equal_range(id);
   for (auto note = first; note != last; ++note) row.notes.push_back(note->second);
   AddTimeOutside(&row);
+  AddBeside(samples, &row);
   AddChecks(lab, &row);
   return row;
 }
@@ -135,10 +153,13 @@ std::vector<RowOutcome> Judge(const Lab& lab, const SampleTable& samples) {
 
 Noise NoiseOf(const SampleTable& samples) {
   Noise noise;
-  if (const auto* read = Find(samples, kReadReference, Way::kReference))
-    noise.read_reference = SpreadOf(RatesOf(*read));
-  if (const auto* write = Find(samples, kWriteReference, Way::kReference))
-    noise.write_reference = SpreadOf(RatesOf(*write));
+  const auto spread_of = [&samples](std::string_view reference, std::string_view other) {
+    const auto* found = Find(samples, reference, Way::kReference);
+    if (found == nullptr) found = Find(samples, other, Way::kReference);
+    return found == nullptr ? Spread{} : SpreadOf(RatesOf(*found));
+  };
+  noise.read_reference = spread_of(kReadReference, kDirectReadReference);
+  noise.write_reference = spread_of(kWriteReference, kDirectWriteReference);
   noise.widest = std::max(noise.read_reference.Width(), noise.write_reference.Width());
   return noise;
 }

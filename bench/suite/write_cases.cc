@@ -35,57 +35,31 @@ Case NewFile(Lab& lab, Place& place, Way way, const Form& form) {
           }};
 }
 
-// The reference writes over a file whose blocks are all there: the disk alone.
-Case Reference(Lab& lab) {
-  return {Way::kReference, {kWriteReference}, [&lab](const Turn& turn) -> Samples {
-            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
-            FileJob work = lab.Job(path, kMiB, turn);
-            work.over_existing = true;
-            const Stopwatch watch(lab.host());
-            RETURN_IF_ERROR(lab.in_memory() ? WriteFile(work) : WriteByAio(work, 32));
-            return One(watch.Stop(lab.size(), lab.size()));
-          }};
-}
-
-Case Fio(Lab& lab) {
-  return {Way::kFio, {"write-1m"}, [&lab](const Turn&) -> Samples {
-            ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
-            const Stopwatch watch(lab.host());
-            ASSIGN_OR_RETURN(const double rate,
-                             RunFio({path, "write", kMiB, 32, lab.size(), 0, lab.in_memory(), lab.cancel()}));
-            Sample sample = watch.Stop(0, lab.size());
-            sample.rate = rate;
-            return One(sample);
-          }};
-}
-
 Result<std::vector<Case>> Prepare(Lab& lab) {
   std::vector<Case> cases;
-  if (lab.no_raw_writes().empty()) {
-    cases.push_back(Reference(lab));
-  } else {
-    lab.NotMeasured(kWriteReference, Way::kReference, lab.no_raw_writes());
-  }
+  AddRawWrite(lab, &cases, kWriteReference);
   for (const Form& form : kForms) {
     cases.push_back(NewFile(lab, lab.weightfs(), Way::kWeightfs, form));
     cases.push_back(NewFile(lab, lab.host(), Way::kHost, form));
   }
-  if (const std::string why = lab.WhyNoFio(); !why.empty()) {
-    lab.NotMeasured("write-1m", Way::kFio, why);
-  } else {
-    cases.push_back(Fio(lab));
-  }
+  AddFio(lab, &cases, "write-1m", {.mode = "write", .call = kMiB});
   return cases;
 }
 
 }  // namespace
 
-Group WriteGroup() {
-  // fio leaves bytes of its own in the file.
-  return {"write", Prepare, [](Lab& lab) -> Result<void> {
-            lab.ForgetRawFile();
-            return {};
-          }};
+void AddRawWrite(Lab& lab, std::vector<Case>* cases, std::string_view reference) {
+  if (!lab.no_raw_writes().empty()) return lab.NotMeasured(reference, Way::kReference, lab.no_raw_writes());
+  cases->push_back({Way::kReference, {reference}, [&lab](const Turn& turn) -> Samples {
+                      ASSIGN_OR_RETURN(const std::string path, lab.RawFile());
+                      FileJob work = lab.Job(path, kMiB, turn);
+                      work.over_existing = true;
+                      const Stopwatch watch(lab.host());
+                      RETURN_IF_ERROR(lab.in_memory() ? WriteFile(work) : WriteByAio(work, 32));
+                      return One(watch.Stop(lab.size(), lab.size()));
+                    }});
 }
+
+Group WriteGroup() { return {"write", Prepare}; }
 
 }  // namespace weightfs::bench

@@ -119,10 +119,11 @@ void PrintCurve(const bench::Curve& curve) {
 
 void PrintNoise(const Outcome& outcome) {
   const auto& noise = outcome.noise;
-  fmt::print(
-      "noise: the references varied by {:.0f} % over {} rounds; load average {:.1f}; {:.1f} % of the processors' "
-      "time was stolen\n",
-      noise.widest * 100, outcome.rounds, noise.load_average, noise.steal * 100);
+  const bool referred = noise.read_reference.median + noise.write_reference.median > 0;
+  fmt::print("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n",
+             referred ? fmt::format("the references varied by {:.0f} % over {} rounds", noise.widest * 100, outcome.rounds)
+                      : "these rows have no reference to tell it by",
+             noise.load_average, noise.steal * 100);
   if (noise.widest > kNoisy) {
     fmt::print("{}\n", Paint(Tone::kWarning,
                              "the run was noisy: read these figures with their ranges, or repeat it on a "

@@ -15,6 +15,7 @@ Group SafetensorsGroup();
 Group NumpyGroup();
 Group SmallGroup();
 Group DirectGroup();
+Group HandlesGroup();
 Group DeviceGroup();
 
 // What several groups have in turn with their own. Where it cannot be measured the lab is told why, and nothing is added.

@@ -1,4 +1,4 @@
-// torch, safetensors and numpy, in a Python process that has imported them before.
+// torch, safetensors, numpy, and handles as DeepNVMe's, each in a Python process that has imported them before.
 #include <fmt/format.h>
 #include <sys/statvfs.h>
 
@@ -76,6 +76,9 @@ constexpr Library kTorch{"torch", "torch-save", "torch-load", "model.pt"};
 constexpr Library kSafetensors{"safetensors", "safetensors-save", "safetensors-load", "model.safetensors"};
 constexpr Library kNumpy{"numpy", "numpy-save", "numpy-load", "array.npy"};
 
+constexpr Library kDeepspeed{"deepspeed", "deepspeed-write", "deepspeed-read", "swapped.bin"};
+constexpr Library kHandle{"weightfs", "aio-handle-write", "aio-handle-read", "tensor.bin"};
+
 using Shared = std::shared_ptr<Client>;
 
 Case Save(Lab& lab, Place& place, Way way, const Library& library, Shared client) {
@@ -118,8 +121,7 @@ void NotMeasured(Lab& lab, const Library& library, const std::string& why) {
   for (const auto row : {library.save, library.load}) lab.NotMeasured(row, Way::kWeightfs, why);
 }
 
-Result<std::vector<Case>> Prepare(Lab& lab, const Library& library) {
-  std::vector<Case> cases;
+Result<void> AddCases(Lab& lab, const Library& library, std::vector<Case>* cases) {
   auto client = Client::Start(lab);
   if (!client.has_value()) return client.error();
   const auto missing = (*client)->Prepare(library.name);
@@ -128,40 +130,46 @@ Result<std::vector<Case>> Prepare(Lab& lab, const Library& library) {
     NotMeasured(lab, library,
                 fmt::format("{}; --python names a Python that has {}",
                             missing.has_value() ? *missing : missing.error().what, library.name));
-    return cases;
+    return {};
   }
   for (const auto& [place, way] : {std::pair{&lab.weightfs(), Way::kWeightfs}, {&lab.host(), Way::kHost}}) {
     RETURN_IF_ERROR((*client)->Do("save", *place, place->Path(library.file), false));
-    cases.push_back(Save(lab, *place, way, library, *client));
-    cases.push_back(Load(*place, way, library, *client));
+    cases->push_back(Save(lab, *place, way, library, *client));
+    cases->push_back(Load(*place, way, library, *client));
   }
   ASSIGN_OR_RETURN(const auto memory, MemoryPlace(lab));
   if (memory == nullptr) {
     lab.NotMeasured(library.load, Way::kMemory, "/dev/shm has no room for the file");
-    return cases;
+    return {};
   }
   RETURN_IF_ERROR((*client)->Do("save", *memory, memory->Path(library.file), false));
   Case load = Load(*memory, Way::kMemory, library, *client);
   load.run = [memory, run = std::move(load.run)](const Turn& turn) { return run(turn); };  // keeps the place
-  cases.push_back(std::move(load));
-  return cases;
+  cases->push_back(std::move(load));
+  return {};
 }
 
-Result<void> Finish(Lab& lab, const Library& library) {
-  RETURN_IF_ERROR(lab.weightfs().Remove(lab.weightfs().Path(library.file)));
-  RETURN_IF_ERROR(lab.host().Remove(lab.host().Path(library.file)));
-  return lab.EmptyMemoryDirectory();
-}
-
-Group GroupOf(const Library& library) {
-  return {library.name, [library](Lab& lab) { return Prepare(lab, library); },
-          [library](Lab& lab) { return Finish(lab, library); }};
+// Libraries that are compared with each other are measured in the same rounds.
+Group GroupOf(std::string_view name, std::vector<Library> libraries) {
+  const auto prepare = [libraries](Lab& lab) -> Result<std::vector<Case>> {
+    std::vector<Case> cases;
+    for (const Library& library : libraries) RETURN_IF_ERROR(AddCases(lab, library, &cases));
+    return cases;
+  };
+  const auto finish = [libraries](Lab& lab) -> Result<void> {
+    for (const Library& library : libraries) {
+      for (Place* place : {&lab.weightfs(), &lab.host()}) RETURN_IF_ERROR(place->Remove(place->Path(library.file)));
+    }
+    return lab.EmptyMemoryDirectory();
+  };
+  return {name, prepare, finish};
 }
 
 }  // namespace
 
-Group TorchGroup() { return GroupOf(kTorch); }
-Group SafetensorsGroup() { return GroupOf(kSafetensors); }
-Group NumpyGroup() { return GroupOf(kNumpy); }
+Group TorchGroup() { return GroupOf("torch", {kTorch}); }
+Group SafetensorsGroup() { return GroupOf("safetensors", {kSafetensors}); }
+Group NumpyGroup() { return GroupOf("numpy", {kNumpy}); }
+Group HandlesGroup() { return GroupOf("handles", {kDeepspeed, kHandle}); }
 
 }  // namespace weightfs::bench

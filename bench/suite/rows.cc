@@ -12,6 +12,7 @@ constexpr Target kSequentialRead{.reference = 0.95, .host = 1.0, .slow_host = 1.
 constexpr Target kSequentialWrite{.reference = 0.90, .host = 1.3, .in_memory = 0.6};
 constexpr Target kHalfOfHost{.host = 0.5};
 constexpr Target kDirect{.reference = 0.95, .host_to_reference = 0.95, .fio_in_memory = 1.0};
+constexpr Target kUpstream{.beside = 1.0};
 constexpr Target kOtherMemory{.beside = 0.90};
 
 constexpr RowSpec kRows[] = {
@@ -65,6 +66,10 @@ constexpr RowSpec kRows[] = {
      kOtherMemory, "direct-write"},
     {"save-many", "direct", "64 KiB tensors by one save_many, durable", Unit::kFiles, {}, {.disk_host = 10}},
     {"load-many", "direct", "the same by one load_many, cold", Unit::kFiles, {}, {}},
+    {"deepspeed-write", "handles", "DeepSpeed's aio_handle + fsync", Unit::kBytes, {}, {}},
+    {"deepspeed-read", "handles", "DeepSpeed's aio_handle, cold", Unit::kBytes, {}, {}},
+    {"aio-handle-write", "handles", "weightfs' aio_handle + fsync", Unit::kBytes, {}, kUpstream, "deepspeed-write"},
+    {"aio-handle-read", "handles", "weightfs' aio_handle, cold", Unit::kBytes, {}, kUpstream, "deepspeed-read"},
     {"devices-read", "devices", "read, two throttled devices", Unit::kBytes, {}, {.one_device = 1.9}},
     {"devices-write", "devices", "write + fsync, two throttled devices", Unit::kBytes, {}, {.one_device = 1.9}},
 };

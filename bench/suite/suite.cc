@@ -99,7 +99,8 @@ Result<Outcome> RunSuite(const SuiteOptions& asked) {
   ResetPeakMemory(lab->weightfs().daemon());
   Runner runner(*lab);
   for (const Group& group : {ReadGroup(), RandomGroup(), WriteGroup(), TorchGroup(), SafetensorsGroup(), NumpyGroup(),
-                             SmallGroup(), DirectGroup(), DeviceGroup()}) {
+                             SmallGroup(), DirectGroup(), HandlesGroup(),
+                             DeviceGroup()}) {
     RETURN_IF_ERROR(runner.Run(group));
   }
   Outcome outcome;

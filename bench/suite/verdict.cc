@@ -34,11 +34,13 @@ double HostTarget(const RowOutcome& row) {
 
 // Of the row that it is beside, in the same run.
 void AddBeside(const SampleTable& samples, RowOutcome* row) {
-  const auto* other = Find(samples, row->spec->beside, Way::kWeightfs);
-  const double ours = row->Rate(Way::kWeightfs).median;
-  if (other == nullptr || ours <= 0) return;
-  row->checks.push_back(
-      {std::string(row->spec->beside), ours / SpreadOf(RatesOf(*other)).median, row->spec->target.beside});
+  for (const Way way : {Way::kWeightfs, Way::kHost}) {
+    const auto* other = Find(samples, row->spec->beside, way);
+    const double ours = row->Rate(way).median;
+    if (other == nullptr || ours <= 0) continue;
+    row->checks.push_back({fmt::format("{}{}", row->spec->beside, way == Way::kHost ? ", both on the host" : ""),
+                           ours / SpreadOf(RatesOf(*other)).median, row->spec->target.beside});
+  }
 }
 
 void AddHostToReference(RowOutcome* row) {

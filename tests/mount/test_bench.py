@@ -14,7 +14,7 @@ from harness.filesystems import REPOSITORY, is_mounted, program, wait_until
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), pytest.mark.limit(300)]
 
 PYTHON = REPOSITORY / ".venv/bin/python"
-LIBRARIES = {"torch", "safetensors", "numpy"}
+LIBRARIES = {"torch", "safetensors", "numpy", "handles"}
 
 
 def bench(*words, codes=(0,)):

@@ -18,6 +18,36 @@ constexpr uint64_t kStreamBytes = 256 * kKiB;         // written in sequence bef
 constexpr uint64_t kLargestStep = 4 * kMiB;           // a longer write is several, each whole or not at all
 constexpr uint64_t kStripeBlocks = 2 * kMiB / kBlockSize;
 
+// What an inode's record says of its data.
+struct Committed {
+  uint64_t size = 0;
+  uint64_t blocks = 0;
+};
+
+// Hands out the extents that the catalog has of a file, their keys and values, in order.
+template <typename Visit>
+Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const Committed& committed, const Visit& visit) {
+  // The few of a small file without holes are read one by one: an iterator costs as much as several of them.
+  constexpr size_t kFew = 4;
+  std::vector<std::pair<std::string, std::string>> few;
+  FileBlock end;
+  while (end.value < committed.blocks && few.size() < kFew) {
+    std::string key = keys::Extent(ino, end);
+    ASSIGN_OR_RETURN(auto value, catalog.Get(key));
+    const auto record = value ? ExtentRecord::Decode(key, *value) : Result<ExtentRecord>(ErrorCode::kNotFound);
+    if (!record) break;
+    end += record->count;
+    few.emplace_back(std::move(key), std::move(*value));
+  }
+  if (end.value == committed.blocks && end.value >= BlocksFor(ByteCount{committed.size}).value) {
+    for (const auto& [key, value] : few) RETURN_IF_ERROR(visit(key, value));
+    return {};
+  }
+  const auto extents = catalog.NewIterator(keys::ExtentPrefix(ino));
+  for (; extents->Valid(); extents->Next()) RETURN_IF_ERROR(visit(extents->key(), extents->value()));
+  return extents->status();
+}
+
 }  // namespace
 
 Result<void> FileIo::CheckWritable(Inode& inode) {
@@ -81,24 +111,23 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
 }
 
 Result<void> FileIo::Load(const InodePtr& inode) {
+  Committed committed;
   {
     MutexLock lock(inode->mutex);
     if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
     if (inode->file->loaded) return {};
     if (inode->deleted) return ErrorCode::kStale;
+    committed = {inode->committed_size, inode->committed_blocks};
   }
   // Nobody changes the records of a file that is not loaded.
   ExtentMap extents;
-  const auto iterator = p_.catalog.NewIterator(keys::ExtentPrefix(inode->id));
-  for (; iterator->Valid(); iterator->Next()) {
-    const auto key = keys::ParseIndexed(iterator->key());
-    auto record = ExtentRecord::Decode(iterator->key(), iterator->value());
-    if (!key || !record || !extents.Load(FileBlock{key->index}, *record)) {
-      spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
-      return ErrorCode::kCorrupt;
-    }
-  }
-  RETURN_IF_ERROR(iterator->status());
+  RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, [&](std::string_view key, std::string_view value) -> Result<void> {
+    const auto parsed = keys::ParseIndexed(key);
+    auto record = ExtentRecord::Decode(key, value);
+    if (parsed && record && extents.Load(FileBlock{parsed->index}, *record)) return {};
+    spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
+    return ErrorCode::kCorrupt;
+  }));
   MutexLock lock(inode->mutex);
   if (inode->file->loaded) return {};
   p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
@@ -263,17 +292,19 @@ Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
   FileState& file = *inode->file;
   std::vector<DeviceRun> runs = std::exchange(file.freed, {});
   // The records of the catalog, and what is mapped now: a run is in one of both or in both, and goes once.
-  const auto extents = p_.catalog.NewIterator(keys::ExtentPrefix(inode->id));
-  for (; extents->Valid(); extents->Next()) {
-    batch->Delete(std::string(extents->key()));
-    if (file.loaded) continue;
-    ASSIGN_OR_RETURN(const auto record, ExtentRecord::Decode(extents->key(), extents->value()));
+  const Committed committed{inode->committed_size, inode->committed_blocks};
+  RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, [&](std::string_view key, std::string_view value) -> Result<void> {
+    batch->Delete(std::string(key));
+    if (file.loaded) return {};
+    ASSIGN_OR_RETURN(const auto record, ExtentRecord::Decode(key, value));
     runs.push_back({record.device, {record.start, record.count}});
     if (!file.reverted) p_.space.AddUsed(-static_cast<int64_t>(record.count.value));
-  }
-  RETURN_IF_ERROR(extents->status());
+    return {};
+  }));
   const uint64_t segments = RoundUp(inode->committed_size, kMiB) / kMiB;
-  if (segments > 256) {
+  if (segments <= 16) {
+    for (uint64_t segment = 0; segment < segments; ++segment) batch->Delete(keys::Checksums(inode->id, segment));
+  } else if (segments > 256) {
     batch->DeleteRange(keys::ChecksumsPrefix(inode->id), keys::PrefixEnd(keys::ChecksumsPrefix(inode->id)));
   } else {
     const auto checksums = p_.catalog.NewIterator(keys::ChecksumsPrefix(inode->id));

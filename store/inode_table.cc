@@ -14,9 +14,14 @@ InodePtr InodeTable::Find(InodeId ino) {
 }
 
 Result<InodePtr> InodeTable::Get(InodeId ino) {
-  if (auto inode = Find(ino)) return inode;
+  uint64_t departed;
+  {
+    MutexLock lock(mutex_);
+    if (const auto found = inodes_.find(ino); found != inodes_.end()) return found->second;
+    departed = departed_;
+  }
   // Read without the lock. A record read before a concurrent change can only be installed where no other thread
-  // has the inode, and a change needs the inode in the table: so look again before inserting.
+  // has the inode, and a change needs the inode in the table: so look again before inserting where one has left it.
   while (true) {
     ASSIGN_OR_RETURN(auto bytes, catalog_.Get(keys::Inode(ino)));
     if (!bytes) return ErrorCode::kStale;
@@ -27,10 +32,11 @@ Result<InodePtr> InodeTable::Get(InodeId ino) {
     }
     MutexLock lock(mutex_);
     if (const auto found = inodes_.find(ino); found != inodes_.end()) return found->second;
-    // The record may have changed (and the inode left the table) since it was read.
-    ASSIGN_OR_RETURN(auto again, catalog_.Get(keys::Inode(ino)));
-    if (!again) return ErrorCode::kStale;
-    if (*again != *bytes) continue;
+    if (departed_ != departed) {
+      ASSIGN_OR_RETURN(auto again, catalog_.Get(keys::Inode(ino)));
+      if (!again) return ErrorCode::kStale;
+      if (*again != *bytes) continue;
+    }
     auto inode = std::make_shared<Inode>(ino, std::move(*record));
     inodes_.emplace(ino, inode);
     TrimLocked();
@@ -48,7 +54,7 @@ InodePtr InodeTable::Insert(InodeId ino, InodeRecord record) {
 
 void InodeTable::Erase(InodeId ino) {
   MutexLock lock(mutex_);
-  inodes_.erase(ino);
+  departed_ += inodes_.erase(ino);
 }
 
 void InodeTable::AddLookups(InodeId ino, uint64_t count) {
@@ -87,7 +93,7 @@ void InodeTable::TrimLocked() {
     for (auto at = inodes_.begin(hand_); at != inodes_.end(hand_); ++at) {
       if (at->second.use_count() == 1) idle.push_back(at->first);
     }
-    for (const InodeId ino : idle) inodes_.erase(ino);
+    for (const InodeId ino : idle) departed_ += inodes_.erase(ino);
   }
 }
 

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "client/descriptor.h"
 #include "client/file_limit.h"
@@ -50,6 +50,7 @@ class OpenFile : public Target {
   Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
   Alignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
+  IoResult<uint64_t> Prepare() override;
   void TakeNothingBack() override { keeps_ = true; }
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
@@ -61,25 +62,28 @@ class OpenFile : public Target {
   // Either; the one that never changes after Open.
   int any() const override { return direct_ ? direct_.get() : buffered_.get(); }
   IoError Failed(const char* action, int error_number) const;
+  const std::string& where() const { return options_.where.empty() ? options_.path : options_.where; }
 
   IoResult<void> OpenPath();
   IoResult<int> OpenOrCreate(int flags);
   IoResult<void> OpenTemporary();
   IoResult<void> AdoptDescriptor();
   IoResult<void> Examine();
+  IoResult<void> CheckLimit() const;
+  bool WasRemoved() const;
   IoResult<void> LearnAlignment();
   IoResult<void> Reserve();
   IoResult<void> MakeFinal();
   IoResult<void> SyncFolder() const;
   void TakeBack();
 
-  FileTarget::Options options_;  // the offset is final after Open
+  FileTarget::Options options_;  // the offset is final after Prepare
   std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
   std::string final_path_;       // with `atomic`: what is replaced
   bool created_ = false;
   bool keeps_ = false;  // what is there
   bool finished_ = false;
-  struct stat status_{};  // when it was opened
+  struct stat status_{};  // when it was opened, and then prepared
   Descriptor direct_;
   mutable Mutex mutex_;          // for Buffered(), which several threads call
   mutable Descriptor buffered_;  // opened late, when the first partial block asks for it
@@ -114,12 +118,11 @@ IoResult<void> OpenFile::Open() {
   } else {
     RETURN_IF_ERROR(OpenPath());
   }
-  RETURN_IF_ERROR(Examine());
-  return Reserve();
+  return Examine();
 }
 
 IoResult<void> OpenFile::OpenPath() {
-  written_path_ = options_.path;
+  written_path_ = where();
   if (options_.atomic) return OpenTemporary();
   // What only partial blocks belong to needs no O_DIRECT. 512 is the least that any filesystem asks for.
   const bool small =
@@ -155,10 +158,10 @@ int OpenNow(const char* path, int flags) {
 IoResult<int> OpenFile::OpenOrCreate(int flags) {
   constexpr int kTries = 100;  // another program may create and delete the file between the two calls
   for (int i = 0; i < kTries; ++i) {
-    int descriptor = OpenNow(options_.path.c_str(), access() | flags);
+    int descriptor = OpenNow(written_path_.c_str(), access() | flags);
     if (descriptor >= 0) return descriptor;
     if (errno != ENOENT || !writes()) return Failed("cannot open the file", errno);
-    descriptor = open(options_.path.c_str(), access() | flags | O_CREAT | O_EXCL, 0600);
+    descriptor = open(written_path_.c_str(), access() | flags | O_CREAT | O_EXCL, 0600);
     if (descriptor >= 0) {
       created_ = true;
       return descriptor;
@@ -166,21 +169,36 @@ IoResult<int> OpenFile::OpenOrCreate(int flags) {
     // Without O_DIRECT in the filesystem the kernel makes the file, and then refuses.
     created_ = created_ || errno == EINVAL;
     // A link that points at nothing yet exists for O_EXCL, and is followed without.
-    if (errno == EEXIST) descriptor = open(options_.path.c_str(), access() | flags | O_CREAT, 0600);
+    if (errno == EEXIST) descriptor = open(written_path_.c_str(), access() | flags | O_CREAT, 0600);
     if (descriptor >= 0) return descriptor;
     if (errno != EEXIST) return Failed("cannot create the file", errno);
   }
   return Failed("cannot create the file", errno);
 }
 
+// A symbolic link stays one: what it points at is replaced, or made. None for a ring of links.
+std::optional<std::string> FollowLinks(const std::string& path) {
+  constexpr int kMostLinks = 40;   // the kernel's own limit
+  std::filesystem::path at = path;
+  for (int links = 0; links < kMostLinks; ++links) {
+    std::error_code no_link;
+    const auto target = std::filesystem::read_symlink(at, no_link);
+    if (no_link) return at;
+    at = at.parent_path() / target;
+  }
+  return std::nullopt;
+}
+
 IoResult<void> OpenFile::OpenTemporary() {
-  // A symbolic link stays one: what it points at is replaced.
-  char* resolved = realpath(options_.path.c_str(), nullptr);
-  final_path_ = resolved != nullptr ? resolved : options_.path;
-  std::free(resolved);
+  auto target = FollowLinks(where());
+  if (!target) return Failed("cannot open the file", ELOOP);
+  final_path_ = *std::move(target);
   struct stat old{};
   const bool replaces = stat(final_path_.c_str(), &old) == 0;
   if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
+  if (replaces && faccessat(AT_FDCWD, final_path_.c_str(), W_OK, AT_EACCESS) != 0) {
+    return Failed("cannot replace a file that may not be written", errno);
+  }
   const size_t slash = final_path_.rfind('/');
   const size_t begin = slash == std::string::npos ? 0 : slash + 1;
   written_path_ = fmt::format("{}.{}.weightfs-XXXXXX", final_path_.substr(0, begin),
@@ -233,19 +251,39 @@ IoResult<void> OpenFile::Examine() {
   // For files it means nothing; a device would give up where it can wait.
   if (!S_ISREG(status_.st_mode) && options_.descriptor < 0) fcntl(any(), F_SETFL, direct_ ? O_DIRECT : 0);
   if (direct_) RETURN_IF_ERROR(LearnAlignment());
-  if (options_.checksums != nullptr) {
-    RETURN_IF_ERROR(options_.checksums->Begin(any(), static_cast<uint64_t>(status_.st_size)));
-  }
-  if (!S_ISREG(status_.st_mode)) return {};
-  if (writes() && options_.offset + options_.size > FileSizeLimit()) {
-    return Failed("its end is behind the process's limit of sizes (RLIMIT_FSIZE)", EFBIG);
-  }
-  if (writes()) return {};
+  return CheckLimit();
+}
+
+IoResult<void> OpenFile::CheckLimit() const {
+  if (!S_ISREG(status_.st_mode) || !writes() || options_.offset + options_.size <= FileSizeLimit()) return {};
+  return Failed("its end is behind the process's limit of sizes (RLIMIT_FSIZE)", EFBIG);
+}
+
+// Others may have deleted it before it was written: what made it, and took it back.
+bool OpenFile::WasRemoved() const {
+  if (!writes() || !S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
+  // A path of /proc still names it.
+  struct stat named{};
+  return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;
+}
+
+IoResult<uint64_t> OpenFile::Prepare() {
+  if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
+  if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
-  if (options_.offset + options_.size > have) {
+  // Somebody wrote it since it was made here: it is not ours to remove.
+  if (created_ && have > 0) keeps_ = true;
+  if (options_.appends) {
+    options_.offset = have;
+    RETURN_IF_ERROR(CheckLimit());
+  }
+  if (options_.checksums != nullptr) RETURN_IF_ERROR(options_.checksums->Begin(any(), have));
+  if (writes()) {
+    RETURN_IF_ERROR(Reserve());
+  } else if (S_ISREG(status_.st_mode) && options_.offset + options_.size > have) {
     return PastTheEnd(*this, options_.size, options_.offset, have);
   }
-  return {};
+  return options_.offset;
 }
 
 IoResult<void> OpenFile::LearnAlignment() {

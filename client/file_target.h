@@ -19,9 +19,11 @@ class FileTarget {
  public:
   struct Options {
     Operation::Direction direction = Operation::Direction::kRead;
-    std::string path = {};
-    int descriptor = -1;  // instead of the path; the caller keeps it and may close it at once
+    std::string path = {};   // as the caller names it
+    std::string where = {};  // the same from the root, for the working directory may change; empty: as `path` says
+    int descriptor = -1;     // instead of the path; the caller keeps it and may close it at once
     uint64_t offset = 0;
+    bool appends = false;  // instead of the offset: behind what the file has when Target::Prepare is called
     uint64_t size = 0;
     // The file becomes exactly the bytes written (the offset is 0, and there is a path): a longer old content
     // is cut off after a success, and a file that a failed write created is removed. Otherwise what lies
@@ -35,9 +37,8 @@ class FileTarget {
   // An unaligned transfer below this is one buffered call: two descriptors would cost more than O_DIRECT gains.
   static constexpr uint64_t kSmallTransfer = 64 * 1024;
 
-  // Opens, and for a read checks that the file has all the bytes. A file is created with mode 0600; nothing
-  // is truncated here. Errors are errno's of the system calls, ENODATA for a read past the end, EINVAL for
-  // impossible options.
+  // Opens. A file is created with mode 0600; nothing is changed. Errors are errno's of the system calls, EINVAL for
+  // impossible options. Prepare reserves blocks, and for a read checks that the file has all the bytes (ENODATA).
   static IoResult<std::unique_ptr<Target>> Open(const Options& options);
 };
 

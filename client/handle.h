@@ -80,7 +80,9 @@ struct WriteOptions {
   // order.
   std::optional<uint64_t> offset = std::nullopt;
   bool durable = false;  // fsync before success: data, size, and the name of a new file
-  bool atomic = false;   // written beside the file and renamed over it: others see the old or the new one
+  // Written beside the file and renamed over it: others see the old or the new one. It has the old one's mode, and owner
+  // where that may be given; not its extended attributes and other names.
+  bool atomic = false;
   Progress progress = {};
   bool own_errors = false;       // see Handle::Wait
   Interrupted interrupted = {};  // of Write: it is cancelled then
@@ -116,8 +118,8 @@ struct NamedError {
 };
 
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
-// cancels the rest; it may run at any time, in a callback too. After fork() the child cannot use the handle
-// of its parent.
+// cancels the rest; it may run at any time, in a callback too, but for those of a Read or Write that is to return to the
+// handle. After fork() the child cannot use the handle of its parent. Callbacks must not throw.
 class WEIGHTFS_EXPORT Handle {
  public:
   class Impl;  // the library's own
@@ -133,7 +135,8 @@ class WEIGHTFS_EXPORT Handle {
 
   // Opens the file and starts. An error here: nothing was started, no byte is changed. The memory must stay
   // as it is until the operation is done. One that overlaps another of this handle on the same file, of which one
-  // writes, begins when that is done; files that `atomic` replaces are others.
+  // writes, begins when that is done, and sees what the file is then: only then an error may show. Files that `atomic`
+  // replaces are others.
   IoResult<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                  const ReadOptions& options = {});
   IoResult<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,
@@ -172,7 +175,7 @@ class WEIGHTFS_EXPORT Handle {
   static constexpr size_t kMaxErrors = 64;
   // Waits for every operation started before the call, and reports those that ended since the last Wait. Not those
   // with own_errors, whose callers look at the operation; nor Read and Write. When it was interrupted it reports
-  // nothing, and the next Wait does. EPERM, as the one error, in a forked child.
+  // nothing, and the next Wait does. As the one error EPERM in a forked child, and EDEADLK in a callback.
   Completed Wait(const Interrupted& interrupted = {});
   // Started, and not done.
   size_t pending() const;

@@ -5,6 +5,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "client/lease_target.h"
@@ -30,6 +34,21 @@ constexpr size_t kDeviceBounces = 64;
 constexpr size_t kCufileThreads = 16;
 constexpr size_t kLeastCufileThreads = 2;
 
+// Whether the file of a path was deleted between two calls, and the path is to be opened again.
+bool IsAnother(const IoError& error, unsigned tries) {
+  constexpr unsigned kTries = 100;
+  return error.error_number == ESTALE && tries < kTries;
+}
+
+// Where a relative path leads now; itself where that cannot be said.
+std::string FromTheRoot(const std::string& path) {
+  if (path.empty() || path.front() == '/') return path;
+  std::error_code none;
+  const auto directory = std::filesystem::current_path(none);
+  std::string absolute = none ? path : (directory / path).string();
+  return absolute.size() < PATH_MAX ? absolute : path;
+}
+
 IoError Forked(const std::string& path, uint64_t offset) {
   return {EPERM, "this handle belongs to the process that forked this one; make a new handle here", path, offset};
 }
@@ -38,18 +57,18 @@ IoError InCallback(const std::string& path, uint64_t offset) {
   return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
 }
 
-// Where a write without an offset begins on a descriptor.
-uint64_t DefaultOffset(int descriptor) {
+// Whether a write without an offset goes to the end of what the descriptor is open for.
+bool Appends(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
   struct stat status{};
-  if (flags < 0 || (flags & O_APPEND) == 0 || fstat(descriptor, &status) != 0) return 0;
-  return static_cast<uint64_t>(status.st_size);
+  return flags >= 0 && (flags & O_APPEND) != 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
 }
 
 template <typename Options>
 Handle::Impl::Wish CommonWish(const FileName& file, const MemoryView& memory, const Options& options) {
   Handle::Impl::Wish wish;
   wish.file.path = file.path;
+  wish.file.where = FromTheRoot(file.path);
   wish.file.descriptor = file.descriptor;
   wish.memory = memory;
   wish.progress = options.progress;
@@ -123,6 +142,7 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helpe
                        .memory = std::move(wish.memory),
                        .device = std::move(device),
                        .offset = wish.file.offset,
+                       .held = late != nullptr,
                        .progress = std::move(wish.progress),
                        .place = place};
   if (wish.counted) {
@@ -143,7 +163,7 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helpe
 }
 
 Handle::Completed Handle::Impl::Wait(const Interrupted& interrupted) {
-  if (forked()) return {.failed = 1, .errors = {Forked("", 0)}};
+  if (auto may = CheckMayWait(""); !may.has_value()) return {.failed = 1, .errors = {std::move(may).error()}};
   return account_->Wait(interrupted);
 }
 
@@ -156,6 +176,8 @@ IoResult<void> Handle::Impl::BeginAndHelp(Wish wish) {
   while (!operation->done() && !operation->Wait(kBetweenLooks)) {
     if (!interrupted || !interrupted()) continue;
     operation->Cancel();
+    // One that waits for others never touches the memory; it need not be waited for.
+    if (!operation->begun()) return operation->Cancellation();
     operation->Wait();
   }
   if (auto error = operation->error()) return *std::move(error);
@@ -192,39 +214,52 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
   return gpu_;
 }
 
+std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file, const Target& target) {
+  const auto id = target.id();
+  FileRange range{.begin = file.offset, .end = file.offset + file.size, .writes = file.direction == Operation::Direction::kWrite};
+  // A whole file ends where the write does; what is appended begins where all before it has ended.
+  if (file.whole_file) range.end = UINT64_MAX;
+  if (file.appends) range.begin = 0, range.end = UINT64_MAX;
+  if (!id || range.begin == range.end) return nullptr;
+  range.file = *id;
+  return ranges_->Add(range);
+}
+
 IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
   if (wish.target != nullptr) return Opened{.target = std::move(wish.target)};
-  const FileTarget::Options& file = wish.file;
-  ASSIGN_OR_RETURN(auto target, FileTarget::Open(file));
-  Opened opened;
-  // A whole file ends where the write does.
-  const uint64_t end = file.whole_file ? UINT64_MAX : file.offset + file.size;
-  const auto id = target->id();
-  if (id && end > file.offset) {
-    opened.place = ranges_->Add({.file = *id, .begin = file.offset, .end = end, .writes = wish.writes()});
+  for (unsigned tries = 1;; ++tries) {
+    ASSIGN_OR_RETURN(auto target, FileTarget::Open(wish.file));
+    Opened opened{.place = PlaceOf(wish.file, *target)};
+    if (opened.place != nullptr && opened.place->waits()) {
+      auto late = std::make_unique<LateTarget>(std::move(target));
+      opened.late = late.get();
+      opened.target = std::move(late);
+      return opened;
+    }
+    const auto prepared = target->Prepare();
+    if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
+    if (!prepared.has_value()) return prepared.error();
+    wish.file.offset = *prepared;
+    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(target), wish.file, may_lease));
+    return opened;
   }
-  if (opened.place != nullptr && opened.place->waits()) {
-    auto late = std::make_unique<LateTarget>(std::move(target));
-    opened.late = late.get();
-    opened.target = std::move(late);
-  } else {
-    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(target), file, may_lease));
-  }
-  return opened;
 }
 
 void Handle::Impl::BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late,
                              FileTarget::Options options, bool may_lease, bool stopping) {
   if (stopping) operation->Cancel();
-  if (!operation->stopped()) {
+  if (operation->Begin()) {
     if (options.descriptor >= 0) {
       // The caller may have closed its own.
       options.path = late.path();
       options.descriptor = late.first().any();
     }
-    auto target = OpenTarget(options, may_lease);
+    // The host sees no blocks of what was given to cuFile.
+    const bool by_cufile = operation->device() != nullptr && operation->device()->direct();
+    auto target = OpenAgain(options, may_lease && !by_cufile);
     if (target.has_value()) {
       if ((*target)->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
+      operation->MoveTo(options.offset);
       late.Adopt(*std::move(target));
     } else {
       operation->Fail(std::move(target).error());
@@ -233,9 +268,15 @@ void Handle::Impl::BeginLate(const std::shared_ptr<Operation>& operation, LateTa
   HandOut(operation, nullptr);
 }
 
-IoResult<std::unique_ptr<Target>> Handle::Impl::OpenTarget(const FileTarget::Options& options, bool may_lease) {
-  ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
-  return TryLease(std::move(file), options, may_lease);
+IoResult<std::unique_ptr<Target>> Handle::Impl::OpenAgain(FileTarget::Options& options, bool may_lease) {
+  for (unsigned tries = 1;; ++tries) {
+    ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
+    const auto prepared = file->Prepare();
+    if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
+    if (!prepared.has_value()) return prepared.error();
+    options.offset = *prepared;
+    return TryLease(std::move(file), options, may_lease);
+  }
 }
 
 IoResult<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target> file,
@@ -288,10 +329,10 @@ IoResult<Handle::Impl::Wish> Handle::Impl::WishToRead(const FileName& file, cons
 Handle::Impl::Wish Handle::Impl::WishToWrite(const FileName& file, const MemoryView& memory,
                                              const WriteOptions& options) {
   const bool by_path = file.descriptor < 0;
-  const uint64_t standard = by_path ? 0 : DefaultOffset(file.descriptor);
   Wish wish = CommonWish(file, memory, options);
   wish.file.direction = Operation::Direction::kWrite;
-  wish.file.offset = options.offset.value_or(standard);
+  wish.file.offset = options.offset.value_or(0);
+  wish.file.appends = !by_path && !options.offset && Appends(file.descriptor);
   wish.file.whole_file = by_path && !options.offset;
   wish.file.atomic = options.atomic;
   wish.file.durable = options.durable;

@@ -75,7 +75,10 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   // An operation that had to wait for others.
   void BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late, FileTarget::Options options,
                  bool may_lease, bool stopping);
-  IoResult<std::unique_ptr<Target>> OpenTarget(const FileTarget::Options& options, bool may_lease);
+  // Null where there is no order.
+  std::shared_ptr<PendingRanges::Place> PlaceOf(const FileTarget::Options& file, const Target& target);
+  // The offset becomes that which the target begins at.
+  IoResult<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
   IoResult<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
                                              bool may_lease);
   void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped);

@@ -1,7 +1,8 @@
-// The target of an operation that waits for others on the same file: opened twice, once to learn at its start of what
-// cannot be done, and again when it begins, for by then the file is another.
+// The target of an operation that waits for others on the same file: opened twice, once to learn at its start that it can
+// be, and again when it begins, for by then the file is another.
 #pragma once
 
+#include <cerrno>
 #include <memory>
 #include <string>
 #include <utility>
@@ -36,7 +37,9 @@ class LateTarget : public Target {
   }
   IoResult<void> Finish(bool success) override {
     [[maybe_unused]] const auto unused = first_->Finish(false);
-    return now_ == nullptr ? IoResult<void>() : now_->Finish(success);
+    if (now_ != nullptr) return now_->Finish(success);
+    if (!success) return {};
+    return IoError{ECANCELED, path_ + ": cancelled before it began", path_};   // All of its no bytes were transferred.
   }
 
  private:

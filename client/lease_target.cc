@@ -115,6 +115,7 @@ IoResult<void> LeasedFile::Finish(bool success) {
   IoResult<void> committed;
   if (success && writes()) committed = Commit();
   lease_.reset();
+  blocks_ = {};   // The devices' descriptors do not stay with a future that is kept.
   // Also a commit's durability: its fsync covers names, edges and the lease's blocks at once.
   auto finished = file_->Finish(success && committed.has_value());
   return committed.has_value() ? finished : committed;

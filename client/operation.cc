@@ -19,14 +19,19 @@ thread_local int callback_depth = 0;
 }  // namespace
 
 struct Operation::State {
-  explicit State(Plan made) : plan(std::move(made)) {}
+  explicit State(Plan made) : plan(std::move(made)), offset(plan.offset), begun(!plan.held) {}
 
   Plan plan;
+  std::atomic<uint64_t> offset;
+  // Who sets one of them looks at the other.
+  std::atomic<bool> begun;
   std::atomic<bool> stopped{false};
   std::atomic<bool> direct_refused{false};
   std::atomic<uint64_t> transferred{0};
-  std::atomic<uint64_t> reported{0};  // to `progress`
   std::atomic<size_t> slices_left{0};
+  Mutex progress_mutex;
+  uint64_t told GUARDED_BY(progress_mutex) = 0;   // to `progress`
+  bool telling GUARDED_BY(progress_mutex) = false;
   Mutex mutex;
   std::condition_variable ended;
   bool completing GUARDED_BY(mutex) = false;  // the outcome is being made: it is too late to fail
@@ -52,7 +57,17 @@ const std::shared_ptr<DeviceMemory>& Operation::device() const {
   return state_->plan.device;
 }
 uint64_t Operation::offset() const {
-  return state_->plan.offset;
+  return state_->offset.load(std::memory_order_relaxed);
+}
+void Operation::MoveTo(uint64_t offset) {
+  state_->offset.store(offset, std::memory_order_relaxed);
+}
+bool Operation::Begin() {
+  state_->begun.store(true);
+  return !state_->stopped.load();
+}
+bool Operation::begun() const {
+  return state_->begun.load();
 }
 uint64_t Operation::size() const {
   return state_->plan.memory.size();
@@ -129,12 +144,16 @@ bool Operation::Cancel() {
     MutexLock lock(state_->mutex);
     if (state_->done) return false;
   }
-  const bool write = state_->plan.direction == Direction::kWrite;
-  Fail({ECANCELED,
-        fmt::format("{} of {} bytes at offset {} of {} was cancelled", write ? "write" : "read", size(),
-                    state_->plan.offset, state_->plan.target->path()),
-        state_->plan.target->path(), state_->plan.offset});
+  Fail(Cancellation());
   return true;
+}
+
+IoError Operation::Cancellation() const {
+  const std::string& path = state_->plan.target->path();
+  return {ECANCELED,
+          fmt::format("{} of {} bytes at offset {} of {} was cancelled",
+                      direction() == Direction::kWrite ? "write" : "read", size(), offset(), path),
+          path, offset()};
 }
 
 void Operation::OnDone(std::function<void()> callback) {
@@ -149,22 +168,31 @@ void Operation::OnDone(std::function<void()> callback) {
 }
 
 void Operation::AddTransferred(uint64_t bytes) {
-  const uint64_t sum = state_->transferred.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  state_->transferred.fetch_add(bytes, std::memory_order_relaxed);
   if (!state_->plan.progress) return;
-  // A hundred reports do; and of two threads the one that is behind says nothing.
-  uint64_t last = state_->reported.load(std::memory_order_relaxed);
-  do {
-    if (sum <= last || (sum < size() && sum - last < size() / 100)) return;
-  } while (!state_->reported.compare_exchange_weak(last, sum, std::memory_order_relaxed));
-  const CallbackScope scope;
-  state_->plan.progress(sum, size());
+  MutexLock lock(state_->progress_mutex);
+  // Who is telling tells of these bytes too, before its own slice can be done.
+  if (std::exchange(state_->telling, true)) return;
+  for (;;) {
+    const uint64_t sum = transferred(), last = state_->told;
+    // A hundred reports do.
+    if (sum == last || (sum < size() && sum - last < size() / 100)) break;
+    state_->told = sum;
+    lock.Unlock();
+    {
+      const CallbackScope scope;
+      state_->plan.progress(sum, size());
+    }
+    lock.Lock();
+  }
+  state_->telling = false;
 }
 
 void Operation::Fail(IoError error) {
   MutexLock lock(state_->mutex);
   if (state_->completing) return;
   if (!state_->error) state_->error = std::move(error);
-  state_->stopped.store(true, std::memory_order_release);
+  state_->stopped.store(true);
 }
 
 void Operation::Complete() {
@@ -192,6 +220,7 @@ void Operation::Complete() {
   }
   state_->ended.notify_all();
   state_->plan.place.reset();
+  state_->plan.progress = nullptr;  // it may hold the handle
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();
 }

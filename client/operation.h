@@ -55,6 +55,13 @@ class Operation {
   // Null for memory of the host; until Complete.
   const std::shared_ptr<DeviceMemory>& device() const;
   uint64_t offset() const;
+  // Of one that was held up, before its first transfer: where it begins after all.
+  void MoveTo(uint64_t offset);
+  // One that was held up begins; false: it was stopped before, and is to be handed out all the same, but touches nothing.
+  bool Begin();
+  // Once it is cancelled and has not begun its memory is left alone for ever, though it is done later.
+  bool begun() const;
+  IoError Cancellation() const;
   // No further transfer is to begin: it failed, or was cancelled.
   bool stopped() const;
   // Bytes of the memory that are written when all slices are done.

@@ -20,7 +20,7 @@ struct FileId {
   auto operator<=>(const FileId&) const = default;
 };
 
-// Made for one operation, and owned by it. Everything but Finish is const and may be called from any thread.
+// Made for one operation, and owned by it. What is const may be called from any thread.
 class Target {
  public:
   // Bytes of the file that lie in one piece for O_DIRECT.
@@ -51,6 +51,10 @@ class Target {
   virtual int Buffered(int* error_number) const = 0;
   // The file's size now.
   virtual IoResult<uint64_t> Size() const = 0;
+
+  // Before the first transfer, when nothing that overlaps is pending any more: what depends on what the file is then.
+  // Where in the file the operation begins. ESTALE: the path names another file by now.
+  virtual IoResult<uint64_t> Prepare() { return 0; }
 
   // Its operation does not begin with it: Finish, and the end without it, leave the file as it is.
   virtual void TakeNothingBack() {}

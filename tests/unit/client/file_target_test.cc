@@ -15,14 +15,27 @@ FileTarget::Options ToWrite(std::string path, uint64_t size) {
   return {.direction = Direction::kWrite, .path = std::move(path), .size = size, .whole_file = true};
 }
 
+std::unique_ptr<Target> Prepared(const FileTarget::Options& options) {
+  auto target = FileTarget::Open(options).value();
+  EXPECT_TRUE(target->Prepare().has_value());
+  return target;
+}
+
 int ErrorOf(const FileTarget::Options& options) {
   const auto target = FileTarget::Open(options);
-  return target.has_value() ? 0 : target.error().error_number;
+  if (!target.has_value()) return target.error().error_number;
+  const auto prepared = (*target)->Prepare();
+  return prepared.has_value() ? 0 : prepared.error().error_number;
+}
+
+void WriteAll(const Target& target, const Bytes& bytes) {
+  int error_number = 0;
+  ASSERT_EQ(pwrite(target.Buffered(&error_number), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
 }
 
 TEST(FileTargetTest, AFileIsCreatedForItsOwnerOnly) {
   const Folder folder;
-  const auto target = FileTarget::Open(ToWrite(folder / "new", 4096)).value();
+  const auto target = Prepared(ToWrite(folder / "new", 4096));
   ASSERT_TRUE(target->Finish(true).has_value());
   struct stat status{};
   ASSERT_EQ(stat((folder / "new").c_str(), &status), 0);
@@ -32,7 +45,7 @@ TEST(FileTargetTest, AFileIsCreatedForItsOwnerOnly) {
 TEST(FileTargetTest, AFailedWholeWriteLeavesNoFileItMade) {
   const Folder folder;
   for (const uint64_t size : {uint64_t{10}, uint64_t{4096}, uint64_t{16} << 20}) {
-    const auto target = FileTarget::Open(ToWrite(folder / "new", size)).value();
+    const auto target = Prepared(ToWrite(folder / "new", size));
     EXPECT_EQ(folder.entries(), 1U);
     ASSERT_TRUE(target->Finish(false).has_value());
     EXPECT_EQ(folder.entries(), 0U);
@@ -42,7 +55,7 @@ TEST(FileTargetTest, AFailedWholeWriteLeavesNoFileItMade) {
 TEST(FileTargetTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
   const Folder folder;
   WriteFile(folder / "old", RandomBytes(5000));
-  const auto target = FileTarget::Open(ToWrite(folder / "old", 16 << 20)).value();
+  const auto target = Prepared(ToWrite(folder / "old", 16 << 20));
   ASSERT_TRUE(target->Finish(false).has_value());
   EXPECT_EQ(ReadFile(folder / "old"), RandomBytes(5000));
 }
@@ -50,7 +63,7 @@ TEST(FileTargetTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
 TEST(FileTargetTest, ATargetThatIsDroppedTakesItsFileAlong) {
   const Folder folder;
   {
-    const auto target = FileTarget::Open(ToWrite(folder / "new", 4096)).value();
+    const auto target = Prepared(ToWrite(folder / "new", 4096));
   }
   EXPECT_EQ(folder.entries(), 0U);
 }
@@ -63,10 +76,8 @@ TEST(FileTargetTest, AnAtomicWriteShowsOnlyWhenItIsFinished) {
   auto options = ToWrite(folder / "link", 100);
   options.atomic = true;
   {
-    const auto target = FileTarget::Open(options).value();
-    int error_number = 0;
-    const Bytes bytes = RandomBytes(100, 2);
-    ASSERT_EQ(pwrite(target->Buffered(&error_number), bytes.data(), bytes.size(), 0), 100);
+    const auto target = Prepared(options);
+    WriteAll(*target, RandomBytes(100, 2));
     EXPECT_EQ(ReadFile(folder / "old").size(), 5000U);
     ASSERT_TRUE(target->Finish(true).has_value());
   }
@@ -74,15 +85,63 @@ TEST(FileTargetTest, AnAtomicWriteShowsOnlyWhenItIsFinished) {
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
   EXPECT_EQ(std::filesystem::status(folder / "old").permissions(), std::filesystem::perms(0640));
   {
-    const auto dropped = FileTarget::Open(options).value();
+    const auto dropped = Prepared(options);
   }
   EXPECT_EQ(folder.entries(), 2U);
+}
+
+TEST(FileTargetTest, AnAtomicWriteMakesWhatALinkPointsAtAndRefusesARingOfLinks) {
+  const Folder folder;
+  std::filesystem::create_symlink("new", folder / "link");
+  std::filesystem::create_symlink("ring", folder / "ring");
+  auto options = ToWrite(folder / "link", 100);
+  options.atomic = true;
+  {
+    const auto target = Prepared(options);
+    WriteAll(*target, RandomBytes(100));
+    ASSERT_TRUE(target->Finish(true).has_value());
+  }
+  EXPECT_EQ(ReadFile(folder / "new"), RandomBytes(100));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  options.path = folder / "ring";
+  EXPECT_EQ(ErrorOf(options), ELOOP);
+  EXPECT_EQ(folder.entries(), 3U);
+}
+
+TEST(FileTargetTest, AFileThatAnotherWroteMeanwhileIsNotTakenBack) {
+  const Folder folder;
+  const auto first = FileTarget::Open(ToWrite(folder / "new", 100)).value();
+  {
+    const auto second = Prepared(ToWrite(folder / "new", 200));
+    WriteAll(*second, RandomBytes(200));
+    ASSERT_TRUE(second->Finish(true).has_value());
+  }
+  EXPECT_TRUE(first->Prepare().has_value());
+  EXPECT_TRUE(first->Finish(false).has_value());
+  EXPECT_EQ(ReadFile(folder / "new"), RandomBytes(200));
+}
+
+TEST(FileTargetTest, AFileThatAnotherTookBackMeanwhileIsStale) {
+  const Folder folder;
+  const auto first = FileTarget::Open(ToWrite(folder / "new", 100)).value();
+  const auto second = FileTarget::Open(ToWrite(folder / "new", 100)).value();
+  EXPECT_TRUE(first->Finish(false).has_value());
+  EXPECT_EQ(second->Prepare().error().error_number, ESTALE);
+}
+
+TEST(FileTargetTest, WhatIsLongerThanWhenItWasOpenedIsCutOffToo) {
+  const Folder folder;
+  const auto target = FileTarget::Open(ToWrite(folder / "file", 100)).value();
+  std::filesystem::resize_file(folder / "file", 9000);
+  ASSERT_TRUE(target->Prepare().has_value());
+  ASSERT_TRUE(target->Finish(true).has_value());
+  EXPECT_EQ(std::filesystem::file_size(folder / "file"), 100U);
 }
 
 TEST(FileTargetTest, WhatOthersAppendMeanwhileIsNotCutOff) {
   const Folder folder;
   WriteFile(folder / "file", RandomBytes(5000));
-  const auto target = FileTarget::Open(ToWrite(folder / "file", 100)).value();
+  const auto target = Prepared(ToWrite(folder / "file", 100));
   std::filesystem::resize_file(folder / "file", 9000);
   ASSERT_TRUE(target->Finish(true).has_value());
   EXPECT_EQ(std::filesystem::file_size(folder / "file"), 9000U);

@@ -91,6 +91,21 @@ TEST_F(GpuLeaseTest, DamageNeverReachesTheGpu) {
   EXPECT_TRUE(std::equal(first.begin(), first.begin() + kBlockSize, now.begin()));
 }
 
+// Which way it goes was chosen before it had to wait.
+TEST_F(GpuLeaseTest, AWriteThatIsHeldUpGoesItsWay) {
+  const DeviceBytes first(RandomBytes(5'000'000, 1));
+  const DeviceBytes second(RandomBytes(5'000'000, 2));
+  fake_gpu_set_kinds(kEverywhere);
+  const auto handle = Make(GpuMode::kAuto, Direct::kAuto);
+  for (int round = 0; round < 5; ++round) {
+    for (const DeviceBytes* memory : {&first, &second}) {
+      ASSERT_TRUE(handle->StartWrite(mount_ / "file", memory->View()).has_value());
+    }
+    EXPECT_EQ(handle->Wait().count, 2U);
+    EXPECT_TRUE(ReadFile(mount_ / "file") == second.Get());
+  }
+}
+
 TEST_F(GpuLeaseTest, CufileSeesOnlyWhatTheHostNeedNotCheck) {
   const DeviceBytes memory(RandomBytes(5'000'000));
   fake_gpu_set_kinds(kEverywhere);

@@ -317,6 +317,7 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
     EXPECT_TRUE(first->done());
     // Waiting here could never end: it is refused instead.
     EXPECT_EQ(handle->Write(folder / "refused", View(bytes)).error().error_number, EDEADLK);
+    EXPECT_EQ(handle->Wait().errors.at(0).error_number, EDEADLK);
     const auto second = handle->StartWrite(folder / "second", View(bytes));
     EXPECT_TRUE(second.has_value());
     EXPECT_FALSE((*second)->Wait());
@@ -329,6 +330,36 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
   first->OnDone([&] { ++calls; });
   EXPECT_EQ(calls, 2);
   EXPECT_EQ(ReadFile(folder / "second"), bytes);
+}
+
+TEST(HandleBasicTest, ProgressNeverGoesBackAndEndsWithAllOfIt) {
+  const Folder folder;
+  const auto handle = Make({.block_size = 4096, .queue_depth = 8, .overlap_events = true, .intra_op_parallelism = 4});
+  Bytes bytes = RandomBytes(1 << 20);
+  for (int round = 0; round < 20; ++round) {
+    std::mutex mutex;
+    std::vector<uint64_t> told;
+    const auto tell = [&](uint64_t done, uint64_t) {
+      const std::lock_guard lock(mutex);
+      told.push_back(done);
+    };
+    ASSERT_TRUE(handle->Write(folder / "file", View(bytes), {.progress = tell}).has_value());
+    EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+    ASSERT_FALSE(told.empty());
+    EXPECT_EQ(told.back(), bytes.size());
+  }
+}
+
+TEST(HandleBasicTest, AnOperationThatIsKeptKeepsNoCallback) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(5000);
+  const auto held = std::make_shared<int>();
+  const auto kept = handle->StartWrite(folder / "file", View(bytes), {.progress = [held](uint64_t, uint64_t) {}}).value();
+  handle->Wait();
+  // It is forgotten right behind the end.
+  for (int i = 0; i < 1000 && held.use_count() > 1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(held.use_count(), 1);
 }
 
 TEST(HandleBasicTest, AHandleMayBeDestroyedInItsOwnCallback) {

@@ -72,6 +72,20 @@ TEST_F(LeaseTest, EveryRangeIsReadToTheLastByteAndNoFurther) {
   EXPECT_EQ(mount_.connections(), 3U);
 }
 
+TEST_F(LeaseTest, AnOperationThatIsKeptKeepsNoDevice) {
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(1'000'000);
+  ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
+  const size_t before = OpenDescriptors();
+  std::vector<std::shared_ptr<Operation>> kept;
+  for (int i = 0; i < 10; ++i) {
+    kept.push_back(handle->StartWrite(mount_ / "file", View(bytes)).value());
+    kept.push_back(handle->StartRead(mount_ / "file", View(bytes)).value());
+  }
+  EXPECT_EQ(handle->Wait().count, 20U);
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
 TEST_F(LeaseTest, EveryWriteReplacesItsBytesAndNoOthers) {
   mount_.extent_blocks = 37;
   const auto handle = Make({.block_size = 65536, .intra_op_parallelism = 2});

@@ -1,6 +1,8 @@
 // Operations that overlap, of which one writes: as if each had ended before the next began.
 #include <gtest/gtest.h>
 
+#include <cerrno>
+#include <filesystem>
 #include <latch>
 #include <random>
 #include <thread>
@@ -29,10 +31,12 @@ MemoryView View(Bytes& bytes) {
 // A write that stands still, and its ring with it, after its first transfer until it is let go.
 class StandingWrite {
  public:
-  StandingWrite(Handle& handle, const std::string& path, Bytes& bytes, std::optional<uint64_t> offset = 0)
+  StandingWrite(Handle& handle, const std::string& path, Bytes& bytes, std::optional<uint64_t> offset = 0,
+                bool atomic = false)
       : operation_(handle
                        .StartWrite(path, View(bytes),
                                    {.offset = offset,
+                                    .atomic = atomic,
                                     .progress =
                                         [this](uint64_t, uint64_t) {
                                           if (begun_.exchange(true)) return;
@@ -205,6 +209,108 @@ TEST(OrderTest, ACallbackMayStartWhatOverlaps) {
   held->Wait();
   EXPECT_EQ(handle->Wait().count, 3U);
   EXPECT_EQ(ReadFile(folder / "file"), second);
+}
+
+TEST(OrderTest, AReadOfWhatIsStillBeingWrittenIsThatOfTheWholeFile) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(300'000, 1);
+  Bytes target(bytes.size());
+  StandingWrite standing(*handle, folder / "new", bytes, std::nullopt);
+  const auto held = handle->StartRead(folder / "new", View(target)).value();
+  standing.LetGo();
+  EXPECT_TRUE(held->Wait());
+  EXPECT_FALSE(held->error());
+  EXPECT_EQ(target, bytes);
+}
+
+TEST(OrderTest, WhatIsVerifiedIsWhatIsThereWhenItsTurnComes) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes old = RandomBytes(8192, 1);
+  Bytes bytes = RandomBytes(8192, 2);
+  Bytes target(bytes.size());
+  if (!handle->Write(folder / "file", View(old), {.checksum = true}).has_value()) GTEST_SKIP() << "no user attributes here";
+  StandingWrite standing(*handle, folder / "file", old);
+  ASSERT_TRUE(handle->StartWrite(folder / "file", View(bytes), {.checksum = true}).has_value());
+  const auto held = handle->StartRead(folder / "file", View(target), {.verify = true});
+  ASSERT_TRUE(held.has_value()) << held.error().what;
+  standing.LetGo();
+  EXPECT_EQ(handle->Wait().count, 3U);
+  EXPECT_EQ(target, bytes);
+}
+
+TEST(OrderTest, AHeldUpWriteThatIsCancelledChangesNothing) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(300'000, 1);
+  Bytes larger = RandomBytes(8 << 20, 2);   // for which blocks would be reserved
+  Bytes none;
+  StandingWrite standing(*handle, folder / "file", bytes, std::nullopt);
+  for (Bytes* other : {&larger, &none}) {
+    const auto held = handle->StartWrite(folder / "file", View(*other)).value();
+    EXPECT_TRUE(held->Cancel());
+    if (other == &none) standing.LetGo();
+  }
+  const auto completed = handle->Wait();
+  EXPECT_EQ(completed.count, 1U);
+  EXPECT_EQ(completed.failed, 2U);
+  EXPECT_EQ(ReadFile(folder / "file"), bytes);
+}
+
+TEST(OrderTest, WhatIsAppendedComesInTheOrderOfItsStart) {
+  const Folder folder;
+  const auto handle = Make();
+  WriteFile(folder / "file", RandomBytes(5000));
+  Bytes expected = RandomBytes(5000);
+  const int descriptor = open((folder / "file").c_str(), O_WRONLY | O_APPEND);
+  std::vector<Bytes> parts;
+  for (unsigned i = 0; i < 20; ++i) parts.push_back(RandomBytes(1 + 7919 * i, i));
+  for (Bytes& part : parts) {
+    ASSERT_TRUE(handle->StartWrite(descriptor, View(part)).has_value());
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  close(descriptor);
+  EXPECT_EQ(handle->Wait().count, parts.size());
+  EXPECT_EQ(ReadFile(folder / "file"), expected);
+}
+
+TEST(OrderTest, ARelativePathIsThatOfTheStart) {
+  const Folder folder;
+  const auto handle = Make();
+  const auto second = Make();
+  const auto before = std::filesystem::current_path();
+  Bytes bytes = RandomBytes(300'000, 1);
+  Bytes later = RandomBytes(5000, 2);
+  std::filesystem::current_path(folder / ".");
+  StandingWrite standing(*handle, "file", bytes, std::nullopt);
+  ASSERT_TRUE(handle->StartWrite("file", View(later)).has_value());
+  StandingWrite other(*second, "atomic", bytes, std::nullopt, true);
+  std::filesystem::current_path(before);
+  standing.LetGo();
+  other.LetGo();
+  other->Wait();
+  EXPECT_FALSE(other->error());
+  EXPECT_EQ(handle->Wait().count, 2U);
+  EXPECT_EQ(ReadFile(folder / "file"), later);
+  EXPECT_EQ(ReadFile(folder / "atomic"), bytes);
+  EXPECT_EQ(folder.entries(), 2U);
+}
+
+TEST(OrderTest, WhoIsInterruptedDoesNotWaitForTheOperationBefore) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(4096, 1);
+  WriteFile(folder / "file", Bytes(4096));
+  StandingWrite standing(*handle, folder / "file", bytes);
+  Bytes target(4096);
+  const auto read = handle->Read(folder / "file", View(target), {.interrupted = [] { return true; }});
+  EXPECT_EQ(read.error().error_number, ECANCELED);
+  EXPECT_FALSE(standing->done());
+  standing.LetGo();
+  standing->Wait();
+  EXPECT_EQ(handle->Wait().count, 1U);
+  EXPECT_EQ(target, Bytes(4096));
 }
 
 // Against a model that does one after the other.

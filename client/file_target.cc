@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>

@@ -216,7 +216,9 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
 
 std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file, const Target& target) {
   const auto id = target.id();
-  FileRange range{.begin = file.offset, .end = file.offset + file.size, .writes = file.direction == Operation::Direction::kWrite};
+  FileRange range{.begin = file.offset,
+                  .end = file.offset + file.size,
+                  .writes = file.direction == Operation::Direction::kWrite};
   // A whole file ends where the write does; what is appended begins where all before it has ended.
   if (file.whole_file) range.end = UINT64_MAX;
   if (file.appends) range.begin = 0, range.end = UINT64_MAX;

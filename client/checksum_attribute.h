@@ -21,8 +21,8 @@ class ChecksumAttribute {
       : writes_(writes), path_(std::move(path)), memory_(std::move(memory)), offset_(offset) {}
 
   // Before the first transfer, with the file's size at that time. A read: EINVAL unless it is of the whole file, ENODATA
-  // where there are no checksums, the file was changed after they were made, or this library does not know their version. A write: EOPNOTSUPP where the filesystem
-  // has no such attributes; old ones are gone.
+  // where there are no checksums, the file was changed after they were made, or this library does not know their
+  // version. A write: EOPNOTSUPP where the filesystem has no such attributes; old ones are gone.
   IoResult<void> Begin(int descriptor, uint64_t file_size);
   // After the last transfer. A write stores them; a read compares: EIO with the first block that differs.
   IoResult<void> End(int descriptor) const;

@@ -14,7 +14,7 @@ from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile,
 from weightfs._future import Future
 from weightfs._many import ManyFiles
 from weightfs._memory import describe
-from weightfs._numbers import file_name, offset_in_file, whole
+from weightfs._numbers import file_name, flag, offset_in_file, whole
 from weightfs._pending import Pending
 from weightfs._process import check_process
 
@@ -68,8 +68,9 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
             raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give one")
         threads = next((value for value in (intra_op_parallelism, num_threads) if value is not None), 1)
         self._options = (whole("block_size", block_size, 1, _MOST_BLOCK_SIZE),
-                         whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), bool(single_submit),
-                         bool(overlap_events), whole("intra_op_parallelism", threads, 1, _MOST_PARALLELISM))
+                         whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), flag("single_submit", single_submit),
+                         flag("overlap_events", overlap_events),
+                         whole("intra_op_parallelism", threads, 1, _MOST_PARALLELISM))
         self._pending = Pending()
         self._last_error = None
         self._process = _process.pid

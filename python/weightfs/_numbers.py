@@ -20,6 +20,13 @@ def whole(name, value, least, most):
     return number
 
 
+def flag(name, value):
+    """TypeError for what is neither true nor false, as the text "false"."""
+    if not hasattr(value, "__bool__"):
+        raise TypeError(f"{name} is {value!r}: it is True or False")
+    return bool(value)
+
+
 def offset_in_file(value):
     """OSError (EINVAL) for what is no place in a file."""
     if type(value) is int and 0 <= value <= _MOST_FILE_BYTES:

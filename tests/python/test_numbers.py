@@ -50,10 +50,11 @@ def test_numbers_of_numpy_are_numbers(folder, handle):
 
 @pytest.mark.parametrize("arguments,error", [
     ((1024.5,), TypeError), (("4096",), TypeError), ((4096, 1.0), TypeError), ((4096, None), TypeError),
+    ((4096, 8, "false"), TypeError), ((4096, 8, False, "true"), TypeError),
     ((2 ** 64,), ValueError), ((4096, 2 ** 40), ValueError), ((4096, 0), ValueError), ((-1,), ValueError),
     ((4096, 1, False, False, 2 ** 20), ValueError)])
 def test_what_is_no_option_of_a_handle_is_refused(arguments, error):
-    with pytest.raises(error, match="block_size|queue_depth|intra_op_parallelism"):
+    with pytest.raises(error, match="block_size|queue_depth|single_submit|overlap_events|intra_op_parallelism"):
         weightfs.aio_handle(*arguments)
 
 

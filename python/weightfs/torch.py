@@ -38,7 +38,8 @@ def load(path, *, handle=None, **options):
     if options.get("mmap"):
         return torch.load(os.fspath(path), **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(path, used)) as stream:
-        return torch.load(stream, **options)
+        with stream.raising_its_error():
+            return torch.load(stream, **options)
 
 
 @contextlib.contextmanager

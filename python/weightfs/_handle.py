@@ -116,11 +116,12 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         with self._reporting():
             check_process(self._process)
             file_offset = offset_in_file(file_offset)
-            size = os.stat(filename).st_size
+            name = file_name(filename)
+            name, shown = (name, f"descriptor {name}") if isinstance(name, int) else (os.fsdecode(name),) * 2
+            size = os.stat(name).st_size
             if size - file_offset != memory.nbytes:
-                raise os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of "
-                                f"{os.fspath(filename)}: the file has {size} bytes, not the buffer's size",
-                                filename, memory)
+                raise os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of {shown}: the file "
+                                f"has {size} bytes, not the buffer's size", filename, memory)
             self._read_now(memory, filename, file_offset, validate)
             return 0
         return -1

@@ -28,13 +28,14 @@ class ManyFiles:
 
         durable: on the device, names too, when it returns. mode: the permission bits of the files. checksum and progress
         as in write_async."""
-        memories = {os.fsencode(name): describe(tensor) for name, tensor in tensors.items()}
-        items = [(name, memory.arguments) for name, memory in memories.items()]
+        named = [(os.fsencode(name), describe(tensor)) for name, tensor in tensors.items()]   # "a" and b"a" are one name
+
         def tell(why):
             log.info("save_many: the files are written and renamed one by one: %s", why)
 
+        items = [(name, memory.arguments) for name, memory in named]
         self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
-        return sum(memory.nbytes for memory in memories.values())
+        return sum(memory.nbytes for _, memory in named)
 
     def load_many(self, buffers, directory, *, verify=False, progress=None):
         """Loads the files of a directory into the buffers of a dict by their names, and returns the number of bytes. Each
@@ -46,10 +47,10 @@ class ManyFiles:
 
         Raises the OSError of the first file that could not be read; `errors` has those of all, by name, and the other
         buffers are filled. verify and progress as in read_async."""
-        memories = {os.fsencode(name): describe(buffer, writable=True) for name, buffer in buffers.items()}
-        items = [(name, memory.arguments) for name, memory in memories.items()]
+        named = [(os.fsencode(name), describe(buffer, writable=True)) for name, buffer in buffers.items()]
+        items = [(name, memory.arguments) for name, memory in named]
         errors = self._native.load_many(os.fsencode(directory), items, verify, progress)
-        failed = {name for name, _ in errors}
+        memories, failed = dict(named), {name for name, _ in errors}
         for name, memory in memories.items():
             if memory.finish is not None and name not in failed:
                 memory.finish()

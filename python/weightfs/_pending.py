@@ -39,8 +39,8 @@ class Pending:
         self._numbers = itertools.count(1)
 
     def start(self, memory, validation, own, begin):
-        """Calls begin(), which returns the operation. The memory is here before that: no exception of a signal's handler
-        parts them."""
+        """Calls begin(), which returns the operation. The memory is here before that: no exception of a signal's
+        handler parts them."""
         self._forget_done()
         with self._lock:
             entry = Entry(next(self._numbers), memory, validation, own)

@@ -13,9 +13,9 @@ _TEMPORARY_NAME = 200   # bytes of a file's name that its temporary file's name 
 
 @contextlib.contextmanager
 def writing(path, handle, durable, atomic):
-    """A DirectWriter for the block. atomic: until the block has ended without an error the file is the old one, also when
-    the process is killed. Otherwise, and for what cannot be replaced, it has no head until then (see DirectWriter), and
-    an error leaves it empty."""
+    """A DirectWriter for the block. atomic: until the block has ended without an error the file is the old one, also
+    when the process is killed. Otherwise, and for what cannot be replaced, it has no head until then (see
+    DirectWriter), and an error leaves it empty."""
     path = os.fsdecode(path)
     with the_handle(handle) as used:
         replaced = _replaced(path) if atomic else None

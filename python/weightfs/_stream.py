@@ -64,8 +64,8 @@ class _Stream(io.RawIOBase):
 
 
 class DirectWriter(_Stream):
-    """A sequential stream into the file at `path`, which is empty first; into what is no regular file, too. Large writes
-    need no copy; each is done when write() returns, so that its memory may go.
+    """A sequential stream into the file at `path`, which is empty first; into what is no regular file, too. Large
+    writes need no copy; each is done when write() returns, so that its memory may go.
 
     head_last: the first bytes of a regular file are written when all others are there. Until then it has no head, and
     nothing that reads checkpoints takes it for one. shown: the path that errors name."""

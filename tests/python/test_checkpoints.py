@@ -108,7 +108,7 @@ def generation(value):
 
 
 def killed_at(number, save, *arguments, **options):
-    """Runs it in a child that is killed before the handle's transfer of that number; False when there were not so many."""
+    """Runs it in a child that is killed before the handle's transfer of that number; False when there were fewer."""
     child = os.fork()
     if child == 0:
         try:

@@ -13,6 +13,9 @@ from weightfs.tools import io, tune
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+TWO_WORKERS = [sys.executable, "-m", "weightfs.tools.io", "--io_size", "64M", "--loops", "100000", "--multi_process",
+               "2"]
+
 
 def first_line_of(run, arguments, capfd):
     with pytest.raises(SystemExit) as ended:
@@ -65,8 +68,7 @@ def until(condition, limit_s=60):
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)],
                          ids=["SIGTERM", "Ctrl-C", "SIGKILL"])
 def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status):
-    command = [sys.executable, "-m", "weightfs.tools.io", "--folder", str(local), "--io_size", "64M", "--loops", "100000",
-               "--multi_process", "2"]
+    command = [*TWO_WORKERS, "--folder", str(local)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         until(lambda: len(list(local.iterdir())) == 2)
         children = children_of(process.pid)
@@ -86,8 +88,7 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
 
 @pytest.mark.limit(300)
 def test_io_says_which_of_its_processes_was_killed(local):
-    command = [sys.executable, "-m", "weightfs.tools.io", "--folder", str(local), "--io_size", "64M", "--loops", "100000",
-               "--multi_process", "2"]
+    command = [*TWO_WORKERS, "--folder", str(local)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: len(list(local.iterdir())) == 2)
         children = children_of(process.pid)

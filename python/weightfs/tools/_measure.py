@@ -96,7 +96,8 @@ def measure(settings):
             if process.pid is not None:
                 _end(process, index, settings)
     # The first failure makes the others fail at the barrier.
-    failures = sorted((answer for answer in answers if isinstance(answer, str)), key=lambda text: "BrokenBarrier" in text)
+    failures = [answer for answer in answers if isinstance(answer, str)]
+    failures.sort(key=lambda text: "BrokenBarrier" in text)
     if failures:
         raise RuntimeError(failures[0])
     return Result(task_latency_s=max(task for task, _ in answers), e2e_latency_s=max(e2e for _, e2e in answers),

@@ -220,6 +220,7 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
     return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {});
   };
   auto loaded = by_lease();
+  RETURN_IF_ERROR(interruption.Check());
   if (handle.direct() == Direct::kRequire) return loaded;
   std::vector<size_t> left;
   auto failed = errors->TakeFrom(first);

@@ -106,7 +106,8 @@ def _load_on_device(stream, handle, device, header, begin, size):
 def _read_into(memory, stream, handle, begin):
     name = name_of(stream.fileno())
     with errors_of(stream.name, name):
-        handle.read_into(memory, name, begin)
+        if memory.nbytes:
+            handle.read_into(memory, name, begin)
 
 
 def _view(memory, facts):

@@ -101,14 +101,17 @@ struct SaveManyOptions {
   bool durable = true;   // on the device, names too, before success
   uint32_t mode = 0600;  // permission bits of the files
   Progress progress = {};  // its bytes are those on the device
-  bool checksum = false;   // as in WriteOptions
+  // Nothing is changed then, and the error is ECANCELED; not looked at any more once files are renamed.
+  Interrupted interrupted = {};
+  bool checksum = false;  // as in WriteOptions
   // Called with why there is no lease, before the files are written one by one instead; not with Direct::kNever.
   std::function<void(const IoError& why)> on_fallback = {};
 };
 
 struct LoadManyOptions {
   Progress progress = {};
-  bool verify = false;  // as in ReadOptions
+  Interrupted interrupted = {};  // the error is ECANCELED then, and the memory may hold a part
+  bool verify = false;           // as in ReadOptions
 };
 
 // An error of the file of that name.

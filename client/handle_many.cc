@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -15,6 +16,7 @@
 #include <system_error>
 #include <utility>
 
+#include "client/account.h"
 #include "client/descriptor.h"
 #include "client/file_target.h"
 #include "client/handle_impl.h"
@@ -74,8 +76,39 @@ class Staging {
   std::string path_;
 };
 
+// Asks every 100 ms whether the caller still waits. Once it does not it is not asked again.
+class Interruption {
+ public:
+  Interruption(const Interrupted& interrupted, const std::string& directory)
+      : interrupted_(interrupted), directory_(directory) {}
+
+  bool came() {
+    if (came_ || !interrupted_ || std::chrono::steady_clock::now() < look_) return came_;
+    came_ = interrupted_();
+    look_ = std::chrono::steady_clock::now() + kBetweenLooks;
+    return came_;
+  }
+  // Until it is done. It is cancelled where the caller does not wait for it.
+  void WaitFor(Operation& operation) {
+    while (!came() && !operation.Wait(kBetweenLooks)) continue;
+    if (!came_) return;
+    operation.Cancel();
+    operation.Wait();
+  }
+  IoResult<void> Check() {
+    if (came()) return IoError{ECANCELED, fmt::format("{}: interrupted", directory_), directory_};
+    return {};
+  }
+
+ private:
+  const Interrupted& interrupted_;
+  const std::string& directory_;
+  bool came_ = false;
+  std::chrono::steady_clock::time_point look_ = std::chrono::steady_clock::now() + kBetweenLooks;
+};
+
 IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
-                         const SaveManyOptions& options, bool durable) {
+                         const SaveManyOptions& options, bool durable, Interruption& interruption) {
   uint64_t total = 0;
   for (const auto& file : files) total += file.memory.size();
   std::deque<std::shared_ptr<Operation>> under_way;
@@ -84,15 +117,15 @@ IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span
   const auto settle = [&](size_t most) {
     for (; under_way.size() > most; under_way.pop_front()) {
       Operation& oldest = *under_way.front();
-      oldest.Wait();
+      interruption.WaitFor(oldest);
       if (auto error = oldest.error(); error && !failed) failed = std::move(error);
       done += oldest.size();
-      if (!failed && options.progress) options.progress(done, total);
+      if (!failed && !interruption.came() && options.progress) options.progress(done, total);
     }
   };
   for (const auto& [name, memory] : files) {
     settle(kUnderWay - 1);
-    if (failed) break;
+    if (failed || interruption.came()) break;
     auto started = handle.Begin(
         Handle::Impl::WishToWrite(staging / name, memory, {.durable = durable, .checksum = options.checksum}), nullptr);
     if (started.has_value()) {
@@ -102,6 +135,7 @@ IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span
     }
   }
   settle(0);
+  RETURN_IF_ERROR(interruption.Check());
   if (failed) return *std::move(failed);
   return {};
 }
@@ -110,9 +144,10 @@ IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, cons
                             std::span<const NamedMemory> files, const SaveManyOptions& options) {
   RETURN_IF_ERROR(CheckReplaceable(folder, directory, files));
   const bool at_once = SyncsAtOnce(folder.get());
+  Interruption interruption(options.interrupted, directory);
   Staging staging;
   RETURN_IF_ERROR(staging.Make(directory));
-  RETURN_IF_ERROR(WriteInto(handle, staging, files, options, options.durable && !at_once));
+  RETURN_IF_ERROR(WriteInto(handle, staging, files, options, options.durable && !at_once, interruption));
   for (const auto& [name, memory] : files) {
     if (options.mode != 0600 && chmod((staging / name).c_str(), options.mode) != 0)
       return FailedAt(directory + "/" + name, "cannot set the file's mode", errno);
@@ -120,6 +155,7 @@ IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, cons
   if (options.durable && at_once && syncfs(folder.get()) != 0) return FailedAt(directory, "syncfs failed", errno);
   // Again, for the time that the writing took: from here on an error leaves some files new and others old.
   RETURN_IF_ERROR(CheckReplaceable(folder, directory, files));
+  RETURN_IF_ERROR(interruption.Check());
   for (const auto& [name, memory] : files) {
     if (rename((staging / name).c_str(), (directory + "/" + name).c_str()) != 0)
       return FailedAt(directory + "/" + name, "cannot rename the new file over it", errno);
@@ -130,7 +166,8 @@ IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, cons
 
 // Those of `files` that `chosen` names, which are numbers in it; errors are counted from `first` on.
 void LoadOneByOne(Handle::Impl& handle, const std::string& directory, std::span<const NamedMemory> files,
-                  std::span<const size_t> chosen, size_t first, bool verify, FileErrors& errors) {
+                  std::span<const size_t> chosen, size_t first, bool verify, Interruption& interruption,
+                  FileErrors& errors) {
   struct Started {
     size_t index;
     std::shared_ptr<Operation> operation;
@@ -139,12 +176,13 @@ void LoadOneByOne(Handle::Impl& handle, const std::string& directory, std::span<
   const auto settle = [&](size_t most) {
     for (; under_way.size() > most; under_way.pop_front()) {
       const auto& [index, operation] = under_way.front();
-      operation->Wait();
+      interruption.WaitFor(*operation);
       if (auto error = operation->error()) errors.Add(index, *std::move(error));
     }
   };
   for (const size_t i : chosen) {
     settle(kUnderWay - 1);
+    if (interruption.came()) break;
     const std::string path = directory + "/" + files[i].name;
     struct stat status{};
     // Where it cannot be asked, opening it says why.
@@ -174,7 +212,7 @@ IoResult<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, c
 // By a lease, if there is a folder. What that cannot read is left to the kernel, unless a lease is required; damage is
 // damage, and here it is known where.
 IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const std::string& directory,
-                        std::span<const NamedMemory> files, size_t first, bool verify,
+                        std::span<const NamedMemory> files, size_t first, bool verify, Interruption& interruption,
                         const std::shared_ptr<FileErrors>& errors) {
   const auto by_lease = [&]() -> IoResult<void> {
     if (folder == nullptr) return IoError{ENOTTY, "no lease"};
@@ -182,6 +220,7 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
     return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {});
   };
   auto loaded = by_lease();
+  RETURN_IF_ERROR(interruption.Check());
   if (handle.direct() == Direct::kRequire) return loaded;
   std::vector<size_t> left;
   auto failed = errors->TakeFrom(first);
@@ -198,8 +237,8 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
     left.resize(files.size());
     std::iota(left.begin(), left.end(), size_t{0});
   }
-  LoadOneByOne(handle, directory, files, left, first, verify, *errors);
-  return {};
+  LoadOneByOne(handle, directory, files, left, first, verify, interruption, *errors);
+  return interruption.Check();
 }
 
 }  // namespace
@@ -245,10 +284,12 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
     if (folder == nullptr && options_.direct == Direct::kRequire) return std::move(opened).error();
   }
   const auto errors = std::make_shared<FileErrors>();
+  Interruption interruption(options.interrupted, directory);
   uint64_t done = 0;
   for (size_t first = 0; first < files.size(); first += kLoadedAtOnce) {
+    RETURN_IF_ERROR(interruption.Check());
     const auto part = files.subspan(first, std::min(kLoadedAtOnce, files.size() - first));
-    RETURN_IF_ERROR(LoadPart(*impl_, folder.get(), directory, part, first, options.verify, errors));
+    RETURN_IF_ERROR(LoadPart(*impl_, folder.get(), directory, part, first, options.verify, interruption, errors));
     for (const auto& file : part) done += file.memory.size();
     if (options.progress) options.progress(done, total);
   }

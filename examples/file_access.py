@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import weightfs
+from weightfs.tools._program import Parser
 
 GB = 1024 ** 3
 NO_GPU = "no GPU here: torch.cuda.is_available() is false"
@@ -78,13 +79,6 @@ class Gds(Aio):
 WAYS = {"py": Python, "aio": Aio, "gds": Gds}
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong first, and then the usage."""
-
-    def error(self, message):
-        self.exit(2, f"{self.prog}: {message}\n{self.format_usage()}")
-
-
 def at_least_one(text):
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number from 1 on")
@@ -101,7 +95,8 @@ def parser(description):
     made = Parser(description=description)
     made.add_argument("--with", dest="way", choices=WAYS, default="aio", help="py: Python's own; aio (default); gds")
     made.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where the tensor lives (default cpu)")
-    made.add_argument("--loop", type=at_least_one, default=3, help="measured repetitions, after one warm-up (default 3)")
+    made.add_argument("--loop", type=at_least_one, default=3,
+                      help="measured repetitions, after one warm-up (default 3)")
     made.add_argument("--validate", action="store_true", help="compare with what ordinary file I/O reads")
     return made
 

@@ -21,7 +21,10 @@ def run(script, *options):
     speed = re.search(r"at ([0-9.]+) GB/sec", done.stdout)
     if done.returncode == 0 and speed:
         return float(speed.group(1))
-    return "no GPU" if "no GPU" in done.stderr else done.stderr.strip().splitlines()[-1]
+    if "no GPU" in done.stderr:
+        return "no GPU"
+    # One that was killed says nothing.
+    return (done.stderr.strip().splitlines() or [f"{script} ended with status {done.returncode}"])[-1]
 
 
 def table(title, results):
@@ -35,8 +38,10 @@ def table(title, results):
 
 def main():
     parser = access.Parser(description=__doc__)
-    parser.add_argument("--nvme_folder", type=access.folder, required=True, help="where files are written and read; removed at the end")
-    parser.add_argument("--mb_size", type=access.at_least_one, default=1024, help="size of the tensor in MiB (default 1024)")
+    parser.add_argument("--nvme_folder", type=access.folder, required=True,
+                        help="where files are written and read; removed at the end")
+    parser.add_argument("--mb_size", type=access.at_least_one, default=1024,
+                        help="size of the tensor in MiB (default 1024)")
     parser.add_argument("--loop", type=access.at_least_one, default=3, help="repetitions (default 3)")
     parser.add_argument("--validate", action="store_true", help="compare what was moved")
     args = parser.parse_args()

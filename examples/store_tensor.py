@@ -8,8 +8,10 @@ import file_access as access
 
 def main():
     parser = access.parser(__doc__)
-    parser.add_argument("--nvme_folder", type=access.folder, required=True, help="where the file is written; it is removed at the end")
-    parser.add_argument("--mb_size", type=access.at_least_one, default=1024, help="size of the tensor in MiB (default 1024)")
+    parser.add_argument("--nvme_folder", type=access.folder, required=True,
+                        help="where the file is written; it is removed at the end")
+    parser.add_argument("--mb_size", type=access.at_least_one, default=1024,
+                        help="size of the tensor in MiB (default 1024)")
     args = parser.parse_args()
     way = access.the_way(args)
     size = args.mb_size << 20

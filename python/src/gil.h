@@ -1,7 +1,7 @@
 // The GIL, given up and taken by threads that may find the interpreter gone when they come back.
 //
-// Until 3.13 Python ends such a thread by pthread_exit, which unwinds its stack and may not pass a destructor; from 3.14
-// on it stands still. Here it stands still in all versions: the process is about to end.
+// Until 3.13 Python ends such a thread by pthread_exit, which unwinds its stack and may not pass a destructor; from
+// 3.14 on it stands still. Here it stands still in all versions: the process is about to end.
 #pragma once
 
 #include <Python.h>

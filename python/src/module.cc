@@ -80,7 +80,12 @@ class Callable {
     try {
       (*callable_)(arguments...);
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("a callback of weightfs");
+      if (error.matches(PyExc_KeyboardInterrupt)) {
+        // Ctrl-C came while the thread that waits for the operation was in here: it ends that wait.
+        PyErr_SetInterrupt();
+      } else {
+        error.discard_as_unraisable("a callback of weightfs");
+      }
     } catch (abi::__forced_unwind&) {
       ParkForEver();
     }
@@ -310,6 +315,7 @@ void BindMany(HandleClass& type) {
                  .durable = durable,
                  .mode = mode,
                  .progress = MakeProgress(progress),
+                 .interrupted = &SignalRaised,
                  .checksum = checksum,
                  .on_fallback = [call = Callable(on_fallback)](const IoError& why) { call(why.what); }};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.SaveMany(directory, files, options); }));
@@ -318,7 +324,8 @@ void BindMany(HandleClass& type) {
            [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool verify,
               const py::object& progress) {
              const auto files = MakeFiles(items);
-             const LoadManyOptions options{.progress = MakeProgress(progress), .verify = verify};
+             const LoadManyOptions options{
+                 .progress = MakeProgress(progress), .interrupted = &SignalRaised, .verify = verify};
              const auto errors = Check(
                  WithoutGil(self, [&](Handle& handle) { return handle.LoadMany(directory, files, options); }));
              py::list out;

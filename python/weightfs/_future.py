@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import math
 
 from weightfs import _native, _process
 from weightfs._process import check_process
@@ -54,6 +55,8 @@ class Future:
         """Waits for the end, whatever it is; False when `timeout` seconds passed before."""
         if _native.Operation.in_callback() and not self._operation.done():
             raise RuntimeError("a callback of an operation may not wait for one: it would wait for ever")
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("timeout is nan: it is a number of seconds")
         return self._operation.wait(timeout) and self._settled()
 
     def exception(self, timeout=None):

@@ -20,8 +20,8 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
     mode: "cufile" transfers whole blocks by cuFile, in its compatibility mode too; "bounce" through page-locked buffers
     of weightfs, copied while other transfers are under way; "auto" (the default, or what WEIGHTFS_GDS_MODE says) takes
     cuFile for what it reaches without the host's memory, else bounce buffers. `mode` and `mode_reason` say what runs.
-    Parts of blocks, at the ends of an operation, always take bounce buffers. So do operations on a weightfs mount that go
-    past it, for the host checks their blocks; mode "cufile" does not go past it.
+    Parts of blocks, at the ends of an operation, always take bounce buffers. So do operations on a weightfs mount that
+    go past it, for the host checks their blocks; mode "cufile" does not go past it.
 
     RuntimeError without a GPU; OSError when a mode that was asked for cannot be had."""
 

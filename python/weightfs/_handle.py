@@ -26,8 +26,8 @@ _MOST_BLOCK_SIZE, _MOST_QUEUE_DEPTH, _MOST_PARALLELISM = 1 << 40, 1 << 16, 1 << 
 
 @atexit.register
 def _close_all():
-    # Before the interpreter goes: the threads of a handle may still want to call back, and those of the program that are
-    # in a call to come back.
+    # Before the interpreter goes: the threads of a handle may still want to call back, and those of the program that
+    # are in a call to come back.
     for handle in list(_handles):
         handle.close()
         if _process.pid == handle._process:
@@ -60,7 +60,10 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     write goes into the file piece by piece, in any order, and one that was killed leaves new pieces among old ones. A
     whole file is replaced at once, everywhere, by write_from and write_async with atomic=True.
 
-    Any thread may use a handle. A forked child cannot use the handle of its parent."""
+    Operations of one handle on one file that overlap, of which one writes, are carried out in the order of their start.
+    Atomic writes of one name, and operations of different handles, keep no order among each other.
+
+    Any thread may use a handle, a signal's handler too. A forked child cannot use the handle of its parent."""
 
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
                  intra_op_parallelism=None, *, num_threads=None, direct="auto"):
@@ -93,8 +96,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return self._async(self._start_read, buffer, one_of(filename, fd), file_offset)
 
     def async_pwrite(self, buffer, filename=None, file_offset=WHOLE, *, fd=None):
-        """Starts to write to a path or an open descriptor; 0, or -1 when nothing was started. wait() waits for it. Until
-        then as for async_pread; what changes in the tensor meanwhile may be in the file or not."""
+        """Starts to write to a path or an open descriptor; 0, or -1 when nothing was started. wait() waits for it.
+        Until then as for async_pread; what changes in the tensor meanwhile may be in the file or not."""
         return self._async(self._start_write, buffer, one_of(filename, fd), file_offset)
 
     def pread(self, buffer, filename, validate, *arguments, **keywords):
@@ -117,11 +120,12 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         with self._reporting():
             check_process(self._process)
             file_offset = offset_in_file(file_offset)
-            size = os.stat(filename).st_size
+            name = file_name(filename)
+            name, shown = (name, f"descriptor {name}") if isinstance(name, int) else (os.fsdecode(name),) * 2
+            size = os.stat(name).st_size
             if size - file_offset != memory.nbytes:
-                raise os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of "
-                                f"{os.fspath(filename)}: the file has {size} bytes, not the buffer's size",
-                                filename, memory)
+                raise os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of {shown}: the "
+                                f"file has {size} bytes, not the buffer's size", filename, memory)
             self._read_now(memory, filename, file_offset, validate)
             return 0
         return -1
@@ -188,23 +192,24 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def read_async(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Starts to read from a path or descriptor and returns its Future.
 
-        progress(bytes_done, bytes_total) is called from the thread that does the I/O. verify: EIO for bytes that are not
-        those written. On a weightfs mount that is always so; elsewhere it takes a whole file (EINVAL otherwise)
+        progress(bytes_done, bytes_total) is called from the thread that does the I/O. verify: EIO for bytes that are
+        not those written. On a weightfs mount that is always so; elsewhere it takes a whole file (EINVAL otherwise)
         that was written with `checksum` and not changed since (ENODATA otherwise)."""
         memory = describe(buffer, writable=True)
         operation = self._start_read(memory, file, file_offset, progress=progress, verify=verify, own_errors=True)
         return Future(operation, memory)
 
-    def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
-        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes. What changes in
-        the tensor until it is done may be in the file or not.
+    def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False,
+                    progress=None):
+        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes. What changes
+        in the tensor until it is done may be in the file or not.
 
         durable: fsync before it is done. atomic: written beside the file, then renamed over it. checksum: of a whole
         file, checksums for `verify` are kept in its extended attribute user.weightfs.crc32c (not on a weightfs mount,
         which has its own). progress as in read_async."""
         memory = describe(buffer)
-        operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress, durable,
-                                      atomic, checksum, own_errors=True)
+        operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress,
+                                      durable, atomic, checksum, own_errors=True)
         return Future(operation, memory)
 
     def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):

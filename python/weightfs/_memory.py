@@ -4,6 +4,7 @@ the memory of a GPU torch tensors and objects with __cuda_array_interface__.
 torch is never imported here: a tensor is known by what it can do."""
 
 import math
+import re
 import sys
 import threading
 
@@ -103,13 +104,15 @@ class _Scatter:
     """Copies a contiguous tensor into the one it stands for, once; on the stream that is current then."""
 
     def __init__(self, target, source):
-        self._lock, self._target, self._source = threading.Lock(), target, source
+        self._lock, self._target, self._source = threading.RLock(), target, source   # R: a signal's handler calls, too
 
     def __call__(self):
         with self._lock:
             source, self._source = self._source, None
             if source is not None:
                 self._target.copy_(source)
+                # torch would give its memory to the next tensor while the copy is under way.
+                source.record_stream(sys.modules["torch"].cuda.current_stream(source.device))
 
 
 def _of_device_array(array, writable):
@@ -119,7 +122,7 @@ def _of_device_array(array, writable):
     address, read_only = facts["data"]
     if writable and read_only:
         raise ValueError(f"{label} is read-only")
-    item_size = int(kind[2:])
+    item_size = _item_size(kind)
     if math.prod(shape) * item_size == 0:
         return Memory(0, 1, [0], None, array, label)
     if not _is_one_run(shape, facts.get("strides"), item_size):
@@ -145,14 +148,21 @@ def _of_array(array, writable):
         raise ValueError(f"{label} holds Python objects, which have no bytes of their own")
     if facts.get("data") is None:
         return _of_view(memoryview(array), array, writable)
+    if not isinstance(facts["data"], tuple):
+        raise TypeError(f"{label} shows a copy of its elements, and not where they lie: make a numpy array of it first")
     address, read_only = facts["data"]
     if writable and read_only:
         raise ValueError(f"{label} is read-only")
-    item_size = int(kind[2:]) * (4 if kind[1] == "U" else 1)
+    item_size = _item_size(kind) * (4 if kind[1] == "U" else 1)
     if math.prod(shape) * item_size == 0:
         return Memory(0, 1, [0], None, array, label)
     strides = facts.get("strides")
     return Memory(address, item_size, shape, None if strides is None else list(strides), array, label)
+
+
+def _item_size(kind):
+    """Of "<f4", and of "<M8[ns]"."""
+    return int(re.match(r"\d+", kind[2:])[0])
 
 
 def _of_view(view, buffer, writable):

@@ -1,6 +1,8 @@
 """The asynchronous operations of a handle, whose memory has to stay until they are done."""
 
 import collections
+import contextlib
+import itertools
 import threading
 
 from weightfs._future import with_label
@@ -12,8 +14,8 @@ class Entry:
 
     __slots__ = ("number", "operation", "memory", "validation", "own")
 
-    def __init__(self, memory, validation, own):
-        self.number, self.operation, self.memory, self.validation, self.own = 0, None, memory, validation, own
+    def __init__(self, number, memory, validation, own):
+        self.number, self.operation, self.memory, self.validation, self.own = number, None, memory, validation, own
 
     def done(self):
         return self.operation is not None and self.operation.done()
@@ -24,44 +26,43 @@ class Entry:
 
 
 class Pending:
-    """Any thread may use it."""
+    """Any thread may use it, and so may a signal's handler and a finalizer that find their thread in one of the methods
+    here: what is taken from the two queues is taken in one step, and by one of them."""
 
     # Entries that are looked at, and stay, for each that starts: all are seen again before twice as many have started.
     _LOOKS = 2
 
     def __init__(self):
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._entries = collections.deque()
-        self._failures = []   # (number, OSError)
-        self._started = 0
+        self._failures = collections.deque()   # (number, OSError)
+        self._numbers = itertools.count(1)
 
     def start(self, memory, validation, own, begin):
-        """Calls begin(), which returns the operation. The memory is here before that: no exception of a signal's handler
-        parts them."""
+        """Calls begin(), which returns the operation. The memory is here before that: no exception of a signal's
+        handler parts them."""
         self._forget_done()
-        entry = Entry(memory, validation, own)
         with self._lock:
-            self._started += 1
-            entry.number = self._started
+            entry = Entry(next(self._numbers), memory, validation, own)
             self._entries.append(entry)
         try:
             entry.operation = begin()
         except OSError as error:
-            self._remove(entry)
+            self._take(entry)
             raise with_label(error, memory)
         except (TypeError, ValueError):
-            self._remove(entry)
+            self._take(entry)
             raise
         return entry.operation
 
     def collect(self):
         """Lets go of all that is done: (errors in the order of their start, what is to be validated)."""
         with self._lock:
-            done, left = [], collections.deque()
-            for entry in self._entries:
-                (done if entry.done() else left).append(entry)
-            self._entries = left
-            failures, self._failures = self._failures, []
+            done = [entry for entry in list(self._entries) if entry.done() and self._take(entry)]
+            failures = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    failures.append(self._failures.popleft())
         done.sort(key=lambda entry: entry.number)
         validations = []
         for entry in done:
@@ -79,22 +80,27 @@ class Pending:
         """Lets go of the memory of what is done and has nothing left to do with it."""
         with self._lock:
             looks = self._LOOKS
-            while looks and self._entries:
-                if self._forget(self._entries[0]):
-                    self._entries.popleft()
-                else:
-                    self._entries.rotate(-1)
-                    looks -= 1
+            with contextlib.suppress(IndexError):
+                while looks:
+                    if not self._forget(self._entries[0]):
+                        self._entries.rotate(-1)
+                        looks -= 1
 
     def _forget(self, entry):
+        """False when it has to stay."""
         if not entry.done():
             return False
         error = entry.error()
-        if error is not None:
+        if error is None and entry.operation.error() is None:
+            if entry.validation is not None or entry.memory.finish is not None:
+                return False
+        if self._take(entry) and error is not None:
             self._failures.append((entry.number, error))
-            return True
-        return entry.validation is None and (entry.memory.finish is None or entry.operation.error() is not None)
+        return True
 
-    def _remove(self, entry):
-        with self._lock:
+    def _take(self, entry):
+        """False when somebody else took it."""
+        with self._lock, contextlib.suppress(ValueError):
             self._entries.remove(entry)
+            return True
+        return False

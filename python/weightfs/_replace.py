@@ -3,8 +3,8 @@
 import contextlib
 import errno
 import os
+import secrets
 import stat
-import tempfile
 
 from weightfs._stream import MODE_OF_NEW_FILES, DirectWriter, the_handle
 
@@ -13,17 +13,18 @@ _TEMPORARY_NAME = 200   # bytes of a file's name that its temporary file's name 
 
 @contextlib.contextmanager
 def writing(path, handle, durable, atomic):
-    """A DirectWriter for the block. atomic: until the block has ended without an error the file is the old one, also when
-    the process is killed. Otherwise, and for what cannot be replaced, it has no head until then (see DirectWriter), and
-    an error leaves it empty."""
+    """A DirectWriter for the block. atomic: until the block has ended without an error the file is the old one, also
+    when the process is killed. Otherwise, and for what cannot be replaced, it has no head until then (see
+    DirectWriter), and an error leaves it empty."""
     path = os.fsdecode(path)
-    replaced = _replaced(path) if atomic else None
-    name = _temporary_beside(path, replaced) if replaced is not None else None
     with the_handle(handle) as used:
+        replaced = _replaced(path) if atomic else None
+        name = _temporary_beside(path, replaced) if replaced is not None else None
         stream = None
         try:
-            stream = DirectWriter(name or path, used, head_last=name is None)
-            yield stream
+            stream = DirectWriter(name or path, used, head_last=name is None, shown=path)
+            with stream.raising_its_error():
+                yield stream
             stream.complete(durable)
             stream.close()
             if name is not None:
@@ -31,11 +32,13 @@ def writing(path, handle, durable, atomic):
             if durable:
                 _sync_folder(replaced or path)
         except BaseException:
-            if stream is not None:
-                stream.abandon()
-            if name is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
+            try:
+                if stream is not None:
+                    stream.abandon()
+            finally:
+                if name is not None:
+                    with contextlib.suppress(OSError):
+                        os.unlink(name)
             raise
 
 
@@ -62,16 +65,22 @@ def _replaced(path):
 def _temporary_beside(path, target):
     """None where a directory takes no new file and the old one can be written."""
     folder, base = os.path.split(target)
-    start = os.fsdecode(os.fsencode(base)[:_TEMPORARY_NAME])
+    start = os.path.join(folder, f".{os.fsdecode(os.fsencode(base)[:_TEMPORARY_NAME])}.weightfs-")
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{start}.weightfs-", dir=folder)
+        old = os.stat(target)
+    except FileNotFoundError:
+        old = None
+    try:
+        # The kernel alone knows the umask: to ask for it is to set it, for all threads.
+        descriptor, name = _make(start, MODE_OF_NEW_FILES if old is None else 0o600)
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and os.path.exists(target):
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and old is not None:
             return None
         error.filename = path
         raise
     try:
-        _take_over(descriptor, target)
+        if old is not None:
+            _take_over(descriptor, old)
     except BaseException:
         os.unlink(name)
         raise
@@ -80,15 +89,16 @@ def _temporary_beside(path, target):
     return name
 
 
-def _take_over(descriptor, target):
+def _make(start, mode):
+    """(descriptor, name) of a new file whose name begins so."""
+    while True:
+        name = start + secrets.token_hex(4)
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), name
+
+
+def _take_over(descriptor, old):
     """The mode, and the owner and group as far as the process may give them."""
-    try:
-        old = os.stat(target)
-    except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        os.fchmod(descriptor, MODE_OF_NEW_FILES & ~mask)
-        return
     new = os.fstat(descriptor)
     for owner in (old.st_uid, -1):
         if (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid):

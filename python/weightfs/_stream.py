@@ -14,17 +14,65 @@ _HEAD = 4096   # bytes of a file's beginning that a writer may keep for the end
 MODE_OF_NEW_FILES = 0o666   # less the umask, as for every program that saves files
 
 
-class DirectWriter(io.RawIOBase):
-    """A sequential stream into the file at `path`, which is empty first; into what is no regular file, too. Large writes
-    need no copy; each is done when write() returns, so that its memory may go.
+def name_of(descriptor):
+    """A name of the file that is open there, whatever its path names by now, by which a handle opens it as it needs it:
+    with O_DIRECT, or by a lease. The descriptor itself where /proc is missing."""
+    name = f"/proc/self/fd/{descriptor}"
+    return name if os.path.lexists(name) else descriptor
+
+
+@contextlib.contextmanager
+def errors_of(path, opened_as):
+    """What fails in the block names `path`, however it was opened."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = path
+        if isinstance(opened_as, str) and error.strerror:
+            error.strerror = error.strerror.replace(opened_as, os.fsdecode(path))
+        raise
+
+
+class _Stream(io.RawIOBase):
+    """`error` is its first OSError: torch raises something else when a stream fails."""
+
+    def __init__(self, path, shown, flags):
+        super().__init__()
+        self._shown, self.error = os.fsdecode(shown), None
+        with errors_of(self._shown, None):
+            self._descriptor = os.open(path, flags | os.O_CLOEXEC, MODE_OF_NEW_FILES)
+        self._name = name_of(self._descriptor)
+
+    @contextlib.contextmanager
+    def raising_its_error(self):
+        """Whatever the block makes of an error of this stream."""
+        try:
+            yield
+        except Exception:
+            if self.error is not None:
+                raise self.error from None
+            raise
+
+    @contextlib.contextmanager
+    def _failing(self):
+        try:
+            with errors_of(self._shown, self._name):
+                yield
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+
+class DirectWriter(_Stream):
+    """A sequential stream into the file at `path`, which is empty first; into what is no regular file, too. Large
+    writes need no copy; each is done when write() returns, so that its memory may go.
 
     head_last: the first bytes of a regular file are written when all others are there. Until then it has no head, and
-    nothing that reads checkpoints takes it for one."""
+    nothing that reads checkpoints takes it for one. shown: the path that errors name."""
 
-    def __init__(self, path, handle, head_last):
-        super().__init__()
-        self._path, self._handle = path, handle
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, MODE_OF_NEW_FILES)
+    def __init__(self, path, handle, head_last, shown):
+        super().__init__(path, shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._handle = handle
         self._regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         self._head_last, self._head = head_last and self._regular, b""
         self._end, self._gathered, self._under_way = 0, bytearray(), None
@@ -50,7 +98,8 @@ class DirectWriter(io.RawIOBase):
         """Like write, for a tensor of any layout."""
         if nbytes >= _DIRECT and self._regular and (self.tell() or not self._head_last):
             self._send()
-            self._end += self._handle.write_from(tensor, self._path, self._end)
+            with self._failing():
+                self._end += self._handle.write_from(tensor, self._name, self._end)
         else:
             self.write(_bytes_of(tensor, nbytes))
 
@@ -63,13 +112,14 @@ class DirectWriter(io.RawIOBase):
     def complete(self, durable):
         """All was written: the file is what it should be. durable: and on the device."""
         self.flush()
-        if durable and self._regular:
-            os.fsync(self._descriptor)
-        if self._head:
-            _write_all(self._descriptor, self._head)
-            self._head = b""
-            if durable:
+        with self._failing():
+            if durable and self._regular:
                 os.fsync(self._descriptor)
+            if self._head:
+                _write_all(self._descriptor, self._head)
+                self._head = b""
+                if durable:
+                    os.fsync(self._descriptor)
 
     def close(self):
         """Whether it is complete or not."""
@@ -110,21 +160,26 @@ class DirectWriter(io.RawIOBase):
             return
         piece, self._gathered = self._behind_head(self._gathered), bytearray()
         if self._regular and piece:
-            self._under_way = self._handle.write_async(piece, self._path, self._end)
+            with self._failing():
+                self._under_way = self._handle.write_async(piece, self._name, self._end)
             self._end += len(piece)
         else:
             self._put(piece)
 
     def _put(self, data):
-        if self._regular:
-            self._handle.write_from(data, self._path, self._end)
-        else:
-            _write_all(self._descriptor, data)
+        with self._failing():
+            if self._regular:
+                self._handle.write_from(data, self._name, self._end)
+            else:
+                _write_all(self._descriptor, data)
         self._end += len(data)
 
     def _settle(self):
+        if self._under_way is None:
+            return
+        self._under_way.wait()   # when a signal's handler ends this, it is still under way
         under_way, self._under_way = self._under_way, None
-        if under_way is not None:
+        with self._failing():
             under_way.result()
 
 
@@ -139,17 +194,17 @@ def _bytes_of(tensor, nbytes):
     from weightfs._memory import describe
     gathered = bytearray(nbytes)
     if nbytes:
-        _native.copy(describe(gathered).arguments, describe(tensor.cpu()).arguments)
+        source = describe(tensor.cpu())   # it keeps what a GPU's, or a conjugated, tensor was copied to
+        _native.copy(describe(gathered).arguments, source.arguments)
     return gathered
 
 
-class DirectReader(io.RawIOBase):
+class DirectReader(_Stream):
     """The content of a file; large reads go straight into the caller's memory."""
 
     def __init__(self, path, handle):
-        super().__init__()
-        self._path, self._handle = path, handle
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        super().__init__(path, path, os.O_RDONLY)
+        self._handle = handle
         self._size, self._at = os.fstat(self._descriptor).st_size, 0
 
     def readable(self):
@@ -168,10 +223,11 @@ class DirectReader(io.RawIOBase):
     def readinto(self, buffer):
         view = memoryview(buffer).cast("B")
         wanted = min(view.nbytes, max(0, self._size - self._at))
-        if wanted >= _DIRECT:
-            done = self._handle.read_into(view[:wanted], self._path, self._at)
-        else:
-            done = os.preadv(self._descriptor, [view[:wanted]], self._at)
+        with self._failing():
+            if wanted >= _DIRECT:
+                done = self._handle.read_into(view[:wanted], self._name, self._at)
+            else:
+                done = os.preadv(self._descriptor, [view[:wanted]], self._at)
         self._at += done
         return done
 

@@ -13,8 +13,8 @@ from weightfs._handle import aio_handle
 from weightfs._memory import describe
 from weightfs._pin import pin_handle
 
-__all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "aio_read", "aio_write", "deepspeed_memcpy",
-           "gds_handle", "pin_handle"]
+__all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "aio_read", "aio_write",
+           "deepspeed_memcpy", "gds_handle", "pin_handle"]
 
 
 def aio_read(buffer, filename, block_size, queue_depth, single_submit, overlap_events, validate):

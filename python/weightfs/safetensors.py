@@ -16,7 +16,7 @@ import torch
 
 from weightfs._gds import gds_handle
 from weightfs._replace import writing
-from weightfs._stream import the_handle
+from weightfs._stream import errors_of, name_of, the_handle
 
 # In the order in which safetensors sorts them, the last ones first in a file.
 _TYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
@@ -27,6 +27,7 @@ _DTYPES = {name: getattr(torch, attribute) for name, attribute in _TYPES.items()
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_TYPES)}
 _MAX_HEADER = 100_000_000   # of safetensors itself
+_METADATA = "__metadata__"
 _PAGE = 4096
 
 
@@ -36,6 +37,8 @@ def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomi
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
+        if name == _METADATA:
+            raise ValueError(f"{name} is where safetensors keeps the metadata: no tensor can have this name")
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name}: safetensors has no {tensor.dtype}")
         if tensor.device.type not in ("cpu", "cuda"):
@@ -43,7 +46,7 @@ def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomi
     ordered = sorted(tensors.items(), key=lambda item: (-_RANKS[_NAMES[item[1].dtype]], item[0].encode()))
     header, at = {}, 0
     if metadata is not None:
-        header["__metadata__"] = dict(metadata)
+        header[_METADATA] = _checked(metadata)
     for name, tensor in ordered:
         end = at + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
@@ -56,20 +59,32 @@ def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomi
             stream.write_tensor(tensor.detach(), tensor.numel() * tensor.element_size())
 
 
+def _checked(metadata):
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata are strings by their names; they have {key!r}: {value!r}")
+    return dict(metadata)
+
+
 def load_file(path, *, handle=None, device="cpu"):
     """A dict of names and tensors on the CPU or a GPU ("cuda:0"). All are views of one piece of memory, which one read
     filled. ValueError for a file that is none of safetensors."""
-    header, begin, size = _read_header(path)
-    if torch.device(device).type != "cpu":
-        return _load_on_device(path, handle, device, header, begin, size)
+    # One descriptor for all of it: the path may name another file by the time of the second read.
+    with open(path, "rb", buffering=0) as stream:
+        header, begin, size = _read_header(path, stream.fileno())
+        if torch.device(device).type != "cpu":
+            return _load_on_device(stream, handle, device, header, begin, size)
+        return _load_on_host(stream, handle, header, begin, size)
+
+
+def _load_on_host(stream, handle, header, begin, size):
     # The memory begins as far from a page as the data in the file: then nothing needs to be copied.
     lead = begin % _PAGE
-    memory = mmap.mmap(-1, max(lead + size, 1))
+    memory = mmap.mmap(-1, max(lead + size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     with the_handle(handle) as used:
-        if size:
-            used.read_into(memoryview(memory)[lead:lead + size], path, begin)
+        _read_into(memoryview(memory)[lead:lead + size], stream, used, begin)
     return {name: _tensor(memory, lead, facts) for name, facts in header.items()}
 
 
@@ -81,12 +96,18 @@ def _tensor(memory, lead, facts):
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=lead + begin).view(shape)
 
 
-def _load_on_device(path, handle, device, header, begin, size):
+def _load_on_device(stream, handle, device, header, begin, size):
     memory = torch.empty(size, dtype=torch.uint8, device=device)
     with the_handle(handle, gds_handle) as used:
-        if size:
-            used.read_into(memory, path, begin)
+        _read_into(memory, stream, used, begin)
     return {name: _view(memory, facts) for name, facts in header.items()}
+
+
+def _read_into(memory, stream, handle, begin):
+    name = name_of(stream.fileno())
+    with errors_of(stream.name, name):
+        if memory.nbytes:
+            handle.read_into(memory, name, begin)
 
 
 def _view(memory, facts):
@@ -96,23 +117,22 @@ def _view(memory, facts):
     return (piece if begin % dtype.itemsize == 0 else piece.clone()).view(dtype).view(shape)
 
 
-def _read_header(path):
+def _read_header(path, descriptor):
     """(name -> facts, where the data begins, bytes of it), checked against the file."""
-    with open(path, "rb", buffering=0) as stream:
-        file_size = os.fstat(stream.fileno()).st_size
-        start = os.pread(stream.fileno(), 8, 0)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= min(_MAX_HEADER, file_size - 8):
-            raise ValueError(f"{path}: not a file of safetensors: a header of {length} bytes in {file_size}")
-        text = os.pread(stream.fileno(), length, 8)
+    file_size = os.fstat(descriptor).st_size
+    start = os.pread(descriptor, 8, 0)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if not 2 <= length <= min(_MAX_HEADER, file_size - 8):
+        raise ValueError(f"{path}: not a file of safetensors: a header of {length} bytes in {file_size}")
+    text = os.pread(descriptor, length, 8)
     begin = 8 + length
     try:
         header = json.loads(text)
-        header.pop("__metadata__", None)
+        header.pop(_METADATA, None)
         covered = 0
         for facts in sorted(header.values(), key=lambda facts: facts["data_offsets"]):
             covered = _check(facts, covered)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: its header is damaged: {error}") from error
     if begin + covered != file_size:
         raise ValueError(f"{path}: the header tells of {covered} bytes of tensors, the file has {file_size - begin}")

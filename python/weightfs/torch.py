@@ -5,7 +5,8 @@
     weightfs.torch.save(model.state_dict(), "/mnt/tensors/model.pt")
     state = weightfs.torch.load("/mnt/tensors/model.pt")
 
-The files are those of torch.save, byte for byte, so that torch.load reads them anywhere."""
+The files are those that torch.save(obj, stream) writes, byte for byte, so that torch.load reads them anywhere. Given a
+path, torch itself puts the file's name into the archive: such a file differs in that name alone."""
 
 import contextlib
 import os
@@ -22,10 +23,10 @@ def save(obj, path, *, handle=None, durable=False, atomic=True, storage_alignmen
     durable: on the device when it returns. atomic: written into `.NAME.weightfs-XXXXXXXX` beside the file and renamed
     over it, so that other programs, and whoever looks after this one was killed, find the old file or the new one; with
     durable also after a crash of the machine. The file keeps its mode, and its owner and group where this process may
-    give them, but not its access lists and extended attributes; a symbolic link stays one, other hard links keep the old
-    content. It takes the space of both files. Without atomic, and for what is no regular file, is mounted, or lies in a
-    directory where the process may not replace it, the file itself is emptied and written: until it is complete it has
-    no head, and torch.load fails.
+    give them, but not its access lists and extended attributes; a symbolic link stays one, other hard links keep the
+    old content. It takes the space of both files. Without atomic, and for what is no regular file, is mounted, or lies
+    in a directory where the process may not replace it, the file itself is emptied and written: until it is complete it
+    has no head, and torch.load fails.
     storage_alignment: where each storage begins (torch's own is 64; 4096 spares the copy into aligned memory, and needs
     torch 2.7). crc32: torch computes a checksum of each storage, at a few GB/s; without, unzip complains and torch.load
     does not."""
@@ -38,7 +39,8 @@ def load(path, *, handle=None, **options):
     if options.get("mmap"):
         return torch.load(os.fspath(path), **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(path, used)) as stream:
-        return torch.load(stream, **options)
+        with stream.raising_its_error():
+            return torch.load(stream, **options)
 
 
 @contextlib.contextmanager

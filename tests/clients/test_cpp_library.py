@@ -1,4 +1,4 @@
-"""Programs that are built with libweightfs as it is installed: what the README shows, and what the library shows them."""
+"""Programs built with libweightfs as it is installed: what the README shows, and what the library shows them."""
 
 import os
 import re
@@ -50,7 +50,8 @@ def test_the_example_is_built_by_cmake(prefix, tmp_path, work):
 def test_the_example_is_built_with_pkg_config(prefix, tmp_path, work):
     (tmp_path / "program.cc").write_text(example("cpp"))
     package = installed(prefix, "weightfs.pc").parent
-    flags = process.run(["env", f"PKG_CONFIG_PATH={package}", "pkg-config", "--cflags", "--libs", "weightfs"]).out.split()
+    config = ["env", f"PKG_CONFIG_PATH={package}", "pkg-config", "--cflags", "--libs", "weightfs"]
+    flags = process.run(config).out.split()
     process.run(["c++", "-std=c++20", tmp_path / "program.cc", "-o", tmp_path / "program", *flags], limit=200)
     run_example(prefix, tmp_path / "program", work)
 
@@ -71,7 +72,8 @@ def test_every_installed_header_stands_alone(prefix, tmp_path):
 def test_the_library_shows_its_interface_alone(prefix):
     library = installed(prefix, "libweightfs.so")
     assert re.fullmatch(r"libweightfs\.so\.(0\.\d+|[1-9]\d*)", os.readlink(library))
-    names = [line.split(maxsplit=2)[2] for line in process.run(["nm", "-DC", "--defined-only", library]).out.splitlines()]
+    lines = process.run(["nm", "-DC", "--defined-only", library]).out.splitlines()
+    names = [line.split(maxsplit=2)[2] for line in lines]
     shown = {re.match(r"weightfs::client::(\w+)", name)[1] for name in names}
     assert shown == {"FindLocked", "Handle", "IsLocked", "LockedMemory", "MemoryView", "Operation"}
     assert not [name for name in names if "Impl::" in name or "Ring" in name]

@@ -99,7 +99,7 @@ class Tensor:
     device, layout, is_quantized = _Device(), torch.strided, False
 
     def __init__(self, gpu, values, transposed=False):
-        self.gpu, self.dtype, self.transposed = gpu, values.dtype, transposed
+        self.gpu, self.dtype, self.transposed, self.streams = gpu, values.dtype, transposed, []
         self.stored = values.t() if transposed else values   # as it lies in memory
         self.memory = Array(gpu, values.nbytes)
         self.memory.set(self.stored.contiguous().view(torch.uint8).numpy().tobytes())
@@ -143,9 +143,12 @@ class Tensor:
         shape = shape if isinstance(shape, tuple) else (shape,)
         return Tensor(self.gpu, torch.zeros(shape, dtype=self.dtype))
 
+    def record_stream(self, stream):
+        self.streams.append(stream)
+
     def contiguous(self):
         return Tensor(self.gpu, self.values().contiguous())
 
     def copy_(self, other):
-        values = other.values()
+        self.source, values = other, other.values()
         self.memory.set((values.t() if self.transposed else values).contiguous().view(torch.uint8).numpy().tobytes())

@@ -1,6 +1,7 @@
 """What may be handed in as a buffer."""
 
 import array
+import errno
 import mmap
 
 import numpy
@@ -123,3 +124,31 @@ def test_paths_of_every_kind(local, handle):
     missing = bytes(local) + b"/\xff/none"
     assert handle.sync_pread(bytearray(4), missing) == -1
     assert handle.last_error.errno == 2
+
+
+def test_times_of_numpy_are_written_and_read(local, handle):
+    for times in (numpy.arange(1000).astype("datetime64[ns]"), numpy.arange(1000).astype("timedelta64[25s]")[::2]):
+        assert handle.write_from(times, local / "file") == times.nbytes
+        assert (local / "file").read_bytes() == times.tobytes()
+        target = numpy.zeros_like(times)
+        assert handle.read_into(target, local / "file") == times.nbytes
+        assert numpy.array_equal(target, times)
+
+
+def test_an_array_that_shows_a_copy_is_refused(local, handle):
+    class Image:   # as those of PIL
+        __array_interface__ = {"shape": (2, 3), "typestr": "|u1", "version": 3, "data": bytes(6)}
+
+    with pytest.raises(TypeError, match="copy of its elements"):
+        handle.write_from(Image(), local / "file")
+
+
+def test_a_file_of_another_size_is_not_read_by_its_descriptor_either(local, handle):
+    (local / "file").write_bytes(bytes(100))
+    with open(local / "file", "rb") as stream:
+        assert handle.read(bytearray(99), stream.fileno(), False) == -1
+        assert handle.last_error.errno == errno.EINVAL
+        assert f"descriptor {stream.fileno()}: the file has 100 bytes" in str(handle.last_error)
+        assert handle.read(bytearray(100), stream.fileno(), False) == 0
+    assert handle.read(bytearray(99), local / "file", False) == -1
+    assert handle.last_error.filename == str(local / "file")

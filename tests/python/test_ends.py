@@ -56,7 +56,14 @@ numbers = {
     "descriptor": lambda: handle.async_pwrite(small, descriptor), "read": lambda: handle.read(small, "file", False),
     "pread": lambda: handle.pread(small, "file", False, True),
 }
-handle._pending._lock.acquire()   # as another thread may have, which the child does not have
+held, over = threading.Event(), threading.Event()
+def hold():
+    with handle._pending._lock:   # the child does not have the thread that has the lock
+        held.set()
+        over.wait()
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
 child = os.fork()
 if child == 0:
     import logging
@@ -76,7 +83,8 @@ if child == 0:
     handle.close()
     print("child", flush=True)
     sys.exit(0)
-handle._pending._lock.release()
+over.set()
+holder.join()
 assert os.waitpid(child, 0)[1] == 0
 assert handle.wait() == 1
 print("parent")

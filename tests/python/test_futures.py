@@ -38,6 +38,14 @@ def test_a_future_gives_the_bytes_or_the_error(folder, handle):
         handle.read_async(target, folder / "missing")
 
 
+def test_a_timeout_is_a_number(local, handle):
+    future = handle.write_async(torch.ones(10), local / "file")
+    for call in (future.wait, future.result, future.exception):
+        with pytest.raises(ValueError, match="nan"):
+            call(timeout=float("nan"))
+    assert future.wait(timeout=float("inf"))
+
+
 def test_waiting_ends_with_the_timeout(local):
     handle = slow_handle()
     future = handle.write_async(random_tensor(32 << 20), local / "file")

@@ -233,6 +233,16 @@ def test_torch_tensors_of_any_layout(local, gpu, handle, transposed):
     assert has_all(awaited)
 
 
+def test_torch_knows_which_stream_still_reads_what_a_read_filled(local, gpu, handle, monkeypatch):
+    (local / "file").write_bytes(some(3 * 500 * 4))
+    target = gpu.tensor(torch.zeros(500, 3), transposed=True)
+    future = handle.read_async(target, str(local / "file"))
+    later = types.SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: later)
+    assert future.result() == 6000
+    assert target.source.streams == [later]
+
+
 # --- gds_handle ---
 
 def test_auto_takes_what_is_shorter_and_says_so(local, gpu, caplog):

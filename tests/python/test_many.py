@@ -56,6 +56,14 @@ def test_names_that_no_file_can_have_are_refused_before_anything_is_touched(fold
     assert os.listdir(folder) == []
 
 
+def test_a_name_that_is_there_as_text_and_as_bytes_is_there_twice(folder, handle):
+    for call in (handle.save_many, handle.load_many):
+        with pytest.raises(OSError, match="'a'.*twice") as caught:
+            call({"a": bytearray(10), b"a": bytearray(10)}, folder)
+        assert caught.value.errno == errno.EINVAL
+    assert os.listdir(folder) == []
+
+
 def test_a_directory_that_is_missing_or_none_is_an_error(folder, handle):
     (folder / "file").write_bytes(b"")
     for name, number in (("missing", errno.ENOENT), ("file", errno.ENOTDIR)):

@@ -42,7 +42,8 @@ def test_the_commands_of_a_store_of_your_own(factory):
     folder = factory.directory("readme")
     store, mount = folder / "store", folder / "deep/mount"
     code = replaced(blocks("A store of your own", "sh"), (STORE, store), (MOUNT, mount),
-                    ("--size 8G", "--size 256M --sparse"), ("scripts/setup && scripts/build ", "test -x scripts/setup -a -x scripts/build "),
+                    ("--size 8G", "--size 256M --sparse"),
+                    ("scripts/setup && scripts/build ", "test -x scripts/setup -a -x scripts/build "),
                     ("$PWD/build/release/bin", program().parent), (".venv/bin/python", sys.executable))
     try:
         shown = run("bash", "-euc", code + f"\nweightfs fsck {store}").out

@@ -13,6 +13,9 @@ from weightfs.tools import io, tune
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+TWO_WORKERS = [sys.executable, "-m", "weightfs.tools.io", "--io_size", "64M", "--loops", "100000", "--multi_process",
+               "2"]
+
 
 def first_line_of(run, arguments, capfd):
     with pytest.raises(SystemExit) as ended:
@@ -65,8 +68,7 @@ def until(condition, limit_s=60):
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)],
                          ids=["SIGTERM", "Ctrl-C", "SIGKILL"])
 def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status):
-    command = [sys.executable, "-m", "weightfs.tools.io", "--folder", str(local), "--io_size", "64M", "--loops", "100000",
-               "--multi_process", "2"]
+    command = [*TWO_WORKERS, "--folder", str(local)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         until(lambda: len(list(local.iterdir())) == 2)
         children = children_of(process.pid)
@@ -84,6 +86,21 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
     assert list(local.iterdir()) == []
 
 
+@pytest.mark.limit(300)
+def test_io_says_which_of_its_processes_was_killed(local):
+    command = [*TWO_WORKERS, "--folder", str(local)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: len(list(local.iterdir())) == 2)
+        children = children_of(process.pid)
+        worker = int(next(local.iterdir()).name.split("_")[3])   # _weightfs_io_PID_NUMBER
+        os.kill(worker, signal.SIGKILL)
+        said = process.stderr.read()
+        assert process.wait() == 1
+    assert said == f"weightfs-io: process {worker} was killed by SIGKILL and gave no result\n"
+    until(lambda: not any(map(runs, children)))
+    assert list(local.iterdir()) == []
+
+
 @pytest.mark.parametrize("arguments,reason", [
     (["run_file_access.py", "--nvme_folder", "/nosuch"], "/nosuch: no such directory"),
     (["load_tensor.py", "--input_file", "/etc/passwd", "--loop", "0"], "'0' is no number"),
@@ -95,6 +112,13 @@ def test_an_example_says_in_one_line_what_is_wrong(arguments, reason):
     assert done.returncode == 2
     assert reason in done.stderr.splitlines()[0]
     assert "Traceback" not in done.stderr
+
+
+def test_the_table_tells_of_an_example_that_dies_without_a_word(local, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import run_file_access
+    (local / "silent.py").write_text("import os; os.kill(os.getpid(), 9)")
+    assert "silent.py ended with status -9" in run_file_access.run(local / "silent.py")
 
 
 @pytest.mark.parametrize("way", ["py", "aio"])

@@ -92,11 +92,12 @@ def measure(settings):
         for process in processes:
             process.join(_END_LIMIT_S)
     finally:
-        for process in filter(lambda process: process.pid is not None, processes):
-            process.terminate()
-            process.join()
+        for index, process in enumerate(processes):
+            if process.pid is not None:
+                _end(process, index, settings)
     # The first failure makes the others fail at the barrier.
-    failures = sorted((answer for answer in answers if isinstance(answer, str)), key=lambda text: "BrokenBarrier" in text)
+    failures = [answer for answer in answers if isinstance(answer, str)]
+    failures.sort(key=lambda text: "BrokenBarrier" in text)
     if failures:
         raise RuntimeError(failures[0])
     return Result(task_latency_s=max(task for task, _ in answers), e2e_latency_s=max(e2e for _, e2e in answers),
@@ -108,8 +109,30 @@ def _answer(processes, queue):
         try:
             return queue.get(timeout=1)
         except Empty:
-            if not any(process.is_alive() for process in processes) and queue.empty():
-                return f"a process ended with status {processes[0].exitcode} and no result"
+            # The others may wait for it at the barrier for ever.
+            ended = [process for process in processes if process.exitcode not in (None, 0)]
+            if not ended and not any(process.is_alive() for process in processes):
+                ended = processes
+            if ended and queue.empty():
+                raise RuntimeError(f"process {ended[0].pid} {_how(ended[0].exitcode)} and gave no result") from None
+
+
+def _how(status):
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def _end(process, index, settings):
+    """It and its files, whatever it waits for: one that was killed may have had a lock of the barrier."""
+    process.terminate()
+    process.join(_END_LIMIT_S)
+    process.kill()
+    process.join()
+    for path in Path(settings.folders[index]).glob(f"{_file_name(process.pid, index)}*"):
+        path.unlink(missing_ok=True)
+
+
+def _file_name(pid, index):
+    return f"_weightfs_io_{pid}_{index}"
 
 
 def _work(settings, index, barrier, queue):
@@ -152,7 +175,7 @@ class _Task:
 
     def __init__(self, settings, index):
         self.settings, self.made = settings, set()
-        self.base = Path(settings.folders[index]) / f"_weightfs_io_{os.getpid()}_{index}"
+        self.base = Path(settings.folders[index]) / _file_name(os.getpid(), index)
         self.handle = (weightfs.gds_handle if settings.use_gds else weightfs.aio_handle)(**settings.options)
         if settings.use_gds and index == 0:
             print(f"gds_handle: mode {self.handle.mode}: {self.handle.mode_reason}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """weightfs-tune: finds the fastest options of a handle for a disk, as DeepSpeed's ds_nvme_tune does.
 
-The JSON that it prints configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). Into a file or a pipe nothing
-else is printed; what it reached goes to the terminal, or to standard error."""
+The JSON that it prints configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). Into a file or a pipe
+nothing else is printed; what it reached goes to the terminal, or to standard error."""
 
 import argparse
 import itertools

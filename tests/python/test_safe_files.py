@@ -1,0 +1,230 @@
+"""Files of weightfs.torch and weightfs.safetensors while others replace them, and saves that fail or are misused."""
+
+import errno
+import json
+import os
+import struct
+import threading
+
+import pytest
+import safetensors.torch
+import torch
+
+import weightfs.safetensors
+import weightfs.torch
+from harness import needs
+from weightfs import _replace, _stream
+
+STORE_SIZE = "512M"
+SAVES = {"torch": weightfs.torch.save, "safetensors": weightfs.safetensors.save_file}
+LOADS = {"torch": weightfs.torch.load, "safetensors": weightfs.safetensors.load_file}
+
+
+def generation(value):
+    """As large as every other one."""
+    sizes = [100, 3 << 20, 50_000, 5 << 20, 7, 2 << 20]
+    return {f"{i}": torch.full((size,), value, dtype=torch.uint8) for i, size in enumerate(sizes)}
+
+
+def values_in(tensors):
+    return {value for tensor in tensors.values() for value in tensor.unique().tolist()}
+
+
+def test_small_tensors_that_are_conjugated_lazily_are_saved_as_they_look(local):
+    for count in (8, 1000, 30_000, 100_000):
+        tensors = {f"{i}": torch.randn(count, dtype=torch.complex64) for i in range(8)}
+        weightfs.safetensors.save_file({name: tensor.conj() for name, tensor in tensors.items()}, local / "file")
+        loaded = safetensors.torch.load_file(local / "file")
+        assert all(torch.equal(loaded[name], tensor.conj().resolve_conj()) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("library", LOADS)
+def test_a_file_that_is_replaced_meanwhile_is_loaded_as_it_was_opened(folder, handle, library):
+    SAVES[library](generation(1), folder / "file")
+    read = handle.read_into
+
+    def replace_first(*arguments):
+        SAVES[library](generation(2), folder / "file")
+        return read(*arguments)
+
+    handle.read_into = replace_first
+    assert values_in(LOADS[library](folder / "file", handle=handle)) == {1}
+    assert values_in(LOADS[library](folder / "file")) == {2}
+
+
+@pytest.mark.parametrize("library", LOADS)
+def test_a_load_beside_a_program_that_saves_is_never_a_mixture(folder, library):
+    SAVES[library](generation(0), folder / "file")
+    ended = threading.Event()
+
+    def save():
+        for value in range(1, 200):
+            if ended.is_set():
+                break
+            SAVES[library](generation(value), folder / "file")
+
+    writer = threading.Thread(target=save)
+    writer.start()
+    try:
+        for _ in range(20):
+            assert len(values_in(LOADS[library](folder / "file"))) == 1
+    finally:
+        ended.set()
+        writer.join()
+
+
+@pytest.mark.parametrize("library", LOADS)
+def test_a_file_that_is_written_over_is_the_one_that_was_emptied(local, handle, library):
+    (local / "file").write_bytes(b"old")
+    write = handle.write_from
+
+    def move_first(*arguments):
+        if not (local / "moved").exists():
+            (local / "file").rename(local / "moved")
+            (local / "file").write_bytes(b"of another program")
+        return write(*arguments)
+
+    handle.write_from = move_first
+    SAVES[library](generation(1), local / "file", handle=handle, atomic=False)
+    assert (local / "file").read_bytes() == b"of another program"
+    assert values_in(LOADS[library](local / "moved")) == {1}
+
+
+@pytest.mark.parametrize("library", LOADS)
+def test_an_error_of_a_load_names_the_path(local, handle, library):
+    SAVES[library](generation(1), local / "file")
+    read = handle.read_into
+
+    def shorten_first(*arguments):
+        os.truncate(local / "file", 1 << 20)
+        return read(*arguments)
+
+    handle.read_into = shorten_first
+    with pytest.raises(OSError) as caught:
+        LOADS[library](local / "file", handle=handle)
+    assert caught.value.filename == str(local / "file") and "/proc" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("weightfs_only")
+def test_what_is_opened_once_takes_leases_too(work):
+    tensors = {"a": torch.randn(3 << 20)}
+    for library, save in SAVES.items():
+        for atomic in (True, False):
+            with weightfs.aio_handle() as handle:
+                save(tensors, work / "file", handle=handle, atomic=atomic)
+                before = handle.direct_operations
+                assert before > 0
+                assert torch.equal(LOADS[library](work / "file", handle=handle)["a"], tensors["a"])
+                assert handle.direct_operations > before
+
+
+def test_loaded_tensors_are_a_forked_childs_own(local):
+    weightfs.safetensors.save_file({"a": torch.arange(1000)}, local / "file")
+    loaded = weightfs.safetensors.load_file(local / "file")["a"]
+    child = os.fork()
+    if child == 0:
+        loaded.zero_()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(loaded, torch.arange(1000))
+
+
+@pytest.mark.parametrize("library", SAVES)
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("limit", [100, 1 << 20, 6 << 20])
+def test_a_save_beyond_the_limit_of_sizes_names_the_file(local, child, library, atomic, limit):
+    save = "weightfs.torch.save" if library == "torch" else "weightfs.safetensors.save_file"
+    out = child(f"""
+import errno, resource, torch, weightfs.torch, weightfs.safetensors
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, resource.RLIM_INFINITY))
+tensors = {{f"{{i}}": torch.zeros(size) for i, size in enumerate((10, 1 << 19, 1 << 19, 1 << 21))}}
+try:
+    {save}(tensors, {str(local / "file")!r}, atomic={atomic})
+except OSError as error:
+    print(errno.errorcode[error.errno], error.filename, ".weightfs-" in str(error), "/proc" in str(error))
+""")
+    assert out.split() == ["EFBIG", str(local / "file"), "False", "False"]
+    assert os.listdir(local) == ([] if atomic else ["file"])
+
+
+def test_a_full_device_is_the_error_of_the_save(handle):
+    for save in SAVES.values():
+        with pytest.raises(OSError) as caught:
+            save(generation(1), "/dev/full", handle=handle)
+        assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, "/dev/full")
+
+
+class Refused(Exception):
+    pass
+
+
+@pytest.mark.parametrize("library", SAVES)
+def test_a_save_for_which_no_handle_can_be_made_leaves_nothing(local, monkeypatch, library):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "no contexts left")
+
+    SAVES[library](generation(1), local / "file")
+    monkeypatch.setattr(_stream.the_handle.__wrapped__, "__defaults__", (refuse,))
+    with pytest.raises(OSError, match="no contexts left"):
+        SAVES[library](generation(2), local / "file")
+    monkeypatch.undo()
+    assert os.listdir(local) == ["file"] and values_in(LOADS[library](local / "file")) == {1}
+
+
+def test_a_save_that_cannot_even_be_abandoned_leaves_nothing(local, monkeypatch):
+    def refuse(_):
+        raise Refused
+
+    monkeypatch.setattr(_stream.DirectWriter, "abandon", refuse)
+    with pytest.raises(Refused), _replace.writing(local / "file", None, False, True) as stream:
+        stream.write(b"begun")
+        raise ValueError
+    assert os.listdir(local) == []
+
+
+def test_a_save_leaves_the_umask_of_all_threads_alone(local, monkeypatch):
+    before = os.umask(0o027)
+    monkeypatch.setattr(os, "umask", lambda _: pytest.fail("another thread may make a file now"))
+    try:
+        for name, save in SAVES.items():
+            save({"a": torch.ones(3)}, local / name)
+            assert (local / name).stat().st_mode & 0o777 == 0o640
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+
+
+@needs.root
+def test_a_private_file_is_never_open_to_others_while_it_is_replaced(local, handle):
+    SAVES["safetensors"](generation(1), local / "file")
+    os.chmod(local / "file", 0o600)
+    write, modes = handle.write_from, set()
+
+    def look_first(*arguments):
+        modes.update(path.stat().st_mode & 0o777 for path in local.iterdir())
+        return write(*arguments)
+
+    handle.write_from = look_first
+    SAVES["safetensors"](generation(2), local / "file", handle=handle)
+    assert modes == {0o600}
+
+
+def test_safetensors_take_what_the_library_takes(local):
+    tensors = {"a": torch.ones(3)}
+    for metadata in ({"epoch": 3}, {3: "epoch"}):
+        for library in (safetensors.torch, weightfs.safetensors):
+            with pytest.raises(TypeError):
+                library.save_file(tensors, local / "file", metadata)
+    with pytest.raises(ValueError, match="__metadata__"):
+        weightfs.safetensors.save_file({"__metadata__": torch.ones(3)}, local / "file")
+    assert os.listdir(local) == []
+
+
+def test_a_header_nested_without_end_is_damaged(local):
+    for text in (b'{"a":' + b"[" * 200_000, b"[" * 200_000 + b"]" * 200_000):
+        (local / "file").write_bytes(struct.pack("<Q", len(text)) + text)
+        with pytest.raises(ValueError, match="damaged"):
+            weightfs.safetensors.load_file(local / "file")
+    text = json.dumps({"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}).encode()
+    (local / "file").write_bytes(struct.pack("<Q", len(text)) + text + b"abc")
+    assert weightfs.safetensors.load_file(local / "file")["a"].tolist() == list(b"abc")

@@ -1,0 +1,151 @@
+"""Signals whose handlers use, or end, what the handle is doing."""
+
+import pytest
+
+COMMON = """
+import os, signal, sys, threading, torch, weightfs
+handle = weightfs.aio_handle(4096, 1, True, False, 1, direct="never")
+large, small = torch.ones(1 << 30, dtype=torch.uint8), torch.ones(5000, dtype=torch.uint8)
+"""
+
+
+def test_a_handler_may_use_the_handle_that_its_thread_uses(child):
+    out = child(COMMON + """
+handled = 0
+def save(*_):
+    global handled
+    handled += 1
+    assert handle.async_pwrite(small, "by handler") == 0
+    if handled % 3 == 0:
+        assert handle.sync_pwrite(small, "by handler") > 0
+    if handled % 7 == 0:
+        handle.wait()
+signal.signal(signal.SIGALRM, save)
+signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+started = 0
+while handled < 1500 or started < 3000:
+    assert handle.async_pwrite(small, "file") == 0
+    assert handle.write_async(small, "other").result() == 5000
+    started += 2
+    if started % 10 == 0:
+        handle.wait()
+signal.setitimer(signal.ITIMER_REAL, 0)
+handle.wait()
+print(len(handle._pending._entries), handle.pending(), os.path.getsize("by handler"), os.path.getsize("file"))
+""")
+    assert out == "0 0 5000 5000\n"
+
+
+def test_a_handlers_failures_are_reported_once(child):
+    out = child(COMMON + """
+import logging
+logging.disable()
+failed, handled = 0, 0
+def fail(*_):
+    global handled
+    handled += 1
+    assert handle.async_pwrite(small, "/dev/full", 0) == 0
+signal.signal(signal.SIGALRM, fail)
+signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+while handled < 500:
+    try:
+        handle.async_pwrite(small, "file")
+        handle.wait()
+    except OSError as error:
+        failed += len(error.errors)
+signal.setitimer(signal.ITIMER_REAL, 0)
+try:
+    handle.wait()
+except OSError as error:
+    failed += len(error.errors)
+print(failed == handled, failed, handled)
+""")
+    assert out.startswith("True"), out
+
+
+CTRL_C = """
+def press(*_):
+    global pressed
+    if not pressed:
+        pressed = True
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(100_000))   # the handler runs here, if this is the thread of the signals
+pressed = False
+"""
+INTERRUPTED = {
+    "write_from": "handle.write_from(large, 'file', progress=press)",
+    "raised": "handle.write_from(large, 'file', progress=raising)",
+    "result": "handle.write_async(large, 'file', progress=raising).result()",
+}
+
+
+@pytest.mark.parametrize("call", INTERRUPTED.values(), ids=INTERRUPTED.keys())
+def test_ctrl_c_in_a_progress_callback_ends_the_wait(child, call):
+    out = child(COMMON + CTRL_C + f"""
+def raising(done, total):
+    global pressed
+    if not pressed:
+        pressed = True
+        raise KeyboardInterrupt
+try:
+    {call}
+    print("ended by itself")
+except KeyboardInterrupt:
+    print("interrupted")
+""")
+    assert out == "interrupted\n"
+
+
+# One file is interrupted while it is transferred, thousands are between two of them.
+@pytest.mark.parametrize("count", [1, 10_000])
+def test_ctrl_c_ends_save_many_and_changes_nothing(child, count):
+    out = child(COMMON + CTRL_C + f"""
+os.mkdir("folder")
+handle.save_many({{"0": b"old"}}, "folder")
+tensors = {{f"{{i}}": large if {count} == 1 else small for i in range({count})}}
+if {count} == 1:
+    threading.Timer(0.3, press).start()
+try:
+    handle.save_many(tensors, "folder", durable=False, progress=press)
+    print("ended by itself")
+except KeyboardInterrupt:
+    print("interrupted", os.listdir("folder"), open("folder/0", "rb").read(3))
+""")
+    assert out == "interrupted ['0'] b'old'\n"
+
+
+@pytest.mark.parametrize("count", [1, 10_000])
+def test_ctrl_c_ends_load_many(child, count):
+    out = child(COMMON + CTRL_C + f"""
+os.mkdir("folder")
+size = large.numel() if {count} == 1 else 5000
+buffers = {{f"{{i}}": large[i * size:(i + 1) * size] for i in range({count})}}
+for name in buffers:
+    with open(f"folder/{{name}}", "wb") as stream:
+        stream.truncate(size)
+if {count} == 1:
+    threading.Timer(0.3, press).start()
+try:
+    handle.load_many(buffers, "folder", progress=press)
+    print("ended by itself")
+except KeyboardInterrupt:
+    print("interrupted", large[0].item(), large[{count} * size - 1].item())
+""")
+    assert out == "interrupted 0 1\n"
+
+
+def test_an_interrupted_save_is_nothing_to_wait_for(child):
+    out = child(COMMON + """
+class Alarm(Exception):
+    pass
+def ring(*_):
+    raise Alarm
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    handle.save_many({"a": large}, ".")
+except Alarm:
+    print("alarm", handle.pending(), handle.wait(), os.listdir("."))
+assert handle.save_many({"a": small}, ".") == 5000
+""")
+    assert out == "alarm 0 0 []\n"

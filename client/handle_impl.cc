@@ -185,13 +185,14 @@ IoResult<void> Handle::Impl::BeginAndHelp(Wish wish) {
 }
 
 IoResult<void> Handle::Impl::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
-                                 Progress progress) {
+                                 Progress progress, Interrupted interrupted) {
   Wish wish;
   wish.file.path = target->path();
   wish.file.direction = direction;
   wish.target = std::move(target);
   wish.memory = std::move(memory);
   wish.progress = std::move(progress);
+  wish.interrupted = std::move(interrupted);
   return BeginAndHelp(std::move(wish));
 }
 

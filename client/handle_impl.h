@@ -47,7 +47,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   IoResult<void> BeginAndHelp(Wish wish);
   // The same for an operation from offset 0 on whose target is open.
   IoResult<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
-                     Progress progress);
+                     Progress progress, Interrupted interrupted);
 
   Completed Wait(const Interrupted& interrupted);
   size_t pending() const { return forked() ? 0 : account_->pending(); }

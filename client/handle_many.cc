@@ -217,7 +217,7 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
   const auto by_lease = [&]() -> IoResult<void> {
     if (folder == nullptr) return IoError{ENOTTY, "no lease"};
     ASSIGN_OR_RETURN(auto batch, folder->Load(files, first, errors));
-    return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {});
+    return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {}, [&] { return interruption.came(); });
   };
   auto loaded = by_lease();
   RETURN_IF_ERROR(interruption.Check());
@@ -257,7 +257,7 @@ IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const Na
                                    : IoResult<LeasedFolder::Batch>(std::move(leasing).error());
   if (batch.has_value()) {
     return impl_->Run(std::move(batch->target), std::move(batch->memory), Operation::Direction::kWrite,
-                      options.progress);
+                      options.progress, options.interrupted);
   }
   if (options_.direct == Direct::kRequire) return std::move(batch).error();
   if (options.on_fallback) options.on_fallback(batch.error());

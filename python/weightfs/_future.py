@@ -9,7 +9,8 @@ from weightfs._process import check_process
 
 
 class Future:
-    """One operation under way. Like concurrent.futures.Future, with bytes; and `await` works.
+    """One operation under way. It has the methods of concurrent.futures.Future, and bytes; and `await` works. It is
+    none of that module's own: concurrent.futures.wait() does not take it.
 
     The memory of the tensor stays alive until the operation is done, also when `data` or set_() give the tensor other
     memory. It must not be resized until then (resize_()), and what changes in it meanwhile may be in the file or not. A
@@ -17,10 +18,12 @@ class Future:
     stream that is current there. Callbacks come from a thread that does I/O (or from the thread that adds one when the
     operation is done already): they must be quick, may start operations, and may not wait for one."""
 
-    __slots__ = ("_started", "_memory", "_outcome", "_process", "__weakref__")
+    __slots__ = ("_started", "_memory", "_let_go", "_outcome", "_process", "__weakref__")
 
-    def __init__(self, operation, memory):
-        self._started, self._memory, self._outcome, self._process = operation, memory, None, _process.pid
+    def __init__(self, operation, memory, let_go):
+        """let_go() makes its handle forget what is done."""
+        self._started, self._memory, self._let_go = operation, memory, let_go
+        self._outcome, self._process = None, _process.pid
 
     @property
     def _operation(self):
@@ -84,6 +87,7 @@ class Future:
         """True. After a read into a GPU's tensor that is not one run of memory its bytes are put where they belong."""
         if self._memory.finish is not None and self._operation.error() is None:
             self._memory.finish()
+        self._let_go()
         return True
 
     def __await__(self):

@@ -197,7 +197,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         that was written with `checksum` and not changed since (ENODATA otherwise)."""
         memory = describe(buffer, writable=True)
         operation = self._start_read(memory, file, file_offset, progress=progress, verify=verify, own_errors=True)
-        return Future(operation, memory)
+        return Future(operation, memory, self._pending.forget_done)
 
     def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False,
                     progress=None):
@@ -210,7 +210,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         memory = describe(buffer)
         operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress,
                                       durable, atomic, checksum, own_errors=True)
-        return Future(operation, memory)
+        return Future(operation, memory, self._pending.forget_done)
 
     def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Reads as read_async does, and returns the number of bytes; raises OSError."""

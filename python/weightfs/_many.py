@@ -5,6 +5,7 @@ import os
 
 from weightfs._future import with_label
 from weightfs._memory import describe
+from weightfs._numbers import whole
 
 log = logging.getLogger("weightfs")
 
@@ -35,6 +36,7 @@ class ManyFiles:
             log.info("save_many: the files are written and renamed one by one: %s", why)
 
         items = [(name, memory.arguments) for name, memory in named]
+        mode = whole("mode", mode, 0, 0o777)
         self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
         return sum(memory.nbytes for _, memory in named)
 

@@ -60,11 +60,14 @@ def describe(buffer, writable=False):
 
 
 def _of_tensor(tensor, writable):
+    for kind in ("quantized", "nested"):
+        if getattr(tensor, f"is_{kind}", False):
+            raise ValueError(f"a {kind} tensor has no bytes of its own: save its parts, each as a tensor")
     label = f"tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
     if tensor.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{label} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be used; "
                          "copy it with .cpu() first")
-    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
+    if str(tensor.layout) != "torch.strided":
         raise ValueError(f"{label} has the layout {tensor.layout}: only dense tensors have bytes of their own")
     if tensor.is_conj() or tensor.is_neg():
         # Its memory holds other numbers than the tensor shows.

@@ -38,9 +38,12 @@ def offset_in_file(value):
 
 
 def file_name(file):
-    """A path as bytes, or a descriptor; OSError (EBADF) for a number that is none."""
+    """A path as bytes, or a descriptor; OSError (EINVAL, EBADF) for what can be none."""
     if isinstance(file, str) or not hasattr(file, "__index__"):
-        return os.fsencode(file)
+        path = os.fsencode(file)
+        if b"\0" in path:
+            raise OSError(errno.EINVAL, f"{path!r} cannot be a path: it has a null byte")
+        return path
     number = operator.index(file)
     if not 0 <= number <= _MOST_DESCRIPTOR:
         raise OSError(errno.EBADF, f"{number} is not an open descriptor")

@@ -41,7 +41,7 @@ class Pending:
     def start(self, memory, validation, own, begin):
         """Calls begin(), which returns the operation. The memory is here before that: no exception of a signal's
         handler parts them."""
-        self._forget_done()
+        self.forget_done()
         with self._lock:
             entry = Entry(next(self._numbers), memory, validation, own)
             self._entries.append(entry)
@@ -76,7 +76,7 @@ class Pending:
                 validations.append((entry.memory, *entry.validation))
         return [error for _, error in sorted(failures, key=lambda failure: failure[0])], validations
 
-    def _forget_done(self):
+    def forget_done(self):
         """Lets go of the memory of what is done and has nothing left to do with it."""
         with self._lock:
             looks = self._LOOKS

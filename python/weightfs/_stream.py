@@ -1,6 +1,7 @@
 """File-like objects over a handle, for libraries that save and load by write() and readinto()."""
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -34,7 +35,7 @@ def errors_of(path, opened_as):
 
 
 class _Stream(io.RawIOBase):
-    """`error` is its first OSError: torch raises something else when a stream fails."""
+    """`error` is its first error, or what interrupted it: torch raises something else when a stream fails."""
 
     def __init__(self, path, shown, flags):
         super().__init__()
@@ -58,7 +59,7 @@ class _Stream(io.RawIOBase):
         try:
             with errors_of(self._shown, self._name):
                 yield
-        except OSError as error:
+        except (OSError, KeyboardInterrupt) as error:
             self.error = self.error or error
             raise
 
@@ -205,7 +206,11 @@ class DirectReader(_Stream):
     def __init__(self, path, handle):
         super().__init__(path, path, os.O_RDONLY)
         self._handle = handle
-        self._size, self._at = os.fstat(self._descriptor).st_size, 0
+        status = os.fstat(self._descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            os.close(self._descriptor)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._shown)
+        self._size, self._at = status.st_size, 0
 
     def readable(self):
         return True

@@ -20,9 +20,9 @@ from weightfs._stream import errors_of, name_of, the_handle
 
 # In the order in which safetensors sorts them, the last ones first in a file.
 _TYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
-          "F8_E8M0": "float8_e8m0fnu", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
-          "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64",
-          "U64": "uint64"}
+          "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+          "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16", "I32": "int32", "U32": "uint32",
+          "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}
 _DTYPES = {name: getattr(torch, attribute) for name, attribute in _TYPES.items() if hasattr(torch, attribute)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_TYPES)}
@@ -31,7 +31,7 @@ _METADATA = "__metadata__"
 _PAGE = 4096
 
 
-def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomic=True):
+def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True):
     """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved
     one by one. durable and atomic as in weightfs.torch.save."""
     for name, tensor in tensors.items():
@@ -53,7 +53,7 @@ def save_file(tensors, path, metadata=None, *, handle=None, durable=False, atomi
         at = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with writing(path, handle, durable, atomic) as stream:
+    with writing(filename, handle, durable, atomic) as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for _, tensor in ordered:
             stream.write_tensor(tensor.detach(), tensor.numel() * tensor.element_size())
@@ -66,12 +66,12 @@ def _checked(metadata):
     return dict(metadata)
 
 
-def load_file(path, *, handle=None, device="cpu"):
+def load_file(filename, device="cpu", *, handle=None):
     """A dict of names and tensors on the CPU or a GPU ("cuda:0"). All are views of one piece of memory, which one read
     filled. ValueError for a file that is none of safetensors."""
     # One descriptor for all of it: the path may name another file by the time of the second read.
-    with open(path, "rb", buffering=0) as stream:
-        header, begin, size = _read_header(path, stream.fileno())
+    with open(filename, "rb", buffering=0) as stream:
+        header, begin, size = _read_header(filename, stream.fileno())
         if torch.device(device).type != "cpu":
             return _load_on_device(stream, handle, device, header, begin, size)
         return _load_on_host(stream, handle, header, begin, size)
@@ -142,6 +142,8 @@ def _read_header(path, descriptor):
 def _check(facts, covered):
     """The end of a tensor that must begin where the one before it ended."""
     begin, end = facts["data_offsets"]
+    if facts["dtype"] not in _DTYPES:
+        raise ValueError(f"this library knows no tensors of type {facts['dtype']}")
     size = _DTYPES[facts["dtype"]].itemsize
     for length in facts["shape"]:
         if not isinstance(length, int) or length < 0:

@@ -7,7 +7,7 @@ from weightfs import aio_handle
 
 _Path = str | bytes | PathLike[str] | PathLike[bytes]
 
-def save_file(tensors: Mapping[str, torch.Tensor], path: _Path, metadata: Mapping[str, str] | None = None, *,
+def save_file(tensors: Mapping[str, torch.Tensor], filename: _Path, metadata: Mapping[str, str] | None = None, *,
               handle: aio_handle | None = None, durable: bool = False, atomic: bool = True) -> None: ...
-def load_file(path: _Path, *, handle: aio_handle | None = None,
-              device: str | torch.device | int = "cpu") -> dict[str, torch.Tensor]: ...
+def load_file(filename: _Path, device: str | torch.device | int = "cpu", *,
+              handle: aio_handle | None = None) -> dict[str, torch.Tensor]: ...

@@ -13,12 +13,13 @@ import os
 
 import torch
 
+from weightfs._numbers import whole
 from weightfs._replace import writing
 from weightfs._stream import DirectReader, the_handle
 
 
-def save(obj, path, *, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
-    """Saves as torch.save(obj, path, **options) does.
+def save(obj, f, *, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
+    """Saves as torch.save(obj, f, **options) does; to a stream it is torch.save itself, and all else is about paths.
 
     durable: on the device when it returns. atomic: written into `.NAME.weightfs-XXXXXXXX` beside the file and renamed
     over it, so that other programs, and whoever looks after this one was killed, find the old file or the new one; with
@@ -27,20 +28,22 @@ def save(obj, path, *, handle=None, durable=False, atomic=True, storage_alignmen
     old content. It takes the space of both files. Without atomic, and for what is no regular file, is mounted, or lies
     in a directory where the process may not replace it, the file itself is emptied and written: until it is complete it
     has no head, and torch.load fails.
-    storage_alignment: where each storage begins (torch's own is 64; 4096 spares the copy into aligned memory, and needs
-    torch 2.7). crc32: torch computes a checksum of each storage, at a few GB/s; without, unzip complains and torch.load
-    does not."""
-    with _settings(storage_alignment, crc32), writing(path, handle, durable, atomic) as stream:
+    storage_alignment: a power of two, at whose multiples storages begin (torch's own is 64; 4096 spares the copy
+    into aligned memory, and needs torch 2.7). crc32: torch computes a checksum of each storage, at a few GB/s; without,
+    unzip complains and torch.load does not."""
+    with contextlib.ExitStack() as around:
+        around.enter_context(_settings(storage_alignment, crc32))
+        stream = f if hasattr(f, "write") else around.enter_context(writing(f, handle, durable, atomic))
         torch.save(obj, stream, **options)
 
 
-def load(path, *, handle=None, **options):
-    """Loads as torch.load(path, **options) does; with mmap=True it is torch.load itself."""
-    if options.get("mmap"):
-        return torch.load(os.fspath(path), **options)
-    with the_handle(handle) as used, contextlib.closing(DirectReader(path, used)) as stream:
+def load(f, map_location=None, *, handle=None, **options):
+    """Loads as torch.load(f, map_location, **options) does; with mmap=True, and from a stream, it is that itself."""
+    if options.get("mmap") or hasattr(f, "read"):
+        return torch.load(f if hasattr(f, "read") else os.fsdecode(f), map_location, **options)
+    with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error():
-            return torch.load(stream, **options)
+            return torch.load(stream, map_location, **options)
 
 
 @contextlib.contextmanager
@@ -48,6 +51,9 @@ def _settings(storage_alignment, crc32):
     """torch has them as settings of the process; they are as before afterwards."""
     with contextlib.ExitStack() as before:
         if storage_alignment is not None:
+            alignment = whole("storage_alignment", storage_alignment, 1, 1 << 30)
+            if alignment & (alignment - 1):
+                raise ValueError(f"storage_alignment is {storage_alignment}: it is a power of two")
             try:
                 from torch.utils.serialization import config
                 before.enter_context(config.patch({"save.storage_alignment": storage_alignment}))

@@ -1,11 +1,11 @@
 from os import PathLike
-from typing import Any
+from typing import IO, Any
 
 from weightfs import aio_handle
 
-_Path = str | bytes | PathLike[str] | PathLike[bytes]
+_File = str | bytes | PathLike[str] | PathLike[bytes] | IO[bytes]
 
 # The options are those of torch.save and torch.load.
-def save(obj: object, path: _Path, *, handle: aio_handle | None = None, durable: bool = False, atomic: bool = True,
+def save(obj: object, f: _File, *, handle: aio_handle | None = None, durable: bool = False, atomic: bool = True,
          storage_alignment: int | None = None, crc32: bool = True, **options: Any) -> None: ...
-def load(path: _Path, *, handle: aio_handle | None = None, **options: Any) -> Any: ...
+def load(f: _File, map_location: Any = None, *, handle: aio_handle | None = None, **options: Any) -> Any: ...

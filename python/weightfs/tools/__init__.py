@@ -1,1 +1,6 @@
 """The programs of the package: weightfs-io and weightfs-tune."""
+
+import importlib.util
+
+if importlib.util.find_spec("torch") is None:
+    raise SystemExit("weightfs-io and weightfs-tune need torch: pip install torch")

@@ -1,7 +1,7 @@
 """weightfs-tune: finds the fastest options of a handle for a disk, as DeepSpeed's ds_nvme_tune does.
 
-The JSON that it prints configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). Into a file or a pipe
-nothing else is printed; what it reached goes to the terminal, or to standard error."""
+It prints what it reached, and JSON that configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). With --json
+what it reached goes to standard error."""
 
 import argparse
 import itertools
@@ -29,7 +29,7 @@ def parse(arguments):
     parser.add_argument("--flush_page_cache", action="store_true",
                         help="drop the kernel's page cache before each measurement (needs root)")
     parser.add_argument("--log_dir", help="where the results of all measurements are written (sweep.json)")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON, on a terminal, too")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of GPUs: of as many as there are, in turn")
     parser.add_argument("--gds", action="store_true",
                         help="transfer tensors of GPUs with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
@@ -110,7 +110,7 @@ def _main(arguments):
         (Path(args.log_dir) / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="ascii")
     options, read, write = choose(results)
     print(f"Best performance (GB/sec): read = {read:5.2f}, write = {write:5.2f}",
-          file=sys.stdout if sys.stdout.isatty() and not args.json else sys.stderr)
+          file=sys.stderr if args.json else sys.stdout)
     print(json.dumps({"aio": options}, indent=2))
     return 0
 

@@ -1,0 +1,129 @@
+"""What programs count on that change one import, and what is refused instead of done by halves."""
+
+import errno
+import io
+import os
+
+import pytest
+import safetensors.torch
+import torch
+
+import weightfs
+import weightfs.safetensors
+import weightfs.torch
+from tensors import content, random_tensor
+
+STATE = {"weight": torch.arange(300_000, dtype=torch.float32), "bias": torch.ones(3)}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_torch_is_called_as_torch_is(local):
+    path = local / "model.pt"
+    weightfs.torch.save(obj=STATE, f=path)
+    assert equal(weightfs.torch.load(path, "cpu"), STATE)
+    assert equal(weightfs.torch.load(f=str(path), map_location="cpu", weights_only=True), STATE)
+    assert weightfs.torch.load(path, "meta")["weight"].is_meta
+    assert equal(weightfs.torch.load(os.fsencode(path), mmap=True), STATE)
+    stream = io.BytesIO()
+    weightfs.torch.save(STATE, stream)
+    stream.seek(0)
+    assert equal(weightfs.torch.load(stream), STATE)
+    with open(path, "rb") as stream:
+        assert equal(weightfs.torch.load(stream), STATE)
+
+
+def test_safetensors_is_called_as_safetensors_is(local):
+    path = local / "model.safetensors"
+    weightfs.safetensors.save_file(STATE, filename=path)
+    assert equal(weightfs.safetensors.load_file(path, "cpu"), STATE)
+    assert equal(weightfs.safetensors.load_file(filename=path, device=torch.device("cpu")), STATE)
+
+
+def test_every_float_of_eight_bits_is_saved_as_by_the_library(local):
+    kinds = [kind for kind in (getattr(torch, name) for name in dir(torch) if name.startswith("float8_"))]
+    tensors = {str(kind): torch.randn(100).to(kind) for kind in kinds} | {"bytes": torch.ones(3, dtype=torch.uint8)}
+    assert len(kinds) >= 4
+    weightfs.safetensors.save_file(tensors, local / "ours")
+    safetensors.torch.save_file(tensors, local / "theirs")
+    assert (local / "ours").read_bytes() == (local / "theirs").read_bytes()
+    loaded = weightfs.safetensors.load_file(local / "theirs")
+    assert {name: content(tensor.view(torch.uint8)) for name, tensor in loaded.items()} == {
+        name: content(tensor.view(torch.uint8)) for name, tensor in tensors.items()}
+
+
+def test_a_type_of_a_later_safetensors_is_named(local):
+    header = b'{"x":{"dtype":"F3","shape":[8],"data_offsets":[0,3]}}'
+    (local / "file").write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+    with pytest.raises(ValueError, match="type F3"):
+        weightfs.safetensors.load_file(local / "file")
+
+
+@pytest.mark.parametrize("alignment,error", [(0, ValueError), (-64, ValueError), (1000, ValueError), ("64", TypeError)])
+def test_an_alignment_that_is_none_is_refused_before_anything_is_written(local, alignment, error):
+    with pytest.raises(error, match="storage_alignment"):
+        weightfs.torch.save(STATE, local / "file", storage_alignment=alignment)
+    assert os.listdir(local) == []
+
+
+def test_a_save_that_is_interrupted_ends_as_that(local, handle, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(handle, "write_from", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        weightfs.torch.save(STATE, local / "file", handle=handle)
+    assert os.listdir(local) == []
+
+
+def test_a_directory_is_no_checkpoint(local):
+    with pytest.raises(IsADirectoryError) as caught:
+        weightfs.torch.load(local)
+    assert caught.value.filename == str(local)
+
+
+def test_who_has_the_result_has_the_memory_back(folder, handle):
+    buffer = bytearray(content(random_tensor(5_000_000)))
+    assert handle.write_async(buffer, folder / "file").result() == len(buffer)
+    buffer.append(1)
+    cancelled = handle.write_async(buffer, folder / "file")
+    cancelled.cancel()
+    cancelled.wait()
+    del cancelled
+    buffer.append(2)
+
+
+def test_wait_in_a_callback_is_refused(folder, handle):
+    told = []
+
+    def wait(_):
+        try:
+            handle.wait()
+        except OSError as error:
+            told.append(error.errno)
+
+    futures = [handle.write_async(random_tensor(3_000_000), folder / str(i)) for i in range(8)]
+    futures[0].add_done_callback(wait)
+    for future in futures:
+        future.result()
+    assert handle.wait() == 0
+    assert told in ([errno.EDEADLK], [])   # Done before it was asked for: a callback of this thread, which may wait.
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("make,reason", [
+    (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "quantized"),
+    (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested")], ids=["quantized", "nested"])
+def test_what_is_no_plain_tensor_says_so(local, handle, make, reason):
+    with pytest.raises(ValueError, match=f"a {reason} tensor has no bytes of its own"):
+        handle.write_from(make(), local / "file")
+
+
+def test_numbers_and_paths_that_are_none(local, handle):
+    with pytest.raises(ValueError, match="mode"):
+        handle.save_many({"a": torch.ones(3)}, local, mode=0o7777777)
+    assert handle.sync_pwrite(torch.ones(3), f"{local}/a\0b") == -1
+    assert handle.last_error.errno == errno.EINVAL
+    assert os.listdir(local) == []

@@ -84,6 +84,16 @@ class DirectWriter(_Stream):
     def tell(self):
         return self._end + len(self._gathered)
 
+    def seek(self, offset, whence=os.SEEK_SET):
+        """Forward alone: what is left out reads as zeros (torch.serialization.skip_data)."""
+        position = offset + (self.tell() if whence == os.SEEK_CUR else 0)
+        if not self._regular or whence == os.SEEK_END or position < self.tell():
+            raise io.UnsupportedOperation("a stream that saves goes forward alone")
+        if position > self.tell():
+            self._send()
+            self._end = position
+        return position
+
     def write(self, data):
         view = memoryview(data).cast("B")
         if view.nbytes >= _DIRECT:

@@ -35,6 +35,15 @@ def test_torch_is_called_as_torch_is(local):
         assert equal(weightfs.torch.load(stream), STATE)
 
 
+@pytest.mark.parametrize("atomic", [True, False])
+def test_data_may_be_left_out(local, atomic):
+    stream = io.BytesIO()
+    with torch.serialization.skip_data():
+        torch.save(STATE, stream)
+        weightfs.torch.save(STATE, local / "file", atomic=atomic)
+    assert (local / "file").read_bytes() == stream.getvalue()
+
+
 def test_safetensors_is_called_as_safetensors_is(local):
     path = local / "model.safetensors"
     weightfs.safetensors.save_file(STATE, filename=path)

@@ -21,6 +21,11 @@ inline constexpr char kStore = 'S';       // S | name                    → fac
 
 inline constexpr uint64_t kSegmentBlocks = 256;   // blocks a checksum segment covers: 1 MiB of file
 
+// The segments of a file of `size` bytes; none of its checksums has a higher number.
+constexpr uint64_t SegmentsOf(uint64_t size) {
+  return RoundUp(size, kSegmentBlocks * kBlockSize) / (kSegmentBlocks * kBlockSize);
+}
+
 std::string Inode(InodeId ino);
 std::string Entry(InodeId parent, std::string_view name);
 std::string EntryPrefix(InodeId parent);

@@ -80,7 +80,10 @@ Result<void> ChecksumTable::Get(KvStore& catalog, InodeId ino, FileBlock first, 
   return {};
 }
 
-void ChecksumTable::Seal() { std::swap(fresh_, sealed_); }
+void ChecksumTable::Seal(uint64_t size) {
+  fresh_.erase(fresh_.lower_bound(keys::SegmentsOf(size)), fresh_.end());
+  std::swap(fresh_, sealed_);
+}
 
 Result<void> ChecksumTable::AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch) {
   for (const auto& [number, segment] : sealed_) {

@@ -28,8 +28,9 @@ class ChecksumTable {
   // segment is missing, short or damaged.
   Result<void> Get(KvStore& catalog, InodeId ino, FileBlock first, std::span<uint32_t> out);
 
-  // Moves what was set since the last seal into the layer of the commit under way, which must be empty.
-  void Seal();
+  // Moves what was set since the last seal into the layer of the commit under way, which must be empty: the segments of
+  // a file of `size` bytes, for those behind its end would stay in the catalog.
+  void Seal(uint64_t size);
 
   // Appends the sealed segments, merged with the catalog's, to `batch`.
   Result<void> AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch);

@@ -15,7 +15,6 @@ namespace {
 
 // Up to this many checksum segments are deleted one by one; range deletions slow every later iteration.
 constexpr uint64_t kSingleDeletes = 256;
-constexpr uint64_t kSegmentBytes = keys::kSegmentBlocks * kBlockSize;
 
 }  // namespace
 
@@ -226,7 +225,7 @@ void Committer::Seal(Cycle* cycle) {
       sealed.version = ++inode->attributes.data_version;
       sealed.shrunk_to = std::exchange(file.shrunk_to, UINT64_MAX);
       write_back_.SumAll(*inode);
-      file.checksums.Seal();
+      file.checksums.Seal(sealed.size);
       file.writes_before_seal = std::exchange(file.writes_since_seal, 0);
       ++file.seals;
     }
@@ -288,8 +287,8 @@ Result<void> Committer::BuildBatch(Sealed& sealed, KvBatch* batch) {
   Inode& inode = *sealed.inode;
   const InodeId ino = inode.id;
   // Segments behind the smallest size since the last commit go first: the ones written again follow.
-  const uint64_t first = sealed.shrunk_to == UINT64_MAX ? UINT64_MAX : RoundUp(sealed.shrunk_to, kSegmentBytes) / kSegmentBytes;
-  const uint64_t end = RoundUp(inode.committed_size, kSegmentBytes) / kSegmentBytes;
+  const uint64_t first = sealed.shrunk_to == UINT64_MAX ? UINT64_MAX : keys::SegmentsOf(sealed.shrunk_to);
+  const uint64_t end = keys::SegmentsOf(inode.committed_size);
   if (first < end && end - first > kSingleDeletes) {
     batch->DeleteRange(keys::Checksums(ino, first), keys::Checksums(ino, end));
   } else {

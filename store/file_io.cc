@@ -301,7 +301,7 @@ Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
     if (!file.reverted) p_.space.AddUsed(-static_cast<int64_t>(record.count.value));
     return {};
   }));
-  const uint64_t segments = RoundUp(inode->committed_size, kMiB) / kMiB;
+  const uint64_t segments = keys::SegmentsOf(inode->committed_size);
   if (segments <= 16) {
     for (uint64_t segment = 0; segment < segments; ++segment) batch->Delete(keys::Checksums(inode->id, segment));
   } else if (segments > 256) {

@@ -160,6 +160,10 @@ Result<void> Checker::ScanChecksums() {
       Report(FindingKind::kDamagedRecord, node->ino,
              fmt::format("the checksums of segment {} cannot be decoded", parsed->index));
       Drop(key);
+    } else if (parsed->index >= keys::SegmentsOf(node->SizeAfterRepair())) {
+      Report(FindingKind::kStrayRecord, node->ino,
+             fmt::format("has checksums of segment {}, behind its end", parsed->index));
+      Drop(key);
     }
     return {};
   };

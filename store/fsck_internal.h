@@ -28,7 +28,8 @@ struct Node {
   uint64_t ino = 0;
   uint64_t parent = 0;           // as the record has it
   uint64_t place = 0;            // the directory with the entry that leads here; 0: none
-  uint64_t blocks = 0;           // as the record has it
+  uint64_t size = 0;             // likewise
+  uint64_t blocks = 0;           // likewise
   uint64_t found_blocks = 0;     // in its extents
   uint64_t found_end = 0;        // the file block behind its last extent
   uint32_t mode = 0;             // 0: damaged, and nothing told its type yet
@@ -44,6 +45,8 @@ struct Node {
 
   bool IsDirectory() const { return S_ISDIR(mode); }
   bool IsRegular() const { return S_ISREG(mode); }
+  // Of a file: where nothing tells its size any more it ends with its last extent.
+  uint64_t SizeAfterRepair() const { return damaged ? found_end * kBlockSize : size; }
 };
 
 struct Extent {

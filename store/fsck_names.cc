@@ -47,6 +47,7 @@ Result<void> Checker::TakeInode(InodeId ino, std::string_view value) {
     node.links = record->links;
     node.flags = record->flags;
     node.parent = record->parent;
+    node.size = record->size;
     node.blocks = record->blocks;
   } else {
     Report(FindingKind::kDamagedRecord, ino.value, "its record cannot be decoded");

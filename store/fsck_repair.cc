@@ -116,7 +116,7 @@ Result<void> Checker::RewriteInode(const Node& node) {
     record.mode = (node.mode & S_IFMT) | (node.IsDirectory() ? 0700 : 0600);
     if (node.ino == kRootInode.value) record.mode = S_IFDIR | 0755;
     record.generation = 1;
-    record.size = node.IsRegular() ? node.found_end * kBlockSize : 0;
+    record.size = node.IsRegular() ? node.SizeAfterRepair() : 0;
     record.accessed = record.modified = record.changed = record.created = Timestamp::Now();
   } else {
     ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <future>
 
+#include "meta/keys.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
@@ -49,6 +50,25 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   const auto extents = store->Extents(file, FileBlock{0}, 100).value();
   EXPECT_LE(extents.size(), 3U) << "a file written in one go lies in few extents";
   EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
+}
+
+// Written and not committed, cut off, written again: no checksum of what was never there may stay.
+TEST(Files, WhatWasCutOffBeforeItWasCommittedLeavesNothing) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 5 * kMiB)));
+  ASSERT_OK(store->Truncate(file, 0));
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 1000)));
+  ASSERT_OK(store->Sync(file));
+  const auto checksums = [&store] {
+    size_t count = 0;
+    for (const auto& [key, value] : store.kv().content()) count += key[0] == keys::kChecksums ? 1 : 0;
+    return count;
+  };
+  EXPECT_EQ(checksums(), 1U);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  store->CloseFile(file);
+  EXPECT_EQ(checksums(), 0U);
 }
 
 TEST(Files, AWriteWithinTheFileEndsWhereTheFileDoes) {

@@ -38,7 +38,7 @@ class Committer {
   // The file was closed: it is committed within the close delay.
   void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
   // Commits the file now, and with kDurable everything the catalog was told before; `done` gets the file's error,
-  // which thereby counts as reported.
+  // which thereby counts as reported. Null: nobody waits.
   void Commit(const InodePtr& inode, Level level, Done done) EXCLUDES(mutex_);
   // Every file that differs from the catalog. kSettled leaves out those that are being replaced (O_TRUNC and not closed
   // yet): a crash shall find the old content or the new.
@@ -87,7 +87,7 @@ class Committer {
   Result<void> WriteOne(Sealed* sealed);
   Result<void> BuildBatch(Sealed& sealed, KvBatch* batch) REQUIRES(sealed.inode->mutex);
   void Finish(Cycle* cycle, Level level);
-  void Revert(Sealed* sealed, Error error) REQUIRES(sealed->inode->mutex);
+  void Revert(Sealed* sealed) REQUIRES(sealed->inode->mutex);
   Error Fail(const Error& error, const char* what);
 
   KvStore& catalog_;

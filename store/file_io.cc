@@ -55,10 +55,7 @@ Result<void> FileIo::CheckWritable(Inode& inode) {
   if (inode.deleted) return ErrorCode::kStale;
   if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
   if (!inode.file) return ErrorCode::kInvalid;
-  if (inode.file->error) {
-    Error error = *std::exchange(inode.file->error, std::nullopt);
-    return error;
-  }
+  if (auto error = inode.file->TakeError()) return *std::move(error);
   return {};
 }
 

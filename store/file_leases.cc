@@ -59,8 +59,7 @@ Result<ReadLease> FileIo::LeasePlaces(const InodePtr& inode, uint64_t offset, ui
     FileState& file = *inode->file;
     if (inode->deleted) return ErrorCode::kStale;
     if (!file.loaded) continue;   // A failed write dropped it in between.
-    // After a failed write the file has places that hold nothing of it, until the next commit puts it back.
-    if (file.error && (file.changed || file.committing)) return Error{file.error->code};
+    if (file.torn) return Error{file.error->code};   // It has places that hold nothing of it.
     ReadLease lease;
     lease.file_size = inode->attributes.size;
     const uint64_t from = std::min(offset, lease.file_size);

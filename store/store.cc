@@ -210,10 +210,9 @@ void Store::Flush(const InodePtr& inode, Done done) {
       lock.Unlock();
       return done({});
     }
-    if (file->error) {
-      Error error = *std::exchange(file->error, std::nullopt);
+    if (auto error = file->TakeError()) {
       lock.Unlock();
-      return done(std::move(error));
+      return done(*std::move(error));
     }
   }
   // A clean file may still wait for the sync of its last commit.

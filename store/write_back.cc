@@ -164,7 +164,7 @@ void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount c
     auto runs = space_.Allocate(request, &file.reservation);
     if (!runs) {
       spdlog::error("inode {}: no space for {} blocks that were reserved", inode->id.value, together.value);
-      if (!file.error) file.error = Error{ErrorCode::kNoSpace};
+      Tear(inode);
       return;
     }
     for (const DeviceRun& run : *runs) {
@@ -274,6 +274,13 @@ void WriteBatch::Send() {
   }
 }
 
+// Whatever the device said: a want of space of its own is not the pool's, which callers may wait out.
+void WriteBack::Tear(const InodePtr& inode) {
+  FileState& file = *inode->file;
+  if (!file.error) file.error = Error{ErrorCode::kIo};
+  if (!std::exchange(file.torn, true) && torn_) torn_(inode);
+}
+
 void WriteBack::Complete(Operation& operation, Result<void> result) {
   devices_.NoteWrite(operation.run.device);
   // First: with the last write of a file told, its store may go.
@@ -283,11 +290,11 @@ void WriteBack::Complete(Operation& operation, Result<void> result) {
   file.dirty.RemoveWrite(operation.first, operation.run.run.count, operation.id);
   auto& pending = operation.seal == file.seals ? file.writes_since_seal : file.writes_before_seal;
   --pending;
-  if (!result && !file.error) {
+  if (!result && !file.torn) {
     spdlog::error("inode {}: {} blocks from file block {} could not be written to device {}: {}",
                   operation.inode->id.value, operation.run.run.count.value, operation.first.value,
                   operation.run.device.value, ToString(result.error()));
-    file.error = result.error();
+    Tear(operation.inode);
   }
   if (pending == 0 || file.range_waiters > 0) file.drained.notify_all();
 }

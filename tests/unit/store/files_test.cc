@@ -236,6 +236,67 @@ TEST(Files, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected);
 }
 
+Result<void> CloseOf(TestStore& store, const InodePtr& file) {
+  Result<void> result;
+  store->Flush(file, [&](Result<void> done) { result = std::move(done); });   // Waits for nothing.
+  return result;
+}
+
+TEST(Files, AFailedWriteIsTakenBackWhoeverWasToldFirst) {
+  for (const bool by_close : {false, true}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    const std::string old = Pattern(11, 8 * kMiB);
+    ASSERT_OK(store.WriteAt(file, 0, old));
+    ASSERT_OK(store->Sync(file));
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    store.device().Hold();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));   // Stripes go out at once.
+    store.device().WaitForHeld(2);
+    store.device().CompleteOne();
+    for (int call = 0; call < 2; ++call) {
+      const auto told = by_close ? CloseOf(store, file) : store.WriteAt(file, 6 * kMiB, "new");
+      ASSERT_FALSE(told.has_value()) << "nothing is taken before the file is whole again";
+      EXPECT_EQ(told.error().code, ErrorCode::kIo);
+    }
+    store.device().Release();
+    static_cast<void>(store->Sync(file).has_value());   // an error where it is in the cycle that puts the file back
+    EXPECT_TRUE(Must(store.ReadAll(file)) == old);
+    ASSERT_OK(store.WriteAt(file, 6 * kMiB, "new"));
+    ASSERT_OK(CloseOf(store, file));
+    ASSERT_OK(store->Sync(file));
+    ASSERT_OK(store.Remount());
+    EXPECT_TRUE(Must(store.ReadPath("a")) == std::string(old).replace(6 * kMiB, 3, "new"));
+  }
+}
+
+TEST(Files, AFailedWriteThatNobodyWasToldOfIsReportedByTheNextCall) {
+  enum Call { kWrite, kClose, kSync, kRename };
+  for (const Call call : {kWrite, kClose, kSync, kRename}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    std::promise<void> back;
+    store->OnReverted([&](InodeId) { back.set_value(); });
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1, .code = ErrorCode::kNoSpace});
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
+    back.get_future().wait();   // Nobody asked for a commit.
+    const auto ask = [&]() -> Result<void> {
+      switch (call) {
+        case kWrite: return store.WriteAt(file, 0, "x");
+        case kClose: return CloseOf(store, file);
+        case kSync: return store->Sync(file);
+        case kRename: return store->names().Rename(kRootInode, "a", kRootInode, "b", RenameMode::kReplace);
+      }
+      return {};
+    };
+    const auto told = ask();
+    ASSERT_FALSE(told.has_value()) << call;
+    EXPECT_EQ(told.error().code, ErrorCode::kIo) << "a device without room is not a full pool";
+    ASSERT_OK(ask());
+    store->OnReverted(nullptr);
+  }
+}
+
 TEST(Files, AFileThatAFailedWriteHasPutBackIsTold) {
   TestStore store;
   const InodePtr file = store.Create("a").value(), other = store.Create("b").value();

@@ -141,10 +141,16 @@ TEST(ReadLeases, KeepADeletedFilesBlocks) {
 TEST(ReadLeases, ThoseOfAFailedWriteAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
-  ASSERT_OK(store.WriteAt(file, 0, Pattern(7, kMiB)));
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  store.device().Hold();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(7, 4 * kMiB)));
+  store.device().WaitForHeld(2);
+  store.device().CompleteOne();
   EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value());
-  EXPECT_FALSE(store->Sync(file).has_value());
+  EXPECT_FALSE(store.WriteAt(file, 0, "x").has_value());
+  EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value()) << "also after somebody was told";
+  store.device().Release();
+  static_cast<void>(store->Sync(file).has_value());   // an error where it is in the cycle that puts the file back
   EXPECT_EQ(Must(store.ReadDirect(file, 0, kEnd)), "") << "back at its last commit";
 }
 

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "common/log.h"
@@ -13,6 +15,8 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4;
 constexpr size_t kExecutorQueue = 64;
+// From the receiving of a request to its serving, on a busy machine.
+constexpr auto kUnservedEnds = std::chrono::milliseconds(5);
 
 uint64_t SizeOf(Inode& inode) {
   MutexLock lock(inode.mutex);
@@ -31,9 +35,18 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
       requests_.End();
     });
   });
+  // The kernel does not wait until the last close of a deleted file has given its space back. What wants space does, also
+  // for a close that another thread has received and not begun to serve.
+  store_.WaitForCloses([this] {
+    if (ends_.open() == 0) std::this_thread::sleep_for(kUnservedEnds);
+    ends_.WaitForNone();
+  });
 }
 
-Filesystem::~Filesystem() { store_.OnReverted(nullptr); }
+Filesystem::~Filesystem() {
+  store_.OnReverted(nullptr);
+  store_.WaitForCloses(nullptr);
+}
 
 void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
   if (!entry.has_value()) {

@@ -2,10 +2,8 @@
 #include <fcntl.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <string_view>
-#include <thread>
 
 #include "fs/operations.h"
 
@@ -13,9 +11,6 @@ namespace weightfs {
 namespace {
 
 using FilePtr = std::shared_ptr<FileHandle>;
-
-// From the receiving of a request to its serving, on a busy machine.
-constexpr auto kUnservedEnds = std::chrono::milliseconds(5);
 
 FilePtr HandleOf(const fuse_file_info* file) {
   return HandleRegistry<FileHandle>::Get(file->fh);
@@ -147,25 +142,15 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   Buffer holder;
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
-  RequestCounter& ends = filesystem.ends();
-  const uint64_t ended = ends.begun();
-  bool again = false;
   const auto answer = [&](const Result<void>& written) {
     if (!written.has_value()) {
-      again = written.error().code == ErrorCode::kNoSpace && !again;
-      if (!again) reply.Fail(written.error());
+      reply.Fail(written.error());
     } else if (!filesystem.LeavesStalePages(*file)) {
       FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
     } else {
       DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync);
     }
   };
-  filesystem.store().Write(file->inode, ByteOffset{offset}, data, holder, reach, answer);
-  if (!again) return;
-  // The kernel does not wait until the last close of a deleted file has given its space back; a write after it does, also
-  // for one that another thread has received and not begun to serve.
-  if (ends.open() == 0 && ends.begun() == ended) std::this_thread::sleep_for(kUnservedEnds);
-  ends.WaitForNone();
   filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), reach, answer);
 }
 

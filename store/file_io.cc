@@ -63,9 +63,11 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
   switch (need.kind) {
     case Need::Kind::kNothing: return {};
     case Need::Kind::kSpace:
-      // First what costs nobody anything; then the old content of files that are being replaced.
-      if (spares->reclaims == 2) return ErrorCode::kNoSpace;
-      ReclaimSpace(spares->reclaims++ == 0 ? Committer::Scope::kSettled : Committer::Scope::kEverything);
+      // First what costs nobody anything, then what files have that go with a close under way, and last the old content
+      // of files that are being replaced.
+      if (spares->reclaims == 3) return ErrorCode::kNoSpace;
+      if (spares->reclaims == 1 && wait_for_closes_) wait_for_closes_();
+      ReclaimSpace(spares->reclaims++ < 2 ? Committer::Scope::kSettled : Committer::Scope::kEverything);
       return {};
     case Need::Kind::kStripe:
     case Need::Kind::kWindow: {

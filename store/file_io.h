@@ -1,6 +1,7 @@
 // File data: writes, truncation, allocation, seeking and copying; and what the namespace needs of it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -54,6 +55,9 @@ class FileIo final : public DataOwner {
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
   Result<SpaceGrant> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
+
+  // `wait`, or nothing, runs where the pool is full, without locks: Store::WaitForCloses.
+  void WaitForCloses(std::function<void()> wait) { wait_for_closes_ = std::move(wait); }
 
   // Makes what a commit can give back free: windows of idle streams, space that waits for a commit.
   void ReclaimSpace(Committer::Scope scope);
@@ -111,6 +115,7 @@ class FileIo final : public DataOwner {
   void Touch(const InodePtr& inode) REQUIRES(inode->mutex);
 
   const Parts p_;
+  std::function<void()> wait_for_closes_;
   std::atomic<uint64_t> written_bytes_{0};
 };
 

@@ -355,6 +355,8 @@ size_t Store::device_count() const { return p_->devices.size(); }
 
 void Store::OnReverted(std::function<void(InodeId)> notify) { p_->committer->OnReverted(std::move(notify)); }
 
+void Store::WaitForCloses(std::function<void()> wait) { p_->files->WaitForCloses(std::move(wait)); }
+
 Result<void> Store::Sync(const InodePtr& inode) {
   return Wait([&](Done done) { Sync(inode, std::move(done)); });
 }

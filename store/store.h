@@ -137,6 +137,10 @@ class Store {
   // must not make wait. Null: nobody is told any more, and no call is under way when this returns.
   void OnReverted(std::function<void(InodeId)> notify);
 
+  // `wait` runs before a call fails for want of space, on its thread: when it returns, every file is closed whose close
+  // the callers of the store have been told of. Set, and taken back with null, while nobody uses the store.
+  void WaitForCloses(std::function<void()> wait);
+
   SpaceStatistics Space() const;
   StoreStatistics statistics() const;
   bool read_only() const;

@@ -188,6 +188,44 @@ TEST(Files, AFullPoolSaysSoAtTheWriteAndDeletingGivesTheSpaceBack) {
   EXPECT_TRUE(Must(store.ReadAll(again)) == Pattern(9, 30 * kMiB));
 }
 
+TEST(Files, WhoeverFindsNoSpaceWaitsForClosesUnderWay) {
+  enum Call { kWrite, kAllocate, kCopy, kReserve };
+  for (const Call call : {kWrite, kAllocate, kCopy, kReserve}) {
+    TestStore store;
+    const InodePtr source = store.Create("source").value(), target = store.Create("target").value();
+    ASSERT_OK(store.WriteAt(source, 0, Pattern(1, 8 * kMiB)));
+    InodePtr going = store.Create("going").value();
+    for (uint64_t size = 0; store.WriteAt(going, size, Pattern(size, kMiB));) size += kMiB;
+    ASSERT_OK(store->names().Unlink(kRootInode, "going"));
+    int waits = 0;
+    store->WaitForCloses([&] {
+      ++waits;
+      if (going) store->CloseFile(std::exchange(going, nullptr));
+    });
+    const auto ask = [&]() -> Result<void> {
+      switch (call) {
+        case kWrite: return store.WriteAt(target, 0, Pattern(2, 2 * kMiB));
+        case kAllocate: return store->Fallocate(target, FallocateMode::kAllocate, 0, 8 * kMiB);
+        case kCopy: {
+          const auto copied = store->CopyRange(source, 0, target, 0, 8 * kMiB);
+          if (!copied) return copied.error();
+          EXPECT_EQ(*copied, 8 * kMiB);
+          return {};
+        }
+        case kReserve: {
+          const auto grant = store->Reserve(target, FileBlock{0}, BlockCount{8 * kMiB / kBlock});
+          if (!grant) return grant.error();
+          return {};
+        }
+      }
+      return {};
+    };
+    ASSERT_OK(ask());
+    EXPECT_EQ(waits, 1);
+    store->WaitForCloses(nullptr);
+  }
+}
+
 TEST(Files, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

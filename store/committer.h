@@ -57,8 +57,8 @@ class Committer {
   // Commits everything and stops the thread. Later requests get kShutdown.
   Result<void> Stop();
 
-  // Set for ever by a failed flush or catalog write: nothing can be made durable any more.
-  bool failed() const { return failed_.load(); }
+  // Set for ever by a failed flush or catalog write, whoever wrote: nothing can be made durable any more.
+  bool failed() const { return failed_.load() || catalog_.failed(); }
   uint64_t commits() const { return commits_.load(); }
   uint64_t flushes() const { return flushes_.load(); }
 

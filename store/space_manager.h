@@ -79,6 +79,8 @@ class SpaceGrant {
 
   const std::vector<DeviceRun>& runs() const { return runs_; }
   BlockCount count() const;
+  // Nobody gets the blocks before the next mount.
+  void Forget() { runs_.clear(); }
   // Hands the first `count` blocks (it has as many) to a file, which counts them from here on.
   std::vector<DeviceRun> Take(BlockCount count);
 

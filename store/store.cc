@@ -336,7 +336,12 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
   // The catalog may be synced at any time: the content is on stable storage before it says where.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(Wait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
-  ASSIGN_OR_RETURN(auto replaced, p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed));
+  auto replaced = p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed);
+  if (!replaced) {
+    // The next mount may find the batch, and with it these blocks in files.
+    if (p_->catalog->failed()) grant.Forget();
+    return std::move(replaced).error();
+  }
   grant.Take(blocks);
   p_->space->AddUsed(static_cast<int64_t>(blocks.value));
   return replaced;

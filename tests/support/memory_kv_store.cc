@@ -66,10 +66,10 @@ Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
 
 Result<void> MemoryKvStore::Write(const KvBatch& batch) {
   MutexLock lock(state_->mutex);
-  if (read_only_) return ErrorCode::kReadOnly;
+  if (failed_) return ErrorCode::kReadOnly;
   auto recorded = std::make_shared<const KvBatch>(batch);
   if (Due(write_failure_)) {
-    read_only_ = true;
+    failed_ = true;
     journal_->Append({.kind = Journal::Event::Kind::kBatchFailed, .batch = std::move(recorded)});
     return ErrorCode::kIo;
   }
@@ -81,10 +81,10 @@ Result<void> MemoryKvStore::Write(const KvBatch& batch) {
 
 Result<void> MemoryKvStore::Sync() {
   MutexLock lock(state_->mutex);
-  if (read_only_) return ErrorCode::kReadOnly;
+  if (failed_) return ErrorCode::kReadOnly;
   const size_t covered = journal_->size();
   if (Due(sync_failure_)) {
-    read_only_ = true;
+    failed_ = true;
     journal_->Append({.kind = Journal::Event::Kind::kSyncFailed, .subject = covered});
     return ErrorCode::kIo;
   }
@@ -124,9 +124,9 @@ KvContent MemoryKvStore::content() const {
   return *state_->content;
 }
 
-bool MemoryKvStore::read_only() const {
+bool MemoryKvStore::failed() const {
   MutexLock lock(state_->mutex);
-  return read_only_;
+  return failed_;
 }
 
 }  // namespace weightfs

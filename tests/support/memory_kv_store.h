@@ -29,7 +29,7 @@ class MemoryKvStore final : public KvStore {
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
   KvContent content() const EXCLUDES(state_->mutex);
-  bool read_only() const EXCLUDES(state_->mutex);
+  bool failed() const override EXCLUDES(state_->mutex);
 
  private:
   class Iterator;
@@ -43,7 +43,7 @@ class MemoryKvStore final : public KvStore {
 
   const std::shared_ptr<Journal> journal_;
   const std::shared_ptr<State> state_;
-  bool read_only_ GUARDED_BY(state_->mutex) = false;
+  bool failed_ GUARDED_BY(state_->mutex) = false;
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;      // operations left until one fails; 0: none will
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;

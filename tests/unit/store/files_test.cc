@@ -370,6 +370,18 @@ TEST(Files, AFailedCatalogSyncMakesTheStoreReadOnly) {
   EXPECT_TRUE(store->read_only());
 }
 
+TEST(Files, AFailedChangeOfNamesMakesTheStoreReadOnly) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.kv().FailWrite(1);
+  EXPECT_FALSE(store.Create("b").has_value());
+  EXPECT_TRUE(store->read_only());
+  EXPECT_EQ(store.WriteAt(file, 0, "more").error().code, ErrorCode::kReadOnly);
+  EXPECT_FALSE(store->Sync(file).has_value());
+  EXPECT_EQ(store.device().counts().writes, 0U);
+}
+
 TEST(Files, AReadFailureIsAnErrorOfThatReadAlone) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

@@ -403,6 +403,29 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
   EXPECT_TRUE(store->names().CheckAccess(file, {0, 0, {}}, 6).has_value());
 }
 
+TEST(Publishing, WhatAFailedCatalogMayHaveKeptIsNobodys) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {   // Whether the batch is found is drawn.
+    TestStore store;
+    ASSERT_OK(store.WriteFile("a", Pattern(1, 20 * kMiB)));
+    ASSERT_OK(store->SyncAll());
+    const InodePtr file = store.OpenPath("a").value();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 100000)));   // in memory still
+    store.kv().FailWrite(1);
+    EXPECT_FALSE(store.Publish("", {{"a", Pattern(2, 20 * kMiB)}}).has_value());
+    EXPECT_TRUE(store->read_only());
+    EXPECT_EQ(store.WriteAt(file, 0, "x").error().code, ErrorCode::kReadOnly);
+    EXPECT_EQ(store->Reserve(file, FileBlock{0}, BlockCount{1}).error().code, ErrorCode::kReadOnly);
+    EXPECT_EQ(store->statistics().granted_bytes, 20 * kMiB);
+    EXPECT_FALSE(store->SyncAll().has_value());
+    const CrashImage image = store.journal().ImageAt(
+        store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill, .seed = seed, .kv_survival = 1.0});
+    TestStore after(image, {});
+    ASSERT_OK(after.opened());
+    const std::string found = Must(after.ReadPath("a"));
+    EXPECT_TRUE(found == Pattern(1, 20 * kMiB) || found == Pattern(2, 20 * kMiB));
+  }
+}
+
 TEST(Publishing, AFailedFlushPublishesNothing) {
   TestStore store;
   store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1, .and_later = true});

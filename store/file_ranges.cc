@@ -30,16 +30,23 @@ FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
   if (total.value == 0) return {};
   SpaceReservation reservation;
   if (!p_.space.Reserve(&reservation, total)) return {Need::Kind::kSpace, {}};
-  MappedBlocksUpdate update(*inode, p_.space);
+  std::vector<std::vector<DeviceRun>> found;
   for (const auto& [at, count] : holes) {
     SpaceManager::Request request;
     request.ino = inode->id;
     request.first = at;
     request.count = count;
     auto runs = p_.space.Allocate(request, &reservation);
-    if (!runs) return {Need::Kind::kSpace, {}};
-    FileBlock block = at;
-    for (const DeviceRun& run : *runs) {
+    if (!runs) {
+      for (auto& taken : found) p_.space.Retire(std::move(taken));
+      return {Need::Kind::kSpace, {}};
+    }
+    found.push_back(std::move(*runs));
+  }
+  MappedBlocksUpdate update(*inode, p_.space);
+  for (size_t hole = 0; hole < holes.size(); ++hole) {
+    FileBlock block = holes[hole].first;
+    for (const DeviceRun& run : found[hole]) {
       file.extents.Map(block, run, kExtentUnwritten, inode->attributes.data_version + 1, &file.freed);
       block += run.run.count;
     }
@@ -71,6 +78,7 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
         if (need.kind != Need::Kind::kNothing) return need;
       }
       UnmapLocked(inode, inner_first, inner_end);
+      Touch(inode);   // The zeros are there, whatever comes; and a commit may give back what they have replaced.
     }
     if (mode != FallocateMode::kPunchHole) {
       const Need need = AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, &batch);

@@ -226,6 +226,32 @@ TEST(Files, WhoeverFindsNoSpaceWaitsForClosesUnderWay) {
   }
 }
 
+TEST(Files, ZeroingARangeReusesWhatItReplaces) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 40 * kMiB)));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kZeroRange, 0, 40 * kMiB));
+  EXPECT_TRUE(Must(store.ReadAt(file, 7 * kMiB, kMiB)) == std::string(kMiB, '\0'));
+}
+
+TEST(Files, AZeroRangeThatFindsNoSpaceIsCommittedAsItIsShown) {
+  TestStore store;
+  const std::string old = Pattern(3, 8 * kMiB);
+  ASSERT_OK(store.WriteFile("a", old));
+  ASSERT_OK(store->SyncAll());
+  const uint64_t before = store->Space().free.value;
+  const InodePtr file = store.OpenPath("a").value();
+  EXPECT_EQ(store->Fallocate(file, FallocateMode::kZeroRange, kMiB, 100 * kMiB).error().code, ErrorCode::kNoSpace);
+  const std::string shown = Must(store.ReadAll(file));
+  EXPECT_EQ(shown.size(), old.size());
+  EXPECT_TRUE(shown.substr(0, kMiB) == old.substr(0, kMiB));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == shown);
+  EXPECT_GE(store->Space().free.value, before);
+}
+
 TEST(Files, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

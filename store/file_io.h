@@ -106,6 +106,7 @@ class FileIo final : public DataOwner {
   Need AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) REQUIRES(inode->mutex);
   void UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) REQUIRES(inode->mutex);
   void SetSize(const InodePtr& inode, uint64_t size) REQUIRES(inode->mutex);
+  Result<uint64_t> CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target, uint64_t length);
   Result<void> GrowTo(const InodePtr& inode, uint64_t size);
   void PinRange(const Inode& inode, ReadLease* lease) REQUIRES(inode.mutex);
   Result<ReadLease> LeasePlaces(const InodePtr& inode, uint64_t offset, uint64_t length);

@@ -478,6 +478,19 @@ TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {
   EXPECT_EQ(store->Seek(to, 80000, SeekTarget::kData).value(), 20 * kMiB);
 }
 
+TEST(Files, ACopyThatFailsInAHoleTellsWhatItCopied) {
+  TestStore store;
+  const InodePtr from = store.Create("a").value(), to = store.Create("b").value();
+  ASSERT_OK(store.WriteAt(from, 0, Pattern(15, kBlock)));
+  ASSERT_OK(store->Truncate(from, kMiB));
+  const uint64_t target = kMaximumFileSize - 2 * kBlock;   // The hole does not fit.
+  const auto copied = store->CopyRange(from, 0, to, target, kMiB);
+  ASSERT_OK(copied);
+  EXPECT_EQ(*copied, kBlock);
+  EXPECT_EQ(store->CopyRange(from, kBlock, to, target + kBlock, kMiB).error().code, ErrorCode::kFileTooBig);
+  EXPECT_TRUE(Must(store.ReadAt(to, target, kBlock)) == Pattern(15, kBlock));
+}
+
 TEST(Files, TwoDevicesShareALargeFile) {
   TestStoreOptions options;
   options.devices = 2;

@@ -97,13 +97,10 @@ void Filesystem::DropHandle(uint64_t number) {
   store_.CloseFile(handle->inode);
 }
 
-void Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
-  const Result<bool> cleared = store_.ClearPrivileges(inode, set_ids);
-  if (!cleared.has_value()) {
-    spdlog::error("inode {}: its privileges could not be taken away: {}", inode->id.value, ToString(cleared.error()));
-  } else if (*cleared) {
-    DropAttributes(inode->id);
-  }
+Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  ASSIGN_OR_RETURN(const bool changed, names().ClearPrivileges(inode, set_ids));
+  if (changed) DropAttributes(inode->id);
+  return {};
 }
 
 void Filesystem::DropAttributes(InodeId ino) {

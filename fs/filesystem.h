@@ -66,8 +66,9 @@ class Filesystem {
   void DropHandle(uint64_t number);
 
   // Before somebody writes to a file or truncates it: takes away its capabilities and, where he has no right to them
-  // (`set_ids`), the set-id bits, and tells the kernel, which leaves all of it to us for direct I/O.
-  void ClearPrivileges(const InodePtr& inode, bool set_ids);
+  // (`set_ids`), the set-id bits, and tells the kernel, which leaves all of it to us for direct I/O. Where this fails
+  // nothing may be written.
+  Result<void> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
   // A write through `handle` has changed data: true when the kernel has pages that are stale now.
   bool LeavesStalePages(const FileHandle& handle);

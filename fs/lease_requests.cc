@@ -273,7 +273,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
   // Pages that were changed before would otherwise be written over what is committed.
   filesystem_.TakeMappedChanges(inode->id);
-  filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0);
+  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0));
   RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
   filesystem_.ChangedPastKernel(inode->id);
   SendWhenDurable(request, inode, asked.durable != 0);

@@ -17,12 +17,19 @@ FilePtr HandleOf(const fuse_file_info* file) {
 }
 
 void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
-  const Result<InodePtr> inode = filesystem.store().OpenFile(ino, (file.flags & O_TRUNC) != 0);
+  const auto open = [&]() -> Result<InodePtr> {
+    const bool truncate = (file.flags & O_TRUNC) != 0;
+    if (truncate) {
+      ASSIGN_OR_RETURN(const InodePtr inode, filesystem.store().inodes().Get(ino));
+      RETURN_IF_ERROR(filesystem.ClearPrivileges(inode, reply.caller().uid != 0));
+    }
+    return filesystem.store().OpenFile(ino, truncate);
+  };
+  const Result<InodePtr> inode = open();
   if (!inode.has_value()) {
     reply.Fail(inode.error());
     return;
   }
-  if ((file.flags & O_TRUNC) != 0) filesystem.ClearPrivileges(*inode, reply.caller().uid != 0);
   const uint32_t open_flags = filesystem.AddHandle(*inode, file);
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
@@ -138,7 +145,13 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   // A mapping makes no file longer: what its pages hold behind the end was cut off since they were changed.
   const bool mapped = (write_flags & kFromPageCache) != 0;
   const auto reach = mapped ? WriteReach::kWithinFile : WriteReach::kAnywhere;
-  if (!mapped) filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
+  if (!mapped) {
+    const Result<void> cleared = filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
+    if (!cleared.has_value()) {
+      reply.Fail(cleared.error());
+      return;
+    }
+  }
   Buffer holder;
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;

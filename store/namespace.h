@@ -88,8 +88,9 @@ class Namespace {
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
   Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
   Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
-  // Takes the file capabilities away, where there are any.
-  Result<void> RemoveCapabilities(InodeId ino);
+  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
+  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
+  Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
   // One more open handle / one less; the last one of an inode without links and without lookups deletes it.
   Result<InodePtr> Open(InodeId ino);

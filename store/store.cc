@@ -171,25 +171,6 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
   return p_->names->SetAttributes(ino, change);
 }
 
-Result<bool> Store::ClearPrivileges(const InodePtr& inode, bool set_ids) {
-  uint32_t mode, kept, flags;
-  {
-    MutexLock lock(inode->mutex);
-    flags = inode->attributes.flags;
-    mode = kept = inode->attributes.mode;
-  }
-  if ((flags & kInodeHasAttributes) != 0) RETURN_IF_ERROR(p_->names->RemoveCapabilities(inode->id));
-  if (set_ids) {
-    kept &= ~static_cast<uint32_t>(S_ISUID);
-    if ((mode & S_IXGRP) != 0) kept &= ~static_cast<uint32_t>(S_ISGID);
-  }
-  if (kept == mode) return false;
-  AttributeChange change;
-  change.mode = kept & 07777;
-  RETURN_IF_ERROR(SetAttributes(inode->id, change));
-  return true;
-}
-
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
   if (truncate) RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));

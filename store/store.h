@@ -64,10 +64,6 @@ class Store {
   // Every change; a size goes through truncation first.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
-  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
-  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
-  Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
-
   // Open files. O_TRUNC is Truncate(…, 0) with `replace`: the old content stays what a crash shows until the new one
   // is committed (at close, at fsync, or after 30 s).
   Result<InodePtr> OpenFile(InodeId ino, bool truncate);

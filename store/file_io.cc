@@ -22,6 +22,7 @@ constexpr uint64_t kStripeBlocks = 2 * kMiB / kBlockSize;
 struct Committed {
   uint64_t size = 0;
   uint64_t blocks = 0;
+  uint64_t version = 0;
 };
 
 // Hands out the extents that the catalog has of a file, their keys and values, in order.
@@ -46,6 +47,18 @@ Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const Committed& commi
   const auto extents = catalog.NewIterator(keys::ExtentPrefix(ino));
   for (; extents->Valid(); extents->Next()) RETURN_IF_ERROR(visit(extents->key(), extents->value()));
   return extents->status();
+}
+
+Result<ExtentMap> ReadExtents(KvStore& catalog, InodeId ino, const Committed& committed) {
+  ExtentMap extents;
+  const auto load = [&](std::string_view key, std::string_view value) -> Result<void> {
+    const auto parsed = keys::ParseIndexed(key);
+    const auto record = ExtentRecord::Decode(key, value);
+    if (parsed && record && extents.Load(FileBlock{parsed->index}, *record)) return {};
+    return ErrorCode::kCorrupt;
+  };
+  RETURN_IF_ERROR(ForEachExtent(catalog, ino, committed, load));
+  return extents;
 }
 
 }  // namespace
@@ -110,33 +123,36 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
 }
 
 Result<void> FileIo::Load(const InodePtr& inode) {
-  Committed committed;
-  {
+  while (true) {
+    Committed committed;
+    {
+      MutexLock lock(inode->mutex);
+      if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
+      if (inode->file->loaded) return {};
+      if (inode->deleted) return ErrorCode::kStale;
+      committed = {inode->committed_size, inode->committed_blocks, inode->committed_version};
+    }
+    auto extents = ReadExtents(p_.catalog, inode->id, committed);
     MutexLock lock(inode->mutex);
-    if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
-    if (inode->file->loaded) return {};
-    if (inode->deleted) return ErrorCode::kStale;
-    committed = {inode->committed_size, inode->committed_blocks};
+    FileState& file = *inode->file;
+    if (file.loaded) return {};
+    // Somebody else has loaded and committed it, and a failed write has dropped it again: what was read may be of both.
+    if (inode->committed_version != committed.version) continue;
+    if (!extents) {
+      if (extents.error().code == ErrorCode::kCorrupt) {
+        spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
+      }
+      return extents.error();
+    }
+    p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
+    // The scan at mount counted these blocks; a revert took them out of the count.
+    if (file.reverted) p_.space.AddUsed(static_cast<int64_t>(extents->mapped().value));
+    file.reverted = false;
+    inode->attributes.blocks = extents->mapped().value;
+    file.extents = std::move(*extents);
+    file.loaded = true;
+    return {};
   }
-  // Nobody changes the records of a file that is not loaded.
-  ExtentMap extents;
-  RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, [&](std::string_view key, std::string_view value) -> Result<void> {
-    const auto parsed = keys::ParseIndexed(key);
-    auto record = ExtentRecord::Decode(key, value);
-    if (parsed && record && extents.Load(FileBlock{parsed->index}, *record)) return {};
-    spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
-    return ErrorCode::kCorrupt;
-  }));
-  MutexLock lock(inode->mutex);
-  if (inode->file->loaded) return {};
-  p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
-  // The scan at mount counted these blocks; a revert took them out of the count.
-  if (inode->file->reverted) p_.space.AddUsed(static_cast<int64_t>(extents.mapped().value));
-  inode->file->reverted = false;
-  inode->attributes.blocks = extents.mapped().value;
-  inode->file->extents = std::move(extents);
-  inode->file->loaded = true;
-  return {};
 }
 
 void FileIo::Touch(const InodePtr& inode) {

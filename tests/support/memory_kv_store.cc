@@ -60,8 +60,12 @@ Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
   MutexLock lock(state_->mutex);
   if (Due(get_failure_)) return ErrorCode::kIo;
   const auto found = state_->content->find(key);
-  if (found == state_->content->end()) return std::optional<std::string>();
-  return std::optional<std::string>(found->second);
+  std::optional<std::string> value;
+  if (found != state_->content->end()) value = found->second;
+  const auto then = std::exchange(after_get_, nullptr);
+  lock.Unlock();
+  if (then) then();
+  return value;
 }
 
 Result<void> MemoryKvStore::Write(const KvBatch& batch) {
@@ -111,6 +115,11 @@ void MemoryKvStore::FailSync(uint64_t nth) {
 void MemoryKvStore::FailGet(uint64_t nth) {
   MutexLock lock(state_->mutex);
   get_failure_ = nth;
+}
+
+void MemoryKvStore::AfterGet(std::function<void()> then) {
+  MutexLock lock(state_->mutex);
+  after_get_ = std::move(then);
 }
 
 void MemoryKvStore::FailIterator(uint64_t nth, uint64_t keys) {

@@ -1,6 +1,7 @@
 // A key-value store in memory that fails on demand and loses power through its journal.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -28,6 +29,9 @@ class MemoryKvStore final : public KvStore {
   // The `nth` iterator made from now on ends with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
+  // Runs once, at the end of the next Get, without locks.
+  void AfterGet(std::function<void()> then) EXCLUDES(state_->mutex);
+
   KvContent content() const EXCLUDES(state_->mutex);
   bool failed() const override EXCLUDES(state_->mutex);
 
@@ -47,6 +51,7 @@ class MemoryKvStore final : public KvStore {
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;      // operations left until one fails; 0: none will
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
+  std::function<void()> after_get_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;
 };

@@ -376,6 +376,23 @@ TEST(Files, AFileThatAFailedWriteHasPutBackIsTold) {
   store->OnReverted(nullptr);
 }
 
+TEST(Files, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, kMiB)));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());
+  const InodePtr file = store.OpenPath("a").value();
+  const std::string data = Pattern(2, kMiB);
+  store.kv().AfterGet([&] {   // of the old extent
+    ASSERT_OK(store.WriteAt(file, 0, data));
+    ASSERT_OK(store->Sync(file));
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, kMiB)));
+    ASSERT_FALSE(store->Sync(file).has_value());
+  });
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+}
+
 TEST(Files, AFailedFlushMakesTheStoreReadOnly) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

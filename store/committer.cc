@@ -251,11 +251,9 @@ void Committer::WaitForWrites(Cycle* cycle) {
   }
   for (Deletion& deletion : cycle->deletions) {
     Inode& inode = *deletion.inode;
-    // The deletion's batch was written under this mutex: it is in the catalog once the mutex is ours.
     MutexLock lock(inode.mutex);
     inode.file->drained.wait(
         lock.native(), [&] { return inode.file->writes_before_seal + inode.file->writes_since_seal == 0; });
-    if (!inode.deleted) deletion.runs.clear();
   }
 }
 

@@ -46,7 +46,7 @@ class Committer {
   void CommitAll(Scope scope, Done done) EXCLUDES(mutex_);
   // What others wrote to the devices before the call (DeviceSet::NoteWrite) is on stable storage when `done` runs.
   void FlushDevices(Done done) EXCLUDES(mutex_);
-  // The space of a file whose deletion is being written to the catalog, under the inode's mutex.
+  // The space of a file whose deletion the catalog has been told of.
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
 
   // `notify` runs on the committer's thread, for each file that a failed write has put back to its last commit: what

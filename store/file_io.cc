@@ -302,18 +302,15 @@ void FileIo::ReclaimSpace(Committer::Scope scope) {
   done.wait();
 }
 
-Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
-  if (!inode->file) return {};
-  FileState& file = *inode->file;
-  std::vector<DeviceRun> runs = std::exchange(file.freed, {});
-  // The records of the catalog, and what is mapped now: a run is in one of both or in both, and goes once.
-  const Committed committed{inode->committed_size, inode->committed_blocks};
+Result<std::vector<DeviceRun>> FileIo::DeleteRecords(const InodePtr& inode, KvBatch* batch) {
+  std::vector<DeviceRun> runs;   // of the catalog alone: those of a file that is loaded are in its memory
+  if (!inode->file) return runs;
+  const Committed committed{inode->committed_size, inode->committed_blocks, inode->committed_version};
   RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, [&](std::string_view key, std::string_view value) -> Result<void> {
     batch->Delete(std::string(key));
-    if (file.loaded) return {};
+    if (inode->file->loaded) return {};
     ASSIGN_OR_RETURN(const auto record, ExtentRecord::Decode(key, value));
     runs.push_back({record.device, {record.start, record.count}});
-    if (!file.reverted) p_.space.AddUsed(-static_cast<int64_t>(record.count.value));
     return {};
   }));
   const uint64_t segments = RoundUp(inode->committed_size, kMiB) / kMiB;
@@ -326,11 +323,21 @@ Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
     for (; checksums->Valid(); checksums->Next()) batch->Delete(std::string(checksums->key()));
     RETURN_IF_ERROR(checksums->status());
   }
+  return runs;
+}
+
+void FileIo::DropData(const InodePtr& inode, std::vector<DeviceRun> runs) {
+  if (!inode->file) return;
+  FileState& file = *inode->file;
   if (file.loaded) {
     MappedBlocksUpdate update(*inode, p_.space);
     for (const auto& [block, record] : file.extents.extents()) runs.push_back({record.device, {record.start, record.count}});
     file.extents.Clear();
+  } else if (!file.reverted) {
+    for (const DeviceRun& run : runs) p_.space.AddUsed(-static_cast<int64_t>(run.run.count.value));
   }
+  runs.insert(runs.end(), file.freed.begin(), file.freed.end());
+  file.freed.clear();
   file.dirty.Clear();
   file.checksums.Clear();
   file.reservation.TrimTo({});
@@ -339,7 +346,6 @@ Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
   p_.space.ReleaseWindow(inode->id);
   p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
   p_.committer.AddDeleted(inode, std::move(runs));
-  return {};
 }
 
 Result<ReadView> FileIo::ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size) {

@@ -63,7 +63,8 @@ class FileIo final : public DataOwner {
   void ReclaimSpace(Committer::Scope scope);
 
   Result<void> CommitBeforeRename(const InodePtr& inode) override;
-  Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) override;
+  Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch) override;
+  void DropData(const InodePtr& inode, std::vector<DeviceRun> runs) override;
 
   uint64_t written_bytes() const { return written_bytes_.load(); }
 

@@ -29,9 +29,12 @@ class DataOwner {
   // written after it cannot survive a crash without the data. Blocks; called without locks.
   virtual Result<void> CommitBeforeRename(const InodePtr& inode) = 0;
 
-  // The file is being deleted: appends the removal of its extent and checksum records to `batch`, drops what is in
-  // memory, and queues its space, which returns once the batch is durable and no read or write of it is in flight.
-  virtual Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) REQUIRES(inode->mutex) = 0;
+  // The file is being deleted: appends the removal of its extent and checksum records to `batch`. For DropData.
+  virtual Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch)
+      REQUIRES(inode->mutex) = 0;
+  // That batch is in the catalog, under the same hold of the mutex: drops what is in memory of the file, and queues its
+  // space, which returns once the batch is durable and no read or write of it is in flight.
+  virtual void DropData(const InodePtr& inode, std::vector<DeviceRun> runs) REQUIRES(inode->mutex) = 0;
 };
 
 // Thread-safe. Changes are serialised by one mutex and are visible, and ordered in the catalog's log, when a call

@@ -414,7 +414,7 @@ TEST(Files, AFailedCatalogSyncMakesTheStoreReadOnly) {
 }
 
 TEST(Files, AFailedChangeOfNamesMakesTheStoreReadOnly) {
-  TestStore store;
+  TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, "data"));
   store.kv().FailWrite(1);
@@ -535,6 +535,27 @@ TEST(Files, AnUnlinkedOpenFileKeepsItsDataUntilClosed) {
   EXPECT_EQ(store->Space().free.value, fresh);
   ASSERT_OK(store.Remount());
   EXPECT_EQ(store->Space().free.value, fresh);
+}
+
+TEST(Files, AnUnlinkThatFailsLeavesTheFileAsItWas) {
+  for (const bool loaded : {false, true}) {
+    TestStore store;
+    std::string data = Pattern(1, 2 * kMiB);
+    ASSERT_OK(store.WriteFile("a", data));
+    ASSERT_OK(store->SyncAll());
+    ASSERT_OK(store.Remount());
+    if (loaded) {
+      const InodePtr file = store.OpenPath("a").value();
+      ASSERT_OK(store.WriteAt(file, 100, "new"));
+      data.replace(100, 3, "new");
+      store->CloseFile(file);
+    }
+    const uint64_t free = store->Space().free.value;
+    store.kv().FailWrite(1);
+    EXPECT_FALSE(store->names().Unlink(kRootInode, "a").has_value());
+    EXPECT_TRUE(Must(store.ReadPath("a")) == data);
+    EXPECT_EQ(store->Space().free.value, free);
+  }
 }
 
 TEST(Files, ManySmallFilesShareCommits) {

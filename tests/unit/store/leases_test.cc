@@ -405,7 +405,7 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
 
 TEST(Publishing, WhatAFailedCatalogMayHaveKeptIsNobodys) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {   // Whether the batch is found is drawn.
-    TestStore store;
+    TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
     ASSERT_OK(store.WriteFile("a", Pattern(1, 20 * kMiB)));
     ASSERT_OK(store->SyncAll());
     const InodePtr file = store.OpenPath("a").value();

@@ -13,7 +13,7 @@
 namespace weightfs {
 namespace {
 
-constexpr unsigned kExecutorThreads = 4;
+constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
 // From the receiving of a request to its serving, on a busy machine.
 constexpr auto kUnservedEnds = std::chrono::milliseconds(5);
@@ -26,11 +26,11 @@ uint64_t SizeOf(Inode& inode) {
 }  // namespace
 
 Filesystem::Filesystem(Store& store, const MountOptions& options)
-    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue) {
+    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue), page_executor_(kPageThreads, 0) {
   // The kernel may have pages, and a size, of what a failed write has taken back.
   store_.OnReverted([this](InodeId ino) {
     requests_.Begin();   // Finish waits for it.
-    executor_.RunElsewhere([this, ino] {
+    page_executor_.RunElsewhere([this, ino] {
       ChangedPastKernel(ino);
       requests_.End();
     });

@@ -42,18 +42,19 @@ class Filesystem {
   fuse_session* session = nullptr;
   ReceiveBuffers* buffers = nullptr;   // for statistics
 
-  // Runs `operation(reply)` on a thread that may wait.
+  // Runs `operation(reply)` on a thread that may wait, but not for pages of the kernel.
   template <typename Operation>
   void RunLater(Reply reply, Operation operation) {
     auto kept = std::make_shared<Reply>(std::move(reply));
     executor_.Run([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
-  // The same, never on the calling thread; for what must not hold up a receiver. Bounded by the kernel's requests.
+  // The same for what waits for pages (DropPages); never on the calling thread. There are as many at once as the kernel
+  // has requests under way. Pages may wait for an answer of RunLater: the kernel writes none of a file that it truncates.
   template <typename Operation>
   void RunElsewhere(Reply reply, Operation operation) {
     auto kept = std::make_shared<Reply>(std::move(reply));
-    executor_.RunElsewhere([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    page_executor_.RunElsewhere([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
   // Answers with an entry, or the error, and counts that the kernel knows the inode now.
@@ -101,7 +102,8 @@ class Filesystem {
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
   RequestCounter requests_, ends_;
-  Executor executor_;   // its threads use the rest
+  Executor executor_;        // its threads use the rest
+  Executor page_executor_;   // likewise, and may wait for what executor_ answers
   std::unique_ptr<LeaseServer> leases_;   // likewise
 };
 

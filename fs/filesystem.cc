@@ -116,11 +116,20 @@ bool Filesystem::LeavesStalePages(const FileHandle& handle) {
 }
 
 void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
-  const int status = fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(offset),
-                                                      static_cast<off_t>(size));
+  dropping_.Begin();
+  int status = 0;
+  if (!ending_.load()) {
+    status = fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(offset), static_cast<off_t>(size));
+  }
+  dropping_.End();
   // ENOENT: the kernel does not have the inode, so neither its pages.
   if (status != 0 && status != -ENOENT)
     spdlog::error("the kernel did not drop cached pages of inode {} (error {})", ino.value, -status);
+}
+
+void Filesystem::EndDropping() {
+  ending_.store(true);   // Before the count is looked at: whoever comes later sees it.
+  dropping_.WaitForNone();
 }
 
 void Filesystem::TakeMappedChanges(InodeId ino) {

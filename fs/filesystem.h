@@ -1,6 +1,7 @@
 // What the operations of a mount share. Private to fs/.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -75,6 +76,9 @@ class Filesystem {
   bool LeavesStalePages(const FileHandle& handle);
   // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
   void DropPages(InodeId ino, uint64_t offset, uint64_t size);
+  // Waits for those calls, and lets later ones do nothing: the kernel may send changed pages first, and soon nobody
+  // serves it. Once, before the receivers end.
+  void EndDropping();
   // What shared mappings of the inode had changed is in the store on return. Waits like DropPages.
   void TakeMappedChanges(InodeId ino);
 
@@ -101,7 +105,8 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
-  RequestCounter requests_, ends_;
+  RequestCounter requests_, ends_, dropping_;
+  std::atomic<bool> ending_{false};   // no pages are dropped any more
   Executor executor_;        // its threads use the rest
   Executor page_executor_;   // likewise, and may wait for what executor_ answers
   std::unique_ptr<LeaseServer> leases_;   // likewise

@@ -141,7 +141,9 @@ void LeaseServer::Run() {
       if (source == wake_.get()) {
         if (stopping_.load()) return;
         uint64_t woken = 0;
-        if (read(wake_.get(), &woken, sizeof(woken)) == sizeof(woken)) look_after_ = kFirstLook;
+        if (read(wake_.get(), &woken, sizeof(woken)) != sizeof(woken)) continue;
+        look_after_ = kFirstLook;
+        next_look_ = {};   // at once, however rarely it was looked
         continue;
       }
       if (source == listener_.get()) {

@@ -143,12 +143,13 @@ void Filesystem::ChangedPastKernel(InodeId ino) {
 
 void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entries,
                              std::span<const InodeId> replaced) {
+  int failed = 0;
   for (const DirectFile& entry : entries) {
     const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, entry.name.data(), entry.name.size());
-    if (status == 0 || status == -ENOENT) continue;   // ENOENT: the kernel does not have it.
-    spdlog::error("the kernel did not forget what an entry of inode {} was (error {})", directory.value, -status);
-    break;
+    if (status != 0 && status != -ENOENT) failed = status;   // ENOENT: the kernel does not have it.
   }
+  if (failed != 0)
+    spdlog::error("the kernel did not forget what entries of inode {} were (error {})", directory.value, -failed);
   DropPages(directory, 0, 0);
   // Some have other names, or are open.
   for (const InodeId ino : replaced) {

@@ -16,7 +16,6 @@ namespace {
 
 static_assert(lease::kBlock == kBlockSize);
 
-constexpr uint16_t kMayRead = 4, kMaySearch = 1;
 // What all answers have in memory at once; the largest lease has it for itself.
 constexpr uint64_t kMostAnswers = kLargestLease.value * sizeof(uint32_t);
 
@@ -64,7 +63,7 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
     case lease::Kind::kReadMany: return ReadMany(request, body);
     case lease::Kind::kCommitMany: return CommitMany(request, body);
     case lease::Kind::kRelease:
-      request.connection->End();
+      request.connection->TakeGrant();   // free again
       SendDone(request, {});
       return {};
   }
@@ -76,7 +75,7 @@ void LeaseRequests::Send(const Request& request, int error, const Body& body, co
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
   if (size > lease::kMaximumBody) {
-    request.connection->End();
+    request.connection->TakeGrant();   // free again
     return Fail(request, TooMuch());
   }
   lease::Header header;
@@ -208,7 +207,7 @@ Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Cre
     if (!opened.has_value()) return opened.error();
     const InodePtr inode = *opened;
     auto lease = [&]() -> Result<ReadLease> {
-      RETURN_IF_ERROR(names.CheckAccess(inode, peer, kMayRead));
+      RETURN_IF_ERROR(names.CheckAccess(inode, peer, Namespace::kMayRead));
       return LeaseFile(inode, 0, lease::kToEnd, memory);
     }();
     store.CloseFile(inode);
@@ -222,7 +221,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
   const Credentials& peer = request.connection->peer();
-  RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, kMaySearch));
+  RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, Namespace::kMaySearch));
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   std::vector<lease::FileAnswer> files(asked.files);
   std::vector<lease::Extent> extents;
@@ -284,7 +283,7 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
 }
 
 Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
-  SpaceGrant grant = request.connection->End();
+  SpaceGrant grant = request.connection->TakeGrant();
   lease::CommitRequest asked;
   std::vector<uint32_t> checksums;
   if (!body.Take(&asked) || !body.Take(asked.length / kBlockSize + (asked.length % kBlockSize != 0), &checksums) ||
@@ -304,7 +303,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
 }
 
 Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body) {
-  SpaceGrant grant = request.connection->End();
+  SpaceGrant grant = request.connection->TakeGrant();
   lease::CommitManyRequest asked;
   std::vector<lease::FileEntry> entries;
   if (!body.Take(&asked) || asked.files > lease::kMaximumFiles || !body.Take(asked.files, &entries)) return Malformed();

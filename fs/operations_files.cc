@@ -10,12 +10,6 @@
 namespace weightfs {
 namespace {
 
-using FilePtr = std::shared_ptr<FileHandle>;
-
-FilePtr HandleOf(const fuse_file_info* file) {
-  return HandleRegistry<FileHandle>::Get(file->fh);
-}
-
 void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
   const auto open = [&]() -> Result<InodePtr> {
     const bool truncate = (file.flags & O_TRUNC) != 0;
@@ -55,25 +49,15 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
   }
 }
 
-CreateRequest RequestOf(const Reply& reply, mode_t mode) {
-  const fuse_ctx& caller = reply.caller();
-  CreateRequest request;
-  request.mode = S_IFREG | (mode & 07777);
-  request.uid = caller.uid;
-  request.gid = caller.gid;
-  request.umask = caller.umask;
-  return request;
-}
-
 void Create(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
             fuse_file_info file) {
-  const CreateRequest request = RequestOf(reply, mode);
+  const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
   ReplyCreated(filesystem, std::move(reply), filesystem.names().Create(parent, name, request), file);
 }
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
 void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t mode, fuse_file_info file) {
-  const CreateRequest request = RequestOf(reply, mode);
+  const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
   ReplyCreated(filesystem, std::move(reply), filesystem.names().CreateUnnamed(parent, request), file);
 }
 #endif
@@ -201,21 +185,21 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
   };
 #endif
   operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {
-    Dispatch(request, Read, HandleOf(file), static_cast<uint64_t>(offset), size);
+    Dispatch(request, Read, FileOf(file), static_cast<uint64_t>(offset), size);
   };
   operations.write = [](fuse_req_t request, fuse_ino_t, const char* data, size_t size, off_t offset,
                         fuse_file_info* file) {
-    Dispatch(request, Write, HandleOf(file), static_cast<uint64_t>(offset),
+    Dispatch(request, Write, FileOf(file), static_cast<uint64_t>(offset),
              std::as_bytes(std::span(data, size)), file->flags);
   };
   operations.flush = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
-    Dispatch(request, Flush, HandleOf(file));
+    Dispatch(request, Flush, FileOf(file));
   };
   operations.release = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
     Dispatch(request, Release, file->fh);
   };
   operations.fsync = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info* file) {
-    Dispatch(request, Sync, HandleOf(file));
+    Dispatch(request, Sync, FileOf(file));
   };
 }
 

@@ -106,7 +106,7 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
   {
     MutexLock lock(inode->mutex);
     const auto piece = inode->file->extents.Lookup(need.block, BlockCount{1});
-    if (piece.extent && (piece.extent->flags & kExtentUnwritten) == 0) {
+    if (piece.IsWritten()) {
       mapped = true;
       block.extent = *piece.extent;
       result = inode->file->checksums.Get(p_.catalog, inode->id, need.block, {&checksum, 1});

@@ -108,7 +108,7 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
       const auto next = file.dirty.FirstFrom(block);
       const uint64_t until = next == file.dirty.spans().end() ? end.value : std::min(end.value, next->first);
       const auto piece = file.extents.Lookup(block, BlockCount{until - block.value});
-      data = piece.extent && (piece.extent->flags & kExtentUnwritten) == 0;
+      data = piece.IsWritten();
       count = piece.count;
     }
     if (data == (target == SeekTarget::kData)) return std::max(offset, ToBytes(block).value);

@@ -79,7 +79,8 @@ class Namespace {
                                        std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                        std::span<const uint32_t> checksums, size_t* failed);
 
-  // kAccess where the mode, or the access control list, does not let `who` do `wanted` (of 4 read, 2 write, 1 search).
+  // kAccess where the mode, or the access control list, does not let `who` do `wanted`, a sum of these.
+  static constexpr uint16_t kMayRead = 4, kMayWrite = 2, kMaySearch = 1;
   Result<void> CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted);
 
   Result<std::string> ReadLink(InodeId ino);

@@ -148,8 +148,6 @@ class SpaceManager {
   // `leaving`: blocks still mapped or reserved that count as free already.
   SpaceStatistics Statistics(BlockCount leaving) const;
   BlockCount total() const { return total_; }
-  // Free and not promised, as a Reserve now would see it.
-  BlockCount Reservable() const EXCLUDES(mutex_);
 
  private:
   friend class SpaceReservation;

@@ -368,7 +368,7 @@ StoreStatistics Store::statistics() const {
   statistics.read_bytes = p_->reader->counters().read_bytes;
   statistics.written_bytes = p_->files->written_bytes();
   statistics.device_read_bytes = p_->reader->counters().device_bytes;
-  statistics.device_written_bytes = p_->write_back->counters().written_bytes;
+  statistics.device_written_bytes = p_->write_back->written_bytes();
   statistics.commits = p_->committer->commits();
   statistics.flushes = p_->committer->flushes();
   statistics.checksum_errors = p_->reader->counters().checksum_errors;

@@ -136,7 +136,7 @@ void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount c
   const uint64_t generation = inode->attributes.data_version + 1;
   while (count.value > 0) {
     const ExtentMap::Piece piece = file.extents.Lookup(first, count);
-    if (piece.extent && (piece.extent->flags & kExtentUnwritten) != 0) {
+    if (piece.extent && !piece.IsWritten()) {
       file.extents.MarkWritten(first, piece.count, generation);
       WriteRun(inode, first, {piece.extent->device, {piece.extent->start, piece.count}}, batch);
       first += piece.count;
@@ -147,7 +147,7 @@ void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount c
     BlockCount together = piece.count;
     while (together < count) {
       const auto next = file.extents.Lookup(first + together, count - together);
-      if (next.extent && (next.extent->flags & kExtentUnwritten) != 0) break;
+      if (next.extent && !next.IsWritten()) break;
       together += next.count;
     }
     SpaceManager::Request request;
@@ -199,8 +199,7 @@ void WriteBack::WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun
     file.dirty.Freeze(first, step, operation->id);
     ++file.writes_since_seal;
     file.changed = true;
-    counters_.written_bytes += operation->size.value;
-    ++counters_.writes;
+    written_bytes_ += operation->size.value;
     batch->operations_.push_back(operation);
     first += step;
     rest = {rest.start + step, rest.count - step};

@@ -68,11 +68,6 @@ class WriteBatch {
 // Thread-safe.
 class WriteBack {
  public:
-  struct Counters {
-    std::atomic<uint64_t> written_bytes{0};
-    std::atomic<uint64_t> writes{0};
-  };
-
   WriteBack(DeviceSet& devices, SpaceManager& space) : devices_(devices), space_(space) {}
 
   // Allocates and freezes every unfrozen block of [first, end), and of the windows these lie in; the writes go out with
@@ -101,7 +96,7 @@ class WriteBack {
   // to its last commit. Before the first write.
   void OnTorn(std::function<void(const InodePtr&)> torn) { torn_ = std::move(torn); }
 
-  const Counters& counters() const { return counters_; }
+  uint64_t written_bytes() const { return written_bytes_.load(); }
 
  private:
   friend class WriteBatch;
@@ -117,7 +112,7 @@ class WriteBack {
 
   DeviceSet& devices_;
   SpaceManager& space_;
-  Counters counters_;
+  std::atomic<uint64_t> written_bytes_{0};
   std::function<void(const InodePtr&)> torn_;
   std::atomic<uint64_t> next_write_{1};
   Mutex mutex_;

@@ -82,8 +82,9 @@ Result<void> ChecksumTable::Get(KvStore& catalog, InodeId ino, FileBlock first, 
 
 void ChecksumTable::Seal() { std::swap(fresh_, sealed_); }
 
-Result<void> ChecksumTable::AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch) {
+Result<void> ChecksumTable::AppendSealed(KvStore& catalog, InodeId ino, ByteCount file_size, KvBatch* batch) {
   for (const auto& [number, segment] : sealed_) {
+    if (number * keys::kSegmentBlocks >= BlocksFor(file_size).value) break;
     size_t size = keys::kSegmentBlocks;
     while (size > 0 && !segment->known[size - 1]) --size;
     std::vector<uint32_t> merged;

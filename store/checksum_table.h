@@ -31,8 +31,9 @@ class ChecksumTable {
   // Moves what was set since the last seal into the layer of the commit under way, which must be empty.
   void Seal();
 
-  // Appends the sealed segments, merged with the catalog's, to `batch`.
-  Result<void> AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch);
+  // Appends the sealed segments of a file of that size, merged with the catalog's, to `batch`. Those behind it were written
+  // and cut off since the last seal.
+  Result<void> AppendSealed(KvStore& catalog, InodeId ino, ByteCount file_size, KvBatch* batch);
 
   // The batch of AppendSealed is in the catalog.
   void DropSealed();

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "common/log.h"
@@ -11,8 +13,10 @@
 namespace weightfs {
 namespace {
 
-constexpr unsigned kExecutorThreads = 4;
+constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
+// From the receiving of a request to its serving, on a busy machine.
+constexpr auto kUnservedEnds = std::chrono::milliseconds(5);
 
 uint64_t SizeOf(Inode& inode) {
   MutexLock lock(inode.mutex);
@@ -22,18 +26,27 @@ uint64_t SizeOf(Inode& inode) {
 }  // namespace
 
 Filesystem::Filesystem(Store& store, const MountOptions& options)
-    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue) {
+    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue), page_executor_(kPageThreads, 0) {
   // The kernel may have pages, and a size, of what a failed write has taken back.
   store_.OnReverted([this](InodeId ino) {
     requests_.Begin();   // Finish waits for it.
-    executor_.RunElsewhere([this, ino] {
+    page_executor_.RunElsewhere([this, ino] {
       ChangedPastKernel(ino);
       requests_.End();
     });
   });
+  // The kernel does not wait until the last close of a deleted file has given its space back. What wants space does, also
+  // for a close that another thread has received and not begun to serve.
+  store_.WaitForCloses([this] {
+    if (ends_.open() == 0) std::this_thread::sleep_for(kUnservedEnds);
+    ends_.WaitForNone();
+  });
 }
 
-Filesystem::~Filesystem() { store_.OnReverted(nullptr); }
+Filesystem::~Filesystem() {
+  store_.OnReverted(nullptr);
+  store_.WaitForCloses(nullptr);
+}
 
 void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
   if (!entry.has_value()) {
@@ -84,13 +97,10 @@ void Filesystem::DropHandle(uint64_t number) {
   store_.CloseFile(handle->inode);
 }
 
-void Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
-  const Result<bool> cleared = store_.ClearPrivileges(inode, set_ids);
-  if (!cleared.has_value()) {
-    spdlog::error("inode {}: its privileges could not be taken away: {}", inode->id.value, ToString(cleared.error()));
-  } else if (*cleared) {
-    DropAttributes(inode->id);
-  }
+Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  ASSIGN_OR_RETURN(const bool changed, names().ClearPrivileges(inode, set_ids));
+  if (changed) DropAttributes(inode->id);
+  return {};
 }
 
 void Filesystem::DropAttributes(InodeId ino) {
@@ -106,11 +116,20 @@ bool Filesystem::LeavesStalePages(const FileHandle& handle) {
 }
 
 void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
-  const int status = fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(offset),
-                                                      static_cast<off_t>(size));
+  dropping_.Begin();
+  int status = 0;
+  if (!ending_.load()) {
+    status = fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(offset), static_cast<off_t>(size));
+  }
+  dropping_.End();
   // ENOENT: the kernel does not have the inode, so neither its pages.
   if (status != 0 && status != -ENOENT)
     spdlog::error("the kernel did not drop cached pages of inode {} (error {})", ino.value, -status);
+}
+
+void Filesystem::EndDropping() {
+  ending_.store(true);   // Before the count is looked at: whoever comes later sees it.
+  dropping_.WaitForNone();
 }
 
 void Filesystem::TakeMappedChanges(InodeId ino) {
@@ -124,12 +143,13 @@ void Filesystem::ChangedPastKernel(InodeId ino) {
 
 void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entries,
                              std::span<const InodeId> replaced) {
+  int failed = 0;
   for (const DirectFile& entry : entries) {
     const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, entry.name.data(), entry.name.size());
-    if (status == 0 || status == -ENOENT) continue;   // ENOENT: the kernel does not have it.
-    spdlog::error("the kernel did not forget what an entry of inode {} was (error {})", directory.value, -status);
-    break;
+    if (status != 0 && status != -ENOENT) failed = status;   // ENOENT: the kernel does not have it.
   }
+  if (failed != 0)
+    spdlog::error("the kernel did not forget what entries of inode {} were (error {})", directory.value, -failed);
   DropPages(directory, 0, 0);
   // Some have other names, or are open.
   for (const InodeId ino : replaced) {

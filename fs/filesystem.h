@@ -1,6 +1,7 @@
 // What the operations of a mount share. Private to fs/.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -42,18 +43,19 @@ class Filesystem {
   fuse_session* session = nullptr;
   ReceiveBuffers* buffers = nullptr;   // for statistics
 
-  // Runs `operation(reply)` on a thread that may wait.
+  // Runs `operation(reply)` on a thread that may wait, but not for pages of the kernel.
   template <typename Operation>
   void RunLater(Reply reply, Operation operation) {
     auto kept = std::make_shared<Reply>(std::move(reply));
     executor_.Run([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
-  // The same, never on the calling thread; for what must not hold up a receiver. Bounded by the kernel's requests.
+  // The same for what waits for pages (DropPages); never on the calling thread. There are as many at once as the kernel
+  // has requests under way. Pages may wait for an answer of RunLater: the kernel writes none of a file that it truncates.
   template <typename Operation>
   void RunElsewhere(Reply reply, Operation operation) {
     auto kept = std::make_shared<Reply>(std::move(reply));
-    executor_.RunElsewhere([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    page_executor_.RunElsewhere([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
   // Answers with an entry, or the error, and counts that the kernel knows the inode now.
@@ -66,13 +68,17 @@ class Filesystem {
   void DropHandle(uint64_t number);
 
   // Before somebody writes to a file or truncates it: takes away its capabilities and, where he has no right to them
-  // (`set_ids`), the set-id bits, and tells the kernel, which leaves all of it to us for direct I/O.
-  void ClearPrivileges(const InodePtr& inode, bool set_ids);
+  // (`set_ids`), the set-id bits, and tells the kernel, which leaves all of it to us for direct I/O. Where this fails
+  // nothing may be written.
+  Result<void> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
   // A write through `handle` has changed data: true when the kernel has pages that are stale now.
   bool LeavesStalePages(const FileHandle& handle);
   // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
   void DropPages(InodeId ino, uint64_t offset, uint64_t size);
+  // Waits for those calls, and lets later ones do nothing: the kernel may send changed pages first, and soon nobody
+  // serves it. Once, before the receivers end.
+  void EndDropping();
   // What shared mappings of the inode had changed is in the store on return. Waits like DropPages.
   void TakeMappedChanges(InodeId ino);
 
@@ -99,8 +105,10 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
-  RequestCounter requests_, ends_;
-  Executor executor_;   // its threads use the rest
+  RequestCounter requests_, ends_, dropping_;
+  std::atomic<bool> ending_{false};   // no pages are dropped any more
+  Executor executor_;        // its threads use the rest
+  Executor page_executor_;   // likewise, and may wait for what executor_ answers
   std::unique_ptr<LeaseServer> leases_;   // likewise
 };
 

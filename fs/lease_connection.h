@@ -62,7 +62,7 @@ class LeaseConnection {
   }
   // Ends the lease, whose holder says that he transfers nothing any more; the blocks that it had for writing, none where
   // it had not, are the caller's.
-  SpaceGrant End() EXCLUDES(mutex_) {
+  SpaceGrant TakeGrant() EXCLUDES(mutex_) {
     SpaceGrant grant = Take();
     grant.EndWrites();
     return grant;

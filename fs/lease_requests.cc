@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -15,7 +16,8 @@ namespace {
 
 static_assert(lease::kBlock == kBlockSize);
 
-constexpr uint16_t kMayRead = 4, kMaySearch = 1;
+// What all answers have in memory at once; the largest lease has it for itself.
+constexpr uint64_t kMostAnswers = kLargestLease.value * sizeof(uint32_t);
 
 lease::Extent ToWire(const FileExtent& extent) {
   return {extent.first.value, extent.count.value, extent.start.value, extent.device.value, 0};
@@ -38,6 +40,14 @@ Error Malformed() { return {ErrorCode::kInvalid, "the request's body is not what
 
 }  // namespace
 
+Result<void> AnswerMemory::Add(BlockCount blocks) {
+  if (blocks > kLargestLease) return TooMuch();
+  const uint64_t bytes = blocks.value * sizeof(uint32_t);
+  own_ += bytes;
+  if (taken_.fetch_add(bytes) <= kMostAnswers - bytes) return {};
+  return Error{ErrorCode::kAgain, "other programs are being answered with all the memory that there is for it"};
+}
+
 void LeaseRequests::Handle(const LeaseConnectionPtr& connection, const lease::Message& message) {
   open_.Begin();
   Request request{connection, static_cast<lease::Kind>(message.header.kind)};
@@ -53,7 +63,7 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
     case lease::Kind::kReadMany: return ReadMany(request, body);
     case lease::Kind::kCommitMany: return CommitMany(request, body);
     case lease::Kind::kRelease:
-      request.connection->End();
+      request.connection->TakeGrant();   // free again
       SendDone(request, {});
       return {};
   }
@@ -65,7 +75,7 @@ void LeaseRequests::Send(const Request& request, int error, const Body& body, co
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
   if (size > lease::kMaximumBody) {
-    request.connection->End();
+    request.connection->TakeGrant();   // free again
     return Fail(request, TooMuch());
   }
   lease::Header header;
@@ -154,7 +164,14 @@ Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token
   return opened.directory->inode;
 }
 
-Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length) {
+Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length,
+                                           AnswerMemory* memory) {
+  uint64_t size;
+  {
+    MutexLock lock(inode->mutex);
+    size = inode->attributes.size;
+  }
+  RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{std::min(length, size - std::min(size, offset))})));
   filesystem_.TakeMappedChanges(inode->id);
   return filesystem_.store().LeaseRead(inode, offset, length);
 }
@@ -165,7 +182,8 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
   ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, false));
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
-  ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(inode, asked.offset, asked.length));
+  AnswerMemory memory(answers_);
+  ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(inode, asked.offset, asked.length, &memory));
   std::vector<lease::Extent> extents;
   for (const FileExtent& extent : lease.extents) extents.push_back(ToWire(extent));
   const lease::ReadAnswer answer{lease.file_size, lease.first.value, lease.count.value, extents.size()};
@@ -175,7 +193,8 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
 }
 
 // One file of a directory for somebody who has not opened it: what open(2) would look at is looked at here.
-Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name) {
+Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name,
+                                            AnswerMemory* memory) {
   Namespace& names = filesystem_.names();
   Store& store = filesystem_.store();
   while (true) {
@@ -188,8 +207,8 @@ Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Cre
     if (!opened.has_value()) return opened.error();
     const InodePtr inode = *opened;
     auto lease = [&]() -> Result<ReadLease> {
-      RETURN_IF_ERROR(names.CheckAccess(inode, peer, kMayRead));
-      return LeaseFile(inode, 0, lease::kToEnd);
+      RETURN_IF_ERROR(names.CheckAccess(inode, peer, Namespace::kMayRead));
+      return LeaseFile(inode, 0, lease::kToEnd, memory);
     }();
     store.CloseFile(inode);
     return lease;
@@ -202,16 +221,19 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
   const Credentials& peer = request.connection->peer();
-  RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, kMaySearch));
+  RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, Namespace::kMaySearch));
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   std::vector<lease::FileAnswer> files(asked.files);
   std::vector<lease::Extent> extents;
   std::vector<uint32_t> checksums;
   SpacePin pin;
+  AnswerMemory memory(answers_);
   for (lease::FileAnswer& file : files) {
     std::string_view name;
     if (!body.TakeText(&name)) return Malformed();
-    auto lease = LeaseNamed(directory, peer, name);
+    auto lease = LeaseNamed(directory, peer, name, &memory);
+    // The program does without a lease then, and nothing is wrong with the file.
+    if (!lease.has_value() && lease.error().code == ErrorCode::kAgain) return lease.error();
     if (!lease.has_value()) {
       file.error = ToErrno(lease.error().code);
       continue;
@@ -261,7 +283,7 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
 }
 
 Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
-  SpaceGrant grant = request.connection->End();
+  SpaceGrant grant = request.connection->TakeGrant();
   lease::CommitRequest asked;
   std::vector<uint32_t> checksums;
   if (!body.Take(&asked) || !body.Take(asked.length / kBlockSize + (asked.length % kBlockSize != 0), &checksums) ||
@@ -273,7 +295,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
   // Pages that were changed before would otherwise be written over what is committed.
   filesystem_.TakeMappedChanges(inode->id);
-  filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0);
+  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0));
   RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
   filesystem_.ChangedPastKernel(inode->id);
   SendWhenDurable(request, inode, asked.durable != 0);
@@ -281,7 +303,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
 }
 
 Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body) {
-  SpaceGrant grant = request.connection->End();
+  SpaceGrant grant = request.connection->TakeGrant();
   lease::CommitManyRequest asked;
   std::vector<lease::FileEntry> entries;
   if (!body.Take(&asked) || asked.files > lease::kMaximumFiles || !body.Take(asked.files, &entries)) return Malformed();

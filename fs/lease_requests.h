@@ -20,6 +20,23 @@ namespace weightfs {
 
 class Filesystem;
 
+// What one request takes of the memory that all answers have together; gives it back at its end.
+class AnswerMemory {
+ public:
+  // `taken` is what all take, and outlives it.
+  explicit AnswerMemory(std::atomic<uint64_t>& taken) : taken_(taken) {}
+  ~AnswerMemory() { taken_ -= own_; }
+  AnswerMemory(const AnswerMemory&) = delete;
+  AnswerMemory& operator=(const AnswerMemory&) = delete;
+
+  // For the checksums of so many blocks. kFileTooBig for more than a lease may have, kAgain for more than is left.
+  Result<void> Add(BlockCount blocks);
+
+ private:
+  std::atomic<uint64_t>& taken_;   // bytes
+  uint64_t own_ = 0;
+};
+
 // Thread-safe.
 class LeaseRequests {
  public:
@@ -61,8 +78,9 @@ class LeaseRequests {
   Result<InodePtr> FileOf(Request& request, const lease::Token& token, bool write);
   Result<InodePtr> DirectoryOf(Request& request, const lease::Token& token);
   Result<LeaseTickets::Opened> OpenedBy(Request& request, const lease::Token& token);
-  Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length);
-  Result<ReadLease> LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name);
+  Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length, AnswerMemory* memory);
+  Result<ReadLease> LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name,
+                               AnswerMemory* memory);
   Result<LeaseDevicesPtr> ReadersDevices() EXCLUDES(mutex_);
   Result<LeaseDevicesPtr> OpenDevices(bool write, uint64_t writer);
 
@@ -70,6 +88,7 @@ class LeaseRequests {
   LeaseTickets& tickets_;
   const Answered answered_;
   RequestCounter open_;
+  std::atomic<uint64_t> answers_{0};   // bytes of checksums that requests have in memory
   std::atomic<uint64_t> writers_{0};   // numbers given to holders of leases for writing
   Mutex mutex_;
   std::weak_ptr<const LeaseDevices> readers_ GUARDED_BY(mutex_);   // open while somebody holds a lease for reading

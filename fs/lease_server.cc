@@ -52,6 +52,12 @@ Result<Credentials> PeerOf(int socket) {
   return peer;
 }
 
+// Whether a request waits that was not received yet. Where that cannot be seen one may.
+bool HasUnread(int socket) {
+  int unread = 0;
+  return ioctl(socket, SIOCINQ, &unread) != 0 || unread != 0;
+}
+
 }  // namespace
 
 bool TrustsForLeases(DirectAccess direct, uint32_t uid) {
@@ -135,7 +141,9 @@ void LeaseServer::Run() {
       if (source == wake_.get()) {
         if (stopping_.load()) return;
         uint64_t woken = 0;
-        if (read(wake_.get(), &woken, sizeof(woken)) == sizeof(woken)) look_after_ = kFirstLook;
+        if (read(wake_.get(), &woken, sizeof(woken)) != sizeof(woken)) continue;
+        look_after_ = kFirstLook;
+        next_look_ = {};   // at once, however rarely it was looked
         continue;
       }
       if (source == listener_.get()) {
@@ -200,13 +208,13 @@ void LeaseServer::Accept(lease::Descriptor socket) {
   Expect(connection, EPOLL_CTL_ADD);
 }
 
-// The connection that has been without a lease for longest, if any is; it is none any more.
+// The connection that has had no lease and no request for longest, if any is; it is none any more.
 LeaseConnectionPtr LeaseServer::TakeIdleLocked() {
   auto longest = connections_.end();
   std::optional<LeaseConnection::Time> since;
   for (auto at = connections_.begin(); at != connections_.end(); ++at) {
     const auto idle = at->second->IdleSince();
-    if (!idle || (since && *since <= *idle)) continue;
+    if (!idle || (since && *since <= *idle) || HasUnread(at->second->socket())) continue;
     longest = at;
     since = idle;
   }

@@ -24,6 +24,21 @@ inline Filesystem& FilesystemOf(fuse_req_t request) {
   return *static_cast<Filesystem*>(fuse_req_userdata(request));
 }
 
+using FilePtr = std::shared_ptr<FileHandle>;
+
+inline FilePtr FileOf(const fuse_file_info* file) { return HandleRegistry<FileHandle>::Get(file->fh); }
+
+// What the caller wants made; `mode` with the type.
+inline CreateRequest RequestOf(const Reply& reply, uint32_t mode) {
+  const fuse_ctx& caller = reply.caller();
+  CreateRequest request;
+  request.mode = mode;
+  request.uid = caller.uid;
+  request.gid = caller.gid;
+  request.umask = caller.umask;
+  return request;
+}
+
 // Calls `operation(filesystem, reply, arguments…)` for a request.
 template <typename Operation, typename... Arguments>
 void Dispatch(fuse_req_t request, Operation operation, Arguments&&... arguments) noexcept {

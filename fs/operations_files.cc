@@ -2,32 +2,28 @@
 #include <fcntl.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <string_view>
-#include <thread>
 
 #include "fs/operations.h"
 
 namespace weightfs {
 namespace {
 
-using FilePtr = std::shared_ptr<FileHandle>;
-
-// From the receiving of a request to its serving, on a busy machine.
-constexpr auto kUnservedEnds = std::chrono::milliseconds(5);
-
-FilePtr HandleOf(const fuse_file_info* file) {
-  return HandleRegistry<FileHandle>::Get(file->fh);
-}
-
 void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
-  const Result<InodePtr> inode = filesystem.store().OpenFile(ino, (file.flags & O_TRUNC) != 0);
+  const auto open = [&]() -> Result<InodePtr> {
+    const bool truncate = (file.flags & O_TRUNC) != 0;
+    if (truncate) {
+      ASSIGN_OR_RETURN(const InodePtr inode, filesystem.store().inodes().Get(ino));
+      RETURN_IF_ERROR(filesystem.ClearPrivileges(inode, reply.caller().uid != 0));
+    }
+    return filesystem.store().OpenFile(ino, truncate);
+  };
+  const Result<InodePtr> inode = open();
   if (!inode.has_value()) {
     reply.Fail(inode.error());
     return;
   }
-  if ((file.flags & O_TRUNC) != 0) filesystem.ClearPrivileges(*inode, reply.caller().uid != 0);
   const uint32_t open_flags = filesystem.AddHandle(*inode, file);
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
@@ -53,25 +49,15 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
   }
 }
 
-CreateRequest RequestOf(const Reply& reply, mode_t mode) {
-  const fuse_ctx& caller = reply.caller();
-  CreateRequest request;
-  request.mode = S_IFREG | (mode & 07777);
-  request.uid = caller.uid;
-  request.gid = caller.gid;
-  request.umask = caller.umask;
-  return request;
-}
-
 void Create(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
             fuse_file_info file) {
-  const CreateRequest request = RequestOf(reply, mode);
+  const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
   ReplyCreated(filesystem, std::move(reply), filesystem.names().Create(parent, name, request), file);
 }
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
 void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t mode, fuse_file_info file) {
-  const CreateRequest request = RequestOf(reply, mode);
+  const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
   ReplyCreated(filesystem, std::move(reply), filesystem.names().CreateUnnamed(parent, request), file);
 }
 #endif
@@ -143,29 +129,25 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   // A mapping makes no file longer: what its pages hold behind the end was cut off since they were changed.
   const bool mapped = (write_flags & kFromPageCache) != 0;
   const auto reach = mapped ? WriteReach::kWithinFile : WriteReach::kAnywhere;
-  if (!mapped) filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
+  if (!mapped) {
+    const Result<void> cleared = filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
+    if (!cleared.has_value()) {
+      reply.Fail(cleared.error());
+      return;
+    }
+  }
   Buffer holder;
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
-  RequestCounter& ends = filesystem.ends();
-  const uint64_t ended = ends.begun();
-  bool again = false;
   const auto answer = [&](const Result<void>& written) {
     if (!written.has_value()) {
-      again = written.error().code == ErrorCode::kNoSpace && !again;
-      if (!again) reply.Fail(written.error());
+      reply.Fail(written.error());
     } else if (!filesystem.LeavesStalePages(*file)) {
       FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
     } else {
       DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync);
     }
   };
-  filesystem.store().Write(file->inode, ByteOffset{offset}, data, holder, reach, answer);
-  if (!again) return;
-  // The kernel does not wait until the last close of a deleted file has given its space back; a write after it does, also
-  // for one that another thread has received and not begun to serve.
-  if (ends.open() == 0 && ends.begun() == ended) std::this_thread::sleep_for(kUnservedEnds);
-  ends.WaitForNone();
   filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), reach, answer);
 }
 
@@ -203,21 +185,21 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
   };
 #endif
   operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {
-    Dispatch(request, Read, HandleOf(file), static_cast<uint64_t>(offset), size);
+    Dispatch(request, Read, FileOf(file), static_cast<uint64_t>(offset), size);
   };
   operations.write = [](fuse_req_t request, fuse_ino_t, const char* data, size_t size, off_t offset,
                         fuse_file_info* file) {
-    Dispatch(request, Write, HandleOf(file), static_cast<uint64_t>(offset),
+    Dispatch(request, Write, FileOf(file), static_cast<uint64_t>(offset),
              std::as_bytes(std::span(data, size)), file->flags);
   };
   operations.flush = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
-    Dispatch(request, Flush, HandleOf(file));
+    Dispatch(request, Flush, FileOf(file));
   };
   operations.release = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
     Dispatch(request, Release, file->fh);
   };
   operations.fsync = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info* file) {
-    Dispatch(request, Sync, HandleOf(file));
+    Dispatch(request, Sync, FileOf(file));
   };
 }
 

@@ -10,16 +10,6 @@
 namespace weightfs {
 namespace {
 
-CreateRequest RequestOf(const Reply& reply, uint32_t mode) {
-  const fuse_ctx& caller = reply.caller();
-  CreateRequest request;
-  request.mode = mode;
-  request.uid = caller.uid;
-  request.gid = caller.gid;
-  request.umask = caller.umask;
-  return request;
-}
-
 void Lookup(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
   Result<Attributes> found = filesystem.names().Lookup(parent, name);
   if (!found.has_value() && found.error().code == ErrorCode::kNotFound) {

@@ -12,12 +12,6 @@
 namespace weightfs {
 namespace {
 
-using FilePtr = std::shared_ptr<FileHandle>;
-
-FilePtr HandleOf(const fuse_file_info* file) {
-  return HandleRegistry<FileHandle>::Get(file->fh);
-}
-
 std::optional<FallocateMode> ToMode(int mode) {
   switch (mode) {
     case 0: return FallocateMode::kAllocate;
@@ -107,17 +101,17 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
 void AddSpaceOperations(fuse_lowlevel_ops& operations) {
   operations.fallocate = [](fuse_req_t request, fuse_ino_t, int mode, off_t offset, off_t length,
                             fuse_file_info* file) {
-    Dispatch(request, Allocate, HandleOf(file), mode, static_cast<uint64_t>(offset),
+    Dispatch(request, Allocate, FileOf(file), mode, static_cast<uint64_t>(offset),
              static_cast<uint64_t>(length));
   };
   operations.lseek = [](fuse_req_t request, fuse_ino_t, off_t offset, int whence, fuse_file_info* file) {
-    Dispatch(request, Seek, HandleOf(file), static_cast<uint64_t>(offset), whence);
+    Dispatch(request, Seek, FileOf(file), static_cast<uint64_t>(offset), whence);
   };
   operations.copy_file_range = [](fuse_req_t request, fuse_ino_t, off_t from_offset, fuse_file_info* from,
                                   fuse_ino_t, off_t to_offset, fuse_file_info* to, size_t length, int flags) {
     Dispatch(request, CopyRange,
-             CopyRequest{.from = HandleOf(from),
-                         .to = HandleOf(to),
+             CopyRequest{.from = FileOf(from),
+                         .to = FileOf(to),
                          .from_offset = static_cast<uint64_t>(from_offset),
                          .to_offset = static_cast<uint64_t>(to_offset),
                          .length = length,

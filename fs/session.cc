@@ -370,7 +370,10 @@ Result<void> Session::Run() {
     all_left = receiving_ == 0;
   }
   filesystem_.EndLeases();
-  if (!all_left) FlushMappings();
+  if (!all_left) {
+    FlushMappings();
+    filesystem_.EndDropping();
+  }
   EndReceivers(receivers);
   filesystem_.Finish();
   Unmount();

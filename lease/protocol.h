@@ -56,6 +56,7 @@ static_assert(sizeof(Extent) == 32);
 
 // The bytes as they are now, what others wrote and did not sync included. While the lease lasts, the blocks of the
 // extents keep what they hold, whatever happens to the file. EFBIG: the range is more than an answer takes (512 GiB).
+// EAGAIN: other answers take the memory that there is for them, or somebody writes the range all the time.
 struct ReadRequest {
   Token token{};         // of a descriptor open for reading
   uint64_t offset = 0;   // bytes

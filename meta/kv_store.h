@@ -62,6 +62,9 @@ class KvStore {
   // nullopt when the key is absent.
   virtual Result<std::optional<std::string>> Get(std::string_view key) = 0;
 
+  // A write or a sync has failed: nothing is written any more.
+  virtual bool failed() const = 0;
+
   // Applies the batch: visible to reads on return, durable after the next Sync. Batches are recovered as a prefix in
   // the order of their Writes: one that survives a crash implies all earlier ones. Survives a kill of the process.
   virtual Result<void> Write(const KvBatch& batch) = 0;

@@ -400,6 +400,8 @@ Result<std::optional<std::string>> RocksKvStore::Get(std::string_view key) {
   return std::optional<std::string>(std::move(value));
 }
 
+bool RocksKvStore::failed() const { return impl_->database->health->failed(); }
+
 Result<void> RocksKvStore::Write(const KvBatch& batch) {
   if (!impl_->writable()) return ErrorCode::kReadOnly;
   if (batch.empty()) return {};
@@ -413,7 +415,7 @@ Result<void> RocksKvStore::Write(const KvBatch& batch) {
 }
 
 Result<void> RocksKvStore::Sync() {
-  if (impl_->database->health->failed()) return ErrorCode::kReadOnly;
+  if (failed()) return ErrorCode::kReadOnly;
   return impl_->sync.Sync();   // of a store opened read-only: nothing was written, so nothing is to do
 }
 

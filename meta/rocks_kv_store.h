@@ -35,6 +35,7 @@ class RocksKvStore final : public KvStore {
   ~RocksKvStore() override;
 
   Result<std::optional<std::string>> Get(std::string_view key) override;
+  bool failed() const override;
   Result<void> Write(const KvBatch& batch) override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;

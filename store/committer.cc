@@ -41,6 +41,8 @@ struct Committer::Cycle {
 Committer::Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back,
                      const Options& options)
     : catalog_(catalog), devices_(devices), space_(space), write_back_(write_back), options_(options) {
+  // At once: until then nobody can write to the file.
+  write_back_.OnTorn([this](const InodePtr& inode) { Commit(inode, Level::kOrdered, nullptr); });
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -74,7 +76,7 @@ void Committer::Add(Request request, Scope scope) {
       return;
     }
   }
-  request.done(ErrorCode::kShutdown);
+  if (request.done) request.done(ErrorCode::kShutdown);
 }
 
 void Committer::Commit(const InodePtr& inode, Level level, Done done) {
@@ -187,9 +189,7 @@ void Committer::RunCycle(Cycle cycle) {
     if (auto synced = catalog_.Sync(); !synced) cycle.error = Fail(synced.error(), "syncing the catalog failed");
   }
   if (!cycle.error) {
-    for (Sealed& sealed : cycle.sealed) {
-      if (!cycle.errors.contains(sealed.inode.get())) space_.Retire(std::move(sealed.freed));
-    }
+    for (Sealed& sealed : cycle.sealed) space_.Retire(std::move(sealed.freed));
     for (Deletion& deletion : cycle.deletions) space_.Retire(std::move(deletion.runs));
     if (cycle.wrote) ++commits_;
   }
@@ -237,27 +237,28 @@ void Committer::WaitForWrites(Cycle* cycle) {
   for (Sealed& sealed : cycle->sealed) {
     Inode& inode = *sealed.inode;
     MutexLock lock(inode.mutex);
-    inode.file->drained.wait(lock.native(), [&] { return inode.file->writes_before_seal == 0; });
-    if (!inode.file->error) continue;
-    cycle->errors.emplace(&inode, *inode.file->error);
-    Revert(&sealed, *inode.file->error);
+    FileState& file = *inode.file;
+    file.drained.wait(lock.native(), [&] { return file.writes_before_seal == 0; });
+    if (file.error) cycle->errors.emplace(&inode, *file.error);
+    if (!file.torn) continue;
+    // What was sent since goes too: once the file is back, no older write of it may come to where new ones go.
+    file.drained.wait(lock.native(), [&] { return file.writes_before_seal + file.writes_since_seal == 0; });
+    Revert(&sealed);
     lock.Unlock();
     MutexLock notify(notify_mutex_);
     if (reverted_) reverted_(inode.id);
   }
   for (Deletion& deletion : cycle->deletions) {
     Inode& inode = *deletion.inode;
-    // The deletion's batch was written under this mutex: it is in the catalog once the mutex is ours.
     MutexLock lock(inode.mutex);
     inode.file->drained.wait(
         lock.native(), [&] { return inode.file->writes_before_seal + inode.file->writes_since_seal == 0; });
-    if (!inode.deleted) deletion.runs.clear();
   }
 }
 
 void Committer::WriteCatalog(Cycle* cycle) {
   for (Sealed& sealed : cycle->sealed) {
-    if (!sealed.changed || cycle->errors.contains(sealed.inode.get())) continue;
+    if (!sealed.changed) continue;
     if (auto written = WriteOne(&sealed); !written) {
       cycle->error = Fail(written.error(), "writing the catalog failed");
       return;
@@ -303,7 +304,7 @@ Result<void> Committer::BuildBatch(Sealed& sealed, KvBatch* batch) {
       batch->Delete(std::move(key));
     }
   }
-  RETURN_IF_ERROR(inode.file->checksums.AppendSealed(catalog_, ino, batch));
+  RETURN_IF_ERROR(inode.file->checksums.AppendSealed(catalog_, ino, ByteCount{sealed.size}, batch));
   inode.committed_size = sealed.size;
   inode.committed_blocks = sealed.blocks;
   inode.committed_version = sealed.version;
@@ -313,7 +314,7 @@ Result<void> Committer::BuildBatch(Sealed& sealed, KvBatch* batch) {
 
 // After a failed write the file is what its last commit says. The space of what was written since is not told from
 // the committed one any more: it comes back at the next mount.
-void Committer::Revert(Sealed* sealed, Error error) {
+void Committer::Revert(Sealed* sealed) {
   Inode& inode = *sealed->inode;
   FileState& file = *inode.file;
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
@@ -328,7 +329,8 @@ void Committer::Revert(Sealed* sealed, Error error) {
   file.freed.clear();
   file.changed = file.committing = false;
   file.shrunk_to = UINT64_MAX;
-  file.error = std::move(error);
+  file.torn = false;
+  if (std::exchange(file.told, false)) file.error.reset();
   inode.attributes.size = inode.committed_size;
   sealed->changed = false;
   sealed->freed.clear();
@@ -354,7 +356,8 @@ void Committer::Finish(Cycle* cycle, Level level) {
       if (found != cycle->errors.end()) {
         result = found->second;
         MutexLock lock(request.inode->mutex);
-        request.inode->file->error.reset();
+        FileState& file = *request.inode->file;
+        if (!file.torn) file.error.reset();   // Torn again meanwhile: that was told to nobody yet.
       }
     } else if (!request.flush && !cycle->errors.empty()) {
       result = cycle->errors.begin()->second;

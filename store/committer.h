@@ -38,7 +38,7 @@ class Committer {
   // The file was closed: it is committed within the close delay.
   void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
   // Commits the file now, and with kDurable everything the catalog was told before; `done` gets the file's error,
-  // which thereby counts as reported.
+  // which thereby counts as reported. Null: nobody waits.
   void Commit(const InodePtr& inode, Level level, Done done) EXCLUDES(mutex_);
   // Every file that differs from the catalog. kSettled leaves out those that are being replaced (O_TRUNC and not closed
   // yet): a crash shall find the old content or the new.
@@ -46,7 +46,7 @@ class Committer {
   void CommitAll(Scope scope, Done done) EXCLUDES(mutex_);
   // What others wrote to the devices before the call (DeviceSet::NoteWrite) is on stable storage when `done` runs.
   void FlushDevices(Done done) EXCLUDES(mutex_);
-  // The space of a file whose deletion is being written to the catalog, under the inode's mutex.
+  // The space of a file whose deletion the catalog has been told of.
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
 
   // `notify` runs on the committer's thread, for each file that a failed write has put back to its last commit: what
@@ -57,8 +57,8 @@ class Committer {
   // Commits everything and stops the thread. Later requests get kShutdown.
   Result<void> Stop();
 
-  // Set for ever by a failed flush or catalog write: nothing can be made durable any more.
-  bool failed() const { return failed_.load(); }
+  // Set for ever by a failed flush or catalog write, whoever wrote: nothing can be made durable any more.
+  bool failed() const { return failed_.load() || catalog_.failed(); }
   uint64_t commits() const { return commits_.load(); }
   uint64_t flushes() const { return flushes_.load(); }
 
@@ -87,7 +87,7 @@ class Committer {
   Result<void> WriteOne(Sealed* sealed);
   Result<void> BuildBatch(Sealed& sealed, KvBatch* batch) REQUIRES(sealed.inode->mutex);
   void Finish(Cycle* cycle, Level level);
-  void Revert(Sealed* sealed, Error error) REQUIRES(sealed->inode->mutex);
+  void Revert(Sealed* sealed) REQUIRES(sealed->inode->mutex);
   Error Fail(const Error& error, const char* what);
 
   KvStore& catalog_;

@@ -26,6 +26,7 @@ class ExtentMap {
     FileBlock first;
     BlockCount count;
     std::optional<ExtentRecord> extent;   // of this piece: `start` is where `first` lies; nullopt is a hole
+    bool IsWritten() const { return extent && (extent->flags & kExtentUnwritten) == 0; }
   };
   struct Change {
     FileBlock key;

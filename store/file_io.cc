@@ -22,6 +22,7 @@ constexpr uint64_t kStripeBlocks = 2 * kMiB / kBlockSize;
 struct Committed {
   uint64_t size = 0;
   uint64_t blocks = 0;
+  uint64_t version = 0;
 };
 
 // Hands out the extents that the catalog has of a file, their keys and values, in order.
@@ -48,6 +49,18 @@ Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const Committed& commi
   return extents->status();
 }
 
+Result<ExtentMap> ReadExtents(KvStore& catalog, InodeId ino, const Committed& committed) {
+  ExtentMap extents;
+  const auto load = [&](std::string_view key, std::string_view value) -> Result<void> {
+    const auto parsed = keys::ParseIndexed(key);
+    const auto record = ExtentRecord::Decode(key, value);
+    if (parsed && record && extents.Load(FileBlock{parsed->index}, *record)) return {};
+    return ErrorCode::kCorrupt;
+  };
+  RETURN_IF_ERROR(ForEachExtent(catalog, ino, committed, load));
+  return extents;
+}
+
 }  // namespace
 
 Result<void> FileIo::CheckWritable(Inode& inode) {
@@ -55,10 +68,7 @@ Result<void> FileIo::CheckWritable(Inode& inode) {
   if (inode.deleted) return ErrorCode::kStale;
   if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
   if (!inode.file) return ErrorCode::kInvalid;
-  if (inode.file->error) {
-    Error error = *std::exchange(inode.file->error, std::nullopt);
-    return error;
-  }
+  if (auto error = inode.file->TakeError()) return *std::move(error);
   return {};
 }
 
@@ -66,9 +76,11 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
   switch (need.kind) {
     case Need::Kind::kNothing: return {};
     case Need::Kind::kSpace:
-      // First what costs nobody anything; then the old content of files that are being replaced.
-      if (spares->reclaims == 2) return ErrorCode::kNoSpace;
-      ReclaimSpace(spares->reclaims++ == 0 ? Committer::Scope::kSettled : Committer::Scope::kEverything);
+      // First what costs nobody anything, then what files have that go with a close under way, and last the old content
+      // of files that are being replaced.
+      if (spares->reclaims == 3) return ErrorCode::kNoSpace;
+      if (spares->reclaims == 1 && wait_for_closes_) wait_for_closes_();
+      ReclaimSpace(spares->reclaims++ < 2 ? Committer::Scope::kSettled : Committer::Scope::kEverything);
       return {};
     case Need::Kind::kStripe:
     case Need::Kind::kWindow: {
@@ -94,7 +106,7 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
   {
     MutexLock lock(inode->mutex);
     const auto piece = inode->file->extents.Lookup(need.block, BlockCount{1});
-    if (piece.extent && (piece.extent->flags & kExtentUnwritten) == 0) {
+    if (piece.IsWritten()) {
       mapped = true;
       block.extent = *piece.extent;
       result = inode->file->checksums.Get(p_.catalog, inode->id, need.block, {&checksum, 1});
@@ -111,33 +123,36 @@ Result<void> FileIo::Satisfy(const InodePtr& inode, const Need& need, Spares* sp
 }
 
 Result<void> FileIo::Load(const InodePtr& inode) {
-  Committed committed;
-  {
+  while (true) {
+    Committed committed;
+    {
+      MutexLock lock(inode->mutex);
+      if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
+      if (inode->file->loaded) return {};
+      if (inode->deleted) return ErrorCode::kStale;
+      committed = {inode->committed_size, inode->committed_blocks, inode->committed_version};
+    }
+    auto extents = ReadExtents(p_.catalog, inode->id, committed);
     MutexLock lock(inode->mutex);
-    if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
-    if (inode->file->loaded) return {};
-    if (inode->deleted) return ErrorCode::kStale;
-    committed = {inode->committed_size, inode->committed_blocks};
+    FileState& file = *inode->file;
+    if (file.loaded) return {};
+    // Somebody else has loaded and committed it, and a failed write has dropped it again: what was read may be of both.
+    if (inode->committed_version != committed.version) continue;
+    if (!extents) {
+      if (extents.error().code == ErrorCode::kCorrupt) {
+        spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
+      }
+      return extents.error();
+    }
+    p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
+    // The scan at mount counted these blocks; a revert took them out of the count.
+    if (file.reverted) p_.space.AddUsed(static_cast<int64_t>(extents->mapped().value));
+    file.reverted = false;
+    inode->attributes.blocks = extents->mapped().value;
+    file.extents = std::move(*extents);
+    file.loaded = true;
+    return {};
   }
-  // Nobody changes the records of a file that is not loaded.
-  ExtentMap extents;
-  RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, [&](std::string_view key, std::string_view value) -> Result<void> {
-    const auto parsed = keys::ParseIndexed(key);
-    auto record = ExtentRecord::Decode(key, value);
-    if (parsed && record && extents.Load(FileBlock{parsed->index}, *record)) return {};
-    spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
-    return ErrorCode::kCorrupt;
-  }));
-  MutexLock lock(inode->mutex);
-  if (inode->file->loaded) return {};
-  p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
-  // The scan at mount counted these blocks; a revert took them out of the count.
-  if (inode->file->reverted) p_.space.AddUsed(static_cast<int64_t>(extents.mapped().value));
-  inode->file->reverted = false;
-  inode->attributes.blocks = extents.mapped().value;
-  inode->file->extents = std::move(extents);
-  inode->file->loaded = true;
-  return {};
 }
 
 void FileIo::Touch(const InodePtr& inode) {
@@ -287,18 +302,15 @@ void FileIo::ReclaimSpace(Committer::Scope scope) {
   done.wait();
 }
 
-Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
-  if (!inode->file) return {};
-  FileState& file = *inode->file;
-  std::vector<DeviceRun> runs = std::exchange(file.freed, {});
-  // The records of the catalog, and what is mapped now: a run is in one of both or in both, and goes once.
-  const Committed committed{inode->committed_size, inode->committed_blocks};
+Result<std::vector<DeviceRun>> FileIo::DeleteRecords(const InodePtr& inode, KvBatch* batch) {
+  std::vector<DeviceRun> runs;   // of the catalog alone: those of a file that is loaded are in its memory
+  if (!inode->file) return runs;
+  const Committed committed{inode->committed_size, inode->committed_blocks, inode->committed_version};
   RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, [&](std::string_view key, std::string_view value) -> Result<void> {
     batch->Delete(std::string(key));
-    if (file.loaded) return {};
+    if (inode->file->loaded) return {};
     ASSIGN_OR_RETURN(const auto record, ExtentRecord::Decode(key, value));
     runs.push_back({record.device, {record.start, record.count}});
-    if (!file.reverted) p_.space.AddUsed(-static_cast<int64_t>(record.count.value));
     return {};
   }));
   const uint64_t segments = keys::SegmentsOf(inode->committed_size);
@@ -311,11 +323,21 @@ Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
     for (; checksums->Valid(); checksums->Next()) batch->Delete(std::string(checksums->key()));
     RETURN_IF_ERROR(checksums->status());
   }
+  return runs;
+}
+
+void FileIo::DropData(const InodePtr& inode, std::vector<DeviceRun> runs) {
+  if (!inode->file) return;
+  FileState& file = *inode->file;
   if (file.loaded) {
     MappedBlocksUpdate update(*inode, p_.space);
     for (const auto& [block, record] : file.extents.extents()) runs.push_back({record.device, {record.start, record.count}});
     file.extents.Clear();
+  } else if (!file.reverted) {
+    for (const DeviceRun& run : runs) p_.space.AddUsed(-static_cast<int64_t>(run.run.count.value));
   }
+  runs.insert(runs.end(), file.freed.begin(), file.freed.end());
+  file.freed.clear();
   file.dirty.Clear();
   file.checksums.Clear();
   file.reservation.TrimTo({});
@@ -324,7 +346,6 @@ Result<void> FileIo::DeleteData(const InodePtr& inode, KvBatch* batch) {
   p_.space.ReleaseWindow(inode->id);
   p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
   p_.committer.AddDeleted(inode, std::move(runs));
-  return {};
 }
 
 Result<ReadView> FileIo::ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size) {

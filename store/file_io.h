@@ -1,6 +1,7 @@
 // File data: writes, truncation, allocation, seeking and copying; and what the namespace needs of it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -55,11 +56,15 @@ class FileIo final : public DataOwner {
   Result<SpaceGrant> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
 
+  // `wait`, or nothing, runs where the pool is full, without locks: Store::WaitForCloses.
+  void WaitForCloses(std::function<void()> wait) { wait_for_closes_ = std::move(wait); }
+
   // Makes what a commit can give back free: windows of idle streams, space that waits for a commit.
   void ReclaimSpace(Committer::Scope scope);
 
   Result<void> CommitBeforeRename(const InodePtr& inode) override;
-  Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) override;
+  Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch) override;
+  void DropData(const InodePtr& inode, std::vector<DeviceRun> runs) override;
 
   uint64_t written_bytes() const { return written_bytes_.load(); }
 
@@ -102,6 +107,7 @@ class FileIo final : public DataOwner {
   Need AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) REQUIRES(inode->mutex);
   void UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) REQUIRES(inode->mutex);
   void SetSize(const InodePtr& inode, uint64_t size) REQUIRES(inode->mutex);
+  Result<uint64_t> CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target, uint64_t length);
   Result<void> GrowTo(const InodePtr& inode, uint64_t size);
   void PinRange(const Inode& inode, ReadLease* lease) REQUIRES(inode.mutex);
   Result<ReadLease> LeasePlaces(const InodePtr& inode, uint64_t offset, uint64_t length);
@@ -111,6 +117,7 @@ class FileIo final : public DataOwner {
   void Touch(const InodePtr& inode) REQUIRES(inode->mutex);
 
   const Parts p_;
+  std::function<void()> wait_for_closes_;
   std::atomic<uint64_t> written_bytes_{0};
 };
 

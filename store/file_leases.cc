@@ -14,10 +14,6 @@ constexpr int kAttempts = 100;
 // Checksums are looked up so many at a time under the inode's mutex.
 constexpr BlockCount kSumStep{256 * kMiB / kBlockSize};
 
-bool IsWritten(const ExtentMap::Piece& piece) {
-  return piece.extent && (piece.extent->flags & kExtentUnwritten) == 0;
-}
-
 bool Frozen(const DirtyMap& dirty, FileBlock first, FileBlock end) {
   for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < end.value; ++at) {
     if (at->second.frozen()) return true;
@@ -34,7 +30,7 @@ void FileIo::PinRange(const Inode& inode, ReadLease* lease) {
   for (FileBlock at = lease->first; at < end;) {
     const auto piece = inode.file->extents.Lookup(at, end - at);
     at += piece.count;
-    if (!IsWritten(piece)) continue;
+    if (!piece.IsWritten()) continue;
     const ExtentRecord& record = *piece.extent;
     if (!lease->extents.empty()) {
       FileExtent& last = lease->extents.back();
@@ -59,8 +55,7 @@ Result<ReadLease> FileIo::LeasePlaces(const InodePtr& inode, uint64_t offset, ui
     FileState& file = *inode->file;
     if (inode->deleted) return ErrorCode::kStale;
     if (!file.loaded) continue;   // A failed write dropped it in between.
-    // After a failed write the file has places that hold nothing of it, until the next commit puts it back.
-    if (file.error && (file.changed || file.committing)) return Error{file.error->code};
+    if (file.torn) return Error{file.error->code};   // It has places that hold nothing of it.
     ReadLease lease;
     lease.file_size = inode->attributes.size;
     const uint64_t from = std::min(offset, lease.file_size);
@@ -98,7 +93,7 @@ Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
       for (FileBlock at = first; at < end;) {
         const auto piece = file.extents.Lookup(at, end - at);
         const DeviceBlock expected = extent.start + (at - extent.first);
-        if (!IsWritten(piece) || piece.extent->device != extent.device || piece.extent->start != expected) return false;
+        if (!piece.IsWritten() || piece.extent->device != extent.device || piece.extent->start != expected) return false;
         at += piece.count;
       }
       const std::span<uint32_t> out = std::span(lease->checksums).subspan((first - lease->first).value, step.value);

@@ -10,7 +10,7 @@ namespace weightfs {
 // Whether a block not in memory has bytes that a partial overwrite must keep.
 bool FileIo::NeedsContent(const Inode& inode, FileBlock block) const {
   const auto piece = inode.file->extents.Lookup(block, BlockCount{1});
-  return piece.extent && (piece.extent->flags & kExtentUnwritten) == 0 &&
+  return piece.IsWritten() &&
          ToBytes(block).value < RoundUp(inode.attributes.size, kBlockSize);
 }
 
@@ -29,7 +29,7 @@ FileIo::Need FileIo::Reserve(const InodePtr& inode, FileBlock first, BlockCount 
     const DirtySpan* span = file.dirty.Find(FileBlock{block});
     if (span != nullptr && !span->frozen()) continue;
     const auto piece = file.extents.Lookup(FileBlock{block}, BlockCount{1});
-    if (!piece.extent || (piece.extent->flags & kExtentUnwritten) == 0) ++exact;
+    if (!piece.extent || piece.IsWritten()) ++exact;
   }
   if (exact == 0 || enough(exact)) return {};
   return {Need::Kind::kSpace, {}};
@@ -91,7 +91,7 @@ FileIo::Need FileIo::OldContent(const InodePtr& inode, FileBlock block, const Sp
     return {};
   }
   const auto piece = file.extents.Lookup(block, BlockCount{1});
-  if (!piece.extent || (piece.extent->flags & kExtentUnwritten) != 0) {
+  if (!piece.IsWritten()) {
     std::memset(out->bytes, 0, kBlockSize);
     return {};
   }

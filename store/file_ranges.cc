@@ -30,16 +30,23 @@ FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
   if (total.value == 0) return {};
   SpaceReservation reservation;
   if (!p_.space.Reserve(&reservation, total)) return {Need::Kind::kSpace, {}};
-  MappedBlocksUpdate update(*inode, p_.space);
+  std::vector<std::vector<DeviceRun>> found;
   for (const auto& [at, count] : holes) {
     SpaceManager::Request request;
     request.ino = inode->id;
     request.first = at;
     request.count = count;
     auto runs = p_.space.Allocate(request, &reservation);
-    if (!runs) return {Need::Kind::kSpace, {}};
-    FileBlock block = at;
-    for (const DeviceRun& run : *runs) {
+    if (!runs) {
+      for (auto& taken : found) p_.space.Retire(std::move(taken));
+      return {Need::Kind::kSpace, {}};
+    }
+    found.push_back(std::move(*runs));
+  }
+  MappedBlocksUpdate update(*inode, p_.space);
+  for (size_t hole = 0; hole < holes.size(); ++hole) {
+    FileBlock block = holes[hole].first;
+    for (const DeviceRun& run : found[hole]) {
       file.extents.Map(block, run, kExtentUnwritten, inode->attributes.data_version + 1, &file.freed);
       block += run.run.count;
     }
@@ -71,6 +78,7 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
         if (need.kind != Need::Kind::kNothing) return need;
       }
       UnmapLocked(inode, inner_first, inner_end);
+      Touch(inode);   // The zeros are there, whatever comes; and a commit may give back what they have replaced.
     }
     if (mode != FallocateMode::kPunchHole) {
       const Need need = AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, &batch);
@@ -100,7 +108,7 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
       const auto next = file.dirty.FirstFrom(block);
       const uint64_t until = next == file.dirty.spans().end() ? end.value : std::min(end.value, next->first);
       const auto piece = file.extents.Lookup(block, BlockCount{until - block.value});
-      data = piece.extent && (piece.extent->flags & kExtentUnwritten) == 0;
+      data = piece.IsWritten();
       count = piece.count;
     }
     if (data == (target == SeekTarget::kData)) return std::max(offset, ToBytes(block).value);
@@ -108,6 +116,41 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
   }
   if (target == SeekTarget::kHole) return size;   // The end of the file is a hole.
   return ErrorCode::kNoData;
+}
+
+// Copies as far as one hole of the source or one step of its data reaches; 0 at its end.
+Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target,
+                                  uint64_t length) {
+  // A hole of the source becomes one of the target.
+  const auto data = Seek(from, at, SeekTarget::kData);
+  uint64_t source_size;
+  {
+    MutexLock lock(from->mutex);
+    source_size = from->attributes.size;
+  }
+  if (at >= source_size) return 0;
+  if (!data && data.error().code != ErrorCode::kNoData) return data.error();
+  const uint64_t next = std::min({data ? *data : source_size, source_size, at + length});
+  if (next > at) {
+    RETURN_IF_ERROR(Fallocate(to, FallocateMode::kPunchHole, target, next - at));
+    RETURN_IF_ERROR(GrowTo(to, target + (next - at)));
+    return next - at;
+  }
+  const auto hole = Seek(from, at, SeekTarget::kHole);
+  if (!hole && hole.error().code != ErrorCode::kNoData) return hole.error();
+  const uint64_t step = std::min({kCopyStep, length, (hole ? *hole : source_size) - at});
+  ASSIGN_OR_RETURN(const ReadView view, ReadAndWait(from, ByteOffset{at}, ByteCount{step}));
+  uint64_t done = 0;
+  for (const iovec& piece : view.pieces) {
+    WriteBatch batch(p_.write_back);
+    const auto written = Write(to, ByteOffset{target + done},
+                               {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {},
+                               WriteReach::kAnywhere, &batch);
+    if (!written && done == 0) return written.error();
+    if (!written) break;
+    done += piece.iov_len;
+  }
+  return done;
 }
 
 Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
@@ -121,44 +164,11 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
   }
   uint64_t done = 0;
   while (done < length) {
-    const uint64_t at = from_offset + done;
-    // A hole of the source becomes one of the target.
-    const auto data = Seek(from, at, SeekTarget::kData);
-    uint64_t source_size;
-    {
-      MutexLock lock(from->mutex);
-      source_size = from->attributes.size;
-    }
-    if (at >= source_size) break;
-    if (!data && data.error().code != ErrorCode::kNoData) return data.error();
-    const uint64_t next = std::min({data ? *data : source_size, source_size, from_offset + length});
-    if (next > at) {
-      const uint64_t hole = next - at, target = to_offset + done;
-      RETURN_IF_ERROR(Fallocate(to, FallocateMode::kPunchHole, target, hole));
-      RETURN_IF_ERROR(GrowTo(to, target + hole));
-      done += hole;
-      continue;
-    }
-    const auto hole = Seek(from, at, SeekTarget::kHole);
-    if (!hole && hole.error().code != ErrorCode::kNoData) return hole.error();
-    const uint64_t step = std::min({kCopyStep, length - done, (hole ? *hole : source_size) - at});
-    auto view = ReadAndWait(from, ByteOffset{at}, ByteCount{step});
-    if (!view) {
-      if (done > 0) break;   // What was copied so far counts; the caller meets the error with its next call.
-      return view.error();
-    }
-    for (const iovec& piece : view->pieces) {
-      WriteBatch batch(p_.write_back);
-      const auto written = Write(to, ByteOffset{to_offset + done},
-                                 {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {},
-                                 WriteReach::kAnywhere, &batch);
-      if (!written) {
-        if (done > 0) return done;
-        return written.error();
-      }
-      done += piece.iov_len;
-    }
-    if (view->size.value == 0) break;
+    const auto step = CopyStep(from, from_offset + done, to, to_offset + done, length - done);
+    // What was copied so far counts; the caller meets the error with its next call.
+    if (!step && done == 0) return step.error();
+    if (!step || *step == 0) break;
+    done += *step;
   }
   return done;
 }

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "store/checksum_table.h"
@@ -51,11 +52,21 @@ class FileState {
   std::chrono::steady_clock::time_point replacing_since;
   uint64_t shrunk_to = UINT64_MAX;           // the smallest size since the last seal: checksum segments behind it go
 
-  // The first failure of a device write, until a caller was told. The file is back at its last commit.
+  // Of failed device writes, until a caller was told. `torn`: blocks of the mapping were not written. Until the cycle
+  // that a failure starts has put the file back to its last commit, everybody gets the error and nothing is taken;
+  // `told` is for that cycle, which leaves the error to later callers where nobody had it.
   std::optional<Error> error;
+  bool torn = false, told = false;
 
   // Where a sequential writer would go on, and how much it has written in sequence.
   uint64_t write_next = 0, write_run = 0;
+
+  // The error, for a caller who tells of it.
+  std::optional<Error> TakeError() {
+    if (!torn) return std::exchange(error, std::nullopt);
+    told = true;
+    return error;
+  }
 };
 
 }  // namespace weightfs

@@ -49,10 +49,12 @@ Result<void> InodeTransaction::Delete(const InodePtr& inode, DataOwner& data) {
     for (; attributes->Valid(); attributes->Next()) batch.Delete(std::string(attributes->key()));
     RETURN_IF_ERROR(attributes->status());
   }
-  if (S_ISREG(member.record.mode)) RETURN_IF_ERROR(data.DeleteData(inode, &batch));
+  if (S_ISREG(member.record.mode)) {
+    ASSIGN_OR_RETURN(member.runs, data.DeleteRecords(inode, &batch));
+  }
   batch.Delete(keys::Inode(inode->id));
   batch_.Append(std::move(batch));
-  member.deletes = true;
+  member.deletes_from = &data;
   return {};
 }
 
@@ -60,14 +62,16 @@ Result<void> InodeTransaction::Commit() {
   // The records are encoded from the inodes, which know what of theirs is committed; nobody else sees them yet.
   for (Member& member : members_) {
     std::swap(member.inode->attributes, member.record);
-    if (member.deletes || member.inode->attributes == member.record) continue;
+    if (member.deletes_from != nullptr || member.inode->attributes == member.record) continue;
     batch_.Put(keys::Inode(member.inode->id), member.inode->CatalogRecord().Encode());
   }
   auto written = batch_.empty() ? Result<void>() : catalog_.Write(batch_);
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
     ++member.inode->changes;
-    if (written && member.deletes) member.inode->deleted = true;
+    if (!written || member.deletes_from == nullptr) continue;
+    member.inode->deleted = true;
+    if (S_ISREG(member.inode->attributes.mode)) member.deletes_from->DropData(member.inode, std::move(member.runs));
   }
   return written;
 }

@@ -5,6 +5,7 @@
 
 #include "common/result.h"
 #include "meta/kv_store.h"
+#include "store/extent_map.h"
 #include "store/inode.h"
 
 namespace weightfs {
@@ -32,8 +33,7 @@ class InodeTransaction {
   // Further changes of the catalog; the records of changed inodes are added by Commit.
   KvBatch& batch() { return batch_; }
 
-  // Makes Commit delete the inode with its attributes and data; on an error nothing of it is in the batch. After a success
-  // the data in memory is gone already, and Commit must follow.
+  // Makes Commit delete the inode with its attributes and data; on an error nothing of it is in the batch.
   Result<void> Delete(const InodePtr& inode, DataOwner& data) NO_THREAD_SAFETY_ANALYSIS;
 
   // Writes the batch, then shows the new attributes. Where the write fails, all is as before.
@@ -46,7 +46,8 @@ class InodeTransaction {
   struct Member {
     InodePtr inode;
     InodeRecord record;
-    bool deletes = false;
+    DataOwner* deletes_from = nullptr;   // of one that goes: whose its data is,
+    std::vector<DeviceRun> runs;         // and what DeleteRecords gave
   };
   Member& Find(const InodePtr& inode);
 

@@ -29,9 +29,12 @@ class DataOwner {
   // written after it cannot survive a crash without the data. Blocks; called without locks.
   virtual Result<void> CommitBeforeRename(const InodePtr& inode) = 0;
 
-  // The file is being deleted: appends the removal of its extent and checksum records to `batch`, drops what is in
-  // memory, and queues its space, which returns once the batch is durable and no read or write of it is in flight.
-  virtual Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) REQUIRES(inode->mutex) = 0;
+  // The file is being deleted: appends the removal of its extent and checksum records to `batch`. For DropData.
+  virtual Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch)
+      REQUIRES(inode->mutex) = 0;
+  // That batch is in the catalog, under the same hold of the mutex: drops what is in memory of the file, and queues its
+  // space, which returns once the batch is durable and no read or write of it is in flight.
+  virtual void DropData(const InodePtr& inode, std::vector<DeviceRun> runs) REQUIRES(inode->mutex) = 0;
 };
 
 // Thread-safe. Changes are serialised by one mutex and are visible, and ordered in the catalog's log, when a call
@@ -76,7 +79,8 @@ class Namespace {
                                        std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                        std::span<const uint32_t> checksums, size_t* failed);
 
-  // kAccess where the mode, or the access control list, does not let `who` do `wanted` (of 4 read, 2 write, 1 search).
+  // kAccess where the mode, or the access control list, does not let `who` do `wanted`, a sum of these.
+  static constexpr uint16_t kMayRead = 4, kMayWrite = 2, kMaySearch = 1;
   Result<void> CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted);
 
   Result<std::string> ReadLink(InodeId ino);
@@ -88,8 +92,9 @@ class Namespace {
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
   Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
   Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
-  // Takes the file capabilities away, where there are any.
-  Result<void> RemoveCapabilities(InodeId ino);
+  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
+  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
+  Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
   // One more open handle / one less; the last one of an inode without links and without lookups deletes it.
   Result<InodePtr> Open(InodeId ino);

@@ -117,12 +117,31 @@ Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std
   return transaction.Commit();
 }
 
-Result<void> Namespace::RemoveCapabilities(InodeId ino) {
-  constexpr std::string_view kName = "security.capability";
-  const auto found = ReadAttribute(ino, kName);
-  const auto removed = found ? RemoveExtendedAttribute(ino, kName) : Result<void>(found.error());
-  if (!removed && removed.error().code != ErrorCode::kNoAttribute) return removed;
-  return {};
+Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  const auto kept = [set_ids](uint32_t mode) {
+    if (set_ids) mode &= ~static_cast<uint32_t>((mode & S_IXGRP) != 0 ? S_ISUID | S_ISGID : S_ISUID);
+    return mode;
+  };
+  {
+    MutexLock lock(inode->mutex);   // Every write asks, and hardly any file has anything to lose.
+    const InodeRecord& now = inode->attributes;
+    if ((now.flags & kInodeHasAttributes) == 0 && kept(now.mode) == now.mode) return false;
+  }
+  RETURN_IF_ERROR(CheckWritable());
+  InodeTransaction transaction(catalog_, {inode});
+  if (transaction.deleted(inode)) return ErrorCode::kStale;
+  InodeRecord& record = transaction.record(inode);
+  if ((record.flags & kInodeHasAttributes) != 0) {
+    std::string key = keys::Attribute(inode->id, "security.capability");
+    ASSIGN_OR_RETURN(const auto capabilities, catalog_.Get(key));
+    if (capabilities) transaction.batch().Delete(std::move(key));
+  }
+  const bool changes = kept(record.mode) != record.mode;
+  if (!changes && transaction.batch().empty()) return false;
+  record.mode = kept(record.mode);
+  record.changed = Timestamp::Now();
+  RETURN_IF_ERROR(transaction.Commit());
+  return changes;
 }
 
 Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {

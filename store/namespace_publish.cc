@@ -15,8 +15,6 @@
 namespace weightfs {
 namespace {
 
-constexpr uint16_t kWriteAndSearch = 3;
-
 // Hands out the blocks of runs, and their checksums, file by file.
 class Content {
  public:
@@ -239,7 +237,7 @@ Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credential
   RETURN_IF_ERROR(CheckNames(files, failed));
   Publication work{who, files};
   ASSIGN_OR_RETURN(work.directory, GetDirectory(parent));
-  RETURN_IF_ERROR(CheckAccess(work.directory, who, kWriteAndSearch));
+  RETURN_IF_ERROR(CheckAccess(work.directory, who, kMayWrite | kMaySearch));
   RETURN_IF_ERROR(FindVictims(work, failed));
   InodeId first;
   {

@@ -203,7 +203,7 @@ void Reader::PlanTransfers(const InodePtr& inode, FileBlock first, BlockCount co
   while (count.value > 0) {
     const auto piece = file.extents.Lookup(first, count);
     const uint64_t bytes = ToBytes(piece.count).value;
-    if (!piece.extent || (piece.extent->flags & kExtentUnwritten) != 0) {
+    if (!piece.IsWritten()) {
       std::memset(memory, 0, bytes);
     } else {
       std::vector<uint32_t> expected(piece.count.value);
@@ -287,7 +287,7 @@ void Reader::LayOutDirect(const InodePtr& inode, uint64_t offset, uint64_t end, 
       const BlockCount clean{(found ? std::min(last, at->first) : last) - block.value};
       const auto piece = file.extents.Lookup(block, clean);
       part.bytes = std::min((block.value + piece.count.value) * kBlockSize, end) - offset;
-      if (piece.extent && (piece.extent->flags & kExtentUnwritten) == 0) {
+      if (piece.IsWritten()) {
         part.device = true;
         part.first = block;
         part.count = piece.count;

@@ -65,12 +65,6 @@ void SpaceManager::GiveBack(BlockCount count) {
   reserved_ -= count.value;
 }
 
-BlockCount SpaceManager::Reservable() const {
-  MutexLock lock(mutex_);
-  const uint64_t free = FreeLocked(), kept = reserved_ + held_back_.value;
-  return {free > kept ? free - kept : 0};
-}
-
 // A run on `device` of at most `count` blocks: the rest of the file's window, a new window for a stream, or a plain
 // allocation.
 Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId device, BlockCount count) {

@@ -79,6 +79,8 @@ class SpaceGrant {
 
   const std::vector<DeviceRun>& runs() const { return runs_; }
   BlockCount count() const;
+  // Nobody gets the blocks before the next mount.
+  void Forget() { runs_.clear(); }
   // Hands the first `count` blocks (it has as many) to a file, which counts them from here on.
   std::vector<DeviceRun> Take(BlockCount count);
 
@@ -146,8 +148,6 @@ class SpaceManager {
   // `leaving`: blocks still mapped or reserved that count as free already.
   SpaceStatistics Statistics(BlockCount leaving) const;
   BlockCount total() const { return total_; }
-  // Free and not promised, as a Reserve now would see it.
-  BlockCount Reservable() const EXCLUDES(mutex_);
 
  private:
   friend class SpaceReservation;

@@ -171,25 +171,6 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
   return p_->names->SetAttributes(ino, change);
 }
 
-Result<bool> Store::ClearPrivileges(const InodePtr& inode, bool set_ids) {
-  uint32_t mode, kept, flags;
-  {
-    MutexLock lock(inode->mutex);
-    flags = inode->attributes.flags;
-    mode = kept = inode->attributes.mode;
-  }
-  if ((flags & kInodeHasAttributes) != 0) RETURN_IF_ERROR(p_->names->RemoveCapabilities(inode->id));
-  if (set_ids) {
-    kept &= ~static_cast<uint32_t>(S_ISUID);
-    if ((mode & S_IXGRP) != 0) kept &= ~static_cast<uint32_t>(S_ISGID);
-  }
-  if (kept == mode) return false;
-  AttributeChange change;
-  change.mode = kept & 07777;
-  RETURN_IF_ERROR(SetAttributes(inode->id, change));
-  return true;
-}
-
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
   if (truncate) RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));
@@ -210,10 +191,9 @@ void Store::Flush(const InodePtr& inode, Done done) {
       lock.Unlock();
       return done({});
     }
-    if (file->error) {
-      Error error = *std::exchange(file->error, std::nullopt);
+    if (auto error = file->TakeError()) {
       lock.Unlock();
-      return done(std::move(error));
+      return done(*std::move(error));
     }
   }
   // A clean file may still wait for the sync of its last commit.
@@ -337,7 +317,12 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
   // The catalog may be synced at any time: the content is on stable storage before it says where.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(Wait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
-  ASSIGN_OR_RETURN(auto replaced, p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed));
+  auto replaced = p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed);
+  if (!replaced) {
+    // The next mount may find the batch, and with it these blocks in files.
+    if (p_->catalog->failed()) grant.Forget();
+    return std::move(replaced).error();
+  }
   grant.Take(blocks);
   p_->space->AddUsed(static_cast<int64_t>(blocks.value));
   return replaced;
@@ -355,6 +340,8 @@ bool Store::CollectGrants() { return p_->space->CollectGrants(); }
 size_t Store::device_count() const { return p_->devices.size(); }
 
 void Store::OnReverted(std::function<void(InodeId)> notify) { p_->committer->OnReverted(std::move(notify)); }
+
+void Store::WaitForCloses(std::function<void()> wait) { p_->files->WaitForCloses(std::move(wait)); }
 
 Result<void> Store::Sync(const InodePtr& inode) {
   return Wait([&](Done done) { Sync(inode, std::move(done)); });
@@ -381,7 +368,7 @@ StoreStatistics Store::statistics() const {
   statistics.read_bytes = p_->reader->counters().read_bytes;
   statistics.written_bytes = p_->files->written_bytes();
   statistics.device_read_bytes = p_->reader->counters().device_bytes;
-  statistics.device_written_bytes = p_->write_back->counters().written_bytes;
+  statistics.device_written_bytes = p_->write_back->written_bytes();
   statistics.commits = p_->committer->commits();
   statistics.flushes = p_->committer->flushes();
   statistics.checksum_errors = p_->reader->counters().checksum_errors;

@@ -64,10 +64,6 @@ class Store {
   // Every change; a size goes through truncation first.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
-  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
-  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
-  Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
-
   // Open files. O_TRUNC is Truncate(…, 0) with `replace`: the old content stays what a crash shows until the new one
   // is committed (at close, at fsync, or after 30 s).
   Result<InodePtr> OpenFile(InodeId ino, bool truncate);
@@ -136,6 +132,10 @@ class Store {
   // `notify` runs for each file that a failed write has put back to its last commit: on a thread of the store, which it
   // must not make wait. Null: nobody is told any more, and no call is under way when this returns.
   void OnReverted(std::function<void(InodeId)> notify);
+
+  // `wait` runs before a call fails for want of space, on its thread: when it returns, every file is closed whose close
+  // the callers of the store have been told of. Set, and taken back with null, while nobody uses the store.
+  void WaitForCloses(std::function<void()> wait);
 
   SpaceStatistics Space() const;
   StoreStatistics statistics() const;

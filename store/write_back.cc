@@ -136,7 +136,7 @@ void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount c
   const uint64_t generation = inode->attributes.data_version + 1;
   while (count.value > 0) {
     const ExtentMap::Piece piece = file.extents.Lookup(first, count);
-    if (piece.extent && (piece.extent->flags & kExtentUnwritten) != 0) {
+    if (piece.extent && !piece.IsWritten()) {
       file.extents.MarkWritten(first, piece.count, generation);
       WriteRun(inode, first, {piece.extent->device, {piece.extent->start, piece.count}}, batch);
       first += piece.count;
@@ -147,7 +147,7 @@ void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount c
     BlockCount together = piece.count;
     while (together < count) {
       const auto next = file.extents.Lookup(first + together, count - together);
-      if (next.extent && (next.extent->flags & kExtentUnwritten) != 0) break;
+      if (next.extent && !next.IsWritten()) break;
       together += next.count;
     }
     SpaceManager::Request request;
@@ -164,7 +164,7 @@ void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount c
     auto runs = space_.Allocate(request, &file.reservation);
     if (!runs) {
       spdlog::error("inode {}: no space for {} blocks that were reserved", inode->id.value, together.value);
-      if (!file.error) file.error = Error{ErrorCode::kNoSpace};
+      Tear(inode);
       return;
     }
     for (const DeviceRun& run : *runs) {
@@ -199,8 +199,7 @@ void WriteBack::WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun
     file.dirty.Freeze(first, step, operation->id);
     ++file.writes_since_seal;
     file.changed = true;
-    counters_.written_bytes += operation->size.value;
-    ++counters_.writes;
+    written_bytes_ += operation->size.value;
     batch->operations_.push_back(operation);
     first += step;
     rest = {rest.start + step, rest.count - step};
@@ -274,6 +273,13 @@ void WriteBatch::Send() {
   }
 }
 
+// Whatever the device said: a want of space of its own is not the pool's, which callers may wait out.
+void WriteBack::Tear(const InodePtr& inode) {
+  FileState& file = *inode->file;
+  if (!file.error) file.error = Error{ErrorCode::kIo};
+  if (!std::exchange(file.torn, true) && torn_) torn_(inode);
+}
+
 void WriteBack::Complete(Operation& operation, Result<void> result) {
   devices_.NoteWrite(operation.run.device);
   // First: with the last write of a file told, its store may go.
@@ -283,11 +289,11 @@ void WriteBack::Complete(Operation& operation, Result<void> result) {
   file.dirty.RemoveWrite(operation.first, operation.run.run.count, operation.id);
   auto& pending = operation.seal == file.seals ? file.writes_since_seal : file.writes_before_seal;
   --pending;
-  if (!result && !file.error) {
+  if (!result && !file.torn) {
     spdlog::error("inode {}: {} blocks from file block {} could not be written to device {}: {}",
                   operation.inode->id.value, operation.run.run.count.value, operation.first.value,
                   operation.run.device.value, ToString(result.error()));
-    file.error = result.error();
+    Tear(operation.inode);
   }
   if (pending == 0 || file.range_waiters > 0) file.drained.notify_all();
 }

@@ -68,16 +68,10 @@ class WriteBatch {
 // Thread-safe.
 class WriteBack {
  public:
-  struct Counters {
-    std::atomic<uint64_t> written_bytes{0};
-    std::atomic<uint64_t> writes{0};
-  };
-
   WriteBack(DeviceSet& devices, SpaceManager& space) : devices_(devices), space_(space) {}
 
   // Allocates and freezes every unfrozen block of [first, end), and of the windows these lie in; the writes go out with
-  // `batch`. `stream`: more of this file is coming. On an error (the space invariant is broken) the file's sticky
-  // error is set.
+  // `batch`. `stream`: more of this file is coming. On an error (the space invariant is broken) the file is torn.
   void SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, WriteBatch* batch)
       REQUIRES(inode->mutex);
   void SubmitAll(const InodePtr& inode, WriteBatch* batch) REQUIRES(inode->mutex);
@@ -98,7 +92,11 @@ class WriteBack {
   // acknowledges writes through it keeps writers from filling all memory with what a slow device has not taken yet.
   void WhenBelow(ByteCount limit, std::function<void()> next) EXCLUDES(mutex_);
 
-  const Counters& counters() const { return counters_; }
+  // `torn` runs, under the inode's mutex, when a write of a file has failed that was whole before: it is to be put back
+  // to its last commit. Before the first write.
+  void OnTorn(std::function<void(const InodePtr&)> torn) { torn_ = std::move(torn); }
+
+  uint64_t written_bytes() const { return written_bytes_.load(); }
 
  private:
   friend class WriteBatch;
@@ -109,11 +107,13 @@ class WriteBack {
       REQUIRES(inode->mutex);
   void Sum(Operation& operation);
   void Complete(Operation& operation, Result<void> result);
+  void Tear(const InodePtr& inode) REQUIRES(inode->mutex);
   void NoteInFlight(int64_t bytes) EXCLUDES(mutex_);
 
   DeviceSet& devices_;
   SpaceManager& space_;
-  Counters counters_;
+  std::atomic<uint64_t> written_bytes_{0};
+  std::function<void(const InodePtr&)> torn_;
   std::atomic<uint64_t> next_write_{1};
   Mutex mutex_;
   std::deque<InodePtr> dirty_ GUARDED_BY(mutex_);

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from harness import process
+from harness import needs, process
 from harness.filesystems import wait_until
 from harness.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate
 from harness.tree import digest, digests
@@ -362,3 +362,39 @@ def test_a_pool_of_two_tebibytes(factory):
     os.unlink(mount.path / "file")
     assert space(mount).f_bavail == start.f_bavail
     mount.fsck()
+
+
+@weightfs_only
+@needs.root
+def test_a_device_without_room_is_an_error_that_is_told(factory):
+    """The pool is a sparse file, and the filesystem under it is full: that is no full pool, where writers wait for
+    closes."""
+    small = factory.directory("small")
+    process.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", small])
+    try:
+        with open(small / "pool", "wb") as pool:
+            pool.truncate(POOL)
+        mount = factory.mount(factory.store(devices=[small / "pool"]))
+        path, old, new = mount.path / "model", data_of(1, 16 * MIB), data_of(2, 16 * MIB)
+        write_file(path, len(old), 1)
+        with open(small / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(bytes(BLOCK))
+        file, errors = os.open(path, os.O_WRONLY), []
+        for at in [*range(0, len(new), MIB), None]:
+            try:
+                os.fsync(file) if at is None else os.pwrite(file, new[at:at + MIB], at)
+            except OSError as error:
+                errors.append(error.errno)
+        assert errors and set(errors) == {errno.EIO}
+        assert path.read_bytes() == old
+        (small / "filler").unlink()
+        assert os.pwrite(file, new[:MIB], 0) == MIB
+        os.fsync(file)
+        os.close(file)
+        mount.remount()
+        assert path.read_bytes() == new[:MIB] + old[MIB:]
+        mount.fsck()
+        mount.close()
+    finally:
+        process.run(["umount", "-l", small])

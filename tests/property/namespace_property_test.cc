@@ -22,7 +22,8 @@ uint64_t FirstSeed() {
 class NoData final : public DataOwner {
  public:
   Result<void> CommitBeforeRename(const InodePtr&) override { return {}; }
-  Result<void> DeleteData(const InodePtr&, KvBatch*) override { return {}; }
+  Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr&, KvBatch*) override { return std::vector<DeviceRun>(); }
+  void DropData(const InodePtr&, std::vector<DeviceRun>) override {}
 };
 
 // A tree of nodes; every rule is the shortest that says it.

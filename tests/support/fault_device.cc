@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace weightfs {
 namespace {
@@ -120,6 +121,13 @@ void FaultDevice::WaitForHeld(size_t count) {
   while (pending_.size() < count) changed_.wait(lock.native());
 }
 
+void FaultDevice::CompleteOne() {
+  MutexLock lock(mutex_);
+  one_ = true;
+  changed_.notify_all();
+  while (one_) changed_.wait(lock.native());
+}
+
 void FaultDevice::Corrupt(ByteOffset offset) {
   MutexLock lock(mutex_);
   std::vector<std::byte> byte(1);
@@ -185,7 +193,7 @@ void FaultDevice::Run() {
   MutexLock lock(mutex_);
   for (;;) {
     if (pending_.empty() && stopping_) return;
-    if (pending_.empty() || (held_ && !stopping_)) {
+    if (pending_.empty() || (held_ && !one_ && !stopping_)) {
       changed_.wait(lock.native());
       continue;
     }
@@ -194,6 +202,7 @@ void FaultDevice::Run() {
     lock.Unlock();
     pending.request->OnComplete(std::move(result));
     lock.Lock();
+    if (std::exchange(one_, false)) changed_.notify_all();
   }
 }
 

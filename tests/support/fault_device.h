@@ -54,6 +54,8 @@ class FaultDevice final : public BlockDevice {
   void Hold() EXCLUDES(mutex_);
   void Release() EXCLUDES(mutex_);
   void WaitForHeld(size_t count) EXCLUDES(mutex_);
+  // Completes one request that is held; returns when its OnComplete has.
+  void CompleteOne() EXCLUDES(mutex_);
 
   // Flips every bit of one byte, as a decaying medium does: the device notices nothing. The block should have no
   // unflushed write, which a crash image would put on top.
@@ -100,6 +102,7 @@ class FaultDevice final : public BlockDevice {
   ErrorCode budget_code_ GUARDED_BY(mutex_) = ErrorCode::kNoSpace;
   Counts counts_ GUARDED_BY(mutex_);
   bool held_ GUARDED_BY(mutex_) = false;
+  bool one_ GUARDED_BY(mutex_) = false;   // completes though it is held
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread worker_;   // last: it uses all of the above
 };

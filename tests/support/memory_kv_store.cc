@@ -60,16 +60,20 @@ Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
   MutexLock lock(state_->mutex);
   if (Due(get_failure_)) return ErrorCode::kIo;
   const auto found = state_->content->find(key);
-  if (found == state_->content->end()) return std::optional<std::string>();
-  return std::optional<std::string>(found->second);
+  std::optional<std::string> value;
+  if (found != state_->content->end()) value = found->second;
+  const auto then = std::exchange(after_get_, nullptr);
+  lock.Unlock();
+  if (then) then();
+  return value;
 }
 
 Result<void> MemoryKvStore::Write(const KvBatch& batch) {
   MutexLock lock(state_->mutex);
-  if (read_only_) return ErrorCode::kReadOnly;
+  if (failed_) return ErrorCode::kReadOnly;
   auto recorded = std::make_shared<const KvBatch>(batch);
   if (Due(write_failure_)) {
-    read_only_ = true;
+    failed_ = true;
     journal_->Append({.kind = Journal::Event::Kind::kBatchFailed, .batch = std::move(recorded)});
     return ErrorCode::kIo;
   }
@@ -81,10 +85,10 @@ Result<void> MemoryKvStore::Write(const KvBatch& batch) {
 
 Result<void> MemoryKvStore::Sync() {
   MutexLock lock(state_->mutex);
-  if (read_only_) return ErrorCode::kReadOnly;
+  if (failed_) return ErrorCode::kReadOnly;
   const size_t covered = journal_->size();
   if (Due(sync_failure_)) {
-    read_only_ = true;
+    failed_ = true;
     journal_->Append({.kind = Journal::Event::Kind::kSyncFailed, .subject = covered});
     return ErrorCode::kIo;
   }
@@ -113,6 +117,11 @@ void MemoryKvStore::FailGet(uint64_t nth) {
   get_failure_ = nth;
 }
 
+void MemoryKvStore::AfterGet(std::function<void()> then) {
+  MutexLock lock(state_->mutex);
+  after_get_ = std::move(then);
+}
+
 void MemoryKvStore::FailIterator(uint64_t nth, uint64_t keys) {
   MutexLock lock(state_->mutex);
   iterator_failure_ = nth;
@@ -124,9 +133,9 @@ KvContent MemoryKvStore::content() const {
   return *state_->content;
 }
 
-bool MemoryKvStore::read_only() const {
+bool MemoryKvStore::failed() const {
   MutexLock lock(state_->mutex);
-  return read_only_;
+  return failed_;
 }
 
 }  // namespace weightfs

@@ -1,6 +1,7 @@
 // A key-value store in memory that fails on demand and loses power through its journal.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -28,8 +29,11 @@ class MemoryKvStore final : public KvStore {
   // The `nth` iterator made from now on ends with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
+  // Runs once, at the end of the next Get, without locks.
+  void AfterGet(std::function<void()> then) EXCLUDES(state_->mutex);
+
   KvContent content() const EXCLUDES(state_->mutex);
-  bool read_only() const EXCLUDES(state_->mutex);
+  bool failed() const override EXCLUDES(state_->mutex);
 
  private:
   class Iterator;
@@ -43,10 +47,11 @@ class MemoryKvStore final : public KvStore {
 
   const std::shared_ptr<Journal> journal_;
   const std::shared_ptr<State> state_;
-  bool read_only_ GUARDED_BY(state_->mutex) = false;
+  bool failed_ GUARDED_BY(state_->mutex) = false;
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;      // operations left until one fails; 0: none will
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
+  std::function<void()> after_get_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;
 };

@@ -335,7 +335,7 @@ TEST_F(SupportTest, AFailedSyncMakesTheStoreReadOnlyAndNothingDurable) {
   kv_.FailSync(1);
   EXPECT_EQ(kv_.Sync().error().code, ErrorCode::kIo);
   EXPECT_EQ(kv_.Write(Put("b", "")).error().code, ErrorCode::kReadOnly);
-  EXPECT_TRUE(kv_.read_only());
+  EXPECT_TRUE(kv_.failed());
   EXPECT_TRUE(CrashNow({.kv_survival = 0.0}).kv.empty());
 }
 

@@ -234,6 +234,34 @@ TEST_F(LeaseServerTest, StopsWithProgramsInTheMiddleOfTheirWork) {
   store().CloseFile(file->inode);
 }
 
+TEST(AnswerMemory, IsBoundedForAllTogetherAndComesBack) {
+  std::atomic<uint64_t> taken{0};
+  const BlockCount third{kLargestLease.value / 3};
+  AnswerMemory first(taken);
+  EXPECT_TRUE(first.Add(third).has_value());
+  EXPECT_TRUE(first.Add(third).has_value());
+  {
+    AnswerMemory second(taken);
+    EXPECT_TRUE(second.Add(third).has_value());
+    EXPECT_EQ(second.Add(third).error().code, ErrorCode::kAgain);
+    EXPECT_EQ(AnswerMemory(taken).Add(BlockCount{UINT64_MAX}).error().code, ErrorCode::kFileTooBig);
+  }
+  EXPECT_TRUE(AnswerMemory(taken).Add(third).has_value());
+}
+
+TEST_F(LeaseServerTest, WhatAnswersTakeComesBack) {
+  const auto file = Open("a", O_RDWR);
+  ASSERT_TRUE(store().Truncate(file->inode, uint64_t{300} << 30).has_value());
+  const lease::ReadRequest request{Ticket(file), 0, lease::kToEnd};
+  Program program(server());
+  for (int round = 0; round < 3; ++round) {
+    program.Ask(lease::Kind::kRead, {lease::BytesOf(request)});
+    EXPECT_EQ(program.error, 0);
+    program.Ask(lease::Kind::kRelease, {});
+  }
+  store().CloseFile(file->inode);
+}
+
 TEST_F(LeaseServerTest, TheTrustDomainIsWhatTheOptionSays) {
   EXPECT_TRUE(TrustsForLeases(DirectAccess::kOwner, 0));
   EXPECT_TRUE(TrustsForLeases(DirectAccess::kOwner, geteuid()));

@@ -237,6 +237,7 @@ TEST_F(RocksFailureTest, AFailedSyncEndsAllWriting) {
       EXPECT_NE(failed.error().what.find(directory().string()), std::string::npos) << failed.error().what;
     }
     const uint64_t calls = SyncCalls();
+    EXPECT_TRUE(store->failed());
     EXPECT_EQ(store->Sync().error().code, ErrorCode::kReadOnly);
     EXPECT_EQ(WriteNumbered(*store, 3).error().code, ErrorCode::kReadOnly);
     EXPECT_EQ(SyncCalls(), calls) << "a failed sync was tried again";

@@ -208,6 +208,70 @@ TEST(Files, AFullPoolSaysSoAtTheWriteAndDeletingGivesTheSpaceBack) {
   EXPECT_TRUE(Must(store.ReadAll(again)) == Pattern(9, 30 * kMiB));
 }
 
+TEST(Files, WhoeverFindsNoSpaceWaitsForClosesUnderWay) {
+  enum Call { kWrite, kAllocate, kCopy, kReserve };
+  for (const Call call : {kWrite, kAllocate, kCopy, kReserve}) {
+    TestStore store;
+    const InodePtr source = store.Create("source").value(), target = store.Create("target").value();
+    ASSERT_OK(store.WriteAt(source, 0, Pattern(1, 8 * kMiB)));
+    InodePtr going = store.Create("going").value();
+    for (uint64_t size = 0; store.WriteAt(going, size, Pattern(size, kMiB));) size += kMiB;
+    ASSERT_OK(store->names().Unlink(kRootInode, "going"));
+    int waits = 0;
+    store->WaitForCloses([&] {
+      ++waits;
+      if (going) store->CloseFile(std::exchange(going, nullptr));
+    });
+    const auto ask = [&]() -> Result<void> {
+      switch (call) {
+        case kWrite: return store.WriteAt(target, 0, Pattern(2, 2 * kMiB));
+        case kAllocate: return store->Fallocate(target, FallocateMode::kAllocate, 0, 8 * kMiB);
+        case kCopy: {
+          const auto copied = store->CopyRange(source, 0, target, 0, 8 * kMiB);
+          if (!copied) return copied.error();
+          EXPECT_EQ(*copied, 8 * kMiB);
+          return {};
+        }
+        case kReserve: {
+          const auto grant = store->Reserve(target, FileBlock{0}, BlockCount{8 * kMiB / kBlock});
+          if (!grant) return grant.error();
+          return {};
+        }
+      }
+      return {};
+    };
+    ASSERT_OK(ask());
+    EXPECT_EQ(waits, 1);
+    store->WaitForCloses(nullptr);
+  }
+}
+
+TEST(Files, ZeroingARangeReusesWhatItReplaces) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 40 * kMiB)));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kZeroRange, 0, 40 * kMiB));
+  EXPECT_TRUE(Must(store.ReadAt(file, 7 * kMiB, kMiB)) == std::string(kMiB, '\0'));
+}
+
+TEST(Files, AZeroRangeThatFindsNoSpaceIsCommittedAsItIsShown) {
+  TestStore store;
+  const std::string old = Pattern(3, 8 * kMiB);
+  ASSERT_OK(store.WriteFile("a", old));
+  ASSERT_OK(store->SyncAll());
+  const uint64_t before = store->Space().free.value;
+  const InodePtr file = store.OpenPath("a").value();
+  EXPECT_EQ(store->Fallocate(file, FallocateMode::kZeroRange, kMiB, 100 * kMiB).error().code, ErrorCode::kNoSpace);
+  const std::string shown = Must(store.ReadAll(file));
+  EXPECT_EQ(shown.size(), old.size());
+  EXPECT_TRUE(shown.substr(0, kMiB) == old.substr(0, kMiB));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == shown);
+  EXPECT_GE(store->Space().free.value, before);
+}
+
 TEST(Files, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
@@ -256,6 +320,67 @@ TEST(Files, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected);
 }
 
+Result<void> CloseOf(TestStore& store, const InodePtr& file) {
+  Result<void> result;
+  store->Flush(file, [&](Result<void> done) { result = std::move(done); });   // Waits for nothing.
+  return result;
+}
+
+TEST(Files, AFailedWriteIsTakenBackWhoeverWasToldFirst) {
+  for (const bool by_close : {false, true}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    const std::string old = Pattern(11, 8 * kMiB);
+    ASSERT_OK(store.WriteAt(file, 0, old));
+    ASSERT_OK(store->Sync(file));
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    store.device().Hold();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));   // Stripes go out at once.
+    store.device().WaitForHeld(2);
+    store.device().CompleteOne();
+    for (int call = 0; call < 2; ++call) {
+      const auto told = by_close ? CloseOf(store, file) : store.WriteAt(file, 6 * kMiB, "new");
+      ASSERT_FALSE(told.has_value()) << "nothing is taken before the file is whole again";
+      EXPECT_EQ(told.error().code, ErrorCode::kIo);
+    }
+    store.device().Release();
+    static_cast<void>(store->Sync(file).has_value());   // an error where it is in the cycle that puts the file back
+    EXPECT_TRUE(Must(store.ReadAll(file)) == old);
+    ASSERT_OK(store.WriteAt(file, 6 * kMiB, "new"));
+    ASSERT_OK(CloseOf(store, file));
+    ASSERT_OK(store->Sync(file));
+    ASSERT_OK(store.Remount());
+    EXPECT_TRUE(Must(store.ReadPath("a")) == std::string(old).replace(6 * kMiB, 3, "new"));
+  }
+}
+
+TEST(Files, AFailedWriteThatNobodyWasToldOfIsReportedByTheNextCall) {
+  enum Call { kWrite, kClose, kSync, kRename };
+  for (const Call call : {kWrite, kClose, kSync, kRename}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    std::promise<void> back;
+    store->OnReverted([&](InodeId) { back.set_value(); });
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1, .code = ErrorCode::kNoSpace});
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
+    back.get_future().wait();   // Nobody asked for a commit.
+    const auto ask = [&]() -> Result<void> {
+      switch (call) {
+        case kWrite: return store.WriteAt(file, 0, "x");
+        case kClose: return CloseOf(store, file);
+        case kSync: return store->Sync(file);
+        case kRename: return store->names().Rename(kRootInode, "a", kRootInode, "b", RenameMode::kReplace);
+      }
+      return {};
+    };
+    const auto told = ask();
+    ASSERT_FALSE(told.has_value()) << call;
+    EXPECT_EQ(told.error().code, ErrorCode::kIo) << "a device without room is not a full pool";
+    ASSERT_OK(ask());
+    store->OnReverted(nullptr);
+  }
+}
+
 TEST(Files, AFileThatAFailedWriteHasPutBackIsTold) {
   TestStore store;
   const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
@@ -269,6 +394,23 @@ TEST(Files, AFileThatAFailedWriteHasPutBackIsTold) {
   EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
   EXPECT_EQ(told, std::vector{file->id});
   store->OnReverted(nullptr);
+}
+
+TEST(Files, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, kMiB)));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());
+  const InodePtr file = store.OpenPath("a").value();
+  const std::string data = Pattern(2, kMiB);
+  store.kv().AfterGet([&] {   // of the old extent
+    ASSERT_OK(store.WriteAt(file, 0, data));
+    ASSERT_OK(store->Sync(file));
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, kMiB)));
+    ASSERT_FALSE(store->Sync(file).has_value());
+  });
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
 }
 
 TEST(Files, AFailedFlushMakesTheStoreReadOnly) {
@@ -289,6 +431,18 @@ TEST(Files, AFailedCatalogSyncMakesTheStoreReadOnly) {
   store.kv().FailSync(1);
   EXPECT_FALSE(store->Sync(file).has_value());
   EXPECT_TRUE(store->read_only());
+}
+
+TEST(Files, AFailedChangeOfNamesMakesTheStoreReadOnly) {
+  TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.kv().FailWrite(1);
+  EXPECT_FALSE(store.Create("b").has_value());
+  EXPECT_TRUE(store->read_only());
+  EXPECT_EQ(store.WriteAt(file, 0, "more").error().code, ErrorCode::kReadOnly);
+  EXPECT_FALSE(store->Sync(file).has_value());
+  EXPECT_EQ(store.device().counts().writes, 0U);
 }
 
 TEST(Files, AReadFailureIsAnErrorOfThatReadAlone) {
@@ -361,6 +515,19 @@ TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {
   EXPECT_EQ(store->Seek(to, 80000, SeekTarget::kData).value(), 20 * kMiB);
 }
 
+TEST(Files, ACopyThatFailsInAHoleTellsWhatItCopied) {
+  TestStore store;
+  const InodePtr from = store.Create("a").value(), to = store.Create("b").value();
+  ASSERT_OK(store.WriteAt(from, 0, Pattern(15, kBlock)));
+  ASSERT_OK(store->Truncate(from, kMiB));
+  const uint64_t target = kMaximumFileSize - 2 * kBlock;   // The hole does not fit.
+  const auto copied = store->CopyRange(from, 0, to, target, kMiB);
+  ASSERT_OK(copied);
+  EXPECT_EQ(*copied, kBlock);
+  EXPECT_EQ(store->CopyRange(from, kBlock, to, target + kBlock, kMiB).error().code, ErrorCode::kFileTooBig);
+  EXPECT_TRUE(Must(store.ReadAt(to, target, kBlock)) == Pattern(15, kBlock));
+}
+
 TEST(Files, TwoDevicesShareALargeFile) {
   TestStoreOptions options;
   options.devices = 2;
@@ -388,6 +555,39 @@ TEST(Files, AnUnlinkedOpenFileKeepsItsDataUntilClosed) {
   EXPECT_EQ(store->Space().free.value, fresh);
   ASSERT_OK(store.Remount());
   EXPECT_EQ(store->Space().free.value, fresh);
+}
+
+TEST(Files, ADeletedFileLeavesNoChecksumsOfWhatItWasShortenedBy) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(16, 4 * kMiB)));
+  ASSERT_OK(store->Truncate(file, kMiB + 1));   // before the commit that would have told of all
+  ASSERT_OK(store->Sync(file));
+  store->CloseFile(file);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  const std::string prefix = keys::ChecksumsPrefix(file->id);
+  for (const auto& [key, value] : store.kv().content()) EXPECT_FALSE(key.starts_with(prefix));
+}
+
+TEST(Files, AnUnlinkThatFailsLeavesTheFileAsItWas) {
+  for (const bool loaded : {false, true}) {
+    TestStore store;
+    std::string data = Pattern(1, 2 * kMiB);
+    ASSERT_OK(store.WriteFile("a", data));
+    ASSERT_OK(store->SyncAll());
+    ASSERT_OK(store.Remount());
+    if (loaded) {
+      const InodePtr file = store.OpenPath("a").value();
+      ASSERT_OK(store.WriteAt(file, 100, "new"));
+      data.replace(100, 3, "new");
+      store->CloseFile(file);
+    }
+    const uint64_t free = store->Space().free.value;
+    store.kv().FailWrite(1);
+    EXPECT_FALSE(store->names().Unlink(kRootInode, "a").has_value());
+    EXPECT_TRUE(Must(store.ReadPath("a")) == data);
+    EXPECT_EQ(store->Space().free.value, free);
+  }
 }
 
 TEST(Files, ManySmallFilesShareCommits) {

@@ -1,5 +1,8 @@
 #include "tests/unit/store/namespace_fixture.h"
 
+#include <atomic>
+#include <thread>
+
 #include "common/bytes.h"
 #include "store/acl.h"
 
@@ -179,6 +182,48 @@ TEST_F(NamespaceAttributes, DamagedListsStopWhatNeedsThem) {
   EXPECT_EQ(Code(names_->SetAttributes(file_, {.mode = 0})), ErrorCode::kCorrupt);
   EXPECT_EQ(Code(names_->Create(kRootInode, "g", File())), ErrorCode::kCorrupt);
   EXPECT_TRUE(names_->SetAttributes(file_, {.uid = 0}));
+}
+
+TEST_F(NamespaceAttributes, AWriteTakesPrivilegesAwayAndNothingElse) {
+  constexpr std::string_view kCapability = "security.capability";
+  const InodePtr file = *inodes_->Get(file_);
+  const auto clear = [&](uint32_t mode, bool set_ids) {
+    EXPECT_TRUE(names_->SetAttributes(file_, {.mode = mode}));
+    const auto changed = names_->ClearPrivileges(file, set_ids);
+    EXPECT_TRUE(changed);
+    const uint32_t now = names_->GetAttributes(file_)->mode & 07777;
+    EXPECT_EQ(*changed, now != mode);
+    return now;
+  };
+  EXPECT_EQ(clear(06755, true), 0755U);
+  EXPECT_EQ(clear(06745, true), 02745U) << "of a file its group may not execute it means something else";
+  EXPECT_EQ(clear(06755, false), 06755U);
+  EXPECT_EQ(Set(std::string(kCapability), "all"), std::nullopt);
+  EXPECT_EQ(Set("user.x", "1"), std::nullopt);
+  EXPECT_EQ(clear(06755, false), 06755U);
+  EXPECT_EQ(Code(names_->GetExtendedAttribute(file_, kCapability)), ErrorCode::kNoAttribute);
+  EXPECT_EQ(*names_->GetExtendedAttribute(file_, "user.x"), "1");
+  EXPECT_EQ(Set(std::string(kCapability), "all"), std::nullopt);
+  kv_->FailWrite(1);
+  EXPECT_FALSE(names_->ClearPrivileges(file, true)) << "nobody may write while they are there";
+}
+
+TEST_F(NamespaceAttributes, AChangeOfTheModeBesideAWriteStays) {
+  const InodePtr file = *inodes_->Get(file_);
+  for (int round = 0; round < 2000; ++round) {
+    ASSERT_TRUE(names_->SetAttributes(file_, {.mode = 04755}));
+    std::atomic<int> ready{0};
+    std::thread writer([&] {
+      ++ready;
+      while (ready < 2) {}
+      EXPECT_TRUE(names_->ClearPrivileges(file, true));
+    });
+    ++ready;
+    while (ready < 2) {}
+    EXPECT_TRUE(names_->SetAttributes(file_, {.mode = 0600}));
+    writer.join();
+    ASSERT_EQ(names_->GetAttributes(file_)->mode & 07777, 0600U);
+  }
 }
 
 }  // namespace

@@ -30,11 +30,13 @@ class FakeDataOwner final : public DataOwner {
     if (commit_error) return *commit_error;
     return {};
   }
-  Result<void> DeleteData(const InodePtr& inode, KvBatch* batch) override {
+  Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch) override {
+    batch->Delete(keys::Extent(inode->id, FileBlock{0}));
+    return std::vector<DeviceRun>();
+  }
+  void DropData(const InodePtr& inode, std::vector<DeviceRun>) override {
     MutexLock lock(mutex_);
     deleted_.push_back(inode->id.value);
-    batch->Delete(keys::Extent(inode->id, FileBlock{0}));
-    return {};
   }
   std::vector<uint64_t> committed() {
     MutexLock lock(mutex_);

@@ -85,9 +85,8 @@ void ChecksumTable::Seal(uint64_t size) {
   std::swap(fresh_, sealed_);
 }
 
-Result<void> ChecksumTable::AppendSealed(KvStore& catalog, InodeId ino, ByteCount file_size, KvBatch* batch) {
+Result<void> ChecksumTable::AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch) {
   for (const auto& [number, segment] : sealed_) {
-    if (number * keys::kSegmentBlocks >= BlocksFor(file_size).value) break;
     size_t size = keys::kSegmentBlocks;
     while (size > 0 && !segment->known[size - 1]) --size;
     std::vector<uint32_t> merged;

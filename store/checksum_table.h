@@ -32,9 +32,8 @@ class ChecksumTable {
   // a file of `size` bytes, for those behind its end would stay in the catalog.
   void Seal(uint64_t size);
 
-  // Appends the sealed segments of a file of that size, merged with the catalog's, to `batch`. Those behind it were written
-  // and cut off since the last seal.
-  Result<void> AppendSealed(KvStore& catalog, InodeId ino, ByteCount file_size, KvBatch* batch);
+  // Appends the sealed segments, merged with the catalog's, to `batch`.
+  Result<void> AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch);
 
   // The batch of AppendSealed is in the catalog.
   void DropSealed();

@@ -304,7 +304,7 @@ Result<void> Committer::BuildBatch(Sealed& sealed, KvBatch* batch) {
       batch->Delete(std::move(key));
     }
   }
-  RETURN_IF_ERROR(inode.file->checksums.AppendSealed(catalog_, ino, ByteCount{sealed.size}, batch));
+  RETURN_IF_ERROR(inode.file->checksums.AppendSealed(catalog_, ino, batch));
   inode.committed_size = sealed.size;
   inode.committed_blocks = sealed.blocks;
   inode.committed_version = sealed.version;

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <future>
 
-#include "meta/keys.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
@@ -555,18 +554,6 @@ TEST(Files, AnUnlinkedOpenFileKeepsItsDataUntilClosed) {
   EXPECT_EQ(store->Space().free.value, fresh);
   ASSERT_OK(store.Remount());
   EXPECT_EQ(store->Space().free.value, fresh);
-}
-
-TEST(Files, ADeletedFileLeavesNoChecksumsOfWhatItWasShortenedBy) {
-  TestStore store;
-  const InodePtr file = store.Create("a").value();
-  ASSERT_OK(store.WriteAt(file, 0, Pattern(16, 4 * kMiB)));
-  ASSERT_OK(store->Truncate(file, kMiB + 1));   // before the commit that would have told of all
-  ASSERT_OK(store->Sync(file));
-  store->CloseFile(file);
-  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
-  const std::string prefix = keys::ChecksumsPrefix(file->id);
-  for (const auto& [key, value] : store.kv().content()) EXPECT_FALSE(key.starts_with(prefix));
 }
 
 TEST(Files, AnUnlinkThatFailsLeavesTheFileAsItWas) {

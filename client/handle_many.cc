@@ -217,7 +217,8 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
   const auto by_lease = [&]() -> IoResult<void> {
     if (folder == nullptr) return IoError{ENOTTY, "no lease"};
     ASSIGN_OR_RETURN(auto batch, folder->Load(files, first, errors));
-    return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {}, [&] { return interruption.came(); });
+    return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {},
+                      [&] { return interruption.came(); });
   };
   auto loaded = by_lease();
   RETURN_IF_ERROR(interruption.Check());

@@ -306,13 +306,14 @@ Result<std::vector<DeviceRun>> FileIo::DeleteRecords(const InodePtr& inode, KvBa
   std::vector<DeviceRun> runs;   // of the catalog alone: those of a file that is loaded are in its memory
   if (!inode->file) return runs;
   const Committed committed{inode->committed_size, inode->committed_blocks, inode->committed_version};
-  RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, [&](std::string_view key, std::string_view value) -> Result<void> {
+  const auto remove = [&](std::string_view key, std::string_view value) -> Result<void> {
     batch->Delete(std::string(key));
     if (inode->file->loaded) return {};
     ASSIGN_OR_RETURN(const auto record, ExtentRecord::Decode(key, value));
     runs.push_back({record.device, {record.start, record.count}});
     return {};
-  }));
+  };
+  RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, remove));
   const uint64_t segments = keys::SegmentsOf(inode->committed_size);
   if (segments <= 16) {
     for (uint64_t segment = 0; segment < segments; ++segment) batch->Delete(keys::Checksums(inode->id, segment));
@@ -331,7 +332,8 @@ void FileIo::DropData(const InodePtr& inode, std::vector<DeviceRun> runs) {
   FileState& file = *inode->file;
   if (file.loaded) {
     MappedBlocksUpdate update(*inode, p_.space);
-    for (const auto& [block, record] : file.extents.extents()) runs.push_back({record.device, {record.start, record.count}});
+    for (const auto& [block, record] : file.extents.extents())
+      runs.push_back({record.device, {record.start, record.count}});
     file.extents.Clear();
   } else if (!file.reverted) {
     for (const DeviceRun& run : runs) p_.space.AddUsed(-static_cast<int64_t>(run.run.count.value));

@@ -24,8 +24,9 @@ struct FileIo::Spares {
   int reclaims = 0;                                   // how often space was looked for
 };
 
-// Runs `step` under the inode's mutex until it needs nothing from outside. `step` may run many times: when it asks
-// for something it has done nothing, or a part that stands by itself and is touched. What the last run put into `batch` is the caller's to send.
+// Runs `step` under the inode's mutex until it needs nothing from outside. `step` may run many times: when it asks for
+// something it has done nothing, or a part that stands by itself and is touched. What the last run put into `batch` is
+// the caller's to send.
 template <typename Step>
 Result<void> FileIo::Retry(const InodePtr& inode, WriteBatch* batch, Step step) {
   RETURN_IF_ERROR(Load(inode));

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 
 #include "bench/suite/groups.h"
 #include "client/handle.h"
@@ -217,9 +216,8 @@ Result<std::vector<Case>> Prepare(Lab& lab) {
 Result<void> Finish(Lab& lab) {
   for (Place* place : {&lab.weightfs(), &lab.host()}) {
     RETURN_IF_ERROR(place->Remove(place->Path(kName)));
-    std::error_code error;
-    std::filesystem::remove(place->Path(kManyName), error);
-    if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", place->Path(kManyName), error.message())};
+    const std::string many = place->Path(kManyName);
+    if (rmdir(many.c_str()) != 0 && errno != ENOENT) return SystemError(many, "cannot be removed");
   }
   return {};
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <future>
 
+#include "meta/keys.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {

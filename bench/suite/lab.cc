@@ -119,11 +119,14 @@ Result<void> Lab::MakePlaces() {
 
 Result<void> Lab::WriteOverPool() {
   Progress("writing over the store once");
+  constexpr uint64_t kLeft = 64 * kMiB;   // for what a full store still needs
   std::vector<std::string> paths;
-  for (const char* name : {"first", "second", "third"}) {
+  while (true) {
+    ASSIGN_OR_RETURN(const uint64_t free, FreeSpace(weightfs_.directory()));
+    if (free <= kLeft + kMiB) break;
     FileJob job;
-    job.path = paths.emplace_back(weightfs_.Path(name));
-    job.size = size();
+    job.path = paths.emplace_back(weightfs_.Path(fmt::format("over-{}", paths.size())));
+    job.size = RoundDown(std::min(size(), free - kLeft), kMiB);
     job.call = kMiB;
     job.content = content_;
     job.cancel = options_.cancel;

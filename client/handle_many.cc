@@ -76,15 +76,17 @@ class Staging {
   std::string path_;
 };
 
-// Asks every 100 ms whether the caller still waits. Once it does not it is not asked again.
+// Whether the caller still waits. Once it does not it is not asked again.
 class Interruption {
  public:
   Interruption(const Interrupted& interrupted, const std::string& directory)
       : interrupted_(interrupted), directory_(directory) {}
 
-  bool came() {
-    if (came_ || !interrupted_ || std::chrono::steady_clock::now() < look_) return came_;
-    came_ = interrupted_();
+  // Asks every 100 ms.
+  bool came() { return std::chrono::steady_clock::now() < look_ ? came_ : CameByNow(); }
+  // Asks at once: after a callback, and before what cannot be taken back.
+  bool CameByNow() {
+    if (!came_ && interrupted_) came_ = interrupted_();
     look_ = std::chrono::steady_clock::now() + kBetweenLooks;
     return came_;
   }
@@ -96,7 +98,7 @@ class Interruption {
     operation.Wait();
   }
   IoResult<void> Check() {
-    if (came()) return IoError{ECANCELED, fmt::format("{}: interrupted", directory_), directory_};
+    if (CameByNow()) return IoError{ECANCELED, fmt::format("{}: interrupted", directory_), directory_};
     return {};
   }
 
@@ -120,7 +122,9 @@ IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span
       interruption.WaitFor(oldest);
       if (auto error = oldest.error(); error && !failed) failed = std::move(error);
       done += oldest.size();
-      if (!failed && !interruption.came() && options.progress) options.progress(done, total);
+      if (failed || !options.progress || interruption.came()) continue;
+      options.progress(done, total);
+      interruption.CameByNow();
     }
   };
   for (const auto& [name, memory] : files) {

@@ -3,23 +3,13 @@
 
 #include <future>
 
+#include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
 namespace {
 
 constexpr uint64_t kEnd = UINT64_MAX;
-
-#define ASSERT_OK(expression)                                        \
-  do {                                                               \
-    const auto& asserted = (expression);                             \
-    ASSERT_TRUE(asserted.has_value()) << ToString(asserted.error()); \
-  } while (false)
-
-std::string Must(Result<std::string> text) {
-  EXPECT_TRUE(text.has_value()) << ToString(text.error());
-  return text.value_or("");
-}
 
 uint64_t Available(TestStore& store) { return ToBytes(store->Space().available).value; }
 

@@ -1,0 +1,210 @@
+// Devices and catalogs that fail or lie under the data path: what callers are told, and what survives.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <utility>
+#include <vector>
+
+#include "tests/support/result_asserts.h"
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kBlock = kBlockSize;
+
+TEST(FileFailures, AFlippedByteIsAnErrorNeverData) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string data = Pattern(10, kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  const auto extents = store->Extents(file, FileBlock{0}, 10).value();
+  store.device().Corrupt(ToBytes(extents[0].start) + ByteCount{5 * kBlock + 17});
+  ASSERT_OK(store.Remount());
+  const InodePtr again = store.OpenPath("a").value();
+  EXPECT_EQ(store.ReadAt(again, 5 * kBlock, 10).error().code, ErrorCode::kCorrupt);
+  EXPECT_FALSE(store.ReadAt(again, 0, kMiB).has_value());
+  EXPECT_TRUE(Must(store.ReadAt(again, 600 * kKiB, 4096)) == data.substr(600 * kKiB, 4096));
+  EXPECT_EQ(store.WriteAt(again, 5 * kBlock + 1, "x").error().code, ErrorCode::kCorrupt)
+      << "a partial overwrite must not bless the block";
+  EXPECT_GE(store->statistics().checksum_errors, 1U);
+}
+
+TEST(FileFailures, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string old = Pattern(11, 100000);
+  ASSERT_OK(store.WriteAt(file, 0, old));
+  ASSERT_OK(store->Sync(file));
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 100000)));
+  EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(Must(store.ReadAll(file)) == old);
+  EXPECT_FALSE(store->read_only());
+  ASSERT_OK(store.WriteAt(file, 10, "new"));
+  ASSERT_OK(store->Sync(file));
+  std::string expected = old;
+  expected.replace(10, 3, "new");
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == expected);
+}
+
+Result<void> CloseOf(TestStore& store, const InodePtr& file) {
+  Result<void> result;
+  store->Flush(file, [&](Result<void> done) { result = std::move(done); });   // Waits for nothing.
+  return result;
+}
+
+TEST(FileFailures, AFailedWriteIsTakenBackWhoeverWasToldFirst) {
+  for (const bool by_close : {false, true}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    const std::string old = Pattern(11, 8 * kMiB);
+    ASSERT_OK(store.WriteAt(file, 0, old));
+    ASSERT_OK(store->Sync(file));
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    store.device().Hold();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));   // Stripes go out at once.
+    store.device().WaitForHeld(2);
+    store.device().CompleteOne();
+    for (int call = 0; call < 2; ++call) {
+      const auto told = by_close ? CloseOf(store, file) : store.WriteAt(file, 6 * kMiB, "new");
+      ASSERT_FALSE(told.has_value()) << "nothing is taken before the file is whole again";
+      EXPECT_EQ(told.error().code, ErrorCode::kIo);
+    }
+    store.device().Release();
+    static_cast<void>(store->Sync(file).has_value());   // an error where it is in the cycle that puts the file back
+    EXPECT_TRUE(Must(store.ReadAll(file)) == old);
+    ASSERT_OK(store.WriteAt(file, 6 * kMiB, "new"));
+    ASSERT_OK(CloseOf(store, file));
+    ASSERT_OK(store->Sync(file));
+    ASSERT_OK(store.Remount());
+    EXPECT_TRUE(Must(store.ReadPath("a")) == std::string(old).replace(6 * kMiB, 3, "new"));
+  }
+}
+
+TEST(FileFailures, AFailedWriteThatNobodyWasToldOfIsReportedByTheNextCall) {
+  enum Call { kWrite, kClose, kSync, kRename };
+  for (const Call call : {kWrite, kClose, kSync, kRename}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    std::promise<void> back;
+    store->OnReverted([&](InodeId) { back.set_value(); });
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1, .code = ErrorCode::kNoSpace});
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
+    back.get_future().wait();   // Nobody asked for a commit.
+    const auto ask = [&]() -> Result<void> {
+      switch (call) {
+        case kWrite: return store.WriteAt(file, 0, "x");
+        case kClose: return CloseOf(store, file);
+        case kSync: return store->Sync(file);
+        case kRename: return store->names().Rename(kRootInode, "a", kRootInode, "b", RenameMode::kReplace);
+      }
+      return {};
+    };
+    const auto told = ask();
+    ASSERT_FALSE(told.has_value()) << call;
+    EXPECT_EQ(told.error().code, ErrorCode::kIo) << "a device without room is not a full pool";
+    ASSERT_OK(ask());
+    store->OnReverted(nullptr);
+  }
+}
+
+TEST(FileFailures, AFileThatAFailedWriteHasPutBackIsTold) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
+  std::vector<InodeId> told;
+  store->OnReverted([&](InodeId ino) { told.push_back(ino); });
+  ASSERT_OK(store.WriteAt(other, 0, Pattern(1, 5000)));
+  ASSERT_OK(store->Sync(other));
+  EXPECT_TRUE(told.empty());
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 5000)));
+  EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
+  EXPECT_EQ(told, std::vector{file->id});
+  store->OnReverted(nullptr);
+}
+
+TEST(FileFailures, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, kMiB)));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());
+  const InodePtr file = store.OpenPath("a").value();
+  const std::string data = Pattern(2, kMiB);
+  store.kv().AfterGet([&] {   // of the old extent
+    ASSERT_OK(store.WriteAt(file, 0, data));
+    ASSERT_OK(store->Sync(file));
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, kMiB)));
+    ASSERT_FALSE(store->Sync(file).has_value());
+  });
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+}
+
+TEST(FileFailures, AFailedFlushMakesTheStoreReadOnly) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1});
+  EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(store->read_only());
+  EXPECT_EQ(store.WriteAt(file, 0, "more").error().code, ErrorCode::kReadOnly);
+  EXPECT_FALSE(store->Sync(file).has_value()) << "a failed fsync is never tried again as if nothing were lost";
+}
+
+TEST(FileFailures, AFailedCatalogSyncMakesTheStoreReadOnly) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.kv().FailSync(1);
+  EXPECT_FALSE(store->Sync(file).has_value());
+  EXPECT_TRUE(store->read_only());
+}
+
+TEST(FileFailures, AFailedChangeOfNamesMakesTheStoreReadOnly) {
+  TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.kv().FailWrite(1);
+  EXPECT_FALSE(store.Create("b").has_value());
+  EXPECT_TRUE(store->read_only());
+  EXPECT_EQ(store.WriteAt(file, 0, "more").error().code, ErrorCode::kReadOnly);
+  EXPECT_FALSE(store->Sync(file).has_value());
+  EXPECT_EQ(store.device().counts().writes, 0U);
+}
+
+TEST(FileFailures, AReadFailureIsAnErrorOfThatReadAlone) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(13, kMiB)));
+  ASSERT_OK(store->Sync(file));
+  store.device().Fail(FaultDevice::Target::kRead, {.nth = 1});
+  EXPECT_EQ(store.ReadAt(file, 300 * kKiB, 200 * kKiB).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(Must(store.ReadAt(file, 300 * kKiB, 200 * kKiB)) == Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB));
+}
+
+TEST(FileFailures, AnUnlinkThatFailsLeavesTheFileAsItWas) {
+  for (const bool loaded : {false, true}) {
+    TestStore store;
+    std::string data = Pattern(1, 2 * kMiB);
+    ASSERT_OK(store.WriteFile("a", data));
+    ASSERT_OK(store->SyncAll());
+    ASSERT_OK(store.Remount());
+    if (loaded) {
+      const InodePtr file = store.OpenPath("a").value();
+      ASSERT_OK(store.WriteAt(file, 100, "new"));
+      data.replace(100, 3, "new");
+      store->CloseFile(file);
+    }
+    const uint64_t free = store->Space().free.value;
+    store.kv().FailWrite(1);
+    EXPECT_FALSE(store->names().Unlink(kRootInode, "a").has_value());
+    EXPECT_TRUE(Must(store.ReadPath("a")) == data);
+    EXPECT_EQ(store->Space().free.value, free);
+  }
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -1,0 +1,123 @@
+// Space of the pool on the data path: what is promised to writes, what a full pool says, and what comes back.
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "tests/support/result_asserts.h"
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+TEST(FileSpace, FallocatedSpaceIsWrittenInPlaceEvenWhenThePoolIsFull) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 8 * kMiB));
+  EXPECT_EQ(store.SizeOf(file), 8 * kMiB);
+  EXPECT_TRUE(Must(store.ReadAt(file, 4 * kMiB, 10)) == std::string(10, '\0'));
+  const InodePtr filler = store.Create("filler").value();
+  uint64_t filled = 0;
+  while (store.WriteAt(filler, filled, Pattern(7, kMiB))) filled += kMiB;
+  ASSERT_EQ(store.WriteAt(filler, filled, Pattern(7, kMiB)).error().code, ErrorCode::kNoSpace);
+  const std::string data = Pattern(8, 8 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == data);
+}
+
+TEST(FileSpace, AFullPoolSaysSoAtTheWriteAndDeletingGivesTheSpaceBack) {
+  TestStore store;
+  const uint64_t fresh = store->Space().free.value;
+  const InodePtr file = store.Create("big").value();
+  uint64_t size = 0;
+  while (store.WriteAt(file, size, Pattern(size, kMiB))) size += kMiB;
+  EXPECT_GE(size, 60 * kMiB);
+  ASSERT_OK(store->Sync(file));
+  EXPECT_TRUE(Must(store.ReadAt(file, size - kMiB, kMiB)) == Pattern(size - kMiB, kMiB));
+  store->CloseFile(file);
+  ASSERT_OK(store->names().Unlink(kRootInode, "big"));
+  EXPECT_EQ(store->Space().free.value, fresh);
+  const InodePtr again = store.Create("again").value();
+  ASSERT_OK(store.WriteAt(again, 0, Pattern(9, 30 * kMiB)));
+  ASSERT_OK(store->Sync(again));
+  EXPECT_TRUE(Must(store.ReadAll(again)) == Pattern(9, 30 * kMiB));
+}
+
+TEST(FileSpace, WhoeverFindsNoSpaceWaitsForClosesUnderWay) {
+  enum Call { kWrite, kAllocate, kCopy, kReserve };
+  for (const Call call : {kWrite, kAllocate, kCopy, kReserve}) {
+    TestStore store;
+    const InodePtr source = store.Create("source").value(), target = store.Create("target").value();
+    ASSERT_OK(store.WriteAt(source, 0, Pattern(1, 8 * kMiB)));
+    InodePtr going = store.Create("going").value();
+    for (uint64_t size = 0; store.WriteAt(going, size, Pattern(size, kMiB));) size += kMiB;
+    ASSERT_OK(store->names().Unlink(kRootInode, "going"));
+    int waits = 0;
+    store->WaitForCloses([&] {
+      ++waits;
+      if (going) store->CloseFile(std::exchange(going, nullptr));
+    });
+    const auto ask = [&]() -> Result<void> {
+      switch (call) {
+        case kWrite: return store.WriteAt(target, 0, Pattern(2, 2 * kMiB));
+        case kAllocate: return store->Fallocate(target, FallocateMode::kAllocate, 0, 8 * kMiB);
+        case kCopy: {
+          const auto copied = store->CopyRange(source, 0, target, 0, 8 * kMiB);
+          if (!copied) return copied.error();
+          EXPECT_EQ(*copied, 8 * kMiB);
+          return {};
+        }
+        case kReserve: {
+          const auto grant = store->Reserve(target, FileBlock{0}, BlockCount{8 * kMiB / kBlockSize});
+          if (!grant) return grant.error();
+          return {};
+        }
+      }
+      return {};
+    };
+    ASSERT_OK(ask());
+    EXPECT_EQ(waits, 1);
+    store->WaitForCloses(nullptr);
+  }
+}
+
+TEST(FileSpace, ZeroingARangeReusesWhatItReplaces) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 40 * kMiB)));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kZeroRange, 0, 40 * kMiB));
+  EXPECT_TRUE(Must(store.ReadAt(file, 7 * kMiB, kMiB)) == std::string(kMiB, '\0'));
+}
+
+TEST(FileSpace, AZeroRangeThatFindsNoSpaceIsCommittedAsItIsShown) {
+  TestStore store;
+  const std::string old = Pattern(3, 8 * kMiB);
+  ASSERT_OK(store.WriteFile("a", old));
+  ASSERT_OK(store->SyncAll());
+  const uint64_t before = store->Space().free.value;
+  const InodePtr file = store.OpenPath("a").value();
+  EXPECT_EQ(store->Fallocate(file, FallocateMode::kZeroRange, kMiB, 100 * kMiB).error().code, ErrorCode::kNoSpace);
+  const std::string shown = Must(store.ReadAll(file));
+  EXPECT_EQ(shown.size(), old.size());
+  EXPECT_TRUE(shown.substr(0, kMiB) == old.substr(0, kMiB));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());
+  EXPECT_TRUE(Must(store.ReadPath("a")) == shown);
+  EXPECT_GE(store->Space().free.value, before);
+}
+
+TEST(FileSpace, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const uint64_t size = 24 * kMiB;
+  for (int round = 0; round < 8; ++round) {
+    for (uint64_t at = 0; at < size; at += kMiB) ASSERT_OK(store.WriteAt(file, at, Pattern(round * 100 + at, kMiB)));
+  }
+  ASSERT_OK(store->Sync(file));
+  for (uint64_t at = 0; at < size; at += kMiB) EXPECT_TRUE(Must(store.ReadAt(file, at, kMiB)) == Pattern(700 + at, kMiB));
+}
+
+}  // namespace
+}  // namespace weightfs

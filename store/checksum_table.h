@@ -17,6 +17,9 @@
 
 namespace weightfs {
 
+// Adds to `batch` the deletion of the segments [first, end) of a file's checksums in the catalog, there or not.
+void DeleteChecksums(InodeId ino, uint64_t first, uint64_t end, KvBatch* batch);
+
 // Three layers, the first that knows a block answers: blocks written since the last seal, those of the commit under
 // way, the catalog. Externally synchronised (Inode::mutex): a commit changes the catalog and drops its layer under the
 // same lock, so a look-up sees the checksum that belongs to the mapping of that moment.

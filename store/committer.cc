@@ -11,13 +11,6 @@
 #include "store/file_state.h"
 
 namespace weightfs {
-namespace {
-
-// Up to this many checksum segments are deleted one by one; range deletions slow every later iteration.
-constexpr uint64_t kSingleDeletes = 256;
-
-}  // namespace
-
 // One file's state between its seal and its batch.
 struct Committer::Sealed {
   InodePtr inode;
@@ -289,12 +282,7 @@ Result<void> Committer::BuildBatch(Sealed& sealed, KvBatch* batch) {
   const InodeId ino = inode.id;
   // Segments behind the smallest size since the last commit go first: the ones written again follow.
   const uint64_t first = sealed.shrunk_to == UINT64_MAX ? UINT64_MAX : keys::SegmentsOf(sealed.shrunk_to);
-  const uint64_t end = keys::SegmentsOf(inode.committed_size);
-  if (first < end && end - first > kSingleDeletes) {
-    batch->DeleteRange(keys::Checksums(ino, first), keys::Checksums(ino, end));
-  } else {
-    for (uint64_t segment = first; segment < end; ++segment) batch->Delete(keys::Checksums(ino, segment));
-  }
+  DeleteChecksums(ino, first, keys::SegmentsOf(inode.committed_size), batch);
   for (const auto& change : sealed.changes) {
     std::string key = keys::Extent(ino, change.key);
     if (change.record) {

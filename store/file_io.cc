@@ -314,16 +314,7 @@ Result<std::vector<DeviceRun>> FileIo::DeleteRecords(const InodePtr& inode, KvBa
     return {};
   };
   RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, remove));
-  const uint64_t segments = keys::SegmentsOf(inode->committed_size);
-  if (segments <= 16) {
-    for (uint64_t segment = 0; segment < segments; ++segment) batch->Delete(keys::Checksums(inode->id, segment));
-  } else if (segments > 256) {
-    batch->DeleteRange(keys::ChecksumsPrefix(inode->id), keys::PrefixEnd(keys::ChecksumsPrefix(inode->id)));
-  } else {
-    const auto checksums = p_.catalog.NewIterator(keys::ChecksumsPrefix(inode->id));
-    for (; checksums->Valid(); checksums->Next()) batch->Delete(std::string(checksums->key()));
-    RETURN_IF_ERROR(checksums->status());
-  }
+  DeleteChecksums(inode->id, 0, keys::SegmentsOf(inode->committed_size), batch);
   return runs;
 }
 

@@ -132,34 +132,35 @@ TEST(OrderTest, TheLastOfSeveralWholeFilesIsWhatStays) {
   }
 }
 
-TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBefore) {
+// Two writes of one new file, the first of which stands still and holds up the second.
+struct TwoWrites {
   const Folder folder;
-  const auto handle = Make();
-  Bytes before = RandomBytes(300'000, 1);
-  Bytes small = RandomBytes(1000, 2);
-  StandingWrite standing(*handle, folder / "file", before, std::nullopt);
-  const auto held = handle->StartWrite(folder / "file", View(small)).value();
-  EXPECT_TRUE(held->Cancel());
-  standing.LetGo();
-  EXPECT_TRUE(held->Wait());
-  EXPECT_TRUE(held->cancelled());
-  EXPECT_EQ(ReadFile(folder / "file"), before);
+  const std::string path = folder / "new";
+  Bytes first = RandomBytes(300'000, 1);
+  Bytes second = RandomBytes(1000, 2);
+  const std::unique_ptr<Handle> handle = Make();
+  StandingWrite standing{*handle, path, first, std::nullopt};
+  const std::shared_ptr<Operation> held = handle->StartWrite(path, View(second)).value();
+};
+
+TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBefore) {
+  TwoWrites writes;
+  EXPECT_TRUE(writes.held->Cancel());
+  writes.standing.LetGo();
+  EXPECT_TRUE(writes.held->Wait());
+  EXPECT_TRUE(writes.held->cancelled());
+  EXPECT_EQ(ReadFile(writes.path), writes.first);
 }
 
 // It made the file, and takes it back; the one behind makes it again.
 TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBehind) {
-  const Folder folder;
-  const auto handle = Make();
-  Bytes large = RandomBytes(300'000, 1);
-  Bytes behind = RandomBytes(1000, 2);
-  StandingWrite standing(*handle, folder / "new", large, std::nullopt);
-  const auto held = handle->StartWrite(folder / "new", View(behind)).value();
-  EXPECT_TRUE(standing->Cancel());
-  standing.LetGo();
-  EXPECT_TRUE(held->Wait());
-  EXPECT_FALSE(held->error());
-  EXPECT_TRUE(standing->cancelled());
-  EXPECT_EQ(ReadFile(folder / "new"), behind);
+  TwoWrites writes;
+  EXPECT_TRUE(writes.standing->Cancel());
+  writes.standing.LetGo();
+  EXPECT_TRUE(writes.held->Wait());
+  EXPECT_FALSE(writes.held->error());
+  EXPECT_TRUE(writes.standing->cancelled());
+  EXPECT_EQ(ReadFile(writes.path), writes.second);
 }
 
 TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeldUp) {

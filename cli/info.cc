@@ -15,9 +15,9 @@
 #include <optional>
 
 #include "cli/commands.h"
-#include "cli/descriptor.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
+#include "common/descriptor.h"
 #include "common/size_text.h"
 #include "lease/ioctl.h"
 #include "store/store.h"

@@ -17,8 +17,8 @@
 #include <optional>
 #include <sstream>
 
-#include "cli/descriptor.h"
 #include "cli/output.h"
+#include "common/descriptor.h"
 #include "common/size_text.h"
 #include "fs/kernel_features.h"
 #include "fs/mount.h"

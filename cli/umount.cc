@@ -11,10 +11,10 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "cli/descriptor.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/unmount.h"
+#include "common/descriptor.h"
 #include "store/store_directory.h"
 
 namespace weightfs::cli {

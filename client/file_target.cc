@@ -11,8 +11,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "client/descriptor.h"
 #include "client/file_limit.h"
+#include "common/descriptor.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"

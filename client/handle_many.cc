@@ -17,11 +17,11 @@
 #include <utility>
 
 #include "client/account.h"
-#include "client/descriptor.h"
 #include "client/file_target.h"
 #include "client/handle_impl.h"
 #include "client/leased_folder.h"
 #include "client/save_checks.h"
+#include "common/descriptor.h"
 #include "common/result.h"
 
 namespace weightfs::client {

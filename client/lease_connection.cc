@@ -126,11 +126,11 @@ void LeaseConnections::End() {
   --in_use_;
 }
 
-lease::Descriptor LeaseConnections::Take(const std::string& socket) {
+Descriptor LeaseConnections::Take(const std::string& socket) {
   MutexLock lock(mutex_);
   for (size_t i = idle_.size(); i > 0; --i) {
     if (idle_[i - 1].first != socket) continue;
-    lease::Descriptor connection = std::move(idle_[i - 1].second);
+    Descriptor connection = std::move(idle_[i - 1].second);
     idle_.erase(idle_.begin() + static_cast<long>(i - 1));
     // Nothing is expected here: what is to be read is its end.
     pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
@@ -139,7 +139,7 @@ lease::Descriptor LeaseConnections::Take(const std::string& socket) {
   return {};
 }
 
-void LeaseConnections::GiveBack(std::string socket, lease::Descriptor connection) {
+void LeaseConnections::GiveBack(std::string socket, Descriptor connection) {
   MutexLock lock(mutex_);
   if (idle_.size() == kMostIdle) idle_.erase(idle_.begin());
   idle_.emplace_back(std::move(socket), std::move(connection));

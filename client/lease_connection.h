@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/error.h"
+#include "common/descriptor.h"
 #include "common/mutex.h"
 #include "lease/channel.h"
 
@@ -46,12 +47,12 @@ class Lease {
   IoResult<lease::Message> Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed = nullptr);
 
  private:
-  Lease(std::shared_ptr<LeaseConnections> connections, std::string socket, lease::Descriptor connection)
+  Lease(std::shared_ptr<LeaseConnections> connections, std::string socket, Descriptor connection)
       : connections_(std::move(connections)), socket_(std::move(socket)), connection_(std::move(connection)) {}
 
   const std::shared_ptr<LeaseConnections> connections_;
   const std::string socket_;
-  lease::Descriptor connection_;  // none after a failure of its own
+  Descriptor connection_;  // none after a failure of its own
   bool held_ = false;             // a lease, on the mount's side
 };
 
@@ -69,12 +70,12 @@ class LeaseConnections {
   bool Begin() EXCLUDES(mutex_);
   void End() EXCLUDES(mutex_);
   // One whose other end is still there; none.
-  lease::Descriptor Take(const std::string& socket) EXCLUDES(mutex_);
-  void GiveBack(std::string socket, lease::Descriptor connection) EXCLUDES(mutex_);
+  Descriptor Take(const std::string& socket) EXCLUDES(mutex_);
+  void GiveBack(std::string socket, Descriptor connection) EXCLUDES(mutex_);
 
   Mutex mutex_;
   size_t in_use_ GUARDED_BY(mutex_) = 0;
-  std::vector<std::pair<std::string, lease::Descriptor>> idle_ GUARDED_BY(mutex_);  // the last used one last
+  std::vector<std::pair<std::string, Descriptor>> idle_ GUARDED_BY(mutex_);  // the last used one last
 };
 
 }  // namespace weightfs::client

@@ -37,7 +37,7 @@ IoResult<void> LeasedBlocks::Reset(uint64_t first, uint64_t count) {
   return {};
 }
 
-void LeasedBlocks::Adopt(std::vector<lease::Descriptor> devices) {
+void LeasedBlocks::Adopt(std::vector<Descriptor> devices) {
   devices_ = std::move(devices);
   for (const auto& device : devices_) {
     const auto alignment = DirectAlignment(device.get()).value_or(Target::Alignment{});

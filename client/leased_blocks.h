@@ -10,6 +10,7 @@
 
 #include "client/error.h"
 #include "client/target.h"
+#include "common/descriptor.h"
 #include "lease/channel.h"
 
 namespace weightfs::client {
@@ -21,7 +22,7 @@ class LeasedBlocks {
   // Room for the checksums of [first, first + count). ENOMEM.
   IoResult<void> Reset(uint64_t first, uint64_t count);
   // The descriptors that the extents of a message are about.
-  void Adopt(std::vector<lease::Descriptor> devices);
+  void Adopt(std::vector<Descriptor> devices);
   // Blocks that lie together on a device. They come in the order of the operation; one that goes on where the last one
   // ended becomes part of it. EPROTO for what no mount that is in order sends.
   IoResult<void> Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device);
@@ -59,7 +60,7 @@ class LeasedBlocks {
   uint64_t first_ = 0;
   uint64_t count_ = 0;
   std::unique_ptr<uint32_t[]> checksums_;
-  std::vector<lease::Descriptor> devices_;
+  std::vector<Descriptor> devices_;
   Target::Alignment alignment_{.offset = 4096, .memory = 1};
   std::vector<Run> runs_;
 };

@@ -7,12 +7,12 @@
 #include <span>
 #include <string>
 
-#include "client/descriptor.h"
 #include "client/error.h"
 #include "client/handle.h"
 #include "client/lease_connection.h"
 #include "client/memory_view.h"
 #include "client/target.h"
+#include "common/descriptor.h"
 #include "common/mutex.h"
 
 namespace weightfs::client {

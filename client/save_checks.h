@@ -4,9 +4,9 @@
 #include <span>
 #include <string>
 
-#include "client/descriptor.h"
 #include "client/error.h"
 #include "client/handle.h"
+#include "common/descriptor.h"
 
 namespace weightfs::client {
 

@@ -83,7 +83,7 @@ void LeaseRequests::Send(const Request& request, int error, const Body& body, co
   header.error = error;
   std::vector<int> descriptors;
   if (devices != nullptr) {
-    for (const lease::Descriptor& device : *devices) descriptors.push_back(device.get());
+    for (const Descriptor& device : *devices) descriptors.push_back(device.get());
   }
   const auto sent = lease::Send(request.connection->socket(), header, body, descriptors);
   const bool gone = !sent.has_value() && sent.error().code == ErrorCode::kShutdown;

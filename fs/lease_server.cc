@@ -96,11 +96,11 @@ Result<void> LeaseServer::Listen() {
                                              ToString(listener.error()))};
   }
   listener_ = std::move(*listener);
-  wake_ = lease::Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) return SystemError("eventfd");
-  epoll_ = lease::Descriptor(epoll_create1(EPOLL_CLOEXEC));
+  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) return SystemError("epoll_create1");
-  for (const lease::Descriptor* source : {&listener_, &wake_}) {
+  for (const Descriptor* source : {&listener_, &wake_}) {
     epoll_event event{.events = EPOLLIN, .data = {.fd = source->get()}};
     if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->get(), &event) != 0) return SystemError("epoll_ctl");
   }
@@ -190,7 +190,7 @@ void LeaseServer::AcceptSome() {
 }
 
 // Before anything is read of it: even the descriptors that came with a message of a stranger could hold us up.
-void LeaseServer::Accept(lease::Descriptor socket) {
+void LeaseServer::Accept(Descriptor socket) {
   const auto peer = PeerOf(socket.get());
   if (!peer.has_value() || !TrustsForLeases(filesystem_.options().direct, peer->uid)) return;
   const int descriptor = socket.get();

@@ -12,6 +12,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "common/descriptor.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "fs/executor.h"
@@ -50,7 +51,7 @@ class LeaseServer {
   void Wake();
   int LookAtWriters();
   void AcceptSome();
-  void Accept(lease::Descriptor socket);
+  void Accept(Descriptor socket);
   void Serve(const LeaseConnectionPtr& connection);
   // Waits for the connection's next request, or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);
@@ -60,7 +61,7 @@ class LeaseServer {
 
   Filesystem& filesystem_;
   std::string name_;
-  lease::Descriptor listener_, wake_, epoll_;
+  Descriptor listener_, wake_, epoll_;
   LeaseTickets tickets_;
   std::atomic<uint64_t> leases_{0};
   std::atomic<bool> stopping_{false};

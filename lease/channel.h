@@ -2,7 +2,6 @@
 // the other: whatever arrives is bounded before it is kept, and its sender can change none of it afterwards.
 #pragma once
 
-#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -11,33 +10,13 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
+#include "common/descriptor.h"
 #include "common/result.h"
 #include "lease/protocol.h"
 
 namespace weightfs::lease {
-
-// Owns a file descriptor; -1 is none.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int value) : value_(value) {}
-  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(value_, other.value_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
-  }
-  int get() const { return value_; }
-  explicit operator bool() const { return value_ >= 0; }
-
- private:
-  int value_ = -1;
-};
 
 // A message as it arrived.
 struct Message {

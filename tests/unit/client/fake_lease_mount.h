@@ -48,7 +48,7 @@ class FakeLeaseMount {
 
  private:
   struct Connection {
-    lease::Descriptor socket;
+    Descriptor socket;
     std::vector<lease::Extent> reserved;
     bool held = false;
   };
@@ -75,10 +75,10 @@ class FakeLeaseMount {
 
   Folder folder_;
   ScratchFile device_{256 << 20};
-  lease::Descriptor device_descriptor_;
+  Descriptor device_descriptor_;
   std::string name_;
-  lease::Descriptor listener_;
-  lease::Descriptor wake_[2];
+  Descriptor listener_;
+  Descriptor wake_[2];
   uint64_t next_block_ = 1;
 
   mutable Mutex mutex_;

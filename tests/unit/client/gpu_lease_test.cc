@@ -77,7 +77,7 @@ TEST_F(GpuLeaseTest, DamageNeverReachesTheGpu) {
   const Bytes content = RandomBytes(1'000'000, 1);
   WriteFile(mount_ / "file", content);
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
-    const lease::Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    const Descriptor device(open(mount_.device().c_str(), O_RDWR));
     const auto at = static_cast<off_t>(extents[0].device_block * kBlockSize + 17);
     const char value = static_cast<char>(static_cast<char>(content[17]) ^ 1);
     if (pwrite(device.get(), &value, 1, at) != 1 || fdatasync(device.get()) != 0) std::abort();

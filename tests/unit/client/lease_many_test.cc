@@ -109,7 +109,7 @@ TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheOthersAreThere) {
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
     if (extents.size() < 3) return;
     if (offsets.size() < 2) offsets.push_back((extents[1].device_block + 2) * kBlockSize + 7);
-    const lease::Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    const Descriptor device(open(mount_.device().c_str(), O_RDWR));
     for (const uint64_t offset : offsets) {
       const char value = 17;
       if (pwrite(device.get(), &value, 1, static_cast<off_t>(offset)) != 1) std::abort();

@@ -137,7 +137,7 @@ TEST_F(LeaseTest, DamagedBlocksAreReadAgainAndThenAnErrorThatSaysWhere) {
   int flips = 0;
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
     const auto& extent = extents[2];
-    const lease::Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    const Descriptor device(open(mount_.device().c_str(), O_RDWR));
     const auto at = static_cast<off_t>((extent.device_block + 5) * kBlockSize + 17);
     char value = 0;
     if (pread(device.get(), &value, 1, at) != 1) std::abort();
@@ -347,7 +347,7 @@ TEST_F(LeaseTest, AnswersThatCannotBeAreRefused) {
   LeasedBlocks blocks;
   ASSERT_TRUE(blocks.Reset(10, 20).has_value());
   EXPECT_FALSE(blocks.Add(10, 1, 1, 0).has_value());   // no such device
-  std::vector<lease::Descriptor> devices;
+  std::vector<Descriptor> devices;
   devices.emplace_back(open(mount_.device().c_str(), O_RDONLY));
   blocks.Adopt(std::move(devices));
   EXPECT_FALSE(blocks.Add(9, 1, 1, 0).has_value());    // before the range

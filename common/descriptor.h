@@ -1,11 +1,11 @@
-// A file descriptor that closes itself.
+// A file descriptor that closes itself; -1 is none.
 #pragma once
 
 #include <unistd.h>
 
 #include <utility>
 
-namespace weightfs::client {
+namespace weightfs {
 
 class Descriptor {
  public:
@@ -30,4 +30,4 @@ class Descriptor {
   int number_ = -1;
 };
 
-}  // namespace weightfs::client
+}  // namespace weightfs

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -27,10 +28,6 @@ constexpr uint64_t kReserveFrom = 2 * kMiB;
 
 // Bytes of a file's name that its temporary file's name begins with: the whole fits into 255.
 constexpr size_t kTemporaryName = 200;
-
-constexpr long kExt4Magic = 0xEF53;
-constexpr long kXfsMagic = 0x58465342;
-constexpr long kTmpfsMagic = 0x01021994;
 
 // Its magic number, 0 when it cannot be asked.
 long FilesystemOf(int descriptor) {
@@ -328,7 +325,7 @@ IoResult<void> OpenFile::Reserve() {
     return {};
   }
   const long filesystem = FilesystemOf(direct_.get());
-  if (filesystem != kExt4Magic && filesystem != kXfsMagic) return {};
+  if (filesystem != EXT4_SUPER_MAGIC && filesystem != XFS_SUPER_MAGIC) return {};
   if (fallocate(direct_.get(), 0, static_cast<off_t>(options_.offset), static_cast<off_t>(options_.size)) !=
           0 &&
       (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
@@ -402,7 +399,7 @@ std::optional<Target::Alignment> DirectAlignment(int descriptor) {
   if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
       (answer.stx_mask & STATX_DIOALIGN) == 0) {
     // Where files are memory, the kernel copies, whatever was asked for, and from any address.
-    if (FilesystemOf(descriptor) == kTmpfsMagic) return Target::Alignment{1, 1};
+    if (FilesystemOf(descriptor) == TMPFS_MAGIC) return Target::Alignment{1, 1};
     return Target::Alignment{};  // an older kernel, or a filesystem that does not say: a page serves all of them
   }
   if (!std::has_single_bit(answer.stx_dio_mem_align) || !std::has_single_bit(answer.stx_dio_offset_align)) {

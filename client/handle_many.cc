@@ -1,6 +1,7 @@
 // Handle::SaveMany and LoadMany: by a lease where the directory's mount gives one, otherwise file by file.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -43,14 +44,10 @@ IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMe
 // Where one syncfs(2) makes everything durable that was written before. FUSE and network filesystems get an fsync for
 // each file.
 bool SyncsAtOnce(int descriptor) {
-  constexpr long kExt4 = 0xEF53;
-  constexpr long kXfs = 0x58465342;
-  constexpr long kBtrfs = 0x9123683E;
-  constexpr long kTmpfs = 0x01021994;
   struct statfs filesystem{};
   if (fstatfs(descriptor, &filesystem) != 0) return false;
   const auto type = static_cast<long>(filesystem.f_type);
-  return type == kExt4 || type == kXfs || type == kBtrfs || type == kTmpfs;
+  return type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC || type == TMPFS_MAGIC;
 }
 
 // A directory beside the files, for those that are not complete yet; it goes with its object.

@@ -1,6 +1,7 @@
 #include "client/gpu/cufile.h"
 
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/types.h>
@@ -40,14 +41,12 @@ constexpr unsigned kScaleFlux = 1U << 7;
 // All else: cuFile has no bit for it, the tests' has this one.
 constexpr unsigned kOther = 1U << 31;
 
-constexpr long kExt4Magic = 0xEF53;
-constexpr long kXfsMagic = 0x58465342;
 struct Kind {
   long magic;  // of statfs(2)
   unsigned bit;
 };
 constexpr std::array<Kind, 4> kKinds{
-    {{0x0BD00BD0, kLustre}, {0x6969, kNfs}, {0x47504653, kGpfs}, {0x19830326, kBeegfs}}};
+    {{0x0BD00BD0, kLustre}, {NFS_SUPER_MAGIC, kNfs}, {0x47504653, kGpfs}, {0x19830326, kBeegfs}}};
 
 struct Meaning {
   int64_t code;
@@ -127,7 +126,7 @@ unsigned KindsOfFile(int descriptor) {
   if (fstat(descriptor, &status) != 0 || fstatfs(descriptor, &filesystem) != 0) return 0;
   if (S_ISBLK(status.st_mode)) return KindsOfDevice(status.st_rdev);
   const auto magic = static_cast<long>(filesystem.f_type);
-  if (magic == kExt4Magic || magic == kXfsMagic) return KindsOfDevice(status.st_dev);
+  if (magic == EXT4_SUPER_MAGIC || magic == XFS_SUPER_MAGIC) return KindsOfDevice(status.st_dev);
   const auto* kind =
       std::find_if(kKinds.begin(), kKinds.end(), [&](const Kind& known) { return known.magic == magic; });
   return kind == kKinds.end() ? kOther : kind->bit;

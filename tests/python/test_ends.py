@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -104,7 +103,7 @@ LONG_CALLS = {
 
 @pytest.mark.parametrize("call", LONG_CALLS.values(), ids=LONG_CALLS.keys())
 def test_ctrl_c_ends_a_call_that_lasts(tmp_path, call):
-    # It lasts for minutes: 4 KiB at a time, and each is told.
+    # It lasts for minutes, 4 KiB at a time. What was cancelled takes its new file back, or is still pending.
     code = COMMON + f"""
 tensor = torch.ones(1 << 30, dtype=torch.uint8)
 def started():
@@ -114,18 +113,16 @@ try:
     {call}
     print("ended by itself")
 except KeyboardInterrupt:
-    print("interrupted", handle.pending())
+    print("early" if handle.pending() or not os.path.exists("file") else "late")
     if handle.pending():
         handle.close()
 """
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "go\n"
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
         assert process.wait(60) == 0
-    assert "interrupted" in rest
-    assert time.monotonic() - begin < 5
+    assert rest.startswith("early\n")
 
 
 def test_an_interrupted_wait_loses_no_counts(child):

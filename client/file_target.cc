@@ -47,7 +47,7 @@ class OpenFile : public Target {
   Alignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
   IoResult<uint64_t> Prepare() override;
-  void TakeNothingBack() override { keeps_ = true; }
+  void TakeNothingBack() override { keeps_ = !options_.atomic; }   // A temporary file is its own.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
   IoResult<void> Finish(bool success) override;

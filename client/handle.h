@@ -138,8 +138,8 @@ class WEIGHTFS_EXPORT Handle {
 
   // Opens the file and starts. An error here: nothing was started, no byte is changed. The memory must stay
   // as it is until the operation is done. One that overlaps another of this handle on the same file, of which one
-  // writes, begins when that is done, and sees what the file is then: only then an error may show. Files that `atomic`
-  // replaces are others.
+  // writes, begins when that is done, and sees what the file is then: only then an error may show. A file is the
+  // same by its inode and by its path; one that `atomic` makes by its path alone.
   IoResult<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                  const ReadOptions& options = {});
   IoResult<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,

@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <climits>
 #include <filesystem>
+#include <functional>
 #include <system_error>
 #include <utility>
 
@@ -47,6 +49,11 @@ std::string FromTheRoot(const std::string& path) {
   const auto directory = std::filesystem::current_path(none);
   std::string absolute = none ? path : (directory / path).string();
   return absolute.size() < PATH_MAX ? absolute : path;
+}
+
+// That of no file. Paths that happen to have the same one wait for each other.
+FileId IdOfPath(const std::string& path) {
+  return {.device = UINT64_MAX, .inode = std::hash<std::string>()(path)};
 }
 
 IoError Forked(const std::string& path, uint64_t offset) {
@@ -224,8 +231,11 @@ std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Op
   if (file.whole_file) range.end = UINT64_MAX;
   if (file.appends) range.begin = 0, range.end = UINT64_MAX;
   if (!id || range.begin == range.end) return nullptr;
-  range.file = *id;
-  return ranges_->Add(range);
+  // Under its path, too: an atomic write puts another file there, and what comes behind it is to have that one.
+  std::array<FileRange, 2> ranges{range, range};
+  ranges[0].file = *id;
+  ranges[1].file = IdOfPath(file.where);
+  return ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1));
 }
 
 IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {

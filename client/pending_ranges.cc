@@ -5,9 +5,10 @@
 
 namespace weightfs::client {
 
-std::shared_ptr<PendingRanges::Place> PendingRanges::Add(const FileRange& range) {
+std::shared_ptr<PendingRanges::Place> PendingRanges::Add(std::span<const FileRange> ranges) {
   auto entry = std::make_shared<Entry>();
-  entry->range = range;
+  entry->listings.reserve(ranges.size());
+  for (const FileRange& range : ranges) entry->listings.push_back({.range = range, .entry = entry.get()});
   auto place = std::make_shared<Place>(shared_from_this(), entry);
   const MutexLock lock(mutex_);
   AddLocked(entry);
@@ -16,34 +17,36 @@ std::shared_ptr<PendingRanges::Place> PendingRanges::Add(const FileRange& range)
 }
 
 void PendingRanges::AddLocked(const std::shared_ptr<Entry>& entry) {
-  const FileRange& range = entry->range;
-  File& file = files_[range.file];
-  PutBehind(entry, file, file.writes);
-  if (range.writes) PutBehind(entry, file, file.reads);
   entry->number = next_++;
-  entry->self = (range.writes ? file.writes : file.reads).emplace(range.begin, entry);
-  entry->listed = true;
-  file.longest = std::max(file.longest, range.end - range.begin);
+  for (Listing& listing : entry->listings) {
+    const FileRange& range = listing.range;
+    File& file = files_[range.file];
+    PutBehind(entry, range, file.longest, file.writes);
+    if (range.writes) PutBehind(entry, range, file.longest, file.reads);
+    listing.self = (range.writes ? file.writes : file.reads).emplace(range.begin, &listing);
+    listing.listed = true;
+    file.longest = std::max(file.longest, range.end - range.begin);
+  }
 }
 
-void PendingRanges::PutBehind(const std::shared_ptr<Entry>& entry, const File& file, const Entries& others) {
-  const FileRange& range = entry->range;
-  const uint64_t from = range.begin > file.longest ? range.begin - file.longest : 0;
+void PendingRanges::PutBehind(const std::shared_ptr<Entry>& entry, const FileRange& range, uint64_t longest,
+                              const Listings& others) {
+  const uint64_t from = range.begin > longest ? range.begin - longest : 0;
   for (auto at = others.lower_bound(from); at != others.end() && at->first < range.end; ++at) {
     if (at->second->range.end <= range.begin) continue;
-    at->second->behind.push_back(entry);
+    at->second->entry->behind.push_back(entry);
     ++entry->before;
   }
 }
 
 // What overlaps an earlier operation within a write overlaps that write, which waits for it: it is enough to know of the
 // write.
-void PendingRanges::ForgetCovered(const Entry& entry, Entries& others) {
-  const FileRange& range = entry.range;
+void PendingRanges::ForgetCovered(const Listing& listing, Listings& others) {
+  const FileRange& range = listing.range;
   for (auto at = others.lower_bound(range.begin); at != others.end() && at->first < range.end;) {
-    Entry& other = *at->second;
+    Listing& other = *at->second;
     const auto next = std::next(at);
-    if (other.number < entry.number && other.range.end <= range.end) {
+    if (other.entry->number < listing.entry->number && other.range.end <= range.end) {
       other.listed = false;
       others.erase(at);
     }
@@ -57,20 +60,22 @@ bool PendingRanges::Wait(const std::shared_ptr<Place>& place, Begin begin) {
   if (entry->before == 0 || stopping_) return false;
   entry->begin = std::move(begin);
   waiting_.insert(entry);
-  if (entry->listed && entry->range.writes) {
-    File& file = files_[entry->range.file];
-    ForgetCovered(*entry, file.writes);
-    ForgetCovered(*entry, file.reads);
+  for (const Listing& listing : entry->listings) {
+    if (!listing.listed || !listing.range.writes) continue;
+    File& file = files_[listing.range.file];
+    ForgetCovered(listing, file.writes);
+    ForgetCovered(listing, file.reads);
   }
   return true;
 }
 
 void PendingRanges::End(Entry& entry) {
   MutexLock lock(mutex_);
-  if (entry.listed) {
-    const auto file = files_.find(entry.range.file);
-    (entry.range.writes ? file->second.writes : file->second.reads).erase(entry.self);
-    entry.listed = false;
+  for (Listing& listing : entry.listings) {
+    if (!listing.listed) continue;
+    const auto file = files_.find(listing.range.file);
+    (listing.range.writes ? file->second.writes : file->second.reads).erase(listing.self);
+    listing.listed = false;
     if (file->second.writes.empty() && file->second.reads.empty()) files_.erase(file);
   }
   for (const auto& next : std::exchange(entry.behind, {})) {

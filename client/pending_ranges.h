@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "client/target.h"
@@ -29,9 +30,9 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   // Hands the operation to its rings; `stopping`: to be cancelled. Must not wait for others, nor call back.
   using Begin = std::function<void(bool stopping)>;
 
-  // From now on others wait for it, until the last reference goes: this begins, on its thread, those that waited for it
-  // alone.
-  std::shared_ptr<Place> Add(const FileRange& range) EXCLUDES(mutex_);
+  // Those of one operation. From now on others wait for it, until the last reference goes: this begins, on its thread,
+  // those that waited for it alone.
+  std::shared_ptr<Place> Add(std::span<const FileRange> ranges) EXCLUDES(mutex_);
   // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
   bool Wait(const std::shared_ptr<Place>& place, Begin begin) EXCLUDES(mutex_);
   // Begins all that wait, to be cancelled. No `begin` runs afterwards.
@@ -39,25 +40,31 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
 
  private:
   struct Entry;
-  using Entries = std::multimap<uint64_t, std::shared_ptr<Entry>>;  // by the first byte
+  struct Listing;
+  using Listings = std::multimap<uint64_t, Listing*>;  // by the first byte
   struct File {
-    Entries reads;
-    Entries writes;
+    Listings reads;
+    Listings writes;
     uint64_t longest = 0;  // of those that were in here
   };
-  struct Entry {
+  struct Listing {
     FileRange range;
-    uint64_t number = 0;  // in the order of their start
+    Entry* entry = nullptr;
     bool listed = false;
-    Entries::iterator self = {};
-    size_t before = 0;                            // entries that it waits for
-    std::vector<std::shared_ptr<Entry>> behind;  // that wait for it
+    Listings::iterator self = {};
+  };
+  struct Entry {
+    std::vector<Listing> listings;               // stay where they are
+    uint64_t number = 0;                         // in the order of their start
+    size_t before = 0;                           // listings that it waits for
+    std::vector<std::shared_ptr<Entry>> behind;  // that wait for it, each once for every listing that it waits for
     Begin begin;
   };
 
   void AddLocked(const std::shared_ptr<Entry>& entry) REQUIRES(mutex_);
-  static void PutBehind(const std::shared_ptr<Entry>& entry, const File& file, const Entries& others);
-  static void ForgetCovered(const Entry& entry, Entries& others);
+  static void PutBehind(const std::shared_ptr<Entry>& entry, const FileRange& range, uint64_t longest,
+                        const Listings& others);
+  static void ForgetCovered(const Listing& listing, Listings& others);
   void End(Entry& entry) EXCLUDES(mutex_);
 
   Mutex mutex_;

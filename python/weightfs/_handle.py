@@ -60,8 +60,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     write goes into the file piece by piece, in any order, and one that was killed leaves new pieces among old ones. A
     whole file is replaced at once, everywhere, by write_from and write_async with atomic=True.
 
-    Operations of one handle on one file that overlap, of which one writes, are carried out in the order of their start.
-    Atomic writes of one name, and operations of different handles, keep no order among each other.
+    Operations of one handle on one file or path that overlap, of which one writes, are carried out in the order of
+    their start, atomic writes too. Different handles keep no order among each other.
 
     Any thread may use a handle, a signal's handler too. A forked child cannot use the handle of its parent."""
 

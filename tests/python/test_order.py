@@ -32,3 +32,19 @@ def test_large_operations_keep_their_order_too(folder):
         assert torch.equal(target, tensors[0])
         assert handle.sync_pread(target, folder / "file") == 1
         assert torch.equal(target, tensors[1])
+
+
+def test_atomic_writes_keep_their_order_too(folder):
+    handle = weightfs.aio_handle(1 << 20, 4, False, True, 2)
+    tensors = [torch.full((size,), i, dtype=torch.uint8) for i, size in enumerate([9 << 20, 5000, 6 << 20, 40_000])]
+    targets = [torch.empty_like(tensor) for tensor in tensors]
+    (folder / "file").write_bytes(bytes(100_000))
+    for _ in range(5):
+        futures = []
+        for tensor, target in zip(tensors, targets):
+            futures.append(handle.write_async(tensor, folder / "file", atomic=True))
+            futures.append(handle.read_async(target[:5000], folder / "file"))
+        assert [future.result() for future in futures] == [9 << 20, 5000, 5000, 5000, 6 << 20, 5000, 40_000, 5000]
+        assert all(torch.equal(tensor[:5000], target[:5000]) for tensor, target in zip(tensors, targets))
+        assert (folder / "file").read_bytes() == tensors[-1].numpy().tobytes()
+    assert [path.name for path in folder.iterdir()] == ["file"]

@@ -298,6 +298,43 @@ TEST(OrderTest, ARelativePathIsThatOfTheStart) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
+TEST(OrderTest, TheLastOfSeveralAtomicWritesIsWhatStaysAndWhatIsReadBehindIt) {
+  const Folder folder;
+  const auto handle = Make();
+  WriteFile(folder / "file", Bytes(5000));
+  Bytes first = RandomBytes(300'000, 1);
+  Bytes second = RandomBytes(5000, 2);
+  Bytes patch = RandomBytes(100, 3);
+  Bytes target(5000);
+  StandingWrite standing(*handle, folder / "file", first, std::nullopt, true);
+  ASSERT_TRUE(handle->StartWrite(folder / "file", View(second), {.atomic = true}).has_value());
+  ASSERT_TRUE(handle->StartWrite(folder / "file", View(patch), {.offset = 1000}).has_value());
+  ASSERT_TRUE(handle->StartRead(folder / "file", View(target)).has_value());
+  EXPECT_FALSE(standing->Wait(kShort));
+  EXPECT_EQ(ReadFile(folder / "file"), Bytes(5000));
+  standing.LetGo();
+  EXPECT_EQ(handle->Wait().count, 4U);
+  EXPECT_EQ(target, AfterWrite(second, 1000, patch));
+  EXPECT_EQ(ReadFile(folder / "file"), target);
+  EXPECT_EQ(folder.entries(), 1U);
+}
+
+TEST(OrderTest, AnAtomicWriteThatIsCancelledBeforeItsTurnLeavesNothing) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes first = RandomBytes(300'000, 1);
+  Bytes second = RandomBytes(5000, 2);
+  StandingWrite standing(*handle, folder / "file", first, std::nullopt, true);
+  const auto held = handle->StartWrite(folder / "file", View(second), {.atomic = true}).value();
+  EXPECT_TRUE(held->Cancel());
+  standing.LetGo();
+  EXPECT_TRUE(held->Wait());
+  EXPECT_TRUE(held->cancelled());
+  standing->Wait();
+  EXPECT_EQ(ReadFile(folder / "file"), first);
+  EXPECT_EQ(folder.entries(), 1U);
+}
+
 TEST(OrderTest, WhoIsInterruptedDoesNotWaitForTheOperationBefore) {
   const Folder folder;
   const auto handle = Make();
@@ -330,9 +367,13 @@ TEST_P(RandomOrderTest, WhatIsReadAndLeftIsWhatOneAfterTheOtherGives) {
   std::vector<Bytes> memory(kOperations);
   std::vector<Bytes> expected(kOperations);
   for (size_t i = 0; i < kOperations; ++i) {
-    const size_t begin = below(kSize);
-    const size_t size = 1 + below(kSize - begin);
-    if (below(2) == 0) {
+    const bool atomic = below(8) == 0;
+    const size_t begin = atomic ? 0 : below(kSize);
+    const size_t size = atomic ? kSize : 1 + below(kSize - begin);
+    if (atomic) {
+      memory[i] = expected[i] = model = RandomBytes(size, static_cast<unsigned>(i));
+      ASSERT_TRUE(handle->StartWrite(folder / "file", View(memory[i]), {.atomic = true}).has_value());
+    } else if (below(2) == 0) {
       memory[i] = RandomBytes(size, static_cast<unsigned>(i));
       model = AfterWrite(std::move(model), begin, memory[i]);
       expected[i] = memory[i];

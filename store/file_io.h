@@ -104,7 +104,8 @@ class FileIo final : public DataOwner {
   Result<Need> WriteStep(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
                          const Buffer& holder, Spares* spares, WriteBatch* batch) REQUIRES(inode->mutex);
   Need ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t to, Spares* spares) REQUIRES(inode->mutex);
-  Need AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) REQUIRES(inode->mutex);
+  Result<Need> AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch)
+      REQUIRES(inode->mutex);
   void UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) REQUIRES(inode->mutex);
   void SetSize(const InodePtr& inode, uint64_t size) REQUIRES(inode->mutex);
   Result<uint64_t> CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target, uint64_t length);

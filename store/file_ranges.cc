@@ -13,7 +13,7 @@ constexpr uint64_t kCopyStep = kMiB;
 }  // namespace
 
 // Gives every hole of the range an unwritten extent.
-FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) {
+Result<FileIo::Need> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) {
   FileState& file = *inode->file;
   // Blocks in memory get their places first, so that what is a hole afterwards is one.
   p_.write_back.SubmitRange(inode, first, end, false, batch);
@@ -27,9 +27,10 @@ FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
     }
     at += piece.count;
   }
-  if (total.value == 0) return {};
+  if (total.value == 0) return Need{};
+  if (total > p_.space.total()) return ErrorCode::kNoSpace;   // Nobody need give anything up for it.
   SpaceReservation reservation;
-  if (!p_.space.Reserve(&reservation, total)) return {Need::Kind::kSpace, {}};
+  if (!p_.space.Reserve(&reservation, total)) return Need{Need::Kind::kSpace, {}};
   std::vector<std::vector<DeviceRun>> found;
   for (const auto& [at, count] : holes) {
     SpaceManager::Request request;
@@ -39,7 +40,7 @@ FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
     auto runs = p_.space.Allocate(request, &reservation);
     if (!runs) {
       for (auto& taken : found) p_.space.Retire(std::move(taken));
-      return {Need::Kind::kSpace, {}};
+      return Need{Need::Kind::kSpace, {}};
     }
     found.push_back(std::move(*runs));
   }
@@ -51,7 +52,7 @@ FileIo::Need FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
       block += run.run.count;
     }
   }
-  return {};
+  return Need{};
 }
 
 Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length) {
@@ -81,7 +82,8 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
       Touch(inode);   // The zeros are there, whatever comes; and a commit may give back what they have replaced.
     }
     if (mode != FallocateMode::kPunchHole) {
-      const Need need = AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, &batch);
+      ASSIGN_OR_RETURN(const Need need,
+                       AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, &batch));
       if (need.kind != Need::Kind::kNothing) return need;
     }
     if (!keep && end > size) {

@@ -108,6 +108,18 @@ TEST(FileSpace, AZeroRangeThatFindsNoSpaceIsCommittedAsItIsShown) {
   EXPECT_GE(store->Space().free.value, before);
 }
 
+TEST(FileSpace, WhatCanNeverFitCommitsNoHalfOfAReplacement) {
+  TestStore store;
+  const std::string old = Pattern(1, 4 * kMiB);
+  ASSERT_OK(store.WriteFile("a", old));
+  ASSERT_OK(store->SyncAll());
+  const InodePtr half = store.OpenPath("a", /*truncate=*/true).value(), other = store.Create("b").value();
+  ASSERT_OK(store.WriteAt(half, 0, Pattern(2, 2 * kMiB)));
+  EXPECT_EQ(store->Fallocate(other, FallocateMode::kAllocate, 0, 4096 * kMiB).error().code, ErrorCode::kNoSpace);
+  TestStore crashed(store.journal().ImageAt(store.journal().size()), {});
+  EXPECT_TRUE(Must(crashed.ReadPath("a")) == old);
+}
+
 TEST(FileSpace, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

@@ -233,7 +233,7 @@ void Committer::WaitForWrites(Cycle* cycle) {
     FileState& file = *inode.file;
     file.drained.wait(lock.native(), [&] { return file.writes_before_seal == 0; });
     if (file.error) cycle->errors.emplace(&inode, *file.error);
-    if (!file.torn) continue;
+    if (!file.torn || inode.deleted) continue;   // Of a deleted one nothing is left to put back.
     // What was sent since goes too: once the file is back, no older write of it may come to where new ones go.
     file.drained.wait(lock.native(), [&] { return file.writes_before_seal + file.writes_since_seal == 0; });
     Revert(&sealed);

@@ -143,6 +143,33 @@ TEST(FileFailures, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
 }
 
+TEST(FileFailures, AFileDeletedWhileAWriteOfItFailsGivesAllItsSpaceBack) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const auto fill = [&] {
+    const InodePtr filler = store.Create("filler").value();
+    uint64_t size = 0;
+    while (store.WriteAt(filler, size, Pattern(size, kMiB))) size += kMiB;
+    store->CloseFile(filler);
+    EXPECT_TRUE(store->names().Unlink(kRootInode, "filler").has_value());
+    return size;
+  };
+  const uint64_t room = fill();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 20 * kMiB + kBlock)));
+  ASSERT_OK(store->Sync(file));
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  store.device().Hold();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 20 * kMiB + kBlock)));
+  std::promise<void> synced;
+  store->Sync(file, [&](Result<void>) { synced.set_value(); });
+  store.device().WaitForHeld(11);   // the last block too: the commit has taken what there is
+  store->CloseFile(file);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  store.device().Release();
+  synced.get_future().wait();
+  EXPECT_EQ(fill(), room);
+}
+
 TEST(FileFailures, AFailedFlushMakesTheStoreReadOnly) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

@@ -318,7 +318,7 @@ void Committer::Revert(Sealed* sealed) {
   file.changed = file.committing = false;
   file.shrunk_to = UINT64_MAX;
   file.torn = false;
-  if (std::exchange(file.told, false)) file.error.reset();
+  if (file.told) file.ForgetError();
   inode.attributes.size = inode.committed_size;
   sealed->changed = false;
   sealed->freed.clear();
@@ -345,7 +345,7 @@ void Committer::Finish(Cycle* cycle, Level level) {
         result = found->second;
         MutexLock lock(request.inode->mutex);
         FileState& file = *request.inode->file;
-        if (!file.torn) file.error.reset();   // Torn again meanwhile: that was told to nobody yet.
+        if (!file.torn) file.ForgetError();   // Torn again meanwhile: that was told to nobody yet.
       }
     } else if (!request.flush && !cycle->errors.empty()) {
       result = cycle->errors.begin()->second;

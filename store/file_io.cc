@@ -68,7 +68,7 @@ Result<void> FileIo::CheckWritable(Inode& inode) {
   if (inode.deleted) return ErrorCode::kStale;
   if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
   if (!inode.file) return ErrorCode::kInvalid;
-  if (auto error = inode.file->TakeError()) return *std::move(error);
+  if (auto error = inode.file->RefuseChange()) return *std::move(error);
   return {};
 }
 

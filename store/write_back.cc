@@ -277,6 +277,7 @@ void WriteBatch::Send() {
 void WriteBack::Tear(const InodePtr& inode) {
   FileState& file = *inode->file;
   if (!file.error) file.error = Error{ErrorCode::kIo};
+  file.refused = false;   // Another failure: the next change is told of it.
   if (!std::exchange(file.torn, true) && torn_) torn_(inode);
 }
 

@@ -111,6 +111,34 @@ TEST(FileFailures, AFailedWriteThatNobodyWasToldOfIsReportedByTheNextCall) {
   }
 }
 
+// The kernel sends a long write(2) in pieces, and hides the error of one behind the number of bytes taken before it.
+TEST(FileFailures, AWriteThatIsRefusedLeavesTheErrorToFsyncAndClose) {
+  for (const bool torn : {false, true}) {
+    for (const bool by_close : {false, true}) {
+      TestStore store;
+      const InodePtr file = store.Create("a").value();
+      std::promise<void> back;
+      store->OnReverted([&](InodeId) { back.set_value(); });
+      store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+      store.device().Hold();
+      ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
+      store.device().WaitForHeld(2);
+      store.device().CompleteOne();
+      const auto piece = [&] { return store.WriteAt(file, 4 * kMiB, "piece"); };
+      bool refused = torn && !piece().has_value();
+      store.device().Release();
+      back.get_future().wait();
+      if (!torn) refused = !piece().has_value();
+      EXPECT_TRUE(refused);
+      ASSERT_OK(piece());
+      const auto end = [&] { return by_close ? CloseOf(store, file) : store->Sync(file); };
+      EXPECT_FALSE(end().has_value()) << "what was taken before is lost";
+      ASSERT_OK(end());
+      store->OnReverted(nullptr);
+    }
+  }
+}
+
 TEST(FileFailures, AFileThatAFailedWriteHasPutBackIsTold) {
   TestStore store;
   const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
@@ -141,6 +169,24 @@ TEST(FileFailures, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit
     ASSERT_FALSE(store->Sync(file).has_value());
   });
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+}
+
+TEST(FileFailures, ACopyDoesNotKeepTheFailedWriteOfItsTargetToItself) {
+  TestStore store;
+  const InodePtr source = store.Create("source").value(), target = store.Create("target").value();
+  const std::string data = Pattern(1, 24 * kMiB);
+  ASSERT_OK(store.WriteAt(source, 0, data));
+  ASSERT_OK(store->Sync(source));
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});   // of the first stripe, while the copy goes on
+  uint64_t done = 0;
+  bool told = false;
+  while (done < data.size() && !told) {
+    const auto copied = store->CopyRange(source, done, target, done, data.size() - done);
+    told = !copied.has_value();
+    if (copied) done += *copied;
+  }
+  told = !store->Sync(target).has_value() || told;
+  EXPECT_TRUE(told || Must(store.ReadAll(target)) == data) << "all was acknowledged, the commit too";
 }
 
 TEST(FileFailures, AFileDeletedWhileAWriteOfItFailsGivesAllItsSpaceBack) {

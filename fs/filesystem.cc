@@ -94,7 +94,7 @@ void Filesystem::DropHandle(uint64_t number) {
                          handle->mode == OpenMode::kHot);
   }
   if (handle->mappable()) page_cache_.CloseMappable(handle->inode->id);
-  store_.CloseFile(handle->inode);
+  store_.CloseFile(handle->inode, handle->told.load());
 }
 
 Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {

@@ -151,13 +151,15 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), reach, answer);
 }
 
-// Only a handle that could write is told of failed writes: the error is reported once, and a reader cannot act on it.
+// Only a handle that could write is told of failed writes: a reader cannot act on them.
 void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file) {
   if (!file->writable()) {
     reply.Ok();
     return;
   }
-  filesystem.store().Flush(file->inode, FinishWith(std::move(reply)));
+  // The handle lives until the answer.
+  const auto answer = [file, kept = Share(std::move(reply))](const Result<void>& result) { kept->Finish(result); };
+  filesystem.store().Flush(file->inode, &file->told, answer);
 }
 
 void Release(Filesystem& filesystem, Reply reply, uint64_t handle) {

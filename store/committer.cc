@@ -72,8 +72,8 @@ void Committer::Add(Request request, Scope scope) {
   if (request.done) request.done(ErrorCode::kShutdown);
 }
 
-void Committer::Commit(const InodePtr& inode, Level level, Done done) {
-  Add({inode, level, std::move(done)}, Scope::kNone);
+void Committer::Commit(const InodePtr& inode, Level level, Done done, bool kept) {
+  Add({.inode = inode, .level = level, .done = std::move(done), .kept = kept}, Scope::kNone);
 }
 
 void Committer::CommitAll(Scope scope, Done done) { Add({nullptr, Level::kDurable, std::move(done)}, scope); }
@@ -345,7 +345,7 @@ void Committer::Finish(Cycle* cycle, Level level) {
         result = found->second;
         MutexLock lock(request.inode->mutex);
         FileState& file = *request.inode->file;
-        if (!file.torn) file.ForgetError();   // Torn again meanwhile: that was told to nobody yet.
+        if (!file.torn && !request.kept) file.ForgetError();   // Torn again meanwhile: that was told to nobody yet.
       }
     } else if (!request.flush && !cycle->errors.empty()) {
       result = cycle->errors.begin()->second;

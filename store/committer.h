@@ -38,8 +38,8 @@ class Committer {
   // The file was closed: it is committed within the close delay.
   void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
   // Commits the file now, and with kDurable everything the catalog was told before; `done` gets the file's error,
-  // which thereby counts as reported. Null: nobody waits.
-  void Commit(const InodePtr& inode, Level level, Done done) EXCLUDES(mutex_);
+  // which thereby counts as reported unless it is `kept` for others. Null: nobody waits.
+  void Commit(const InodePtr& inode, Level level, Done done, bool kept = false) EXCLUDES(mutex_);
   // Every file that differs from the catalog. kSettled leaves out those that are being replaced (O_TRUNC and not closed
   // yet): a crash shall find the old content or the new.
   enum class Scope : unsigned char { kNone, kSettled, kEverything };
@@ -69,6 +69,7 @@ class Committer {
     Level level;
     Done done;
     bool flush = false;   // of the devices, and nothing else
+    bool kept = false;    // the file's error
   };
   struct Deletion {
     InodePtr inode;

@@ -52,18 +52,19 @@ class FileState {
   std::chrono::steady_clock::time_point replacing_since;
   uint64_t shrunk_to = UINT64_MAX;           // the smallest size since the last seal: checksum segments behind it go
 
-  // Of failed device writes, until a close, fsync or rename has told it. `torn`: blocks of the mapping were not written.
-  // Until the cycle that a failure starts has put the file back to its last commit, everybody gets the error and nothing
-  // is taken; `told` is for that cycle, which leaves the error to later callers where nobody had it. `refused`: a change
-  // got the error, and the next may be made.
+  // Of failed device writes, until an fsync or rename has told it, or a close, and the last copy of that descriptor is
+  // gone. `torn`: blocks of the mapping were not written. Until the cycle that a failure starts has put the file back
+  // to its last commit, everybody gets the error and nothing is taken; `told` is for that cycle, which leaves the error
+  // to later callers where nobody had it. `refused`: a change got the error, and the next may be made.
   std::optional<Error> error;
   bool torn = false, told = false, refused = false;
+  uint64_t failures = 0;                     // how often the file was torn
 
   // Where a sequential writer would go on, and how much it has written in sequence.
   uint64_t write_next = 0, write_run = 0;
 
-  // The error, for a change that is refused with it. That alone tells nobody: of a long write(2) the kernel sends pieces,
-  // and says how many bytes were taken where an earlier one was.
+  // The error, for a change that is refused with it. That alone tells nobody: of a long write(2) the kernel sends
+  // pieces, and says how many bytes were taken where an earlier one was.
   std::optional<Error> RefuseChange() {
     if (!torn && refused) return std::nullopt;
     refused = error.has_value();
@@ -71,12 +72,11 @@ class FileState {
     return error;
   }
 
-  // The error, for a caller who tells of it.
-  std::optional<Error> TakeError() {
+  // A handle is gone, one of whose closes has told of failure `number`.
+  void NoteTold(uint64_t number) {
+    if (number != failures) return;
     told = torn;
-    std::optional<Error> taken = error;
     if (!torn) ForgetError();
-    return taken;
   }
   void ForgetError() {
     error.reset();

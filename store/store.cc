@@ -183,7 +183,7 @@ Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
   return inode;
 }
 
-void Store::Flush(const InodePtr& inode, Done done) {
+void Store::Flush(const InodePtr& inode, std::atomic<uint64_t>* told, Done done) {
   {
     MutexLock lock(inode->mutex);
     FileState* file = inode->file.get();
@@ -191,22 +191,32 @@ void Store::Flush(const InodePtr& inode, Done done) {
       lock.Unlock();
       return done({});
     }
-    if (auto error = file->TakeError()) {
+    if (file->error) {
+      Error error = *file->error;
+      *told = file->failures;
       lock.Unlock();
-      return done(*std::move(error));
+      return done(std::move(error));
     }
   }
+  if (!p_->options.sync_on_close || p_->read_only) return done({});
   // A clean file may still wait for the sync of its last commit.
-  if (p_->options.sync_on_close) return Sync(inode, std::move(done));
-  done({});
+  const auto tell = [inode, told, done = std::move(done)](Result<void> result) {
+    if (!result) {
+      MutexLock lock(inode->mutex);
+      *told = inode->file->failures;
+    }
+    done(std::move(result));
+  };
+  p_->committer->Commit(inode, Committer::Level::kDurable, tell, /*kept=*/true);
 }
 
-void Store::CloseFile(const InodePtr& inode) {
+void Store::CloseFile(const InodePtr& inode, uint64_t told) {
   p_->space->ReleaseWindow(inode->id);
   p_->names->Close(inode);
   bool commit;
   {
     MutexLock lock(inode->mutex);
+    if (inode->file && told != 0) inode->file->NoteTold(told);
     // One handle of a file that is being replaced says nothing about whether the new content is whole.
     const bool settled = inode->open_handles == 0 || (inode->file && !inode->file->replacing);
     commit = inode->file && !inode->deleted && inode->file->changed && settled;

@@ -67,10 +67,12 @@ class Store {
   // Open files. O_TRUNC is Truncate(…, 0) with `replace`: the old content stays what a crash shows until the new one
   // is committed (at close, at fsync, or after 30 s).
   Result<InodePtr> OpenFile(InodeId ino, bool truncate);
-  // For each close(2) of a descriptor: reports an error of earlier writes once; with sync_on_close waits for a commit.
-  void Flush(const InodePtr& inode, Done done);
+  // For each close(2) of a descriptor: reports an error of earlier writes; with sync_on_close waits for a commit. Other
+  // processes have copies of a descriptor, and close theirs when they end or start a program, asking for no error: it
+  // is told again until the CloseFile that is given `told`, which is 0 at first and lives until then.
+  void Flush(const InodePtr& inode, std::atomic<uint64_t>* told, Done done);
   // The end of one OpenFile: the file is committed soon.
-  void CloseFile(const InodePtr& inode);
+  void CloseFile(const InodePtr& inode, uint64_t told = 0);
 
   // Reads at most `size` bytes, fewer at the end of the file only. `stream` may be null.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);

@@ -277,8 +277,10 @@ void WriteBatch::Send() {
 void WriteBack::Tear(const InodePtr& inode) {
   FileState& file = *inode->file;
   if (!file.error) file.error = Error{ErrorCode::kIo};
-  file.refused = false;   // Another failure: the next change is told of it.
-  if (!std::exchange(file.torn, true) && torn_) torn_(inode);
+  if (std::exchange(file.torn, true)) return;
+  ++file.failures;
+  file.refused = false;   // The next change is told of this one too.
+  if (torn_) torn_(inode);
 }
 
 void WriteBack::Complete(Operation& operation, Result<void> result) {

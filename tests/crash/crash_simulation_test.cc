@@ -102,7 +102,8 @@ class Workload {
     history_.Synced(id, Now());
   }
   void Close(const InodePtr& file) {
-    store_->Flush(file, [](Result<void> result) { EXPECT_TRUE(result.has_value()); });
+    const auto told = std::make_shared<std::atomic<uint64_t>>(0);
+    store_->Flush(file, told.get(), [told](Result<void> result) { EXPECT_TRUE(result.has_value()); });
     store_->CloseFile(file);
   }
   void Create() { CreateAt(NewPath(), random_() % 3 == 0); }

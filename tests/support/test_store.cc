@@ -121,7 +121,8 @@ Result<void> TestStore::WriteFile(std::string_view path, std::string_view data) 
   if (!inode) inode = Create(path);
   if (!inode) return inode.error();
   const auto written = WriteAt(*inode, 0, data);
-  store_->Flush(*inode, [](Result<void>) {});
+  const auto told = std::make_shared<std::atomic<uint64_t>>(0);
+  store_->Flush(*inode, told.get(), [told](Result<void>) {});
   store_->CloseFile(*inode);
   return written;
 }

@@ -1,6 +1,7 @@
 // Devices and catalogs that fail or lie under the data path: what callers are told, and what survives.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 #include <utility>
 #include <vector>
@@ -50,9 +51,19 @@ TEST(FileFailures, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected);
 }
 
-Result<void> CloseOf(TestStore& store, const InodePtr& file) {
+// One copy of a descriptor.
+Result<void> FlushOf(TestStore& store, const InodePtr& file, std::atomic<uint64_t>* told) {
   Result<void> result;
-  store->Flush(file, [&](Result<void> done) { result = std::move(done); });   // Waits for nothing.
+  store->Flush(file, told, [&](Result<void> done) { result = std::move(done); });   // Waits for nothing.
+  return result;
+}
+
+// Another open, which is closed.
+Result<void> CloseOf(TestStore& store, const InodePtr& file) {
+  std::atomic<uint64_t> told{0};
+  const InodePtr opened = store->OpenFile(file->id, false).value();
+  auto result = FlushOf(store, opened, &told);
+  store->CloseFile(opened, told);
   return result;
 }
 
@@ -137,6 +148,48 @@ TEST(FileFailures, AWriteThatIsRefusedLeavesTheErrorToFsyncAndClose) {
       store->OnReverted(nullptr);
     }
   }
+}
+
+// A program that starts another closes copies of its descriptors there, and nobody looks at what these closes say.
+TEST(FileFailures, ACloseOfACopyLeavesTheErrorToTheOthers) {
+  for (const bool torn : {false, true}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    std::promise<void> back;
+    store->OnReverted([&](InodeId) { back.set_value(); });
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    store.device().Hold();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
+    store.device().WaitForHeld(2);
+    store.device().CompleteOne();
+    std::atomic<uint64_t> told{0};
+    bool copy = torn && !FlushOf(store, file, &told);
+    store.device().Release();
+    back.get_future().wait();
+    if (!torn) copy = !FlushOf(store, file, &told);
+    EXPECT_TRUE(copy);
+    EXPECT_FALSE(FlushOf(store, file, &told).has_value());
+    EXPECT_FALSE(store->Sync(file).has_value());
+    ASSERT_OK(FlushOf(store, file, &told));
+    store->OnReverted(nullptr);
+  }
+}
+
+TEST(FileFailures, ACloseThatCommitsLeavesTheErrorToOtherCopies) {
+  TestStore store({.store = {.sync_on_close = true, .memory = ByteCount{48 * kMiB}}});
+  const InodePtr file = store.Create("a").value();
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 5000)));
+  std::atomic<uint64_t> told{0};
+  for (int copy = 0; copy < 2; ++copy) {
+    std::promise<Result<void>> done;
+    store->Flush(file, &told, [&](Result<void> result) { done.set_value(std::move(result)); });
+    EXPECT_FALSE(done.get_future().get().has_value());
+  }
+  store->CloseFile(file, told);
+  const InodePtr again = store.OpenPath("a").value();
+  ASSERT_OK(store.WriteAt(again, 0, "new"));
+  ASSERT_OK(store->Sync(again));
 }
 
 TEST(FileFailures, AFileThatAFailedWriteHasPutBackIsTold) {

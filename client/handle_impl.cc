@@ -138,7 +138,7 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helpe
   // A lease wants checksums of the blocks, which cuFile never shows to the host.
   const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
   ASSIGN_OR_RETURN(auto opened, Open(wish, may_lease));
-  auto& [target, place, late] = opened;
+  auto& [place, target, late] = opened;
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
     ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
@@ -241,19 +241,20 @@ std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Op
 IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
   if (wish.target != nullptr) return Opened{.target = std::move(wish.target)};
   for (unsigned tries = 1;; ++tries) {
-    ASSIGN_OR_RETURN(auto target, FileTarget::Open(wish.file));
-    Opened opened{.place = PlaceOf(wish.file, *target)};
+    Opened opened;
+    ASSIGN_OR_RETURN(opened.target, FileTarget::Open(wish.file));
+    opened.place = PlaceOf(wish.file, *opened.target);
     if (opened.place != nullptr && opened.place->waits()) {
-      auto late = std::make_unique<LateTarget>(std::move(target));
+      auto late = std::make_unique<LateTarget>(std::move(opened.target));
       opened.late = late.get();
       opened.target = std::move(late);
       return opened;
     }
-    const auto prepared = target->Prepare();
+    const auto prepared = opened.target->Prepare();
     if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
     if (!prepared.has_value()) return prepared.error();
     wish.file.offset = *prepared;
-    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(target), wish.file, may_lease));
+    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(opened.target), wish.file, may_lease));
     return opened;
   }
 }

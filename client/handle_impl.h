@@ -66,9 +66,10 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
  private:
   static IoResult<void> AddChecksums(Wish& wish);
   struct Opened {
-    std::unique_ptr<Target> target;
-    std::shared_ptr<PendingRanges::Place> place = nullptr;  // null where there is no order
-    LateTarget* late = nullptr;                             // the target, when others are to be done before
+    // Null where there is no order. Given up after the target: who waited finds what a failure took back.
+    std::shared_ptr<PendingRanges::Place> place = nullptr;
+    std::unique_ptr<Target> target = nullptr;
+    LateTarget* late = nullptr;  // the target, when others are to be done before
   };
   IoResult<Opened> Open(Wish& wish, bool may_lease);
   // An operation that had to wait for others.

@@ -1,5 +1,7 @@
 // Operations that overlap, of which one writes: as if each had ended before the next began.
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
+#include <sys/mman.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -163,6 +165,86 @@ TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBehind) {
   EXPECT_EQ(ReadFile(writes.path), writes.second);
 }
 
+// Nobody who comes later gets between: it is made again as another file, and is still the one that others wait for.
+TEST(OrderTest, AFileThatIsMadeAgainKeepsTheOrder) {
+  const Folder folder;
+  const std::string path = folder / "new";
+  const auto handle = Make(3);
+  Bytes first = RandomBytes(300'000, 1);
+  Bytes second = RandomBytes(300'000, 2);
+  Bytes last = RandomBytes(1000, 3);
+  std::atomic<bool> begun = false;
+  std::latch stands{1};
+  std::latch go{1};
+  StandingWrite standing(*handle, path, first, std::nullopt);
+  const auto held = handle->StartWrite(path, View(second), {.progress = [&](uint64_t, uint64_t) {
+    if (begun.exchange(true)) return;
+    stands.count_down();
+    go.wait();
+  }});
+  ASSERT_TRUE(held.has_value());
+  standing->Cancel();
+  standing.LetGo();
+  stands.wait();
+  std::vector<std::shared_ptr<Operation>> later;
+  for (int i = 0; i < 3; ++i) later.push_back(handle->StartWrite(path, View(last)).value());
+  for (const auto& operation : later) EXPECT_FALSE(operation->Wait(kShort));
+  go.count_down();
+  EXPECT_EQ(handle->Wait().count, 4U);
+  EXPECT_EQ(ReadFile(path), last);
+}
+
+TEST(OrderTest, APathThatOthersGiveToAnotherFileKeepsItsOrder) {
+  const Folder folder;
+  const std::string path = folder / "file";
+  const auto handle = Make(3);
+  Bytes first = RandomBytes(300'000, 1);
+  Bytes second = RandomBytes(4096, 2);
+  Bytes last = RandomBytes(1000, 3);
+  StandingWrite standing(*handle, path, first, std::nullopt);
+  ASSERT_TRUE(handle->StartWrite(path, View(second)).has_value());
+  WriteFile(folder / "other", RandomBytes(5000, 4));
+  std::filesystem::rename(folder / "other", path);
+  const auto behind = handle->StartWrite(path, View(last)).value();
+  EXPECT_FALSE(behind->Wait(kShort));
+  standing.LetGo();
+  EXPECT_EQ(handle->Wait().count, 3U);
+  EXPECT_EQ(ReadFile(path), last);
+}
+
+// It fails before its first transfer, and takes back the file that it made: not from those who waited for it.
+TEST(OrderTest, AWriteThatCannotBeginTakesNothingOfTheOneBehind) {
+  constexpr size_t kTooLarge = size_t{17} << 40;   // for a file of ext4: blocks cannot be reserved
+  void* reserved = mmap(nullptr, kTooLarge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) GTEST_SKIP() << "no address space";
+  const MemoryView too_large(std::span(static_cast<std::byte*>(reserved), kTooLarge));
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(1000);
+  size_t lost = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const std::string path = folder / std::to_string(i);
+    std::latch ready{3};
+    std::vector<std::thread> others;
+    for (int other = 0; other < 2; ++other) {
+      others.emplace_back([&] {
+        ready.arrive_and_wait();
+        const auto refused = handle->StartWrite(path, too_large, {.own_errors = true});
+        if (refused.has_value()) (*refused)->Cancel();
+      });
+    }
+    ready.arrive_and_wait();
+    const auto written = handle->StartWrite(path, View(bytes), {.own_errors = true});
+    for (auto& other : others) other.join();
+    ASSERT_TRUE(written.has_value());
+    EXPECT_TRUE((*written)->Wait());
+    if ((*written)->error() == std::nullopt && ReadFile(path) != bytes) ++lost;
+    std::filesystem::remove(path);
+  }
+  munmap(reserved, kTooLarge);
+  EXPECT_EQ(lost, 0U);
+}
+
 TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeldUp) {
   const Folder folder;
   const auto handle = Make();
@@ -205,9 +287,14 @@ TEST(OrderTest, ACallbackMayStartWhatOverlaps) {
   Bytes second = RandomBytes(4096, 2);
   StandingWrite standing(*handle, folder / "file", first);
   const auto held = handle->StartWrite(folder / "file", View(first), {.offset = 0}).value();
-  standing->OnDone([&] { ASSERT_TRUE(handle->StartWrite(folder / "file", View(second), {.offset = 0}).has_value()); });
+  std::latch started{1};
+  standing->OnDone([&] {
+    EXPECT_TRUE(handle->StartWrite(folder / "file", View(second), {.offset = 0}).has_value());
+    started.count_down();
+  });
   standing.LetGo();
   held->Wait();
+  started.wait();
   EXPECT_EQ(handle->Wait().count, 3U);
   EXPECT_EQ(ReadFile(folder / "file"), second);
 }

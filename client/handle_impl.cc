@@ -42,15 +42,6 @@ bool IsAnother(const IoError& error, unsigned tries) {
   return error.error_number == ESTALE && tries < kTries;
 }
 
-// Where a relative path leads now; itself where that cannot be said.
-std::string FromTheRoot(const std::string& path) {
-  if (path.empty() || path.front() == '/') return path;
-  std::error_code none;
-  const auto directory = std::filesystem::current_path(none);
-  std::string absolute = none ? path : (directory / path).string();
-  return absolute.size() < PATH_MAX ? absolute : path;
-}
-
 // That of no file. Paths that happen to have the same one wait for each other.
 FileId IdOfPath(const std::string& path) {
   return {.device = UINT64_MAX, .inode = std::hash<std::string>()(path)};
@@ -85,6 +76,16 @@ Handle::Impl::Wish CommonWish(const FileName& file, const MemoryView& memory, co
 }
 
 }  // namespace
+
+std::string FromTheRoot(const std::string& path) {
+  if (path.empty() || path.front() == '/') return path;
+  std::error_code none;
+  const auto directory = std::filesystem::current_path(none);
+  // Not where this process may not go that way, nor below something that was mounted over it.
+  if (none || !std::filesystem::equivalent(directory, ".", none)) return path;
+  std::string absolute = (directory / path).string();
+  return absolute.size() < PATH_MAX ? absolute : path;
+}
 
 Handle::Impl::~Impl() {
   ranges_->Stop();

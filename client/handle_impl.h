@@ -20,6 +20,9 @@
 
 namespace weightfs::client {
 
+// Where a relative path leads now; itself where that cannot be said.
+std::string FromTheRoot(const std::string& path);
+
 // Thread-safe. Hidden, though its outer class is exported.
 class __attribute__((visibility("hidden"))) Handle::Impl {
  public:

@@ -33,6 +33,13 @@ constexpr size_t kLoadedAtOnce = 4096;
 // Files open at once where there is no lease.
 constexpr size_t kUnderWay = 64;
 
+// As the caller names it, and from the root: callbacks and other threads may change the working directory.
+struct Directory {
+  explicit Directory(const std::string& name) : path(name), where(FromTheRoot(name)) {}
+  const std::string& path;
+  const std::string where;
+};
+
 // What goes by one lease is put together in the host's memory.
 IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
   if (std::none_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); })) return {};
@@ -61,9 +68,9 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  IoResult<void> Make(const std::string& directory) {
-    std::string path = directory + "/.weightfs-XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) return FailedAt(directory, "cannot create a directory there", errno);
+  IoResult<void> Make(const Directory& directory) {
+    std::string path = directory.where + "/.weightfs-XXXXXX";
+    if (mkdtemp(path.data()) == nullptr) return FailedAt(directory.path, "cannot create a directory there", errno);
     path_ = std::move(path);
     return {};
   }
@@ -141,32 +148,34 @@ IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span
   return {};
 }
 
-IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, const std::string& directory,
+IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, const Directory& directory,
                             std::span<const NamedMemory> files, const SaveManyOptions& options) {
-  RETURN_IF_ERROR(CheckReplaceable(folder, directory, files));
+  RETURN_IF_ERROR(CheckReplaceable(folder, directory.path, files));
   const bool at_once = SyncsAtOnce(folder.get());
-  Interruption interruption(options.interrupted, directory);
+  Interruption interruption(options.interrupted, directory.path);
   Staging staging;
   RETURN_IF_ERROR(staging.Make(directory));
   RETURN_IF_ERROR(WriteInto(handle, staging, files, options, options.durable && !at_once, interruption));
   for (const auto& [name, memory] : files) {
     if (options.mode != 0600 && chmod((staging / name).c_str(), options.mode) != 0)
-      return FailedAt(directory + "/" + name, "cannot set the file's mode", errno);
+      return FailedAt(directory.path + "/" + name, "cannot set the file's mode", errno);
   }
-  if (options.durable && at_once && syncfs(folder.get()) != 0) return FailedAt(directory, "syncfs failed", errno);
+  if (options.durable && at_once && syncfs(folder.get()) != 0) return FailedAt(directory.path, "syncfs failed", errno);
   // Again, for the time that the writing took: from here on an error leaves some files new and others old.
-  RETURN_IF_ERROR(CheckReplaceable(folder, directory, files));
+  RETURN_IF_ERROR(CheckReplaceable(folder, directory.path, files));
   RETURN_IF_ERROR(interruption.Check());
   for (const auto& [name, memory] : files) {
-    if (rename((staging / name).c_str(), (directory + "/" + name).c_str()) != 0)
-      return FailedAt(directory + "/" + name, "cannot rename the new file over it", errno);
+    if (rename((staging / name).c_str(), (directory.where + "/" + name).c_str()) != 0)
+      return FailedAt(directory.path + "/" + name, "cannot rename the new file over it", errno);
   }
-  if (options.durable && fsync(folder.get()) != 0) return FailedAt(directory, "cannot make the names durable", errno);
+  if (options.durable && fsync(folder.get()) != 0) {
+    return FailedAt(directory.path, "cannot make the names durable", errno);
+  }
   return {};
 }
 
 // Those of `files` that `chosen` names, which are numbers in it; errors are counted from `first` on.
-void LoadOneByOne(Handle::Impl& handle, const std::string& directory, std::span<const NamedMemory> files,
+void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
                   std::span<const size_t> chosen, size_t first, bool verify, Interruption& interruption,
                   FileErrors& errors) {
   struct Started {
@@ -184,15 +193,17 @@ void LoadOneByOne(Handle::Impl& handle, const std::string& directory, std::span<
   for (const size_t i : chosen) {
     settle(kUnderWay - 1);
     if (interruption.came()) break;
-    const std::string path = directory + "/" + files[i].name;
+    const std::string path = directory.path + "/" + files[i].name;
+    const std::string where = directory.where + "/" + files[i].name;
     struct stat status{};
     // Where it cannot be asked, opening it says why.
-    if (stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
+    if (stat(where.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
         static_cast<uint64_t>(status.st_size) != files[i].memory.size()) {
       errors.Add(first + i, OtherSize(path, files[i].memory.size(), static_cast<uint64_t>(status.st_size)));
       continue;
     }
-    auto wish = Handle::Impl::WishToRead(path, files[i].memory, {.verify = verify});
+    auto wish = Handle::Impl::WishToRead(where, files[i].memory, {.verify = verify});
+    if (wish.has_value()) wish->file.path = path;
     auto started = wish.has_value() ? handle.Begin(std::move(*wish), nullptr)
                                     : IoResult<std::shared_ptr<Operation>>(std::move(wish).error());
     if (started.has_value()) {
@@ -212,7 +223,7 @@ IoResult<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, c
 
 // By a lease, if there is a folder. What that cannot read is left to the kernel, unless a lease is required; damage is
 // damage, and here it is known where.
-IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const std::string& directory,
+IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const Directory& directory,
                         std::span<const NamedMemory> files, size_t first, bool verify, Interruption& interruption,
                         const std::shared_ptr<FileErrors>& errors) {
   const auto by_lease = [&]() -> IoResult<void> {
@@ -247,11 +258,12 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
 
 IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const NamedMemory> files,
                                 const SaveManyOptions& options) {
+  const Directory named(directory);
   RETURN_IF_ERROR(impl_->CheckMayWait(directory));
   RETURN_IF_ERROR(CheckNames(directory, files));
   if (files.empty()) return {};
   ASSIGN_OR_RETURN(const Descriptor folder, OpenToSave(directory, files));
-  if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, directory, files, options);
+  if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options);
   auto leasing = OpenLeased(*impl_, directory, files);
   // Several commits would not be all or none, and who gets leases counts on that.
   if (leasing.has_value()) RETURN_IF_ERROR(CheckOneCommit(directory, files));
@@ -263,11 +275,12 @@ IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const Na
   }
   if (options_.direct == Direct::kRequire) return std::move(batch).error();
   if (options.on_fallback) options.on_fallback(batch.error());
-  return SaveOneByOne(*impl_, folder, directory, files, options);
+  return SaveOneByOne(*impl_, folder, named, files, options);
 }
 
 IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, std::span<const NamedMemory> files,
                                                    const LoadManyOptions& options) {
+  const Directory named(directory);
   RETURN_IF_ERROR(impl_->CheckMayWait(directory));
   RETURN_IF_ERROR(CheckNames(directory, files));
   uint64_t total = 0;
@@ -291,7 +304,7 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
   for (size_t first = 0; first < files.size(); first += kLoadedAtOnce) {
     RETURN_IF_ERROR(interruption.Check());
     const auto part = files.subspan(first, std::min(kLoadedAtOnce, files.size() - first));
-    RETURN_IF_ERROR(LoadPart(*impl_, folder.get(), directory, part, first, options.verify, interruption, errors));
+    RETURN_IF_ERROR(LoadPart(*impl_, folder.get(), named, part, first, options.verify, interruption, errors));
     for (const auto& file : part) done += file.memory.size();
     if (options.progress) options.progress(done, total);
   }

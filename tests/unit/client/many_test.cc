@@ -118,6 +118,35 @@ TEST(ManyTest, WhatCannotBeReplacedIsKnownBeforeTheFirstName) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
+TEST(ManyTest, ARelativeDirectoryIsThatOfTheStart) {
+  const Folder folder;
+  const Folder elsewhere;
+  const auto handle = Make();
+  const auto before = std::filesystem::current_path();
+  for (const Folder* each : {&folder, &elsewhere}) std::filesystem::create_directory(*each / "many");
+  const auto absolute = std::filesystem::absolute(elsewhere / ".");
+  const auto moves = [&] { std::filesystem::current_path(absolute); };
+  Many saved(5);
+  Many loaded(5);
+  for (size_t i = 0; i < 5; ++i) {
+    WriteFile(elsewhere / ("many/" + saved.files[i].name), Bytes(saved.contents[i].size()));
+    std::fill(loaded.contents[i].begin(), loaded.contents[i].end(), std::byte{1});
+  }
+  std::filesystem::current_path(folder / ".");
+  const auto done = handle->SaveMany("many", saved.files, {.progress = [&](uint64_t, uint64_t) { moves(); }});
+  std::filesystem::current_path(before);
+  EXPECT_TRUE(done.has_value()) << done.error().what;
+  EXPECT_EQ(folder.entries(), 1U);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "many"), {}), 5);
+  for (size_t i = 0; i < 5; ++i) WriteFile(folder / ("many/" + saved.files[i].name), saved.contents[i]);
+  std::filesystem::current_path(folder / ".");
+  const auto errors = handle->LoadMany("many", loaded.files, {.interrupted = [&] { return moves(), false; }});
+  std::filesystem::current_path(before);
+  ASSERT_TRUE(errors.has_value());
+  EXPECT_TRUE(errors->empty());
+  EXPECT_EQ(loaded.contents, saved.contents);
+}
+
 TEST(ManyTest, WhyThereIsNoLeaseIsTold) {
   const Folder folder;
   Many saved(2);

@@ -422,6 +422,32 @@ TEST(OrderTest, AnAtomicWriteThatIsCancelledBeforeItsTurnLeavesNothing) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
+// The directory may be reached by a name that this process could not follow.
+TEST(OrderTest, ARelativePathNeedsNoRightToTheDirectoriesAbove) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
+  const Folder folder;
+  const auto handle = Make();
+  const auto before = std::filesystem::current_path();
+  std::filesystem::create_directories(folder / "closed/open");
+  std::filesystem::permissions(folder / "closed/open", std::filesystem::perms::all);
+  std::filesystem::permissions(folder / "closed", std::filesystem::perms::owner_all);
+  std::filesystem::current_path(folder / "closed/open");
+  Bytes bytes = RandomBytes(300'000, 1);
+  Bytes target(bytes.size());
+  IoResult<void> written, replaced, read;
+  std::thread([&] {
+    setfsuid(65'534);   // of this thread
+    written = handle->Write("file", View(bytes));
+    replaced = handle->Write("file", View(bytes), {.atomic = true});
+    read = handle->Read("file", View(target));
+  }).join();
+  std::filesystem::current_path(before);
+  EXPECT_TRUE(written.has_value()) << written.error().what;
+  EXPECT_TRUE(replaced.has_value()) << replaced.error().what;
+  EXPECT_TRUE(read.has_value()) << read.error().what;
+  EXPECT_EQ(target, bytes);
+}
+
 TEST(OrderTest, WhoIsInterruptedDoesNotWaitForTheOperationBefore) {
   const Folder folder;
   const auto handle = Make();

@@ -42,11 +42,6 @@ bool IsAnother(const IoError& error, unsigned tries) {
   return error.error_number == ESTALE && tries < kTries;
 }
 
-// That of no file. Paths that happen to have the same one wait for each other.
-FileId IdOfPath(const std::string& path) {
-  return {.device = UINT64_MAX, .inode = std::hash<std::string>()(path)};
-}
-
 IoError Forked(const std::string& path, uint64_t offset) {
   return {EPERM, "this handle belongs to the process that forked this one; make a new handle here", path, offset};
 }
@@ -85,6 +80,10 @@ std::string FromTheRoot(const std::string& path) {
   if (none || !std::filesystem::equivalent(directory, ".", none)) return path;
   std::string absolute = (directory / path).string();
   return absolute.size() < PATH_MAX ? absolute : path;
+}
+
+FileId IdOfPath(const std::string& path) {
+  return {.device = UINT64_MAX, .inode = std::hash<std::string>()(path)};
 }
 
 Handle::Impl::~Impl() {

@@ -23,6 +23,10 @@ namespace weightfs::client {
 // Where a relative path leads now; itself where that cannot be said.
 std::string FromTheRoot(const std::string& path);
 
+// What such a path stands for in the order of operations: no file. Paths that happen to have the same one wait for each
+// other.
+FileId IdOfPath(const std::string& path);
+
 // Thread-safe. Hidden, though its outer class is exported.
 class __attribute__((visibility("hidden"))) Handle::Impl {
  public:
@@ -55,6 +59,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   Completed Wait(const Interrupted& interrupted);
   size_t pending() const { return forked() ? 0 : account_->pending(); }
   Direct direct() const { return direct_; }
+  PendingRanges& ranges() const { return *ranges_; }
   bool forked() const { return owner_ != getpid(); }
   // EDEADLK in a callback, EPERM in a forked child.
   IoResult<void> CheckMayWait(const std::string& path) const;

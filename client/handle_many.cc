@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <future>
 #include <numeric>
 #include <system_error>
 #include <utility>
@@ -113,6 +114,28 @@ class Interruption {
   std::chrono::steady_clock::time_point look_ = std::chrono::steady_clock::now() + kBetweenLooks;
 };
 
+// Until what the handle was to do with these files before is done: a lease waits for nobody.
+IoResult<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
+                           bool writes, Interruption& interruption) {
+  if (handle.ranges().empty()) return {};
+  std::vector<FileRange> ranges;
+  for (const NamedMemory& file : files) {
+    const std::string where = directory.where + "/" + file.name;
+    ranges.push_back({.file = IdOfPath(where), .end = UINT64_MAX, .writes = writes});
+    struct stat status{};
+    if (stat(where.c_str(), &status) != 0) continue;
+    ranges.push_back(ranges.back());
+    ranges.back().file = {.device = status.st_dev, .inode = status.st_ino};
+  }
+  const auto place = handle.ranges().Add(ranges);
+  const auto turn = std::make_shared<std::promise<void>>();
+  const auto come = turn->get_future();
+  // The place is not given up before its turn: others may wait for it alone.
+  if (!handle.ranges().Wait(place, [turn, place](bool) { turn->set_value(); })) return {};
+  while (come.wait_for(kBetweenLooks) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
+  return {};
+}
+
 IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
                          const SaveManyOptions& options, bool durable, Interruption& interruption) {
   uint64_t total = 0;
@@ -149,10 +172,10 @@ IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span
 }
 
 IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, const Directory& directory,
-                            std::span<const NamedMemory> files, const SaveManyOptions& options) {
+                            std::span<const NamedMemory> files, const SaveManyOptions& options,
+                            Interruption& interruption) {
   RETURN_IF_ERROR(CheckReplaceable(folder, directory.path, files));
   const bool at_once = SyncsAtOnce(folder.get());
-  Interruption interruption(options.interrupted, directory.path);
   Staging staging;
   RETURN_IF_ERROR(staging.Make(directory));
   RETURN_IF_ERROR(WriteInto(handle, staging, files, options, options.durable && !at_once, interruption));
@@ -263,7 +286,9 @@ IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const Na
   RETURN_IF_ERROR(CheckNames(directory, files));
   if (files.empty()) return {};
   ASSIGN_OR_RETURN(const Descriptor folder, OpenToSave(directory, files));
-  if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options);
+  Interruption interruption(options.interrupted, directory);
+  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/true, interruption));
+  if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options, interruption);
   auto leasing = OpenLeased(*impl_, directory, files);
   // Several commits would not be all or none, and who gets leases counts on that.
   if (leasing.has_value()) RETURN_IF_ERROR(CheckOneCommit(directory, files));
@@ -275,7 +300,7 @@ IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const Na
   }
   if (options_.direct == Direct::kRequire) return std::move(batch).error();
   if (options.on_fallback) options.on_fallback(batch.error());
-  return SaveOneByOne(*impl_, folder, named, files, options);
+  return SaveOneByOne(*impl_, folder, named, files, options, interruption);
 }
 
 IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, std::span<const NamedMemory> files,
@@ -292,6 +317,8 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
     }
     total += memory.size();
   }
+  Interruption interruption(options.interrupted, directory);
+  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/false, interruption));
   std::shared_ptr<const LeasedFolder> folder;
   if (options_.direct != Direct::kNever) {
     auto opened = OpenLeased(*impl_, directory, files);
@@ -299,7 +326,6 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
     if (folder == nullptr && options_.direct == Direct::kRequire) return std::move(opened).error();
   }
   const auto errors = std::make_shared<FileErrors>();
-  Interruption interruption(options.interrupted, directory);
   uint64_t done = 0;
   for (size_t first = 0; first < files.size(); first += kLoadedAtOnce) {
     RETURN_IF_ERROR(interruption.Check());

@@ -89,6 +89,11 @@ void PendingRanges::End(Entry& entry) {
   }
 }
 
+bool PendingRanges::empty() const {
+  const MutexLock lock(mutex_);
+  return files_.empty();
+}
+
 void PendingRanges::Stop() {
   MutexLock lock(mutex_);
   stopping_ = true;

@@ -35,6 +35,8 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   std::shared_ptr<Place> Add(std::span<const FileRange> ranges) EXCLUDES(mutex_);
   // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
   bool Wait(const std::shared_ptr<Place>& place, Begin begin) EXCLUDES(mutex_);
+  // Whether nothing is pending.
+  bool empty() const EXCLUDES(mutex_);
   // Begins all that wait, to be cancelled. No `begin` runs afterwards.
   void Stop() EXCLUDES(mutex_);
 
@@ -67,7 +69,7 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   static void ForgetCovered(const Listing& listing, Listings& others);
   void End(Entry& entry) EXCLUDES(mutex_);
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::condition_variable changed_;
   uint64_t next_ GUARDED_BY(mutex_) = 0;
   std::map<FileId, File> files_ GUARDED_BY(mutex_);

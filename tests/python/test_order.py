@@ -1,5 +1,8 @@
 """Overlapping operations of a handle that are pending together."""
 
+import threading
+
+import pytest
 import torch
 
 import weightfs
@@ -48,3 +51,42 @@ def test_atomic_writes_keep_their_order_too(folder):
         assert all(torch.equal(tensor[:5000], target[:5000]) for tensor, target in zip(tensors, targets))
         assert (folder / "file").read_bytes() == tensors[-1].numpy().tobytes()
     assert [path.name for path in folder.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("direct", ["auto", "never", "require"])
+def test_load_many_comes_after_what_was_started_before(work, direct):
+    old, new, loaded = (torch.full((5 << 20,), value, dtype=torch.uint8) for value in (0, 1, 2))
+    with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
+        handle.save_many({"a": old, "b": old}, work)
+        stands, go = threading.Event(), threading.Event()
+
+        def stand(*_):
+            stands.set()
+            go.wait(100)
+
+        future = handle.write_async(new, work / "a", progress=stand)
+        stands.wait()
+        threading.Timer(0.3, go.set).start()
+        other = torch.empty_like(old)
+        handle.load_many({"a": loaded, "b": other}, work)
+        assert future.done() and loaded.unique().tolist() == [1] and other.unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("direct", ["auto", "never", "require"])
+def test_save_many_comes_after_what_was_started_before(work, direct):
+    old, new, last = (torch.full((5 << 20,), value, dtype=torch.uint8) for value in (0, 1, 2))
+    with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
+        for atomic in (True, False):
+            handle.save_many({"a": old, "b": old}, work)
+            stands, go = threading.Event(), threading.Event()
+
+            def stand(*_):
+                stands.set()
+                go.wait(100)
+
+            future = handle.write_async(new, work / "a", atomic=atomic, progress=stand)
+            stands.wait()
+            threading.Timer(0.3, go.set).start()
+            handle.save_many({"a": last, "b": last}, work)
+            assert future.result() == 5 << 20
+            assert (work / "a").read_bytes() == (work / "b").read_bytes() == last.numpy().tobytes()

@@ -59,7 +59,7 @@ class _Stream(io.RawIOBase):
         try:
             with errors_of(self._shown, self._name):
                 yield
-        except (OSError, KeyboardInterrupt) as error:
+        except BaseException as error:   # also of a signal's handler, and of a handle that is closed
             self.error = self.error or error
             raise
 
@@ -96,13 +96,14 @@ class DirectWriter(_Stream):
 
     def write(self, data):
         view = memoryview(data).cast("B")
-        if view.nbytes >= _DIRECT:
-            self._send()
-            self._put(self._behind_head(view))
-        else:
-            self._gathered += view
-            if len(self._gathered) >= _GATHERED:
+        with self._failing():
+            if view.nbytes >= _DIRECT:
                 self._send()
+                self._put(self._behind_head(view))
+            else:
+                self._gathered += view
+                if len(self._gathered) >= _GATHERED:
+                    self._send()
         return view.nbytes
 
     def write_tensor(self, tensor, nbytes):
@@ -236,14 +237,14 @@ class DirectReader(_Stream):
         return self._at
 
     def readinto(self, buffer):
-        view = memoryview(buffer).cast("B")
-        wanted = min(view.nbytes, max(0, self._size - self._at))
         with self._failing():
+            view = memoryview(buffer).cast("B")
+            wanted = min(view.nbytes, max(0, self._size - self._at))
             if wanted >= _DIRECT:
                 done = self._handle.read_into(view[:wanted], self._name, self._at)
             else:
                 done = os.preadv(self._descriptor, [view[:wanted]], self._at)
-        self._at += done
+            self._at += done
         return done
 
     def close(self):

@@ -149,3 +149,26 @@ except Alarm:
 assert handle.save_many({"a": small}, ".") == 5000
 """)
     assert out == "alarm 0 0 []\n"
+
+
+# torch makes another error of what its stream raises.
+@pytest.mark.parametrize("call", ["save(tensors, 'saved', handle=handle)", "load('file', handle=handle)"])
+@pytest.mark.parametrize("raised", ["SystemExit", "Alarm"])
+def test_what_a_handler_raises_ends_a_save_and_a_load_of_torch(child, call, raised):
+    out = child(COMMON + f"""
+import weightfs.torch
+class Alarm(Exception):
+    pass
+def ring(*_):
+    raise {raised}
+tensors = [large]
+weightfs.torch.save(tensors, "file")
+signal.signal(signal.SIGALRM, ring)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    weightfs.torch.{call}
+    print("ended by itself")
+except {raised}:
+    print("{raised}", handle.wait(), os.listdir("."))
+""")
+    assert out == f"{raised} 0 ['file']\n"

@@ -46,6 +46,17 @@ def written_offset(offset):
     return None if offset is WHOLE else offset_in_file(offset)
 
 
+def from_the_root(file):
+    """Where a relative path leads now; itself where that cannot be said, and a descriptor."""
+    if hasattr(file, "__index__") or os.path.isabs(path := os.fsencode(file)):
+        return file
+    with contextlib.suppress(OSError):
+        directory = os.getcwdb()
+        if os.path.samefile(directory, b"."):
+            return os.path.join(directory, path)
+    return file
+
+
 @contextlib.contextmanager
 def labelled(memory):
     try:

@@ -85,8 +85,11 @@ class Future:
 
     def _settled(self):
         """True. After a read into a GPU's tensor that is not one run of memory its bytes are put where they belong."""
-        if self._memory.finish is not None and self._operation.error() is None:
-            self._memory.finish()
+        finish = self._memory.finish
+        if finish is not None and self._operation.error() is None:
+            finish()
+        # Nothing of it stays with a future that is kept.
+        self._memory.owner = self._memory.finish = None
         self._let_go()
         return True
 

@@ -9,8 +9,8 @@ import sys
 import weakref
 
 from weightfs import _native, _process
-from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile, labelled, one_of, os_error,
-                                 written_offset)
+from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile, from_the_root, labelled, one_of,
+                                 os_error, written_offset)
 from weightfs._future import Future
 from weightfs._many import ManyFiles
 from weightfs._memory import describe
@@ -308,14 +308,14 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         with labelled(memory):
             native, name, offset = self._native, file_name(file), offset_in_file(offset)
         return self._pending.start(
-            memory, (file, offset) if validate else None, own_errors,
+            memory, (from_the_root(file), offset) if validate else None, own_errors,
             lambda: native.start_read(name, memory.arguments, offset, progress, verify, own_errors))
 
     def _start_write(self, memory, file, offset, validate=None, *options, own_errors=False):
         with labelled(memory):
             native, name, native_offset = self._native, file_name(file), written_offset(offset)
         return self._pending.start(
-            memory, (file, native_offset or 0) if validate else None, own_errors,
+            memory, (from_the_root(file), native_offset or 0) if validate else None, own_errors,
             lambda: native.start_write(name, memory.arguments, native_offset, *(options or DEFAULTS), own_errors))
 
     def _sync(self, run, buffer, file, offset, validate=False):
@@ -360,6 +360,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
     def _drain(self):
         """Waits; (operations that succeeded, errors of those that did not)."""
+        if _native.Operation.in_callback():
+            raise OSError(errno.EDEADLK, "a callback of an operation may start others, and not wait for them")
         completed, _, _ = self._native.wait()
         errors, validations = self._pending.collect()
         for memory, file, offset in validations:

@@ -70,8 +70,9 @@ class Pending:
             if error is not None:
                 failures.append((entry.number, error))
                 continue
-            if entry.memory.finish is not None and entry.operation.error() is None:
-                entry.memory.finish()
+            finish = entry.memory.finish
+            if finish is not None and entry.operation.error() is None:
+                finish()
             if entry.validation is not None:
                 validations.append((entry.memory, *entry.validation))
         return [error for _, error in sorted(failures, key=lambda failure: failure[0])], validations

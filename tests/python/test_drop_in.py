@@ -104,21 +104,53 @@ def test_who_has_the_result_has_the_memory_back(folder, handle):
     buffer.append(2)
 
 
+def test_who_keeps_the_future_has_the_memory_back(local, handle):
+    buffer, file = bytearray(5_000_000), local / "file"
+    futures = [handle.write_async(buffer, file)]
+    futures += [handle.read_async(bytearray(5_000_000), file), handle.read_async(bytearray(6_000_000), file)]
+    for future in futures:
+        future.wait()
+    buffer.append(1)
+    assert "6000000" in str(futures[2].exception()) and futures[2].exception().shape == (6_000_000,)
+
+
 def test_wait_in_a_callback_is_refused(folder, handle):
     told = []
 
-    def wait(_):
+    def wait(*_):
         try:
-            handle.wait()
+            told.append(handle.wait())
         except OSError as error:
             told.append(error.errno)
+        told.append(handle.sync_pwrite(torch.ones(3), folder / "other"))
 
-    futures = [handle.write_async(random_tensor(3_000_000), folder / str(i)) for i in range(8)]
-    futures[0].add_done_callback(wait)
-    for future in futures:
-        future.result()
+    assert handle.write_async(random_tensor(3_000_000), folder / "file", progress=wait).result() > 0
+    assert set(told) == {errno.EDEADLK, -1}
+    assert handle.last_error.errno == errno.EDEADLK
     assert handle.wait() == 0
-    assert told in ([errno.EDEADLK], [])   # Done before it was asked for: a callback of this thread, which may wait.
+
+
+def test_what_is_validated_later_is_the_file_of_the_start(local, handle, monkeypatch):
+    monkeypatch.chdir(local)
+    tensor, loaded = random_tensor(5000), torch.zeros(5000, dtype=torch.uint8)
+    assert handle.pwrite(tensor, "file", True, True) == 0
+    monkeypatch.chdir("/")
+    assert handle.wait() == 1
+    monkeypatch.chdir(local)
+    assert handle.pread(loaded, "file", True, True) == 0
+    monkeypatch.chdir("/")
+    assert handle.wait() == 1
+    assert content(loaded) == content(tensor)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_closed_handle_says_so(local, handle, atomic):
+    weightfs.torch.save(STATE, local / "file")
+    handle.close()
+    for call in (lambda: weightfs.torch.load(local / "file", handle=handle),
+                 lambda: weightfs.torch.save(STATE, local / "file", handle=handle, atomic=atomic)):
+        with pytest.raises(ValueError, match="closed"):
+            call()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

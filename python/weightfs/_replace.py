@@ -19,6 +19,7 @@ def writing(path, handle, durable, atomic):
     path = os.fsdecode(path)
     with the_handle(handle) as used:
         replaced = _replaced(path) if atomic else None
+        target = replaced or os.path.realpath(path)   # now: the working directory may change
         name = _temporary_beside(path, replaced) if replaced is not None else None
         stream = None
         try:
@@ -30,7 +31,7 @@ def writing(path, handle, durable, atomic):
             if name is not None:
                 os.replace(name, replaced)
             if durable:
-                _sync_folder(replaced or path)
+                _sync_folder(os.path.dirname(target))
         except BaseException:
             try:
                 if stream is not None:
@@ -109,8 +110,8 @@ def _take_over(descriptor, old):
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
-def _sync_folder(path):
-    descriptor = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_folder(folder):
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

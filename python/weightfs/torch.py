@@ -18,8 +18,9 @@ from weightfs._replace import writing
 from weightfs._stream import DirectReader, the_handle
 
 
-def save(obj, f, *, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
-    """Saves as torch.save(obj, f, **options) does; to a stream it is torch.save itself, and all else is about paths.
+def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
+    """Saves as torch.save(obj, f, *arguments, **options) does; to a stream it is torch.save itself, and all else is
+    about paths.
 
     durable: on the device when it returns. atomic: written into `.NAME.weightfs-XXXXXXXX` beside the file and renamed
     over it, so that other programs, and whoever looks after this one was killed, find the old file or the new one; with
@@ -34,16 +35,17 @@ def save(obj, f, *, handle=None, durable=False, atomic=True, storage_alignment=N
     with contextlib.ExitStack() as around:
         around.enter_context(_settings(storage_alignment, crc32))
         stream = f if hasattr(f, "write") else around.enter_context(writing(f, handle, durable, atomic))
-        torch.save(obj, stream, **options)
+        torch.save(obj, stream, *arguments, **options)
 
 
-def load(f, map_location=None, *, handle=None, **options):
-    """Loads as torch.load(f, map_location, **options) does; with mmap=True, and from a stream, it is that itself."""
+def load(f, map_location=None, *arguments, handle=None, **options):
+    """Loads as torch.load(f, map_location, *arguments, **options) does; with mmap=True, and from a stream, it is that
+    itself."""
     if options.get("mmap") or hasattr(f, "read"):
-        return torch.load(f if hasattr(f, "read") else os.fsdecode(f), map_location, **options)
+        return torch.load(f if hasattr(f, "read") else os.fsdecode(f), map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error():
-            return torch.load(stream, map_location, **options)
+            return torch.load(stream, map_location, *arguments, **options)
 
 
 @contextlib.contextmanager

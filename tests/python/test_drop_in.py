@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import pickle
 
 import pytest
 import safetensors.torch
@@ -27,6 +28,8 @@ def test_torch_is_called_as_torch_is(local):
     assert equal(weightfs.torch.load(f=str(path), map_location="cpu", weights_only=True), STATE)
     assert weightfs.torch.load(path, "meta")["weight"].is_meta
     assert equal(weightfs.torch.load(os.fsencode(path), mmap=True), STATE)
+    weightfs.torch.save(STATE, path, pickle, 3)
+    assert equal(weightfs.torch.load(path, None, pickle, weights_only=False), STATE)
     stream = io.BytesIO()
     weightfs.torch.save(STATE, stream)
     stream.seek(0)

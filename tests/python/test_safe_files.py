@@ -91,6 +91,23 @@ def test_a_file_that_is_written_over_is_the_one_that_was_emptied(local, handle, 
 
 
 @pytest.mark.parametrize("library", LOADS)
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_relative_path_is_that_of_the_start(local, handle, monkeypatch, library, atomic):
+    (local / "folder").mkdir()
+    monkeypatch.chdir(local)
+    write = handle.write_from
+
+    def leave_first(*arguments):
+        os.chdir("/")
+        return write(*arguments)
+
+    handle.write_from = leave_first
+    SAVES[library](generation(1), "folder/file", handle=handle, atomic=atomic, durable=True)
+    assert values_in(LOADS[library](local / "folder/file")) == {1}
+    assert os.listdir(local / "folder") == ["file"]
+
+
+@pytest.mark.parametrize("library", LOADS)
 def test_an_error_of_a_load_names_the_path(local, handle, library):
     SAVES[library](generation(1), local / "file")
     read = handle.read_into

@@ -166,13 +166,14 @@ Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token
 
 Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length,
                                            AnswerMemory* memory) {
+  filesystem_.TakeMappedChanges(inode->id);
   uint64_t size;
   {
     MutexLock lock(inode->mutex);
     size = inode->attributes.size;
   }
-  RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{std::min(length, size - std::min(size, offset))})));
-  filesystem_.TakeMappedChanges(inode->id);
+  const uint64_t before = offset % kBlockSize;   // of the first block
+  RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{before + std::min(length, size - std::min(size, offset))})));
   return filesystem_.store().LeaseRead(inode, offset, length);
 }
 

@@ -87,13 +87,15 @@ void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_
     reply.Written(size);
     return;
   }
-  filesystem.store().Sync(file->inode, [kept = Share(std::move(reply)), size](const Result<void>& result) {
+  const auto answer = [kept = Share(std::move(reply)), size](const Result<void>& result) {
     if (result.has_value()) {
       kept->Written(size);
     } else {
       kept->Fail(result.error());
     }
-  });
+  };
+  // Of a long write this may be a piece whose error the kernel hides behind the bytes of those before it.
+  filesystem.store().Sync(file->inode, answer, /*kept=*/true);
 }
 
 // The same, after the kernel has dropped the pages that the write left stale.

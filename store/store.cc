@@ -285,9 +285,9 @@ Result<std::vector<FileExtent>> Store::Extents(const InodePtr& inode, FileBlock 
   return p_->files->Extents(inode, first, limit);
 }
 
-void Store::Sync(const InodePtr& inode, Done done) {
+void Store::Sync(const InodePtr& inode, Done done, bool kept) {
   if (p_->read_only) return done({});
-  p_->committer->Commit(inode, Committer::Level::kDurable, std::move(done));
+  p_->committer->Commit(inode, Committer::Level::kDurable, std::move(done), kept);
 }
 
 void Store::SyncAll(Done done) {

@@ -102,8 +102,9 @@ class Store {
                              uint64_t length);
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
 
-  // fsync(2): data, attributes, the name, and every namespace change before it. SyncAll: everything.
-  void Sync(const InodePtr& inode, Done done);
+  // fsync(2): data, attributes, the name, and every namespace change before it. SyncAll: everything. `kept`: an error of
+  // the file's earlier writes is told to the next caller too.
+  void Sync(const InodePtr& inode, Done done, bool kept = false);
   void SyncAll(Done done);
   Result<void> Sync(const InodePtr& inode);
   Result<void> SyncAll();

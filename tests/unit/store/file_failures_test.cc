@@ -175,6 +175,19 @@ TEST(FileFailures, ACloseOfACopyLeavesTheErrorToTheOthers) {
   }
 }
 
+// As that of each piece of a long write with O_SYNC.
+TEST(FileFailures, ASyncThatKeepsTheErrorLeavesItToTheNext) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 5000)));
+  std::promise<Result<void>> done;
+  store->Sync(file, [&](Result<void> result) { done.set_value(std::move(result)); }, /*kept=*/true);
+  EXPECT_FALSE(done.get_future().get().has_value());
+  EXPECT_FALSE(store->Sync(file).has_value());
+  ASSERT_OK(store->Sync(file));
+}
+
 TEST(FileFailures, ACloseThatCommitsLeavesTheErrorToOtherCopies) {
   TestStore store({.store = {.sync_on_close = true, .memory = ByteCount{48 * kMiB}}});
   const InodePtr file = store.Create("a").value();

@@ -83,7 +83,10 @@ std::string FromTheRoot(const std::string& path) {
 }
 
 FileId IdOfPath(const std::string& path) {
-  return {.device = UINT64_MAX, .inode = std::hash<std::string>()(path)};
+  const bool is_normal = path.find("//") == std::string::npos && path.find("/.") == std::string::npos;
+  const size_t number = is_normal ? std::hash<std::string>()(path)
+                                  : std::hash<std::string>()(std::filesystem::path(path).lexically_normal().string());
+  return {.device = UINT64_MAX, .inode = number};
 }
 
 Handle::Impl::~Impl() {

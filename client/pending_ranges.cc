@@ -33,7 +33,7 @@ void PendingRanges::PutBehind(const std::shared_ptr<Entry>& entry, const FileRan
                               const Listings& others) {
   const uint64_t from = range.begin > longest ? range.begin - longest : 0;
   for (auto at = others.lower_bound(from); at != others.end() && at->first < range.end; ++at) {
-    if (at->second->range.end <= range.begin) continue;
+    if (at->second->range.end <= range.begin || at->second->entry == entry.get()) continue;
     at->second->entry->behind.push_back(entry);
     ++entry->before;
   }

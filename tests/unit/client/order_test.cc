@@ -222,7 +222,7 @@ TEST(OrderTest, AWriteThatCannotBeginTakesNothingOfTheOneBehind) {
   const auto handle = Make();
   Bytes bytes = RandomBytes(1000);
   size_t lost = 0;
-  for (int i = 0; i < 2000; ++i) {
+  for (int i = 0; i < 500; ++i) {
     const std::string path = folder / std::to_string(i);
     std::latch ready{3};
     std::vector<std::thread> others;
@@ -404,6 +404,57 @@ TEST(OrderTest, TheLastOfSeveralAtomicWritesIsWhatStaysAndWhatIsReadBehindIt) {
   EXPECT_EQ(target, AfterWrite(second, 1000, patch));
   EXPECT_EQ(ReadFile(folder / "file"), target);
   EXPECT_EQ(folder.entries(), 1U);
+}
+
+TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes first = RandomBytes(5000, 1);
+  Bytes second = RandomBytes(5000, 2);
+  Bytes target(5000);
+  std::filesystem::create_directory(folder / "below");
+  for (const char* directory : {".", "", "below/.."}) {
+    WriteFile(folder / "a", Bytes(5000));
+    std::filesystem::remove(folder / "b");
+    std::filesystem::create_hard_link(folder / "a", folder / "b");   // which is to wait for others, not for itself
+    for (const bool atomic : {false, true}) {
+      StandingWrite standing(*handle, folder / "a", first, std::nullopt, atomic);
+      std::thread go([&] {
+        std::this_thread::sleep_for(kShort);
+        standing.LetGo();
+      });
+      const std::vector<NamedMemory> files{{"a", View(second)}, {"b", View(second)}};
+      EXPECT_TRUE(handle->SaveMany(folder / directory, files).has_value());
+      EXPECT_TRUE(standing->done());
+      go.join();
+      EXPECT_EQ(ReadFile(folder / "a"), second);
+    }
+    StandingWrite standing(*handle, folder / "a", first, std::nullopt, true);
+    std::thread go([&] {
+      std::this_thread::sleep_for(kShort);
+      standing.LetGo();
+    });
+    const std::vector<NamedMemory> files{{"a", View(target)}};
+    EXPECT_TRUE(handle->LoadMany(folder / directory, files).has_value());
+    go.join();
+    EXPECT_EQ(target, first);
+  }
+}
+
+TEST(OrderTest, WhoIsInterruptedBeforeItsTurnOnManyFilesLeavesTheOrder) {
+  const Folder folder;
+  const auto handle = Make(3);
+  Bytes first = RandomBytes(300'000, 1);
+  Bytes second = RandomBytes(1000, 2);
+  StandingWrite standing(*handle, folder / "a", first, std::nullopt);
+  const std::vector<NamedMemory> files{{"a", View(second)}};
+  const auto saved = handle->SaveMany(folder / ".", files, {.interrupted = [] { return true; }});
+  EXPECT_EQ(saved.error().error_number, ECANCELED);
+  const auto behind = handle->StartWrite(folder / "a", View(second)).value();
+  EXPECT_FALSE(behind->Wait(kShort));
+  standing.LetGo();
+  EXPECT_EQ(handle->Wait().count, 2U);
+  EXPECT_EQ(ReadFile(folder / "a"), second);
 }
 
 TEST(OrderTest, AnAtomicWriteThatIsCancelledBeforeItsTurnLeavesNothing) {

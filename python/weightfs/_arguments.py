@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import glob
+import operator
 import os
 import sys
 
@@ -46,9 +47,31 @@ def written_offset(offset):
     return None if offset is WHOLE else offset_in_file(offset)
 
 
-def from_the_root(file):
-    """Where a relative path leads now; itself where that cannot be said, and a descriptor."""
-    if hasattr(file, "__index__") or os.path.isabs(path := os.fsencode(file)):
+class _CopiedDescriptor:
+    """Of a descriptor that the caller may close at once. As an index it is the copy, as a number the caller's own."""
+
+    def __init__(self, number):
+        self._number, self._copy = number, os.dup(number)
+
+    def __index__(self):
+        return self._copy
+
+    def __int__(self):
+        return self._number
+
+    def __str__(self):
+        return f"descriptor {self._number}"
+
+    def __del__(self):
+        with contextlib.suppress(AttributeError):
+            os.close(self._copy)
+
+
+def to_keep(file):
+    """What leads to the file later too: a copy of a descriptor, and for a relative path where it leads now."""
+    if hasattr(file, "__index__"):
+        return _CopiedDescriptor(operator.index(file))
+    if os.path.isabs(path := os.fsencode(file)):
         return file
     with contextlib.suppress(OSError):
         directory = os.getcwdb()

@@ -4,13 +4,14 @@ import atexit
 import contextlib
 import errno
 import logging
+import operator
 import os
 import sys
 import weakref
 
 from weightfs import _native, _process
-from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile, from_the_root, labelled, one_of,
-                                 os_error, written_offset)
+from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile, labelled, one_of, os_error, to_keep,
+                                 written_offset)
 from weightfs._future import Future
 from weightfs._many import ManyFiles
 from weightfs._memory import describe
@@ -308,14 +309,14 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         with labelled(memory):
             native, name, offset = self._native, file_name(file), offset_in_file(offset)
         return self._pending.start(
-            memory, (from_the_root(file), offset) if validate else None, own_errors,
+            memory, (to_keep(file), offset) if validate else None, own_errors,
             lambda: native.start_read(name, memory.arguments, offset, progress, verify, own_errors))
 
     def _start_write(self, memory, file, offset, validate=None, *options, own_errors=False):
         with labelled(memory):
             native, name, native_offset = self._native, file_name(file), written_offset(offset)
         return self._pending.start(
-            memory, (from_the_root(file), native_offset or 0) if validate else None, own_errors,
+            memory, (to_keep(file), native_offset or 0) if validate else None, own_errors,
             lambda: native.start_write(name, memory.arguments, native_offset, *(options or DEFAULTS), own_errors))
 
     def _sync(self, run, buffer, file, offset, validate=False):
@@ -349,7 +350,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
                 _native.copy(describe(gathered).arguments, memory.arguments)
             wanted = memoryview(gathered)
         # A descriptor may be open for writing only, or for O_DIRECT.
-        path = f"/proc/self/fd/{int(file)}" if hasattr(file, "__index__") else file
+        path = f"/proc/self/fd/{operator.index(file)}" if hasattr(file, "__index__") else file
         with open(path, "rb", buffering=0) as stream:
             for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
                 piece = wanted[at:at + _VALIDATED_AT_ONCE]

@@ -146,6 +146,19 @@ def test_what_is_validated_later_is_the_file_of_the_start(local, handle, monkeyp
     assert content(loaded) == content(tensor)
 
 
+def test_what_is_validated_later_is_the_file_of_a_descriptor_that_was_closed(local, handle):
+    tensor, loaded = random_tensor(5000), torch.zeros(5000, dtype=torch.uint8)
+    for call, buffer in ((handle.pwrite, tensor), (handle.pread, loaded)):
+        descriptor = os.open(local / "file", os.O_RDWR | os.O_CREAT)
+        assert call(buffer, descriptor, True, True) == 0
+        os.close(descriptor)
+        with open("/dev/null", "rb"):   # takes its number
+            assert handle.wait() == 1
+    assert content(loaded) == content(tensor)
+    with os.scandir("/proc/self/fd") as opened:
+        assert str(local / "file") not in [os.readlink(entry) for entry in opened if entry.is_symlink()]
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_closed_handle_says_so(local, handle, atomic):
     weightfs.torch.save(STATE, local / "file")

@@ -37,12 +37,23 @@ def errors_of(path, opened_as):
 class _Stream(io.RawIOBase):
     """`error` is its first error, or what interrupted it: torch raises something else when a stream fails."""
 
+    _descriptor = -1
+
     def __init__(self, path, shown, flags):
         super().__init__()
         self._shown, self.error = os.fsdecode(shown), None
         with errors_of(self._shown, None):
             self._descriptor = os.open(path, flags | os.O_CLOEXEC, MODE_OF_NEW_FILES)
         self._name = name_of(self._descriptor)
+
+    def close(self):
+        try:
+            super().close()
+        finally:
+            # Once: the number may be another file's by the next time.
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
 
     @contextlib.contextmanager
     def raising_its_error(self):
@@ -72,11 +83,11 @@ class DirectWriter(_Stream):
     nothing that reads checkpoints takes it for one. shown: the path that errors name."""
 
     def __init__(self, path, handle, head_last, shown):
+        self._end, self._gathered, self._under_way = 0, bytearray(), None
         super().__init__(path, shown, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._handle = handle
         self._regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
         self._head_last, self._head = head_last and self._regular, b""
-        self._end, self._gathered, self._under_way = 0, bytearray(), None
 
     def writable(self):
         return True
@@ -140,11 +151,10 @@ class DirectWriter(_Stream):
         try:
             self.flush()
         finally:
-            descriptor, self._descriptor = self._descriptor, -1
+            self._gathered.clear()
             with contextlib.suppress(OSError):
                 self._settle()
             super().close()
-            os.close(descriptor)
 
     def abandon(self):
         """Ends it, and leaves an empty file."""
@@ -219,7 +229,7 @@ class DirectReader(_Stream):
         self._handle = handle
         status = os.fstat(self._descriptor)
         if stat.S_ISDIR(status.st_mode):
-            os.close(self._descriptor)
+            self.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._shown)
         self._size, self._at = status.st_size, 0
 
@@ -246,11 +256,6 @@ class DirectReader(_Stream):
                 done = os.preadv(self._descriptor, [view[:wanted]], self._at)
             self._at += done
         return done
-
-    def close(self):
-        if not self.closed:
-            super().close()
-            os.close(self._descriptor)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import pickle
+import threading
 
 import pytest
 import safetensors.torch
@@ -115,9 +116,11 @@ def test_who_has_the_result_has_the_memory_back(folder, handle):
 
 
 def test_who_keeps_the_future_has_the_memory_back(local, handle):
-    buffer, file = bytearray(5_000_000), local / "file"
-    futures = [handle.write_async(buffer, file)]
+    buffer, file, go = bytearray(5_000_000), local / "file", threading.Event()
+    futures = [handle.write_async(buffer, file, progress=lambda *_: go.wait(100))]
+    # Both are held up: the second fails only when its turn comes.
     futures += [handle.read_async(bytearray(5_000_000), file), handle.read_async(bytearray(6_000_000), file)]
+    go.set()
     for future in futures:
         future.wait()
     buffer.append(1)

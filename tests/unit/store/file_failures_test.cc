@@ -122,30 +122,42 @@ TEST(FileFailures, AFailedWriteThatNobodyWasToldOfIsReportedByTheNextCall) {
   }
 }
 
+// A file of which a device write has failed. Until PutBack another is held, and the file is torn.
+struct TornFile {
+  TornFile() {
+    store->OnReverted([this](InodeId) { back.set_value(); });
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    store.device().Hold();
+    EXPECT_TRUE(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)).has_value());   // Stripes go out at once.
+    store.device().WaitForHeld(2);
+    store.device().CompleteOne();
+  }
+  ~TornFile() { store->OnReverted(nullptr); }
+  void PutBack() {
+    store.device().Release();
+    back.get_future().wait();
+  }
+
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::promise<void> back;
+};
+
 // The kernel sends a long write(2) in pieces, and hides the error of one behind the number of bytes taken before it.
 TEST(FileFailures, AWriteThatIsRefusedLeavesTheErrorToFsyncAndClose) {
   for (const bool torn : {false, true}) {
     for (const bool by_close : {false, true}) {
-      TestStore store;
-      const InodePtr file = store.Create("a").value();
-      std::promise<void> back;
-      store->OnReverted([&](InodeId) { back.set_value(); });
-      store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
-      store.device().Hold();
-      ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
-      store.device().WaitForHeld(2);
-      store.device().CompleteOne();
-      const auto piece = [&] { return store.WriteAt(file, 4 * kMiB, "piece"); };
+      TornFile failed;
+      TestStore& store = failed.store;
+      const auto piece = [&] { return store.WriteAt(failed.file, 4 * kMiB, "piece"); };
       bool refused = torn && !piece().has_value();
-      store.device().Release();
-      back.get_future().wait();
+      failed.PutBack();
       if (!torn) refused = !piece().has_value();
       EXPECT_TRUE(refused);
       ASSERT_OK(piece());
-      const auto end = [&] { return by_close ? CloseOf(store, file) : store->Sync(file); };
+      const auto end = [&] { return by_close ? CloseOf(store, failed.file) : store->Sync(failed.file); };
       EXPECT_FALSE(end().has_value()) << "what was taken before is lost";
       ASSERT_OK(end());
-      store->OnReverted(nullptr);
     }
   }
 }
@@ -153,25 +165,16 @@ TEST(FileFailures, AWriteThatIsRefusedLeavesTheErrorToFsyncAndClose) {
 // A program that starts another closes copies of its descriptors there, and nobody looks at what these closes say.
 TEST(FileFailures, ACloseOfACopyLeavesTheErrorToTheOthers) {
   for (const bool torn : {false, true}) {
-    TestStore store;
-    const InodePtr file = store.Create("a").value();
-    std::promise<void> back;
-    store->OnReverted([&](InodeId) { back.set_value(); });
-    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
-    store.device().Hold();
-    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
-    store.device().WaitForHeld(2);
-    store.device().CompleteOne();
+    TornFile failed;
     std::atomic<uint64_t> told{0};
-    bool copy = torn && !FlushOf(store, file, &told);
-    store.device().Release();
-    back.get_future().wait();
-    if (!torn) copy = !FlushOf(store, file, &told);
+    const auto close_copy = [&] { return FlushOf(failed.store, failed.file, &told); };
+    bool copy = torn && !close_copy();
+    failed.PutBack();
+    if (!torn) copy = !close_copy();
     EXPECT_TRUE(copy);
-    EXPECT_FALSE(FlushOf(store, file, &told).has_value());
-    EXPECT_FALSE(store->Sync(file).has_value());
-    ASSERT_OK(FlushOf(store, file, &told));
-    store->OnReverted(nullptr);
+    EXPECT_FALSE(close_copy().has_value());
+    EXPECT_FALSE(failed.store->Sync(failed.file).has_value());
+    ASSERT_OK(close_copy());
   }
 }
 

@@ -13,6 +13,7 @@
 #include <filesystem>
 
 #include "client/file_limit.h"
+#include "client/temporary_name.h"
 #include "common/descriptor.h"
 #include "common/mutex.h"
 #include "common/result.h"
@@ -197,8 +198,8 @@ IoResult<void> OpenFile::OpenTemporary() {
   }
   const size_t slash = final_path_.rfind('/');
   const size_t begin = slash == std::string::npos ? 0 : slash + 1;
-  written_path_ = fmt::format("{}.{}.weightfs-XXXXXX", final_path_.substr(0, begin),
-                              final_path_.substr(begin, kTemporaryName));
+  written_path_ =
+      TemporaryName(fmt::format("{}.{}", final_path_.substr(0, begin), final_path_.substr(begin, kTemporaryName)));
   buffered_ = Descriptor(mkostemp(written_path_.data(), O_CLOEXEC));
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
   created_ = true;

@@ -23,6 +23,7 @@
 #include "client/handle_impl.h"
 #include "client/leased_folder.h"
 #include "client/save_checks.h"
+#include "client/temporary_name.h"
 #include "common/descriptor.h"
 #include "common/result.h"
 
@@ -70,7 +71,7 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
 
   IoResult<void> Make(const Directory& directory) {
-    std::string path = directory.where + "/.weightfs-XXXXXX";
+    std::string path = TemporaryName(directory.where + "/");
     if (mkdtemp(path.data()) == nullptr) return FailedAt(directory.path, "cannot create a directory there", errno);
     path_ = std::move(path);
     return {};
@@ -287,11 +288,13 @@ IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const Na
   if (files.empty()) return {};
   ASSIGN_OR_RETURN(const Descriptor folder, OpenToSave(directory, files));
   Interruption interruption(options.interrupted, directory);
-  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/true, interruption));
-  if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options, interruption);
-  auto leasing = OpenLeased(*impl_, directory, files);
+  // Before others are waited for, who may change the working directory.
+  IoResult<std::shared_ptr<const LeasedFolder>> leasing = IoError{ENOTTY, "no lease is wanted"};
+  if (options_.direct != Direct::kNever) leasing = OpenLeased(*impl_, directory, files);
   // Several commits would not be all or none, and who gets leases counts on that.
   if (leasing.has_value()) RETURN_IF_ERROR(CheckOneCommit(directory, files));
+  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/true, interruption));
+  if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options, interruption);
   auto batch = leasing.has_value() ? (*leasing)->Save(files, {.durable = options.durable, .mode = options.mode})
                                    : IoResult<LeasedFolder::Batch>(std::move(leasing).error());
   if (batch.has_value()) {
@@ -317,14 +320,14 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
     }
     total += memory.size();
   }
-  Interruption interruption(options.interrupted, directory);
-  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/false, interruption));
   std::shared_ptr<const LeasedFolder> folder;
   if (options_.direct != Direct::kNever) {
     auto opened = OpenLeased(*impl_, directory, files);
     if (opened.has_value()) folder = std::move(*opened);
     if (folder == nullptr && options_.direct == Direct::kRequire) return std::move(opened).error();
   }
+  Interruption interruption(options.interrupted, directory);
+  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/false, interruption));
   const auto errors = std::make_shared<FileErrors>();
   uint64_t done = 0;
   for (size_t first = 0; first < files.size(); first += kLoadedAtOnce) {

@@ -2,7 +2,6 @@
 // the other: whatever arrives is bounded before it is kept, and its sender can change none of it afterwards.
 #pragma once
 
-
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

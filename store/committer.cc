@@ -11,6 +11,7 @@
 #include "store/file_state.h"
 
 namespace weightfs {
+
 // One file's state between its seal and its batch.
 struct Committer::Sealed {
   InodePtr inode;

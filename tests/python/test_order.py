@@ -1,5 +1,6 @@
 """Overlapping operations of a handle that are pending together."""
 
+import os
 import threading
 
 import pytest
@@ -53,8 +54,14 @@ def test_atomic_writes_keep_their_order_too(folder):
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+def elsewhere_then(go):
+    os.chdir("/")
+    go.set()
+
+
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])
-def test_load_many_comes_after_what_was_started_before(work, direct):
+def test_load_many_comes_after_what_was_started_before(work, direct, monkeypatch):
+    monkeypatch.chdir(work)
     old, new, loaded = (torch.full((5 << 20,), value, dtype=torch.uint8) for value in (0, 1, 2))
     with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
         handle.save_many({"a": old, "b": old}, work)
@@ -66,14 +73,14 @@ def test_load_many_comes_after_what_was_started_before(work, direct):
 
         future = handle.write_async(new, work / "a", progress=stand)
         stands.wait()
-        threading.Timer(0.3, go.set).start()
+        threading.Timer(0.3, elsewhere_then, [go]).start()
         other = torch.empty_like(old)
-        handle.load_many({"a": loaded, "b": other}, work)
+        handle.load_many({"a": loaded, "b": other}, ".")
         assert future.done() and loaded.unique().tolist() == [1] and other.unique().tolist() == [0]
 
 
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])
-def test_save_many_comes_after_what_was_started_before(work, direct):
+def test_save_many_comes_after_what_was_started_before(work, direct, monkeypatch):
     old, new, last = (torch.full((5 << 20,), value, dtype=torch.uint8) for value in (0, 1, 2))
     with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
         for atomic in (True, False):
@@ -86,7 +93,8 @@ def test_save_many_comes_after_what_was_started_before(work, direct):
 
             future = handle.write_async(new, work / "a", atomic=atomic, progress=stand)
             stands.wait()
-            threading.Timer(0.3, go.set).start()
-            handle.save_many({"a": last, "b": last}, work)
+            monkeypatch.chdir(work)
+            threading.Timer(0.3, elsewhere_then, [go]).start()
+            handle.save_many({"a": last, "b": last}, ".")
             assert future.result() == 5 << 20
             assert (work / "a").read_bytes() == (work / "b").read_bytes() == last.numpy().tobytes()

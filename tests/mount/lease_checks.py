@@ -1,14 +1,16 @@
 """What the tests of leases share: content, what a mount says, and processes that hold leases."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from harness.filesystems import weightfs
+from harness.filesystems import wait_until, weightfs
 
 MIB = 1 << 20
 
@@ -19,6 +21,23 @@ def pattern(size, seed=0):
 
 def statistics(mount):
     return json.loads(weightfs("info", "--json", mount.path).out)["statistics"]
+
+
+def descriptors(mount):
+    """How many descriptors of each file the daemon has. RocksDB opens and closes the catalog's as it likes; they do not
+    count."""
+    files = Counter()
+    for number in os.listdir(f"/proc/{mount.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):   # closed meanwhile
+            target = os.readlink(f"/proc/{mount.pid}/fd/{number}")
+            files["socket" if target.startswith("socket:") else target] += 1
+    return Counter({target: count for target, count in files.items() if "/meta/" not in target})
+
+
+def descriptors_at_rest(mount):
+    """The same once it has seen the end of every connection that earlier tests closed: it listens, no more."""
+    assert wait_until(lambda: descriptors(mount)["socket"] == 1)
+    return descriptors(mount)
 
 
 def free(path):

@@ -45,7 +45,7 @@ def available(mount):
 def gives_back(mount, expected):
     """Whether that much becomes available. The kernel reports the close of a file a moment after close(2) returned, and
     an unlinked file lives until then."""
-    return wait_until(lambda: available(mount) >= expected, limit=10)
+    return wait_until(lambda: available(mount) >= expected)
 
 
 def data_of(number, length):

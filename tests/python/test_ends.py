@@ -108,8 +108,8 @@ def test_ctrl_c_ends_a_call_that_lasts(tmp_path, call):
 tensor = torch.ones(1 << 30, dtype=torch.uint8)
 def started():
     print("go", flush=True)
-threading.Timer(0.3, started).start()
 try:
+    threading.Timer(0.3, started).start()
     {call}
     print("ended by itself")
 except KeyboardInterrupt:
@@ -135,8 +135,8 @@ signal.signal(signal.SIGALRM, ring)
 for i in range(3):
     assert handle.async_pwrite(tensor, f"{i}") == 0
 assert handle.async_pwrite(torch.ones(1 << 29, dtype=torch.uint8), "long") == 0
-signal.setitimer(signal.ITIMER_REAL, 0.15)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.15)
     handle.wait()
     print("ended by itself")
 except Alarm:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import weightfs
+from operations import StandingWrite
 from tensors import content, random_tensor
 
 
@@ -48,20 +49,23 @@ def test_a_timeout_is_a_number(local, handle):
 
 def test_waiting_ends_with_the_timeout(local):
     handle = slow_handle()
-    future = handle.write_async(random_tensor(32 << 20), local / "file")
+    standing = StandingWrite(handle, random_tensor(1 << 20), local / "file")
+    future = standing.future
     assert future.wait(0) is False
     assert future.running()
     with pytest.raises(TimeoutError):
-        future.result(timeout=0)
+        future.result(timeout=0.01)
+    standing.go()
     assert future.wait(60) is True
-    assert future.result() == 32 << 20
+    assert future.result() == 1 << 20
 
 
 def test_a_cancelled_operation_stops_and_leaves_no_file(local):
     handle = slow_handle()
-    first = handle.write_async(random_tensor(32 << 20), local / "first")
-    queued = handle.write_async(random_tensor(32 << 20), local / "queued")
+    standing = StandingWrite(handle, random_tensor(1 << 20), local / "first")
+    first, queued = standing.future, handle.write_async(random_tensor(1 << 20), local / "queued")
     assert queued.cancel() and first.cancel()
+    standing.go()
     for future in (first, queued):
         assert future.wait(60)
         assert future.cancelled()
@@ -131,7 +135,8 @@ def test_a_cancelled_task_cancels_its_operation(local):
     handle = slow_handle()
 
     async def work():
-        future = handle.write_async(random_tensor(32 << 20), local / "file")
+        standing = StandingWrite(handle, random_tensor(1 << 20), local / "file")
+        future = standing.future
 
         async def waits():
             await future
@@ -139,6 +144,8 @@ def test_a_cancelled_task_cancels_its_operation(local):
         task = asyncio.create_task(waits())
         await asyncio.sleep(0)
         task.cancel()
+        await asyncio.sleep(0)
+        standing.go()
         with pytest.raises(asyncio.CancelledError):
             await task
         return future

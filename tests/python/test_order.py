@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import weightfs
+from operations import StandingWrite
 
 
 def test_the_last_of_several_writes_of_a_range_is_what_stays(folder):
@@ -56,7 +57,7 @@ def test_atomic_writes_keep_their_order_too(folder):
 
 def elsewhere_then(go):
     os.chdir("/")
-    go.set()
+    go()
 
 
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])
@@ -65,18 +66,11 @@ def test_load_many_comes_after_what_was_started_before(work, direct, monkeypatch
     old, new, loaded = (torch.full((5 << 20,), value, dtype=torch.uint8) for value in (0, 1, 2))
     with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
         handle.save_many({"a": old, "b": old}, work)
-        stands, go = threading.Event(), threading.Event()
-
-        def stand(*_):
-            stands.set()
-            go.wait(100)
-
-        future = handle.write_async(new, work / "a", progress=stand)
-        stands.wait()
-        threading.Timer(0.3, elsewhere_then, [go]).start()
+        standing = StandingWrite(handle, new, work / "a")
+        threading.Timer(0.3, elsewhere_then, [standing.go]).start()
         other = torch.empty_like(old)
         handle.load_many({"a": loaded, "b": other}, ".")
-        assert future.done() and loaded.unique().tolist() == [1] and other.unique().tolist() == [0]
+        assert standing.future.done() and loaded.unique().tolist() == [1] and other.unique().tolist() == [0]
 
 
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])
@@ -85,16 +79,9 @@ def test_save_many_comes_after_what_was_started_before(work, direct, monkeypatch
     with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
         for atomic in (True, False):
             handle.save_many({"a": old, "b": old}, work)
-            stands, go = threading.Event(), threading.Event()
-
-            def stand(*_):
-                stands.set()
-                go.wait(100)
-
-            future = handle.write_async(new, work / "a", atomic=atomic, progress=stand)
-            stands.wait()
+            standing = StandingWrite(handle, new, work / "a", atomic=atomic)
             monkeypatch.chdir(work)
-            threading.Timer(0.3, elsewhere_then, [go]).start()
+            threading.Timer(0.3, elsewhere_then, [standing.go]).start()
             handle.save_many({"a": last, "b": last}, ".")
-            assert future.result() == 5 << 20
+            assert standing.future.result() == 5 << 20
             assert (work / "a").read_bytes() == (work / "b").read_bytes() == last.numpy().tobytes()

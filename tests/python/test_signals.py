@@ -3,7 +3,7 @@
 import pytest
 
 COMMON = """
-import os, signal, sys, threading, torch, weightfs
+import os, signal, sys, threading, time, torch, weightfs
 handle = weightfs.aio_handle(4096, 1, True, False, 1, direct="never")
 large, small = torch.ones(1 << 30, dtype=torch.uint8), torch.ones(5000, dtype=torch.uint8)
 """
@@ -103,9 +103,9 @@ def test_ctrl_c_ends_save_many_and_changes_nothing(child, count):
 os.mkdir("folder")
 handle.save_many({{"0": b"old"}}, "folder")
 tensors = {{f"{{i}}": large if {count} == 1 else small for i in range({count})}}
-if {count} == 1:
-    threading.Timer(0.3, press).start()
 try:
+    if {count} == 1:
+        threading.Timer(0.3, press).start()
     handle.save_many(tensors, "folder", durable=False, progress=press)
     print("ended by itself")
 except KeyboardInterrupt:
@@ -123,9 +123,13 @@ buffers = {{f"{{i}}": large[i * size:(i + 1) * size] for i in range({count})}}
 for name in buffers:
     with open(f"folder/{{name}}", "wb") as stream:
         stream.truncate(size)
-if {count} == 1:
-    threading.Timer(0.3, press).start()
+def press_when_begun():
+    while large[0]:
+        time.sleep(0.001)
+    press()
 try:
+    if {count} == 1:
+        threading.Thread(target=press_when_begun).start()
     handle.load_many(buffers, "folder", progress=press)
     print("ended by itself")
 except KeyboardInterrupt:
@@ -141,8 +145,8 @@ class Alarm(Exception):
 def ring(*_):
     raise Alarm
 signal.signal(signal.SIGALRM, ring)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
     handle.save_many({"a": large}, ".")
 except Alarm:
     print("alarm", handle.pending(), handle.wait(), os.listdir("."))
@@ -164,8 +168,8 @@ def ring(*_):
 tensors = [large]
 weightfs.torch.save(tensors, "file")
 signal.signal(signal.SIGALRM, ring)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
 try:
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
     weightfs.torch.{call}
     print("ended by itself")
 except {raised}:

@@ -11,6 +11,7 @@
 #include "tests/support/aligned_memory.h"
 #include "tests/support/kernel_hooks.h"
 #include "tests/unit/client/fake_lease_mount.h"
+#include "tests/unit/client/operations.h"
 
 namespace weightfs::client {
 namespace {
@@ -23,8 +24,6 @@ class LeaseTest : public KernelHooksTest {
     options.direct = options.direct == Direct::kAuto ? Direct::kRequire : options.direct;
     return std::move(Handle::Create(options).value());
   }
-  static MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
-
   // With holes: blocks of zeros.
   static Bytes Sparse(size_t size) {
     Bytes bytes = RandomBytes(size, 21);

@@ -9,6 +9,7 @@
 #include "client/checksum_attribute.h"
 #include "client/handle.h"
 #include "tests/unit/client/files.h"
+#include "tests/unit/client/operations.h"
 
 namespace weightfs::client {
 namespace {
@@ -16,10 +17,6 @@ namespace {
 std::unique_ptr<Handle> Make(const HandleOptions& options = {}) {
   return std::move(Handle::Create(options).value());
 }
-MemoryView View(Bytes& bytes) {
-  return MemoryView(std::span<std::byte>(bytes));
-}
-
 struct Many {
   explicit Many(size_t count) {
     for (size_t i = 0; i < count; ++i) contents.push_back(RandomBytes(i * 7919 % 150'000, static_cast<unsigned>(i)));

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <memory>
 
 #include "tests/support/memory_kv_store.h"
@@ -31,14 +30,13 @@ TEST(InodeTable, KeepsThoseInUseAndAboutAsManyOthersAsItShould) {
   EXPECT_NE(table.Find(InodeId{2000}), nullptr) << "the last one was just asked for";
 }
 
-// A limit far above what it takes, and far below what it took with a look at all for each.
+// With a look at all of them for each this lasts longer than a test may.
 TEST(InodeTable, ThoseInUseAreNotLookedAtForEachThatComes) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   InodeTable table(catalog, 16384);
   std::vector<InodePtr> used;
-  const auto begin = std::chrono::steady_clock::now();
-  for (uint64_t ino = 1; ino <= 100'000; ++ino) used.push_back(table.Insert(InodeId{ino}, File()));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  for (uint64_t ino = 1; ino <= 1'000'000; ++ino) used.push_back(table.Insert(InodeId{ino}, File()));
+  EXPECT_EQ(table.size(), used.size());
 }
 
 }  // namespace

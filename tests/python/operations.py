@@ -1,0 +1,20 @@
+"""Operations that are for certain under way."""
+
+import threading
+
+
+class StandingWrite:
+    """A write of a handle that has begun, and goes on when `go` is called. Everything the handle's thread would do
+    meanwhile waits with it."""
+
+    def __init__(self, handle, tensor, path, **options):
+        self._stands, self._goes = threading.Event(), threading.Event()
+        self.future = handle.write_async(tensor, path, progress=self._stand, **options)
+        self._stands.wait()
+
+    def _stand(self, *_):
+        self._stands.set()
+        self._goes.wait(100)
+
+    def go(self):
+        self._goes.set()

@@ -1,0 +1,53 @@
+// Operations of a handle that are for certain under way.
+#pragma once
+
+#include <atomic>
+#include <latch>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "client/handle.h"
+#include "tests/unit/client/files.h"
+
+namespace weightfs::client {
+
+inline MemoryView View(Bytes& bytes) {
+  return MemoryView(std::span<std::byte>(bytes));
+}
+
+// A write that stands still, and its ring with it, after its first transfer until it is let go.
+class StandingWrite {
+ public:
+  StandingWrite(Handle& handle, const std::string& path, Bytes& bytes, std::optional<uint64_t> offset = 0,
+                bool atomic = false)
+      : operation_(handle
+                       .StartWrite(path, View(bytes),
+                                   {.offset = offset,
+                                    .atomic = atomic,
+                                    .progress =
+                                        [this](uint64_t, uint64_t) {
+                                          if (begun_.exchange(true)) return;
+                                          stands_.count_down();
+                                          go_.wait();
+                                        }})
+                       .value()) {
+    stands_.wait();
+  }
+  ~StandingWrite() { LetGo(); }
+  void LetGo() {
+    if (!gone_.exchange(true)) go_.count_down();
+  }
+  Operation& operator*() const { return *operation_; }
+  Operation* operator->() const { return operation_.get(); }
+
+ private:
+  std::atomic<bool> begun_{false};
+  std::atomic<bool> gone_{false};
+  std::latch stands_{1};
+  std::latch go_{1};
+  std::shared_ptr<Operation> operation_;
+};
+
+}  // namespace weightfs::client

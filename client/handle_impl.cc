@@ -225,8 +225,8 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
   return gpu_;
 }
 
-std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file, const Target& target) {
-  const auto id = target.id();
+std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file,
+                                                            std::optional<FileId> id) {
   FileRange range{.begin = file.offset,
                   .end = file.offset + file.size,
                   .writes = file.direction == Operation::Direction::kWrite};
@@ -245,12 +245,15 @@ IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
   if (wish.target != nullptr) return Opened{.target = std::move(wish.target)};
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
-    ASSIGN_OR_RETURN(opened.target, FileTarget::Open(wish.file));
-    opened.place = PlaceOf(wish.file, *opened.target);
+    auto file = FileTarget::Open(wish.file);
+    if (!file.has_value() && file.error().error_number == ENOENT && !wish.writes()) {
+      if (auto awaited = AwaitFile(wish.file, file.error())) return *std::move(awaited);
+      if (tries == 1) continue;   // What was pending may just have ended.
+    }
+    ASSIGN_OR_RETURN(opened.target, std::move(file));
+    opened.place = PlaceOf(wish.file, opened.target->id());
     if (opened.place != nullptr && opened.place->waits()) {
-      auto late = std::make_unique<LateTarget>(std::move(opened.target));
-      opened.late = late.get();
-      opened.target = std::move(late);
+      opened.MakeLate();
       return opened;
     }
     const auto prepared = opened.target->Prepare();
@@ -260,6 +263,21 @@ IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
     ASSIGN_OR_RETURN(opened.target, TryLease(std::move(opened.target), wish.file, may_lease));
     return opened;
   }
+}
+
+void Handle::Impl::Opened::MakeLate() {
+  auto made = std::make_unique<LateTarget>(std::move(target));
+  late = made.get();
+  target = std::move(made);
+}
+
+std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const IoError& error) {
+  Opened opened;
+  opened.place = PlaceOf(file, IdOfPath(file.where));
+  if (opened.place == nullptr || !opened.place->waits()) return std::nullopt;
+  opened.target = std::make_unique<AbsentTarget>(error);
+  opened.MakeLate();
+  return opened;
 }
 
 void Handle::Impl::BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late,

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -78,13 +79,16 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
     std::shared_ptr<PendingRanges::Place> place = nullptr;
     std::unique_ptr<Target> target = nullptr;
     LateTarget* late = nullptr;  // the target, when others are to be done before
+    void MakeLate();
   };
   IoResult<Opened> Open(Wish& wish, bool may_lease);
+  // The turn of a read that found no file, where an operation that is pending may be about to put it there.
+  std::optional<Opened> AwaitFile(const FileTarget::Options& file, const IoError& error);
   // An operation that had to wait for others.
   void BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late, FileTarget::Options options,
                  bool may_lease, bool stopping);
   // Null where there is no order.
-  std::shared_ptr<PendingRanges::Place> PlaceOf(const FileTarget::Options& file, const Target& target);
+  std::shared_ptr<PendingRanges::Place> PlaceOf(const FileTarget::Options& file, std::optional<FileId> id);
   // The offset becomes that which the target begins at.
   IoResult<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
   IoResult<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,

@@ -11,6 +11,25 @@
 
 namespace weightfs::client {
 
+// A file to be read that is not there yet: an atomic write before it is about to put it there.
+class AbsentTarget : public Target {
+ public:
+  explicit AbsentTarget(IoError absent) : absent_(std::move(absent)) {}
+
+  const std::string& path() const override { return absent_.path; }
+  Run Locate(uint64_t offset, uint64_t length) const override { return {.offset = offset, .length = length}; }
+  Alignment alignment() const override { return {}; }
+  int Buffered(int* error_number) const override {
+    *error_number = absent_.error_number;
+    return -1;
+  }
+  IoResult<uint64_t> Size() const override { return absent_; }
+  IoResult<void> Finish(bool success) override { return success ? IoResult<void>(absent_) : IoResult<void>(); }
+
+ private:
+  const IoError absent_;
+};
+
 // Until Adopt only path() is for other threads than the one that opens it.
 class LateTarget : public Target {
  public:

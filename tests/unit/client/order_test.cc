@@ -370,6 +370,49 @@ TEST(OrderTest, TheLastOfSeveralAtomicWritesIsWhatStaysAndWhatIsReadBehindIt) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
+TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(300'000, 1);
+  Bytes target(bytes.size());
+  EXPECT_EQ(handle->StartRead(folder / "new", View(target)).error().error_number, ENOENT);
+  {
+    StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
+    const auto read = handle->StartRead(folder / "new", View(target));
+    ASSERT_TRUE(read.has_value()) << read.error().what;
+    EXPECT_FALSE((*read)->Wait(kShort));
+    EXPECT_EQ(handle->StartRead(folder / "other", View(target)).error().error_number, ENOENT);
+    standing.LetGo();
+    EXPECT_EQ(handle->Wait().count, 2U);
+    EXPECT_EQ(target, bytes);
+  }
+  // Nor is it there then, when the write fails.
+  std::filesystem::remove(folder / "new");
+  StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
+  const auto read = handle->StartRead(folder / "new", View(target), {.own_errors = true}).value();
+  standing->Cancel();
+  standing.LetGo();
+  EXPECT_TRUE(read->Wait());
+  EXPECT_EQ(read->error().value_or(IoError{}).error_number, ENOENT);
+}
+
+// Before it looked for the file the write was pending, afterwards it was done.
+TEST(OrderTest, WhatAnAtomicWriteHasJustMadeCanBeReadBehindIt) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(100, 1);
+  Bytes target(bytes.size());
+  for (int i = 0; i < 2000; ++i) {
+    ASSERT_TRUE(handle->StartWrite(folder / "new", View(bytes), {.atomic = true}).has_value());
+    const auto begin = std::chrono::steady_clock::now();   // at every moment of the write
+    while (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(i % 200)) {}
+    ASSERT_TRUE(handle->StartRead(folder / "new", View(target)).has_value()) << i;
+    ASSERT_EQ(handle->Wait().count, 2U);
+    ASSERT_EQ(target, bytes);
+    std::filesystem::remove(folder / "new");
+  }
+}
+
 TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
   const Folder folder;
   const auto handle = Make();

@@ -6,7 +6,9 @@
 #include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -34,6 +36,16 @@ constexpr size_t kTemporaryName = 200;
 long FilesystemOf(int descriptor) {
   struct statfs filesystem{};
   return fstatfs(descriptor, &filesystem) == 0 ? static_cast<long>(filesystem.f_type) : 0;
+}
+
+uint64_t PageSize() {
+  static const auto size = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+// No page but those that are asked for comes into the page cache: others may just be written directly.
+void ReadNoMore(const Descriptor& descriptor) {
+  if (descriptor) posix_fadvise(descriptor.get(), 0, 0, POSIX_FADV_RANDOM);
 }
 
 class OpenFile : public Target {
@@ -121,9 +133,9 @@ IoResult<void> OpenFile::Open() {
 IoResult<void> OpenFile::OpenPath() {
   written_path_ = where();
   if (options_.atomic) return OpenTemporary();
-  // What only partial blocks belong to needs no O_DIRECT. 512 is the least that any filesystem asks for.
-  const bool small =
-      options_.size < FileTarget::kSmallTransfer && (options_.offset % 512 != 0 || options_.size % 512 != 0);
+  // What has only a page or two of its own needs no O_DIRECT.
+  const bool small = options_.size < FileTarget::kSmallTransfer &&
+                     (options_.offset % PageSize() != 0 || options_.size % PageSize() != 0);
   if (!small && options_.size > 0) {
     auto direct = OpenOrCreate(O_DIRECT);
     if (direct.has_value()) {
@@ -135,6 +147,7 @@ IoResult<void> OpenFile::OpenPath() {
   }
   ASSIGN_OR_RETURN(const int buffered, OpenOrCreate(0));
   buffered_ = Descriptor(buffered);
+  ReadNoMore(buffered_);
   return {};
 }
 
@@ -286,6 +299,9 @@ IoResult<uint64_t> OpenFile::Prepare() {
 IoResult<void> OpenFile::LearnAlignment() {
   if (const auto alignment = DirectAlignment(direct_.get())) {
     alignment_ = *alignment;
+    // Less than a page is for the page cache. A direct write beside another transfer that has the rest of its page there
+    // cannot drop the page: what it keeps is stale for ever, and the next fsync fails. Files in memory have no other copy.
+    if (alignment_.offset > 1) alignment_.offset = std::max(alignment_.offset, PageSize());
     return {};
   }
   int error_number = 0;
@@ -302,6 +318,7 @@ int OpenFile::Buffered(int* error_number) const {
     Descriptor again(open(fmt::format("/proc/self/fd/{}", direct_.get()).c_str(), access()));
     if (!again && errno == ENOENT) again = Descriptor(open(written_path_.c_str(), access()));
     if (!again) *error_number = errno;
+    ReadNoMore(again);
     buffered_ = std::move(again);
   }
   return buffered_.get();

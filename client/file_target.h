@@ -2,7 +2,7 @@
 //
 // O_DIRECT reaches what is aligned; partial blocks at the head and tail, small unaligned transfers, and
 // everything on a filesystem without O_DIRECT go by a buffered descriptor of the same file. Linux keeps the
-// two coherent.
+// two coherent where they are not under way on one page together: no page is for both.
 #pragma once
 
 #include <memory>

@@ -269,9 +269,9 @@ IoResult<void> OpenFile::CheckLimit() const {
   return Failed("its end is behind the process's limit of sizes (RLIMIT_FSIZE)", EFBIG);
 }
 
-// Others may have deleted it before it was written: what made it, and took it back.
+// Others may have deleted it meanwhile: what made it, and took it back.
 bool OpenFile::WasRemoved() const {
-  if (!writes() || !S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
+  if (!S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
   // A path of /proc still names it.
   struct stat named{};
   return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;

@@ -238,17 +238,18 @@ std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Op
   std::array<FileRange, 2> ranges{range, range};
   ranges[0].file = *id;
   ranges[1].file = IdOfPath(file.where);
-  return ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1));
+  return ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1), file.atomic);
 }
 
 IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
   if (wish.target != nullptr) return Opened{.target = std::move(wish.target)};
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
+    const uint64_t renames = ranges_->renames();
     auto file = FileTarget::Open(wish.file);
     if (!file.has_value() && file.error().error_number == ENOENT && !wish.writes()) {
       if (auto awaited = AwaitFile(wish.file, file.error())) return *std::move(awaited);
-      if (tries == 1) continue;   // What was pending may just have ended.
+      if (ranges_->renames() != renames) continue;
     }
     ASSIGN_OR_RETURN(opened.target, std::move(file));
     opened.place = PlaceOf(wish.file, opened.target->id());
@@ -256,6 +257,8 @@ IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
       opened.MakeLate();
       return opened;
     }
+    // An atomic write has a file of its own.
+    if (ranges_->renames() != renames && !wish.file.atomic) continue;
     const auto prepared = opened.target->Prepare();
     if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
     if (!prepared.has_value()) return prepared.error();

@@ -5,8 +5,9 @@
 
 namespace weightfs::client {
 
-std::shared_ptr<PendingRanges::Place> PendingRanges::Add(std::span<const FileRange> ranges) {
+std::shared_ptr<PendingRanges::Place> PendingRanges::Add(std::span<const FileRange> ranges, bool renames) {
   auto entry = std::make_shared<Entry>();
+  entry->renames = renames;
   entry->listings.reserve(ranges.size());
   for (const FileRange& range : ranges) entry->listings.push_back({.range = range, .entry = entry.get()});
   auto place = std::make_shared<Place>(shared_from_this(), entry);
@@ -71,6 +72,7 @@ bool PendingRanges::Wait(const std::shared_ptr<Place>& place, Begin begin) {
 
 void PendingRanges::End(Entry& entry) {
   MutexLock lock(mutex_);
+  if (entry.renames) ++renames_;
   for (Listing& listing : entry.listings) {
     if (!listing.listed) continue;
     const auto file = files_.find(listing.range.file);

@@ -2,6 +2,7 @@
 // either writes, begins when that is done. What is started last is what a file holds in the end.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -31,8 +32,11 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   using Begin = std::function<void(bool stopping)>;
 
   // Those of one operation. From now on others wait for it, until the last reference goes: this begins, on its thread,
-  // those that waited for it alone.
-  std::shared_ptr<Place> Add(std::span<const FileRange> ranges) EXCLUDES(mutex_);
+  // those that waited for it alone. `renames`: at its end a path names another file.
+  std::shared_ptr<Place> Add(std::span<const FileRange> ranges, bool renames = false) EXCLUDES(mutex_);
+  // How many of those have ended. Who opened a file before the last of them, and had nothing to wait for afterwards, may
+  // have the file that was there before.
+  uint64_t renames() const { return renames_.load(); }
   // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
   bool Wait(const std::shared_ptr<Place>& place, Begin begin) EXCLUDES(mutex_);
   // Whether nothing is pending.
@@ -59,6 +63,7 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
     std::vector<Listing> listings;               // stay where they are
     uint64_t number = 0;                         // in the order of their start
     size_t before = 0;                           // listings that it waits for
+    bool renames = false;
     std::vector<std::shared_ptr<Entry>> behind;  // that wait for it, each once for every listing that it waits for
     Begin begin;
   };
@@ -72,6 +77,7 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   mutable Mutex mutex_;
   std::condition_variable changed_;
   uint64_t next_ GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> renames_{0};
   std::map<FileId, File> files_ GUARDED_BY(mutex_);
   std::set<std::shared_ptr<Entry>> waiting_ GUARDED_BY(mutex_);  // with a `begin`
   size_t beginning_ GUARDED_BY(mutex_) = 0;                       // in a `begin` now

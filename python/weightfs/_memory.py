@@ -46,7 +46,7 @@ def describe(buffer, writable=False):
         return _of_tensor(buffer, writable)
     if hasattr(buffer, "__cuda_array_interface__"):
         return _of_device_array(buffer, writable)
-    if hasattr(buffer, "__array_interface__"):
+    if hasattr(buffer, "__array_interface__") and not _is_numpy_scalar(buffer):
         return _of_array(buffer, writable)
     try:
         view = memoryview(buffer)
@@ -141,6 +141,12 @@ def _is_one_run(shape, strides, item_size):
             return False
         expected *= count
     return True
+
+
+def _is_numpy_scalar(buffer):
+    """Whose interface shows a copy that nobody keeps. It has a buffer as well, which cannot be written."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(buffer, numpy.generic)
 
 
 def _of_array(array, writable):

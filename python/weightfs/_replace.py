@@ -17,6 +17,9 @@ def writing(path, handle, durable, atomic):
     when the process is killed. Otherwise, and for what cannot be replaced, it has no head until then (see
     DirectWriter), and an error leaves it empty."""
     path = os.fsdecode(path)
+    if not path or path.endswith("/"):
+        number = errno.EISDIR if path else errno.ENOENT
+        raise OSError(number, os.strerror(number), path)
     with the_handle(handle) as used:
         replaced = _replaced(path) if atomic else None
         target = replaced or os.path.realpath(path)   # now: the working directory may change
@@ -46,21 +49,35 @@ def writing(path, handle, durable, atomic):
 def _replaced(path):
     """The name that a new file takes, behind all symbolic links. None for what is no regular file, and for files that
     cannot be replaced where they lie. The error of open(2) for a file that may not be written."""
-    target = os.path.realpath(path)
+    while True:
+        target = os.path.realpath(path)
+        try:
+            held = os.open(path, os.O_PATH | os.O_CLOEXEC)   # no other file gets its number meanwhile
+        except FileNotFoundError:
+            return target
+        try:
+            old = os.fstat(held)
+            if not stat.S_ISREG(old.st_mode):
+                return None
+            with contextlib.suppress(FileNotFoundError):
+                os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+            if _is_at(target, old):
+                folder = os.stat(os.path.dirname(target))
+                mounted = old.st_dev != folder.st_dev
+                guarded = folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, old.st_uid)
+                return None if mounted or guarded else target
+            # Either another program has just put another file there, or it is /proc/self/fd/3 of a deleted one.
+            if _is_at(path, old) and os.path.realpath(path) == target:
+                return None
+        finally:
+            os.close(held)
+
+
+def _is_at(path, file):
     try:
-        old = os.stat(path)
+        return os.path.samestat(os.stat(path), file)
     except FileNotFoundError:
-        return target
-    if not stat.S_ISREG(old.st_mode):
-        return None
-    os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-    try:
-        folder, found = os.stat(os.path.dirname(target)), os.stat(target)
-    except OSError:
-        return None   # /proc/self/fd/3 of a file that was deleted
-    mounted = old.st_dev != folder.st_dev
-    guarded = folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, old.st_uid)
-    return None if mounted or guarded or not os.path.samestat(old, found) else target
+        return False
 
 
 def _temporary_beside(path, target):

@@ -39,13 +39,22 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
 
 
 def load(f, map_location=None, *arguments, handle=None, **options):
-    """Loads as torch.load(f, map_location, *arguments, **options) does; with mmap=True, and from a stream, it is that
-    itself."""
-    if options.get("mmap") or hasattr(f, "read"):
+    """Loads as torch.load(f, map_location, *arguments, **options) does; with mmap=True, where torch's settings ask for
+    that, and from a stream, it is that itself."""
+    if hasattr(f, "read") or _maps(options.get("mmap")):
         return torch.load(f if hasattr(f, "read") else os.fsdecode(f), map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error():
             return torch.load(stream, map_location, *arguments, **options)
+
+
+def _maps(mmap):
+    if mmap is not None:
+        return mmap
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.utils.serialization import config
+        return config.load.mmap
+    return False   # older than the setting
 
 
 @contextlib.contextmanager

@@ -111,7 +111,19 @@ def test_empty_tensors_and_scalars(local, handle):
         assert (local / "empty").stat().st_size == 0
     assert handle.sync_pwrite(torch.tensor(1.5), local / "scalar") == 1
     assert (local / "scalar").stat().st_size == 4
-    assert handle.sync_pwrite(numpy.float64(2.5), local / "scalar") == 1
+
+
+# Numpy shows a copy of a scalar, which is gone when it has been shown.
+@pytest.mark.parametrize("scalar", [
+    numpy.float64(2.5), numpy.str_("z" * 5000), numpy.bytes_(b"y" * 3_000_000), numpy.datetime64("2026-11-22", "ns"),
+    numpy.void(bytes(range(250)) * 20), numpy.ones(2, dtype=[("a", "<f4"), ("b", "<i8", (999,))])[1]],
+    ids=["float", "str", "bytes", "time", "void", "struct"])
+def test_scalars_of_numpy_are_written_and_not_read_into(local, handle, scalar):
+    for _ in range(5):
+        assert handle.write_from(scalar, local / "scalar") == scalar.nbytes
+        assert (local / "scalar").read_bytes() == numpy.asarray(scalar).tobytes()
+    with pytest.raises(ValueError, match="read-only"):
+        handle.read_into(scalar, local / "scalar")
 
 
 def test_paths_of_every_kind(local, handle):

@@ -96,6 +96,41 @@ def test_a_failed_atomic_save_leaves_the_old_file(local):
     assert os.listdir(local) == ["file"]
 
 
+def test_a_name_that_is_no_files_is_refused(local, monkeypatch):
+    monkeypatch.chdir(local)
+    for name, error in (("", FileNotFoundError), ("new/", IsADirectoryError), (".", IsADirectoryError)):
+        for atomic in (True, False):
+            with pytest.raises(error) as caught:
+                weightfs.torch.save([1], name, atomic=atomic)
+            assert caught.value.filename == name
+    assert os.listdir(local) == []
+
+
+# What it looks at may be another file at the next look.
+@pytest.mark.parametrize("happens,times", [("replaced", 2), ("moved away", 1)])
+def test_a_save_is_atomic_also_where_others_replace_the_file(local, monkeypatch, happens, times):
+    path, stat, seen = local / "file", os.stat, []
+    weightfs.torch.save([1], path)
+
+    def look(name, *arguments, **options):
+        found = stat(name, *arguments, **options)
+        if str(name) == str(path) and len(seen) < times:
+            seen.append(name)
+            os.rename(path, local / f"old {len(seen)}")
+            if happens == "replaced":
+                path.write_bytes(b"of another program")
+        return found
+
+    with open(path, "rb") as first:
+        monkeypatch.setattr(os, "stat", look)
+        weightfs.torch.save([2], path)
+        monkeypatch.undo()
+        assert torch.load(first) == [1] and torch.load(path) == [2]
+    assert len(seen) == times
+    for number in range(times):
+        assert (local / f"old {number + 1}").stat().st_size > 0, "written over"
+
+
 SAVES = {"torch": weightfs.torch.save, "safetensors": weightfs.safetensors.save_file}
 LOADS = {"torch": (weightfs.torch.load, torch.load),
          "safetensors": (weightfs.safetensors.load_file, safetensors.torch.load_file)}
@@ -126,6 +161,27 @@ def killed_at(number, save, *arguments, **options):
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("library", SAVES)
+def test_savers_and_readers_of_one_file_meet_no_mixture(folder, library):
+    path, (_, load) = folder / "latest", LOADS[library]
+    SAVES[library](generation(0), path)
+
+    def save(value):
+        with weightfs.aio_handle() as handle:
+            for _ in range(20):
+                SAVES[library](generation(value), path, handle=handle)
+
+    savers = [threading.Thread(target=save, args=(value,)) for value in (1, 2)]
+    for saver in savers:
+        saver.start()
+    loaded = 0
+    while any(saver.is_alive() for saver in savers):
+        assert len({tensor.unique().tolist()[0] for tensor in load(path).values()}) == 1
+        loaded += 1
+    assert loaded > 0
+    assert os.listdir(folder) == ["latest"]
 
 
 @pytest.mark.parametrize("library", SAVES)

@@ -30,6 +30,9 @@ def test_torch_is_called_as_torch_is(local):
     assert equal(weightfs.torch.load(f=str(path), map_location="cpu", weights_only=True), STATE)
     assert weightfs.torch.load(path, "meta")["weight"].is_meta
     assert equal(weightfs.torch.load(os.fsencode(path), mmap=True), STATE)
+    with torch.utils.serialization.config.patch({"load.mmap": True}):
+        assert equal(weightfs.torch.load(path), STATE)
+        assert equal(weightfs.torch.load(path, mmap=False), STATE)
     weightfs.torch.save(STATE, path, pickle, 3)
     assert equal(weightfs.torch.load(path, None, pickle, weights_only=False), STATE)
     stream = io.BytesIO()

@@ -31,19 +31,6 @@ def small(factory):
     mount.fsck()
 
 
-# The kernel does not wait until a file is closed: of two threads that receive, one may have read the close, and not yet
-# begun it, when the other answers df. Where df is to be right at once one thread receives.
-IN_ORDER = "threads=1"
-
-
-@pytest.fixture
-def in_order(factory):
-    """The same, and what the kernel sent before is done before."""
-    mount = factory.mount(factory.store("64M"), IN_ORDER)
-    yield mount
-    mount.fsck()
-
-
 def space(mount):
     status = os.statvfs(mount.path)
     assert status.f_bavail <= status.f_bfree <= status.f_blocks
@@ -162,30 +149,31 @@ def test_names_can_still_be_made_changed_and_removed(small):
 
 @weightfs_only
 @pytest.mark.parametrize("state", ["synced", "appended to", "in memory"])
-def test_deleting_gives_the_space_back_at_once(in_order, state):
-    fresh = available(in_order)
+def test_deleting_gives_the_space_back_at_once(small, state):
+    fresh = available(small)
     for turn in range(8):
-        taken = fill(in_order.path / "file", synced=state != "in memory")
+        taken = fill(small.path / "file", synced=state != "in memory")
         assert taken >= fresh - MIB, f"in turn {turn} less fits than before"
         if state == "appended to":
-            with open(in_order.path / "file", "ab") as stream:
+            with open(small.path / "file", "ab") as stream:
                 assert os.pwrite(stream.fileno(), b"not durable", taken - 11) == 11
-        os.unlink(in_order.path / "file")
-        assert available(in_order) == fresh, "df does not show the space of the deleted file"
+        os.unlink(small.path / "file")
+        assert gives_back(small, fresh), "df does not show the space of the deleted file"
+        assert available(small) == fresh
 
 
 @weightfs_only
-def test_truncating_and_punching_give_the_space_back_at_once(in_order):
-    fresh = available(in_order)
-    fill(in_order.path / "file")
-    os.truncate(in_order.path / "file", 0)
-    assert available(in_order) == fresh
-    taken = fill(in_order.path / "file")
+def test_truncating_and_punching_give_the_space_back_at_once(small):
+    fresh = available(small)
+    fill(small.path / "file")
+    os.truncate(small.path / "file", 0)
+    assert available(small) == fresh
+    taken = fill(small.path / "file")
     assert taken >= fresh - MIB
-    with open(in_order.path / "file", "r+b") as stream:
+    with open(small.path / "file", "r+b") as stream:
         fallocate(stream.fileno(), FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, taken)
-    assert available(in_order) == fresh
-    assert fill(in_order.path / "other") >= fresh - MIB
+    assert available(small) == fresh
+    assert fill(small.path / "other") >= fresh - MIB
 
 
 @weightfs_only
@@ -202,27 +190,28 @@ def test_an_open_deleted_file_keeps_its_space_until_it_is_closed(small):
 
 
 @weightfs_only
-def test_df_counts_every_block_that_is_written(in_order):
-    start = space(in_order)
+def test_df_counts_every_block_that_is_written(small):
+    start = space(small)
     used = 0
     for number, length in enumerate([1, 4096, 4097, 3000, 100_000, MIB, 3 * MIB + 5, 5 * MIB + 1, 8 * MIB]):
-        path, before = in_order.path / f"file-{number}", available(in_order)
+        path, before = small.path / f"file-{number}", available(small)
         write_file(path, length, number, synced=False)
-        assert length - SLACK <= before - available(in_order) <= length + SLACK, "in memory"
+        assert length - SLACK <= before - available(small) <= length + SLACK, "in memory"
         with open(path, "rb") as stream:
             os.sync() if number % 2 else os.fsync(stream.fileno())
         used += -(-length // BLOCK)
-        now = space(in_order)
+        now = space(small)
         assert start.f_bfree - now.f_bfree == used
         assert start.f_bavail - now.f_bavail == used
         assert now.f_blocks == start.f_blocks
-    text = process.run(["df", "-B1", "--output=size,used,avail", in_order.path]).out.split()[-3:]
-    assert [int(word) for word in text] == [start.f_blocks * BLOCK, used * BLOCK, space(in_order).f_bavail * BLOCK]
-    in_order.remount()
-    assert space(in_order).f_bavail == start.f_bavail - used
-    for path in in_order.path.iterdir():
+    text = process.run(["df", "-B1", "--output=size,used,avail", small.path]).out.split()[-3:]
+    assert [int(word) for word in text] == [start.f_blocks * BLOCK, used * BLOCK, space(small).f_bavail * BLOCK]
+    small.remount()
+    assert space(small).f_bavail == start.f_bavail - used
+    for path in small.path.iterdir():
         path.unlink()
-    assert space(in_order).f_bavail == start.f_bavail
+    assert gives_back(small, start.f_bavail * start.f_frsize)
+    assert space(small).f_bavail == start.f_bavail
 
 
 @weightfs_only
@@ -346,7 +335,7 @@ def test_many_small_files_until_the_pool_is_full(small):
 def test_a_pool_of_two_tebibytes(factory):
     """Its file is sparse: what counts is that nothing is proportional to its size."""
     size = 2 << 40
-    mount = factory.mount(factory.store("2T"), IN_ORDER)
+    mount = factory.mount(factory.store("2T"))
     start = space(mount)
     assert size - (2 << 30) < start.f_blocks * BLOCK <= size
     assert start.f_bavail * BLOCK > size - (2 << 30)
@@ -373,6 +362,7 @@ def test_a_pool_of_two_tebibytes(factory):
     assert refused.value.errno == errno.ENOSPC
     os.unlink(mount.path / "large")
     os.unlink(mount.path / "file")
+    assert gives_back(mount, start.f_bavail * start.f_frsize)
     assert space(mount).f_bavail == start.f_bavail
     mount.fsck()
 

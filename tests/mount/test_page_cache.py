@@ -7,8 +7,8 @@ import struct
 import pytest
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
-# What a pass did to a file is noted when it is closed, and the kernel does not wait for that: one thread receives, which
-# is through with a close before the next open.
+# What a pass did to a file is noted when it is closed, and the kernel does not wait for that: one thread receives,
+# which is through with a close before the next open.
 MOUNT_OPTIONS = "threads=1"
 MIB = 1 << 20
 SIZE = 4 * MIB

@@ -244,8 +244,8 @@ class FileDevice::Impl {
     return Errno(path_, "cannot open the pool device", errno);
   }
 
-  // Whether whoever has the lock shares it. A store never does; udevd does, for a moment, after each program that wrote a
-  // block device.
+  // Whether whoever has the lock shares it. A store never does; udevd does, for a moment, after each program that
+  // wrote a block device.
   bool OnlyLookedAt() const {
     return is_block_device_ && flock(descriptor_, LOCK_SH | LOCK_NB) == 0 && flock(descriptor_, LOCK_UN) == 0;
   }

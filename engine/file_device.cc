@@ -11,8 +11,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "common/log.h"
@@ -23,6 +25,7 @@ namespace weightfs {
 namespace {
 
 constexpr uint64_t kPieceSize = kMiB;
+constexpr std::chrono::seconds kLookersLimit{10};
 
 // A request in pieces: completes the whole once, with the first error, when its last piece did. Owns itself
 // from Pieces() on.
@@ -241,11 +244,21 @@ class FileDevice::Impl {
     return Errno(path_, "cannot open the pool device", errno);
   }
 
+  // Whether whoever has the lock shares it. A store never does; udevd does, for a moment, after each program that
+  // wrote a block device.
+  bool OnlyLookedAt() const {
+    return is_block_device_ && flock(descriptor_, LOCK_SH | LOCK_NB) == 0 && flock(descriptor_, LOCK_UN) == 0;
+  }
+
   Result<void> Lock() {
     if (!options_.exclusive) return {};
-    if (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    const auto end = std::chrono::steady_clock::now() + kLookersLimit;
+    while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return Errno(path_, "cannot lock the pool device", errno);
-      return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
+      if (!OnlyLookedAt() || std::chrono::steady_clock::now() > end) {
+        return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return options_.read_only ? Result<void>() : CheckNoWriters();
   }

@@ -15,8 +15,8 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
-// From the receiving of a request to its serving, on a busy machine.
-constexpr auto kUnservedEnds = std::chrono::milliseconds(5);
+// The most from a close, or the last name's end, to its serving, on a busy machine.
+constexpr auto kUnservedEnds = std::chrono::milliseconds(250);
 
 uint64_t SizeOf(Inode& inode) {
   MutexLock lock(inode.mutex);
@@ -38,7 +38,10 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
   // The kernel does not wait until the last close of a deleted file has given its space back. What wants space does, also
   // for a close that another thread has received and not begun to serve.
   store_.WaitForCloses([this] {
-    if (ends_.open() == 0) std::this_thread::sleep_for(kUnservedEnds);
+    const auto end = std::chrono::steady_clock::now() + kUnservedEnds;
+    while (names().HasOrphans() && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     ends_.WaitForNone();
   });
 }

@@ -240,6 +240,11 @@ BlockCount Namespace::LeavingBlocks() {
   return blocks;
 }
 
+bool Namespace::HasOrphans() {
+  MutexLock lock(mutex_);
+  return !orphans_.empty();
+}
+
 void Namespace::DeleteOrphan(const InodePtr& inode) {
   if (read_only_) return;
   MutexLock lock(mutex_);

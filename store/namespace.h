@@ -106,6 +106,8 @@ class Namespace {
   // Of the files without links that nobody has open: they go as soon as the kernel says so, which it does unasked and
   // after the unlink. To everybody else their space is free already.
   BlockCount LeavingBlocks() EXCLUDES(mutex_);
+  // Whether any deleted file still has its space: it is open, or not forgotten.
+  bool HasOrphans() EXCLUDES(mutex_);
 
   uint64_t inode_count() const { return inode_count_.load(); }   // orphans included
 

@@ -2,10 +2,10 @@
 // unsynced batches are dropped, torn and reordered. What recovers must be a state that was promised.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "tests/crash/history.h"
+#include "tests/support/seeds.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
@@ -272,8 +272,7 @@ void CheckCut(Workload& workload, uint64_t seed, size_t devices, size_t cut, Cra
 class CrashSimulation : public ::testing::TestWithParam<int> {};
 
 TEST_P(CrashSimulation, EveryCutLeavesAPromisedState) {
-  const char* fixed = std::getenv("WEIGHTFS_SEED");
-  const uint64_t seed = fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : static_cast<uint64_t>(GetParam());
+  const uint64_t seed = FirstSeed(static_cast<uint64_t>(GetParam()));
   const size_t devices = 1 + seed % 2;
   Workload workload(seed, devices);
   workload.Run(60);

@@ -40,6 +40,19 @@ def descriptors_at_rest(mount):
     return descriptors(mount)
 
 
+def comes_to(mount, **expected):
+    """Whether the mount's statistics become these: the daemon sees the end of a connection, or of a process, a moment
+    later, and then gives back one after the other."""
+    return wait_until(lambda: expected.items() <= statistics(mount).items())
+
+
+def free_at_rest(mount, path):
+    """What is free once the daemon has done everything that earlier tests left to it."""
+    descriptors_at_rest(mount)
+    assert comes_to(mount, leases=0, pinned_bytes=0, granted_bytes=0)
+    return free(path)
+
+
 def free(path):
     # What was deleted is free once its commit is durable.
     descriptor = os.open(path, os.O_RDONLY)

@@ -13,7 +13,7 @@ import lease_client
 from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from harness.users import NOBODY, OTHER, call_as
-from lease_checks import MIB, RESERVES, Holder, descriptors_at_rest, free, pattern, refusal, statistics
+from lease_checks import MIB, RESERVES, Holder, comes_to, descriptors_at_rest, free, free_at_rest, pattern, refusal
 from lease_client import BLOCK, Lease, Refused, read_direct, ticket, write_direct, write_many
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -225,10 +225,10 @@ def test_connections_are_bounded_and_all_come_back(work, mounted):
             lease.close()
             refused += 1
     assert len(held) == 1024 and refused == 6
-    assert statistics(mounted)["leases"] == 1024
+    assert comes_to(mounted, leases=1024)
     for lease in held:
         lease.close()
-    assert wait_until(lambda: statistics(mounted)["leases"] == 0)
+    assert comes_to(mounted, leases=0)
     assert descriptors_at_rest(mounted) <= before, "descriptors leaked"
     os.close(file)
 
@@ -237,6 +237,7 @@ def test_who_has_had_no_lease_for_longest_makes_room(work, mounted):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDONLY)
     token, name = ticket(file)
+    descriptors_at_rest(mounted)
     with Lease(name) as holds:
         leased = holds.read(token)
         idle = [Lease(name) for _ in range(1023)]
@@ -247,7 +248,7 @@ def test_who_has_had_no_lease_for_longest_makes_room(work, mounted):
             idle[0].close()
             assert refusal(idle[1].read, bytes(16)) == errno.EBADF
             assert holds.content(leased) == pattern(BLOCK)
-            assert statistics(mounted)["leases"] == 2
+            assert comes_to(mounted, leases=2)
         for lease in idle:
             lease.close()
     os.close(file)
@@ -282,11 +283,11 @@ def test_who_comes_and_goes_all_the_time_holds_nobody_up(work):
 
 def test_a_thousand_leases_leave_nothing(work, mounted):
     write_direct(work / "a", pattern(BLOCK), os.O_CREAT)
-    before, space = descriptors_at_rest(mounted), free(work)
+    space, before = free_at_rest(mounted, work), descriptors_at_rest(mounted)
     for _ in range(500):
         write_direct(work / "a", pattern(BLOCK), durable=False)
         assert read_direct(work / "a") == pattern(BLOCK)
-    assert wait_until(lambda: statistics(mounted)["leases"] == 0)
+    assert comes_to(mounted, leases=0)
     assert descriptors_at_rest(mounted) <= before
     assert wait_until(lambda: free(work) == space)
 

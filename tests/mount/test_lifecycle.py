@@ -565,8 +565,12 @@ def test_an_idle_daemon_uses_no_processor(mount):
     mount.remount()
     os.listdir(mount.path)
     pid = mount.pid
-    assert not process.wait_gone(pid, 1)
-    before = ticks(pid)
-    # The event that does not come: the end of the daemon.
-    assert not process.wait_gone(pid, 3)
-    assert ticks(pid) - before <= 1
+
+    def used():
+        before = ticks(pid)
+        # The event that does not come: the end of the daemon.
+        assert not process.wait_gone(pid, 3)
+        return ticks(pid) - before
+
+    # A slow machine needs a while until all that the mount began is done.
+    assert any(used() <= 1 for _ in range(5))

@@ -2,18 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <random>
 
 #include "engine/extent_allocator.h"
+#include "tests/support/seeds.h"
 
 namespace weightfs {
 namespace {
-
-uint64_t FirstSeed() {
-  const char* given = std::getenv("WEIGHTFS_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
-}
 
 // What is free, one flag a block; every question is answered by looking at all of them.
 class Model {

@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <future>
 #include <random>
 
+#include "tests/support/seeds.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
@@ -237,8 +237,7 @@ class FileRun {
 class FileProperty : public ::testing::TestWithParam<int> {};
 
 TEST_P(FileProperty, EqualsAStringInMemory) {
-  const char* fixed = std::getenv("WEIGHTFS_SEED");
-  const uint64_t seed = fixed != nullptr ? std::strtoull(fixed, nullptr, 10) : static_cast<uint64_t>(GetParam());
+  const uint64_t seed = FirstSeed(static_cast<uint64_t>(GetParam()));
   SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed));
   FileRun run(seed, 1 + seed % 2);
   for (int step = 0; step < 400; ++step) {

@@ -3,21 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "meta/keys.h"
 #include "store/fsck.h"
 #include "tests/support/catalog_check.h"
+#include "tests/support/seeds.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
 namespace {
-
-uint64_t FirstSeed() {
-  const char* given = std::getenv("WEIGHTFS_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
-}
 
 const TestStoreOptions kOptions{.device_size = ByteCount{16 * kMiB}};
 

@@ -3,21 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "store/fsck.h"
 #include "store/namespace.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/memory_kv_store.h"
+#include "tests/support/seeds.h"
 
 namespace weightfs {
 namespace {
-
-uint64_t FirstSeed() {
-  const char* given = std::getenv("WEIGHTFS_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
-}
 
 class NoData final : public DataOwner {
  public:

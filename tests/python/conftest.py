@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from operations import HERE_ON_PATH
+
 weightfs = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
 pytest.importorskip("weightfs._native", reason="another weightfs is imported: pip install . in the root")
 
@@ -39,11 +41,12 @@ def handle():
 
 @pytest.fixture
 def child(tmp_path):
-    """Runs Python code in a process of its own and returns what it prints; a hang or a crash fails the test."""
+    """Runs Python code, which may import what lies here, in a process of its own and returns what it prints; a hang or
+    a crash fails the test."""
 
     def run(code, limit=100, **environment):
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=limit, capture_output=True, text=True,
-                              env=os.environ | environment, check=False)
+        done = subprocess.run([sys.executable, "-c", HERE_ON_PATH + code], cwd=tmp_path, timeout=limit,
+                              capture_output=True, text=True, env=os.environ | environment, check=False)
         assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
     return run

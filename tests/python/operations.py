@@ -1,6 +1,10 @@
 """Operations that are for certain under way."""
 
+import os
 import threading
+
+# For programs that use what is here.
+HERE_ON_PATH = f"import sys\nsys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})\n"
 
 
 class StandingWrite:

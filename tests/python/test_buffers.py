@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weightfs
+from operations import StandingWrite
 from tensors import content
 
 
@@ -48,11 +49,12 @@ def test_strided_arrays_and_views(local, handle):
 
 
 def test_a_buffer_cannot_be_resized_while_it_is_in_use(local):
-    handle, buffer = weightfs.aio_handle(4096, 1), bytearray(4 << 20)
-    future = handle.write_async(buffer, local / "file")
+    handle, buffer = weightfs.aio_handle(4096, 1), bytearray(1 << 20)
+    standing = StandingWrite(handle, buffer, local / "file")
     with pytest.raises(BufferError):
         buffer.extend(b"more")
-    future.result()
+    standing.go()
+    standing.future.result()
 
 
 def test_dlpack_alone_is_enough(local, handle):

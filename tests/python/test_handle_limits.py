@@ -76,7 +76,9 @@ def test_no_descriptor_is_left_behind(folder, handle):
         handle.sync_pread(torch.empty(400_000, dtype=torch.uint8), folder / "file")
         handle.sync_pread(tensor, folder / "missing")
         handle.async_pwrite(tensor, "/dev/full", 0)
-        handle.write_async(tensor, folder / "third", durable=True, atomic=True).cancel()
+        cancelled = handle.write_async(tensor, folder / "third", durable=True, atomic=True)
+        cancelled.cancel()
+        cancelled.wait()   # which wait() does not
         try:
             handle.wait()
         except OSError:

@@ -1,7 +1,11 @@
 """Overlapping operations of a handle that are pending together."""
 
+import collections
+import contextlib
 import os
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -55,9 +59,37 @@ def test_atomic_writes_keep_their_order_too(folder):
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+@contextlib.contextmanager
 def elsewhere_then(go):
-    os.chdir("/")
-    go()
+    """Once the call within waits the working directory is another, and `go` is called. A call that waits looks for
+    signals again and again; signals that come before find Python at one place once."""
+    places, looked, moved = collections.Counter(), threading.Event(), threading.Event()
+
+    def look(_, frame):
+        places[frame, frame.f_lasti] += 1
+        if frame.f_code.co_name in ("save_many", "load_many") and places[frame, frame.f_lasti] == 4:
+            os.chdir("/")
+            moved.set()
+            go()
+        looked.set()
+
+    def press():
+        end = time.monotonic() + 60
+        while not moved.is_set() and time.monotonic() < end:
+            looked.clear()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            looked.wait(60)
+        go()
+
+    before = signal.signal(signal.SIGUSR1, look)
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert moved.is_set()
 
 
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])
@@ -67,9 +99,9 @@ def test_load_many_comes_after_what_was_started_before(work, direct, monkeypatch
     with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
         handle.save_many({"a": old, "b": old}, work)
         standing = StandingWrite(handle, new, work / "a")
-        threading.Timer(0.3, elsewhere_then, [standing.go]).start()
         other = torch.empty_like(old)
-        handle.load_many({"a": loaded, "b": other}, ".")
+        with elsewhere_then(standing.go):
+            handle.load_many({"a": loaded, "b": other}, ".")
         assert standing.future.done() and loaded.unique().tolist() == [1] and other.unique().tolist() == [0]
 
 
@@ -81,7 +113,7 @@ def test_save_many_comes_after_what_was_started_before(work, direct, monkeypatch
             handle.save_many({"a": old, "b": old}, work)
             standing = StandingWrite(handle, new, work / "a", atomic=atomic)
             monkeypatch.chdir(work)
-            threading.Timer(0.3, elsewhere_then, [standing.go]).start()
-            handle.save_many({"a": last, "b": last}, ".")
+            with elsewhere_then(standing.go):
+                handle.save_many({"a": last, "b": last}, ".")
             assert standing.future.result() == 5 << 20
             assert (work / "a").read_bytes() == (work / "b").read_bytes() == last.numpy().tobytes()

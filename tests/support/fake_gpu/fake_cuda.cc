@@ -1,5 +1,6 @@
 // CUDA's driver, as far as the client uses it.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 
@@ -40,11 +41,14 @@ int Copy(const char* function, bool to_gpu, uint64_t address, std::byte* host, s
         after != fake.locked.begin() && begin + size <= std::prev(after)->first + std::prev(after)->second;
     if (!locked) ++fake.counts.copies_of_unlocked_memory;
     fake.counts.most_copies_at_once = std::max(fake.counts.most_copies_at_once, ++fake.copies);
+    fake.copy_started.notify_all();
   }
   stream->Put([&fake, to_gpu, hidden, host, size] {
     bool fails = false;
     {
-      const std::lock_guard lock(fake.mutex);
+      std::unique_lock lock(fake.mutex);
+      const auto enough = [&fake] { return fake.counts.most_copies_at_once >= fake.awaited_copies; };
+      if (!fake.copy_started.wait_for(lock, std::chrono::seconds(30), enough)) fake.awaited_copies = 0;
       fails = Fake::Take(fake.copy_failure);
     }
     if (!fails) std::memcpy(to_gpu ? hidden : host, to_gpu ? host : hidden, size);

@@ -96,6 +96,11 @@ void fake_gpu_release(void) {
   }
   for (const auto& stream : streams) stream->Wait(stream->end());
 }
+void fake_gpu_await_copies(unsigned count) {
+  Fake& fake = TheFake();
+  const std::lock_guard lock(fake.mutex);
+  fake.awaited_copies = count;
+}
 void fake_gpu_reset(void) {
   Fake& fake = TheFake();
   const std::lock_guard lock(fake.mutex);
@@ -106,6 +111,7 @@ void fake_gpu_reset(void) {
   fake.devices = 1;
   fake.held = false;
   fake.released.notify_all();
+  fake.awaited_copies = 0;
   fake.counts = {};
 }
 void fake_gpu_count(FakeGpuCounts* counts) {

@@ -32,6 +32,8 @@ void fake_gpu_set_devices(int count);
 // called, which returns when it is done. What is in other streams goes on.
 void fake_gpu_hold_default_stream(int ordinal, uint64_t address, const void* bytes, size_t size);
 void fake_gpu_release(void);
+// No copy ends before so many were under way at once, or nothing more was started for half a minute.
+void fake_gpu_await_copies(unsigned count);
 // Everything as in the beginning; nothing may be under way.
 void fake_gpu_reset(void);
 

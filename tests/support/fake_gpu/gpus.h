@@ -130,6 +130,8 @@ struct Fake {
   size_t limit = 0;
   bool held = false;
   uint64_t copies = 0;  // under way
+  uint64_t awaited_copies = 0;
+  std::condition_variable copy_started;
   FakeGpuCounts counts{};
 
   Allocation* FindLocked(uint64_t address, size_t size, uint64_t* begin) {

@@ -407,6 +407,7 @@ TEST_F(GpuTest, ACopyThatFailsOnTheWayFailsItsOperation) {
 TEST_F(GpuTest, CopiesAreOfLockedMemoryAndSeveralAreUnderWay) {
   const auto handle = Make(GpuMode::kBounce);
   const DeviceBytes memory(RandomBytes(4 << 20));
+  fake_gpu_await_copies(2);
   ASSERT_TRUE(handle->Write(folder_ / "file", memory.View()).has_value());
   const auto counts = Counts();
   EXPECT_EQ(counts.copies_to_host, 64U);

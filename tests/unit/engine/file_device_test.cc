@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <random>
 #include <thread>
 
@@ -323,6 +325,20 @@ TEST(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
     EXPECT_EQ(second.error().code, ErrorCode::kBusy);
   }
   EXPECT_TRUE(FileDevice::Open(loop.path(), {}).has_value());
+}
+
+TEST(FileDeviceBlockDeviceTest, WhoOnlyLooksAtABlockDeviceIsWaitedFor) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
+  const ScratchFile file(kFileSize);
+  const LoopDevice loop(file.path());
+  if (loop.path().empty())
+    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
+  const int looks = open(loop.path().c_str(), O_RDONLY | O_CLOEXEC);   // as udevd does
+  ASSERT_EQ(flock(looks, LOCK_SH), 0);
+  auto opened = std::async(std::launch::async, [&] { return FileDevice::Open(loop.path(), {}); });
+  EXPECT_EQ(opened.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  EXPECT_EQ(close(looks), 0);
+  EXPECT_TRUE(opened.get().has_value());
 }
 
 TEST(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {

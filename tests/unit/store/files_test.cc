@@ -266,7 +266,7 @@ TEST(Files, AnUnlinkedOpenFileKeepsItsDataUntilClosed) {
 }
 
 TEST(Files, ManySmallFilesShareCommits) {
-  TestStore store;
+  TestStore store({.store = {.commit_interval = std::chrono::hours(1), .close_delay = std::chrono::hours(1)}});
   for (int index = 0; index < 500; ++index) {
     ASSERT_OK(store.WriteFile("f" + std::to_string(index), Pattern(index, 3000)));
   }

@@ -15,8 +15,10 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
-// The most from a close, or the last name's end, to its serving, on a busy machine.
-constexpr auto kUnservedEnds = std::chrono::milliseconds(250);
+// From a close, or the last name's end, to its serving: the most on a busy machine, and what is waited for again soon after
+// one that did not come, for somebody may just have a deleted file open.
+constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
+constexpr std::chrono::seconds kSoon{5};
 
 uint64_t SizeOf(Inode& inode) {
   MutexLock lock(inode.mutex);
@@ -38,10 +40,7 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
   // The kernel does not wait until the last close of a deleted file has given its space back. What wants space does, also
   // for a close that another thread has received and not begun to serve.
   store_.WaitForCloses([this] {
-    const auto end = std::chrono::steady_clock::now() + kUnservedEnds;
-    while (names().HasOrphans() && std::chrono::steady_clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    WaitForOrphans();
     ends_.WaitForNone();
   });
 }
@@ -49,6 +48,20 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
 Filesystem::~Filesystem() {
   store_.OnReverted(nullptr);
   store_.WaitForCloses(nullptr);
+}
+
+void Filesystem::WaitForOrphans() {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const bool again = begin - waited_in_vain_.load() < kSoon;
+  const auto end = begin + (again ? kUnservedEndsAgain : kUnservedEnds);
+  while (names().HasOrphans()) {
+    if (Clock::now() >= end) {
+      if (!again) waited_in_vain_ = end;
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -99,6 +100,9 @@ class Filesystem {
   void Finish();
 
  private:
+  // For deleted files whose end is under way.
+  void WaitForOrphans();
+
   Store& store_;
   const MountOptions& options_;
   HandleRegistry<FileHandle> files_;
@@ -107,6 +111,7 @@ class Filesystem {
   ReadHistory read_history_;
   RequestCounter requests_, ends_, dropping_;
   std::atomic<bool> ending_{false};   // no pages are dropped any more
+  std::atomic<std::chrono::steady_clock::time_point> waited_in_vain_{{}};   // for orphans, the last time
   Executor executor_;        // its threads use the rest
   Executor page_executor_;   // likewise, and may wait for what executor_ answers
   std::unique_ptr<LeaseServer> leases_;   // likewise

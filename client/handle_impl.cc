@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <array>
@@ -55,6 +56,15 @@ bool Appends(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
   struct stat status{};
   return flags >= 0 && (flags & O_APPEND) != 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+}
+
+// Whether a file of this size has no room even in the place of the old one, which it would only destroy.
+bool CannotFit(const Target& target, const FileTarget::Options& options) {
+  struct statvfs filesystem{};
+  struct stat status{};
+  if (!options.whole_file || fstatvfs(target.any(), &filesystem) != 0 || fstat(target.any(), &status) != 0) return false;
+  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;   // stat(2) counts in 512 bytes, whatever a block is
+  return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 
 template <typename Options>
@@ -323,8 +333,9 @@ IoResult<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target>
       direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
   if (!wanted || options.size == 0) return file;
   auto leased = LeaseTarget::Open(file, options, connections_);
-  if (!leased.has_value() && direct_ == Direct::kAuto) return file;
-  return leased;
+  if (leased.has_value() || direct_ == Direct::kRequire) return leased;
+  if (leased.error().error_number == ENOSPC && CannotFit(*file, options)) return leased;
+  return file;
 }
 
 void Handle::Impl::HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {

@@ -55,6 +55,7 @@ class SavedFiles : public LeasedFiles {
   IoResult<void> Finish(bool success) override;
 
  private:
+  IoError NotReserved(IoError error, uint64_t blocks) const;
   IoError Refused(IoError error, std::optional<uint64_t> failed) const;
 
   const LeasedFolder::SaveOptions options_;
@@ -78,7 +79,9 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
                             names_.size() + blocks * sizeof(uint32_t)));
   // A reservation has one block at least.
   const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
-  ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
+  auto reserved = lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)});
+  if (!reserved.has_value()) return NotReserved(std::move(reserved).error(), request.blocks);
+  lease::Message message = *std::move(reserved);
   lease::BodyReader body(message.body());
   lease::ReserveAnswer answer;
   std::vector<lease::Extent> extents;
@@ -90,6 +93,13 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
   }
   RETURN_IF_ERROR(blocks_.CheckWritable());
   return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
+}
+
+IoError SavedFiles::NotReserved(IoError error, uint64_t blocks) const {
+  error.path = path();
+  error.what = fmt::format("write of {} files, {} bytes in whole blocks, to {}: {}", entries_.size(), blocks * kBlockSize,
+                           path(), error.what);
+  return error;
 }
 
 IoResult<void> SavedFiles::Finish(bool success) {

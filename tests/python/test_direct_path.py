@@ -147,13 +147,31 @@ def test_a_save_that_does_not_fit_leaves_the_old_files(work, direct):
     (work / "a").write_bytes(b"old")
     with pytest.raises(OSError) as caught:
         direct.save_many({"a": random_tensor(10), "b": bytearray(600 * MIB)}, work)
-    assert caught.value.errno == errno.ENOSPC
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(work))
+    assert f"write of 2 files, {600 * MIB + 4096} bytes in whole blocks, to {work}: no space left" in str(caught.value)
     assert os.listdir(work) == ["a"]
     assert (work / "a").read_bytes() == b"old"
     with pytest.raises(OSError) as caught:
         direct.write_from(bytearray(600 * MIB), work / "new")
     assert caught.value.errno == errno.ENOSPC
     assert os.listdir(work) == ["a"]
+
+
+# Without a lease it is written over the old one, piece by piece.
+def test_what_has_no_room_for_a_lease_is_written_where_it_can_fit(work, handle):
+    handle.write_from(torch.ones(300 * MIB, dtype=torch.uint8), work / "large")
+    with pytest.raises(OSError, match="no space left") as caught:
+        handle.write_from(torch.zeros(600 * MIB, dtype=torch.uint8), work / "large")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(work / "large"))
+    large = torch.zeros(300 * MIB, dtype=torch.uint8)
+    handle.read_into(large, work / "large")
+    assert large.all()
+    before = handle.direct_operations
+    handle.write_from(torch.full((320 * MIB,), 2, dtype=torch.uint8), work / "large")
+    assert handle.direct_operations == before, "there was room for a lease"
+    large = torch.zeros(320 * MIB, dtype=torch.uint8)
+    handle.read_into(large, work / "large")
+    assert large.eq(2).all()
 
 
 def test_damage_on_the_device_is_an_error_that_says_where(factory, handle):

@@ -86,6 +86,31 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
     assert list(local.iterdir()) == []
 
 
+WAITS = """
+import multiprocessing, os, signal
+from weightfs.tools import _program
+
+def work():
+    kill, calls = os.kill, []
+    os.kill = lambda *call: calls.append(call) if not calls else kill(*call)   # the first finds it awake
+    _program.be_a_worker()
+    lock.acquire()
+
+context = multiprocessing.get_context("fork")
+lock = context.Semaphore(0)
+worker = context.Process(target=work)
+worker.start()
+print(worker.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_ends_with_its_parent_whatever_it_waits_for():
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
+        worker = int(process.stdout.readline())
+    until(lambda: not runs(worker))
+
+
 @pytest.mark.limit(300)
 def test_io_says_which_of_its_processes_was_killed(local):
     command = [*TWO_WORKERS, "--folder", str(local)]

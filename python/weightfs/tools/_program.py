@@ -6,6 +6,9 @@ import os
 import signal
 import sys
 import threading
+import time
+
+_TRIES, _BETWEEN_TRIES_S = 100, 0.1
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,4 +45,8 @@ def be_a_worker():
 
 def _end_with(parent):
     parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+    # Again and again: what comes right before the main thread waits for a lock does not wake it.
+    for _ in range(_TRIES):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_BETWEEN_TRIES_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -14,6 +14,7 @@ import struct
 
 import torch
 
+from weightfs._arguments import items_of
 from weightfs._gds import gds_handle
 from weightfs._replace import writing
 from weightfs._stream import errors_of, name_of, the_handle
@@ -34,6 +35,7 @@ _PAGE = 4096
 def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True):
     """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved
     one by one. durable and atomic as in weightfs.torch.save."""
+    tensors = dict(items_of(tensors))
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
@@ -60,6 +62,8 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
 
 
 def _checked(metadata):
+    if not hasattr(metadata, "items"):
+        raise TypeError(f"metadata are a dict of strings, not {type(metadata).__name__}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"metadata are strings by their names; they have {key!r}: {value!r}")

@@ -64,6 +64,14 @@ def test_a_name_that_is_there_as_text_and_as_bytes_is_there_twice(folder, handle
     assert os.listdir(folder) == []
 
 
+@pytest.mark.parametrize("wrong", [None, 5, [bytearray(10)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_dict_of_tensors_is_refused(local, handle, wrong):
+    for call in (handle.save_many, handle.load_many):
+        with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):
+            call(wrong, local)
+    assert os.listdir(local) == []
+
+
 def test_a_directory_that_is_missing_or_none_is_an_error(folder, handle):
     (folder / "file").write_bytes(b"")
     for name, number in (("missing", errno.ENOENT), ("file", errno.ENOTDIR)):

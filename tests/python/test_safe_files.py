@@ -228,7 +228,7 @@ def test_a_private_file_is_never_open_to_others_while_it_is_replaced(local, hand
 
 def test_safetensors_take_what_the_library_takes(local):
     tensors = {"a": torch.ones(3)}
-    for metadata in ({"epoch": 3}, {3: "epoch"}):
+    for metadata in ({"epoch": 3}, {3: "epoch"}, ["epoch"]):
         for library in (safetensors.torch, weightfs.safetensors):
             with pytest.raises(TypeError):
                 library.save_file(tensors, local / "file", metadata)
@@ -245,3 +245,10 @@ def test_a_header_nested_without_end_is_damaged(local):
     text = json.dumps({"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}).encode()
     (local / "file").write_bytes(struct.pack("<Q", len(text)) + text + b"abc")
     assert weightfs.safetensors.load_file(local / "file")["a"].tolist() == list(b"abc")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [torch.ones(3)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_dict_of_tensors_is_refused(local, wrong):
+    with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):
+        weightfs.safetensors.save_file(wrong, local / "file")
+    assert os.listdir(local) == []

@@ -73,12 +73,25 @@ def _checked(metadata):
 def load_file(filename, device="cpu", *, handle=None):
     """A dict of names and tensors on the CPU or a GPU ("cuda:0"). All are views of one piece of memory, which one read
     filled. ValueError for a file that is none of safetensors."""
+    device = _device(device)
     # One descriptor for all of it: the path may name another file by the time of the second read.
     with open(filename, "rb", buffering=0) as stream:
         header, begin, size = _read_header(filename, stream.fileno())
-        if torch.device(device).type != "cpu":
+        if device.type != "cpu":
             return _load_on_device(stream, handle, device, header, begin, size)
         return _load_on_host(stream, handle, header, begin, size)
+
+
+def _device(device):
+    """Of a number torch would want to know first whether there is a GPU."""
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device}: tensors can be loaded on the CPU (\"cpu\") and on CUDA GPUs (\"cuda\", "
+                         "\"cuda:1\", or the number 1)")
+    return found
 
 
 def _load_on_host(stream, handle, header, begin, size):
@@ -101,8 +114,9 @@ def _tensor(memory, lead, facts):
 
 
 def _load_on_device(stream, handle, device, header, begin, size):
-    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    # The handle first: where there is no GPU, it says why.
     with the_handle(handle, gds_handle) as used:
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
         _read_into(memory, stream, used, begin)
     return {name: _view(memory, facts) for name, facts in header.items()}
 

@@ -247,6 +247,18 @@ def test_a_header_nested_without_end_is_damaged(local):
     assert weightfs.safetensors.load_file(local / "file")["a"].tolist() == list(b"abc")
 
 
+def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, monkeypatch):
+    weightfs.safetensors.save_file({"a": torch.ones(3)}, local / "file")
+    for device in ("meta", torch.device("meta"), "gpu"):
+        for used in (None, handle):
+            with pytest.raises(ValueError, match=r'\("cpu"\).*\("cuda"'):
+                weightfs.safetensors.load_file(local / "file", device, handle=used)
+    monkeypatch.setenv("WEIGHTFS_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    for device in ("cuda", 0):
+        with pytest.raises(RuntimeError, match="no GPU to use"):
+            weightfs.safetensors.load_file(local / "file", device)
+
+
 @pytest.mark.parametrize("wrong", [None, 5, [torch.ones(3)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
 def test_what_is_no_dict_of_tensors_is_refused(local, wrong):
     with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):

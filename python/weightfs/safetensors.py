@@ -30,6 +30,7 @@ _RANKS = {name: rank for rank, name in enumerate(_TYPES)}
 _MAX_HEADER = 100_000_000   # of safetensors itself
 _METADATA = "__metadata__"
 _PAGE = 4096
+_MOST_BYTES = 2 ** 63 - 1   # of a tensor, for torch
 
 
 def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True):
@@ -145,28 +146,50 @@ def _read_header(path, descriptor):
     text = os.pread(descriptor, length, 8)
     begin = 8 + length
     try:
-        header = json.loads(text)
-        header.pop(_METADATA, None)
-        covered = 0
+        header, covered = _parse(text), 0
         for facts in sorted(header.values(), key=lambda facts: facts["data_offsets"]):
             covered = _check(facts, covered)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its header is damaged: {error}") from error
     if begin + covered != file_size:
         raise ValueError(f"{path}: the header tells of {covered} bytes of tensors, the file has {file_size - begin}")
     return header, begin, covered
 
 
+def _parse(text):
+    """name -> facts, all of the types that they should be."""
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError("it is no dict")
+    metadata = header.pop(_METADATA, None)
+    if metadata is not None and not (isinstance(metadata, dict)
+                                     and all(isinstance(value, str) for value in metadata.values())):
+        raise ValueError(f"{_METADATA} is no dict of strings")
+    for name, facts in header.items():
+        if not isinstance(facts, dict) or not isinstance(facts.get("dtype"), str):
+            raise ValueError(f"{name!r} has no dtype")
+        if not _are_numbers(facts.get("shape")):
+            raise ValueError(f"the shape of {name!r} is no list of numbers")
+        if not _are_numbers(facts.get("data_offsets")) or len(facts["data_offsets"]) != 2:
+            raise ValueError(f"the data_offsets of {name!r} are no two numbers")
+    return header
+
+
+def _are_numbers(values):
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
 def _check(facts, covered):
     """The end of a tensor that must begin where the one before it ended."""
-    begin, end = facts["data_offsets"]
+    (begin, end), shape = facts["data_offsets"], facts["shape"]
     if facts["dtype"] not in _DTYPES:
         raise ValueError(f"this library knows no tensors of type {facts['dtype']}")
-    size = _DTYPES[facts["dtype"]].itemsize
-    for length in facts["shape"]:
-        if not isinstance(length, int) or length < 0:
-            raise ValueError(f"a dimension is {length}")
-        size *= length
+    most = _DTYPES[facts["dtype"]].itemsize
+    for length in shape:
+        most *= max(length, 1)   # torch counts the steps between elements where there are none, too
+        if most > _MOST_BYTES:
+            raise ValueError("the dimensions of a tensor are too large")
+    size = 0 if 0 in shape else most
     if begin != covered or end - begin != size:
         raise ValueError(f"a tensor of {size} bytes has the offsets {begin} and {end} after {covered}")
     return end

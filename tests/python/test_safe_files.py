@@ -247,6 +247,39 @@ def test_a_header_nested_without_end_is_damaged(local):
     assert weightfs.safetensors.load_file(local / "file")["a"].tolist() == list(b"abc")
 
 
+def damaged(path, header, data=b""):
+    """What load_file says of the file."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    with pytest.raises(ValueError, match="its header is damaged") as caught:
+        weightfs.safetensors.load_file(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("change,reason", [
+    ({"shape": [1 << 40, 1 << 40, 0], "data_offsets": [0, 0]}, "dimensions of a tensor are too large"),
+    ({"shape": [0, 1 << 62, 4], "data_offsets": [0, 0]}, "dimensions of a tensor are too large"),
+    ({"shape": [True]}, "the shape of 'a'"), ({"shape": [1.0]}, "the shape of 'a'"),
+    ({"shape": {}}, "the shape of 'a'"), ({"shape": 1}, "the shape of 'a'"), ({"shape": [-1]}, "the shape of 'a'"),
+    ({"data_offsets": [0.0, 4.0]}, "the data_offsets of 'a'"), ({"data_offsets": 4}, "the data_offsets of 'a'"),
+    ({"data_offsets": [False, 4]}, "the data_offsets of 'a'"),
+    ({"data_offsets": [0, 4, 4]}, "the data_offsets of 'a'"),
+    ({"dtype": ["F32"]}, "'a' has no dtype"), ({"dtype": None}, "'a' has no dtype")])
+def test_facts_of_other_types_are_damage(local, change, reason):
+    facts = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | change
+    assert reason in damaged(local / "file", {"a": facts}, bytes(4))
+
+
+@pytest.mark.parametrize("header,reason", [
+    (b"[]", "it is no dict"), (b"5 ", "it is no dict"), (b"null", "it is no dict"), ({"a": 5}, "'a' has no dtype"),
+    ({"a": None}, "'a' has no dtype"), ({"__metadata__": 5}, "__metadata__ is no dict of strings"),
+    ({"__metadata__": []}, "__metadata__ is no dict of strings"),
+    ({"__metadata__": {"epoch": 3}}, "__metadata__ is no dict of strings")])
+def test_a_header_that_is_no_dict_of_dicts_is_damaged(local, header, reason):
+    assert reason in damaged(local / "file", header)
+
+
 def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, monkeypatch):
     weightfs.safetensors.save_file({"a": torch.ones(3)}, local / "file")
     for device in ("meta", torch.device("meta"), "gpu"):

@@ -20,10 +20,12 @@ from weightfs._replace import writing
 from weightfs._stream import errors_of, name_of, the_handle
 
 # In the order in which safetensors sorts them, the last ones first in a file.
-_TYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
-          "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
-          "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16", "I32": "int32", "U32": "uint32",
-          "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}
+_TYPES = {"BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
+          "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+          "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
+          "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64",
+          "U64": "uint64"}
+_PACKED = "F4"   # two values in a byte: files count the values of the last dimension, torch the bytes
 _DTYPES = {name: getattr(torch, attribute) for name, attribute in _TYPES.items() if hasattr(torch, attribute)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_TYPES)}
@@ -46,13 +48,14 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
             raise ValueError(f"{name}: safetensors has no {tensor.dtype}")
         if tensor.device.type not in ("cpu", "cuda"):
             raise ValueError(f"{name} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be saved")
+    shapes = {name: _shape_in_file(name, tensor) for name, tensor in tensors.items()}
     ordered = sorted(tensors.items(), key=lambda item: (-_RANKS[_NAMES[item[1].dtype]], item[0].encode()))
     header, at = {}, 0
     if metadata is not None:
         header[_METADATA] = _checked(metadata)
     for name, tensor in ordered:
         end = at + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": shapes[name], "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -60,6 +63,15 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
         stream.write(struct.pack("<Q", len(text)) + text)
         for _, tensor in ordered:
             stream.write_tensor(tensor.detach(), tensor.numel() * tensor.element_size())
+
+
+def _shape_in_file(name, tensor):
+    shape = list(tensor.shape)
+    if _NAMES[tensor.dtype] == _PACKED:
+        if not shape:
+            raise ValueError(f"{name}: safetensors has no {tensor.dtype} without a dimension")
+        shape[-1] *= 2
+    return shape
 
 
 def _checked(metadata):
@@ -180,10 +192,14 @@ def _are_numbers(values):
 
 
 def _check(facts, covered):
-    """The end of a tensor that must begin where the one before it ended."""
+    """The end of a tensor that must begin where the one before it ended. Its shape is torch's then."""
     (begin, end), shape = facts["data_offsets"], facts["shape"]
     if facts["dtype"] not in _DTYPES:
         raise ValueError(f"this library knows no tensors of type {facts['dtype']}")
+    if facts["dtype"] == _PACKED:
+        if not shape or shape[-1] % 2:
+            raise ValueError(f"a tensor of {_PACKED} needs an even last dimension")
+        shape[-1] //= 2
     most = _DTYPES[facts["dtype"]].itemsize
     for length in shape:
         most *= max(length, 1)   # torch counts the steps between elements where there are none, too

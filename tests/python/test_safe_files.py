@@ -280,6 +280,39 @@ def test_a_header_that_is_no_dict_of_dicts_is_damaged(local, header, reason):
     assert reason in damaged(local / "file", header)
 
 
+needs_float4 = pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no 4-bit floats")
+
+
+def float4(*shape):
+    return torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.uint8).view(torch.float4_e2m1fn_x2).view(shape)
+
+
+@needs_float4
+def test_tensors_of_four_bits_are_those_of_the_library(local):
+    tensors = {"row": float4(24), "matrix": float4(4, 6), "cube": float4(2, 3, 1), "empty": float4(0, 3),
+               "none": float4(3, 0), "bytes": torch.ones(3, dtype=torch.uint8),
+               "truths": torch.ones(3, dtype=torch.bool)}
+    weightfs.safetensors.save_file(tensors, local / "ours")
+    safetensors.torch.save_file(tensors, local / "theirs")
+    assert (local / "ours").read_bytes() == (local / "theirs").read_bytes()
+    for loaded in (weightfs.safetensors.load_file(local / "theirs"), safetensors.torch.load_file(local / "ours")):
+        for name, tensor in tensors.items():
+            assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8))
+    weightfs.safetensors.save_file({"turned": tensors["matrix"].t()}, local / "file")
+    turned = weightfs.safetensors.load_file(local / "file")["turned"]
+    assert torch.equal(turned.view(torch.uint8), tensors["matrix"].view(torch.uint8).t())
+
+
+@needs_float4
+def test_half_a_byte_is_refused(local):
+    with pytest.raises(ValueError, match="scalar: .* without a dimension"):
+        weightfs.safetensors.save_file({"scalar": float4(1)[0]}, local / "file")
+    for shape, size in (([2, 3], 3), ([3], 2), ([1], 1), ([], 1)):
+        facts = {"dtype": "F4", "shape": shape, "data_offsets": [0, size]}
+        assert "even last dimension" in damaged(local / "file", {"a": facts}, bytes(size))
+
+
 def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, monkeypatch):
     weightfs.safetensors.save_file({"a": torch.ones(3)}, local / "file")
     for device in ("meta", torch.device("meta"), "gpu"):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 import torch
@@ -33,6 +34,17 @@ def test_tensors_are_saved_and_loaded_by_name(folder, handle):
     assert (folder / "large").stat().st_size == 20
     assert len(os.listdir(folder)) == len(tensors)
     assert handle.save_many({}, folder) == handle.load_many({}, folder) == 0
+
+
+def test_a_progress_that_raises_is_told_once_a_call(folder, handle, monkeypatch):
+    tensors, told = {f"{i}": bytearray(1000) for i in range(30)}, []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: told.append(str(raised.exc_value)))
+    for call in (handle.save_many, handle.load_many):
+        call(tensors, folder, progress=lambda *_: 1 / 0)
+        assert told == ["division by zero"]
+        told.clear()
+    handle.write_from(bytearray(30 << 20), folder / "large", progress=lambda *_: 1 / 0)
+    assert told == ["division by zero"]
 
 
 def test_what_cannot_be_loaded_is_named_and_the_rest_is_there(folder, handle):

@@ -23,7 +23,7 @@ std::string ReadSysctl(const char* path) {
   return std::getline(file, value) ? value : "unknown";
 }
 
-IoError SetupError(unsigned depth, int error_number) {
+IoError SetupError(unsigned depth, size_t together, int error_number) {
   if (error_number != EAGAIN) {
     return {
         error_number,
@@ -33,9 +33,11 @@ IoError SetupError(unsigned depth, int error_number) {
   }
   return {
       EAGAIN,
-      fmt::format("no room for asynchronous transfers: /proc/sys/fs/aio-max-nr is {} and {} are taken; raise "
-                  "it with 'sysctl -w fs.aio-max-nr=1048576', or close other handles",
-                  ReadSysctl("/proc/sys/fs/aio-max-nr"), ReadSysctl("/proc/sys/fs/aio-nr"))};
+      fmt::format("no room for asynchronous transfers: /proc/sys/fs/aio-max-nr is {} and {} are taken; this "
+                  "handle wants {} ({} threads with a queue_depth of {}): want fewer, raise the limit with "
+                  "'sysctl -w fs.aio-max-nr=1048576', or close other handles",
+                  ReadSysctl("/proc/sys/fs/aio-max-nr"), ReadSysctl("/proc/sys/fs/aio-nr"), together * depth,
+                  together, depth)};
 }
 
 }  // namespace
@@ -46,7 +48,7 @@ class AioContext::Impl {
     if (context_ != nullptr) io_destroy(context_);
   }
 
-  IoResult<void> Setup(unsigned depth) {
+  IoResult<void> Setup(unsigned depth, size_t together) {
     for (unsigned tried = depth;; tried /= 2) {
       const int rc = io_setup(static_cast<int>(tried), &context_);
       if (rc == 0) {
@@ -55,7 +57,7 @@ class AioContext::Impl {
         return {};
       }
       // A smaller ring serves as well, if more slowly.
-      if (rc != -EAGAIN || tried == 1) return SetupError(depth, -rc);
+      if (rc != -EAGAIN || tried == 1) return SetupError(depth, together, -rc);
     }
   }
 
@@ -109,9 +111,9 @@ class AioContext::Impl {
   std::vector<iocb> controls_;  // never resized after Setup: the kernel's events point into it
 };
 
-IoResult<std::unique_ptr<AioContext>> AioContext::Create(unsigned depth) {
+IoResult<std::unique_ptr<AioContext>> AioContext::Create(unsigned depth, size_t together) {
   auto impl = std::make_unique<Impl>();
-  auto setup = impl->Setup(depth);
+  auto setup = impl->Setup(depth, together);
   if (!setup.has_value()) return std::move(setup).error();
   return std::unique_ptr<AioContext>(new AioContext(std::move(impl)));
 }

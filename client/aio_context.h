@@ -33,8 +33,8 @@ class AioContext {
   };
 
   // With a smaller depth where the system has no more left. EAGAIN with the numbers of fs.aio-max-nr
-  // when there is not even one.
-  static IoResult<std::unique_ptr<AioContext>> Create(unsigned depth);
+  // when there is not even one; it says that as many contexts as `together` are made at once.
+  static IoResult<std::unique_ptr<AioContext>> Create(unsigned depth, size_t together = 1);
   // Nothing may be in flight.
   ~AioContext();
 

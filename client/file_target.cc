@@ -112,6 +112,9 @@ IoError OpenFile::Failed(const char* action, int error_number) const {
 }
 
 IoResult<void> OpenFile::Open() {
+  if (options_.path.empty() && options_.descriptor >= 0) {
+    options_.path = fmt::format("descriptor {}", options_.descriptor);
+  }
   uint64_t end = 0;
   if (__builtin_add_overflow(options_.offset, options_.size, &end) || end > INT64_MAX) {
     return Failed("offset and size exceed what a file can have", EINVAL);
@@ -230,7 +233,6 @@ IoResult<void> OpenFile::OpenTemporary() {
 
 IoResult<void> OpenFile::AdoptDescriptor() {
   const int theirs = options_.descriptor;
-  if (options_.path.empty()) options_.path = fmt::format("descriptor {}", theirs);
   const int flags = fcntl(theirs, F_GETFL);
   if (flags < 0) return Failed("not an open descriptor", errno);
   const int mode = flags & O_ACCMODE;

@@ -113,6 +113,7 @@ IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
   const size_t rings = options.intra_op_parallelism;
   const RingOptions ring{.block_size = options.block_size,
                          .queue_depth = options.queue_depth,
+                         .rings = rings,
                          .single_submit = options.single_submit,
                          .overlap_events = options.overlap_events,
                          .bounces = std::max(kBounces / rings, kLeastBounces),

@@ -68,7 +68,7 @@ IoResult<std::shared_ptr<Ring>> Ring::Create(const RingOptions& options) {
 }
 
 IoResult<void> Ring::Start(const std::shared_ptr<Ring>& self) {
-  ASSIGN_OR_RETURN(context_, AioContext::Create(options_.queue_depth));
+  ASSIGN_OR_RETURN(context_, AioContext::Create(options_.queue_depth, options_.rings));
   pieces_.resize(context_->slots());
   events_.resize(context_->depth());
   for (unsigned slot = context_->slots(); slot > 0; --slot) free_.push_back(slot - 1);

@@ -25,6 +25,7 @@ namespace weightfs::client {
 struct RingOptions {
   uint64_t block_size = 1 << 20;  // bytes of one transfer
   unsigned queue_depth = 128;     // transfers in the kernel at once
+  size_t rings = 1;               // of the handle, for the error of those that cannot be had
   bool single_submit = false;     // one transfer in an io_submit
   bool overlap_events =
       false;            // new ones after each completion; else when all of a batch of queue_depth have ended

@@ -83,7 +83,7 @@ class Callable {
       if (error.matches(PyExc_KeyboardInterrupt)) {
         // Ctrl-C came while the thread that waits for the operation was in here: it ends that wait.
         PyErr_SetInterrupt();
-      } else {
+      } else if (!std::exchange(*raised_, true)) {
         error.discard_as_unraisable("a callback of weightfs");
       }
     } catch (abi::__forced_unwind&) {
@@ -92,6 +92,7 @@ class Callable {
   }
 
   std::shared_ptr<py::object> callable_;
+  std::shared_ptr<bool> raised_ = std::make_shared<bool>(false);  // with the GIL; the first one is printed
 };
 
 Progress MakeProgress(const py::object& callable) {

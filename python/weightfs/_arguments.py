@@ -31,6 +31,13 @@ def one_of(filename, fd):
     return filename if fd is None else fd
 
 
+def items_of(tensors):
+    """TypeError for what is no dict of names and tensors, nor like one."""
+    if not hasattr(tensors, "items"):
+        raise TypeError(f"a dict of names and tensors is needed, not {type(tensors).__name__}")
+    return tensors.items()
+
+
 def async_and_offset(method, arguments, keywords, offset):
     names = ("async", "file_offset")
     given = dict(zip(names, arguments))

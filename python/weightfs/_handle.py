@@ -193,9 +193,10 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def read_async(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Starts to read from a path or descriptor and returns its Future.
 
-        progress(bytes_done, bytes_total) is called from the thread that does the I/O. verify: EIO for bytes that are
-        not those written. On a weightfs mount that is always so; elsewhere it takes a whole file (EINVAL otherwise)
-        that was written with `checksum` and not changed since (ENODATA otherwise)."""
+        progress(bytes_done, bytes_total) is called from the thread that does the I/O; the first of what it raises is
+        printed, and harms nothing. verify: EIO for bytes that are not those written. On a weightfs mount that is always
+        so; elsewhere it takes a whole file (EINVAL otherwise) that was written with `checksum` and not changed since
+        (ENODATA otherwise)."""
         memory = describe(buffer, writable=True)
         operation = self._start_read(memory, file, file_offset, progress=progress, verify=verify, own_errors=True)
         return Future(operation, memory, self._pending.forget_done)

@@ -3,6 +3,7 @@
 import logging
 import os
 
+from weightfs._arguments import items_of
 from weightfs._future import with_label
 from weightfs._memory import describe
 from weightfs._numbers import whole
@@ -30,7 +31,7 @@ class ManyFiles:
         durable: on the device, names too, when it returns. mode: the permission bits of the files. checksum and
         progress as in write_async."""
         # No dict: "a" and b"a" are one name.
-        named = [(os.fsencode(name), describe(tensor)) for name, tensor in tensors.items()]
+        named = [(os.fsencode(name), describe(tensor)) for name, tensor in items_of(tensors)]
 
         def tell(why):
             log.info("save_many: the files are written and renamed one by one: %s", why)
@@ -50,7 +51,7 @@ class ManyFiles:
 
         Raises the OSError of the first file that could not be read; `errors` has those of all, by name, and the other
         buffers are filled. verify and progress as in read_async."""
-        named = [(os.fsencode(name), describe(buffer, writable=True)) for name, buffer in buffers.items()]
+        named = [(os.fsencode(name), describe(buffer, writable=True)) for name, buffer in items_of(buffers)]
         items = [(name, memory.arguments) for name, memory in named]
         errors = self._native.load_many(os.fsencode(directory), items, verify, progress)
         memories, failed = dict(named), {name for name, _ in errors}

@@ -14,26 +14,31 @@ import struct
 
 import torch
 
+from weightfs._arguments import items_of
 from weightfs._gds import gds_handle
 from weightfs._replace import writing
 from weightfs._stream import errors_of, name_of, the_handle
 
 # In the order in which safetensors sorts them, the last ones first in a file.
-_TYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn",
-          "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
-          "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16", "I32": "int32", "U32": "uint32",
-          "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64"}
+_TYPES = {"BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
+          "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+          "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
+          "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64",
+          "U64": "uint64"}
+_PACKED = "F4"   # two values in a byte: files count the values of the last dimension, torch the bytes
 _DTYPES = {name: getattr(torch, attribute) for name, attribute in _TYPES.items() if hasattr(torch, attribute)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_TYPES)}
 _MAX_HEADER = 100_000_000   # of safetensors itself
 _METADATA = "__metadata__"
 _PAGE = 4096
+_MOST_BYTES = 2 ** 63 - 1   # of a tensor, for torch
 
 
 def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True):
     """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved
     one by one. durable and atomic as in weightfs.torch.save."""
+    tensors = dict(items_of(tensors))
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
@@ -43,13 +48,14 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
             raise ValueError(f"{name}: safetensors has no {tensor.dtype}")
         if tensor.device.type not in ("cpu", "cuda"):
             raise ValueError(f"{name} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be saved")
+    shapes = {name: _shape_in_file(name, tensor) for name, tensor in tensors.items()}
     ordered = sorted(tensors.items(), key=lambda item: (-_RANKS[_NAMES[item[1].dtype]], item[0].encode()))
     header, at = {}, 0
     if metadata is not None:
         header[_METADATA] = _checked(metadata)
     for name, tensor in ordered:
         end = at + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": shapes[name], "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -59,7 +65,18 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
             stream.write_tensor(tensor.detach(), tensor.numel() * tensor.element_size())
 
 
+def _shape_in_file(name, tensor):
+    shape = list(tensor.shape)
+    if _NAMES[tensor.dtype] == _PACKED:
+        if not shape:
+            raise ValueError(f"{name}: safetensors has no {tensor.dtype} without a dimension")
+        shape[-1] *= 2
+    return shape
+
+
 def _checked(metadata):
+    if not hasattr(metadata, "items"):
+        raise TypeError(f"metadata are a dict of strings, not {type(metadata).__name__}")
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"metadata are strings by their names; they have {key!r}: {value!r}")
@@ -69,12 +86,25 @@ def _checked(metadata):
 def load_file(filename, device="cpu", *, handle=None):
     """A dict of names and tensors on the CPU or a GPU ("cuda:0"). All are views of one piece of memory, which one read
     filled. ValueError for a file that is none of safetensors."""
+    device = _device(device)
     # One descriptor for all of it: the path may name another file by the time of the second read.
     with open(filename, "rb", buffering=0) as stream:
         header, begin, size = _read_header(filename, stream.fileno())
-        if torch.device(device).type != "cpu":
+        if device.type != "cpu":
             return _load_on_device(stream, handle, device, header, begin, size)
         return _load_on_host(stream, handle, header, begin, size)
+
+
+def _device(device):
+    """Of a number torch would want to know first whether there is a GPU."""
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device}: tensors can be loaded on the CPU (\"cpu\") and on CUDA GPUs (\"cuda\", "
+                         "\"cuda:1\", or the number 1)")
+    return found
 
 
 def _load_on_host(stream, handle, header, begin, size):
@@ -97,8 +127,9 @@ def _tensor(memory, lead, facts):
 
 
 def _load_on_device(stream, handle, device, header, begin, size):
-    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    # The handle first: where there is no GPU, it says why.
     with the_handle(handle, gds_handle) as used:
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
         _read_into(memory, stream, used, begin)
     return {name: _view(memory, facts) for name, facts in header.items()}
 
@@ -127,28 +158,54 @@ def _read_header(path, descriptor):
     text = os.pread(descriptor, length, 8)
     begin = 8 + length
     try:
-        header = json.loads(text)
-        header.pop(_METADATA, None)
-        covered = 0
+        header, covered = _parse(text), 0
         for facts in sorted(header.values(), key=lambda facts: facts["data_offsets"]):
             covered = _check(facts, covered)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its header is damaged: {error}") from error
     if begin + covered != file_size:
         raise ValueError(f"{path}: the header tells of {covered} bytes of tensors, the file has {file_size - begin}")
     return header, begin, covered
 
 
+def _parse(text):
+    """name -> facts, all of the types that they should be."""
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError("it is no dict")
+    metadata = header.pop(_METADATA, None)
+    if metadata is not None and not (isinstance(metadata, dict)
+                                     and all(isinstance(value, str) for value in metadata.values())):
+        raise ValueError(f"{_METADATA} is no dict of strings")
+    for name, facts in header.items():
+        if not isinstance(facts, dict) or not isinstance(facts.get("dtype"), str):
+            raise ValueError(f"{name!r} has no dtype")
+        if not _are_numbers(facts.get("shape")):
+            raise ValueError(f"the shape of {name!r} is no list of numbers")
+        if not _are_numbers(facts.get("data_offsets")) or len(facts["data_offsets"]) != 2:
+            raise ValueError(f"the data_offsets of {name!r} are no two numbers")
+    return header
+
+
+def _are_numbers(values):
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
 def _check(facts, covered):
-    """The end of a tensor that must begin where the one before it ended."""
-    begin, end = facts["data_offsets"]
+    """The end of a tensor that must begin where the one before it ended. Its shape is torch's then."""
+    (begin, end), shape = facts["data_offsets"], facts["shape"]
     if facts["dtype"] not in _DTYPES:
         raise ValueError(f"this library knows no tensors of type {facts['dtype']}")
-    size = _DTYPES[facts["dtype"]].itemsize
-    for length in facts["shape"]:
-        if not isinstance(length, int) or length < 0:
-            raise ValueError(f"a dimension is {length}")
-        size *= length
+    if facts["dtype"] == _PACKED:
+        if not shape or shape[-1] % 2:
+            raise ValueError(f"a tensor of {_PACKED} needs an even last dimension")
+        shape[-1] //= 2
+    most = _DTYPES[facts["dtype"]].itemsize
+    for length in shape:
+        most *= max(length, 1)   # torch counts the steps between elements where there are none, too
+        if most > _MOST_BYTES:
+            raise ValueError("the dimensions of a tensor are too large")
+    size = 0 if 0 in shape else most
     if begin != covered or end - begin != size:
         raise ValueError(f"a tensor of {size} bytes has the offsets {begin} and {end} after {covered}")
     return end

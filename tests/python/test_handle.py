@@ -222,6 +222,12 @@ def test_the_descriptor_stays_the_callers(folder):
     assert (folder / "file").read_bytes() == content(tensor)
 
 
+def test_a_descriptor_that_cannot_be_written_so_is_named(folder):
+    with open(folder / "file", "wb") as stream:
+        with pytest.raises(OSError, match=f"of descriptor {stream.fileno()}: an atomic write replaces"):
+            make().write_from(b"new", stream.fileno(), atomic=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.int64,
                                    torch.complex64])
 def test_locked_tensors_are_known_to_every_handle(dtype):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 
 import pytest
 import torch
@@ -35,6 +36,17 @@ def test_tensors_are_saved_and_loaded_by_name(folder, handle):
     assert handle.save_many({}, folder) == handle.load_many({}, folder) == 0
 
 
+def test_a_progress_that_raises_is_told_once_a_call(folder, handle, monkeypatch):
+    tensors, told = {f"{i}": bytearray(1000) for i in range(30)}, []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: told.append(str(raised.exc_value)))
+    for call in (handle.save_many, handle.load_many):
+        call(tensors, folder, progress=lambda *_: 1 / 0)
+        assert told == ["division by zero"]
+        told.clear()
+    handle.write_from(bytearray(30 << 20), folder / "large", progress=lambda *_: 1 / 0)
+    assert told == ["division by zero"]
+
+
 def test_what_cannot_be_loaded_is_named_and_the_rest_is_there(folder, handle):
     handle.save_many({"a": bytearray(b"a" * 5000), "b": bytearray(b"b" * 5000)}, folder)
     buffers = {"a": bytearray(5000), "missing": bytearray(10), "b": bytearray(4999)}
@@ -62,6 +74,14 @@ def test_a_name_that_is_there_as_text_and_as_bytes_is_there_twice(folder, handle
             call({"a": bytearray(10), b"a": bytearray(10)}, folder)
         assert caught.value.errno == errno.EINVAL
     assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [bytearray(10)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_dict_of_tensors_is_refused(local, handle, wrong):
+    for call in (handle.save_many, handle.load_many):
+        with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):
+            call(wrong, local)
+    assert os.listdir(local) == []
 
 
 def test_a_directory_that_is_missing_or_none_is_an_error(folder, handle):

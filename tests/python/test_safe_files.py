@@ -228,7 +228,7 @@ def test_a_private_file_is_never_open_to_others_while_it_is_replaced(local, hand
 
 def test_safetensors_take_what_the_library_takes(local):
     tensors = {"a": torch.ones(3)}
-    for metadata in ({"epoch": 3}, {3: "epoch"}):
+    for metadata in ({"epoch": 3}, {3: "epoch"}, ["epoch"]):
         for library in (safetensors.torch, weightfs.safetensors):
             with pytest.raises(TypeError):
                 library.save_file(tensors, local / "file", metadata)
@@ -245,3 +245,88 @@ def test_a_header_nested_without_end_is_damaged(local):
     text = json.dumps({"a": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}}).encode()
     (local / "file").write_bytes(struct.pack("<Q", len(text)) + text + b"abc")
     assert weightfs.safetensors.load_file(local / "file")["a"].tolist() == list(b"abc")
+
+
+def damaged(path, header, data=b""):
+    """What load_file says of the file."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    with pytest.raises(ValueError, match="its header is damaged") as caught:
+        weightfs.safetensors.load_file(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("change,reason", [
+    ({"shape": [1 << 40, 1 << 40, 0], "data_offsets": [0, 0]}, "dimensions of a tensor are too large"),
+    ({"shape": [0, 1 << 62, 4], "data_offsets": [0, 0]}, "dimensions of a tensor are too large"),
+    ({"shape": [True]}, "the shape of 'a'"), ({"shape": [1.0]}, "the shape of 'a'"),
+    ({"shape": {}}, "the shape of 'a'"), ({"shape": 1}, "the shape of 'a'"), ({"shape": [-1]}, "the shape of 'a'"),
+    ({"data_offsets": [0.0, 4.0]}, "the data_offsets of 'a'"), ({"data_offsets": 4}, "the data_offsets of 'a'"),
+    ({"data_offsets": [False, 4]}, "the data_offsets of 'a'"),
+    ({"data_offsets": [0, 4, 4]}, "the data_offsets of 'a'"),
+    ({"dtype": ["F32"]}, "'a' has no dtype"), ({"dtype": None}, "'a' has no dtype")])
+def test_facts_of_other_types_are_damage(local, change, reason):
+    facts = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} | change
+    assert reason in damaged(local / "file", {"a": facts}, bytes(4))
+
+
+@pytest.mark.parametrize("header,reason", [
+    (b"[]", "it is no dict"), (b"5 ", "it is no dict"), (b"null", "it is no dict"), ({"a": 5}, "'a' has no dtype"),
+    ({"a": None}, "'a' has no dtype"), ({"__metadata__": 5}, "__metadata__ is no dict of strings"),
+    ({"__metadata__": []}, "__metadata__ is no dict of strings"),
+    ({"__metadata__": {"epoch": 3}}, "__metadata__ is no dict of strings")])
+def test_a_header_that_is_no_dict_of_dicts_is_damaged(local, header, reason):
+    assert reason in damaged(local / "file", header)
+
+
+needs_float4 = pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no 4-bit floats")
+
+
+def float4(*shape):
+    return torch.arange(1, 1 + torch.Size(shape).numel(), dtype=torch.uint8).view(torch.float4_e2m1fn_x2).view(shape)
+
+
+@needs_float4
+def test_tensors_of_four_bits_are_those_of_the_library(local):
+    tensors = {"row": float4(24), "matrix": float4(4, 6), "cube": float4(2, 3, 1), "empty": float4(0, 3),
+               "none": float4(3, 0), "bytes": torch.ones(3, dtype=torch.uint8),
+               "truths": torch.ones(3, dtype=torch.bool)}
+    weightfs.safetensors.save_file(tensors, local / "ours")
+    safetensors.torch.save_file(tensors, local / "theirs")
+    assert (local / "ours").read_bytes() == (local / "theirs").read_bytes()
+    for loaded in (weightfs.safetensors.load_file(local / "theirs"), safetensors.torch.load_file(local / "ours")):
+        for name, tensor in tensors.items():
+            assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8))
+    weightfs.safetensors.save_file({"turned": tensors["matrix"].t()}, local / "file")
+    turned = weightfs.safetensors.load_file(local / "file")["turned"]
+    assert torch.equal(turned.view(torch.uint8), tensors["matrix"].view(torch.uint8).t())
+
+
+@needs_float4
+def test_half_a_byte_is_refused(local):
+    with pytest.raises(ValueError, match="scalar: .* without a dimension"):
+        weightfs.safetensors.save_file({"scalar": float4(1)[0]}, local / "file")
+    for shape, size in (([2, 3], 3), ([3], 2), ([1], 1), ([], 1)):
+        facts = {"dtype": "F4", "shape": shape, "data_offsets": [0, size]}
+        assert "even last dimension" in damaged(local / "file", {"a": facts}, bytes(size))
+
+
+def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, monkeypatch):
+    weightfs.safetensors.save_file({"a": torch.ones(3)}, local / "file")
+    for device in ("meta", torch.device("meta"), "gpu"):
+        for used in (None, handle):
+            with pytest.raises(ValueError, match=r'\("cpu"\).*\("cuda"'):
+                weightfs.safetensors.load_file(local / "file", device, handle=used)
+    monkeypatch.setenv("WEIGHTFS_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    for device in ("cuda", 0):
+        with pytest.raises(RuntimeError, match="no GPU to use"):
+            weightfs.safetensors.load_file(local / "file", device)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [torch.ones(3)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_dict_of_tensors_is_refused(local, wrong):
+    with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):
+        weightfs.safetensors.save_file(wrong, local / "file")
+    assert os.listdir(local) == []

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""The scripts do nothing but answer when they are asked for help or given what they do not know."""
+"""The scripts do nothing but answer when they are asked for help or given what they do not know, and quickstart builds
+what `cmake --install` wants."""
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -16,9 +18,17 @@ def wrongs():
                 yield f"scripts/{name} {argument}: {finished.returncode}: {finished.stdout}{finished.stderr}"
 
 
+def not_built():
+    built = re.search(r'scripts/build" release (.*)', (SCRIPTS / "quickstart").read_text(encoding="utf-8"))[1].split()
+    for file in SCRIPTS.parent.glob("*/CMakeLists.txt"):
+        for target in re.findall(r"install\(TARGETS (\w+)(?!.*COMPONENT python)", file.read_text(encoding="utf-8")):
+            if target not in built:
+                yield f"scripts/quickstart does not build {target}, which is installed"
+
+
 def main():
-    found = list(wrongs())
-    print("\n".join(found) or "every script answers")
+    found = [*wrongs(), *not_built()]
+    print("\n".join(found) or "every script answers, and quickstart builds what is installed")
     return 1 if found else 0
 
 

@@ -172,6 +172,8 @@ TEST_F(KernelAnswersTest, WithoutAnyContextTheErrorNamesTheLimit) {
   EXPECT_EQ(handle.error().error_number, EAGAIN);
   EXPECT_NE(handle.error().what.find("/proc/sys/fs/aio-max-nr is "), std::string::npos)
       << handle.error().what;
+  EXPECT_NE(handle.error().what.find("wants 384 (3 threads with a queue_depth of 128)"), std::string::npos)
+      << handle.error().what;
   int made = 0;
   OnSetup([&](int) { return ++made > 2 ? -EAGAIN : 0; });
   EXPECT_FALSE(Handle::Create({.intra_op_parallelism = 3}).has_value());

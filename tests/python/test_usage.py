@@ -57,7 +57,7 @@ def runs(pid):
         return False
 
 
-def until(condition, limit_s=60):
+def until(condition, limit_s=200):
     end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end

@@ -301,8 +301,9 @@ IoResult<uint64_t> OpenFile::Prepare() {
 IoResult<void> OpenFile::LearnAlignment() {
   if (const auto alignment = DirectAlignment(direct_.get())) {
     alignment_ = *alignment;
-    // Less than a page is for the page cache. A direct write beside another transfer that has the rest of its page there
-    // cannot drop the page: what it keeps is stale for ever, and the next fsync fails. Files in memory have no other copy.
+    // Less than a page is for the page cache. A direct write beside another transfer that has the rest of its page
+    // there cannot drop the page: what it keeps is stale for ever, and the next fsync fails. Files in memory have no
+    // other copy.
     if (alignment_.offset > 1) alignment_.offset = std::max(alignment_.offset, PageSize());
     return {};
   }

@@ -62,8 +62,9 @@ bool Appends(int descriptor) {
 bool CannotFit(const Target& target, const FileTarget::Options& options) {
   struct statvfs filesystem{};
   struct stat status{};
-  if (!options.whole_file || fstatvfs(target.any(), &filesystem) != 0 || fstat(target.any(), &status) != 0) return false;
-  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;   // stat(2) counts in 512 bytes, whatever a block is
+  if (!options.whole_file) return false;
+  if (fstatvfs(target.any(), &filesystem) != 0 || fstat(target.any(), &status) != 0) return false;
+  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;   // the unit of stat(2), whatever a block is
   return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 

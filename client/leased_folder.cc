@@ -97,8 +97,8 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
 
 IoError SavedFiles::NotReserved(IoError error, uint64_t blocks) const {
   error.path = path();
-  error.what = fmt::format("write of {} files, {} bytes in whole blocks, to {}: {}", entries_.size(), blocks * kBlockSize,
-                           path(), error.what);
+  error.what = fmt::format("write of {} files, {} bytes in whole blocks, to {}: {}", entries_.size(),
+                           blocks * kBlockSize, path(), error.what);
   return error;
 }
 

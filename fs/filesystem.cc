@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
-// From a close, or the last name's end, to its serving: the most on a busy machine, and what is waited for again soon after
+// From a close, or the last name's end, to its serving: the most on a busy machine, and what is waited for soon after
 // one that did not come, for somebody may just have a deleted file open.
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
 constexpr std::chrono::seconds kSoon{5};

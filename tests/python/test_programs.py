@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,23 @@ def test_io_measures_every_engine_both_ways(local, capfd, engine, read):
     assert list(local.iterdir()) == []
 
 
+def test_io_counts_the_first_repetitions_when_asked(local, capfd):
+    assert io.main(["--folder", str(local), "--io_size", "4M", "--loops", "2", "--warmup_loops", "3", "--engine",
+                    "torch_fastio", "--torch_legacy_save", "--fast_io_size", "1M", "--include_warmup_time"]) == 0
+    task_s, task_speed, *_ = map(float, re.fullmatch(LINES.format("Write"), capfd.readouterr().out).groups())
+    assert task_speed == pytest.approx(5 * (4 << 20) / task_s / 1024 ** 3)
+
+
+@pytest.mark.parametrize("engine", ["torch_io", "torch_fastio"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_io_saves_in_the_format_that_is_asked_for(local, engine, legacy):
+    settings = _measure.Settings(folders=[str(local)], io_size=4096, read=False, engine=engine, torch_legacy_save=legacy)
+    task = _measure._Task(settings, 0)
+    task.run(0)
+    assert zipfile.is_zipfile(task.path(0)) is not legacy
+    task.close()
+
+
 def test_io_runs_several_processes_and_folders(local, capfd):
     for name in "ab":
         (local / name).mkdir()
@@ -43,6 +61,9 @@ def test_io_says_what_is_wrong(local, capfd):
                           (["--io_size", "x", "--folder", str(local)], "size"),
                           ([], "required"), (["--folder", str(local), "--gpu"], "no GPU"),
                           (["--folder", str(local), "--use_gds"], "no GPU"),
+                          (["--folder", str(local), "--use_accelerator_pin_memory"], "no GPU"),
+                          (["--folder", str(local), "--slow_bounce_buffer"], "for --gpu"),
+                          (["--folder", str(local), "--fast_io_size", "many"], "size"),
                           (["--folder", str(local), "--loops", "0"], "begin at 1")):
         with pytest.raises(SystemExit) as ended:
             io.main(wrong)

@@ -18,7 +18,8 @@ from weightfs.tools._program import be_a_worker
 
 GB = 1024 ** 3
 ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
-NO_GPU = "no GPU: torch.cuda.is_available() is false here; leave out --gpu, --use_gds and --gds"
+NO_GPU = "no GPU: torch.cuda.is_available() is false here; leave out --gpu, --use_gds, --gds and " \
+         "--use_accelerator_pin_memory"
 _START_LIMIT_S = 300
 _END_LIMIT_S = 30
 
@@ -43,12 +44,24 @@ class Settings:
     different_file_each_iteration: bool = False
     gpus: list = dataclasses.field(default_factory=list)
     use_gds: bool = False
+    include_warmup_time: bool = False
+    torch_legacy_save: bool = False
+    use_accelerator_pin_memory: bool = False
+    slow_bounce_buffer: bool = False
 
     @property
     def options(self):
         """The arguments of a handle."""
         return {"block_size": self.block_size, "queue_depth": self.queue_depth, "single_submit": self.single_submit,
                 "overlap_events": not self.sequential_requests, "intra_op_parallelism": self.io_parallel}
+
+    @property
+    def uncounted_loops(self):
+        return 0 if self.include_warmup_time else self.warmup_loops
+
+    @property
+    def counted_loops(self):
+        return self.warmup_loops + self.loops - self.uncounted_loops
 
 
 @dataclasses.dataclass
@@ -101,7 +114,7 @@ def measure(settings):
     if failures:
         raise RuntimeError(failures[0])
     return Result(task_latency_s=max(task for task, _ in answers), e2e_latency_s=max(e2e for _, e2e in answers),
-                  total_bytes=settings.io_size * settings.loops * count)
+                  total_bytes=settings.io_size * settings.counted_loops * count)
 
 
 def _answer(processes, queue):
@@ -159,7 +172,7 @@ def _loops(settings, index, barrier):
             together = time.perf_counter()
             if settings.validate:
                 task.validate(loop)
-            if loop >= settings.warmup_loops:
+            if loop >= settings.uncounted_loops:
                 task_s += ended - start
                 e2e_s += together - start
         return task_s, e2e_s
@@ -176,16 +189,21 @@ class _Task:
     def __init__(self, settings, index):
         self.settings, self.made = settings, set()
         self.base = Path(settings.folders[index]) / _file_name(os.getpid(), index)
-        self.handle = (weightfs.gds_handle if settings.use_gds else weightfs.aio_handle)(**settings.options)
+        self.handle = self._new_handle()
         if settings.use_gds and index == 0:
             print(f"gds_handle: mode {self.handle.mode}: {self.handle.mode_reason}", file=sys.stderr, flush=True)
         self.tensor = self._new_tensor(index)
         self.tensor.random_(0, 256)
         self.expected = self.tensor.clone() if settings.validate else None
 
+    def _new_handle(self):
+        return (weightfs.gds_handle if self.settings.use_gds else weightfs.aio_handle)(**self.settings.options)
+
     def _new_tensor(self, index):
         size = self.settings.io_size
         if not self.settings.gpus:
+            if self.settings.use_accelerator_pin_memory:
+                return torch.empty(size, dtype=torch.uint8, pin_memory=True)
             return self.handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
         torch.cuda.set_device(self.settings.gpus[index])
         example = torch.empty(0, dtype=torch.uint8, device="cuda")
@@ -206,6 +224,9 @@ class _Task:
             self.tensor.zero_()
 
     def run(self, loop):
+        if self.settings.slow_bounce_buffer:
+            self.handle.close()
+            self.handle = self._new_handle()   # whose buffers are locked when it first needs them: now
         self._read(self.path(loop)) if self.settings.read else self._write(self.path(loop))
         if self.settings.gpus:
             torch.cuda.synchronize()   # what torch itself loads may still be on its way
@@ -224,9 +245,9 @@ class _Task:
         elif engine == "aio_basic":
             self._basic(deepnvme.aio_write, path)
         elif engine == "torch_io":
-            torch.save(self.tensor, path)
+            torch.save(self.tensor, path, **self._format())
         else:
-            weightfs.torch.save(self.tensor, path, handle=self.handle)
+            weightfs.torch.save(self.tensor, path, handle=self.handle, **self._format())
 
     def _read(self, path):
         engine = self.settings.engine
@@ -238,6 +259,9 @@ class _Task:
             self.tensor = torch.load(path)
         else:
             self.tensor = weightfs.torch.load(path, handle=self.handle)
+
+    def _format(self):
+        return {"_use_new_zipfile_serialization": not self.settings.torch_legacy_save}
 
     def _basic(self, function, path):
         options = self.settings.options

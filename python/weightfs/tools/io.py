@@ -29,20 +29,30 @@ def parse(arguments):
                         "load; torch_fastio: those of weightfs.torch")
     parser.add_argument("--loops", type=int, default=3, help="measured repetitions (default 3)")
     parser.add_argument("--warmup_loops", type=int, default=1, help="repetitions before them (default 1)")
+    parser.add_argument("--include_warmup_time", action="store_true", help="count those as well")
     parser.add_argument("--multi_process", type=int, default=1, help="processes for each folder (default 1)")
     parser.add_argument("--different_file_each_iteration", action="store_true", help="a new file for each repetition")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of a GPU")
     parser.add_argument("--use_gds", action="store_true",
                         help="transfer tensors of a GPU with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
+    parser.add_argument("--slow_bounce_buffer", action="store_true",
+                        help="with --gpu: the bounce buffers are locked anew in each repetition")
+    parser.add_argument("--use_accelerator_pin_memory", action="store_true",
+                        help="the host's tensors are page-locked by CUDA, not by the handle")
+    parser.add_argument("--torch_legacy_save", action="store_true", help="torch's format before that of zip files")
+    parser.add_argument("--fast_io_size", default="64M",
+                        help="of no effect: ds_io's buffer for torch_fastio, which needs none here")
     return parser, parser.parse_args(arguments)
 
 
 def settings_of(parser, args):
     on_gpu = args.gpu or args.use_gds
-    if on_gpu and not torch.cuda.is_available():
+    if (on_gpu or args.use_accelerator_pin_memory) and not torch.cuda.is_available():
         parser.exit(1, f"weightfs-io: {NO_GPU}\n")
     if args.use_gds and args.engine != "aio_handle":
         parser.error("--use_gds is for the engine aio_handle")
+    if args.slow_bounce_buffer and (args.use_gds or not args.gpu):
+        parser.error("--slow_bounce_buffer is for --gpu without --use_gds")
     places = [_place_of(parser, mapping, on_gpu) for mapping in args.folder_to_device_mapping or [f"{args.folder}:0"]]
     for folder, _ in places:
         if not os.path.isdir(folder):
@@ -51,16 +61,19 @@ def settings_of(parser, args):
         parser.error("numbers of loops, processes, slices and transfers begin at 1 (warm-ups at 0)")
     try:
         io_size, block_size = parse_size(args.io_size), parse_size(args.block_size)
+        parse_size(args.fast_io_size)
     except ValueError as error:
         parser.error(str(error))
     each = [place for place in places for _ in range(args.multi_process)]
     return Settings(folders=[folder for folder, _ in each], gpus=[gpu for _, gpu in each] if on_gpu else [],
                     use_gds=args.use_gds, io_size=io_size, read=args.read, block_size=block_size,
-                    queue_depth=args.queue_depth,
-                    io_parallel=args.io_parallel, single_submit=args.single_submit,
+                    queue_depth=args.queue_depth, io_parallel=args.io_parallel, single_submit=args.single_submit,
                     sequential_requests=args.sequential_requests, validate=args.validate, engine=args.engine,
                     loops=args.loops, warmup_loops=args.warmup_loops,
-                    different_file_each_iteration=args.different_file_each_iteration)
+                    different_file_each_iteration=args.different_file_each_iteration,
+                    include_warmup_time=args.include_warmup_time, torch_legacy_save=args.torch_legacy_save,
+                    use_accelerator_pin_memory=args.use_accelerator_pin_memory,
+                    slow_bounce_buffer=args.slow_bounce_buffer)
 
 
 def _place_of(parser, mapping, on_gpu):

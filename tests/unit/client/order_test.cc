@@ -8,11 +8,9 @@
 #include <cerrno>
 #include <filesystem>
 #include <latch>
-#include <random>
 #include <thread>
 
 #include "client/handle.h"
-#include "common/descriptor.h"
 #include "common/units.h"
 #include "tests/unit/client/files.h"
 #include "tests/unit/client/operations.h"
@@ -526,79 +524,6 @@ TEST(OrderTest, WhoIsInterruptedDoesNotWaitForTheOperationBefore) {
   standing->Wait();
   EXPECT_EQ(handle->Wait().count, 1U);
   EXPECT_EQ(target, Bytes(4096));
-}
-
-// The kernel cannot drop a page from the page cache behind a direct write while somebody else uses it there. What it
-// keeps is stale for ever, and it notes EIO for all who have the file open.
-TEST(OrderTest, PartsThatAreTransferredBesideEachOtherLeaveThePageCacheRight) {
-  constexpr unsigned kRounds = 200;
-  const Folder folder;
-  const auto handle = Make(2);
-  Bytes bytes = RandomBytes(1 << 20);
-  WriteFile(folder / "file", bytes);
-  const Descriptor watch(open((folder / "file").c_str(), O_RDONLY));
-  ASSERT_TRUE(watch);
-  std::mt19937 random(1);
-  unsigned spoiled = 0;
-  for (unsigned round = 0; round < kRounds; ++round) {
-    size_t count = 0;
-    for (size_t at = 0; at < bytes.size(); ++count) {
-      const size_t wanted = random() % 2 == 0 ? 1 + random() % 20'000 : 65'536 + random() % 50'000;
-      const auto part = MemoryView(std::span<std::byte>(bytes).subspan(at, std::min(bytes.size() - at, wanted)));
-      const auto started = random() % 2 == 0 ? handle->StartWrite(folder / "file", part, {.offset = at})
-                                             : handle->StartRead(folder / "file", part, {.offset = at});
-      ASSERT_TRUE(started.has_value());
-      at += part.size();
-    }
-    ASSERT_EQ(handle->Wait().count, count);
-    spoiled += fsync(watch.get()) != 0 ? 1 : 0;
-    if (round % 2 == 0) posix_fadvise(watch.get(), 0, 0, POSIX_FADV_DONTNEED);
-  }
-  EXPECT_EQ(spoiled, 0U) << "of " << kRounds << " rounds";
-  EXPECT_EQ(ReadFile(folder / "file"), bytes);
-  EXPECT_EQ(bytes, RandomBytes(1 << 20));
-}
-
-// Against a model that does one after the other; on a disk, and in memory, where much more happens beside each other.
-class RandomOrderTest : public testing::TestWithParam<unsigned> {};
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomOrderTest, testing::Range(1U, 25U));
-
-TEST_P(RandomOrderTest, WhatIsReadAndLeftIsWhatOneAfterTheOtherGives) {
-  constexpr size_t kSize = 100'000;
-  constexpr size_t kOperations = 400;
-  std::mt19937 random(GetParam());
-  const auto below = [&](size_t limit) { return std::uniform_int_distribution<size_t>(0, limit - 1)(random); };
-  const Folder folder(GetParam() % 3 == 0 ? "" : "/dev/shm");
-  const auto handle = Make(1 + GetParam() % 4);
-  Bytes model(kSize);
-  WriteFile(folder / "file", model);
-  std::vector<Bytes> memory(kOperations);
-  std::vector<Bytes> expected(kOperations);
-  for (size_t i = 0; i < kOperations; ++i) {
-    const bool atomic = below(8) == 0;
-    const size_t begin = atomic ? 0 : below(kSize);
-    const size_t size = atomic ? kSize : 1 + below(kSize - begin);
-    if (atomic) {
-      memory[i] = expected[i] = model = RandomBytes(size, static_cast<unsigned>(i));
-      ASSERT_TRUE(handle->StartWrite(folder / "file", View(memory[i]), {.atomic = true}).has_value());
-    } else if (below(2) == 0) {
-      memory[i] = RandomBytes(size, static_cast<unsigned>(i));
-      model = AfterWrite(std::move(model), begin, memory[i]);
-      expected[i] = memory[i];
-      ASSERT_TRUE(handle->StartWrite(folder / "file", View(memory[i]), {.offset = begin}).has_value());
-    } else {
-      memory[i] = Bytes(size);
-      expected[i] = {model.begin() + static_cast<long>(begin), model.begin() + static_cast<long>(begin + size)};
-      ASSERT_TRUE(handle->StartRead(folder / "file", View(memory[i]), {.offset = begin}).has_value());
-    }
-  }
-  const auto completed = handle->Wait();
-  EXPECT_EQ(completed.count, kOperations);
-  EXPECT_EQ(ReadFile(folder / "file"), model);
-  for (size_t i = 0; i < kOperations; ++i) {
-    const auto [got, wanted] = std::mismatch(memory[i].begin(), memory[i].end(), expected[i].begin());
-    EXPECT_EQ(got, memory[i].end()) << "operation " << i << " differs from byte " << got - memory[i].begin();
-  }
 }
 
 }  // namespace

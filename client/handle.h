@@ -155,7 +155,7 @@ class WEIGHTFS_EXPORT Handle {
   //
   // Where there is no lease (Direct::kNever, no weightfs mount or its option direct= says no, tensors of a GPU, a full
   // store, more than a lease takes, a pool file beyond the process's RLIMIT_FSIZE) the files are written into a directory
-  // beside, `.weightfs-XXXXXX`, and then renamed one after the other: each is complete, and another program, or a crash,
+  // beside, `.weightfs-*`, and then renamed one after the other: each is complete, and another program, or a crash,
   // may see some new and some old. An error before the first rename leaves everything as it was; that is so for all that
   // can be known then: what a directory, a mount or a sticky directory keeps, and permissions. Direct::kRequire refuses
   // instead.

@@ -288,7 +288,7 @@ void Handle::Impl::Opened::MakeLate() {
 
 std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const IoError& error) {
   Opened opened;
-  opened.place = PlaceOf(file, IdOfPath(file.where));
+  opened.place = PlaceOf(file, IdOfPath(file.where));   // It has no other identity yet.
   if (opened.place == nullptr || !opened.place->waits()) return std::nullopt;
   opened.target = std::make_unique<AbsentTarget>(error);
   opened.MakeLate();

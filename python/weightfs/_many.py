@@ -23,7 +23,7 @@ class ManyFiles:
 
         Where there is no lease (direct="never", no weightfs mount or its option direct= says no, tensors of a GPU, a
         full store, more than the 512 GiB of a lease, a pool file beyond the process's RLIMIT_FSIZE) they are written
-        into a directory beside them, `.weightfs-XXXXXX`, and then renamed one after the other: each is complete, and
+        into a directory beside them, `.weightfs-*`, and then renamed one after the other: each is complete, and
         another program, or a crash, may see some new and some old. All that can be known before the first rename (a
         directory or a mount in a file's place, permissions, sticky directories) is an error that leaves everything as
         it was. The logger "weightfs" says at INFO why there is no lease; direct="require" raises that instead.

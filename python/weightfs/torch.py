@@ -22,7 +22,7 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
     """Saves as torch.save(obj, f, *arguments, **options) does; to a stream it is torch.save itself, and all else is
     about paths.
 
-    durable: on the device when it returns. atomic: written into `.NAME.weightfs-XXXXXXXX` beside the file and renamed
+    durable: on the device when it returns. atomic: written into `.NAME.weightfs-*` beside the file and renamed
     over it, so that other programs, and whoever looks after this one was killed, find the old file or the new one; with
     durable also after a crash of the machine. The file keeps its mode, and its owner and group where this process may
     give them, but not its access lists and extended attributes; a symbolic link stays one, other hard links keep the

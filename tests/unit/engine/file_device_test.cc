@@ -302,17 +302,27 @@ class LoopDevice {
   std::string path_;
 };
 
-TEST(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
-  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
-  const ScratchFile file(kFileSize);
-  const LoopDevice loop(file.path());
-  if (loop.path().empty())
-    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
+class FileDeviceBlockDeviceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
+    loop_.emplace(file_.path());
+    if (path().empty()) GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
+  }
+  const std::string& path() const { return loop_->path(); }
+
+  const ScratchFile file_{kFileSize};
+
+ private:
+  std::optional<LoopDevice> loop_;
+};
+
+TEST_F(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
   const AlignedMemory out(5 * kMiB);
   const AlignedMemory in(5 * kMiB);
   FillPattern(out.bytes(), 9);
   {
-    const auto device = OpenDevice(loop.path());
+    const auto device = OpenDevice(path());
     EXPECT_TRUE(device->is_block_device());
     EXPECT_EQ(device->size(), ByteCount{kFileSize});
     ASSERT_TRUE(device->Write(ByteOffset{kMiB}, out.bytes()).has_value());
@@ -320,36 +330,26 @@ TEST(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
     ASSERT_TRUE(device->Read(ByteOffset{kMiB}, in.bytes()).has_value());
     EXPECT_TRUE(Same(in, out));
     EXPECT_EQ(device->Write(ByteOffset{kFileSize}, out.bytes()).error().code, ErrorCode::kInvalid);
-    const auto second = FileDevice::Open(loop.path(), {});
+    const auto second = FileDevice::Open(path(), {});
     ASSERT_FALSE(second.has_value());
     EXPECT_EQ(second.error().code, ErrorCode::kBusy);
   }
-  EXPECT_TRUE(FileDevice::Open(loop.path(), {}).has_value());
+  EXPECT_TRUE(FileDevice::Open(path(), {}).has_value());
 }
 
-TEST(FileDeviceBlockDeviceTest, WhoOnlyLooksAtABlockDeviceIsWaitedFor) {
-  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
-  const ScratchFile file(kFileSize);
-  const LoopDevice loop(file.path());
-  if (loop.path().empty())
-    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
-  const int looks = open(loop.path().c_str(), O_RDONLY | O_CLOEXEC);   // as udevd does
+TEST_F(FileDeviceBlockDeviceTest, WhoOnlyLooksAtABlockDeviceIsWaitedFor) {
+  const int looks = open(path().c_str(), O_RDONLY | O_CLOEXEC);   // as udevd does
   ASSERT_EQ(flock(looks, LOCK_SH), 0);
-  auto opened = std::async(std::launch::async, [&] { return FileDevice::Open(loop.path(), {}); });
+  auto opened = std::async(std::launch::async, [&] { return FileDevice::Open(path(), {}); });
   EXPECT_EQ(opened.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
   EXPECT_EQ(close(looks), 0);
   EXPECT_TRUE(opened.get().has_value());
 }
 
-TEST(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {
-  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
-  const ScratchFile file(kFileSize);
-  const LoopDevice loop(file.path());
-  if (loop.path().empty())
-    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
+TEST_F(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {
   // Reads behind the end of the backing file fail in the device, not in the kernel's checks of a file.
-  ASSERT_EQ(truncate(file.path().c_str(), kMiB), 0);
-  const auto device = OpenDevice(loop.path());
+  ASSERT_EQ(truncate(file_.path().c_str(), kMiB), 0);
+  const auto device = OpenDevice(path());
   const AlignedMemory memory(kMiB);
   EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
   EXPECT_EQ(device->Read(ByteOffset{8 * kMiB}, memory.bytes()).error().code, ErrorCode::kIo);
@@ -427,13 +427,8 @@ TEST(FileDeviceTest, AReadOnlyDeviceHasNoDescriptorForWriters) {
   const Again reads(*device, false);
 }
 
-TEST(FileDeviceBlockDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
-  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to attach a loop device";
-  const ScratchFile file(kFileSize);
-  const LoopDevice loop(file.path());
-  if (loop.path().empty())
-    GTEST_SKIP() << "SKIPPED LOUDLY: losetup is missing or no loop device is to be had";
-  ExpectWritersKeepTheNextOpenOut(loop.path());
+TEST_F(FileDeviceBlockDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
+  ExpectWritersKeepTheNextOpenOut(path());
 }
 
 }  // namespace

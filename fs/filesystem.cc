@@ -15,6 +15,7 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
+constexpr int kDropAttempts = 8;
 // From a close, or the last name's end, to its serving: the most on a busy machine, and what is waited for soon after
 // one that did not come, for somebody may just have a deleted file open.
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
@@ -79,16 +80,16 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file) {
   handle->inode = inode;
   handle->flags = file.flags;
   handle->mode = ChooseMode(inode, file.flags);
+  PageCacheTracker::Opened opened = page_cache_.Open(inode->id, handle->mode, handle->mappable());
+  handle->pages = std::move(opened.pages);
   uint32_t open_flags = 0;
   if (handle->mode == OpenMode::kDirect) {
     file.direct_io = 1;
     if (features.parallel_direct_writes) open_flags = kOpenParallelDirectWrites;
-  } else if (handle->mode == OpenMode::kHot) {
-    file.keep_cache = 1;   // The kernel itself drops the pages that direct writes change.
   } else {
-    file.keep_cache = page_cache_.Open(inode->id) ? 1 : 0;
+    // Pages of a hot file are valid: direct writes drop those that they make stale.
+    file.keep_cache = handle->mode == OpenMode::kHot || opened.keep ? 1 : 0;
   }
-  if (handle->mappable()) page_cache_.OpenMappable(inode->id);
   file.fh = files_.Add(std::move(handle));
   return open_flags;
 }
@@ -104,12 +105,11 @@ void Filesystem::DropHandle(uint64_t number) {
   const std::shared_ptr<FileHandle> handle = files_.Remove(number);
   if (handle == nullptr) return;
   if (leases_ != nullptr) leases_->tickets().Forget(handle.get());
-  if (handle->mode == OpenMode::kPageCache) page_cache_.Close(handle->inode->id);
   if (!handle->writable() && handle->mode != OpenMode::kPageCache && (handle->flags & O_DIRECT) == 0) {
     read_history_.Closed(handle->inode->id, SizeOf(*handle->inode), handle->read_bytes.load(),
                          handle->mode == OpenMode::kHot);
   }
-  if (handle->mappable()) page_cache_.CloseMappable(handle->inode->id);
+  page_cache_.Close(handle->inode->id, handle->mode, handle->mappable());
   store_.CloseFile(handle->inode, handle->told.load());
 }
 
@@ -126,16 +126,13 @@ void Filesystem::DropAttributes(InodeId ino) {
     spdlog::error("the kernel did not forget the attributes of inode {} (error {})", ino.value, -status);
 }
 
-bool Filesystem::LeavesStalePages(const FileHandle& handle) {
-  return !features.direct_io_allow_mmap && handle.mode == OpenMode::kDirect &&
-         page_cache_.ChangedPastCache(handle.inode->id);
-}
-
 void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
   dropping_.Begin();
   int status = 0;
-  if (!ending_.load()) {
+  // EBUSY: a program changed a page between its write-back and its removal.
+  for (int attempt = 0; attempt < kDropAttempts && !ending_.load(); ++attempt) {
     status = fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(offset), static_cast<off_t>(size));
+    if (status != -EBUSY) break;
   }
   dropping_.End();
   // ENOENT: the kernel does not have the inode, so neither its pages.
@@ -149,7 +146,8 @@ void Filesystem::EndDropping() {
 }
 
 void Filesystem::TakeMappedChanges(InodeId ino) {
-  if (page_cache_.MayHoldChanges(ino)) DropPages(ino, 0, 0);   // The kernel sends changed ones to the receivers first.
+  const auto pages = page_cache_.Find(ino);
+  if (pages != nullptr && pages->MayHoldChanges()) DropPages(ino, 0, 0);   // The kernel writes dirty pages back first.
 }
 
 void Filesystem::ChangedPastKernel(InodeId ino) {

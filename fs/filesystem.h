@@ -73,8 +73,6 @@ class Filesystem {
   // nothing may be written.
   Result<void> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // A write through `handle` has changed data: true when the kernel has pages that are stale now.
-  bool LeavesStalePages(const FileHandle& handle);
   // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
   void DropPages(InodeId ino, uint64_t offset, uint64_t size);
   // Waits for those calls, and lets later ones do nothing: the kernel may send changed pages first, and soon nobody

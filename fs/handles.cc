@@ -24,10 +24,4 @@ Result<DirectoryHandle::Entries> DirectoryHandle::Snapshot(Namespace& names, boo
   return entries;
 }
 
-OpenMode ChooseOpenMode(int flags, bool map_direct) {
-  // A write-only file cannot be mapped, so it loses nothing without the page cache.
-  const bool direct = map_direct || (flags & O_DIRECT) != 0 || (flags & O_ACCMODE) == O_WRONLY;
-  return direct ? OpenMode::kDirect : OpenMode::kPageCache;
-}
-
 }  // namespace weightfs

@@ -7,19 +7,17 @@
 #include <vector>
 
 #include "common/mutex.h"
+#include "fs/page_cache.h"
 #include "store/inode.h"
 #include "store/store.h"
 
 namespace weightfs {
 
-// How data of one open reaches the kernel.
-// kHot: through the page cache although the kernel could map the file without it.
-enum class OpenMode : unsigned char { kDirect, kPageCache, kHot };
-
 // Immutable but for the stream, which has its own lock, and the count. A request under way holds a reference, so that a
 // handle outlives its release.
 struct FileHandle : std::enable_shared_from_this<FileHandle> {
   InodePtr inode;
+  std::shared_ptr<InodePages> pages;
   int flags = 0;                     // of open(2)
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
@@ -79,9 +77,5 @@ class HandleRegistry {
   Mutex mutex_;
   std::unordered_map<Handle*, std::shared_ptr<Handle>> handles_ GUARDED_BY(mutex_);
 };
-
-// The way an open goes. Where the kernel maps files opened for direct I/O (`map_direct`), every open is direct I/O;
-// else read-only and read-write opens need the page cache for their mappings, O_DIRECT and write-only ones do not.
-OpenMode ChooseOpenMode(int flags, bool map_direct);
 
 }  // namespace weightfs

@@ -149,11 +149,11 @@ Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lea
   return Error{ErrorCode::kInvalid, "the ticket is of nothing that this user has open"};
 }
 
-Result<InodePtr> LeaseRequests::FileOf(Request& request, const lease::Token& token, bool write) {
+Result<std::shared_ptr<FileHandle>> LeaseRequests::FileOf(Request& request, const lease::Token& token, bool write) {
   ASSIGN_OR_RETURN(const LeaseTickets::Opened opened, OpenedBy(request, token));
   if (opened.file == nullptr) return Error{ErrorCode::kIsDirectory, "the ticket is a directory's"};
   const int access = opened.file->flags & O_ACCMODE;
-  if (write ? access != O_RDONLY : access != O_WRONLY) return opened.file->inode;
+  if (write ? access != O_RDONLY : access != O_WRONLY) return opened.file;
   request.error = EBADF;
   return Error{ErrorCode::kInvalid, fmt::format("the file is not open for {}", write ? "writing" : "reading")};
 }
@@ -181,10 +181,10 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   lease::ReadRequest asked;
   if (!body.Take(&asked) || !body.empty()) return Malformed();
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
-  ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, false));
+  ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, false));
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   AnswerMemory memory(answers_);
-  ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(inode, asked.offset, asked.length, &memory));
+  ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(file->inode, asked.offset, asked.length, &memory));
   std::vector<lease::Extent> extents;
   for (const FileExtent& extent : lease.extents) extents.push_back(ToWire(extent));
   const lease::ReadAnswer answer{lease.file_size, lease.first.value, lease.count.value, extents.size()};
@@ -268,7 +268,8 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
     inode = opened.directory->inode;
     asked.file_offset = 0;
   } else {
-    ASSIGN_OR_RETURN(inode, FileOf(request, asked.token, true));
+    ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
+    inode = file->inode;
   }
   if (filesystem_.options().read_only) return ErrorCode::kReadOnly;
   const uint64_t writer = ++writers_;
@@ -291,14 +292,19 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
       !body.empty()) {
     return Malformed();
   }
-  ASSIGN_OR_RETURN(const InodePtr inode, FileOf(request, asked.token, true));
+  ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
+  const InodePtr& inode = file->inode;
   DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
   // Pages that were changed before would otherwise be written over what is committed.
   filesystem_.TakeMappedChanges(inode->id);
   RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0));
+  // Pages that a mapping fills and changes from here on lack what is committed.
+  InodePages::DirectWrite direct(*file->pages, {asked.file_offset, asked.file_offset + asked.length});
   RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
+  direct.MarkApplied();
   filesystem_.ChangedPastKernel(inode->id);
+  direct.End();
   SendWhenDurable(request, inode, asked.durable != 0);
   return {};
 }

@@ -75,7 +75,7 @@ class LeaseRequests {
   void SendDone(const Request& request, const Result<void>& result);
   void SendWhenDurable(const Request& request, const InodePtr& inode, bool durable);
 
-  Result<InodePtr> FileOf(Request& request, const lease::Token& token, bool write);
+  Result<std::shared_ptr<FileHandle>> FileOf(Request& request, const lease::Token& token, bool write);
   Result<InodePtr> DirectoryOf(Request& request, const lease::Token& token);
   Result<LeaseTickets::Opened> OpenedBy(Request& request, const lease::Token& token);
   Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length, AnswerMemory* memory);

@@ -62,7 +62,8 @@ void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t m
 }
 #endif
 
-void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size) {
+void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size, bool fills_pages) {
+  if (fills_pages) file->pages->NoteFill();
   file->read_bytes.fetch_add(size, std::memory_order_relaxed);
   // The handle lives until the answer: the store uses its stream until then.
   filesystem.store().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
@@ -100,9 +101,11 @@ void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_
 
 // The same, after the kernel has dropped the pages that the write left stale.
 void DropPagesAndFinish(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size,
-                        bool sync) {
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, offset, size, sync](Reply later) {
+                        bool sync, InodePages::DirectWrite write) {
+  const auto kept = std::make_shared<InodePages::DirectWrite>(std::move(write));
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, offset, size, sync, kept](Reply later) {
     filesystem.DropPages(file->inode->id, offset, size);
+    kept->End();
     FinishWrite(filesystem, std::move(later), file, size, sync);
   });
 }
@@ -119,6 +122,35 @@ uint32_t WriteFlags(std::span<const std::byte> data) {
   return flags;
 }
 
+// Takes dirty pages of a shared mapping, but for bytes of direct writes that the pages may lack. A mapping makes no file
+// longer: what its pages hold behind the end was cut off since they were changed.
+void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
+               std::span<const std::byte> data, bool sync) {
+  InodePages::WriteBack pages(*file->pages, {offset, offset + data.size()});
+  const auto answer = [&](const Result<void>& written) {
+    pages.End();
+    if (written.has_value()) {
+      FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
+    } else {
+      reply.Fail(written.error());
+    }
+  };
+  Result<void> failed;
+  const size_t count = pages.pieces().size();
+  for (size_t index = 0; index < count && failed.has_value(); ++index) {
+    const ByteRange piece = pages.pieces()[index];
+    const auto bytes = data.subspan(piece.begin - offset, piece.end - piece.begin);
+    Buffer holder;
+    if (bytes.size() == data.size() && data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
+    filesystem.store().Write(file->inode, ByteOffset{piece.begin}, bytes, std::move(holder), WriteReach::kWithinFile,
+                             [&](const Result<void>& written) {
+                               failed = written;
+                               if (index + 1 == count || !written.has_value()) answer(written);
+                             });
+  }
+  if (count == 0) answer({});
+}
+
 // `offset` is right for O_APPEND too: the kernel takes the end of the file under the inode's lock, and it alone moves
 // it. The pieces of one large append come at once and in any order, so appending them here would mix them up.
 void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
@@ -127,30 +159,37 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
     reply.Errno(EFBIG);
     return;
   }
+  const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   const uint32_t write_flags = WriteFlags(data);
-  // A mapping makes no file longer: what its pages hold behind the end was cut off since they were changed.
-  const bool mapped = (write_flags & kFromPageCache) != 0;
-  const auto reach = mapped ? WriteReach::kWithinFile : WriteReach::kAnywhere;
-  if (!mapped) {
-    const Result<void> cleared = filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
-    if (!cleared.has_value()) {
-      reply.Fail(cleared.error());
-      return;
-    }
+  if ((write_flags & kFromPageCache) != 0) {
+    TakePages(filesystem, std::move(reply), file, offset, data, sync);
+    return;
+  }
+  const Result<void> cleared = filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
+  if (!cleared.has_value()) {
+    reply.Fail(cleared.error());
+    return;
   }
   Buffer holder;
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
-  const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
+  // The kernel has the bytes of a write through its page cache in its pages already.
+  InodePages::DirectWrite direct;
+  if (file->mode == OpenMode::kDirect) direct = {*file->pages, {offset, offset + data.size()}};
   const auto answer = [&](const Result<void>& written) {
     if (!written.has_value()) {
+      direct.End();
       reply.Fail(written.error());
-    } else if (!filesystem.LeavesStalePages(*file)) {
-      FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
+      return;
+    }
+    direct.MarkApplied();
+    if (file->mode == OpenMode::kDirect && file->pages->MayBeStaleAfterWrite()) {
+      DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync, std::move(direct));
     } else {
-      DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync);
+      direct.End();
+      FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
     }
   };
-  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), reach, answer);
+  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kAnywhere, answer);
 }
 
 // Only a handle that could write is told of failed writes: a reader cannot act on them.
@@ -189,7 +228,8 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
   };
 #endif
   operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {
-    Dispatch(request, Read, FileOf(file), static_cast<uint64_t>(offset), size);
+    // The kernel names the owner of locks in reads for a program, not in those that fill its page cache.
+    Dispatch(request, Read, FileOf(file), static_cast<uint64_t>(offset), size, file->lock_owner == 0);
   };
   operations.write = [](fuse_req_t request, fuse_ino_t, const char* data, size_t size, off_t offset,
                         fuse_file_info* file) {

@@ -56,7 +56,10 @@ void ReadLink(Filesystem& filesystem, Reply reply, InodeId ino) {
 }
 
 void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, std::string_view name) {
-  filesystem.ReplyEntry(std::move(reply), filesystem.names().Link(ino, parent, name));
+  // A link waits until the data that it gives a name to is in the catalog, as a rename does.
+  filesystem.RunLater(std::move(reply), [&filesystem, ino, parent, name = std::string(name)](Reply later) {
+    filesystem.ReplyEntry(std::move(later), filesystem.names().Link(ino, parent, name));
+  });
 }
 
 void Unlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {

@@ -54,11 +54,11 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
       later.Fail(found.error());
     }
   };
-  const InodeId ino = file->inode->id;
-  if (!filesystem.page_cache().MayHoldChanges(ino)) {
+  if (!file->pages->MayHoldChanges()) {
     answer(std::move(reply));
     return;
   }
+  const InodeId ino = file->inode->id;
   // What a mapping wrote comes first; the kernel sends it to the receivers, so this waits elsewhere.
   filesystem.RunElsewhere(std::move(reply), [&filesystem, ino, answer](Reply later) {
     filesystem.DropPages(ino, 0, 0);
@@ -82,6 +82,13 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
   request.length = std::min(request.length, kLongest);
   if (request.to_offset > kMaximumFileSize) {
     reply.Errno(EFBIG);
+    return;
+  }
+  // After the copy the kernel throws away the pages of the range, dirty or not: stores of a mapping into the rest of
+  // the first and the last page would be lost. Told so, it copies by reading and writing.
+  const bool whole_pages = request.to_offset % kBlockSize == 0 && request.length % kBlockSize == 0;
+  if (!whole_pages && request.to->pages->MayHaveDirtyPages()) {
+    reply.Errno(EOPNOTSUPP);
     return;
   }
   filesystem.RunLater(std::move(reply), [&filesystem, request](Reply later) {

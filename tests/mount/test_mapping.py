@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 
+import page_race
+import pytest
+
 from harness import process
 
 MIB = 1 << 20
@@ -172,3 +175,39 @@ def test_splice_and_sendfile_between_the_mount_and_a_pipe(mount, work):
         os.close(descriptor)
     mount.remount()
     assert (work / "target").read_bytes() == expected
+
+
+@pytest.mark.parametrize("how", page_race.CHANGES)
+def test_changes_of_one_page_by_a_mapping_and_past_it_are_both_kept(work, how):
+    for _ in range(3):
+        assert page_race.lost(how, os.fspath(work / "file"), 8192) == ([], [])
+
+
+def test_a_reader_of_a_mapping_sees_every_write_that_has_ended(work):
+    """A page that is read between the kernel's own dropping and the write must not stay as it was."""
+    path = work / "file"
+    path.write_bytes(bytes(MIB))
+    reader = subprocess.Popen([sys.executable, "-c", READ_ALL_THE_TIME, path], stdout=subprocess.PIPE,
+                              stdin=subprocess.PIPE)
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        assert reader.stdout.read(1) == b"r"
+        with open(path, "rb") as stream, mmap.mmap(stream.fileno(), MIB, prot=mmap.PROT_READ) as mapping:
+            for step in range(3000):
+                offset, text = step % 16 * 65536, f"{step:8}".encode()
+                os.pwrite(descriptor, text, offset)
+                assert mapping[offset:offset + 8] == text
+    finally:
+        os.close(descriptor)
+        reader.kill()
+        reader.communicate()
+
+
+READ_ALL_THE_TIME = """
+import mmap, sys
+with open(sys.argv[1], "rb") as stream, mmap.mmap(stream.fileno(), 1 << 20, prot=mmap.PROT_READ) as mapping:
+    print("r", end="", flush=True)
+    while True:
+        for offset in range(0, 1 << 20, 65536):
+            mapping[offset]
+"""

@@ -131,7 +131,26 @@ KernelReply FakeKernel::Read(uint64_t node, uint64_t handle, uint64_t offset, ui
   in.fh = handle;
   in.offset = offset;
   in.size = size;
+  in.read_flags = FUSE_READ_LOCKOWNER;
+  in.lock_owner = 1;
   return AskWith(FUSE_READ, node, in);
+}
+
+KernelReply FakeKernel::Fill(uint64_t node, uint64_t handle, uint64_t offset, uint32_t size) {
+  fuse_read_in in{};
+  in.fh = handle;
+  in.offset = offset;
+  in.size = size;
+  return AskWith(FUSE_READ, node, in);
+}
+
+KernelReply FakeKernel::WriteBack(uint64_t node, uint64_t handle, uint64_t offset, std::string_view data) {
+  fuse_write_in in{};
+  in.fh = handle;
+  in.offset = offset;
+  in.size = static_cast<uint32_t>(data.size());
+  in.write_flags = FUSE_WRITE_CACHE;
+  return AskWith(FUSE_WRITE, node, in, data);
 }
 
 KernelReply FakeKernel::Release(uint64_t node, uint64_t handle) {

@@ -66,6 +66,9 @@ class FakeKernel {
   KernelReply Open(uint64_t node, uint32_t flags);
   KernelReply Write(uint64_t node, uint64_t handle, uint64_t offset, std::string_view data, uint32_t flags = 0);
   KernelReply Read(uint64_t node, uint64_t handle, uint64_t offset, uint32_t size);
+  // A read that fills the page cache, and the write-back of dirty pages.
+  KernelReply Fill(uint64_t node, uint64_t handle, uint64_t offset, uint32_t size);
+  KernelReply WriteBack(uint64_t node, uint64_t handle, uint64_t offset, std::string_view data);
   KernelReply Release(uint64_t node, uint64_t handle);
 
   // Ends the connection, as an unmount does, and waits for Run; its result.

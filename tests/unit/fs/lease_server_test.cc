@@ -52,6 +52,7 @@ class LeaseServerTest : public testing::Test {
     auto made = store().names().Create(kRootInode, name, request);
     if (!made.has_value()) made = store().names().Lookup(kRootInode, name);
     auto handle = std::make_shared<FileHandle>();
+    handle->pages = std::make_shared<InodePages>();
     handle->inode = store().OpenFile(made.value().ino, false).value();
     handle->flags = flags;
     return handle;

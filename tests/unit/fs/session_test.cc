@@ -116,6 +116,28 @@ TEST(SessionOpen, DirectWriteInvalidatesPagesBeforeItIsAnswered) {
   EXPECT_EQ(kernel.Read(writer.node, reader.handle, 4096, 100).body, "after");
 }
 
+TEST(SessionOpen, DirectWriteDropsPagesThatWereFilledBeforeItIsAnswered) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  ASSERT_EQ(kernel.Write(file.node, file.handle, 0, std::string(8192, 'a')).error, 0);
+  EXPECT_EQ(kernel.Read(file.node, file.handle, 0, 4096).body.size(), 4096U);
+  ASSERT_EQ(kernel.Write(file.node, file.handle, 0, "b").error, 0);
+  EXPECT_TRUE(kernel.notifications.empty()) << "programs alone have read";
+
+  EXPECT_EQ(kernel.Fill(file.node, file.handle, 0, 4096).body.size(), 4096U);
+  ASSERT_EQ(kernel.Write(file.node, file.handle, 4000, "after").error, 0);
+  ASSERT_EQ(kernel.notifications.size(), 1U);
+  EXPECT_EQ(kernel.notifications[0].error, FUSE_NOTIFY_INVAL_INODE);
+  const auto range = kernel.notifications[0].As<fuse_notify_inval_inode_out>();
+  EXPECT_EQ(range.off, 4000);
+  EXPECT_EQ(range.len, 5);
+
+  ASSERT_EQ(kernel.WriteBack(file.node, file.handle, 4096, std::string(4096, 'm')).error, 0);
+  EXPECT_TRUE(kernel.notifications.empty()) << "these bytes come from the pages";
+  EXPECT_EQ(kernel.Read(file.node, file.handle, 3998, 200).body,
+            "aaafter" + std::string(91, 'a') + std::string(102, 'm'));
+}
+
 TEST(SessionNames, MissingNameIsRememberedByTheKernel) {
   FakeKernel kernel({}, Options());
   const KernelReply reply = kernel.Lookup(FUSE_ROOT_ID, "missing");

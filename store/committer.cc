@@ -77,7 +77,27 @@ void Committer::Commit(const InodePtr& inode, Level level, Done done, bool kept)
   Add({.inode = inode, .level = level, .done = std::move(done), .kept = kept}, Scope::kNone);
 }
 
-void Committer::CommitAll(Scope scope, Done done) { Add({nullptr, Level::kDurable, std::move(done)}, scope); }
+void Committer::CommitAll(Scope scope, Level level, Done done) { Add({nullptr, level, std::move(done)}, scope); }
+
+std::vector<InodePtr> Committer::Uncommitted() {
+  MutexLock lock(mutex_);
+  std::unordered_set<InodePtr> files(closed_.begin(), closed_.end());
+  files.insert(in_cycle_.begin(), in_cycle_.end());
+  for (const auto& [due, inode] : changed_) files.insert(inode);
+  for (const Request& request : requests_) {
+    if (request.inode) files.insert(request.inode);
+  }
+  for (const auto& failed : failed_files_) {
+    if (InodePtr inode = failed.lock()) files.insert(std::move(inode));
+  }
+  return {files.begin(), files.end()};
+}
+
+void Committer::NoteFailed(const InodePtr& inode) {
+  MutexLock lock(mutex_);
+  std::erase_if(failed_files_, [&](const auto& failed) { return failed.expired() || failed.lock() == inode; });
+  failed_files_.push_back(inode);
+}
 
 void Committer::FlushDevices(Done done) {
   Add({.inode = nullptr, .level = Level::kOrdered, .done = std::move(done), .flush = true}, Scope::kNone);
@@ -159,6 +179,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
     add(std::move(changed_.begin()->second), scope == Scope::kEverything);
     changed_.erase(changed_.begin());
   }
+  for (const auto& [inode, urgent] : cycle->inodes) in_cycle_.push_back(inode);
   return true;
 }
 
@@ -176,6 +197,10 @@ void Committer::RunCycle(Cycle cycle) {
       flushes_ += *flushed;
       WriteCatalog(&cycle);
     }
+  }
+  {
+    MutexLock lock(mutex_);
+    in_cycle_.clear();
   }
   Finish(&cycle, Level::kOrdered);
   const bool sync = cycle.wrote || !cycle.deletions.empty() || !cycle.requests.empty();
@@ -233,7 +258,10 @@ void Committer::WaitForWrites(Cycle* cycle) {
     MutexLock lock(inode.mutex);
     FileState& file = *inode.file;
     file.drained.wait(lock.native(), [&] { return file.writes_before_seal == 0; });
-    if (file.error) cycle->errors.emplace(&inode, *file.error);
+    if (file.error) {
+      cycle->errors.emplace(&inode, *file.error);
+      NoteFailed(sealed.inode);
+    }
     if (!file.torn || inode.deleted) continue;   // Of a deleted one nothing is left to put back.
     // What was sent since goes too: once the file is back, no older write of it may come to where new ones go.
     file.drained.wait(lock.native(), [&] { return file.writes_before_seal + file.writes_since_seal == 0; });

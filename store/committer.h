@@ -43,7 +43,9 @@ class Committer {
   // Every file that differs from the catalog. kSettled leaves out those that are being replaced (O_TRUNC and not closed
   // yet): a crash shall find the old content or the new.
   enum class Scope : unsigned char { kNone, kSettled, kEverything };
-  void CommitAll(Scope scope, Done done) EXCLUDES(mutex_);
+  void CommitAll(Scope scope, Level level, Done done) EXCLUDES(mutex_);
+  // The files that were changed, or whose writes failed, since their last commit; others may be among them.
+  std::vector<InodePtr> Uncommitted() EXCLUDES(mutex_);
   // What others wrote to the devices before the call (DeviceSet::NoteWrite) is on stable storage when `done` runs.
   void FlushDevices(Done done) EXCLUDES(mutex_);
   // The space of a file whose deletion the catalog has been told of.
@@ -84,6 +86,7 @@ class Committer {
   void RunCycle(Cycle cycle);
   void Seal(Cycle* cycle);
   void WaitForWrites(Cycle* cycle);
+  void NoteFailed(const InodePtr& inode) EXCLUDES(mutex_);
   void WriteCatalog(Cycle* cycle);
   Result<void> WriteOne(Sealed* sealed);
   Result<void> BuildBatch(Sealed& sealed, KvBatch* batch) REQUIRES(sealed.inode->mutex);
@@ -102,6 +105,8 @@ class Committer {
   std::condition_variable wake_;
   std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);   // by when they are due
   std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
+  std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);          // taken from the others, perhaps not in the catalog yet
+  std::vector<std::weak_ptr<Inode>> failed_files_ GUARDED_BY(mutex_);   // that have, or had, an error to report
   Clock::time_point closed_due_ GUARDED_BY(mutex_);
   std::vector<Request> requests_ GUARDED_BY(mutex_);
   std::vector<Deletion> deletions_ GUARDED_BY(mutex_);

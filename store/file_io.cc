@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <future>
 #include <optional>
 #include <utility>
@@ -279,18 +280,44 @@ Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace
   });
 }
 
-Result<void> FileIo::CommitBeforeRename(const InodePtr& inode) {
-  {
-    MutexLock lock(inode->mutex);
-    if (!inode->file || inode->deleted) return {};
-    // A commit under way has taken the changes but may not have told the catalog yet: wait for it too.
-    if (!inode->file->changed && !inode->file->committing && !inode->file->error) return {};
+namespace {
+
+// A commit under way has taken the changes but may not have told the catalog yet.
+bool IsUncommitted(const InodePtr& inode) {
+  MutexLock lock(inode->mutex);
+  if (!inode->file || inode->deleted) return false;
+  return inode->file->changed || inode->file->committing || inode->file->error;
+}
+
+}  // namespace
+
+std::vector<InodePtr> FileIo::UncommittedFiles() {
+  std::vector<InodePtr> files = p_.committer.Uncommitted();
+  std::erase_if(files, [](const InodePtr& inode) { return !IsUncommitted(inode); });
+  return files;
+}
+
+Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files) {
+  std::deque<std::promise<Result<void>>> commits;   // All are started before the first is waited for.
+  for (const InodePtr& inode : files) {
+    if (!IsUncommitted(inode)) continue;
+    auto& commit = commits.emplace_back();
+    p_.committer.Commit(inode, Committer::Level::kOrdered,
+                        [&commit](Result<void> result) { commit.set_value(std::move(result)); });
   }
-  std::promise<Result<void>> promise;
-  auto done = promise.get_future();
-  p_.committer.Commit(inode, Committer::Level::kOrdered,
-                      [&](Result<void> result) { promise.set_value(std::move(result)); });
-  return done.get();
+  Result<void> first;
+  for (auto& commit : commits) {
+    Result<void> result = commit.get_future().get();
+    if (first) first = std::move(result);
+  }
+  return first;
+}
+
+void FileIo::CommitSettledBeforeNaming() {
+  std::promise<void> done;
+  p_.committer.CommitAll(Committer::Scope::kSettled, Committer::Level::kOrdered,
+                         [&](const Result<void>&) { done.set_value(); });
+  done.get_future().wait();
 }
 
 void FileIo::ReclaimSpace(Committer::Scope scope) {
@@ -298,7 +325,7 @@ void FileIo::ReclaimSpace(Committer::Scope scope) {
   p_.space.CollectGrants();
   std::promise<void> promise;
   auto done = promise.get_future();
-  p_.committer.CommitAll(scope, [&](Result<void>) { promise.set_value(); });
+  p_.committer.CommitAll(scope, Committer::Level::kDurable, [&](const Result<void>&) { promise.set_value(); });
   done.wait();
 }
 

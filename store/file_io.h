@@ -62,7 +62,9 @@ class FileIo final : public DataOwner {
   // Makes what a commit can give back free: windows of idle streams, space that waits for a commit.
   void ReclaimSpace(Committer::Scope scope);
 
-  Result<void> CommitBeforeRename(const InodePtr& inode) override;
+  Result<void> CommitBeforeNaming(std::span<const InodePtr> files) override;
+  void CommitSettledBeforeNaming() override;
+  std::vector<InodePtr> UncommittedFiles() override;
   Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch) override;
   void DropData(const InodePtr& inode, std::vector<DeviceRun> runs) override;
 

@@ -25,9 +25,14 @@ class DataOwner {
  public:
   virtual ~DataOwner() = default;
 
-  // Everything written to the file before the call is in the catalog (ordered, not yet synced) on return: a rename
-  // written after it cannot survive a crash without the data. Blocks; called without locks.
-  virtual Result<void> CommitBeforeRename(const InodePtr& inode) = 0;
+  // The data of these files as of the call is in the catalog (ordered, not yet synced) on return: a name that is written
+  // after it cannot survive a crash without the data. The first error of a file, which counts as reported. Blocks;
+  // called without locks.
+  virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files) = 0;
+  // The same for every file that no one is replacing (O_TRUNC and not closed yet); errors stay with their files.
+  virtual void CommitSettledBeforeNaming() = 0;
+  // The files whose data may differ from the catalog, or that have an error to report.
+  virtual std::vector<InodePtr> UncommittedFiles() = 0;
 
   // The file is being deleted: appends the removal of its extent and checksum records to `batch`. For DropData.
   virtual Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch)
@@ -154,6 +159,8 @@ class Namespace {
 
   Result<void> RemoveLocked(const Place& place) REQUIRES(mutex_);
   Result<InodeId> CommitData(InodeId parent, std::string_view name);
+  Result<void> CommitTree(InodeId directory);
+  Result<std::vector<InodePtr>> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates);
   Result<void> MoveLocked(const Place& from, const Place& to) REQUIRES(mutex_);
   Result<void> ExchangeLocked(const Place& from, const Place& to) REQUIRES(mutex_);
   Result<void> CheckMove(const Place& from, const Place& to) REQUIRES(mutex_);

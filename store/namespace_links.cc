@@ -61,9 +61,10 @@ Result<Attributes> Namespace::Link(InodeId ino, InodeId new_parent, std::string_
   RETURN_IF_ERROR(CheckName(new_name));
   RETURN_IF_ERROR(CheckWritable());
   if (IsDots(new_name)) return ErrorCode::kExists;
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  RETURN_IF_ERROR(data_.CommitBeforeNaming({&inode, 1}));
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(new_parent));
-  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   ASSIGN_OR_RETURN(const auto existing, FindEntry(new_parent, new_name));
   if (existing) return ErrorCode::kExists;
 
@@ -120,14 +121,52 @@ Result<void> Namespace::RemoveLocked(const Place& place) {
   return CommitLocked(transaction, place.inode, now);
 }
 
-// The inode that the name leads to, with its data in the catalog if it is a file; 0 where there is none.
+// The inode that the name leads to; 0 where there is none. Before it gets another name, the data that the new name
+// publishes is in the catalog: of a file its own, of a directory that of all files below it. A symbolic link may lead
+// anywhere, so everything is committed that may be.
 Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
   ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
   if (!entry) return InodeId{};
-  if (!S_ISREG(entry->type)) return entry->ino;
-  const auto inode = inodes_.Get(entry->ino);
-  if (inode) RETURN_IF_ERROR(data_.CommitBeforeRename(*inode));
+  if (S_ISREG(entry->type)) {
+    const auto inode = inodes_.Get(entry->ino);
+    if (inode) RETURN_IF_ERROR(data_.CommitBeforeNaming({&*inode, 1}));
+  } else if (S_ISDIR(entry->type)) {
+    RETURN_IF_ERROR(CommitTree(entry->ino));
+  } else if (S_ISLNK(entry->type) && !data_.UncommittedFiles().empty()) {
+    data_.CommitSettledBeforeNaming();
+  }
   return entry->ino;
+}
+
+Result<void> Namespace::CommitTree(InodeId directory) {
+  const std::vector<InodePtr> candidates = data_.UncommittedFiles();
+  if (candidates.empty()) return {};
+  ASSIGN_OR_RETURN(const std::vector<InodePtr> files, FilesBelow(directory, candidates));
+  return data_.CommitBeforeNaming(files);
+}
+
+// Those of the candidates that have a name in the directory or below it. In a tree that is too large to be searched
+// while somebody waits, every one may have.
+Result<std::vector<InodePtr>> Namespace::FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates) {
+  constexpr size_t kMostEntries = 100'000;
+  std::unordered_map<InodeId, InodePtr> missing;
+  for (const InodePtr& file : candidates) missing.emplace(file->id, file);
+  std::vector<InodePtr> found;
+  std::vector<InodeId> directories = {directory};
+  size_t entries = 0;
+  while (!directories.empty() && !missing.empty()) {
+    const auto entry = catalog_.NewIterator(keys::EntryPrefix(directories.back()));
+    directories.pop_back();
+    for (; entry->Valid() && !missing.empty(); entry->Next()) {
+      if (++entries > kMostEntries) return candidates;
+      const auto record = EntryRecord::Decode(entry->value());
+      if (!record) continue;   // Damage is told when somebody asks for that name.
+      if (S_ISDIR(record->type)) directories.push_back(record->ino);
+      if (const auto file = missing.extract(record->ino)) found.push_back(file.mapped());
+    }
+    RETURN_IF_ERROR(entry->status());
+  }
+  return found;
 }
 
 Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,

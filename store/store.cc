@@ -292,7 +292,7 @@ void Store::Sync(const InodePtr& inode, Done done, bool kept) {
 
 void Store::SyncAll(Done done) {
   if (p_->read_only) return done({});
-  p_->committer->CommitAll(Committer::Scope::kEverything, std::move(done));
+  p_->committer->CommitAll(Committer::Scope::kEverything, Committer::Level::kDurable, std::move(done));
 }
 
 Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {

@@ -18,7 +18,7 @@ class Workload {
   void Run(int steps) {
     for (int step = 0; step < steps; ++step) {
       while (store_->Space().available < BlockCount{7 * kMiB / kBlockSize} && !Any().empty()) Unlink();
-      switch (random_() % 20) {
+      switch (random_() % 22) {
         case 0: case 1: case 2: Create(); break;
         case 3: case 4: case 5: Overwrite(); break;
         case 6: Append(); break;
@@ -31,6 +31,8 @@ class Workload {
         case 15: case 16: ReplaceDirect(); break;
         case 17: Abandon(); break;
         case 18: Publish(); break;
+        case 19: RenameDirectory(); break;
+        case 20: Link(); break;
         default: SyncEverything(); break;
       }
     }
@@ -157,6 +159,37 @@ class Workload {
   void Rename() {
     const std::string path = Any();
     if (!path.empty()) MoveTo(path, NewPath(), Id(path));
+  }
+  // Publishes all files below the directory, most of which nobody has synced.
+  void RenameDirectory() {
+    std::vector<std::string> directories;
+    for (const auto& [path, id] : history_.names()) {
+      if (id == History::kDirectory) directories.push_back(path.substr(0, path.size() - 1));
+    }
+    if (directories.empty()) return;
+    const std::string from = directories[random_() % directories.size()], to = "r" + std::to_string(next_name_++);
+    for (int file = 0; file < 2; ++file) CreateAt(from + "/f" + std::to_string(next_name_++), false);
+    const size_t began = Now();
+    ASSERT_TRUE(store_->names().Rename(kRootInode, from, kRootInode, to, RenameMode::kReplace).has_value());
+    History::Names names;
+    std::vector<History::FileId> below;
+    for (const auto& [path, id] : history_.names()) {
+      const bool moved = path.starts_with(from + "/");
+      names[moved ? to + path.substr(from.size()) : path] = id;
+      if (moved && id != History::kDirectory) below.push_back(id);
+    }
+    history_.Named(began, std::move(names), std::move(below));
+  }
+  void Link() {
+    const std::string path = Any();
+    if (path.empty()) return;
+    const std::string other = NewPath();
+    const auto [parent, name] = Place(other);
+    const size_t began = Now();
+    ASSERT_TRUE(store_->names().Link(store_.Resolve(path).value(), parent, name).has_value());
+    auto names = history_.names();
+    names[other] = Id(path);
+    history_.Named(began, std::move(names), {Id(path)});
   }
   void Unlink() {
     const std::string path = Any();

@@ -16,6 +16,7 @@ from crash_checks import CHECKS, Record
 from crash_writers import content, length_of, write_whole
 from harness import process
 from harness.filesystems import wait_until, weightfs
+from harness.syscalls import RENAME_EXCHANGE, rename_flags
 
 STORE_SIZE = "512M"
 WRITERS = Path(__file__).with_name("crash_writers.py")
@@ -178,6 +179,45 @@ def test_want_of_space_does_not_make_a_half_replaced_file_durable(factory, weigh
     close_on_dead_mount(descriptor)
     mount.mount()
     assert (mount.path / "model").read_bytes() == b"old" * 100_000
+    mount.fsck()
+
+
+def publish_by_directory(base):
+    (base / "step.tmp").rename(base / "step")
+
+
+def publish_by_exchange(base):
+    (base / "step").mkdir()
+    rename_flags(base / "step.tmp", base / "step", RENAME_EXCHANGE)
+
+
+def publish_by_symbolic_link(base):
+    (base / "latest.tmp").symlink_to("step.tmp")
+    (base / "latest.tmp").rename(base / "step")
+
+
+def publish_by_hard_links(base):
+    (base / "step" / "rank").mkdir(parents=True)
+    for path in PUBLISHED:
+        os.link(base / "step.tmp" / path, base / "step" / path)
+
+
+PUBLISHED = {"model.pt": 3_000_000, "config.json": 700, "rank/optimizer.pt": 400_000}
+
+
+@pytest.mark.parametrize("publish", [publish_by_directory, publish_by_exchange, publish_by_symbolic_link,
+                                     publish_by_hard_links])
+def test_what_a_new_name_publishes_is_there_after_a_kill(factory, weightfs_only, publish):
+    """Nothing is synced: the new name itself is ordered behind the data that it leads to."""
+    mount = factory.mount(factory.store("64M"), "commit=3600")
+    data = {path: os.urandom(size) for path, size in PUBLISHED.items()}
+    (mount.path / "step.tmp" / "rank").mkdir(parents=True)
+    for path, content_of_path in data.items():
+        (mount.path / "step.tmp" / path).write_bytes(content_of_path)
+    publish(mount.path)
+    mount.kill9()
+    mount.mount()
+    assert {path: (mount.path / "step" / path).read_bytes() for path in data} == data
     mount.fsck()
 
 

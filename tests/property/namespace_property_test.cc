@@ -16,7 +16,9 @@ namespace {
 
 class NoData final : public DataOwner {
  public:
-  Result<void> CommitBeforeRename(const InodePtr&) override { return {}; }
+  Result<void> CommitBeforeNaming(std::span<const InodePtr>) override { return {}; }
+  void CommitSettledBeforeNaming() override {}
+  std::vector<InodePtr> UncommittedFiles() override { return {}; }
   Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr&, KvBatch*) override { return std::vector<DeviceRun>(); }
   void DropData(const InodePtr&, std::vector<DeviceRun>) override {}
 };

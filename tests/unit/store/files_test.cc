@@ -297,5 +297,101 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
   EXPECT_TRUE(Must(store.ReadPath("final")) == "data");
 }
 
+// What a kill of the process leaves: the catalog as it was told, synced or not.
+TestStore Killed(TestStore& store, const TestStoreOptions& options) {
+  CrashOptions crash;
+  crash.kind = CrashOptions::Kind::kProcessKill;
+  return TestStore(store.journal().ImageAt(store.journal().size(), crash), options);
+}
+
+class Naming : public ::testing::Test {
+ protected:
+  static TestStoreOptions Options() {
+    TestStoreOptions options;
+    options.store.commit_interval = options.store.close_delay = std::chrono::hours(1);
+    return options;
+  }
+  Naming() : store_(Options()) {}
+  void MakeDirectory(InodeId parent, std::string_view name) {
+    CreateRequest request;
+    request.mode = S_IFDIR | 0755;
+    ASSERT_OK(store_->names().Create(parent, name, request));
+  }
+  Result<void> Rename(std::string_view from, std::string_view to, RenameMode mode = RenameMode::kReplace) {
+    return store_->names().Rename(kRootInode, from, kRootInode, to, mode);
+  }
+
+  TestStore store_;
+};
+
+TEST_F(Naming, ADirectoryIsRenamedAfterTheDataBelowIt) {
+  MakeDirectory(kRootInode, "step.tmp");
+  MakeDirectory(store_.Resolve("step.tmp").value(), "rank");
+  ASSERT_OK(store_.WriteFile("step.tmp/model", Pattern(1, 300'000)));
+  ASSERT_OK(store_.WriteFile("step.tmp/rank/optimizer", Pattern(2, 70'000)));
+  ASSERT_OK(store_.WriteFile("elsewhere", "not published"));
+  ASSERT_OK(Rename("step.tmp", "step"));
+  TestStore after = Killed(store_, Options());
+  ASSERT_OK(after.opened());
+  EXPECT_TRUE(Must(after.ReadPath("step/model")) == Pattern(1, 300'000));
+  EXPECT_TRUE(Must(after.ReadPath("step/rank/optimizer")) == Pattern(2, 70'000));
+  EXPECT_EQ(Must(after.ReadPath("elsewhere")), "") << "files elsewhere wait for their own commit";
+}
+
+TEST_F(Naming, ExchangedDirectoriesBothHaveTheirData) {
+  MakeDirectory(kRootInode, "a");
+  MakeDirectory(kRootInode, "b");
+  ASSERT_OK(store_.WriteFile("a/f", Pattern(1, 5000)));
+  ASSERT_OK(store_.WriteFile("b/f", Pattern(2, 5000)));
+  ASSERT_OK(Rename("a", "b", RenameMode::kExchange));
+  TestStore after = Killed(store_, Options());
+  EXPECT_TRUE(Must(after.ReadPath("b/f")) == Pattern(1, 5000));
+  EXPECT_TRUE(Must(after.ReadPath("a/f")) == Pattern(2, 5000));
+}
+
+TEST_F(Naming, ADirectoryRenameCommitsAReplacementBelowItAndNoneElsewhere) {
+  MakeDirectory(kRootInode, "d");
+  for (const char* path : {"d/f", "other"}) ASSERT_OK(store_.WriteFile(path, "old"));
+  ASSERT_OK(store_->SyncAll());
+  const InodePtr below = Must(store_.OpenPath("d/f", true)), other = Must(store_.OpenPath("other", true));
+  for (const InodePtr& file : {below, other}) ASSERT_OK(store_.WriteAt(file, 0, "new"));
+  ASSERT_OK(Rename("d", "e"));
+  TestStore after = Killed(store_, Options());
+  EXPECT_EQ(Must(after.ReadPath("e/f")), "new");
+  EXPECT_EQ(Must(after.ReadPath("other")), "old") << "half of a replacement is not committed without need";
+}
+
+TEST_F(Naming, AHardLinkIsMadeAfterTheDataOfItsFile) {
+  ASSERT_OK(store_.WriteFile("temporary", Pattern(3, 9000)));
+  ASSERT_OK(store_->names().Link(store_.Resolve("temporary").value(), kRootInode, "final"));
+  TestStore after = Killed(store_, Options());
+  EXPECT_TRUE(Must(after.ReadPath("final")) == Pattern(3, 9000));
+}
+
+TEST_F(Naming, ASymbolicLinkIsRenamedAfterAllSettledData) {
+  MakeDirectory(kRootInode, "step");
+  ASSERT_OK(store_.WriteFile("step/model", Pattern(4, 9000)));
+  CreateRequest request;
+  request.mode = S_IFLNK | 0777;
+  request.symlink = "step";
+  ASSERT_OK(store_->names().Create(kRootInode, "latest.tmp", request));
+  ASSERT_OK(Rename("latest.tmp", "latest"));
+  TestStore after = Killed(store_, Options());
+  EXPECT_TRUE(Must(after.ReadPath("step/model")) == Pattern(4, 9000));
+}
+
+TEST_F(Naming, ADirectoryRenameReportsAFailedWriteBelowItOnce) {
+  MakeDirectory(kRootInode, "d");
+  const InodePtr file = Must(store_.Create("d/f")), other = Must(store_.Create("other"));
+  for (const InodePtr& inode : {file, other}) ASSERT_OK(store_.WriteAt(inode, 0, Pattern(5, 9000)));
+  store_.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  const auto renamed = Rename("d", "e");
+  ASSERT_FALSE(renamed.has_value());
+  EXPECT_EQ(renamed.error().code, ErrorCode::kIo);
+  EXPECT_TRUE(store_.Resolve("d").has_value()) << "nothing has moved";
+  ASSERT_OK(Rename("d", "e"));
+  ASSERT_OK(store_->Sync(other));
+}
+
 }  // namespace
 }  // namespace weightfs

@@ -20,16 +20,18 @@ namespace weightfs {
 // Thread-safe.
 class FakeDataOwner final : public DataOwner {
  public:
-  Result<void> CommitBeforeRename(const InodePtr& inode) override {
+  Result<void> CommitBeforeNaming(std::span<const InodePtr> files) override {
     {
       MutexLock lock(mutex_);
-      committed_.push_back(inode->id.value);
+      for (const InodePtr& inode : files) committed_.push_back(inode->id.value);
     }
     // Without the lock, as the real one: the call may use the namespace.
     if (on_commit) std::exchange(on_commit, nullptr)();
-    if (commit_error) return *commit_error;
+    if (commit_error && !files.empty()) return *commit_error;
     return {};
   }
+  void CommitSettledBeforeNaming() override { ++settled; }
+  std::vector<InodePtr> UncommittedFiles() override { return uncommitted; }
   Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch) override {
     batch->Delete(keys::Extent(inode->id, FileBlock{0}));
     return std::vector<DeviceRun>();
@@ -49,6 +51,8 @@ class FakeDataOwner final : public DataOwner {
 
   std::function<void()> on_commit;            // once; set before use, for one thread
   std::optional<ErrorCode> commit_error;
+  std::vector<InodePtr> uncommitted;          // set before use
+  int settled = 0;                            // calls, of one thread
 
  private:
   Mutex mutex_;

@@ -231,6 +231,35 @@ TEST_F(NamespaceRename, DataIsInTheCatalogBeforeTheName) {
   EXPECT_EQ(data_.committed().size(), 3u);
 }
 
+TEST_F(NamespaceRename, OnlyUncommittedFilesBelowADirectoryAreCommitted) {
+  const InodeId d = MakeDirectory(kRootInode, "d"), inner = MakeDirectory(d, "inner");
+  const InodeId below = MakeFile(inner, "f"), clean = MakeFile(d, "clean"), elsewhere = MakeFile(kRootInode, "g");
+  for (const InodeId ino : {below, elsewhere}) data_.uncommitted.push_back(*inodes_->Get(ino));
+  EXPECT_EQ(Rename(kRootInode, "d", kRootInode, "e"), std::nullopt);
+  EXPECT_THAT(data_.committed(), ElementsAre(below.value)) << "not " << clean.value << ", not " << elsewhere.value;
+}
+
+TEST_F(NamespaceRename, ASymbolicLinkMayLeadToAnyFile) {
+  CreateRequest request;
+  request.mode = S_IFLNK | 0777;
+  request.symlink = "step-1";
+  ASSERT_TRUE(names_->Create(kRootInode, "latest.tmp", request));
+  EXPECT_EQ(Rename(kRootInode, "latest.tmp", kRootInode, "latest"), std::nullopt);
+  EXPECT_EQ(data_.settled, 0) << "nothing was uncommitted";
+  data_.uncommitted.push_back(*inodes_->Get(MakeFile(kRootInode, "f")));
+  EXPECT_EQ(Rename(kRootInode, "latest", kRootInode, "best"), std::nullopt);
+  EXPECT_EQ(data_.settled, 1);
+}
+
+TEST_F(NamespaceRename, ALinkIsMadeAfterTheDataOfItsFile) {
+  const InodeId file = MakeFile(kRootInode, "f");
+  ASSERT_TRUE(names_->Link(file, kRootInode, "g"));
+  EXPECT_THAT(data_.committed(), ElementsAre(file.value));
+  data_.commit_error = ErrorCode::kIo;
+  EXPECT_EQ(Code(names_->Link(file, kRootInode, "h")), ErrorCode::kIo);
+  EXPECT_EQ(Code(names_->Lookup(kRootInode, "h")), ErrorCode::kNotFound);
+}
+
 TEST_F(NamespaceRename, AFailedCommitOfDataLeavesTheNames) {
   const InodeId file = MakeFile(kRootInode, "f");
   data_.commit_error = ErrorCode::kNoSpace;

@@ -1,23 +1,20 @@
 // weightfs bench: how fast a mount is, beside the raw disk and the host's filesystem.
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <climits>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "bench/suite/outcome_json.h"
 #include "bench/suite/suite.h"
+#include "cli/bench_arguments.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
-#include "cli/mount_table.h"
 #include "cli/output.h"
-#include "common/size_text.h"
+#include "cli/output_file.h"
+#include "cli/progress.h"
+#include "cli/usage.h"
 
 namespace weightfs::cli {
 namespace {
@@ -28,15 +25,7 @@ using bench::RowOutcome;
 using bench::Unit;
 using bench::Way;
 
-constexpr unsigned kFewestRounds = 5;
 constexpr double kNoisy = 0.20;
-constexpr unsigned kManyFiles = 1'000'000, kFewFiles = 4000;
-
-struct Arguments {
-  bench::SuiteOptions suite;
-  std::string size, large_size, json, report;
-  bool list = false;
-};
 
 // "3.71", "26.1k": three digits.
 std::string Rate(Unit unit, double rate) {
@@ -58,7 +47,8 @@ std::string CheckText(const Check& check) {
   if (check.target <= 0) return value;
   const bool ok = check.state() == Check::State::kOk;
   const char* bound = check.at_most ? "≤" : "≥";
-  const std::string target = fmt::format("{} {} {:.2f}", ok ? "ok" : "short", bound, check.target);
+  const char* verdict = ok ? "ok" : check.at_most ? "over" : "short";
+  const std::string target = fmt::format("{} {} {:.2f}", verdict, bound, check.target);
   return fmt::format("{} {}", value, Paint(ok ? Tone::kGood : Tone::kWarning, target));
 }
 
@@ -122,7 +112,7 @@ void PrintNoise(const Outcome& outcome) {
   const bool referred = noise.read_reference.median + noise.write_reference.median > 0;
   fmt::print("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n",
              referred ? fmt::format("the references varied by {:.0f} % over {} rounds", noise.widest * 100, outcome.rounds)
-                      : "these rows have no reference to tell it by",
+                      : "these rows have no reference",
              noise.load_average, noise.steal * 100);
   if (noise.widest > kNoisy) {
     fmt::print("{}\n", Paint(Tone::kWarning,
@@ -133,7 +123,7 @@ void PrintNoise(const Outcome& outcome) {
 
 void Print(const Outcome& outcome) {
   for (const auto& [name, value] : outcome.facts) fmt::print("{:<18} {}\n", name, value);
-  fmt::print("\nGB/s is 10^9 bytes a second; medians of {} rounds (least–most).\n\n", outcome.rounds);
+  fmt::print("\nGB/s is 10^9 bytes per second; medians of {} rounds (minimum–maximum).\n\n", outcome.rounds);
   for (const Unit unit : {Unit::kBytes, Unit::kReads, Unit::kFiles}) PrintRows(outcome, unit);
   for (const bench::Curve& curve : outcome.curves) PrintCurve(curve);
   PrintBeside(outcome);
@@ -155,158 +145,133 @@ void PrintList() {
   fmt::print("{}", table.ToString());
 }
 
-// The mount that the directory lies on, if it is one of ours: the longest that leads to it.
-std::string StoreAbove(const std::string& directory) {
-  const auto mounts = WeightfsMounts();
-  if (!mounts.has_value()) return {};
-  const MountEntry* best = nullptr;
-  for (const MountEntry& mount : *mounts) {
-    const bool inside = directory == mount.directory || directory.starts_with(mount.directory + "/");
-    if (inside && (best == nullptr || mount.directory.size() >= best->directory.size())) best = &mount;
-  }
-  return best == nullptr ? std::string() : best->store;
-}
-
-Result<void> Complete(Arguments* arguments) {
-  bench::SuiteOptions& suite = arguments->suite;
-  const auto refuse = [](std::string line) { return Error{ErrorCode::kInvalid, std::move(line)}; };
-  if (suite.directory.empty()) return refuse("where shall it measure? Give a directory in a mount, or any other");
-  if (!std::filesystem::is_directory(suite.directory))
-    return refuse(fmt::format("{}: no such directory", suite.directory));
-  if (suite.quick && suite.rounds == 0) suite.rounds = 1;
-  if (suite.rounds == 0) suite.rounds = kFewestRounds;
-  if (!suite.quick && suite.rounds < kFewestRounds) {
-    return refuse(fmt::format("--rounds {}: a median needs {} at least; --quick allows fewer, for a look", suite.rounds,
-                              kFewestRounds));
-  }
-  if (!arguments->size.empty()) {
-    ASSIGN_OR_RETURN(const ByteCount size, ParseSize(arguments->size));
-    suite.size = size.value;
-  }
-  if (!arguments->large_size.empty()) {
-    ASSIGN_OR_RETURN(const ByteCount size, ParseSize(arguments->large_size));
-    suite.large_size = size.value;
-  }
-  if (suite.many_files == 0 && suite.scaling) suite.many_files = suite.quick ? kFewFiles : kManyFiles;
-  for (const auto& pattern : suite.only) {
-    const auto rows = bench::Rows();
-    const auto curves = bench::CurveNames();
-    const bool curve = suite.scaling && std::find(curves.begin(), curves.end(), pattern) != curves.end();
-    if (!curve &&
-        std::none_of(rows.begin(), rows.end(), [&](const auto& row) { return bench::IsSelected(row, {pattern}); })) {
-      return refuse(fmt::format("--only {}: no such row or group; --list shows them", pattern));
-    }
-  }
-  suite.directory = ResolvePath(suite.directory);
-  suite.store = StoreAbove(suite.directory);
-  if (!suite.store.empty() && !suite.mount_options.empty()) {
-    return refuse(
-        fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there", suite.directory));
-  }
-  if (suite.drop_caches && access("/proc/sys/vm/drop_caches", W_OK) != 0) {
-    return refuse("--drop-caches: only root may drop the machine's caches; without it those of our own files are");
-  }
-  char program[PATH_MAX] = {};
-  if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0) {
-    return Error{ErrorCode::kIo, fmt::format("/proc/self/exe: {}", std::strerror(errno))};
-  }
-  suite.program = program;
-  return {};
-}
-
 std::string Dump(const nlohmann::ordered_json& json) {
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Result<void> WriteText(const std::string& path, const std::string& text) {
-  if (path == "-") {
-    fmt::print("{}\n", text);
-    return {};
+int List(const BenchArguments& arguments) {
+  std::optional<OutputFile> json;
+  if (!arguments.json.empty()) {
+    auto opened = OutputFile::Open(arguments.json);
+    if (!opened.has_value()) return Fail(opened.error());
+    json.emplace(std::move(*opened));
   }
-  std::ofstream file(path, std::ios::trunc);
-  file << text << '\n';
-  file.close();
-  if (file.fail()) return Error{ErrorCode::kIo, fmt::format("{}: cannot be written: {}", path, std::strerror(errno))};
-  return {};
-}
-
-int List(const Arguments& arguments) {
   if (arguments.json != "-") PrintList();
-  if (arguments.json.empty()) return kSuccess;
-  const auto written = WriteText(arguments.json, Dump(bench::ListAsJson()));
+  if (!json.has_value()) return kSuccess;
+  const auto written = json->Write(Dump(bench::ListAsJson()));
   return written.has_value() ? kSuccess : Fail(written.error());
 }
 
-int Run(Arguments& arguments) {
+// The files for the results, opened before the run.
+struct Outputs {
+  std::optional<OutputFile> json, report;
+};
+
+Result<Outputs> OpenOutputs(const BenchArguments& arguments) {
+  Outputs outputs;
+  for (const auto& [path, file] : {std::pair{&arguments.json, &outputs.json}, {&arguments.report, &outputs.report}}) {
+    if (path->empty()) continue;
+    ASSIGN_OR_RETURN(auto opened, OutputFile::Open(*path));
+    file->emplace(std::move(opened));
+  }
+  if (outputs.json.has_value() && outputs.report.has_value() && outputs.json->IsSameFile(*outputs.report)) {
+    return Error{ErrorCode::kInvalid, fmt::format("--json and --report name one file, {}; give two", arguments.json)};
+  }
+  return outputs;
+}
+
+Result<void> WriteOutcome(const Outcome& outcome, Outputs* outputs) {
+  const bool quiet = (outputs->json.has_value() && outputs->json->is_standard_output()) ||
+                     (outputs->report.has_value() && outputs->report->is_standard_output());
+  if (!quiet) Print(outcome);
+  if (outputs->json.has_value()) RETURN_IF_ERROR(outputs->json->Write(Dump(bench::ToJson(outcome))));
+  if (outputs->report.has_value()) RETURN_IF_ERROR(outputs->report->Write(bench::ToHtml(outcome)));
+  return {};
+}
+
+int Run(BenchArguments& arguments) {
+  const auto complete = CompleteBenchArguments(&arguments);
+  if (!complete.has_value()) return FailUsage("bench", Line(complete.error()));
   if (arguments.list) return List(arguments);
-  if (const auto complete = Complete(&arguments); !complete.has_value()) return Fail(complete.error(), kUsage);
+  auto outputs = OpenOutputs(arguments);
+  if (!outputs.has_value()) return Fail(outputs.error());
   arguments.suite.cancel = &CatchInterrupts();
   Result<Outcome> outcome = ErrorCode::kInvalid;
   {
-    ProgressBar bar("Measuring");
-    arguments.suite.progress = [&bar](std::string_view step, uint64_t done, uint64_t total) {
-      bar.UpdateCount(step, done, total);
-    };
+    ProgressBar bar("bench");
+    arguments.suite.progress = [&bar](const Progress& progress) { bar.Update(progress); };
     outcome = bench::RunSuite(arguments.suite);
   }
   if (!outcome.has_value()) return Fail(outcome.error());
-  if (arguments.json != "-") Print(*outcome);
-  if (!arguments.json.empty()) {
-    const auto written = WriteText(arguments.json, Dump(bench::ToJson(*outcome)));
-    if (!written.has_value()) return Fail(written.error());
-  }
-  if (!arguments.report.empty()) {
-    const auto written = WriteText(arguments.report, bench::ToHtml(*outcome));
-    if (!written.has_value()) return Fail(written.error());
-  }
-  return kSuccess;
+  const auto written = WriteOutcome(*outcome, &*outputs);
+  return written.has_value() ? kSuccess : Fail(written.error());
 }
 
 }  // namespace
 
 void AddBench(CLI::App& app, int* exit_code) {
+  constexpr unsigned kMany = 1'000'000'000;
   auto* command = app.add_subcommand("bench", "Measure a mount beside the raw disk and the host's filesystem");
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<BenchArguments>();
   auto& suite = arguments->suite;
   command
-      ->add_option(
-          "DIR", suite.directory,
-          "A directory in a mount: that mount is measured. Any other: a store is made in it, measured and removed")
+      ->add_option("DIR", suite.directory,
+                   "A directory in a mount: that mount is measured. In any other directory a store is made, measured "
+                   "and removed")
       ->type_name("");
-  command->add_option("--size", arguments->size, "Size of the big file; chosen by the space and the memory otherwise")
-      ->type_name("SIZE");
-  command->add_option("--rounds", suite.rounds, "Rounds that count, after one to warm up (5)")->type_name("N");
-  command->add_flag("--quick", suite.quick, "Little data and one round: to see that it works, not how fast");
-  command->add_option("--only", suite.only, "Only these rows or groups: names or shell patterns, with commas between")
+  command
+      ->add_option("--size", arguments->size,
+                   "Size of the large file: a multiple of 2M, at least 32M. Default: by the free space and memory")
+      ->type_name("SIZE")
+      ->check(CheckSize);
+  command
+      ->add_option("--rounds", arguments->rounds,
+                   "Rounds that count, after one to warm up: at least 5, or 1 with --quick. Default: the fewest")
+      ->type_name("N")
+      ->check(CheckNumber(0, kMany));
+  command->add_flag("--quick", suite.quick, "Little data and one round: for a look, not for figures");
+  command->add_option("--only", suite.only, "Only these rows or groups: names or shell patterns, separated by commas")
       ->type_name("ROW,...")
-      ->delimiter(',');
-  command->add_flag("--list", arguments->list, "List the rows and what they should reach, and measure nothing");
-  command->add_option("--json", arguments->json, "Write every sample as JSON to a file; to standard output without one")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command->add_flag("--list", arguments->list, "List the rows and their targets, and measure nothing");
+  command->add_option("--json", arguments->json, "Write every sample as JSON to FILE; without FILE to standard output")
       ->type_name("FILE")
       ->expected(0, 1)
       ->default_str("-");
-  command->add_option("--report", arguments->report, "Write a page with plots, one file with all in it")
+  command->add_option("--report", arguments->report, "Write a page with plots to FILE.html; it needs no other file")
       ->type_name("FILE.html");
   command->add_flag("--scaling", suite.scaling,
-                    "Measure how cost grows as well: streams, a large file, an ageing store, many files; long");
-  command->add_option("--large-size", arguments->large_size, "Of the scaling's large file; left out without it")
-      ->type_name("SIZE");
-  command->add_option("--files", suite.many_files, "Of the scaling's many files (1000000)")->type_name("N");
+                    "Also measure how cost grows: streams, a large file, an aging store, many files. Takes long");
+  command
+      ->add_option("--large-size", arguments->large_size,
+                   "Size of the large file of --scaling, at least --size; without it that curve is left out")
+      ->type_name("SIZE")
+      ->check(CheckSize);
+  command
+      ->add_option("--files", arguments->files,
+                   "Number of files of --scaling, at least 1000. Default: 1000000, or 4000 with --quick")
+      ->type_name("N")
+      ->check(CheckNumber(0, kMany));
   command->add_option("-o", suite.mount_options, "Mount options of the store that is made")->type_name("OPTIONS");
-  command->add_option("--host", suite.host, "Where the host's files go, when not next to the store")->type_name("DIR");
+  command->add_option("--host", suite.host, "Directory for the host's files. Default: next to the store")
+      ->type_name("DIR");
   command
       ->add_option("--python", suite.python,
-                   "The Python of the torch, safetensors and numpy rows; that of $VIRTUAL_ENV, "
-                   "of .venv, or python3 otherwise")
+                   "Python of the torch, safetensors and numpy rows. Default: that of $VIRTUAL_ENV, of .venv, or "
+                   "python3")
       ->type_name("PATH");
-  command->add_option("--seed", suite.seed, "Of the order and the random places; printed by every run")->type_name("N");
-  command->add_flag(
-      "--drop-caches", suite.drop_caches,
-      "Drop the whole machine's caches before every cold read, as root; without it those of our own files");
+  command
+      ->add_option("--seed", suite.seed,
+                   "Seed of the order and of the random offsets, at least 1. Default: a new one, which the run prints")
+      ->type_name("N")
+      ->check(CheckNumber(1, std::numeric_limits<uint64_t>::max()));
+  command->add_flag("--drop-caches", suite.drop_caches,
+                    "Drop the caches of the whole machine before every cold read, as root. Default: only those of the "
+                    "benchmark's files");
   command->footer(
-      "The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's "
-      "filesystem. A\n"
-      "ratio that falls short is shown, and is no failure.\n\n"
+      "The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's\n"
+      "filesystem. A ratio that misses its target is shown, and is no failure.\n\n"
       "Examples:\n"
       "  weightfs bench /mnt/tensors --json bench.json --report bench.html\n"
       "  weightfs bench /var/tmp --only 'read*,write-1m'\n"

@@ -7,6 +7,8 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/usage.h"
 #include "common/size_text.h"
 #include "store/store_directory.h"
 
@@ -39,10 +41,10 @@ int Run(const Arguments& arguments) {
   FormatOptions options;
   if (!arguments.size.empty()) {
     const auto size = ParseSize(arguments.size);
-    if (!size.has_value()) return Fail(size.error(), kUsage);
+    if (!size.has_value()) return FailUsage("format", Line(size.error()));
     options.size = *size;
   } else if (arguments.devices.empty()) {
-    return Fail({ErrorCode::kInvalid, "how large is the store? Give --size, e.g. --size 8G, or --device PATH"}, kUsage);
+    return FailUsage("format", "--size is missing; say how large the pool shall be, e.g. --size 8G, or give --device");
   }
   options.devices = arguments.devices;
   options.force = arguments.force;
@@ -52,8 +54,10 @@ int Run(const Arguments& arguments) {
   options.cancel = &CatchInterrupts();
   Result<StoreDescription> made = ErrorCode::kInvalid;
   {
-    ProgressBar bar("Writing zeros");
-    options.progress = [&bar](ByteCount done, ByteCount total) { bar.Update(done, total); };
+    ProgressBar bar("format");
+    options.progress = [&bar](ByteCount done, ByteCount total) {
+      bar.Update({.step = "writing zeros", .done = done.value, .total = total.value});
+    };
     made = FormatStore(arguments.store, options);
   }
   if (!made.has_value()) return Fail(made.error());
@@ -66,20 +70,21 @@ int Run(const Arguments& arguments) {
 void AddFormat(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("format", "Make a store: a directory with its catalog, and a pool for the data");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store; made where it is missing, else empty")
+  command->add_option("STORE", arguments->store, "Directory of the store: it is created, or is empty")
       ->type_name("")
       ->required();
   command->add_option("--size", arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T")
-      ->type_name("SIZE");
+      ->type_name("SIZE")
+      ->check(CheckSize);
   command->add_option("--device", arguments->devices,
-                      "Block device or file to hold the data instead of a pool file; repeat it for several, over which "
-                      "large tensors are striped")
+                      "Block device or file that holds the data instead of a pool file; repeat the option for several: "
+                      "large tensors are striped over them")
       ->type_name("PATH")
       ->allow_extra_args(false);
-  command->add_flag("--force", arguments->force, "Overwrite a store, or whatever else the devices hold");
+  command->add_flag("--force", arguments->force, "Overwrite an existing store, and any other content of the devices");
   command->add_flag("--sparse", arguments->sparse,
-                    "Do not reserve the file's space nor write it once with zeros: quick, but the first writes to it "
-                    "are slower and may find the disk full");
+                    "Do not reserve the space of the pool file, and do not fill it with zeros: quick, but the first "
+                    "writes are slower and may fail because the disk is full");
   command->add_flag("--json", arguments->json, "Print the new store's description as JSON");
   command->footer(
       "Examples:\n"

@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "cli/store_wait.h"
 #include "common/size_text.h"
 #include "store/fsck.h"
@@ -99,9 +100,7 @@ Result<Checked> Check(const Arguments& arguments) {
   options.verify_data = arguments.data;
   options.device_sizes = DeviceSizes(parts.superblocks);
   options.cancel = &CatchInterrupts();
-  options.progress = [&bar](std::string_view step, uint64_t done, uint64_t total) {
-    bar.UpdateCount(step, done, total);
-  };
+  options.progress = [&bar](const Progress& progress) { bar.Update(progress); };
   ASSIGN_OR_RETURN(FsckReport report, CheckStore(*parts.catalog, Borrow(parts.devices), options));
   // A store with problems left stays marked, so that nobody takes it for one that was closed well.
   if (arguments.repair && report.sound()) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
@@ -124,7 +123,7 @@ void AddFsck(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("fsck", "Check a store that is not mounted, and repair it when asked to");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("STORE", arguments->store, "Directory of the store")->type_name("")->required();
-  command->add_flag("--repair", arguments->repair, "Repair what can be; without it nothing is changed");
+  command->add_flag("--repair", arguments->repair, "Repair what can be repaired; without it fsck changes nothing");
   command->add_flag("--data", arguments->data, "Read all data and compare it with its checksums");
   command->add_flag("--json", arguments->json, "Print the report as JSON");
   command->footer(

@@ -1,14 +1,11 @@
-// What every command prints with: one-line errors, tables, a progress bar. Nothing here is thread-safe.
+// What every command prints with: one-line errors and tables. Nothing here is thread-safe.
 #pragma once
 
-#include <chrono>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/result.h"
-#include "common/units.h"
 
 namespace weightfs::cli {
 
@@ -25,6 +22,9 @@ std::string Line(const Error& error);
 enum class Tone : unsigned char { kPlain, kBold, kGood, kWarning, kDim };
 std::string Paint(Tone tone, std::string_view text);
 
+// Columns that `text` takes on a terminal: characters of UTF-8, without the escape sequences of colors.
+size_t TextWidth(std::string_view text);
+
 // Columns as wide as their widest cell, two spaces apart. Numbers are best right-aligned.
 class Table {
  public:
@@ -40,28 +40,6 @@ class Table {
  private:
   std::vector<Column> columns_;
   std::vector<std::vector<std::string>> rows_;
-};
-
-// One line on a terminal's standard error, redrawn at most ten times a second and gone at the end; silent elsewhere.
-class ProgressBar {
- public:
-  explicit ProgressBar(std::string title);
-  ~ProgressBar();
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-  // Bytes, with their rate.
-  void Update(ByteCount done, ByteCount total);
-  // Things of any kind; `total` 0 where it is not known.
-  void UpdateCount(std::string_view step, uint64_t done, uint64_t total);
-
- private:
-  using Clock = std::chrono::steady_clock;
-  // Whether it is time to draw again.
-  bool Due(bool last);
-  const std::string title_;
-  const bool shown_;
-  const Clock::time_point start_ = Clock::now();
-  std::optional<Clock::time_point> drawn_;
 };
 
 }  // namespace weightfs::cli

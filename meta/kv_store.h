@@ -2,6 +2,7 @@
 // in memory that loses power.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,6 +75,10 @@ class KvStore {
 
   // Positioned at the first key that begins with `prefix`; Valid() ends with the prefix.
   virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) = 0;
+
+  // About how many bytes the keys that begin with `prefix` take with their values; 0 where it is unknown. Quick, and
+  // good for a progress bar alone.
+  virtual uint64_t EstimateSize(std::string_view prefix) const = 0;
 };
 
 }  // namespace weightfs

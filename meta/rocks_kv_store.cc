@@ -423,6 +423,17 @@ std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix) {
   return std::make_unique<Iterator>(impl_->database, prefix);
 }
 
+uint64_t RocksKvStore::EstimateSize(std::string_view prefix) const {
+  const std::string end = keys::PrefixEnd(std::string(prefix));
+  rocksdb::SizeApproximationOptions options;
+  options.include_memtables = true;
+  rocksdb::DB& db = *impl_->database->db;
+  const rocksdb::Range range(ToSlice(prefix), end);
+  uint64_t size = 0;
+  const auto status = db.GetApproximateSizes(options, db.DefaultColumnFamily(), &range, 1, &size);
+  return status.ok() ? size : 0;
+}
+
 RocksKvStore::Statistics RocksKvStore::statistics() const {
   using Properties = rocksdb::DB::Properties;
   rocksdb::DB& db = *impl_->database->db;

@@ -39,6 +39,7 @@ class RocksKvStore final : public KvStore {
   Result<void> Write(const KvBatch& batch) override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  uint64_t EstimateSize(std::string_view prefix) const override;
   Statistics statistics() const;
 
  private:

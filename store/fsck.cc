@@ -12,8 +12,6 @@ namespace weightfs {
 namespace fsck {
 namespace {
 
-constexpr uint64_t kTickInterval = 1024;
-
 FindingSeverity SeverityOf(FindingKind kind) {
   switch (kind) {
     case FindingKind::kWrongLinkCount:
@@ -42,6 +40,12 @@ std::string Quoted(std::string_view name) {
 }
 
 Result<FsckReport> Checker::Run() {
+  uint64_t catalog_size = 0;
+  for (const char kind : {keys::kInode, keys::kOrphan, keys::kEntry, keys::kExtent, keys::kAttribute,
+                          keys::kChecksums}) {
+    catalog_size += catalog_.EstimateSize(keys::KindPrefix(kind));
+  }
+  StartPass(Progress::Unit::kBytes, catalog_size);
   RETURN_IF_ERROR(ScanInodes());
   RETURN_IF_ERROR(ScanOrphans());
   RETURN_IF_ERROR(ScanEntries());
@@ -63,13 +67,21 @@ Result<FsckReport> Checker::Run() {
   return std::move(report_);
 }
 
-Result<void> Checker::Tick(std::string_view step, uint64_t done, uint64_t total) {
-  if (done % kTickInterval != 0) return {};
-  if (options_.cancel != nullptr && options_.cancel->load()) {
-    return Error{ErrorCode::kShutdown, "the check was interrupted; nothing was changed"};
-  }
-  if (options_.progress) options_.progress(step, done, total);
-  return {};
+void Checker::StartPass(Progress::Unit unit, uint64_t total) {
+  const unsigned passes = 1 + (options_.verify_data ? 1 : 0) + (options_.repair ? 1 : 0);
+  progress_ = {.total = total, .unit = unit, .items = "repairs", .pass = ++pass_, .passes = passes};
+}
+
+void Checker::ShowProgress(std::string_view step) const {
+  if (!options_.progress) return;
+  Progress progress = progress_;
+  progress.step = step;
+  options_.progress(progress);
+}
+
+Result<void> Checker::CheckCancelled() const {
+  if (options_.cancel == nullptr || !options_.cancel->load()) return {};
+  return Error{ErrorCode::kShutdown, "the check was interrupted; nothing was changed"};
 }
 
 void Checker::Report(FindingKind kind, uint64_t ino, std::string what) {

@@ -3,12 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/progress.h"
 #include "common/result.h"
 #include "common/units.h"
 #include "engine/block_device.h"
@@ -19,8 +19,8 @@ namespace weightfs {
 struct FsckOptions {
   bool repair = false;        // the catalog must be open for writing
   bool verify_data = false;   // read every written block and compare its checksum
-  // Called from the calling thread: the step under way, and how far it is. `total` is 0 where it is not known.
-  std::function<void(std::string_view step, uint64_t done, uint64_t total)> progress = nullptr;
+  // The passes: the catalog's bytes, as it estimates them; with verify_data the data's; with `repair` the repairs.
+  ProgressFunction progress = nullptr;
   const std::atomic<bool>* cancel = nullptr;   // once true, CheckStore gives up with kShutdown; may be null
   // How much of each device belongs to the store, as its superblock says (StoreOptions::device_sizes); empty: all of it.
   std::vector<ByteCount> device_sizes = {};

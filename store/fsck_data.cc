@@ -192,8 +192,9 @@ struct BadRun {
 // Reads every written block in the order of files. Blocks without checksums were reported by ScanChecksums.
 Result<void> Checker::VerifyData() {
   constexpr size_t kDepth = 8;
-  uint64_t total = 0, done = 0;
+  uint64_t total = 0;
   for (const Extent& extent : extents_) total += extent.IsWritten() ? extent.record.count.value * kBlockSize : 0;
+  StartPass(Progress::Unit::kBytes, total);
   ChecksumReader checksums(catalog_);
   ASSIGN_OR_RETURN(const auto reader, DataReader::Create(devices_, kDepth));
   BadRun bad;
@@ -226,11 +227,12 @@ Result<void> Checker::VerifyData() {
         bad = next;
       }
     }
-    done += piece->chunk.count * kBlockSize;
-    RETURN_IF_ERROR(Tick("data", done, total));
+    progress_.done += piece->chunk.count * kBlockSize;
+    RETURN_IF_ERROR(CheckCancelled());
+    ShowProgress("data");
   }
   report_bad();
-  report_.verified_bytes = {done};
+  report_.verified_bytes = {progress_.done};
   return {};
 }
 

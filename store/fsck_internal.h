@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <span>
@@ -21,6 +22,9 @@
 namespace weightfs::fsck {
 
 class DataReader;
+
+// Records between two reports of progress and checks for cancellation.
+inline constexpr uint64_t kTickInterval = 1024;
 
 // An inode as far as the check knows it. What a pass finds wrong it sets right here; `rewrite` says that the catalog
 // differs.
@@ -113,7 +117,14 @@ class Checker {
   // Passes every record of a kind to visit(key, value).
   template <typename Visit>
   Result<void> ForEach(char kind, std::string_view step, Visit visit);
-  Result<void> Tick(std::string_view step, uint64_t done, uint64_t total);
+  // Shows the progress of the current pass.
+  void ShowProgress(std::string_view step) const;
+  // Starts the next pass of the progress.
+  void StartPass(Progress::Unit unit, uint64_t total);
+  // kShutdown once the check is cancelled.
+  Result<void> CheckCancelled() const;
+  // Counts one repair.
+  void CountRepair();
 
   // Notes something wrong with, or in, an inode (0: with none).
   void Report(FindingKind kind, uint64_t ino, std::string what);
@@ -138,6 +149,8 @@ class Checker {
   size_t segment_extent_ = 0;     // where NextSegment goes on
   uint64_t segment_next_ = 0;
 
+  Progress progress_;   // of the current pass, without its step
+  unsigned pass_ = 0;
   FsckReport report_;
   std::vector<uint64_t> subjects_;             // of the findings: their inodes
   std::map<uint64_t, std::string> paths_;
@@ -147,12 +160,19 @@ class Checker {
 
 template <typename Visit>
 Result<void> Checker::ForEach(char kind, std::string_view step, Visit visit) {
-  uint64_t done = 0;
-  const auto iterator = catalog_.NewIterator(keys::KindPrefix(kind));
-  for (; iterator->Valid(); iterator->Next()) {
-    RETURN_IF_ERROR(Tick(step, done++, 0));
+  const std::string prefix = keys::KindPrefix(kind);
+  // The estimate is one: the pass ends at its total whatever the records took.
+  const uint64_t end = progress_.done + catalog_.EstimateSize(prefix);
+  const auto iterator = catalog_.NewIterator(prefix);
+  for (uint64_t records = 0; iterator->Valid(); iterator->Next(), ++records) {
+    if (records % kTickInterval == 0) {
+      RETURN_IF_ERROR(CheckCancelled());
+      ShowProgress(step);
+    }
     RETURN_IF_ERROR(visit(iterator->key(), iterator->value()));
+    progress_.done = std::min(progress_.done + iterator->key().size() + iterator->value().size(), end);
   }
+  progress_.done = end;
   return iterator->status();
 }
 

@@ -25,23 +25,46 @@ Result<void> Checker::Put(std::string key, std::string value) {
   return batch_.changes().size() < kBatchChanges ? Result<void>() : WriteBatch();
 }
 
+// A repair is never cancelled: every batch leaves a sound catalog, but "nothing was changed" would be false.
+void Checker::CountRepair() {
+  ++progress_.done;
+  ShowProgress("repairing");
+}
+
 Result<void> Checker::Repair() {
+  const auto lost = static_cast<uint64_t>(
+      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.lost; }));
+  const auto rewritten = static_cast<uint64_t>(
+      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.rewrite && !node.lost; }));
+  // A lost inode gets a name and is written again.
+  StartPass(Progress::Unit::kItems, missing_checksums_.size() + puts_.size() + 2 * lost + rewritten + drops_.size());
   // Checksums first, while every record they are made from is still there.
   if (!missing_checksums_.empty()) {
     ASSIGN_OR_RETURN(const auto reader, DataReader::Create(devices_, 0));
-    for (const Segment& segment : missing_checksums_) RETURN_IF_ERROR(RebuildChecksums(*reader, segment));
+    for (const Segment& segment : missing_checksums_) {
+      CountRepair();
+      RETURN_IF_ERROR(RebuildChecksums(*reader, segment));
+    }
   }
-  for (auto& [key, value] : puts_) RETURN_IF_ERROR(Put(std::move(key), std::move(value)));
-  if (std::any_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.lost; })) {
+  for (auto& [key, value] : puts_) {
+    CountRepair();
+    RETURN_IF_ERROR(Put(std::move(key), std::move(value)));
+  }
+  if (lost > 0) {
     RETURN_IF_ERROR(MakeLostAndFound());
     for (Node& node : nodes_) {
-      if (node.lost) RETURN_IF_ERROR(NameLost(node));
+      if (!node.lost) continue;
+      CountRepair();
+      RETURN_IF_ERROR(NameLost(node));
     }
   }
   for (const Node& node : nodes_) {
-    if (node.rewrite) RETURN_IF_ERROR(RewriteInode(node));
+    if (!node.rewrite) continue;
+    CountRepair();
+    RETURN_IF_ERROR(RewriteInode(node));
   }
   for (std::string& key : drops_) {
+    CountRepair();
     batch_.Delete(std::move(key));
     if (batch_.changes().size() >= kBatchChanges) RETURN_IF_ERROR(WriteBatch());
   }

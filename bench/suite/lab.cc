@@ -74,7 +74,11 @@ Result<void> Lab::ChooseSize() {
     options_.size = std::max(options_.quick ? std::min(most, 256 * kMiB) : most, 64 * kMiB);
     options_.size = std::bit_floor(options_.size);
   }
-  options_.size = std::max(RoundDown(options_.size, 2 * kMiB), 32 * kMiB);
+  if (options_.large_size > 0 && options_.large_size < options_.size) {
+    return Error{ErrorCode::kInvalid, fmt::format("--large-size {}M: smaller than the big file, which has {} MiB here; "
+                                                  "give a larger one, or a smaller --size",
+                                                  options_.large_size / kMiB, size() / kMiB)};
+  }
   if (free < need(options_.size)) {
     return Error{ErrorCode::kNoSpace, fmt::format("{}: {} MiB free, and a run with --size {}M needs about {}; give a "
                                                   "smaller --size, or another directory",
@@ -85,7 +89,7 @@ Result<void> Lab::ChooseSize() {
 
 Result<void> Lab::MakeMemory() {
   if (!options_.quick) {
-    Progress("warming the memory");
+    ShowProgress("warming the memory");
     WarmMemory();
   }
   ASSIGN_OR_RETURN(source_, Pages::Create(size() + kMiB));
@@ -103,7 +107,7 @@ Result<void> Lab::MakePlaces() {
   std::filesystem::create_directory(files, error);
   ASSIGN_OR_RETURN(host_, Place::Open({files, 0, options_.drop_caches}));
   if (has_own_store()) {
-    Progress("making a store");
+    ShowProgress("making a store");
     store_ = base_ + "/main/store";
     ASSIGN_OR_RETURN(
         weightfs_,
@@ -118,7 +122,7 @@ Result<void> Lab::MakePlaces() {
 }
 
 Result<void> Lab::WriteOverPool() {
-  Progress("writing over the store once");
+  ShowProgress("writing over the store once");
   constexpr uint64_t kLeft = 64 * kMiB;   // for what a full store still needs
   std::vector<std::string> paths;
   while (true) {
@@ -145,7 +149,7 @@ Result<void> Lab::Close() {
 
 Result<Place*> Lab::NoVerify() {
   if (no_verify_ == nullptr && has_own_store()) {
-    Progress("making a second store, mounted without verification");
+    ShowProgress("making a second store, mounted without verification");
     std::string mount_options = options_.mount_options;
     mount_options += mount_options.empty() ? "noverify" : ",noverify";
     ASSIGN_OR_RETURN(Place place,
@@ -159,7 +163,7 @@ Result<std::string> Lab::BigFile(Place& place) {
   std::string path = place.Path("big");
   std::error_code error;
   if (std::filesystem::file_size(path, error) != size()) {
-    Progress("writing the big file");
+    ShowProgress("writing the big file");
     RETURN_IF_ERROR(WriteFile(Job(path, kMiB, {})));
   }
   return path;
@@ -168,7 +172,7 @@ Result<std::string> Lab::BigFile(Place& place) {
 Result<std::string> Lab::RawFile() {
   std::string path = host_.Path("raw");
   if (!raw_ready_) {
-    Progress("writing the reference's file");
+    ShowProgress("writing the reference's file");
     RETURN_IF_ERROR(PrepareRawFile(Job(path, kMiB, {})));
     raw_ready_ = true;
   }
@@ -236,8 +240,22 @@ bool Lab::IsSelected(std::string_view row) const {
   return spec != nullptr && bench::IsSelected(*spec, options_.only);
 }
 
-void Lab::Progress(std::string_view step, uint64_t done, uint64_t total) const {
-  if (options_.progress) options_.progress(step, done, total);
+void Lab::StartPhase(uint64_t parts) {
+  phase_begin_ += phase_parts_;
+  phase_parts_ = parts;
+  parts_done_ = phase_begin_;
+}
+
+void Lab::ShowProgress(std::string_view step, uint64_t done, uint64_t total) {
+  parts_done_ = phase_begin_ + phase_parts_ * std::min(done, total) / std::max<uint64_t>(total, 1);
+  ShowProgress(step);
+}
+
+void Lab::ShowProgress(std::string_view step) const {
+  if (!options_.progress) return;
+  options_.progress({.step = step, .done = parts_done_, .total = parts_, .unit = Progress::Unit::kParts,
+                     // The preparations have no total, and no part in the rate of what follows.
+                     .pass = parts_ == 0 ? 1U : 2U});
 }
 
 }  // namespace weightfs::bench

@@ -103,7 +103,13 @@ class Lab {
     not_measured_[{std::string(row), way}] = std::move(why);
   }
   void Note(std::string_view row, std::string note) { notes_.emplace(std::string(row), std::move(note)); }
-  void Progress(std::string_view step, uint64_t done = 0, uint64_t total = 0) const;
+  // The progress of the run: phases of so many parts each, one after the other.
+  static constexpr uint64_t kPartsOfRow = 100;  // in one round
+  void PlanProgress(uint64_t parts) { parts_ = parts; }
+  void StartPhase(uint64_t parts);
+  // Shows the step under way; `done` of `total` is how much of the phase is done. Without them that stays as it was.
+  void ShowProgress(std::string_view step, uint64_t done, uint64_t total);
+  void ShowProgress(std::string_view step) const;
 
   const std::map<std::pair<std::string, Way>, std::string>& not_measured() const { return not_measured_; }
   const std::multimap<std::string, std::string>& notes() const { return notes_; }
@@ -130,6 +136,9 @@ class Lab {
   std::vector<uint64_t> places_;  // of the big file's MiBs on it
   std::string no_raw_reads_, no_raw_writes_;
   bool raw_ready_ = false;
+  uint64_t parts_ = 0;                         // of the whole run
+  uint64_t phase_begin_ = 0, phase_parts_ = 0;  // of the phase under way
+  uint64_t parts_done_ = 0;
   std::map<std::pair<std::string, Way>, std::string> not_measured_;
   std::multimap<std::string, std::string> notes_;
 };

@@ -100,9 +100,12 @@ std::vector<std::pair<std::string, std::string>> FactsOf(Lab& lab) {
   uname(&system);
   const SuiteOptions& options = lab.options();
   const auto size = [](uint64_t bytes) { return FormatSize(ByteCount{bytes}); };
-  std::string command = fmt::format("--size {} --rounds {} --seed {}", size(lab.size()), options.rounds, options.seed);
+  std::string command = fmt::format("--size {}M --rounds {}", lab.size() / kMiB, options.rounds);
+  command += fmt::format(" --seed {}", options.seed);
   if (options.quick) command += " --quick";
   if (options.drop_caches) command += " --drop-caches";
+  if (options.scaling) command += fmt::format(" --scaling --files {}", options.many_files);
+  if (options.large_size > 0) command += fmt::format(" --large-size {}M", options.large_size / kMiB);
   for (const auto& row : options.only) command += " --only " + row;
   return {{"weightfs", WEIGHTFS_VERSION},
           {"time", fmt::format("{:%Y-%m-%d %H:%M:%S} UTC", fmt::gmtime(std::time(nullptr)))},

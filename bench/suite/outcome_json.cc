@@ -44,8 +44,14 @@ Json Of(const RowSpec& row) {
   add("host_to_reference", row.target.host_to_reference);
   add("beside", row.target.beside);
   add("fio_in_memory", row.target.fio_in_memory);
-  return {{"id", row.id}, {"group", row.group}, {"title", row.title}, {"unit", NameOf(row.unit)},
-          {"at_least", std::move(targets)}};
+  Json limits = Json::object();
+  if (row.target.one_device > 0) limits["one_device"] = kMostOfOneDevice;
+  return {{"id", row.id},
+          {"group", row.group},
+          {"title", row.title},
+          {"unit", NameOf(row.unit)},
+          {"at_least", std::move(targets)},
+          {"at_most", std::move(limits)}};
 }
 
 Json Of(const RowOutcome& row);

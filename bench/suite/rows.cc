@@ -122,7 +122,9 @@ std::string ReferenceTargetText(const RowSpec& row) {
 }
 
 std::string HostTargetText(const RowSpec& row) {
-  if (row.target.one_device > 0) return fmt::format("≥ {:.1f} × one device", row.target.one_device);
+  if (row.target.one_device > 0) {
+    return fmt::format("{:.1f} to {:.1f} × one device", row.target.one_device, kMostOfOneDevice);
+  }
   if (row.target.slow_host > 0) {
     return fmt::format("≥ {:.1f}; ≥ {:.1f} where the host is slow", row.target.host, row.target.slow_host);
   }

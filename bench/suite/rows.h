@@ -1,6 +1,7 @@
 // The catalogue: every row of the benchmark, what it is compared with, and what it should reach.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,12 +34,19 @@ struct Target {
   double slow_host = 0;  // instead of `host`, where the host stays under kSlowHost of the reference
   double disk_host = 0;  // of the host, where its filesystem is none in memory
   double in_memory = 0;  // of the reference, instead of all of these, where the host's filesystem is memory
-  double one_device = 0;
+  double one_device = 0;  // of kThrottledDevices; they give at most that number times as much
   double host_to_reference = 0;  // what the same program reaches on the host's files
   double beside = 0;             // of another row: RowSpec::beside
   double fio_in_memory = 0;
 };
 inline constexpr double kSlowHost = 0.75;
+
+// The throttled devices: how many the larger store has, the bytes a second of each, and the part by which a measurement
+// may exceed them.
+inline constexpr unsigned kThrottledDevices = 2;
+inline constexpr uint64_t kThrottledRate = 200'000'000;
+inline constexpr double kThrottleTolerance = 0.05;
+inline constexpr double kMostOfOneDevice = kThrottledDevices * (1 + kThrottleTolerance);
 
 struct RowSpec {
   std::string_view id, group, title;

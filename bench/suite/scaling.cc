@@ -11,6 +11,7 @@
 
 #include "bench/suite/machine.h"
 #include "bench/suite/process.h"
+#include "common/size_text.h"
 
 namespace weightfs::bench {
 namespace {
@@ -88,11 +89,12 @@ Result<Curve> StreamsCurve(Lab& lab, double reference) {
   Curve curve{.id = "streams", .title = "Files at once", .x_title = "files read or written at once", .unit = "GB/s"};
   const uint64_t size = std::max(RoundDown(lab.size() / 8, kMiB), kMiB);
   double best = 0, busy = 0;
+  unsigned turn = 0;
   for (const unsigned count : {1U, 2U, 4U, 8U}) {
     Curve::Point point{static_cast<double>(count), {}};
     std::map<std::string, std::vector<double>> rates;
     for (unsigned round = 0; round <= lab.options().rounds; ++round) {
-      lab.Progress(fmt::format("scaling: {} files at once", count), round, lab.options().rounds + 1);
+      lab.ShowProgress(fmt::format("scaling: {} files at once", count), turn++, 4 * (lab.options().rounds + 1));
       for (const auto& [place, way] : {std::pair{&lab.weightfs(), Way::kWeightfs}, {&lab.host(), Way::kHost}}) {
         for (const bool write : {true, false}) {
           const Utilisation utilisation;
@@ -119,14 +121,18 @@ Result<Curve> StreamsCurve(Lab& lab, double reference) {
 
 Result<Curve> LargeCurve(Lab& lab, double reference) {
   Curve curve{.id = "large", .title = "One large file", .x_title = "GiB in the file", .unit = "GB/s"};
-  const uint64_t large = RoundDown(lab.options().large_size, lab.size());
+  const uint64_t large = lab.options().large_size;
   const std::string directory = lab.base() + "/large";
-  lab.Progress("scaling: making a store for the large file");
+  lab.ShowProgress("scaling: making a store for the large file");
   ASSIGN_OR_RETURN(Place place,
                    lab.scratch().Mount({directory, large + large / 50 + kGiB, {}, lab.options().mount_options, {}}));
   double best = 0, busy = 0;
-  for (const uint64_t size : {lab.size(), std::max(RoundDown(large / 4, lab.size()), lab.size()), large}) {
-    lab.Progress(fmt::format("scaling: one file of {} GiB", size / kGiB));
+  uint64_t moved = 0;
+  const uint64_t sizes[] = {lab.size(), std::max(RoundDown(large / 4, lab.size()), lab.size()), large};
+  for (const uint64_t size : sizes) {
+    lab.ShowProgress(fmt::format("scaling: one file of {}", FormatSize(ByteCount{size})), moved,
+                     sizes[0] + sizes[1] + sizes[2]);
+    moved += size;
     FileJob job = lab.Job(place.Path("large"), kMiB, {});
     job.size = size;
     job.check = false;
@@ -217,7 +223,7 @@ Result<Curve> AgingCurve(Lab& lab, double reference) {
   curve.points.push_back(fresh);
   RETURN_IF_ERROR(store.Fill());
   for (unsigned round = 1; round <= kAgeRounds; ++round) {
-    lab.Progress("scaling: ageing a store", round, kAgeRounds);
+    lab.ShowProgress("scaling: ageing a store", round, kAgeRounds);
     RETURN_IF_ERROR(store.Round());
     if (round % kAgeStep != 0) continue;
     ASSIGN_OR_RETURN(auto point, store.Measure(round));
@@ -243,7 +249,7 @@ Result<std::vector<Curve>> ManyFilesCurves(Lab& lab) {
   Curve mount{.id = "files-mount", .title = "Mounting", .x_title = "files in the store", .unit = "s"};
   constexpr uint64_t kFileSize = 4 * kKiB;
   constexpr unsigned kInDirectory = 1000;
-  const unsigned many = std::max(lab.options().many_files, kInDirectory);
+  const unsigned many = lab.options().many_files;
   const std::string directory = lab.base() + "/files";
   ASSIGN_OR_RETURN(Place place,
                    lab.scratch().Mount({directory,
@@ -251,16 +257,16 @@ Result<std::vector<Curve>> ManyFilesCurves(Lab& lab) {
                                         {},
                                         lab.options().mount_options,
                                         {}}));
-  unsigned made = 0;
+  unsigned made = 0, directories = 0;
   double busy = 0;
   for (const unsigned quarter : {1U, 2U, 3U, 4U}) {
-    const unsigned goal = many / 4 * quarter;
+    const auto goal = static_cast<unsigned>(uint64_t{many} * quarter / 4);
     const double begin = Now();
     const unsigned first = made;
     const Utilisation utilisation;
     for (; made < goal; made += std::min(kInDirectory, goal - made)) {
-      lab.Progress("scaling: making files", made, many);
-      RETURN_IF_ERROR(CreateAll({place.Path(fmt::format("d{:05}", made / kInDirectory)),
+      lab.ShowProgress("scaling: making files", made, many);
+      RETURN_IF_ERROR(CreateAll({place.Path(fmt::format("d{:05}", directories++)),
                                  std::min(kInDirectory, goal - made), lab.content(), kFileSize, lab.cancel()}));
     }
     const auto x = static_cast<double>(made);
@@ -280,6 +286,27 @@ Result<std::vector<Curve>> ManyFilesCurves(Lab& lab) {
   return std::vector<Curve>{std::move(rate), std::move(memory), std::move(mount)};
 }
 
+// The selected ones in their order; a mount that was there before has only the streams.
+std::vector<std::string_view> SelectedCurves(const Lab& lab) {
+  std::vector<std::string_view> selected;
+  const SuiteOptions& options = lab.options();
+  const auto is_selected = [&options](const char* name) {
+    return options.only.empty() || std::any_of(options.only.begin(), options.only.end(), [&](const auto& pattern) {
+             return pattern == "scaling" || fnmatch(pattern.c_str(), name, 0) == 0;
+           });
+  };
+  if (!options.scaling) return selected;
+  if (is_selected("streams")) selected.emplace_back("streams");
+  if (!lab.has_own_store()) return selected;
+  if (is_selected("large") && options.large_size > 0) selected.emplace_back("large");
+  if (is_selected("aging")) selected.emplace_back("aging");
+  if (is_selected("files") && options.many_files > 0) selected.emplace_back("files");
+  return selected;
+}
+
+// A curve takes about as long as so many rows.
+uint64_t PartsOfCurve(const Lab& lab) { return 5 * Lab::kPartsOfRow * (lab.options().rounds + 1); }
+
 }  // namespace
 
 std::span<const std::string_view> CurveNames() {
@@ -289,32 +316,24 @@ std::span<const std::string_view> CurveNames() {
 
 Result<std::vector<Curve>> MeasureScaling(Lab& lab) {
   std::vector<Curve> curves;
-  const auto wanted = [&lab](const char* name) {
-    const auto& only = lab.options().only;
-    return lab.options().scaling && (only.empty() || std::any_of(only.begin(), only.end(), [&](const auto& pattern) {
-                                       return pattern == "scaling" || fnmatch(pattern.c_str(), name, 0) == 0;
-                                     }));
-  };
-  if (!lab.options().scaling) return curves;
+  const auto selected = SelectedCurves(lab);
+  if (selected.empty()) return curves;
   ASSIGN_OR_RETURN(const double reference, ReadReference(lab));
-  if (wanted("streams")) {
-    ASSIGN_OR_RETURN(auto curve, StreamsCurve(lab, reference));
+  for (const std::string_view name : selected) {
+    lab.StartPhase(PartsOfCurve(lab));
+    if (name == "files") {
+      ASSIGN_OR_RETURN(auto made, ManyFilesCurves(lab));
+      std::move(made.begin(), made.end(), std::back_inserter(curves));
+      continue;
+    }
+    ASSIGN_OR_RETURN(auto curve, name == "streams" ? StreamsCurve(lab, reference)
+                                 : name == "large" ? LargeCurve(lab, reference)
+                                                   : AgingCurve(lab, reference));
     curves.push_back(std::move(curve));
-  }
-  if (!lab.has_own_store()) return curves;
-  if (wanted("large") && lab.options().large_size > 0) {
-    ASSIGN_OR_RETURN(auto curve, LargeCurve(lab, reference));
-    curves.push_back(std::move(curve));
-  }
-  if (wanted("aging")) {
-    ASSIGN_OR_RETURN(auto curve, AgingCurve(lab, reference));
-    curves.push_back(std::move(curve));
-  }
-  if (wanted("files") && lab.options().many_files > 0) {
-    ASSIGN_OR_RETURN(auto made, ManyFilesCurves(lab));
-    std::move(made.begin(), made.end(), std::back_inserter(curves));
   }
   return curves;
 }
+
+uint64_t ScalingParts(const Lab& lab) { return SelectedCurves(lab).size() * PartsOfCurve(lab); }
 
 }  // namespace weightfs::bench

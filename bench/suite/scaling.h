@@ -10,4 +10,7 @@ namespace weightfs::bench {
 // The curves that were asked for. In a mount that was there before, only the streams.
 Result<std::vector<Curve>> MeasureScaling(Lab& lab);
 
+// Their share in the progress of the run.
+uint64_t ScalingParts(const Lab& lab);
+
 }  // namespace weightfs::bench

@@ -26,10 +26,12 @@ bool IsNeeded(const Lab& lab, const Case& one) {
   });
 }
 
-bool HasSelected(const Lab& lab, std::string_view group) {
+// The share of a group in the progress of the run: its selected rows, once a round and once to warm up.
+uint64_t PartsOf(const Lab& lab, std::string_view group) {
   const auto rows = Rows();
-  return std::any_of(rows.begin(), rows.end(),
-                     [&](const RowSpec& row) { return row.group == group && lab.IsSelected(row.id); });
+  const auto selected = std::count_if(
+      rows.begin(), rows.end(), [&](const RowSpec& row) { return row.group == group && lab.IsSelected(row.id); });
+  return static_cast<uint64_t>(selected) * Lab::kPartsOfRow * (lab.options().rounds + 1);
 }
 
 class Runner {
@@ -37,15 +39,17 @@ class Runner {
   explicit Runner(Lab& lab) : lab_(lab), random_(lab.options().seed) {}
 
   Result<void> Run(const Group& group) {
-    if (!HasSelected(lab_, group.name)) return {};
-    lab_.Progress(fmt::format("{}: preparing", group.name));
+    const uint64_t parts = PartsOf(lab_, group.name);
+    if (parts == 0) return {};
+    lab_.StartPhase(parts);
+    lab_.ShowProgress(fmt::format("{}: preparing", group.name));
     ASSIGN_OR_RETURN(std::vector<Case> cases, group.prepare(lab_));
     std::erase_if(cases, [this](const Case& one) { return !IsNeeded(lab_, one); });
     const unsigned rounds = lab_.options().rounds;
     for (unsigned round = 0; round <= rounds; ++round) {
       std::shuffle(cases.begin(), cases.end(), random_);
       for (size_t at = 0; at < cases.size(); ++at) {
-        lab_.Progress(fmt::format("{}: {}, {}", group.name,
+        lab_.ShowProgress(fmt::format("{}: {}, {}", group.name,
                                   round == 0 ? std::string("warming up") : fmt::format("round {} of {}", round, rounds),
                                   cases[at].rows.front()),
                       round * cases.size() + at, (rounds + 1) * cases.size());
@@ -98,14 +102,15 @@ Result<Outcome> RunSuite(const SuiteOptions& asked) {
   ASSIGN_OR_RETURN(const auto lab, Lab::Create(options));
   ResetPeakMemory(lab->weightfs().daemon());
   Runner runner(*lab);
-  for (const Group& group : {ReadGroup(), RandomGroup(), WriteGroup(), TorchGroup(), SafetensorsGroup(), NumpyGroup(),
-                             SmallGroup(), DirectGroup(), HandlesGroup(),
-                             DeviceGroup()}) {
-    RETURN_IF_ERROR(runner.Run(group));
-  }
+  const Group groups[] = {ReadGroup(),  RandomGroup(), WriteGroup(),   TorchGroup(),   SafetensorsGroup(),
+                          NumpyGroup(), SmallGroup(),  DirectGroup(), HandlesGroup(), DeviceGroup()};
+  uint64_t parts = ScalingParts(*lab);
+  for (const Group& group : groups) parts += PartsOf(*lab, group.name);
+  lab->PlanProgress(parts);
+  for (const Group& group : groups) RETURN_IF_ERROR(runner.Run(group));
   Outcome outcome;
   ASSIGN_OR_RETURN(outcome.curves, MeasureScaling(*lab));
-  lab->Progress("idle");
+  lab->ShowProgress("idle");
   outcome.idle_cpu = IdleCpu(lab->weightfs(), options.quick);
   outcome.memory = MemoryOf(lab->weightfs());
   outcome.seed = options.seed;
@@ -117,7 +122,7 @@ Result<Outcome> RunSuite(const SuiteOptions& asked) {
   outcome.noise = NoiseOf(runner.samples());
   outcome.noise.steal = StealBetween(before, ReadProcessorTimes());
   outcome.noise.load_average = LoadAverage();
-  lab->Progress("cleaning up");
+  lab->ShowProgress("cleaning up");
   RETURN_IF_ERROR(lab->Close());
   return outcome;
 }

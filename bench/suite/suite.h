@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -13,9 +12,14 @@
 #include <vector>
 
 #include "bench/suite/rows.h"
+#include "common/progress.h"
 #include "common/result.h"
+#include "common/units.h"
 
 namespace weightfs::bench {
+
+// The big file is a multiple of kSizeStep, and has at least kLeastSize.
+inline constexpr uint64_t kSizeStep = 2 * kMiB, kLeastSize = 32 * kMiB;
 
 struct SuiteOptions {
   std::string directory;      // in a mount of weightfs, or anywhere: then a store is made in it, and removed
@@ -26,15 +30,15 @@ struct SuiteOptions {
   std::string python;         // empty: looked for
   std::vector<std::string> only;
   uint64_t size = 0;    // bytes of the big file; 0: chosen
-  unsigned rounds = 0;  // that count; 0 is refused
+  unsigned rounds = 0;  // that count; at least 1
   uint64_t seed = 0;    // 0: chosen
   bool quick = false;   // small amounts, for a look
   bool drop_caches = false;
   bool scaling = false;
-  uint64_t large_size = 0;  // of the scaling's one large file; 0: none
+  uint64_t large_size = 0;  // of the scaling's one large file, whole MiB, at least `size`; 0: none
   unsigned many_files = 0;  // of the scaling's many files; 0: none
   const std::atomic<bool>* cancel = nullptr;
-  std::function<void(std::string_view step, uint64_t done, uint64_t total)> progress;
+  ProgressFunction progress;  // of the whole run, in parts
 };
 
 // One measurement: what was done in the time, and what it cost.

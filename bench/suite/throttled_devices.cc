@@ -66,7 +66,8 @@ Result<void> ThrottledDevices::Attach(const Options& options) {
     ASSIGN_OR_RETURN(const File made, File::Open(file, O_RDWR | O_CREAT | O_TRUNC));
     if (const int failed = posix_fallocate(made.get(), 0, static_cast<off_t>(options.size)); failed != 0) {
       errno = failed;
-      return SystemError(file, "has no room");
+      const Error error = SystemError(file, "cannot be allocated");
+      return failed == ENOSPC ? NotPossible(error.what) : error;
     }
   }
   Command attach{{"losetup", "--find", "--show", file}, {}, nullptr};

@@ -7,7 +7,7 @@
 namespace weightfs::bench {
 namespace {
 
-constexpr double kReadersMayRead = 1.1;  // of the file, by all eight together
+constexpr double kReadersMustRead = 0.99, kReadersMayRead = 1.1;  // of the file, by all eight together
 
 std::vector<double> RatesOf(const std::vector<Sample>& samples) {
   std::vector<double> rates;
@@ -77,7 +77,6 @@ void AddChecks(const Lab& lab, RowOutcome* row) {
     AddHostToReference(row);
   }
   if (lab.in_memory() && target.fio_in_memory > 0) AddRatio(row, Way::kFio, target.fio_in_memory);
-  AddRatio(row, Way::kOneDevice, target.one_device);
   AddRatio(row, Way::kNoVerify, 0);
   if (row->spec->id == "readers-8" && row->samples.contains(Way::kWeightfs)) {
     std::vector<double> read;
@@ -86,7 +85,11 @@ void AddChecks(const Lab& lab, RowOutcome* row) {
         read.push_back(static_cast<double>(*sample.device_read_bytes) / static_cast<double>(lab.size()));
       }
     }
-    if (!read.empty()) row->checks.push_back({"device reads", SpreadOf(read).median, kReadersMayRead, true});
+    if (!read.empty()) {
+      // Less than the file once would mean that it was not cold.
+      row->checks.push_back({"device reads", SpreadOf(read).median, kReadersMustRead});
+      row->checks.push_back({"device reads", SpreadOf(read).median, kReadersMayRead, true});
+    }
   }
 }
 
@@ -107,10 +110,28 @@ RowOutcome JudgeRow(const Lab& lab, const RowSpec& spec, const SampleTable& samp
   AddTimeOutside(&row);
   AddBeside(samples, &row);
   AddChecks(lab, &row);
+  JudgeDevices(&row);
   return row;
 }
 
 }  // namespace
+
+void JudgeDevices(RowOutcome* row) {
+  if (row->spec->target.one_device <= 0) return;
+  for (const auto& [way, devices] : {std::pair{Way::kOneDevice, 1U}, {Way::kWeightfs, kThrottledDevices}}) {
+    const double rate = row->Rate(way).median, limit = static_cast<double>(devices * kThrottledRate);
+    if (rate <= limit * (1 + kThrottleTolerance)) continue;
+    row->samples.clear();
+    row->not_measured[Way::kWeightfs] =
+        fmt::format("the throttle did not hold: {} throttled device{} gave {:.0f} MB/s of {:.0f} at most", devices,
+                    devices == 1 ? "" : "s", rate / 1e6, limit / 1e6);
+    return;
+  }
+  const double ours = row->Rate(Way::kWeightfs).median, one = row->Rate(Way::kOneDevice).median;
+  if (ours <= 0 || one <= 0) return;
+  row->checks.push_back({std::string(NameOf(Way::kOneDevice)), ours / one, row->spec->target.one_device});
+  row->checks.push_back({std::string(NameOf(Way::kOneDevice)), ours / one, kMostOfOneDevice, true});
+}
 
 Spread SpreadOf(std::vector<double> values) {
   if (values.empty()) return {};

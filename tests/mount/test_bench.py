@@ -1,8 +1,10 @@
 """`weightfs bench`: a tiny run measures every row and leaves nothing; an interrupted one leaves nothing either."""
 
+import html
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -96,6 +98,7 @@ def test_the_run_is_described(run):
     assert {"kernel", "processors", "memory", "host's filesystem", "mount options"} <= result["facts"].keys()
     daemon = result["daemon"]
     assert 0 < daemon["memory_now_bytes"] <= daemon["memory_peak_bytes"] and 0 <= daemon["idle_cpu"] < 2
+    assert "--size 32M --rounds 1 --seed 7 --quick" in result["facts"]["run"]
     assert "noise" in run["out"]
 
 
@@ -172,8 +175,55 @@ def test_without_a_python_the_rows_say_so(factory):
     assert left_in(directory) == []
 
 
+def test_an_unwritable_report_is_refused_before_the_run(factory, tmp_path):
+    directory = factory.directory("bench")
+    for option in ("--json", "--report"):
+        for path in (tmp_path / "missing" / "file", tmp_path):
+            finished = bench(directory, "--quick", "--size", "32M", option, path, codes=(1,))
+            assert finished.err.startswith(f"weightfs: {path}: cannot be written: ") and finished.err.count("\n") == 1
+            assert finished.out == "" and left_in(directory) == []
+    one = tmp_path / "x"
+    both = bench(directory, "--quick", "--size", "32M", "--json", one, "--report", one, codes=(1,))
+    assert "name one file" in both.err and not one.exists()
+
+
+def test_an_old_report_outlives_a_run_that_fails(factory, tmp_path):
+    directory, report, new = factory.directory("bench"), tmp_path / "report.html", tmp_path / "new.json"
+    report.write_text("the last report")
+    bench(directory, "--size", "1000T", "--report", report, "--json", new, codes=(1, 2))
+    assert report.read_text() == "the last report" and not new.exists()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+MEASURE = """<script>addEventListener("load", () => {
+  const view = document.querySelector(".wide").getBoundingClientRect(), box = document.querySelector(".wide");
+  const ends = [...document.querySelectorAll("table .badge")].map(one => one.getBoundingClientRect().right);
+  document.title = JSON.stringify({window: innerWidth, page: document.documentElement.scrollWidth, view: view.right,
+    badges: ends.length, end: Math.max(...ends), table: box.scrollWidth, shown: box.clientWidth});
+});</script>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium to draw the page: apt-get install chromium")
+@pytest.mark.parametrize("width", [1280, 800, 600])
+def test_the_verdicts_of_the_report_are_visible(run, tmp_path, width):
+    page = tmp_path / "page.html"
+    page.write_text(run["html"].replace("</body>", f"{MEASURE}</body>"))
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    drawn = process.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", profile,
+                         f"--window-size={width},900", "--dump-dom", f"file://{page}"], limit=120).out
+    measured = json.loads(html.unescape(re.search(r"<title>(\{.*?\})</title>", drawn).group(1)))
+    assert measured["badges"] > 0 and measured["end"] <= measured["view"], measured
+    assert measured["page"] <= measured["window"], f"the page itself scrolls sideways: {measured}"
+    if width >= 1280:
+        assert measured["table"] <= measured["shown"], f"columns are cut off: {measured}"
+
+
 @pytest.mark.parametrize("words, names", [
-    ([], "where"),
+    ([], "DIR is missing"),
+    (["{}", "--rounds", "0"], "--rounds 0: too few"),
+    (["{}", "--size", "5"], "--size 5: too small"),
+    (["{}", "--size", "33M"], "--size 33M: not a multiple of 2M"),
+    (["{}", "--files", "4000"], "--files needs --scaling"),
     (["/nonexistent/directory"], "/nonexistent/directory"),
     (["{}", "--size", "much"], "much"),
     (["{}", "--rounds", "3"], "--rounds 3"),

@@ -102,6 +102,16 @@ std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix) 
   return std::make_unique<Iterator>(state_, state_->content, prefix, keys);
 }
 
+uint64_t MemoryKvStore::EstimateSize(std::string_view prefix) const {
+  MutexLock lock(state_->mutex);
+  uint64_t size = 0;
+  for (auto at = state_->content->lower_bound(std::string(prefix)); at != state_->content->end(); ++at) {
+    if (!at->first.starts_with(prefix)) break;
+    size += at->first.size() + at->second.size();
+  }
+  return size;
+}
+
 void MemoryKvStore::FailWrite(uint64_t nth) {
   MutexLock lock(state_->mutex);
   write_failure_ = nth;

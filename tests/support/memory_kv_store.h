@@ -20,6 +20,7 @@ class MemoryKvStore final : public KvStore {
   Result<void> Write(const KvBatch& batch) override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  uint64_t EstimateSize(std::string_view prefix) const override;   // exact
 
   // The `nth` operation of a kind from now on (the first is 1) fails with kIo. A failed Write or Sync makes the store
   // read-only for ever. A failed batch stays invisible here, but a crash image may hold it.

@@ -1,5 +1,6 @@
 #include "meta/rocks_kv_store.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -118,6 +119,26 @@ TEST_F(RocksKvStoreTest, TheLastPossiblePrefixIsIteratedToItsEnd) {
   EXPECT_EQ(Scan(*store, keys::EntryPrefix(last)).size(), 1U);
   EXPECT_EQ(Scan(*store, "\xFF").size(), 1U);
   EXPECT_EQ(Scan(*store, "").size(), 2U);
+}
+
+TEST_F(RocksKvStoreTest, ASizeIsEstimatedByThePrefix) {
+  auto store = Create();
+  const std::string value(1000, 'v');
+  for (int n = 0; n < 4000; ++n) {
+    Put(*store, fmt::format("a{:08}", n), value);
+    if (n % 4 == 0) Put(*store, fmt::format("b{:08}", n), value);
+  }
+  const auto expect = [](uint64_t size, uint64_t wanted) {
+    EXPECT_GT(size, wanted / 2);
+    EXPECT_LT(size, wanted * 2);
+  };
+  expect(store->EstimateSize("a"), 4'000'000);   // in memory
+  EXPECT_TRUE(store->Sync().has_value());
+  store.reset();
+  store = Open({.read_only = true});
+  expect(store->EstimateSize("a"), 4'000'000);
+  expect(store->EstimateSize("b"), 1'000'000);
+  EXPECT_LT(store->EstimateSize("c"), 100'000u);
 }
 
 TEST_F(RocksKvStoreTest, SeekStaysInsideThePrefix) {

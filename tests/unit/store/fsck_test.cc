@@ -436,14 +436,35 @@ TEST_F(Fsck, ACancelledCheckChangesNothing) {
   EXPECT_EQ(media.kv->content(), kv());
 }
 
-TEST_F(Fsck, ProgressNamesItsSteps) {
+TEST_F(Fsck, ProgressHasATotalInEveryPass) {
+  SetEntry(directory_, "dangling", InodeId{999}, S_IFREG);
   Restarted media = Restart(image_);
   BlockDevice* device = media.devices[0].get();
   std::vector<std::string> steps;
-  const auto progress = [&](std::string_view step, uint64_t, uint64_t) { steps.emplace_back(step); };
-  ASSERT_TRUE(CheckStore(*media.kv, {&device, 1}, {.verify_data = true, .progress = progress}));
-  EXPECT_THAT(steps, Contains("inodes"));
-  EXPECT_THAT(steps, Contains("data"));
+  std::map<unsigned, Progress> last;   // by pass
+  const auto progress = [&](const Progress& now) {
+    steps.emplace_back(now.step);
+    EXPECT_GT(now.total, 0u) << now.step;
+    EXPECT_LE(now.done, now.total) << now.step;
+    EXPECT_EQ(now.passes, 3u);
+    if (const auto before = last.find(now.pass); before != last.end()) {
+      EXPECT_GE(now.done, before->second.done) << now.step;
+      EXPECT_EQ(now.total, before->second.total) << now.step;
+    }
+    last[now.pass] = now;
+  };
+  const auto report =
+      CheckStore(*media.kv, {&device, 1}, {.repair = true, .verify_data = true, .progress = progress});
+  ASSERT_TRUE(report);
+  for (const char* step : {"inodes", "names", "extents", "checksums", "data", "repairing"}) {
+    EXPECT_THAT(steps, Contains(step));
+  }
+  ASSERT_EQ(last.size(), 3u);
+  EXPECT_GT(last[1].done, 0u);
+  EXPECT_EQ(last[2].done, report->verified_bytes.value);
+  EXPECT_EQ(last[2].total, report->verified_bytes.value);
+  EXPECT_EQ(last[3].unit, Progress::Unit::kItems);
+  EXPECT_EQ(last[3].done, last[3].total);
 }
 
 // Whatever single record is missing, or torn, or lies where another should: one repair and all is well.

@@ -1,0 +1,163 @@
+#include "cli/bench_arguments.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <filesystem>
+
+#include "cli/mount_table.h"
+#include "common/size_text.h"
+#include "fs/mount_options.h"
+
+namespace weightfs::cli {
+namespace {
+
+constexpr unsigned kFewestRounds = 5, kFewestQuickRounds = 1;
+constexpr unsigned kFewestFiles = 1000, kManyFiles = 1'000'000, kQuickFiles = 4000;
+
+Error Refuse(std::string line) { return {ErrorCode::kInvalid, std::move(line)}; }
+
+bool IsDirectory(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
+// The mount that the directory lies on, if it is one of ours: the longest that leads to it.
+std::string StoreAbove(const std::string& directory) {
+  const auto mounts = WeightfsMounts();
+  if (!mounts.has_value()) return {};
+  const MountEntry* best = nullptr;
+  for (const MountEntry& mount : *mounts) {
+    const bool inside = directory == mount.directory || directory.starts_with(mount.directory + "/");
+    if (inside && (best == nullptr || mount.directory.size() >= best->directory.size())) best = &mount;
+  }
+  return best == nullptr ? std::string() : best->store;
+}
+
+Result<void> CheckDirectories(const BenchArguments& arguments) {
+  const bench::SuiteOptions& suite = arguments.suite;
+  if (suite.directory.empty()) {
+    if (IsDirectory(arguments.json)) {
+      return Refuse(fmt::format("DIR is missing: --json took '{0}' as its FILE; write '{0} --json'", arguments.json));
+    }
+    return Refuse("DIR is missing: give a directory in a mount, or any other; e.g. 'weightfs bench /var/tmp'");
+  }
+  for (const auto& [name, directory] : {std::pair{"", &suite.directory}, {"--host ", &suite.host}}) {
+    if (directory->empty() || IsDirectory(*directory)) continue;
+    return Refuse(fmt::format("{}{}: no such directory; make it first", name, *directory));
+  }
+  return {};
+}
+
+// A size that the run takes as it is: at least `least`, and whole in steps.
+Result<uint64_t> CheckSize(const char* name, const std::string& text, uint64_t least, uint64_t step) {
+  ASSIGN_OR_RETURN(const ByteCount size, ParseSize(text));
+  if (size.value < least) {
+    return Refuse(fmt::format("{} {}: too small; give at least {}M", name, text, least / kMiB));
+  }
+  if (size.value % step != 0) {
+    const uint64_t below = RoundDown(size.value, step) / kMiB;
+    return Refuse(fmt::format("{} {}: not a multiple of {}M; give e.g. {}M or {}M", name, text, step / kMiB, below,
+                              below + step / kMiB));
+  }
+  return size.value;
+}
+
+Result<void> CompleteSizes(BenchArguments* arguments) {
+  bench::SuiteOptions& suite = arguments->suite;
+  if (!arguments->size.empty()) {
+    ASSIGN_OR_RETURN(suite.size, CheckSize("--size", arguments->size, bench::kLeastSize, bench::kSizeStep));
+  }
+  if (!arguments->large_size.empty()) {
+    // A size that the suite chooses is compared by the suite.
+    const uint64_t least = std::max(suite.size, bench::kLeastSize);
+    ASSIGN_OR_RETURN(suite.large_size, CheckSize("--large-size", arguments->large_size, least, kMiB));
+  }
+  return {};
+}
+
+Result<void> CompleteCounts(BenchArguments* arguments) {
+  bench::SuiteOptions& suite = arguments->suite;
+  const unsigned fewest = suite.quick ? kFewestQuickRounds : kFewestRounds;
+  suite.rounds = arguments->rounds.value_or(fewest);
+  if (suite.rounds < fewest) {
+    return Refuse(fmt::format("--rounds {}: too few for a median; give at least {}, or at least {} with --quick",
+                              suite.rounds, kFewestRounds, kFewestQuickRounds));
+  }
+  if (suite.scaling) suite.many_files = arguments->files.value_or(suite.quick ? kQuickFiles : kManyFiles);
+  if (suite.scaling && suite.many_files < kFewestFiles) {
+    return Refuse(fmt::format("--files {}: too few; give at least {}", suite.many_files, kFewestFiles));
+  }
+  return {};
+}
+
+// The store is known.
+Result<void> CheckScalingOptions(const BenchArguments& arguments) {
+  for (const auto& [name, given] :
+       {std::pair{"--large-size", !arguments.large_size.empty()}, {"--files", arguments.files.has_value()}}) {
+    if (!given) continue;
+    if (!arguments.suite.scaling) return Refuse(fmt::format("{} needs --scaling as well", name));
+    if (!arguments.suite.store.empty()) {
+      return Refuse(fmt::format("{} needs a store of its own, and {} lies in a mount; give another directory", name,
+                                arguments.suite.directory));
+    }
+  }
+  return {};
+}
+
+Result<void> CheckSelection(const bench::SuiteOptions& suite) {
+  const auto rows = bench::Rows();
+  const auto curves = bench::CurveNames();
+  for (const auto& pattern : suite.only) {
+    const bool curve = std::find(curves.begin(), curves.end(), pattern) != curves.end();
+    if (curve && suite.scaling) continue;
+    if (curve) return Refuse(fmt::format("--only {}: needs --scaling as well", pattern));
+    if (std::none_of(rows.begin(), rows.end(), [&](const auto& row) { return bench::IsSelected(row, {pattern}); })) {
+      return Refuse(fmt::format("--only {}: no such row or group; 'weightfs bench --list' shows them", pattern));
+    }
+  }
+  return {};
+}
+
+Result<void> CheckMountOptions(const bench::SuiteOptions& suite) {
+  if (suite.mount_options.empty()) return {};
+  if (!suite.store.empty()) {
+    return Refuse(fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there",
+                              suite.directory));
+  }
+  MountOptions mount;
+  StoreOptions store;
+  return ApplyMountOptions(suite.mount_options, mount, store);
+}
+
+}  // namespace
+
+Result<void> CompleteBenchArguments(BenchArguments* arguments) {
+  bench::SuiteOptions& suite = arguments->suite;
+  if (arguments->list) {
+    if (arguments->report.empty()) return {};
+    return Refuse("--report needs a run, and --list measures nothing; leave one of them out");
+  }
+  RETURN_IF_ERROR(CheckDirectories(*arguments));
+  RETURN_IF_ERROR(CompleteSizes(arguments));
+  RETURN_IF_ERROR(CompleteCounts(arguments));
+  RETURN_IF_ERROR(CheckSelection(suite));
+  suite.directory = ResolvePath(suite.directory);
+  suite.store = StoreAbove(suite.directory);
+  RETURN_IF_ERROR(CheckScalingOptions(*arguments));
+  RETURN_IF_ERROR(CheckMountOptions(suite));
+  if (suite.drop_caches && access("/proc/sys/vm/drop_caches", W_OK) != 0) {
+    return Refuse("--drop-caches: only root may drop the machine's caches; without it those of our own files are");
+  }
+  char program[PATH_MAX] = {};
+  if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0) {
+    return Error{ErrorCode::kIo, fmt::format("/proc/self/exe: {}", std::strerror(errno))};
+  }
+  suite.program = program;
+  return {};
+}
+
+}  // namespace weightfs::cli

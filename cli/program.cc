@@ -1,0 +1,58 @@
+#include "cli/program.h"
+
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/usage.h"
+
+namespace weightfs::cli {
+namespace {
+
+constexpr const char* kFooter =
+    "Start here:\n"
+    "  weightfs format /srv/tensors --size 8G     make a store\n"
+    "  weightfs mount /srv/tensors /mnt/tensors   use it like any directory\n"
+    "  weightfs info /mnt/tensors/model.pt        show where a file lies on the device\n"
+    "  weightfs umount /mnt/tensors               write everything to the device and unmount\n\n"
+    "'weightfs COMMAND --help' explains a command; 'weightfs doctor' checks this machine.";
+
+}  // namespace
+
+std::unique_ptr<CLI::App> MakeApp(int* exit_code) {
+  auto app = std::make_unique<CLI::App>("weightfs: a filesystem that stores tensors", "weightfs");
+  app->set_version_flag("--version", std::string("weightfs ") + WEIGHTFS_VERSION);
+  app->require_subcommand(1);
+  app->footer(kFooter);
+  app->get_formatter()->column_width(34);
+  AddFormat(*app, exit_code);
+  AddMount(*app, exit_code);
+  AddUmount(*app, exit_code);
+  AddFsck(*app, exit_code);
+  AddInfo(*app, exit_code);
+  AddDoctor(*app, exit_code);
+  AddBench(*app, exit_code);
+  RefuseOptionsAsValues(*app);
+  return app;
+}
+
+int RunProgram(const std::vector<std::string>& arguments) {
+  int exit_code = kSuccess;
+  const auto app = MakeApp(&exit_code);
+  try {
+    // CLI11 takes its vector in reverse.
+    app->parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::Success& answer) {
+    app->exit(answer);
+  } catch (const CLI::ParseError& error) {
+    if (arguments.empty()) {
+      fmt::print(stderr, "{}", app->help());
+      return kUsage;
+    }
+    const UsageError wrong = DescribeUsageError(*app, arguments, error);
+    return FailUsage(wrong.command, wrong.what);
+  }
+  return exit_code;
+}
+
+}  // namespace weightfs::cli

@@ -1,0 +1,203 @@
+#include "cli/usage.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "cli/program.h"
+
+namespace weightfs::cli {
+namespace {
+
+using testing::AllOf;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+struct Refused {
+  std::vector<std::string> words;
+  std::string expected;   // in the line
+};
+
+// What the program prints, and its exit code.
+std::pair<std::string, int> RunWith(const std::vector<std::string>& words) {
+  testing::internal::CaptureStderr();
+  const int code = RunProgram(words);
+  return {testing::internal::GetCapturedStderr(), code};
+}
+
+std::vector<const CLI::App*> Commands(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+class UsageTest : public testing::TestWithParam<Refused> {};
+
+TEST_P(UsageTest, IsOneLineOfOursWithTheNextStep) {
+  const auto& [words, expected] = GetParam();
+  const auto [line, code] = RunWith(words);
+  const bool known = words[0].find_first_not_of("abcdefghijklmnopqrstuvwxyz") == std::string::npos &&
+                     !line.starts_with("weightfs: no command");
+  EXPECT_EQ(code, words[0] == "fsck" ? 16 : 2);
+  EXPECT_THAT(line, HasSubstr(expected));
+  EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1) << line;
+  if (known) {
+    EXPECT_THAT(line, AllOf(StartsWith("weightfs: " + words[0] + ": "),
+                            EndsWith("; see 'weightfs " + words[0] + " --help'\n")));
+  } else {
+    EXPECT_THAT(line, AllOf(StartsWith("weightfs: "), EndsWith("; see 'weightfs --help'\n")));
+  }
+  // Words of CLI11.
+  for (const char* raw : {"required", "not expected", "Could not convert", "TEXT", "Required", "missing SIZE",
+                          "The following argument", "Subcommand", "subcommand", "INVALID", "ArgumentMismatch"}) {
+    EXPECT_THAT(line, Not(HasSubstr(raw)));
+  }
+}
+
+std::string NameOf(const testing::TestParamInfo<Refused>& info) {
+  std::string name = std::to_string(info.index);
+  for (const auto& word : info.param.words) name += "_" + word;
+  for (char& letter : name) letter = std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '_';
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Program, UsageTest,
+    testing::Values(Refused{{"formt"}, "no command 'formt' (did you mean 'format'?)"},
+                    Refused{{"xyzzy"}, "no command 'xyzzy';"},
+                    Refused{{"--verison"}, "unknown option '--verison' (did you mean '--version'?)"},
+                    Refused{{"-x", "format"}, "unknown option '-x'"},
+                    Refused{{"--"}, "a command must come first"}),
+    NameOf);
+
+INSTANTIATE_TEST_SUITE_P(
+    Format, UsageTest,
+    testing::Values(
+        Refused{{"format"}, "STORE is missing; write e.g. 'weightfs format /srv/tensors --size 200G'"},
+        Refused{{"format", "/proc/s"}, "--size is missing; say how large the pool shall be, e.g. --size 8G"},
+        Refused{{"format", "/proc/s", "--size"}, "--size needs a value, e.g. --size 8G"},
+        Refused{{"format", "/proc/s", "--size", "--force"}, "--size needs a value, e.g. --size 8G"},
+        Refused{{"format", "/proc/s", "--size", "much"}, "--size: 'much' is not a size"},
+        Refused{{"format", "/proc/s", "--size", ""}, "--size: '' is not a size"},
+        Refused{{"format", "/proc/s", "--size=8Q"}, "--size: '8Q' is not a size (unknown unit)"},
+        Refused{{"format", "/proc/s", "--size", "1G", "--size", "2G"}, "--size is given 2 times; give it once"},
+        Refused{{"format", "/proc/s", "--device"}, "--device needs a value, e.g. --device /dev/nvme1n1"},
+        Refused{{"format", "/proc/s", "--device", "--sparse"}, "--device needs a value"},
+        Refused{{"format", "/proc/s", "--sise", "8G"}, "unknown option '--sise' (did you mean '--size'?)"},
+        Refused{{"format", "/proc/s", "--dev=/x"}, "unknown option '--dev' (did you mean '--device'?)"},
+        Refused{{"format", "/proc/s", "--force=much", "--size", "8G"}, "--force takes no value: '--force=much'"},
+        Refused{{"format", "/proc/s", "/t", "--size", "8G"}, "too many arguments: '/t'; it takes STORE"}),
+    NameOf);
+
+INSTANTIATE_TEST_SUITE_P(
+    Mount, UsageTest,
+    testing::Values(Refused{{"mount"}, "STORE is missing; write e.g. 'weightfs mount /srv/tensors /mnt/tensors'"},
+                    Refused{{"mount", "/s"}, "DIR is missing; write e.g. 'weightfs mount /srv/tensors /mnt/tensors'"},
+                    Refused{{"mount", "/s", "/d", "/e"}, "too many arguments: '/e'; it takes STORE DIR"},
+                    Refused{{"mount", "/s", "/d", "-o"}, "-o needs a value, e.g. -o allow_other,commit=1"},
+                    Refused{{"mount", "/s", "/d", "-rx"}, "unknown option '-x'"},
+                    Refused{{"mount", "/s", "/d", "--foregruond"}, "(did you mean '--foreground'?)"}),
+    NameOf);
+
+INSTANTIATE_TEST_SUITE_P(
+    Others, UsageTest,
+    testing::Values(Refused{{"umount"}, "DIR is missing; write e.g. 'weightfs umount /mnt/tensors'"},
+                    Refused{{"umount", "/a", "/b"}, "too many arguments: '/b'; it takes DIR"},
+                    Refused{{"umount", "/a", "--wat"}, "unknown option '--wat'"},
+                    Refused{{"fsck"}, "STORE is missing; write e.g. 'weightfs fsck /srv/tensors'"},
+                    Refused{{"fsck", "/s", "--repiar"}, "unknown option '--repiar' (did you mean '--repair'?)"},
+                    Refused{{"fsck", "/s", "/t"}, "too many arguments: '/t'; it takes STORE"},
+                    Refused{{"fsck", "/s", "--data=yess"}, "--data takes no value"},
+                    Refused{{"info"}, "PATH is missing; write e.g. 'weightfs info /srv/tensors'"},
+                    Refused{{"info", "/a", "mount"}, "too many arguments: 'mount'; it takes PATH"},
+                    Refused{{"info", "/a", "--jsn"}, "(did you mean '--json'?)"},
+                    Refused{{"doctor", "/s", "/t"}, "too many arguments: '/t'; it takes STORE"},
+                    Refused{{"doctor", "-j"}, "unknown option '-j'"}),
+    NameOf);
+
+INSTANTIATE_TEST_SUITE_P(
+    Bench, UsageTest,
+    testing::Values(
+        Refused{{"bench"}, "DIR is missing: give a directory in a mount, or any other"},
+        Refused{{"bench", "--json", "/proc"}, "DIR is missing: --json took '/proc' as its FILE; write '/proc --json'"},
+        Refused{{"bench", "/nonexistent/directory"}, "/nonexistent/directory: no such directory"},
+        Refused{{"bench", "/proc", "--host", "/nonexistent"}, "--host /nonexistent: no such directory"},
+        Refused{{"bench", "/proc", "--rounds", "0"}, "--rounds 0: too few for a median; give at least 5"},
+        Refused{{"bench", "/proc", "--quick", "--rounds", "0"}, "--rounds 0: too few"},
+        Refused{{"bench", "/proc", "--rounds", "4"}, "--rounds 4: too few"},
+        Refused{{"bench", "/proc", "--rounds", "x"}, "--rounds: 'x' is not a whole number from 0 to"},
+        Refused{{"bench", "/proc", "--rounds", "-5"}, "--rounds: '-5' is not a whole number"},
+        Refused{{"bench", "/proc", "--rounds", "99999999999"}, "--rounds: '99999999999' is not a whole number"},
+        Refused{{"bench", "/proc", "--rounds"}, "--rounds needs a value, e.g. --rounds 5"},
+        Refused{{"bench", "/proc", "--size", "5"}, "--size 5: too small; give at least 32M"},
+        Refused{{"bench", "/proc", "--size", "33M"}, "--size 33M: not a multiple of 2M; give e.g. 32M or 34M"},
+        Refused{{"bench", "/proc", "--size", "0"}, "--size 0: too small"},
+        Refused{{"bench", "/proc", "--size", "much"}, "--size: 'much' is not a size"},
+        Refused{{"bench", "/proc", "--scaling", "--large-size", "1M"}, "--large-size 1M: too small; give at least 32M"},
+        Refused{{"bench", "/proc", "--scaling", "--size", "1G", "--large-size", "64M"}, "give at least 1024M"},
+        Refused{{"bench", "/proc", "--large-size", "64G"}, "--large-size needs --scaling as well"},
+        Refused{{"bench", "/proc", "--files", "4000"}, "--files needs --scaling as well"},
+        Refused{{"bench", "/proc", "--scaling", "--files", "10"}, "--files 10: too few; give at least 1000"},
+        Refused{{"bench", "/proc", "--seed", "0"}, "--seed: '0' is not a whole number of at least 1"},
+        Refused{{"bench", "/proc", "--only", "nonsense"}, "--only nonsense: no such row or group"},
+        Refused{{"bench", "/proc", "--only", "streams"}, "--only streams: needs --scaling as well"},
+        Refused{{"bench", "/proc", "--only", "read", "/tmp"}, "too many arguments: '/tmp'; it takes DIR"},
+        Refused{{"bench", "/proc", "-o", "nonsense"}, "nonsense"},
+        Refused{{"bench", "/proc", "--report", "--json", "x"}, "--report needs a value, e.g. --report page.html"},
+        Refused{{"bench", "/proc", "--report"}, "--report needs a value"},
+        Refused{{"bench", "--list", "--report", "x.html"}, "--report needs a run"}),
+    NameOf);
+
+TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
+  int exit_code = 0;
+  const auto app = MakeApp(&exit_code);
+  ASSERT_FALSE(Commands(*app).empty());
+  for (const CLI::App* command : Commands(*app)) {
+    EXPECT_THAT(command->get_footer(), HasSubstr("\n  weightfs " + command->get_name())) << command->get_name();
+    for (const CLI::Option* option : command->get_options()) {
+      if (!option->nonpositional() || option->get_items_expected_max() == 0) continue;
+      const std::string name = option->get_lnames().empty() ? "-" + option->get_snames()[0]
+                                                            : "--" + option->get_lnames()[0];
+      EXPECT_NE(ExampleValue(name), "") << command->get_name() << " " << name;
+    }
+  }
+}
+
+// Whatever the subcommand, an unknown option, a missing value and one argument too many are told in our words.
+TEST(UsageOfEveryCommandTest, NoCommandShowsTheWordsOfTheParser) {
+  int exit_code = 0;
+  const auto app = MakeApp(&exit_code);
+  for (const CLI::App* command : Commands(*app)) {
+    const std::string name = command->get_name();
+    std::vector<std::vector<std::string>> lines = {{name, "--no-such-option"}, {name, "a", "b", "c", "d"}, {name, "-?"}};
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->get_items_expected_min() == 0 || !option->nonpositional()) continue;
+      lines.push_back({name, option->get_lnames().empty() ? "-" + option->get_snames()[0]
+                                                          : "--" + option->get_lnames()[0]});
+    }
+    for (const auto& words : lines) {
+      const auto [line, code] = RunWith(words);
+      EXPECT_EQ(code, name == "fsck" ? 16 : 2) << line;
+      EXPECT_THAT(line, testing::ContainsRegex("unknown option|too many arguments|needs a value")) << words.back();
+    }
+  }
+}
+
+TEST(DidYouMeanTest, ComesNearOrSaysNothing) {
+  const std::vector<std::string> known = {"--size", "--sparse", "--device", "-o"};
+  EXPECT_EQ(DidYouMean("--szie", known), "--size");
+  EXPECT_EQ(DidYouMean("--dev", known), "--device");
+  EXPECT_EQ(DidYouMean("--compression", known), "");
+}
+
+TEST(CheckNumberTest, TakesWholeNumbersWithinItsBounds) {
+  const auto check = CheckNumber(2, 10);
+  EXPECT_EQ(check("2"), "");
+  EXPECT_EQ(check("10"), "");
+  for (const char* wrong : {"1", "11", "", "2.5", "0x2", " 2", "-2", "two"}) EXPECT_NE(check(wrong), "") << wrong;
+}
+
+}  // namespace
+}  // namespace weightfs::cli

@@ -33,10 +33,11 @@ class LeaseConnections;
 // A connection to a mount, and the lease that it carries. The lease ends with it. Externally synchronised.
 class Lease {
  public:
-  // One that carries nothing yet, of `connections` or new. ECONNREFUSED: nobody listens (another network namespace, or
-  // the mount is gone). EAGAIN: the handle has kMost under way.
+  // One that carries nothing yet, of `connections` or new, to the mount of an open file and of its ticket. ECONNREFUSED:
+  // nobody listens (another network namespace, or the mount is gone). EACCES: whoever listens there is not the user who
+  // serves the mount, or it cannot be told; nothing was sent. EAGAIN: the handle has kMost under way.
   static IoResult<std::unique_ptr<Lease>> Connect(const std::shared_ptr<LeaseConnections>& connections,
-                                                  const std::string& socket);
+                                                  const LeaseTicket& ticket, int descriptor);
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;

@@ -2,6 +2,7 @@
 in the buffer at some time, piece by piece, and reads back."""
 
 import contextlib
+import mmap
 import threading
 
 import numpy
@@ -41,7 +42,10 @@ def changing(*arrays):
 
 
 def new_array(size):
-    return numpy.full(size, VALUES[0], dtype=numpy.uint8)
+    """On a page, so that a device could take it as it is."""
+    array = numpy.frombuffer(mmap.mmap(-1, size), dtype=numpy.uint8)
+    array[:] = VALUES[0]
+    return array
 
 
 def values_in(content):

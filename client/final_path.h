@@ -7,10 +7,11 @@
 
 namespace weightfs::client {
 
-// Follows the symbolic links at the end of `path`: the links stay, and the name behind them, which need not exist, is
-// what rename(2) can replace. A link is refused (EACCES) where open(2) would refuse it: fs.protected_symlinks is set, and
-// it belongs to another user in a sticky directory that all may write. ELOOP for more links than the kernel follows;
-// other errors are those of open(2) on the directories. Any thread.
+// Follows the symbolic links at the end of a path, for a rename(2) that replaces the file and keeps the links.
+//
+// Returns the name behind the links; it need not exist. Errors: EACCES for a link that open(2) would refuse, because
+// fs.protected_symlinks is set and the link belongs to another user in a sticky directory that all may write; ELOOP for
+// more links than the kernel follows; otherwise those of open(2) on the directories. Any thread.
 IoResult<std::string> FinalPath(const std::string& path);
 
 }  // namespace weightfs::client

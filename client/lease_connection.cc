@@ -44,8 +44,8 @@ IoResult<void> CheckServer(int socket, int descriptor) {
                                       std::strerror(errno))};
   }
   if (peer.uid == user) return {};
-  return IoError{EACCES, fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens at its "
-                                     "socket; end that process, and mount again",
+  return IoError{EACCES, fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens at "
+                                     "its socket; end that process, and mount again",
                                      user, peer.uid, peer.pid)};
 }
 

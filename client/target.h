@@ -66,8 +66,8 @@ class Target {
   // Whether the bytes of a write have checksums that are computed here. The ring copies them first then, and sends the
   // copy: a program may change its memory at any time, and no other checksum is certain to be that of what was sent.
   virtual bool sums_writes() const { return leased(); }
-  // The bytes that are sent to `offset` of the file on, each of them once; several threads, each its own. By a lease they
-  // are whole blocks, and those at the ends that the buffered descriptor writes are left out.
+  // Takes the bytes that are sent to `offset` of the file, each byte once; several threads, each its own. By a lease
+  // they are whole blocks, without the parts of blocks that the buffered descriptor writes.
   virtual void NoteWritten(uint64_t /*offset*/, std::span<const std::byte> /*bytes*/) const {}
   // After they were read: EIO where one is not what was written. `last`: they are not going to be read again.
   virtual IoResult<void> CheckRead(uint64_t /*offset*/, std::span<const std::byte> /*blocks*/, bool /*last*/) const {

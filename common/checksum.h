@@ -14,7 +14,7 @@ uint32_t Crc32c(std::span<const std::byte> bytes);
 // Continues a CRC: Crc32cExtend(Crc32c(a), b) == Crc32c(a followed by b).
 uint32_t Crc32cExtend(uint32_t crc, std::span<const std::byte> bytes);
 
-// A CRC out of parts that come in any order: Crc32cOfZeros(n) ^ all contributions is the CRC of n bytes, where each part
+// A CRC out of parts that come in any order: Crc32cOfZeros(n) ^ all contributions is the CRC of n bytes. Each part
 // contributes once, with the number of bytes that lie behind it.
 uint32_t Crc32cContribution(std::span<const std::byte> part, uint64_t behind);
 uint32_t Crc32cOfZeros(uint64_t size);

@@ -36,8 +36,8 @@ def duplicates(tensors, preferred=()):
     for names in groups(tensors):
         whole = {name for name in names if _has_all_of_its_storage(tensors[name])}
         if not whole:
-            raise RuntimeError(f"the tensors {sorted(names)} share memory, and none of them has all of it: it cannot be "
-                               "said which one is to be saved; save a copy of each (tensor.clone())")
+            raise RuntimeError(f"none of the tensors {sorted(names)} covers all of the memory that it lies in: saving "
+                               "one of them would lose the rest; save a copy of each (tensor.clone())")
         kept = min(whole & set(preferred) or whole)
         if len(names) > 1:
             found[kept] = sorted(names - {kept})

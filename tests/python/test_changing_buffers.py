@@ -21,9 +21,8 @@ VALUES = (0x55, 0xAA)
 
 @contextlib.contextmanager
 def changing(*arrays):
-    """A thread changes a byte of each page of the arrays to one value and then to the other, all through the block. Back
-    and forth: a checksum of the memory from before a transfer and one from after it may be equal, and what was sent is
-    something else."""
+    """A thread changes a byte of each page of the arrays back and forth between two values. A checksum of the memory from
+    before a transfer and one from after it may then be equal, though other bytes were sent."""
     ended, turns = threading.Event(), [0]
 
     def change():

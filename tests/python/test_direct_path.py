@@ -382,8 +382,8 @@ def test_a_forked_child_uses_no_lease_of_its_parent(work, direct):
     direct.read_into(torch.empty_like(tensor), work / "other")
 
 
-# A process in another network namespace has its own abstract sockets: nobody listens there at the name of the mount's, and
-# any user may. `squatter` stands for one who does; it prints what it is told.
+# Each network namespace has abstract sockets of its own: in another one than the mount's the name of its socket is free,
+# and a process of any user may listen there. The squatter does, and prints what it receives.
 SQUATTED = """
 import os, socket, sys, struct, fcntl, weightfs
 path = sys.argv[1]

@@ -121,7 +121,8 @@ LEADING_AWAY = {
 def test_what_no_memory_can_be_is_refused(folder, handle, interface, facts):
     array = Array(interface, **facts)
     for call in (lambda: handle.write_from(array, folder / "file"), lambda: handle.read_into(array, folder / "file"),
-                 lambda: handle.write_async(array, folder / "file"), lambda: handle.async_pwrite(array, folder / "file"),
+                 lambda: handle.write_async(array, folder / "file"),
+                 lambda: handle.async_pwrite(array, folder / "file"),
                  lambda: handle.save_many({"file": array}, folder), lambda: handle.load_many({"file": array}, folder),
                  lambda: handle.is_pinned(array) and pytest.fail("it cannot be")):
         try:

@@ -32,7 +32,8 @@ def config(local):
 
 @pytest.mark.limit(300)
 def test_it_prints_the_best_options_and_they_configure_a_handle(local, capfd, monkeypatch, measured):
-    monkeypatch.setattr(tune, "SWEEP", tune.SWEEP | {"block_size": [1 << 20], "queue_depth": [32], "io_parallel": [1, 2]})
+    small = {"block_size": [1 << 20], "queue_depth": [32], "io_parallel": [1, 2]}
+    monkeypatch.setattr(tune, "SWEEP", tune.SWEEP | small)
     assert tune.main(["--nvme_dir", str(local), "--io_size", "1M", "--log_dir", str(local / "log")]) == 0
     best, printed = capfd.readouterr().out.split("\n", 1)
     assert re.fullmatch(BEST, best + "\n")
@@ -80,7 +81,8 @@ def test_a_configuration_says_what_is_swept(local, capfd, config, measured):
 @pytest.mark.parametrize("content,reason", [
     ("{", "no JSON"), ("[]", "no dict"), ("{}", "no dict"), ('{"depth": [1]}', "'depth' is none of block_size"),
     ('{"queue_depth": 4}', "no list"), ('{"queue_depth": []}', "empty"), ('{"queue_depth": [0]}', "from 1 on"),
-    ('{"queue_depth": [true]}', "from 1 on"), ('{"queue_depth": [1.5]}', "1.5"), ('{"io_parallel": ["2"]}', "from 1 on"),
+    ('{"queue_depth": [true]}', "from 1 on"), ('{"queue_depth": [1.5]}', "1.5"),
+    ('{"io_parallel": ["2"]}', "from 1 on"),
     ('{"single_submit": [1]}', "true or false"), ('{"block_size": ["1X"]}', "size"), (None, "No such file")])
 def test_a_configuration_that_is_none_is_told_before_anything_is_measured(local, capfd, measured, content, reason):
     if content is not None:
@@ -140,8 +142,8 @@ sys.exit(tune.main(sys.argv[1:]))
 @pytest.mark.parametrize("number,status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("whole", [0, 3], ids=["before the first result", "after it"])
 def test_a_stop_prints_the_best_so_far(local, config, number, status, whole):
-    program = subprocess.Popen([sys.executable, "-c", STOPPED.format(whole=whole), "--nvme_dir", local, "--io_size", "1M",
-                                "--sweep_config", config, "--log_dir", local / "log"],
+    program = subprocess.Popen([sys.executable, "-c", STOPPED.format(whole=whole), "--nvme_dir", local, "--io_size",
+                                "1M", "--sweep_config", config, "--log_dir", local / "log"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert program.stdout.readline() == "held\n"
     program.send_signal(number)

@@ -130,7 +130,8 @@ def measure(settings, progress=None):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["weightfs.tools._measure"])
     barrier, queue = context.Barrier(count), context.Queue()
-    processes = [context.Process(target=_work, args=(settings, i, barrier, queue, progress), daemon=True) for i in range(count)]
+    processes = [context.Process(target=_work, args=(settings, i, barrier, queue, progress), daemon=True)
+                 for i in range(count)]
     try:
         for process in processes:
             process.start()

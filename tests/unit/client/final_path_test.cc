@@ -57,7 +57,7 @@ TEST(FinalPathTest, LinksOfOthersAreRefusedWhereOpenRefusesThem) {
     for (const mode_t mode : {0755, 0777, 01755, 01777}) {
       for (const uid_t of_folder : {0, 1000}) {
         for (const uid_t of_link : {0, 1000, 1001}) {
-          SCOPED_TRACE(fmt::format("mode {:o} of {}, link of {}{}", mode, of_folder, of_link, dangling ? ", dangling" : ""));
+          SCOPED_TRACE(fmt::format("mode {:o} of {}, link of {}, dangling {}", mode, of_folder, of_link, dangling));
           const std::string shared = folder / "shared";
           std::filesystem::create_directory(shared);
           const std::string link = shared + "/link";

@@ -159,7 +159,8 @@ TEST_F(LeaseTest, MemoryThatChangesDuringAWriteIsAFileThatReadsBack) {
           ASSERT_TRUE(done.has_value()) << done.error().what;
           const Bytes written = ReadFile(mount_ / "file");
           ASSERT_EQ(written.size(), offset.value_or(0) + size);
-          EXPECT_TRUE(std::all_of(written.begin() + static_cast<long>(offset.value_or(0)), written.end(), [](auto byte) {
+          const auto begin = written.begin() + static_cast<long>(offset.value_or(0));
+          EXPECT_TRUE(std::all_of(begin, written.end(), [](std::byte byte) {
             return byte == std::byte{1} || byte == std::byte{2} || byte == std::byte{3};
           }));
         }
@@ -176,9 +177,9 @@ TEST_F(LeaseTest, WhoeverElseListensAtTheMountsSocketIsToldNothing) {
   const auto refused = handle->Write(mount_ / "file", View(bytes));
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().error_number, EACCES);
-  EXPECT_NE(refused.error().what.find(fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {})",
-                                                  geteuid() + 1, geteuid(), getpid())),
-            std::string::npos)
+  const auto reason = fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens",
+                                  geteuid() + 1, geteuid(), getpid());
+  EXPECT_NE(refused.error().what.find(reason), std::string::npos)
       << refused.error().what;
   EXPECT_EQ(handle->SaveMany(mount_.folder(), std::vector<NamedMemory>{{"a", View(bytes)}}).error().error_number,
             EACCES);

@@ -21,7 +21,7 @@ TEST(MountUserTest, IsTheUserThatTheKernelShowsForTheDevice) {
   const std::string text =
       "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,user_id=5\n"
       "30 22 0:44 / /mnt/a rw,nosuid,nodev - fuse.other other rw,user_id=7,group_id=7\n"
-      "31 22 0:45 / /mnt/b\\040c rw,nosuid shared:9 master:3 - fuse.weightfs weightfs rw,user_id=1000,group_id=0,allow_other\n"
+      "31 22 0:45 / /mnt/b\\040c rw shared:9 master:3 - fuse.weightfs weightfs rw,user_id=1000,group_id=0,allow_other\n"
       "32 22 0:45 /x /mnt/bind rw - fuse.weightfs weightfs rw,user_id=1000,group_id=0\n"
       "33 22 0:46 / /mnt/d rw - fuse.weightfs weightfs rw,group_id=3,max_user_id=4\n"
       "34 22 0:47 / /mnt/e rw - fuse.weightfs weightfs rw,user_id=0,group_id=0\n"

@@ -41,6 +41,10 @@ uint32_t ShiftFor(uint64_t size) {
   return shift;
 }
 
+size_t BlocksIn(uint64_t size, uint32_t shift) {
+  return RoundUp(size, uint64_t{1} << shift) >> shift;
+}
+
 std::vector<uint32_t> Compute(const MemoryView& memory, uint32_t shift) {
   std::vector<uint32_t> out;
   std::vector<std::byte> gathered;
@@ -114,7 +118,21 @@ IoResult<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
   if (fremovexattr(descriptor, kName) != 0 && errno != ENODATA) {
     return Failed(errno, fmt::format("checksums cannot be kept with it: {}", std::strerror(errno)));
   }
+  block_shift_ = ShiftFor(memory_.size());
+  sent_ = std::vector<std::atomic<uint32_t>>(BlocksIn(memory_.size(), block_shift_));
   return {};
+}
+
+// From what is sent and not from the memory, which the program may change at any time.
+void ChecksumAttribute::NoteWritten(uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const uint64_t block = offset >> block_shift_;
+    const uint64_t end = std::min<uint64_t>((block + 1) << block_shift_, memory_.size());
+    const auto part = bytes.first(std::min<uint64_t>(bytes.size(), end - offset));
+    sent_[block].fetch_xor(Crc32cContribution(part, end - offset - part.size()), std::memory_order_relaxed);
+    offset += part.size();
+    bytes = bytes.subspan(part.size());
+  }
 }
 
 IoResult<void> ChecksumAttribute::Load(int descriptor) {
@@ -136,7 +154,7 @@ IoResult<void> ChecksumAttribute::Load(int descriptor) {
                                        size < 0 ? "larger than any" : fmt::format("of version {}", version)));
   }
   const Header now = Describe(status);
-  const size_t count = RoundUp(now.size, uint64_t{1} << now.block_shift) >> now.block_shift;
+  const size_t count = BlocksIn(now.size, now.block_shift);
   if (DecodeHeader(in) != now || !in.ok() || in.rest().size() != count * sizeof(uint32_t)) {
     return Failed(ENODATA, "it was changed after its checksums were made, and has none for what it is now");
   }
@@ -168,7 +186,13 @@ IoResult<void> ChecksumAttribute::Store(int descriptor) const {
   if (header.size != memory_.size()) {
     return Failed(EBUSY, fmt::format("another program made it {} bytes long meanwhile: no checksums", header.size));
   }
-  const std::string value = Encode(header, Compute(memory_, header.block_shift));
+  std::vector<uint32_t> checksums;
+  for (size_t block = 0; block < sent_.size(); ++block) {
+    const uint64_t begin = uint64_t{block} << block_shift_;
+    const uint64_t size = std::min(uint64_t{1} << block_shift_, header.size - begin);
+    checksums.push_back(Crc32cOfZeros(size) ^ sent_[block].load());
+  }
+  const std::string value = Encode(header, checksums);
   if (fsetxattr(descriptor, kName, value.data(), value.size(), 0) == 0) return {};
   return Failed(errno, fmt::format("its checksums cannot be stored: {}", std::strerror(errno)));
 }

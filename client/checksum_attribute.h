@@ -2,7 +2,9 @@
 // file, compared when it is read back.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,7 +13,8 @@
 
 namespace weightfs::client {
 
-// Of one operation; used by one thread at a time. On a weightfs mount, which checks every block anyway, it does nothing.
+// Of one operation; used by one thread at a time, but for NoteWritten. On a weightfs mount, which checks every block
+// anyway, it does nothing.
 class ChecksumAttribute {
  public:
   static constexpr const char* kName = "user.weightfs.crc32c";
@@ -24,6 +27,10 @@ class ChecksumAttribute {
   // where there are no checksums, the file was changed after they were made, or this library does not know their
   // version. A write: EOPNOTSUPP where the filesystem has no such attributes; old ones are gone.
   IoResult<void> Begin(int descriptor, uint64_t file_size);
+  // After Begin of a write: whether NoteWritten is to see all that is sent.
+  bool sums_writes() const { return writes_ && needed_; }
+  // What is sent to `offset` of the file on; any thread, each byte once.
+  void NoteWritten(uint64_t offset, std::span<const std::byte> bytes);
   // After the last transfer. A write stores them; a read compares: EIO with the first block that differs.
   IoResult<void> End(int descriptor) const;
 
@@ -39,6 +46,7 @@ class ChecksumAttribute {
   bool needed_ = true;
   uint32_t block_shift_ = 0;
   std::vector<uint32_t> expected_;  // of a read: one CRC-32C for each block
+  std::vector<std::atomic<uint32_t>> sent_;  // of a write: the contributions to them
 };
 
 }  // namespace weightfs::client

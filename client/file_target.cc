@@ -12,9 +12,9 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 
 #include "client/file_limit.h"
+#include "client/final_path.h"
 #include "client/temporary_name.h"
 #include "common/descriptor.h"
 #include "common/mutex.h"
@@ -63,6 +63,10 @@ class OpenFile : public Target {
   void TakeNothingBack() override { keeps_ = !options_.atomic; }   // A temporary file is its own.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
+  bool sums_writes() const override { return options_.checksums != nullptr && options_.checksums->sums_writes(); }
+  void NoteWritten(uint64_t offset, std::span<const std::byte> bytes) const override {
+    options_.checksums->NoteWritten(offset, bytes);
+  }
   IoResult<void> Finish(bool success) override;
 
  private:
@@ -76,6 +80,7 @@ class OpenFile : public Target {
   IoResult<void> OpenPath();
   IoResult<int> OpenOrCreate(int flags);
   IoResult<void> OpenTemporary();
+  IoResult<bool> FindReplaced(struct stat* old);
   IoResult<void> AdoptDescriptor();
   IoResult<void> Examine();
   IoResult<void> CheckLimit() const;
@@ -189,25 +194,31 @@ IoResult<int> OpenFile::OpenOrCreate(int flags) {
   return Failed("cannot create the file", errno);
 }
 
-// A symbolic link stays one: what it points at is replaced, or made. None for a ring of links.
-std::optional<std::string> FollowLinks(const std::string& path) {
-  constexpr int kMostLinks = 40;   // the kernel's own limit
-  std::filesystem::path at = path;
-  for (int links = 0; links < kMostLinks; ++links) {
-    std::error_code no_link;
-    const auto target = std::filesystem::read_symlink(at, no_link);
-    if (no_link) return at;
-    at = at.parent_path() / target;
+bool AreSame(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+// A symbolic link stays one: what it points at is replaced, or made. Returns whether it is there.
+IoResult<bool> OpenFile::FindReplaced(struct stat* old) {
+  constexpr int kTries = 100;  // another program may replace the file between the calls
+  for (int i = 0; i < kTries; ++i) {
+    auto found = FinalPath(where());
+    if (!found.has_value()) return Failed("cannot open the file", found.error().error_number);
+    final_path_ = *std::move(found);
+    const bool there = stat(final_path_.c_str(), old) == 0;
+    if (!there && errno != ENOENT) return Failed("cannot open the file", errno);
+    // The kernel has the last word: a link of /proc/self/fd is no path, and it may know more reasons to refuse one.
+    struct stat followed{};
+    const bool kernel_finds = stat(where().c_str(), &followed) == 0;
+    if (!kernel_finds && errno != ENOENT) return Failed("cannot open the file", errno);
+    if (there == kernel_finds && (!there || AreSame(*old, followed))) return there;
   }
-  return std::nullopt;
+  return Failed("it has no name that a new file could take", ENOENT);
 }
 
 IoResult<void> OpenFile::OpenTemporary() {
-  auto target = FollowLinks(where());
-  if (!target) return Failed("cannot open the file", ELOOP);
-  final_path_ = *std::move(target);
   struct stat old{};
-  const bool replaces = stat(final_path_.c_str(), &old) == 0;
+  ASSIGN_OR_RETURN(const bool replaces, FindReplaced(&old));
   if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
   if (replaces && faccessat(AT_FDCWD, final_path_.c_str(), W_OK, AT_EACCESS) != 0) {
     return Failed("cannot replace a file that may not be written", errno);

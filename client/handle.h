@@ -137,7 +137,8 @@ class WEIGHTFS_EXPORT Handle {
   const HandleOptions& options() const { return options_; }
 
   // Opens the file and starts. An error here: nothing was started, no byte is changed. The memory must stay
-  // as it is until the operation is done. One that overlaps another of this handle on the same file, of which one
+  // where it is until the operation is done. A program may change it during a write: the file then holds old and new
+  // bytes in any mixture, and it reads back, also with `verify`. An operation that overlaps another of this handle on the same file, of which one
   // writes, begins when that is done, and sees what the file is then: only then an error may show. A file is the
   // same by its inode and by its path; one that `atomic` makes by its path alone.
   IoResult<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,

@@ -285,6 +285,7 @@ IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const Na
   const Directory named(directory);
   RETURN_IF_ERROR(impl_->CheckMayWait(directory));
   RETURN_IF_ERROR(CheckNames(directory, files));
+  RETURN_IF_ERROR(CheckTotal(directory, files));
   if (files.empty()) return {};
   ASSIGN_OR_RETURN(const Descriptor folder, OpenToSave(directory, files));
   Interruption interruption(options.interrupted, directory);
@@ -311,6 +312,7 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
   const Directory named(directory);
   RETURN_IF_ERROR(impl_->CheckMayWait(directory));
   RETURN_IF_ERROR(CheckNames(directory, files));
+  RETURN_IF_ERROR(CheckTotal(directory, files));
   uint64_t total = 0;
   for (const auto& [name, memory] : files) {
     if (memory.may_overlap()) {

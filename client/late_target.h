@@ -48,6 +48,7 @@ class LateTarget : public Target {
   int Buffered(int* error_number) const override { return used().Buffered(error_number); }
   IoResult<uint64_t> Size() const override { return used().Size(); }
   bool leased() const override { return used().leased(); }
+  bool sums_writes() const override { return used().sums_writes(); }
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
     used().NoteWritten(offset, blocks);
   }

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "client/file_limit.h"
+#include "client/mount_user.h"
 #include "common/result.h"
 #include "lease/ioctl.h"
 
@@ -29,6 +31,22 @@ IoError Convert(const Error& error) {
     default:
       return {EIO, error.what};
   }
+}
+
+// Any process may listen at a name of the abstract namespace that is free, as the mount's is once it has ended, and in
+// every other network namespace. Only the kernel says who it is.
+IoResult<void> CheckServer(int socket, int descriptor) {
+  ASSIGN_OR_RETURN(const uid_t user, MountUser(descriptor));
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    return IoError{errno, fmt::format("no lease: cannot ask who listens at the mount's socket: {}",
+                                      std::strerror(errno))};
+  }
+  if (peer.uid == user) return {};
+  return IoError{EACCES, fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens at "
+                                     "its socket; end that process, and mount again",
+                                     user, peer.uid, peer.pid)};
 }
 
 }  // namespace
@@ -63,15 +81,16 @@ IoResult<LeaseTicket> AskForTicket(int descriptor) {
 }
 
 IoResult<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnections>& connections,
-                                                const std::string& socket) {
+                                                const LeaseTicket& ticket, int descriptor) {
   if (!connections->Begin()) {
     return IoError{EAGAIN, fmt::format("no lease: the handle has {} under way", LeaseConnections::kMost)};
   }
   // From here on its destructor keeps the count.
-  std::unique_ptr<Lease> lease(new Lease(connections, socket, connections->Take(socket)));
+  std::unique_ptr<Lease> lease(new Lease(connections, ticket.socket, connections->Take(ticket.socket)));
   if (!lease->connection_) {
-    auto made = lease::Connect(socket);
+    auto made = lease::Connect(ticket.socket);
     if (!made.has_value()) return Convert(made.error());
+    RETURN_IF_ERROR(CheckServer(made->get(), descriptor));
     lease->connection_ = std::move(*made);
   }
   return lease;

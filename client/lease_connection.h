@@ -33,10 +33,12 @@ class LeaseConnections;
 // A connection to a mount, and the lease that it carries. The lease ends with it. Externally synchronised.
 class Lease {
  public:
-  // One that carries nothing yet, of `connections` or new. ECONNREFUSED: nobody listens (another network namespace, or
-  // the mount is gone). EAGAIN: the handle has kMost under way.
+  // Takes a connection of `connections`, or makes one, to the mount of the open file that the ticket is for. It carries
+  // no lease yet. ECONNREFUSED: nobody listens (another network namespace, or the mount is gone). EACCES: the process
+  // that listens is not of the user who serves the mount, or that user is unknown; nothing was sent. EAGAIN: the handle
+  // has kMost under way.
   static IoResult<std::unique_ptr<Lease>> Connect(const std::shared_ptr<LeaseConnections>& connections,
-                                                  const std::string& socket);
+                                                  const LeaseTicket& ticket, int descriptor);
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;

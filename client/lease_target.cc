@@ -55,7 +55,7 @@ class LeasedFile : public Target {
 IoResult<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections) {
   if (options_.size == 0) return IoError{EINVAL, "no lease: there is nothing to transfer"};
   ASSIGN_OR_RETURN(ticket_, AskForTicket(file.any()));
-  ASSIGN_OR_RETURN(lease_, Lease::Connect(connections, ticket_.socket));
+  ASSIGN_OR_RETURN(lease_, Lease::Connect(connections, ticket_, file.any()));
   return writes() ? BeginWrite() : BeginRead();
 }
 

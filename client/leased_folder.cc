@@ -300,7 +300,7 @@ IoResult<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::stri
 
 IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files,
                                                  const SaveOptions& options) const {
-  ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_.socket));
+  ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_, descriptor_.get()));
   auto target = std::make_unique<SavedFiles>(shared_from_this(), options);
   ASSIGN_OR_RETURN(auto memory, target->Begin(files, std::move(lease)));
   return Batch{std::move(target), std::move(memory)};
@@ -308,7 +308,7 @@ IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> fi
 
 IoResult<LeasedFolder::Batch> LeasedFolder::Load(std::span<const NamedMemory> files, size_t first,
                                                  std::shared_ptr<FileErrors> errors) const {
-  ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_.socket));
+  ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_, descriptor_.get()));
   auto target = std::make_unique<LoadedFiles>(shared_from_this(), files, first, std::move(errors));
   ASSIGN_OR_RETURN(auto memory, target->Begin(std::move(lease)));
   return Batch{std::move(target), std::move(memory)};

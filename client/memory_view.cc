@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -44,6 +45,31 @@ void CopyRuns(std::byte* memory, size_t run, int64_t stride, int64_t count, std:
   }
 }
 
+constexpr size_t kMostBytes = INT64_MAX;
+
+// Whether all elements lie at addresses that there are, however far the strides lead to both sides of the first.
+bool IsReachable(uintptr_t base, size_t item_size, std::span<const int64_t> shape, std::span<const int64_t> strides) {
+  int64_t below = 0, above = 0;  // bytes to the first of all elements, and to the last one
+  for (size_t i = 0; i < shape.size(); ++i) {
+    int64_t reach = 0;
+    int64_t& side = strides[i] < 0 ? below : above;
+    if (strides[i] == INT64_MIN || __builtin_mul_overflow(shape[i] - 1, strides[i], &reach) ||
+        __builtin_add_overflow(side, reach, &side)) {
+      return false;
+    }
+  }
+  uintptr_t end = 0;
+  return below != INT64_MIN && static_cast<uintptr_t>(-below) <= base &&
+         !__builtin_add_overflow(base, static_cast<uintptr_t>(above), &end) &&
+         !__builtin_add_overflow(end, static_cast<uintptr_t>(item_size), &end);
+}
+
+// Whether the dimension around goes on where the one inside it ends.
+bool Continues(int64_t outer_stride, int64_t inner_stride, int64_t inner_count) {
+  int64_t reach = 0;
+  return !__builtin_mul_overflow(inner_stride, inner_count, &reach) && outer_stride == reach;
+}
+
 }  // namespace
 
 IoResult<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span<const int64_t> shape,
@@ -55,14 +81,20 @@ IoResult<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span
   view.base_ = static_cast<std::byte*>(base);
   view.size_ = item_size;
   view.run_ = item_size;
+  const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
   for (const int64_t count : shape) {
     size_t product = 0;
-    if (count < 0 || __builtin_mul_overflow(view.size_, static_cast<size_t>(count), &product)) {
-      return IoError{EINVAL, "a tensor's dimension is negative, or its size does not fit into 64 bits"};
+    // An empty dimension makes any other one possible; what comes behind it is multiplied with 0.
+    if (count < 0 || (!empty && (__builtin_mul_overflow(view.size_, static_cast<size_t>(count), &product) ||
+                                 product > kMostBytes))) {
+      return IoError{EINVAL, "a tensor's dimension is negative, or it has more than 2^63 - 1 bytes"};
     }
     view.size_ = product;
   }
   if (view.size_ == 0) return MemoryView(std::span(view.base_, 0));
+  if (!IsReachable(reinterpret_cast<uintptr_t>(base), item_size, shape, strides)) {
+    return IoError{EINVAL, "a tensor's strides lead outside of the memory that addresses reach"};
+  }
   // From the innermost dimension outwards: what continues the run becomes part of it, what continues the
   // dimension inside it is merged with that one.
   for (size_t i = shape.size(); i > 0; --i) {
@@ -71,7 +103,7 @@ IoResult<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span
     if (next.count == 1) continue;
     if (outer.empty() && next.stride == static_cast<int64_t>(view.run_)) {
       view.run_ *= static_cast<size_t>(next.count);
-    } else if (!outer.empty() && next.stride == outer.back().stride * outer.back().count) {
+    } else if (!outer.empty() && Continues(next.stride, outer.back().stride, outer.back().count)) {
       outer.back().count *= next.count;
     } else {
       outer.push_back(next);
@@ -117,10 +149,12 @@ bool MemoryView::MayOverlap() const {
   for (auto& dimension : sorted) dimension.stride = std::abs(dimension.stride);
   std::sort(sorted.begin(), sorted.end(),
             [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
-  auto reach = static_cast<int64_t>(run_);
+  // All of it fits into the addresses, so no sum of these overflows 64 bits without a sign.
+  uint64_t reach = run_;
   for (const auto& dimension : sorted) {
-    if (dimension.stride < reach) return true;
-    reach += dimension.stride * (dimension.count - 1);
+    const auto stride = static_cast<uint64_t>(dimension.stride);
+    if (stride < reach) return true;
+    reach += stride * static_cast<uint64_t>(dimension.count - 1);
   }
   return false;
 }

@@ -24,7 +24,8 @@ class WEIGHTFS_EXPORT MemoryView {
   explicit MemoryView(std::span<const std::byte> bytes)
       : MemoryView(std::span(const_cast<std::byte*>(bytes.data()), bytes.size())) {}
 
-  // `strides` are in bytes and may be negative or 0. EINVAL when the shape is impossible.
+  // `strides` are in bytes and may be negative or 0. EINVAL when the shape is impossible: it has more than 2^63 - 1
+  // bytes, or elements outside of all addresses.
   static IoResult<MemoryView> Strided(void* base, size_t item_size, std::span<const int64_t> shape,
                                       std::span<const int64_t> strides);
   // Memory of a GPU, of which the host's processors see nothing. With a stream (CUDA's handle of it; 0 is the default

@@ -197,10 +197,14 @@ void Ring::Fill() {
     if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut(slice) || !CutPiece(slice, free_.back())) break;
     // What took time to copy, or to compute, is on its way while the next is prepared.
-    if (bouncing()) SubmitReady();
+    const bool leased_write = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
+    if (bouncing() && !leased_write) SubmitReady();
     if (leased_pieces_ == 0) continue;
-    if (slice.operation->direction() == Direction::kWrite) {
+    if (leased_write) {
       SubmitGroup();
+      // Where files are memory it has ended by now, and the next copy finds its buffer in the cache.
+      if (landed_.empty()) Land(0, std::chrono::nanoseconds(0));
+      HandleOne();
     } else if (at_once) {
       SubmitReady();
       Land(0, std::chrono::nanoseconds(0));
@@ -259,6 +263,8 @@ void Ring::WriteEdges(Operation& operation) {
     int error_number = 0;
     const int descriptor = operation.target().Buffered(&error_number);
     const uint64_t offset = operation.offset() + edge.at;
+    const Target& target = operation.target();
+    if (target.sums_writes() && !target.leased()) target.NoteWritten(offset, bytes);
     uint64_t done = 0;
     if (descriptor >= 0) error_number = TransferAll(true, descriptor, bytes.data(), edge.size, offset, &done);
     if (error_number != 0) return FailAt(operation, offset + done, error_number);

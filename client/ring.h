@@ -29,7 +29,7 @@ struct RingOptions {
   bool single_submit = false;     // one transfer in an io_submit
   bool overlap_events =
       false;            // new ones after each completion; else when all of a batch of queue_depth have ended
-  size_t bounces = 32;  // buffers of 1 MiB for memory that O_DIRECT cannot use
+  size_t bounces = 32;  // buffers of 1 MiB for memory that O_DIRECT cannot use, and for writes with checksums
   DeviceLane::Options device = {};
 };
 

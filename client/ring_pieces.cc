@@ -21,8 +21,14 @@ constexpr uint64_t kBounceSize = DeviceLane::kBounceSize;
 // Blocking transfers waiting; more of them would only take slots from the others.
 constexpr size_t kBufferedLimit = 8;
 
-// Bytes; less than what a copy passes by the cache.
-constexpr uint64_t kCopiedAtOnce = 32 * kKiB;
+// Bytes: both the memory and its copy are still in the processor's first cache when the copy is summed. To copy and sum
+// costs half as much more than to sum alone then; summing the memory again after the transfer would cost twice.
+constexpr uint64_t kCopiedAtOnce = 8 * kKiB;
+
+// Whether what is sent is a copy whose checksums the target takes.
+bool IsSummed(const Operation& operation) {
+  return operation.direction() == Direction::kWrite && operation.target().sums_writes();
+}
 
 }  // namespace
 
@@ -57,9 +63,9 @@ bool Ring::CutPiece(Slice& slice, unsigned slot) {
 }
 
 void Ring::ReadyToWrite(const Operation& operation, const Piece& piece) {
-  const bool leased = operation.target().leased();
+  const bool summed = IsSummed(operation);
   // What is copied is looked at again while it is in the cache.
-  const uint64_t step = piece.bounce && leased ? kCopiedAtOnce : piece.transfer;
+  const uint64_t step = piece.bounce && summed ? kCopiedAtOnce : piece.transfer;
   for (uint64_t done = 0; done < piece.transfer; done += step) {
     const std::span<std::byte> part(piece.data + done, std::min(step, piece.transfer - done));
     if (piece.bounce) {
@@ -68,7 +74,7 @@ void Ring::ReadyToWrite(const Operation& operation, const Piece& piece) {
       if (operation.device() == nullptr) operation.memory().Gather(piece.at + done, bytes);
       std::fill(part.begin() + static_cast<long>(bytes.size()), part.end(), std::byte{0});
     }
-    if (leased) operation.target().NoteWritten(operation.offset() + piece.at + done, part);
+    if (summed) operation.target().NoteWritten(operation.offset() + piece.at + done, part);
   }
 }
 
@@ -117,7 +123,7 @@ void Ring::ChooseBlocks(const Slice& slice, Piece& piece) const {
   };
   const uint64_t head = piece.lead == 0 ? 0 : std::min(kBlockSize - piece.lead, piece.size);
   const uint64_t whole = RoundDown(piece.size - head, kBlockSize);
-  if (usable(piece.at + head, whole)) piece.size = head > 0 ? head : whole;
+  if (!IsSummed(operation) && usable(piece.at + head, whole)) piece.size = head > 0 ? head : whole;
   piece.transfer = RoundUp(piece.lead + piece.size, kBlockSize);
 }
 
@@ -168,7 +174,7 @@ bool Ring::DeferEdge(Slice& slice) const {
 }
 
 // The caller's memory where it is one run, aligned as O_DIRECT asks, or cuFile reaches it; else a bounce buffer, and as
-// much as it holds.
+// much as it holds. Always a bounce buffer for what is to be summed.
 bool Ring::FindMemory(Piece& piece) {
   Operation& operation = *piece.slice->operation;
   if (operation.device() != nullptr) {
@@ -176,7 +182,7 @@ bool Ring::FindMemory(Piece& piece) {
     return piece.by_cufile || FindBounce(piece);
   }
   const uint64_t alignment = piece.descriptor >= 0 ? operation.target().alignment().memory : 1;
-  if (piece.transfer == piece.size) {
+  if (!IsSummed(operation) && piece.transfer == piece.size) {
     piece.data = operation.memory().Direct(piece.at, piece.size);
     if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
   }
@@ -204,7 +210,7 @@ IoResult<Buffer> Ring::TryBounce() {
     auto made = BufferPool::Create(
         {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
     if (!made.has_value()) {
-      return IoError{ENOMEM, fmt::format("no memory for the {} MiB of bounce buffers that memory of this alignment takes: "
+      return IoError{ENOMEM, fmt::format("no memory for the {} MiB of bounce buffers that the operation takes: "
                                          "free some, or raise the limit of this process (ulimit -v)",
                                          options_.bounces * kBounceSize / kMiB)};
     }

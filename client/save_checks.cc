@@ -16,6 +16,7 @@
 
 #include "client/file_limit.h"
 #include "common/result.h"
+#include "common/units.h"
 #include "lease/protocol.h"
 
 namespace weightfs::client {
@@ -58,6 +59,18 @@ IoResult<void> CheckNames(const std::string& directory, std::span<const NamedMem
     if (!seen.insert(name).second) {
       return IoError{EINVAL, fmt::format("the name '{}' is there twice", name), directory + "/" + name};
     }
+  }
+  return {};
+}
+
+IoResult<void> CheckTotal(const std::string& directory, std::span<const NamedMemory> files) {
+  uint64_t total = 0;
+  for (const auto& [name, memory] : files) {
+    // Neither sum wraps: each summand, and so far the total, is 2^63 at most.
+    const bool possible = memory.size() <= INT64_MAX;
+    if (possible) total += RoundUp(memory.size(), lease::kBlock);
+    if (possible && total <= INT64_MAX) continue;
+    return IoError{EINVAL, fmt::format("{}: the tensors have more than 2^63 - 1 bytes together", directory), directory};
   }
   return {};
 }

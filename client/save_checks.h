@@ -13,6 +13,10 @@ namespace weightfs::client {
 // EINVAL for a name that is none of a file, or that is there twice.
 IoResult<void> CheckNames(const std::string& directory, std::span<const NamedMemory> files);
 
+// EINVAL when the memory of all files together, in whole blocks, is more than 2^63 - 1 bytes: views of one element may
+// show any size.
+IoResult<void> CheckTotal(const std::string& directory, std::span<const NamedMemory> files);
+
 // The directory, open. Whether new files may be made in it: EROFS, EACCES; a lease asks nobody else for that. EFBIG for
 // files beyond the process's limit.
 IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const NamedMemory> files);

@@ -63,8 +63,12 @@ class Target {
   // ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole of a
   // read, and in a write what the buffered descriptor has to write.
   virtual bool leased() const { return false; }
-  // Before the blocks are written, from `offset` of the file on; several threads, each its own blocks.
-  virtual void NoteWritten(uint64_t /*offset*/, std::span<const std::byte> /*blocks*/) const {}
+  // Whether the bytes of a write have checksums that are computed here. The ring copies them first then, and sends the
+  // copy: a program may change its memory at any time, and no other checksum is certain to be that of what was sent.
+  virtual bool sums_writes() const { return leased(); }
+  // Takes the bytes that are sent to `offset` of the file, each byte once; several threads, each its own. By a lease
+  // they are whole blocks, without the parts of blocks that the buffered descriptor writes.
+  virtual void NoteWritten(uint64_t /*offset*/, std::span<const std::byte> /*bytes*/) const {}
   // After they were read: EIO where one is not what was written. `last`: they are not going to be read again.
   virtual IoResult<void> CheckRead(uint64_t /*offset*/, std::span<const std::byte> /*blocks*/, bool /*last*/) const {
     return {};

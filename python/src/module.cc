@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <chrono>
 #include <tuple>
 #include <utility>
 
+#include "client/final_path.h"
 #include "client/handle.h"
 #include "client/locked_memory.h"
 #include "python/src/gil.h"
@@ -111,8 +113,16 @@ MemoryView MakeMemory(const Memory& memory) {
   const auto& [address, item_size, shape, strides, stream] = memory;
   auto* base = reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
   if (strides) return Check(MemoryView::Strided(base, item_size, shape, *strides));
-  size_t size = item_size;
-  for (const int64_t count : shape) size *= static_cast<size_t>(count);
+  uint64_t size = item_size;
+  for (const int64_t count : shape) {
+    if (count < 0 || __builtin_mul_overflow(size, static_cast<uint64_t>(count), &size)) {
+      throw py::value_error("the size of a tensor does not fit into 64 bits");
+    }
+  }
+  uint64_t end = 0;
+  if (size > INT64_MAX || __builtin_add_overflow(address, size, &end)) {
+    throw py::value_error("a tensor has more bytes than memory or a file holds");
+  }
   if (!stream) return MemoryView(std::span(base, size));
   return MemoryView::OnDevice(address, size, *stream == kNoStream ? std::nullopt : std::optional<uintptr_t>(*stream));
 }
@@ -454,6 +464,7 @@ void BindMemory(py::module_& module) {
   });
   // The bytes themselves, to compare them; only for as long as their owner lives.
   module.def("view", [](uintptr_t address, size_t size) {
+    if (size > INT64_MAX) throw py::value_error("a view has more bytes than memory holds");
     return py::memoryview::from_memory(
         reinterpret_cast<const void*>(address),  // NOLINT(performance-no-int-to-ptr)
         static_cast<py::ssize_t>(size));
@@ -491,6 +502,10 @@ void BindMemory(py::module_& module) {
              });
 }
 
+void BindFiles(py::module_& module) {
+  module.def("final_path", [](const std::string& path) { return py::bytes(Check(FinalPath(path))); });
+}
+
 }  // namespace
 }  // namespace weightfs::client
 
@@ -498,5 +513,6 @@ PYBIND11_MODULE(_native, module) {
   weightfs::client::BindHandle(module);
   weightfs::client::BindOperation(module);
   weightfs::client::BindMemory(module);
+  weightfs::client::BindFiles(module);
   module.attr("__version__") = WEIGHTFS_VERSION;
 }

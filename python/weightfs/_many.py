@@ -6,7 +6,7 @@ import os
 from weightfs._arguments import items_of
 from weightfs._future import with_label
 from weightfs._memory import describe
-from weightfs._numbers import whole
+from weightfs._numbers import bytes_of_all, whole
 
 log = logging.getLogger("weightfs")
 
@@ -36,10 +36,11 @@ class ManyFiles:
         def tell(why):
             log.info("save_many: the files are written and renamed one by one: %s", why)
 
+        total = bytes_of_all(memory for _, memory in named)
         items = [(name, memory.arguments) for name, memory in named]
         mode = whole("mode", mode, 0, 0o777)
         self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
-        return sum(memory.nbytes for _, memory in named)
+        return total
 
     def load_many(self, buffers, directory, *, verify=False, progress=None):
         """Loads the files of a directory into the buffers of a dict by their names, and returns the number of bytes.
@@ -52,6 +53,7 @@ class ManyFiles:
         Raises the OSError of the first file that could not be read; `errors` has those of all, by name, and the other
         buffers are filled. verify and progress as in read_async."""
         named = [(os.fsencode(name), describe(buffer, writable=True)) for name, buffer in items_of(buffers)]
+        total = bytes_of_all(memory for _, memory in named)
         items = [(name, memory.arguments) for name, memory in named]
         errors = self._native.load_many(os.fsencode(directory), items, verify, progress)
         memories, failed = dict(named), {name for name, _ in errors}
@@ -63,4 +65,4 @@ class ManyFiles:
             first = next(iter(errors.values()))
             first.errors = errors
             raise first
-        return sum(memory.nbytes for memory in memories.values())
+        return total

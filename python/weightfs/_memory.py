@@ -3,12 +3,12 @@ the memory of a GPU torch tensors and objects with __cuda_array_interface__.
 
 torch is never imported here: a tensor is known by what it can do."""
 
-import math
 import re
 import sys
 import threading
 
 from weightfs import _native
+from weightfs._numbers import bytes_of_shape, check_extent, numbers_of
 
 
 _NO_STREAM = -1       # to the native side
@@ -21,15 +21,18 @@ class Memory:
     comes after. `finish`, where there is one, is to be called when the memory has been read into: it may be called
     often, by any thread."""
 
-    __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish")
+    __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish", "nbytes")
 
     def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None):
+        """ValueError for numbers that no memory has; whoever shows them is not trusted to have checked them."""
         self.address, self.item_size, self.shape, self.strides = address, item_size, shape, strides
         self.owner, self.label, self.stream, self.finish = owner, label, stream, finish
-
-    @property
-    def nbytes(self):
-        return math.prod(self.shape) * self.item_size
+        self.nbytes = bytes_of_shape(label, shape, item_size)
+        if self.nbytes == 0:
+            return
+        if strides is None:
+            shape, strides, item_size = [self.nbytes], [1], 1
+        check_extent(label, address, shape, strides, item_size)
 
     @property
     def arguments(self):
@@ -74,7 +77,7 @@ def _of_tensor(tensor, writable):
         if writable:
             raise ValueError(f"{label} is a lazily conjugated or negated view: nothing can be read into it")
         tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.numel() == 0:
+    if bytes_of_shape(label, tensor.shape, tensor.element_size()) == 0:   # torch's own numel() may overflow
         return Memory(0, tensor.element_size(), [0], None, tensor, label)
     if tensor.device.type == "cuda":
         return _of_device_tensor(tensor, writable, label)
@@ -120,15 +123,14 @@ class _Scatter:
 
 def _of_device_array(array, writable):
     facts = array.__cuda_array_interface__
-    shape, kind = list(facts["shape"]), facts["typestr"]
-    label = f"GPU array of shape {tuple(shape)} and {getattr(array, 'dtype', kind)}"
-    address, read_only = facts["data"]
+    label, shape, kind, strides = _layout_of(array, facts, "GPU array")
+    address, read_only = _place_of(label, facts["data"])
     if writable and read_only:
         raise ValueError(f"{label} is read-only")
-    item_size = _item_size(kind)
-    if math.prod(shape) * item_size == 0:
+    item_size = _item_size(label, kind)
+    if bytes_of_shape(label, shape, item_size) == 0:
         return Memory(0, 1, [0], None, array, label)
-    if not _is_one_run(shape, facts.get("strides"), item_size):
+    if not _is_one_run(shape, strides, item_size):
         raise ValueError(f"{label} is not contiguous: only torch tensors of a GPU may be otherwise")
     stream = facts.get("stream", _LEGACY_STREAM)
     return Memory(address, item_size, shape, None, array, label, _NO_STREAM if stream is None else stream)
@@ -151,27 +153,46 @@ def _is_numpy_scalar(buffer):
 
 def _of_array(array, writable):
     facts = array.__array_interface__
-    shape, kind = list(facts["shape"]), facts["typestr"]
-    label = f"array of shape {tuple(shape)} and {getattr(array, 'dtype', kind)}"
+    label, shape, kind, strides = _layout_of(array, facts, "array")
     if getattr(getattr(array, "dtype", None), "hasobject", False) or kind[1] == "O":
         raise ValueError(f"{label} holds Python objects, which have no bytes of their own")
     if facts.get("data") is None:
         return _of_view(memoryview(array), array, writable)
     if not isinstance(facts["data"], tuple):
         raise TypeError(f"{label} shows a copy of its elements, and not where they lie: make a numpy array of it first")
-    address, read_only = facts["data"]
+    address, read_only = _place_of(label, facts["data"])
     if writable and read_only:
         raise ValueError(f"{label} is read-only")
-    item_size = _item_size(kind) * (4 if kind[1] == "U" else 1)
-    if math.prod(shape) * item_size == 0:
+    item_size = _item_size(label, kind) * (4 if kind[1] == "U" else 1)
+    if bytes_of_shape(label, shape, item_size) == 0:
         return Memory(0, 1, [0], None, array, label)
-    strides = facts.get("strides")
-    return Memory(address, item_size, shape, None if strides is None else list(strides), array, label)
+    return Memory(address, item_size, shape, strides, array, label)
 
 
-def _item_size(kind):
+def _layout_of(array, facts, what):
+    """(label, shape, type, strides or None) of an array's interface."""
+    kind = str(facts["typestr"])
+    label = f"{what} of shape {facts['shape']!r} and {getattr(array, 'dtype', kind)}"
+    shape, strides = numbers_of(label, "shape", facts["shape"]), facts.get("strides")
+    if strides is not None:
+        strides = numbers_of(label, "strides", strides)
+        if len(strides) != len(shape):
+            raise ValueError(f"{label} has {len(shape)} dimensions and {len(strides)} strides")
+    return label, shape, kind, strides
+
+
+def _place_of(label, data):
+    """(address, whether it is read-only)"""
+    address, read_only = data
+    return numbers_of(label, "address", [address])[0], read_only
+
+
+def _item_size(label, kind):
     """Of "<f4", and of "<M8[ns]"."""
-    return int(re.match(r"\d+", kind[2:])[0])
+    digits = re.match(r"\d+", kind[2:])
+    if digits is None:
+        raise ValueError(f"{label} has elements of the type {kind!r}, which does not say their size")
+    return int(digits[0])
 
 
 def _of_view(view, buffer, writable):

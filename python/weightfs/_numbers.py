@@ -1,12 +1,14 @@
 """The numbers that callers give: whole, and within what the native side can hold."""
 
 import errno
+import math
 import operator
 import os
 
 _MOST_FILE_BYTES = (1 << 63) - 1
 _MOST_DESCRIPTOR = (1 << 31) - 1
-_MOST_BYTES = (1 << 63) - 1
+MOST_BYTES = (1 << 63) - 1   # of a tensor, and of all tensors of a call
+_ADDRESSES = 1 << 64
 
 
 def whole(name, value, least, most):
@@ -50,8 +52,45 @@ def file_name(file):
     return number
 
 
+def numbers_of(label, name, values):
+    """A list of whole numbers out of what another library shows; ValueError for anything else."""
+    try:
+        return [operator.index(value) for value in values]
+    except TypeError:
+        raise ValueError(f"{label}: its {name} {values!r} is no sequence of whole numbers") from None
+
+
+def bytes_of_shape(label, shape, item_size):
+    """ValueError for a shape that no memory can have."""
+    if item_size < 0 or any(length < 0 for length in shape):
+        raise ValueError(f"{label}: a dimension of its shape is negative")
+    size = math.prod(shape) * item_size
+    if size > MOST_BYTES:
+        raise ValueError(f"{label} would have {size} bytes: more than any memory or file holds")
+    return size
+
+
+def check_extent(label, address, shape, strides, item_size):
+    """ValueError where elements would lie outside of all addresses. Strides are in bytes; there is an element."""
+    if len(strides) != len(shape):
+        raise ValueError(f"{label} has {len(shape)} dimensions and {len(strides)} strides")
+    steps = [(count - 1) * step for count, step in zip(shape, strides)]
+    first = address + sum(step for step in steps if step < 0)
+    behind = address + sum(step for step in steps if step > 0) + item_size
+    if first < 0 or behind > _ADDRESSES or any(abs(step) > MOST_BYTES for step in strides):
+        raise ValueError(f"{label} with the strides {tuple(strides)} lies outside of the memory that addresses reach")
+
+
+def bytes_of_all(memories):
+    """ValueError where sizes that are possible one by one are not possible together."""
+    size = sum(memory.nbytes for memory in memories)
+    if size > MOST_BYTES:
+        raise ValueError(f"the tensors would have {size} bytes together: more than any memory or file holds")
+    return size
+
+
 def bytes_of_elements(count, item_size):
     """OSError (ENOMEM) for more than any memory holds."""
-    if count * item_size > _MOST_BYTES:
+    if count * item_size > MOST_BYTES:
         raise OSError(errno.ENOMEM, f"{count} elements of {item_size} bytes are more than any memory holds")
     return count * item_size

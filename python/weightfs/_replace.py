@@ -6,6 +6,7 @@ import os
 import secrets
 import stat
 
+from weightfs import _native
 from weightfs._stream import MODE_OF_NEW_FILES, DirectWriter, the_handle
 
 _TEMPORARY_NAME = 200   # bytes of a file's name that its temporary file's name begins with
@@ -50,7 +51,7 @@ def _replaced(path):
     """The name that a new file takes, behind all symbolic links. None for what is no regular file, and for files that
     cannot be replaced where they lie. The error of open(2) for a file that may not be written."""
     while True:
-        target = os.path.realpath(path)
+        target = _final(path)
         try:
             held = os.open(path, os.O_PATH | os.O_CLOEXEC)   # no other file gets its number meanwhile
         except FileNotFoundError:
@@ -67,10 +68,16 @@ def _replaced(path):
                 guarded = folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, old.st_uid)
                 return None if mounted or guarded else target
             # Either another program has just put another file there, or it is /proc/self/fd/3 of a deleted one.
-            if _is_at(path, old) and os.path.realpath(path) == target:
+            if _is_at(path, old) and _final(path) == target:
                 return None
         finally:
             os.close(held)
+
+
+def _final(path):
+    """The name that a rename to `path` should take, from the root. PermissionError for a link that open(2) refuses."""
+    folder, name = os.path.split(os.fsdecode(_native.final_path(os.fsencode(path))))
+    return os.path.join(os.path.realpath(folder or "."), name)
 
 
 def _is_at(path, file):

@@ -14,8 +14,10 @@ import struct
 
 import torch
 
+from weightfs import _shared_tensors
 from weightfs._arguments import items_of
 from weightfs._gds import gds_handle
+from weightfs._numbers import MOST_BYTES, bytes_of_shape
 from weightfs._replace import writing
 from weightfs._stream import errors_of, name_of, the_handle
 
@@ -32,37 +34,105 @@ _RANKS = {name: rank for rank, name in enumerate(_TYPES)}
 _MAX_HEADER = 100_000_000   # of safetensors itself
 _METADATA = "__metadata__"
 _PAGE = 4096
-_MOST_BYTES = 2 ** 63 - 1   # of a tensor, for torch
 
 
 def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True):
-    """Saves a dict of names and tensors of the CPU or of GPUs; each of any layout. Tensors that share memory are saved
-    one by one. durable and atomic as in weightfs.torch.save."""
+    """Saves tensors of the CPU or of GPUs in a file of safetensors.
+
+    Args:
+        tensors: a dict of names and tensors. A tensor that is not contiguous is saved in row-major order;
+            safetensors.torch refuses it.
+        filename: the path of the file.
+        metadata: a dict of strings, kept in the file's header.
+        handle, durable, atomic: as in weightfs.torch.save.
+
+    Raises:
+        RuntimeError: tensors share memory, by the rule and with the text of safetensors.torch.save_file.
+            save_model saves the tied weights of a model once.
+        TypeError, ValueError: what has no place in such a file.
+        OSError: the file cannot be written."""
     tensors = dict(items_of(tensors))
     for name, tensor in tensors.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
-        if name == _METADATA:
-            raise ValueError(f"{name} is where safetensors keeps the metadata: no tensor can have this name")
-        if tensor.dtype not in _NAMES:
-            raise ValueError(f"{name}: safetensors has no {tensor.dtype}")
-        if tensor.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"{name} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be saved")
+        _check_tensor(name, tensor)
+    _shared_tensors.refuse_shared(tensors)
     shapes = {name: _shape_in_file(name, tensor) for name, tensor in tensors.items()}
+    sizes = {name: bytes_of_shape(name, tensor.shape, tensor.element_size()) for name, tensor in tensors.items()}
+    if sum(sizes.values()) > MOST_BYTES:
+        raise ValueError(f"the tensors have {sum(sizes.values())} bytes together: more than any file holds")
     ordered = sorted(tensors.items(), key=lambda item: (-_RANKS[_NAMES[item[1].dtype]], item[0].encode()))
     header, at = {}, 0
     if metadata is not None:
         header[_METADATA] = _checked(metadata)
     for name, tensor in ordered:
-        end = at + tensor.numel() * tensor.element_size()
+        end = at + sizes[name]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": shapes[name], "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with writing(filename, handle, durable, atomic) as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
-        for _, tensor in ordered:
-            stream.write_tensor(tensor.detach(), tensor.numel() * tensor.element_size())
+        for name, tensor in ordered:
+            stream.write_tensor(tensor.detach(), sizes[name])
+
+
+def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=None, durable=False, atomic=True):
+    """Saves the tensors of a torch.nn.Module as safetensors.torch.save_model does: of tensors that share memory (tied
+    weights) one alone, and the other names go into the metadata with the name of that one.
+
+    Args:
+        force_contiguous: of no effect, for save_file takes tensors of any layout.
+
+    The other arguments are those of save_file, and so are the errors. RuntimeError also where none of the tensors that
+    share memory has all of it."""
+    tensors, metadata = model.state_dict(), dict(items_of({} if metadata is None else metadata))
+    for kept, others in _shared_tensors.duplicates(tensors).items():
+        for name in others:
+            metadata.setdefault(name, kept)
+            del tensors[name]
+    save_file(tensors, filename, metadata or None, handle=handle, durable=durable, atomic=atomic)
+
+
+def load_model(model, filename, strict=True, device="cpu", *, handle=None):
+    """Loads a file of save_model into a torch.nn.Module of the same layout, as safetensors.torch.load_model does.
+
+    Args:
+        strict: RuntimeError where the file lacks a tensor of the model, or has one that the model does not.
+        device, handle: as in load_file.
+
+    Returns:
+        (missing, unexpected): the names that the file lacks, and those that the model has no place for."""
+    loaded = load_file(filename, device, handle=handle)
+    tied = _shared_tensors.duplicates(model.state_dict(), preferred=loaded)
+    missing, unexpected = model.load_state_dict(loaded, strict=False)
+    missing = set(missing)
+    for name in (name for others in tied.values() for name in others):
+        # The file need not have it: it is filled through the one that it shares its memory with.
+        if name in missing:
+            missing.remove(name)
+        else:
+            unexpected.append(name)
+    if strict and (missing or unexpected):
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                quoted = ", ".join(f'"{name}"' for name in sorted(names))
+                lines.append(f"    {what} key(s) in state_dict: {quoted}")
+        raise RuntimeError("\n".join(lines))
+    return missing, unexpected
+
+
+def _check_tensor(name, tensor):
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
+    if name == _METADATA:
+        raise ValueError(f"{name} is where safetensors keeps the metadata: no tensor can have this name")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} has the layout {tensor.layout}: only dense tensors can be saved; "
+                         "make it one with .to_dense()")
+    if tensor.dtype not in _NAMES:
+        raise ValueError(f"{name}: safetensors has no {tensor.dtype}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be saved")
 
 
 def _shape_in_file(name, tensor):
@@ -203,7 +273,7 @@ def _check(facts, covered):
     most = _DTYPES[facts["dtype"]].itemsize
     for length in shape:
         most *= max(length, 1)   # torch counts the steps between elements where there are none, too
-        if most > _MOST_BYTES:
+        if most > MOST_BYTES:
             raise ValueError("the dimensions of a tensor are too large")
     size = 0 if 0 in shape else most
     if begin != covered or end - begin != size:

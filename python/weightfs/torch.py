@@ -40,12 +40,26 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
 
 def load(f, map_location=None, *arguments, handle=None, **options):
     """Loads as torch.load(f, map_location, *arguments, **options) does; with mmap=True, where torch's settings ask for
-    that, and from a stream, it is that itself."""
+    that, and from a stream, it is that itself.
+
+    Where neither weights_only nor a pickle_module is given, weights alone are loaded, as torch does from 2.6 on:
+    unpickling anything else can run any code. Older torch gets weights_only=True from here, unless the environment has
+    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, which newer torch obeys by itself."""
+    _default_to_weights_only(arguments, options)
     if hasattr(f, "read") or _maps(options.get("mmap")):
         return torch.load(f if hasattr(f, "read") else os.fsdecode(f), map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error():
             return torch.load(stream, map_location, *arguments, **options)
+
+
+def _default_to_weights_only(arguments, options):
+    """What torch 2.6 made the default, for older ones; newer torch does all of this itself."""
+    if torch.__version__ >= (2, 6) or options.get("weights_only") is not None:
+        return
+    pickle_module = arguments[0] if arguments else options.get("pickle_module")
+    refused = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "y", "yes", "true")
+    options["weights_only"] = pickle_module is None and not refused
 
 
 def _maps(mmap):

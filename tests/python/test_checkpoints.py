@@ -1,5 +1,6 @@
 """weightfs.torch and weightfs.safetensors against the libraries whose files they write."""
 
+import errno
 import os
 import pickle
 import signal
@@ -314,8 +315,8 @@ def test_safetensors_are_views_of_the_memory_that_a_gpu_would_have():
 
 def test_safetensors_of_strided_tensors(folder):
     matrix = torch.randn(1200, 1100)
-    weightfs.safetensors.save_file({"t": matrix.t(), "rows": matrix[::2], "parameter": torch.nn.Parameter(matrix)},
-                                   folder / "file")
+    weightfs.safetensors.save_file({"t": matrix.clone().t(), "rows": matrix.clone()[::2],
+                                    "parameter": torch.nn.Parameter(matrix)}, folder / "file")
     loaded = safetensors.torch.load_file(folder / "file")
     assert torch.equal(loaded["t"], matrix.t())
     assert torch.equal(loaded["rows"], matrix[::2])
@@ -337,3 +338,33 @@ def test_damaged_safetensors_are_refused(local):
         with pytest.raises(TypeError):
             weightfs.safetensors.save_file(wrong, local / "wrong")
     assert not (local / "wrong").exists()
+
+
+@needs.root
+@pytest.mark.parametrize("dangling", [False, True], ids=["a file", "nothing yet"])
+@pytest.mark.parametrize("save", ["torch", "safetensors", "write_from"])
+def test_a_link_of_others_in_a_directory_of_all_is_followed_where_open_follows_it(local, handle, save, dangling):
+    (local / "shared").mkdir()
+    (local / "shared").chmod(0o1777)
+    if not dangling:
+        (local / "target").write_bytes(b"old")
+    link = local / "shared/link"
+    os.symlink("../target", link)
+    os.lchown(link, OTHER, OTHER)
+    saves = {"torch": lambda: weightfs.torch.save([1], link),
+             "safetensors": lambda: weightfs.safetensors.save_file({"a": torch.ones(3)}, link),
+             "write_from": lambda: handle.write_from(torch.ones(3), link, atomic=True)}
+    try:
+        os.close(os.open(link, os.O_RDONLY))
+        refusal = None
+    except OSError as error:   # fs.protected_symlinks is set, as it is nearly everywhere
+        refusal = error.errno
+    if refusal in (None, errno.ENOENT):
+        saves[save]()
+        return
+    with pytest.raises(PermissionError) as caught:
+        saves[save]()
+    assert caught.value.errno == refusal and os.fspath(caught.value.filename) == os.fspath(link)
+    assert (local / "target").exists() is not dangling
+    assert dangling or (local / "target").read_bytes() == b"old"
+    assert os.listdir(local / "shared") == ["link"]

@@ -380,3 +380,53 @@ def test_a_forked_child_uses_no_lease_of_its_parent(work, direct):
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
     direct.read_into(torch.empty_like(tensor), work / "other")
+
+
+# Each network namespace has abstract sockets of its own: in another one than the mount's the name of its socket is free,
+# and a process of any user may listen there. The squatter does, and prints what it receives.
+SQUATTED = """
+import os, socket, sys, struct, fcntl, weightfs
+path = sys.argv[1]
+LEASE = 3 << 30 | 120 << 16 | ord("W") << 8 | 5
+with open(path, "rb") as stream:
+    ticket = bytearray(struct.pack("I", 1) + bytes(116))
+    fcntl.ioctl(stream, LEASE, ticket)
+name = b"\\0" + bytes(ticket[24:]).split(b"\\0")[0]
+ready, told = os.pipe(), os.pipe()
+squatter = os.fork()
+if squatter == 0:
+    os.setuid(65534)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(name)
+        listener.listen()
+        os.write(ready[1], b"r")
+        connection, _ = listener.accept()
+        os.write(told[1], repr(connection.recv(1 << 16)).encode())
+    os._exit(0)
+os.read(ready[0], 1)
+read = bytearray(5_000_000)
+try:
+    with weightfs.aio_handle(direct="require") as handle:
+        handle.read_into(read, path)
+except OSError as error:
+    print(error.errno, error.strerror)
+print("told", os.read(told[0], 1 << 16).decode())
+os.waitpid(squatter, 0)
+with weightfs.aio_handle() as handle:
+    handle.read_into(read, path)
+    print(handle.direct_operations, read == b"x" * len(read))
+"""
+
+
+@needs.root
+@needs.program("unshare")
+def test_who_listens_at_the_mounts_socket_in_its_place_is_told_nothing(work):
+    (work / "file").write_bytes(b"x" * 5_000_000)
+    done = subprocess.run(["unshare", "--net", sys.executable, "-c", SQUATTED, work / "file"], capture_output=True,
+                          text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    refusal, told, rest = done.stdout.splitlines()
+    assert refusal.startswith(f"{errno.EACCES} read of 5000000 bytes")
+    assert "no lease: user 0 serves the mount, and a process of user 65534 (PID " in refusal
+    assert told == "told b''"
+    assert rest == "0 True"

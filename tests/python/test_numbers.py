@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import weightfs
+import weightfs.safetensors
 
 BAD_OFFSETS = [2 ** 64, 2 ** 63, -1, 0.0, None, "0"]
 
@@ -80,3 +81,104 @@ def test_progress_that_cannot_be_called_is_refused_at_once(folder, handle):
             call(torch.ones(10), folder / "file", progress=5)
     assert not os.listdir(folder)
     assert handle.pending() == 0
+
+
+class Array:
+    """What shows numbers that no memory has."""
+
+    def __init__(self, name, **facts):
+        self.held = numpy.zeros(64, dtype=numpy.uint8)
+        setattr(self, name, {"version": 3, "shape": (8,), "typestr": "|u1",
+                             "data": (self.held.__array_interface__["data"][0], False)} | facts)
+
+
+IMPOSSIBLE = {
+    "2^64 bytes": {"shape": (2 ** 32, 2 ** 32)},
+    "2^64 bytes of floats": {"shape": (2 ** 31, 2 ** 31), "typestr": "<f4"},
+    "2^63 bytes": {"shape": (2 ** 63,)},
+    "a huge dimension": {"shape": (2 ** 70,)},
+    "two negative dimensions": {"shape": (-4, -2)},
+    "a dimension that is no number": {"shape": (8.0,)},
+    "huge elements": {"shape": (8,), "typestr": "|V" + "9" * 30},
+    "elements without a size": {"typestr": "<f"},
+    "an address below all": {"data": (-4096, False)},
+    "an address above all": {"data": (2 ** 64, False)},
+    "an end above all addresses": {"data": (2 ** 64 - 4, False)},
+    "too few strides": {"shape": (2, 4), "strides": (4,)},
+    "strides that are no numbers": {"strides": ("1",)},
+}
+LEADING_AWAY = {
+    "strides above all addresses": {"shape": (3,), "strides": (2 ** 63 - 1,)},
+    "strides below all addresses": {"shape": (2,), "strides": (-2 ** 63 + 1,)},
+    "a stride of more than 64 bits": {"shape": (2,), "strides": (2 ** 64 + 1,)},
+    "2^64 bytes by a stride of 0": {"shape": (2 ** 32, 2 ** 32), "strides": (0, 0)},
+}
+
+
+@pytest.mark.parametrize("interface,facts", [
+    *(pytest.param("__array_interface__", facts, id=name) for name, facts in (IMPOSSIBLE | LEADING_AWAY).items()),
+    *(pytest.param("__cuda_array_interface__", facts, id=f"GPU: {name}") for name, facts in IMPOSSIBLE.items())])
+def test_what_no_memory_can_be_is_refused(folder, handle, interface, facts):
+    array = Array(interface, **facts)
+    for call in (lambda: handle.write_from(array, folder / "file"), lambda: handle.read_into(array, folder / "file"),
+                 lambda: handle.write_async(array, folder / "file"),
+                 lambda: handle.async_pwrite(array, folder / "file"),
+                 lambda: handle.save_many({"file": array}, folder), lambda: handle.load_many({"file": array}, folder),
+                 lambda: handle.is_pinned(array) and pytest.fail("it cannot be")):
+        try:
+            call()
+        except ValueError as error:
+            assert "array of shape" in str(error)
+    with pytest.raises(ValueError):
+        handle.write_from(array, folder / "file")
+    assert list(folder.iterdir()) == [] and handle.pending() == 0
+
+
+def test_views_of_one_element_that_are_too_large_together_are_refused(folder, handle):
+    one = torch.zeros(1, dtype=torch.uint8)
+    most = one.expand(2 ** 62)
+    assert weightfs._memory.describe(most).nbytes == 2 ** 62
+    for call in (handle.save_many, handle.load_many):
+        with pytest.raises(ValueError, match=f"{2 ** 64} bytes together|share memory|{2 ** 63} bytes together"):
+            call({name: most for name in "abcd"}, folder)
+    with pytest.raises(ValueError, match=f"{2 ** 63} bytes together"):
+        handle.save_many({"a": most, "b": most}, folder)
+    wide = torch.zeros(1, dtype=torch.float64).expand(2 ** 62)   # its elements can be counted, its bytes cannot
+    with pytest.raises(ValueError, match="bytes: more than any"):
+        handle.write_from(wide, folder / "file")
+    with pytest.raises(ValueError, match="bytes: more than any"):
+        weightfs.safetensors.save_file({"a": wide}, folder / "file")
+    with pytest.raises(ValueError, match="bytes together"):
+        weightfs.safetensors.save_file({"a": most, "b": torch.zeros(1, dtype=torch.uint8).expand(2 ** 62)},
+                                       folder / "file")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("offset", [2 ** 63 - 1, 2 ** 63 - 100])
+def test_an_offset_near_the_end_of_all_files_is_an_error_and_no_wrap(folder, handle, offset):
+    path = folder / "file"
+    path.write_bytes(bytes(1000))
+    data = bytearray(b"x" * 200)
+    for call in (lambda: handle.write_from(data, path, offset), lambda: handle.read_into(data, path, offset),
+                 lambda: handle.write_async(data, path, offset).result(),
+                 lambda: handle.read_async(data, path, offset).result()):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno in (errno.EINVAL, errno.EFBIG, errno.ENODATA)
+    assert path.read_bytes() == bytes(1000) and data == b"x" * 200
+
+
+@pytest.mark.parametrize("count", [2 ** 61, 2 ** 63 - 1, 2 ** 64, 2 ** 70])
+def test_locked_memory_of_any_number_of_elements_is_an_error(handle, count):
+    for example in (torch.zeros(1, dtype=torch.float64), numpy.zeros(1)):
+        with pytest.raises(OSError) as caught:
+            handle.new_cpu_locked_tensor(count, example)
+        assert caught.value.errno == errno.ENOMEM
+
+
+@pytest.mark.parametrize("text", ["9999999999999G", "9223372036854775808", "8589934592G"])
+def test_sizes_of_the_programs_have_an_end(text):
+    from weightfs.tools._measure import parse_size
+    with pytest.raises(ValueError, match="too large"):
+        parse_size(text)
+    assert parse_size("9223372036854775807") == 2 ** 63 - 1

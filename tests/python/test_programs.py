@@ -1,6 +1,5 @@
 """weightfs-io, weightfs-tune and the examples."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import weightfs
-from weightfs.tools import _measure, io, tune
+from weightfs.tools import _measure, io
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LINES = "".join(rf"{part} {{0}} Latency = (\S+) sec\n{part} {{0}} Speed = (\S+) GB/sec\n" for part in ("Task", "E2E"))
@@ -92,46 +90,6 @@ def test_io_gives_each_process_the_gpu_of_its_folder(local, capfd, monkeypatch):
 def test_io_fails_when_a_process_fails(capfd):
     assert io.main(["--folder", "/proc", "--io_size", "1M"]) == 1
     assert "/proc/_weightfs_io" in capfd.readouterr().err
-
-
-@pytest.mark.limit(300)
-def test_tune_prints_the_best_options_and_they_configure_a_handle(local, capfd, monkeypatch):
-    monkeypatch.setattr(tune, "PARALLELISMS", (1, 2))
-    monkeypatch.setattr(tune, "QUEUE_DEPTHS", (32,))
-    monkeypatch.setattr(tune, "BLOCK_SIZES", (1 << 20,))
-    measured = []
-    really = tune.measure
-    monkeypatch.setattr(tune, "measure", lambda settings: measured.append(settings) or really(settings))
-    assert tune.main(["--nvme_dir", str(local), "--io_size", "1M", "--log_dir", str(local / "log")]) == 0
-    best, printed = capfd.readouterr().out.split("\n", 1)
-    assert re.fullmatch(r"Best performance \(GB/sec\): read = +[0-9.]+, write = +[0-9.]+", best)
-    options = json.loads(printed)["aio"]
-    handle = weightfs.aio_handle(**options)
-    assert handle.get_block_size() == options["block_size"]
-    assert handle.get_queue_depth() == options["queue_depth"]
-    assert handle.get_intra_op_parallelism() == options["intra_op_parallelism"]
-    assert handle.get_single_submit() is options["single_submit"]
-    assert handle.get_overlap_events() is options["overlap_events"]
-    sweep = json.loads((local / "log/sweep.json").read_text())
-    assert len(sweep) == 8 and len(measured) == 16
-    assert len({json.dumps({**row, "read": 0, "write": 0}) for row in sweep}) == 8
-
-
-def test_tune_prints_nothing_but_json_where_that_is_asked_for(local, capsys, monkeypatch):
-    monkeypatch.setattr(tune, "sweep", lambda args, io_size: [({"queue_depth": 1}, 2.0, 3.0)])
-    assert tune.main(["--nvme_dir", str(local), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"aio": {"queue_depth": 1}}
-    assert printed.err == "Best performance (GB/sec): read =  2.00, write =  3.00\n"
-
-
-def test_tune_sweeps_what_deepspeeds_does():
-    assert len(list(tune.candidates())) == 2 * 2 * 2 * 2 * 4
-
-
-def test_tune_chooses_for_reads_and_writes_together():
-    slow, reads, both = ({"n": n} for n in range(3))
-    assert tune.choose([(slow, 1.0, 1.0), (reads, 10.0, 1.0), (both, 9.0, 4.0)])[0] is both
 
 
 def test_examples_print_their_speed_and_the_runner_a_table(local):

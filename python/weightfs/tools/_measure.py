@@ -14,6 +14,7 @@ import torch
 import weightfs
 import weightfs.torch
 from weightfs import deepnvme
+from weightfs._numbers import MOST_BYTES
 from weightfs.tools._program import be_a_worker
 
 GB = 1024 ** 3
@@ -81,23 +82,56 @@ class Result:
         return self.total_bytes / self.e2e_latency_s / GB
 
 
+class Progress:
+    """What the processes of one measurement have finished. It is shared memory: to note a repetition takes no time
+    from the next one."""
+
+    _FIELDS = 3   # of each process: repetitions that count, and their seconds alone and together
+
+    def __init__(self, settings):
+        self._settings = settings
+        self._values = multiprocessing.get_context("forkserver").RawArray("d", self._FIELDS * len(settings.folders))
+
+    def note(self, index, task_s, e2e_s):
+        """Called by process `index` after each repetition that counts, with the seconds of all of them."""
+        at = index * self._FIELDS
+        self._values[at + 1:at + self._FIELDS] = [task_s, e2e_s]
+        self._values[at] += 1
+
+    def result(self):
+        """The Result of what every process has finished so far; None before the first repetition that counts."""
+        rows = list(zip(*[iter(self._values)] * self._FIELDS))
+        if any(count == 0 for count, _, _ in rows):
+            return None
+        # One may be a repetition ahead: its seconds are taken in proportion.
+        least = min(count for count, _, _ in rows)
+        return Result(task_latency_s=max(task * least / count for count, task, _ in rows),
+                      e2e_latency_s=max(e2e * least / count for count, _, e2e in rows),
+                      total_bytes=int(least) * self._settings.io_size * len(rows))
+
+
 def parse_size(text):
-    """Bytes of "400M", "1G", "64K" or a number."""
+    """Bytes of "400M", "1G", "64K" or a number; ValueError for anything else, and for more than a file holds."""
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
     if not digits.isdigit() or int(digits) == 0:
         raise ValueError(f"'{text}' is no size: a number, with K, M or G")
-    return int(digits) * unit
+    size = int(digits) * unit
+    if size > MOST_BYTES:
+        raise ValueError(f"'{text}' is too large: a file has {MOST_BYTES} bytes at most")
+    return size
 
 
-def measure(settings):
-    """Runs it and returns the Result; RuntimeError when a process failed."""
+def measure(settings, progress=None):
+    """Runs it and returns the Result; RuntimeError when a process failed. `progress` tells of it meanwhile."""
+    progress = progress or Progress(settings)
     count = len(settings.folders)
     # Processes are forked from one that has imported torch already, and no handle or thread.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["weightfs.tools._measure"])
     barrier, queue = context.Barrier(count), context.Queue()
-    processes = [context.Process(target=_work, args=(settings, i, barrier, queue), daemon=True) for i in range(count)]
+    processes = [context.Process(target=_work, args=(settings, i, barrier, queue, progress), daemon=True)
+                 for i in range(count)]
     try:
         for process in processes:
             process.start()
@@ -148,17 +182,17 @@ def _file_name(pid, index):
     return f"_weightfs_io_{pid}_{index}"
 
 
-def _work(settings, index, barrier, queue):
+def _work(settings, index, barrier, queue, progress):
     be_a_worker()
     try:
-        queue.put(_loops(settings, index, barrier))
+        queue.put(_loops(settings, index, barrier, progress))
     except BaseException as error:
         barrier.abort()
         queue.put(f"{type(error).__name__}: {error}")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _loops(settings, index, barrier):
+def _loops(settings, index, barrier, progress):
     task = _Task(settings, index)
     try:
         task_s = e2e_s = 0.0
@@ -175,6 +209,7 @@ def _loops(settings, index, barrier):
             if loop >= settings.uncounted_loops:
                 task_s += ended - start
                 e2e_s += together - start
+                progress.note(index, task_s, e2e_s)
         return task_s, e2e_s
     finally:
         try:

@@ -18,14 +18,21 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n{self.format_usage()}")
 
 
+Stop = (KeyboardInterrupt, SystemExit)   # how Ctrl-C, and SIGTERM by leave(), end a program
+
+
 def run(name, program):
-    """The status of program(), which SIGTERM and Ctrl-C end so that its `finally` blocks run."""
+    """The status of program(). Ctrl-C and SIGTERM raise one of Stop in it, and the status is 130 or 143 then."""
     before = signal.signal(signal.SIGTERM, leave)
     try:
         return program()
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGTERM:
+            print(f"{name}: terminated", file=sys.stderr)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -1,12 +1,14 @@
-"""weightfs-io: measures reads or writes of tensors, with the options, output and formulas of DeepSpeed's ds_io."""
+"""weightfs-io: measures reads or writes of tensors, with the options, output and formulas of DeepSpeed's ds_io.
+
+Stopped by Ctrl-C or SIGTERM it prints what the repetitions so far reached, and exits with 130 or 143."""
 
 import os
 import sys
 
 import torch
 
-from weightfs.tools._measure import ENGINES, NO_GPU, Settings, measure, parse_size
-from weightfs.tools._program import Parser, run
+from weightfs.tools._measure import ENGINES, NO_GPU, Progress, Settings, measure, parse_size
+from weightfs.tools._program import Parser, Stop, run
 
 
 def parse(arguments):
@@ -100,8 +102,16 @@ def main(arguments=None):
 
 def _main(arguments):
     settings = settings_of(*parse(arguments))
+    progress = Progress(settings)
     try:
-        result = measure(settings)
+        result = measure(settings, progress)
+    except Stop:
+        so_far = progress.result()
+        if so_far is not None:
+            report(settings, so_far)
+        print("weightfs-io: stopped early: "
+              f"{'this is of the repetitions so far' if so_far else 'no repetition had ended'}", file=sys.stderr)
+        raise
     except RuntimeError as error:
         print(f"weightfs-io: {error}", file=sys.stderr)
         return 1

@@ -1,9 +1,11 @@
 """weightfs-tune: finds the fastest options of a handle for a disk, as DeepSpeed's ds_nvme_tune does.
 
 It prints what it reached, and JSON that configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). With --json
-what it reached goes to standard error."""
+what it reached goes to standard error. Stopped by Ctrl-C or SIGTERM it prints the best so far, and exits with 130 or
+143."""
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -13,34 +15,76 @@ from pathlib import Path
 import torch
 
 from weightfs.tools._measure import NO_GPU, Settings, measure, parse_size
-from weightfs.tools._program import Parser, run
+from weightfs.tools._program import Parser, Stop, run
 
-BLOCK_SIZES = (1 << 20, 8 << 20)
-QUEUE_DEPTHS = (32, 128)
-PARALLELISMS = (1, 2, 4, 8)
+# What is tried; the names are options of weightfs-io, and arguments of Settings.
+SWEEP = {"block_size": [1 << 20, 8 << 20], "queue_depth": [32, 128], "sequential_requests": [False, True],
+         "single_submit": [False, True], "io_parallel": [1, 2, 4, 8]}
 
 
 def parse(arguments):
     parser = Parser(prog="weightfs-tune", description=__doc__,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvme_dir", nargs="+", required=True, help="a directory on each disk to be used together")
+    parser.add_argument("--sweep_config", metavar="FILE",
+                        help='what is tried, as JSON: {"block_size": ["128K", "1M"], "queue_depth": [32, 128], '
+                        '"sequential_requests": [false], "single_submit": [false], "io_parallel": [1, 8]}; what is '
+                        "left out has the default of weightfs-io (without the option: 64 combinations)")
+    parser.add_argument("--no_read", action="store_true", help="do not measure reads")
+    parser.add_argument("--no_write", action="store_true", help="do not measure writes")
     parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
     parser.add_argument("--loops", type=int, default=1, help="repetitions of each measurement (default 1)")
     parser.add_argument("--flush_page_cache", action="store_true",
                         help="drop the kernel's page cache before each measurement (needs root)")
     parser.add_argument("--log_dir", help="where the results of all measurements are written (sweep.json)")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
+    parser.add_argument("--verbose", action="store_true", help="print the settings and seconds of each measurement")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of GPUs: of as many as there are, in turn")
     parser.add_argument("--gds", action="store_true",
                         help="transfer tensors of GPUs with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
     return parser, parser.parse_args(arguments)
 
 
-def candidates():
+def read_sweep(path):
+    """The sweep of a file. ValueError, with the reason, for what is none."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: it is no JSON: {error}") from error
+    if not isinstance(content, dict) or not content:
+        raise ValueError(f"{path}: it is no dict of options and lists of values")
+    unknown = sorted(set(content) - set(SWEEP))
+    if unknown:
+        raise ValueError(f"{path}: '{unknown[0]}' is none of {', '.join(SWEEP)}")
+    return {name: [_value(path, name, value) for value in _list(path, name, values)]
+            for name, values in content.items()}
+
+
+def _list(path, name, values):
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{path}: the values of {name} are no list, or an empty one")
+    return values
+
+
+def _value(path, name, value):
+    is_flag = isinstance(SWEEP[name][0], bool)
+    if name == "block_size" and isinstance(value, str):
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            raise ValueError(f"{path}: block_size: {error}") from error
+    if isinstance(value, bool) != is_flag or not isinstance(value, int) or (not is_flag and value < 1):
+        wanted = "true or false" if is_flag else "a whole number from 1 on"
+        raise ValueError(f"{path}: {name} has the value {json.dumps(value)}: it is {wanted}")
+    return value
+
+
+def candidates(sweep):
     """All combinations, as arguments of Settings."""
-    names = ("block_size", "queue_depth", "sequential_requests", "single_submit", "io_parallel")
-    for values in itertools.product(BLOCK_SIZES, QUEUE_DEPTHS, (False, True), (False, True), PARALLELISMS):
-        yield dict(zip(names, values))
+    for values in itertools.product(*sweep.values()):
+        yield dict(zip(sweep, values))
 
 
 def drop_page_cache():
@@ -49,28 +93,57 @@ def drop_page_cache():
         control.write("1")
 
 
-def sweep(args, io_size):
-    """(options of a handle, read speed, write speed) of each candidate, in GB a second."""
-    results = []
+@dataclasses.dataclass
+class Measured:
+    """The options of a handle, and the speeds that it reached in GB a second; None where it was not measured."""
+
+    options: dict
+    read: float = None
+    write: float = None
+
+    def speeds(self):
+        return {name: speed for name, speed in (("read", self.read), ("write", self.write)) if speed is not None}
+
+
+def run_sweep(args, io_size, sweep, results):
+    """Appends what each candidate reached to `results`, which are good whenever this is stopped."""
     on_gpu = args.gpu or args.gds
     gpus = [i % torch.cuda.device_count() for i in range(len(args.nvme_dir))] if on_gpu else []
-    for options in candidates():
-        speeds = []
-        for read in (True, False):
+    kinds = [kind for kind, left_out in (("read", args.no_read), ("write", args.no_write)) if not left_out]
+    for options in candidates(sweep):
+        speeds = {}
+        for kind in kinds:
             if args.flush_page_cache:
                 drop_page_cache()
-            settings = Settings(folders=args.nvme_dir, io_size=io_size, read=read, loops=args.loops, gpus=gpus,
-                                use_gds=args.gds, **options)
-            speeds.append(measure(settings).e2e_speed)
-        results.append((settings.options, *speeds))
-        print(f"{settings.options}: read {speeds[0]:.2f}, write {speeds[1]:.2f} GB/sec", file=sys.stderr)
-    return results
+            settings = Settings(folders=args.nvme_dir, io_size=io_size, read=kind == "read", loops=args.loops,
+                                gpus=gpus, use_gds=args.gds, **options)
+            if args.verbose:
+                print(f"{kind}: {settings}", file=sys.stderr, flush=True)
+            result = measure(settings)
+            speeds[kind] = result.e2e_speed
+            if args.verbose:
+                print(f"{kind}: {result}", file=sys.stderr, flush=True)
+        results.append(Measured(settings.options, **speeds))
+        reached = ", ".join(f"{kind} {speed:.2f}" for kind, speed in speeds.items())
+        print(f"{settings.options}: {reached} GB/sec", file=sys.stderr, flush=True)
 
 
 def choose(results):
-    """The options whose reads and writes together are nearest to the best of both."""
-    best_read, best_write = (max(result[i] for result in results) for i in (1, 2))
-    return max(results, key=lambda result: result[1] / best_read + result[2] / best_write)
+    """The one whose speeds together are nearest to the best of each kind."""
+    best = {kind: max(result.speeds()[kind] for result in results) for kind in results[0].speeds()}
+    return max(results, key=lambda result: sum(speed / best[kind] for kind, speed in result.speeds().items()))
+
+
+def report(args, results):
+    if args.log_dir:
+        rows = [result.options | result.speeds() for result in results]
+        (Path(args.log_dir) / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="ascii")
+    if not results:
+        return
+    best = choose(results)
+    reached = ", ".join(f"{kind} = {speed:5.2f}" for kind, speed in best.speeds().items())
+    print(f"Best performance (GB/sec): {reached}", file=sys.stderr if args.json else sys.stdout)
+    print(json.dumps({"aio": best.options}, indent=2), flush=True)
 
 
 def check_log_dir(parser, folder):
@@ -96,22 +169,33 @@ def _main(arguments):
             parser.error(f"{folder}: no such directory")
     if args.loops < 1:
         parser.error("--loops begins at 1")
-    if args.log_dir:
-        check_log_dir(parser, args.log_dir)
+    if args.no_read and args.no_write:
+        parser.error("--no_read and --no_write together leave nothing to measure")
     try:
-        results = sweep(args, parse_size(args.io_size))
+        io_size = parse_size(args.io_size)
+        sweep = read_sweep(args.sweep_config) if args.sweep_config else SWEEP
     except ValueError as error:
         parser.error(str(error))
+    if args.log_dir:
+        check_log_dir(parser, args.log_dir)
+    return _tune(args, io_size, sweep)
+
+
+def _tune(args, io_size, sweep):
+    total, results = sum(1 for _ in candidates(sweep)), []
+    if args.verbose:
+        print(f"{args}\n{total} combinations of {sweep}", file=sys.stderr)
+    try:
+        run_sweep(args, io_size, sweep, results)
+    except Stop:
+        print(f"weightfs-tune: stopped early: {len(results)} of {total} combinations were measured", file=sys.stderr)
+        report(args, results)
+        raise
     except (RuntimeError, OSError) as error:
         print(f"weightfs-tune: {error}", file=sys.stderr)
+        report(args, results)
         return 1
-    if args.log_dir:
-        rows = [options | {"read": read, "write": write} for options, read, write in results]
-        (Path(args.log_dir) / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="ascii")
-    options, read, write = choose(results)
-    print(f"Best performance (GB/sec): read = {read:5.2f}, write = {write:5.2f}",
-          file=sys.stderr if args.json else sys.stdout)
-    print(json.dumps({"aio": options}, indent=2))
+    report(args, results)
     return 0
 
 

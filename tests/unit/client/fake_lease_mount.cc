@@ -11,6 +11,7 @@
 #include <cstdarg>
 #include <list>
 
+#include "client/mount_user.h"
 #include "common/checksum.h"
 #include "common/units.h"
 #include "lease/ioctl.h"
@@ -348,6 +349,11 @@ FakeLeaseMount::Reply FakeLeaseMount::CommitMany(Connection& connection, lease::
   Reply reply;
   Append(reply.body, lease::BytesOf(lease::CommitManyAnswer{}));
   return reply;
+}
+
+IoResult<uid_t> MountUser(int /*descriptor*/) {
+  const auto* mount = the_mount.load();
+  return mount == nullptr ? geteuid() : mount->user;
 }
 
 }  // namespace weightfs::client

@@ -51,6 +51,38 @@ TEST_F(KernelAnswersTest, WhatTheKernelDoesNotTakeNowIsSentAgain) {
   EXPECT_GT(calls, 8);
 }
 
+// The checksums in the attribute are those of what was sent.
+TEST_F(KernelAnswersTest, MemoryThatChangesDuringAWriteWithChecksumsIsVerified) {
+  AlignedMemory memory(3 << 20);
+  const auto fill = [&](int value) { std::memset(memory.data(), value, memory.size()); };
+  for (const int back_to : {1, 3}) {
+    OnSubmit([&](Controls controls) -> long {
+      fill(2);
+      return static_cast<long>(controls.size());
+    });
+    OnEvent([&](KernelEvent&) { fill(back_to); });
+    for (const auto& [block_size, misalignment] : {std::pair(65536, 0), std::pair(1000, 1), std::pair(3 << 19, 64)}) {
+      SCOPED_TRACE(fmt::format("back to {} block_size {} memory +{}", back_to, block_size, misalignment));
+      fill(1);
+      const auto handle = Make({.block_size = static_cast<uint64_t>(block_size)});
+      const MemoryView view(std::span(memory.data() + misalignment, memory.size() - 1234));
+      const auto written = handle->Write(folder_ / "file", view, {.checksum = true});
+      if (!written.has_value() && written.error().error_number == EOPNOTSUPP) GTEST_SKIP() << written.error().what;
+      ASSERT_TRUE(written.has_value()) << written.error().what;
+      Bytes target(view.size());
+      OnSubmit(nullptr);
+      OnEvent(nullptr);
+      const auto read = handle->Read(folder_ / "file", MemoryView(std::span<std::byte>(target)), {.verify = true});
+      EXPECT_TRUE(read.has_value()) << read.error().what;
+      OnSubmit([&](Controls controls) -> long {
+        fill(2);
+        return static_cast<long>(controls.size());
+      });
+      OnEvent([&](KernelEvent&) { fill(back_to); });
+    }
+  }
+}
+
 TEST_F(KernelAnswersTest, ShortTransfersAreContinuedFromWhereTheyStopped) {
   OnSubmit([](Controls controls) -> long {
     for (KernelControl* control : controls) {

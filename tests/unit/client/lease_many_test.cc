@@ -38,6 +38,27 @@ class LeaseManyTest : public KernelHooksTest {
   std::vector<Bytes> contents_;
 };
 
+TEST_F(LeaseManyTest, MemoryThatChangesMeanwhileIsSavedAsItWasAtSomeTime) {
+  contents_.assign(3, Bytes(1'300'000, std::byte{1}));
+  const auto fill = [&](std::byte value) {
+    for (auto& content : contents_) std::fill(content.begin(), content.end(), value);
+  };
+  OnSubmit([&](Controls controls) -> long {
+    fill(std::byte{2});
+    return static_cast<long>(controls.size());
+  });
+  OnEvent([&](KernelEvent&) { fill(std::byte{1}); });
+  const auto handle = Make({.block_size = 65536});
+  const auto saved = handle->SaveMany(mount_.folder(), Files(contents_));
+  ASSERT_TRUE(saved.has_value()) << saved.error().what;
+  for (size_t i = 0; i < contents_.size(); ++i) {
+    const Bytes bytes = ReadFile(mount_ / fmt::format("tensor.{}", i));
+    ASSERT_EQ(bytes.size(), contents_[i].size());
+    EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(),
+                            [](std::byte byte) { return byte == std::byte{1} || byte == std::byte{2}; }));
+  }
+}
+
 TEST_F(LeaseManyTest, OneLeaseAndOneCommitSaveAllFiles) {
   for (const uint64_t extent : {uint64_t{1'000'000}, uint64_t{13}}) {
     mount_.extent_blocks = extent;

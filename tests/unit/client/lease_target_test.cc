@@ -131,6 +131,68 @@ TEST_F(LeaseTest, AsynchronousOperationsAndDescriptorsGoTheSameWay) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
+// Each time the kernel gets transfers, and each time it ends one, the program changes its memory: also back to what it
+// was, where neither the checksum from before a transfer nor the one from after it tells what was sent.
+TEST_F(LeaseTest, MemoryThatChangesDuringAWriteIsAFileThatReadsBack) {
+  AlignedMemory memory(3 << 20);
+  for (const int back_to : {1, 3}) {
+    const auto fill = [&](int value) { std::memset(memory.data(), value, memory.size()); };
+    size_t changes = 0;
+    OnSubmit([&](Controls controls) -> long {
+      fill(2);
+      ++changes;
+      return static_cast<long>(controls.size());
+    });
+    OnEvent([&](KernelEvent&) { fill(back_to); });
+    for (const size_t misalignment : {size_t{0}, size_t{1}}) {
+      for (const std::optional<uint64_t> offset : {std::optional<uint64_t>{}, std::optional<uint64_t>{70'001}}) {
+        for (const int block_size : {65536, 1 << 20}) {
+          SCOPED_TRACE(fmt::format("back to {} memory +{} offset {} block_size {}", back_to, misalignment,
+                                   offset.value_or(0), block_size));
+          WriteFile(mount_ / "file", Bytes(100));
+          fill(1);
+          const auto handle = Make({.block_size = static_cast<uint64_t>(block_size)});
+          const size_t size = memory.size() - 1234;
+          // A commit with the checksum of other bytes than the device has is refused.
+          const auto done = handle->Write(mount_ / "file", MemoryView(std::span(memory.data() + misalignment, size)),
+                                          {.offset = offset});
+          ASSERT_TRUE(done.has_value()) << done.error().what;
+          const Bytes written = ReadFile(mount_ / "file");
+          ASSERT_EQ(written.size(), offset.value_or(0) + size);
+          const auto begin = written.begin() + static_cast<long>(offset.value_or(0));
+          EXPECT_TRUE(std::all_of(begin, written.end(), [](std::byte byte) {
+            return byte == std::byte{1} || byte == std::byte{2} || byte == std::byte{3};
+          }));
+        }
+      }
+    }
+    EXPECT_GT(changes, 8U);
+  }
+}
+
+TEST_F(LeaseTest, WhoeverElseListensAtTheMountsSocketIsToldNothing) {
+  Bytes bytes = RandomBytes(5'000'000, 6);
+  mount_.user = geteuid() + 1;
+  const auto handle = Make();
+  const auto refused = handle->Write(mount_ / "file", View(bytes));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number, EACCES);
+  const auto reason = fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens",
+                                  geteuid() + 1, geteuid(), getpid());
+  EXPECT_NE(refused.error().what.find(reason), std::string::npos)
+      << refused.error().what;
+  EXPECT_EQ(handle->SaveMany(mount_.folder(), std::vector<NamedMemory>{{"a", View(bytes)}}).error().error_number,
+            EACCES);
+  EXPECT_EQ(mount_.requests(Kind::kReserve), 0U);
+  // Where no lease is required the mount itself takes the bytes.
+  const auto any = std::move(Handle::Create({}).value());
+  ASSERT_TRUE(any->Write(mount_ / "file", View(bytes)).has_value());
+  EXPECT_EQ(any->direct_operations(), 0U);
+  EXPECT_TRUE(ReadFile(mount_ / "file") == bytes);
+  mount_.user = geteuid();
+  EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
+}
+
 TEST_F(LeaseTest, DamagedBlocksAreReadAgainAndThenAnErrorThatSaysWhere) {
   WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
   int flips = 0;

@@ -227,6 +227,22 @@ class VerifyTest : public testing::Test {
   std::unique_ptr<Handle> handle_ = Make({.intra_op_parallelism = 2});
 };
 
+TEST(ManyTotalTest, MoreThanAnyFileHoldsTogetherIsRefused) {
+  const Folder folder;
+  const auto handle = std::move(Handle::Create({}).value());
+  std::byte one{};
+  const MemoryView huge =
+      MemoryView::Strided(&one, 1, std::vector<int64_t>{int64_t{1} << 62}, std::vector<int64_t>{0}).value();
+  const std::vector<NamedMemory> files{{"a", huge}, {"b", huge}, {"c", huge}, {"d", huge}};
+  for (const size_t count : {size_t{2}, size_t{4}}) {   // 2^63 bytes, and 2^64, which would wrap to none
+    const auto saved = handle->SaveMany(folder / ".", std::span(files).first(count));
+    ASSERT_FALSE(saved.has_value());
+    EXPECT_EQ(saved.error().error_number, EINVAL);
+    EXPECT_NE(saved.error().what.find("more than 2^63 - 1 bytes together"), std::string::npos) << saved.error().what;
+  }
+  EXPECT_EQ(folder.entries(), 0U);
+}
+
 TEST_F(VerifyTest, WhatWasWrittenWithChecksumsIsVerified) {
   for (const bool atomic : {false, true}) {
     Bytes bytes = RandomBytes(3'500'000, 2);

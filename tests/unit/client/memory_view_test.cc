@@ -140,6 +140,23 @@ TEST(MemoryViewTest, ImpossibleShapesAreRefused) {
   EXPECT_TRUE(refused(4, {-1}, {4}));
   EXPECT_TRUE(refused(4, {1, 2}, {4}));
   EXPECT_TRUE(refused(4, {INT64_MAX, INT64_MAX}, {4, 4}));
+  EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 32}, {0, 0}));   // 2^64 bytes
+  EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 31}, {0, 0}));   // 2^63
+  EXPECT_TRUE(refused(1, {INT64_MIN}, {1}));
+  // Strides that lead out of all addresses, to either side.
+  EXPECT_TRUE(refused(1, {2}, {INT64_MIN}));
+  EXPECT_TRUE(refused(1, {2}, {-INT64_MAX}));
+  EXPECT_TRUE(refused(1, {3}, {INT64_MAX}));
+  EXPECT_TRUE(refused(1, {2, 2, 2}, {INT64_MAX, INT64_MAX, INT64_MAX}));
+  EXPECT_TRUE(refused(8, {int64_t{1} << 40}, {int64_t{1} << 40}));
+  const auto repeated =
+      MemoryView::Strided(memory.data(), 1, std::vector<int64_t>{int64_t{1} << 40, 4}, std::vector<int64_t>{0, 1});
+  ASSERT_TRUE(repeated.has_value());
+  EXPECT_EQ(repeated->size(), uint64_t{1} << 42);
+  EXPECT_EQ(repeated->Direct((uint64_t{1} << 42) - 2, 2), memory.data() + 2);
+  EXPECT_EQ(MemoryView::Strided(memory.data(), 4, std::vector<int64_t>{INT64_MAX, 0, INT64_MAX},
+                                std::vector<int64_t>{1, 1, 1})->size(),
+            0U);
   EXPECT_EQ(
       MemoryView::Strided(memory.data(), 4, std::vector<int64_t>{0, 5}, std::vector<int64_t>{4, 4})->size(),
       0U);

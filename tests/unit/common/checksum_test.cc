@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -52,6 +53,30 @@ TEST(Crc32cTest, ExtendingEqualsTheWhole) {
   const auto whole = Bytes("checksums may be taken in pieces");
   for (size_t cut = 0; cut <= whole.size(); ++cut) {
     EXPECT_EQ(Crc32cExtend(Crc32c(whole.first(cut)), whole.subspan(cut)), Crc32c(whole));
+  }
+}
+
+TEST(Crc32cTest, PartsContributeInAnyOrder) {
+  std::vector<std::byte> whole(70'001);
+  for (size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<std::byte>(i * 7 + i / 13);
+  const std::vector<std::byte> zeros(whole.size());
+  for (const size_t size : {size_t{0}, size_t{1}, size_t{2}, size_t{4096}, size_t{65'537}, whole.size()}) {
+    EXPECT_EQ(Crc32cOfZeros(size), Crc32c(std::span(zeros).first(size))) << size;
+    const auto all = std::span(whole).first(size);
+    for (const size_t step : {size_t{1000}, size_t{4096}, size_t{66'000}}) {
+      uint32_t forwards = Crc32cOfZeros(size), backwards = forwards;
+      for (size_t at = 0; at < size; at += step) {
+        const auto part = all.subspan(at, std::min(step, size - at));
+        forwards ^= Crc32cContribution(part, size - at - part.size());
+      }
+      for (size_t end = size; end > 0;) {
+        const size_t at = (end - 1) / step * step;
+        backwards ^= Crc32cContribution(all.subspan(at, end - at), size - end);
+        end = at;
+      }
+      EXPECT_EQ(forwards, Crc32c(all)) << size << " by " << step;
+      EXPECT_EQ(backwards, Crc32c(all)) << size << " by " << step;
+    }
   }
 }
 

@@ -1,0 +1,68 @@
+#include "client/final_path.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "common/descriptor.h"
+
+namespace weightfs::client {
+namespace {
+
+constexpr int kMostLinks = 40;  // the kernel's own limit
+
+IoError Failed(const std::string& path, int error_number) {
+  return {error_number, fmt::format("cannot follow {}: {}", path, std::strerror(error_number)), path};
+}
+
+// fs.protected_symlinks; where it cannot be read it counts as set.
+bool LinksAreProtected() {
+  std::ifstream file("/proc/sys/fs/protected_symlinks");
+  int value = 1;
+  file >> value;
+  return !file || value != 0;
+}
+
+// The kernel's rule for the last link of a path (proc(5), protected_symlinks).
+bool MayFollow(const struct stat& folder, const struct stat& link) {
+  constexpr mode_t kSharedByAll = S_ISVTX | S_IWOTH;
+  if (link.st_uid == geteuid() || link.st_uid == folder.st_uid) return true;
+  return (folder.st_mode & kSharedByAll) != kSharedByAll || !LinksAreProtected();
+}
+
+}  // namespace
+
+IoResult<std::string> FinalPath(const std::string& path) {
+  std::filesystem::path at = path;
+  for (int links = 0; links <= kMostLinks; ++links) {
+    const std::filesystem::path parent = at.has_parent_path() ? at.parent_path() : ".";
+    const std::string name = at.filename();
+    if (name.empty() || name == "." || name == "..") return at.string();  // a directory, not a link at its end
+    // Both are held: what is looked at is what is followed, whatever others rename meanwhile.
+    const Descriptor folder(open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!folder) return Failed(path, errno);
+    const Descriptor link(openat(folder.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    if (!link && errno == ENOENT) return at.string();
+    if (!link) return Failed(path, errno);
+    struct stat of_folder{}, of_link{};
+    if (fstat(folder.get(), &of_folder) != 0 || fstat(link.get(), &of_link) != 0) return Failed(path, errno);
+    if (!S_ISLNK(of_link.st_mode)) return at.string();
+    if (!MayFollow(of_folder, of_link)) return Failed(path, EACCES);
+    std::array<char, PATH_MAX> target;
+    const ssize_t size = readlinkat(link.get(), "", target.data(), target.size());
+    if (size < 0) return Failed(path, errno);
+    if (static_cast<size_t>(size) == target.size()) return Failed(path, ENAMETOOLONG);
+    at = at.parent_path() / std::string(target.data(), static_cast<size_t>(size));
+  }
+  return Failed(path, ELOOP);
+}
+
+}  // namespace weightfs::client

@@ -1,0 +1,83 @@
+"""Which tensors of a dict share memory, by the rule of safetensors.torch, so that a save is refused here where it is
+refused there."""
+
+import torch
+
+_REFUSAL = """
+            Some tensors share memory, this will lead to duplicate memory on disk and potential differences when loading them again: {}.
+            A potential way to correctly save your model is to use `save_model`.
+            More information at https://huggingface.co/docs/safetensors/torch_shared_tensors
+            """  # noqa: E501  (programs that know it from safetensors may look for this very text)
+
+
+def refuse_shared(tensors):
+    """RuntimeError, with the text of safetensors.torch.save_file, where tensors share memory."""
+    shared = [names for names in groups(tensors) if len(names) > 1]
+    if shared:
+        raise RuntimeError(_REFUSAL.format(shared))
+
+
+def groups(tensors):
+    """Sets of names; the tensors of a set share memory. Tensors are compared within one storage alone: those that lie
+    side by side in it do not share. Tensors without memory are in no set."""
+    by_storage = {}
+    for name, tensor in tensors.items():
+        storage = _storage_of(tensor)
+        if storage is not None:
+            by_storage.setdefault(storage, []).append(name)
+    return [group for names in by_storage.values() for group in _overlapping(names, tensors)]
+
+
+def duplicates(tensors, preferred=()):
+    """For each set of tensors that share memory, the name that is kept -> the other names, sorted. Kept is a tensor
+    that has all of its storage; of several the first by name, and one of `preferred` before all others. RuntimeError
+    where none has all of it."""
+    found = {}
+    for names in groups(tensors):
+        whole = {name for name in names if _has_all_of_its_storage(tensors[name])}
+        if not whole:
+            raise RuntimeError(f"none of the tensors {sorted(names)} covers all of the memory that it lies in: saving "
+                               "one of them would lose the rest; save a copy of each (tensor.clone())")
+        kept = min(whole & set(preferred) or whole)
+        if len(names) > 1:
+            found[kept] = sorted(names - {kept})
+    return found
+
+
+def _storage_of(tensor):
+    """(device, address, size) of its storage; None where there is no memory."""
+    if tensor.device.type == "meta":
+        return None
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() == 0 or storage.nbytes() == 0:
+        return None
+    return tensor.device, storage.data_ptr(), storage.nbytes()
+
+
+def _overlapping(names, tensors):
+    """The names in sets: by their addresses, each that begins before the last one ended is in the set of that."""
+    if len(names) < 2:
+        return [set(names)]
+    areas = sorted((*_area_of(tensors[name]), name) for name in names)
+    sets, last_end = [], 0
+    for begin, end, name in areas:
+        if sets and begin < last_end:
+            sets[-1].add(name)
+        else:
+            sets.append({name})
+        last_end = end
+    return sets
+
+
+def _area_of(tensor):
+    """(address of the first element, address behind the last one)"""
+    begin = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return begin, begin
+    last = sum((count - 1) * step for count, step in zip(tensor.shape, tensor.stride()))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def _has_all_of_its_storage(tensor: torch.Tensor):
+    storage = tensor.untyped_storage()
+    return (tensor.data_ptr(), tensor.numel() * tensor.element_size()) == (storage.data_ptr(), storage.nbytes())

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <string>
 #include <string_view>
@@ -69,5 +70,5 @@ int Main(std::vector<std::string> arguments) {
 
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
-  return weightfs::cli::Main(weightfs::cli::TranslateHelperName(argc > 0 ? argv[0] : "", arguments));
+  return weightfs::cli::Main(weightfs::cli::TranslateHelperName(argc > 0 ? argv[0] : "", arguments, geteuid() == 0));
 }

@@ -152,6 +152,11 @@ void Filesystem::TakeMappedChanges(InodeId ino) {
   if (page_cache_.MayHoldChanges(ino)) DropPages(ino, 0, 0);   // The kernel sends changed ones to the receivers first.
 }
 
+// A mapping keeps its file open. syncfs(2) would not do: since Linux 6.18 it does not wait for a FUSE server.
+void Filesystem::TakeAllMappedChanges() {
+  for (const InodeId ino : page_cache_.AllThatMayHoldChanges()) TakeMappedChanges(ino);
+}
+
 void Filesystem::ChangedPastKernel(InodeId ino) {
   read_history_.Forget(ino);
   DropPages(ino, 0, 0);

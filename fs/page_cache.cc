@@ -40,6 +40,13 @@ void PageCacheTracker::CloseMappable(InodeId ino) {
   if (found != mappable_.end() && --found->second == 0) mappable_.erase(found);
 }
 
+std::vector<InodeId> PageCacheTracker::AllThatMayHoldChanges() {
+  std::vector<InodeId> inodes;
+  MutexLock lock(mutex_);
+  for (const auto& [ino, count] : mappable_) inodes.push_back(ino);
+  return inodes;
+}
+
 bool PageCacheTracker::MayHoldChanges(InodeId ino) {
   MutexLock lock(mutex_);
   return mappable_.contains(ino);

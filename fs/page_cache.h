@@ -6,6 +6,7 @@
 #pragma once
 
 #include <unordered_map>
+#include <vector>
 
 #include "common/mutex.h"
 #include "common/units.h"
@@ -28,6 +29,7 @@ class PageCacheTracker {
   void OpenMappable(InodeId ino) EXCLUDES(mutex_);
   void CloseMappable(InodeId ino) EXCLUDES(mutex_);
   bool MayHoldChanges(InodeId ino) EXCLUDES(mutex_);
+  std::vector<InodeId> AllThatMayHoldChanges() EXCLUDES(mutex_);
 
   // The kernel dropped the inode, and its pages with it.
   void Forget(InodeId ino) EXCLUDES(mutex_);

@@ -34,7 +34,7 @@ std::string StoreAbove(const std::string& directory) {
     const bool inside = directory == mount.directory || directory.starts_with(mount.directory + "/");
     if (inside && (best == nullptr || mount.directory.size() >= best->directory.size())) best = &mount;
   }
-  return best == nullptr ? std::string() : best->store;
+  return best == nullptr ? std::string() : best->source;
 }
 
 Result<void> CheckDirectories(const BenchArguments& arguments) {

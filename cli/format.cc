@@ -8,7 +8,9 @@
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/store_wait.h"
 #include "cli/usage.h"
+#include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "store/store_directory.h"
 
@@ -34,7 +36,7 @@ void Report(const Arguments& arguments, const StoreDescription& description) {
     table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
                DevicePath(arguments.store, device)});
   }
-  fmt::print("{}Mount it with: weightfs mount {} DIR\n", table.ToString(), arguments.store);
+  fmt::print("{}Mount it with: weightfs mount {} DIR\n", table.ToString(), ShellQuote(arguments.store));
 }
 
 int Run(const Arguments& arguments) {
@@ -52,6 +54,9 @@ int Run(const Arguments& arguments) {
   options.root_uid = geteuid();
   options.root_gid = getegid();
   options.cancel = &CatchInterrupts();
+  if (arguments.force) {
+    if (const auto released = WaitUntilReleased(arguments.store); !released.has_value()) return Fail(released.error());
+  }
   Result<StoreDescription> made = ErrorCode::kInvalid;
   {
     ProgressBar bar("format");

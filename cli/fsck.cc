@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/store_wait.h"
@@ -92,7 +93,8 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
 Result<Checked> Check(const Arguments& arguments) {
   OpenOptions open;
   open.read_only = !arguments.repair;
-  WaitUntilReleased(arguments.store);
+  RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
+  RETURN_IF_ERROR(WaitUntilReleased(arguments.store));
   ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(arguments.store, open));
   ProgressBar bar("fsck");
   FsckOptions options;

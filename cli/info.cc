@@ -1,6 +1,7 @@
 // weightfs info: what a store, a mount or a file is made of.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -15,9 +16,12 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/keepers.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
+#include "cli/store_wait.h"
 #include "common/descriptor.h"
+#include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "lease/ioctl.h"
 #include "store/store.h"
@@ -39,8 +43,14 @@ struct Space {
 
 // What is told of a store: `clean_unmount` of one that is not mounted.
 struct StoreLook {
-  Space space;
+  std::optional<Space> space;
   std::optional<bool> clean_unmount;
+};
+
+// A daemon that serves the store though it is not mounted in this namespace.
+struct Hidden {
+  StoreHolder holder;
+  Keepers keepers;
 };
 
 void PrintJson(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace)); }
@@ -86,7 +96,8 @@ Result<StoreLook> LookAtStore(const std::string& directory) {
   ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
   const SpaceStatistics space = store->Space();
   RETURN_IF_ERROR(store->Close());
-  return StoreLook{{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value}, was_clean};
+  return StoreLook{Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value},
+                   was_clean};
 }
 
 Result<StoreLook> LookAtMount(const std::string& directory) {
@@ -94,29 +105,78 @@ Result<StoreLook> LookAtMount(const std::string& directory) {
   return StoreLook{space, std::nullopt};
 }
 
+// Nothing where nobody has the store, or where this user may not ask.
+std::optional<Hidden> FindHidden(const std::string& directory) {
+  const Descriptor lock(open((directory + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (lock.get() < 0 || flock(lock.get(), LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) return std::nullopt;
+  StoreHolder holder = ReadStoreHolder(directory);
+  if (holder.state != StoreHolder::State::kServing || IsEnding(holder.process)) return std::nullopt;
+  Keepers keepers = FindKeepers(holder.device);
+  return Hidden{std::move(holder), std::move(keepers)};
+}
+
+// Only the daemon has the figures of a store that it changes; as root it can be reached through another namespace.
+Result<StoreLook> LookAtHidden(const Hidden& hidden) {
+  for (const NamespaceMounts& elsewhere : hidden.keepers.elsewhere) {
+    const std::string root = fmt::format("/proc/{}/root", elsewhere.processes.front());
+    const auto look = LookAtMount(root + elsewhere.mounts.front().directory);
+    if (look.has_value()) return look;
+  }
+  return StoreLook{};
+}
+
 std::string NotMounted(const Result<StoreLook>& look) {
   const bool unclean = look.has_value() && look->clean_unmount == false;
   return unclean ? "no, and was not unmounted cleanly: the next mount recovers its last commit" : "no";
 }
 
+// A mount that a killed daemon has left.
+bool IsDead(const MountEntry& mount) {
+  struct statvfs status {};
+  return statvfs(mount.directory.c_str(), &status) != 0 && errno == ENOTCONN;
+}
+
+std::string MountedOn(const std::optional<MountEntry>& mount, const std::optional<Hidden>& hidden,
+                      const Result<StoreLook>& look) {
+  if (mount.has_value()) return mount->directory;
+  if (hidden.has_value()) {
+    return fmt::format("not here; still served by {}: {}", DescribeProcess(hidden->holder.process),
+                       DescribeKeepers(hidden->keepers));
+  }
+  return NotMounted(look);
+}
+
 int ShowStore(const Arguments& arguments) {
   const auto description = ReadStoreDescription(arguments.path);
   if (!description.has_value()) return Fail(description.error());
-  const auto mount = FindMountOfStore(arguments.path);
-  const auto look = mount.has_value() ? LookAtMount(mount->directory) : LookAtStore(arguments.path);
+  // A daemon that was killed may still be ending; whatever else keeps the store is told below.
+  if (const pid_t holder = ReadStoreHolder(arguments.path).process; holder > 0 && IsEnding(holder)) {
+    static_cast<void>(WaitUntilReleased(arguments.path));
+  }
+  auto mount = FindMountOfStore(arguments.path);
+  std::string dead;
+  if (mount.has_value() && IsDead(*mount)) {
+    dead = fmt::format("\n         what is left on {} is dead: weightfs umount {}", mount->directory,
+                       ShellQuote(mount->directory));
+    mount.reset();
+  }
+  const auto hidden = mount.has_value() ? std::nullopt : FindHidden(arguments.path);
+  const auto look = mount.has_value()    ? LookAtMount(mount->directory)
+                    : hidden.has_value() ? LookAtHidden(*hidden)
+                                         : LookAtStore(arguments.path);
+  const bool counted = look.has_value() && look->space.has_value();
   if (arguments.json) {
     Json json = Json::parse(ToJson(*description));
     json["mounted_on"] = mount.has_value() ? Json(mount->directory) : Json();
-    if (look.has_value()) {
-      json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
-      AddSpace(&json, look->space);
-    }
+    if (hidden.has_value()) json["served_by"] = hidden->holder.process;
+    if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
+    if (counted) AddSpace(&json, *look->space);
     PrintJson(json);
   } else {
     fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", arguments.path,
                ToString(description->id), description->format, description->created,
-               mount.has_value() ? mount->directory : NotMounted(look));
-    if (look.has_value()) fmt::print("space    {}\n", SpaceLine(look->space));
+               MountedOn(mount, hidden, look) + dead);
+    if (counted) fmt::print("space    {}\n", SpaceLine(*look->space));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description->devices) {
       table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
@@ -149,7 +209,7 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
   const bool counted = (info.features & WEIGHTFS_FEATURE_STATS) != 0 && ioctl(descriptor, WEIGHTFS_IOC_STATS, &stats) == 0;
   if (arguments.json) {
     Json json = {{"mount", mount.has_value() ? Json(mount->directory) : Json()},
-                 {"store", mount.has_value() ? Json(mount->store) : Json()},
+                 {"store", mount.has_value() ? Json(mount->source) : Json()},
                  {"id", ToString(UuidOf(info))},
                  {"format", info.format},
                  {"read_only", (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0}};
@@ -179,7 +239,7 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
   fmt::print("mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
              mount.has_value() ? mount->directory : arguments.path,
              (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
-             mount.has_value() ? mount->store : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
+             mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
   if (counted) {
     fmt::print("read     {} by programs, {} from the devices\nwritten  {} by programs, {} to the devices, {} commits\n"
                "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"

@@ -22,6 +22,7 @@
 #include "common/size_text.h"
 #include "fs/kernel_features.h"
 #include "fs/mount.h"
+#include "fs/mountpoint.h"
 
 namespace weightfs::cli {
 namespace {
@@ -80,7 +81,7 @@ Check CheckDevFuse() {
   if (device.get() >= 0) return {"/dev/fuse", "can be opened", State::kUsed, ""};
   const int error = errno;
   return {"/dev/fuse", std::strerror(error), State::kMissing,
-          error == EACCES ? "chmod 666 /dev/fuse, or run as root"
+          error == EACCES ? FuseDeviceAdvice()
                           : "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"};
 }
 

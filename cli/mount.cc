@@ -16,20 +16,23 @@
 #include "cli/background.h"
 #include "cli/crash_report.h"
 #include "cli/commands.h"
+#include "cli/mount_namespace.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
+#include "cli/remount.h"
 #include "cli/signal_thread.h"
 #include "cli/store_wait.h"
-#include "cli/unmount.h"
 #include "common/log.h"
+#include "common/shell_quote.h"
 #include "fs/mount.h"
+#include "fs/unmount.h"
 #include "store/store_session.h"
 
 namespace weightfs::cli {
 namespace {
 
 struct Arguments {
-  std::string store, directory;
+  std::string store, directory, space;
   std::vector<std::string> options;
   bool foreground = false, read_only = false;
 };
@@ -46,8 +49,9 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
   char resolved[PATH_MAX];
   if (realpath(path.c_str(), resolved) == nullptr) {
     if (errno == ENOTCONN) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: a mount whose process has ended lies there; unmount it first",
-                                                 path)};
+      return Error{ErrorCode::kBusy, fmt::format("{}: a mount whose process has ended lies there; unmount it "
+                                                 "first: weightfs umount {}",
+                                                 path, ShellQuote(path))};
     }
     return Error{ErrorCode::kNotFound, fmt::format("{}: {}; give {}", path, std::strerror(errno), what)};
   }
@@ -62,24 +66,25 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
 // it away once the lock says that nobody serves the store.
 Result<std::string> MountDirectory(const std::string& path, const std::string& store) {
   const auto mount = FindMount(path);
-  if (mount.has_value() && mount->store == store) return mount->directory;
+  if (mount.has_value() && mount->source == store) return mount->directory;
   ASSIGN_OR_RETURN(std::string directory, RealDirectory(path, "an existing directory to mount on"));
   if (mount.has_value()) {
-    return Error{ErrorCode::kBusy, fmt::format("{}: already the mount of {}; unmount it first, or mount elsewhere",
-                                               directory, mount->store)};
+    return Error{ErrorCode::kBusy, fmt::format("{}: already the mount of {}; unmount it first (weightfs umount {}), or "
+                                               "mount elsewhere",
+                                               directory, mount->source, ShellQuote(directory))};
   }
   return directory;
 }
 
 // The store's lock is ours, so whatever is mounted there from this store has lost its server.
 Result<void> RemoveDeadMounts(const Plan& plan) {
-  for (auto mount = FindMount(plan.mount.mountpoint); mount.has_value() && mount->store == plan.store;
+  for (auto mount = FindMount(plan.mount.mountpoint); mount.has_value() && mount->source == plan.store;
        mount = FindMount(plan.mount.mountpoint)) {
     spdlog::warn("{}: taking away the mount of a server that was killed", mount->directory);
-    if (const int error = UnmountDirectory(mount->directory, /*detach=*/true); error != 0) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: the mount of a killed server cannot be taken away: {}; unmount it "
-                                                 "as root",
-                                                 mount->directory, std::strerror(error))};
+    if (const int error = UnmountDirectory(mount->directory, UnmountMode::kLazy); error != 0) {
+      return Error{ErrorCode::kBusy, fmt::format("{}: the mount of a killed server cannot be taken away: {}; as root "
+                                                 "run: umount -l {}",
+                                                 mount->directory, std::strerror(error), ShellQuote(mount->directory))};
     }
   }
   return {};
@@ -88,6 +93,7 @@ Result<void> RemoveDeadMounts(const Plan& plan) {
 Result<Plan> MakePlan(const Arguments& arguments) {
   Plan plan;
   plan.foreground = arguments.foreground;
+  RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
   ASSIGN_OR_RETURN(plan.store, RealDirectory(arguments.store, "the store's directory"));
   ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
   // Mounted over, the store could not be found again.
@@ -100,6 +106,7 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   for (const std::string& options : arguments.options) {
     RETURN_IF_ERROR(ApplyMountOptions(options, plan.mount, plan.store_options));
   }
+  RETURN_IF_ERROR(CheckMemory(plan.mount, plan.store_options));
   if (arguments.read_only) plan.mount.read_only = true;
   plan.store_options.read_only = plan.mount.read_only;
   plan.open.read_only = plan.mount.read_only;
@@ -146,7 +153,7 @@ Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
   RaiseDescriptorLimit();
   BlockEndSignals();
-  WaitUntilReleased(plan.store);
+  RETURN_IF_ERROR(WaitUntilReleased(plan.store));
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Only now: a store that cannot be opened is left as it was.
   StartLog(plan);
@@ -155,7 +162,9 @@ Result<void> Serve(Plan plan, StartReport& report) {
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
   plan.mount.ready = [&plan, &report] { LeaveCaller(plan, report); };
+  plan.mount.ended = [&session] { session->NoteClosing(); };
   ASSIGN_OR_RETURN(auto mount, Mount::Create(session->store(), plan.mount));
+  session->NoteServing(mount->device(), plan.mount.mountpoint);
   LogStart(plan, *mount);
   Result<void> served;
   {
@@ -171,7 +180,24 @@ Result<void> Serve(Plan plan, StartReport& report) {
   return closed;
 }
 
+// remount comes with the other options, in any order and in any of the lists.
+bool AsksForRemount(const Arguments& arguments) {
+  return std::any_of(arguments.options.begin(), arguments.options.end(), [](const std::string& list) {
+    return ("," + list + ",").find(",remount,") != std::string::npos;
+  });
+}
+
+int RunRemount(const Arguments& arguments) {
+  std::vector<std::string> options = {"remount"};
+  options.insert(options.end(), arguments.options.begin(), arguments.options.end());
+  if (arguments.read_only) options.emplace_back("ro");
+  const auto changed = Remount(arguments.store, arguments.directory, options);
+  return changed.has_value() ? kSuccess : Fail(changed.error());
+}
+
 int Run(const Arguments& arguments) {
+  if (const auto entered = EnterMountNamespace(arguments.space); !entered.has_value()) return Fail(entered.error());
+  if (AsksForRemount(arguments)) return RunRemount(arguments);
   auto plan = MakePlan(arguments);
   if (!plan.has_value()) return Fail(plan.error());
   int descriptor = -1;
@@ -201,11 +227,14 @@ void AddMount(CLI::App& app, int* exit_code) {
       ->allow_extra_args(false);
   command->add_flag("-r,--read-only", arguments->read_only, "The same as -o ro");
   command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground and log to the terminal");
+  command->add_option("-N,--namespace", arguments->space, "Mount in the mount namespace of this process, or file")
+      ->type_name("PID");
   command->footer("Options of -o:\n" + MountOptionsHelp() +
                   "\nA mount in the background logs to STORE/weightfs.log.\n\n"
                   "Examples:\n"
                   "  weightfs mount /srv/tensors /mnt/tensors\n"
                   "  weightfs mount /srv/tensors /mnt/tensors -o allow_other,commit=1\n"
+                  "  weightfs mount /srv/tensors /mnt/tensors -o remount,ro\n"
                   "  in /etc/fstab: /srv/tensors /mnt/tensors weightfs allow_other,nofail 0 0");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }

@@ -3,130 +3,38 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <charconv>
 #include <climits>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
+
+#include "common/shell_quote.h"
+#include "store/store_directory.h"
 
 namespace weightfs::cli {
-namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kTypes[] = {"fuse.weightfs", "fuseblk.weightfs"};
-
-// mountinfo writes space, tab, newline and backslash as \ooo.
-std::string Unescape(std::string_view text) {
-  std::string out;
-  for (size_t at = 0; at < text.size(); ++at) {
-    unsigned value = 0;
-    if (text[at] == '\\' && at + 3 < text.size() &&
-        std::from_chars(text.data() + at + 1, text.data() + at + 4, value, 8).ptr == text.data() + at + 4) {
-      out.push_back(static_cast<char>(value));
-      at += 3;
-    } else {
-      out.push_back(text[at]);
-    }
-  }
-  return out;
-}
-
-std::string ReadLink(const fs::path& path) {
-  char target[PATH_MAX];
-  const ssize_t size = readlink(path.c_str(), target, sizeof(target));
-  return size > 0 ? std::string(target, static_cast<size_t>(size)) : std::string();
-}
-
-bool IsInside(std::string_view path, std::string_view directory) {
-  return path.starts_with(directory) && (path.size() == directory.size() || path[directory.size()] == '/');
-}
-
-// /proc/PID/maps shows devices as two hexadecimal numbers.
-std::string HexDevice(const std::string& device) {
-  unsigned major = 0, minor = 0;
-  if (std::sscanf(device.c_str(), "%u:%u", &major, &minor) != 2) return {};
-  return fmt::format("{:02x}:{:02x}", major, minor);
-}
-
-std::string MappedFile(const fs::path& process, const std::string& hex_device) {
-  std::ifstream maps(process / "maps");
-  for (std::string line; std::getline(maps, line);) {
-    std::istringstream fields(line);
-    std::string range, access, offset, device, inode, path;
-    fields >> range >> access >> offset >> device >> inode;
-    if (device != hex_device) continue;
-    std::getline(fields >> std::ws, path);
-    return path;
-  }
-  return {};
-}
-
-std::string OpenFile(const fs::path& process, const std::string& directory) {
-  std::error_code error;
-  for (fs::directory_iterator entry(process / "fd", error), end; !error && entry != end; entry.increment(error)) {
-    if (std::string target = ReadLink(entry->path()); IsInside(target, directory)) return target;
-  }
-  return {};
-}
-
-// Why the process keeps the mount busy; empty when it does not.
-std::string ReasonOf(const fs::path& process, const MountEntry& mount, const std::string& hex_device) {
-  if (std::string file = OpenFile(process, mount.directory); !file.empty()) return file + " (open)";
-  if (std::string path = ReadLink(process / "cwd"); IsInside(path, mount.directory)) {
-    return path + " (working directory)";
-  }
-  if (std::string path = ReadLink(process / "root"); IsInside(path, mount.directory)) {
-    return path + " (root directory)";
-  }
-  if (std::string path = ReadLink(process / "exe"); IsInside(path, mount.directory)) return path + " (running)";
-  if (std::string path = MappedFile(process, hex_device); !path.empty()) return path + " (mapped)";
-  return {};
-}
-
-}  // namespace
-
-std::optional<MountEntry> ParseMountInfo(std::string_view line) {
-  // ID PARENT MAJOR:MINOR ROOT DIRECTORY OPTIONS [TAG...] - TYPE SOURCE SUPER_OPTIONS
-  const size_t dash = line.find(" - ");
-  if (dash == std::string_view::npos) return std::nullopt;
-  std::istringstream head{std::string(line.substr(0, dash))}, tail{std::string(line.substr(dash + 3))};
-  std::string id, parent, device, root, directory, type, source, options;
-  if (!(head >> id >> parent >> device >> root >> directory)) return std::nullopt;
-  if (!(tail >> type >> source >> options)) return std::nullopt;
-  if (std::find(std::begin(kTypes), std::end(kTypes), type) == std::end(kTypes)) return std::nullopt;
-  return MountEntry{Unescape(source), Unescape(directory), device, options};
-}
-
 Result<std::vector<MountEntry>> WeightfsMounts() {
-  std::ifstream file("/proc/self/mountinfo");
-  if (!file) return Error{ErrorCode::kIo, "/proc/self/mountinfo cannot be read; is /proc mounted?"};
-  std::vector<MountEntry> mounts;
-  for (std::string line; std::getline(file, line);) {
-    if (auto entry = ParseMountInfo(line)) mounts.push_back(std::move(*entry));
-  }
+  ASSIGN_OR_RETURN(auto mounts, ReadMounts());
+  std::erase_if(mounts, [](const MountEntry& mount) { return !IsWeightfs(mount); });
   return mounts;
 }
 
-Result<MountEntry> FindMount(const std::string& directory) {
-  const std::string path = ResolvePath(directory);
+Result<MountEntry> FindMount(const std::string& path) {
+  const std::string resolved = ResolvePath(path);
   ASSIGN_OR_RETURN(const auto mounts, WeightfsMounts());
   for (auto mount = mounts.rbegin(); mount != mounts.rend(); ++mount) {
-    if (mount->directory == path) return *mount;
+    if (mount->directory == resolved) return *mount;
   }
   for (const MountEntry& mount : mounts) {
-    if (ResolvePath(mount.store) == path) {
-      return Error{ErrorCode::kNotFound, fmt::format("{}: this is the store; it is mounted on {}: unmount that",
-                                                     directory, mount.directory)};
+    if (ResolvePath(mount.source) == resolved) {
+      return Error{ErrorCode::kNotFound, fmt::format("{}: this is the store; it is mounted on {}: weightfs umount {}",
+                                                     path, mount.directory, ShellQuote(mount.directory))};
     }
   }
   return Error{ErrorCode::kNotFound, fmt::format("{}: no weightfs is mounted there; 'findmnt -t fuse.weightfs' lists "
                                                  "the mounts",
-                                                 directory)};
+                                                 path)};
 }
 
 std::optional<MountEntry> FindMountOfStore(const std::string& directory) {
@@ -134,9 +42,23 @@ std::optional<MountEntry> FindMountOfStore(const std::string& directory) {
   const auto mounts = WeightfsMounts();
   if (!mounts.has_value()) return std::nullopt;
   for (auto mount = mounts->rbegin(); mount != mounts->rend(); ++mount) {
-    if (ResolvePath(mount->store) == path) return *mount;
+    if (ResolvePath(mount->source) == path) return *mount;
+  }
+  // Its daemon may know the store by another path.
+  const std::string device = ReadStoreHolder(directory).device;
+  for (auto mount = mounts->rbegin(); mount != mounts->rend(); ++mount) {
+    if (mount->device == device) return *mount;
   }
   return std::nullopt;
+}
+
+Result<void> CheckIsNoMount(const std::string& path) {
+  const auto mount = FindMount(path);
+  if (!mount.has_value() || access((path + "/" + kDescriptionName).c_str(), F_OK) == 0) return {};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: this is the mount of the store {}; name the store, and unmount it before: weightfs "
+                           "umount {}",
+                           path, mount->source, ShellQuote(mount->directory))};
 }
 
 std::string ResolvePath(const std::string& path) {
@@ -149,25 +71,6 @@ std::string ResolvePath(const std::string& path) {
     return (fs::path(resolved) / whole.filename()).string();
   }
   return whole.string();
-}
-
-std::vector<MountUser> FindMountUsers(const MountEntry& mount) {
-  std::vector<MountUser> users;
-  const std::string hex_device = HexDevice(mount.device);
-  std::error_code error;
-  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    pid_t pid = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ptr != name.data() + name.size()) continue;
-    if (pid == getpid()) continue;
-    std::string reason = ReasonOf(entry->path(), mount, hex_device);
-    if (reason.empty()) continue;
-    std::string command;
-    std::ifstream comm(entry->path() / "comm");
-    std::getline(comm, command);
-    users.push_back({pid, std::move(command), std::move(reason)});
-  }
-  return users;
 }
 
 }  // namespace weightfs::cli

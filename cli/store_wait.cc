@@ -9,7 +9,9 @@
 #include <sstream>
 #include <thread>
 
+#include "cli/keepers.h"
 #include "cli/mount_table.h"
+#include "common/shell_quote.h"
 #include "store/store_directory.h"
 
 namespace weightfs::cli {
@@ -17,15 +19,10 @@ namespace {
 
 constexpr auto kLimit = std::chrono::minutes(1);
 constexpr auto kPoll = std::chrono::milliseconds(20);
+constexpr auto kLookInterval = std::chrono::seconds(1);   // between looks through all processes
 
 // PF_EXITING of the kernel, as field 9 of /proc/PID/stat shows it.
 constexpr unsigned long kExiting = 0x4;
-
-pid_t Holder(const std::string& directory) {
-  std::ifstream file(directory + "/" + kLockName);
-  pid_t process = 0;
-  return file >> process ? process : 0;
-}
 
 bool HasPendingKill(pid_t process) {
   std::ifstream status(fmt::format("/proc/{}/status", process));
@@ -52,18 +49,36 @@ bool IsEnding(pid_t process) {
   return state == 'Z' || state == 'X' || (flags & kExiting) != 0 || HasPendingKill(process);
 }
 
-void WaitUntilReleased(const std::string& directory) {
+Result<void> WaitUntilReleased(const std::string& directory) {
   // Acquire would make the file, also in a directory that is no store.
-  if (access((directory + "/" + kLockName).c_str(), F_OK) != 0) return;
-  const auto end = std::chrono::steady_clock::now() + kLimit;
-  while (std::chrono::steady_clock::now() < end) {
+  if (access((directory + "/" + kLockName).c_str(), F_OK) != 0) return {};
+  const auto start = std::chrono::steady_clock::now();
+  // Somebody may just have ended the daemon, or the processes that keep it.
+  auto next_look = start + kLookInterval;
+  StoreHolder holder;
+  for (auto now = start; now < start + kLimit; now = std::chrono::steady_clock::now()) {
     const auto lock = StoreLock::Acquire(directory);
-    if (lock.has_value() || lock.error().code != ErrorCode::kBusy) return;
-    const pid_t holder = Holder(directory);
-    const bool ending = holder > 0 && IsEnding(holder);
-    if (!ending && FindMountOfStore(directory).has_value()) return;
+    if (lock.has_value() || lock.error().code != ErrorCode::kBusy) return {};
+    holder = ReadStoreHolder(directory);
+    const bool works = holder.process > 0 && !IsEnding(holder.process) && holder.state != StoreHolder::State::kClosing;
+    if (!works) {
+      std::this_thread::sleep_for(kPoll);
+      continue;
+    }
+    if (const auto mount = FindMountOfStore(directory)) {
+      return Error{ErrorCode::kBusy, fmt::format("{}: the store is in use by {}; unmount it first: weightfs umount {}",
+                                                 directory, DescribeProcess(holder.process),
+                                                 ShellQuote(mount->directory))};
+    }
+    if (now >= next_look && !holder.device.empty()) {
+      const Keepers keepers = FindKeepers(holder.device);
+      if (!keepers.empty()) return StillServed(directory, holder, keepers);
+      next_look = now + kLookInterval;
+    }
     std::this_thread::sleep_for(kPoll);
   }
+  if (holder.state != StoreHolder::State::kServing || IsEnding(holder.process)) return {};
+  return StillServed(directory, holder, FindKeepers(holder.device));
 }
 
 }  // namespace weightfs::cli

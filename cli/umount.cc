@@ -1,139 +1,164 @@
 // weightfs umount: unmounts, and returns when everything is on the device.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/file.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "cli/commands.h"
+#include "cli/mount_namespace.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
-#include "cli/unmount.h"
-#include "common/descriptor.h"
-#include "store/store_directory.h"
+#include "cli/remount.h"
+#include "cli/server_watch.h"
+#include "cli/store_wait.h"
+#include "common/shell_quote.h"
+#include "fs/unmount.h"
 
 namespace weightfs::cli {
 namespace {
 
-// Watches the process that serves a store until it has let go of it.
-class ServerWatch {
- public:
-  // Before the unmount: afterwards the process may be gone, and another one under its number.
-  explicit ServerWatch(const std::string& store)
-      : lock_(open((store + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC)),
-        pid_(HolderPid()),
-        process_(pid_ > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)) : -1) {}
+using std::chrono::milliseconds;
 
-  // Returns when the store is closed; an error when it was not closed well. The lock says when: it is the last thing
-  // the server gives back. Its process says it sooner where it ends at once.
-  Result<void> Wait() {
-    if (lock_.get() < 0) {
-      return Error{ErrorCode::kAccess, "unmounted, but the store cannot be looked at (is it gone, or not yours?): whether "
-                                       "all is on the device is not known; run 'weightfs fsck'"};
-    }
-    constexpr int kPollMs = 20;
-    while (flock(lock_.get(), LOCK_SH | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK && errno != EINTR) {
-        return Error{ErrorCode::kIo, fmt::format("{}: {}", kLockName, std::strerror(errno))};
-      }
-      // Somebody else has mounted the store already: then ours is closed.
-      if (const long holder = HolderPid(); holder > 0 && pid_ > 0 && holder != pid_) return {};
-      pollfd ended{process_.get(), POLLIN, 0};
-      poll(&ended, process_.get() >= 0 ? 1 : 0, kPollMs);
-    }
-    return Verdict();
+// Besides those of every command: unmounted here, and the daemon goes on for others.
+constexpr int kStillServed = 3;
+constexpr double kDefaultTimeout = 10, kLongestTimeout = 86400;
+
+struct Arguments {
+  std::string directory, space;
+  bool lazy = false, force = false, read_only = false;
+  double timeout = kDefaultTimeout;
+
+  milliseconds limit() const { return milliseconds(static_cast<int64_t>(timeout * 1000)); }
+  UnmountMode mode() const {
+    return force ? UnmountMode::kForce : lazy ? UnmountMode::kLazy : UnmountMode::kPlain;
   }
-
-  // Whether the store is not served any more. Takes the lock for a moment, shared.
-  bool IsGone() const {
-    if (lock_.get() < 0 || flock(lock_.get(), LOCK_SH | LOCK_NB) != 0) return false;
-    flock(lock_.get(), LOCK_UN);
-    return true;
-  }
-
- private:
-  std::string Note() const {
-    char text[512] = {};
-    const ssize_t got = lock_.get() < 0 ? 0 : pread(lock_.get(), text, sizeof(text) - 1, 0);
-    std::string note(text, static_cast<size_t>(got > 0 ? got : 0));
-    return note.substr(0, note.find('\n'));
-  }
-  long HolderPid() const { return std::strtol(Note().c_str(), nullptr, 10); }
-
-  // What the server left in the lock file: nothing when all went well, its number when it never got there.
-  Result<void> Verdict() const {
-    const std::string note = Note();
-    if (note.empty()) return {};
-    if (note.starts_with("error: ")) {
-      return Error{ErrorCode::kIo, fmt::format("unmounted, but not everything reached the device: {}; run 'weightfs "
-                                               "fsck'",
-                                               note.substr(7))};
-    }
-    return Error{ErrorCode::kIo, "unmounted, but its process ended without closing the store; what was not synced may "
-                                 "be lost, the next mount recovers the rest"};
-  }
-
-  const Descriptor lock_;
-  const long pid_;
-  const Descriptor process_;
 };
 
-int ReportFailure(const MountEntry& mount, int error) {
-  if (error == ENOENT) {
-    return Fail({ErrorCode::kNotFound, "fusermount3 is not installed; install the package fuse3, or unmount as root"});
-  }
-  if (error != EBUSY) {
-    return Fail({ErrorCode::kIo, fmt::format("{}: cannot be unmounted: {}", mount.directory, std::strerror(error))});
-  }
-  const auto users = FindMountUsers(mount);
+int ReportBusy(const MountEntry& mount) {
+  const MountUsers found = FindMountUsers(mount.device);
+  const auto& users = found.users;
   if (users.empty()) {
     return Fail({ErrorCode::kBusy, fmt::format("{}: cannot be unmounted: it is in use, or not yours; {}",
                                                mount.directory,
                                                geteuid() == 0 ? "another mount may lie below it (findmnt -R)"
                                                               : "run it as root to see who uses it")});
   }
-  Fail({ErrorCode::kBusy, fmt::format("{}: in use by {} process{}; end {} and unmount again", mount.directory,
-                                      users.size(), users.size() == 1 ? "" : "es", users.size() == 1 ? "it" : "them")});
+  Fail({ErrorCode::kBusy, fmt::format("{}: in use by {} process{}; end {} and unmount again (-l frees the directory at "
+                                      "once, -f ends the mount for all)",
+                                      mount.directory, users.size(), users.size() == 1 ? "" : "es",
+                                      users.size() == 1 ? "it" : "them")});
   Table table({{"pid", true}, {"command"}, {"uses"}});
-  for (const MountUser& user : users) table.Add({fmt::format("{}", user.pid), user.command, user.reason});
+  for (const MountUser& user : users) table.Add({fmt::format("{}", user.process), user.command, user.reason});
   fmt::print(stderr, "{}", table.ToString());
   return kFailure;
 }
 
-int Run(const std::string& directory) {
-  const auto mount = FindMount(directory);
-  if (!mount.has_value()) return Fail(mount.error());
-  ServerWatch server(mount->store);
-  // Called from inside the mount, this process must not be what keeps it busy.
-  if (chdir("/") != 0) return Fail({ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))});
-  const bool was_gone = server.IsGone();
-  if (const int error = UnmountDirectory(mount->directory, /*detach=*/false); error != 0) return ReportFailure(*mount, error);
-  if (was_gone) {
-    fmt::print(stderr, "weightfs: {}: its process had ended before; the next mount recovers the store\n", mount->store);
+int ReportFailure(const Arguments& arguments, const MountEntry& mount, int error) {
+  if (error == EBUSY && arguments.read_only) {
+    const auto changed = RemountReadOnly(mount, true);
+    if (!changed.has_value()) return Fail(changed.error());
+    fmt::print(stderr, "weightfs: {}: in use, so it is read-only from now on\n", mount.directory);
     return kSuccess;
   }
-  if (const auto closed = server.Wait(); !closed.has_value()) {
-    return Fail({closed.error().code, fmt::format("{}: {}", mount->store, Line(closed.error()))});
+  if (error == EBUSY) return ReportBusy(mount);
+  std::string why = std::strerror(error);
+  if (error == ENOENT) why = "fusermount3 is not installed; install the package fuse3, or unmount as root";
+  if (error == EPERM && arguments.force) {
+    why = "-f needs root, or the owner of the mount and /sys/fs/fuse/connections; try -l";
   }
-  return kSuccess;
+  return Fail({ErrorCode::kIo, fmt::format("{}: cannot be unmounted: {}", mount.directory, why)});
+}
+
+bool IsThere(const MountEntry& mount) {
+  const auto mounts = MountsOf(mount.device);
+  return std::any_of(mounts.begin(), mounts.end(), [&](const MountEntry& one) { return one.id == mount.id; });
+}
+
+// What shared mappings changed, and what programs are just writing, would go with the connection: so the daemon is
+// asked to end the mount itself. One that hangs does not in time.
+void AskToEnd(const ServerWatch& server, const MountEntry& mount, milliseconds limit) {
+  constexpr auto kPoll = milliseconds(10);
+  const auto end = std::chrono::steady_clock::now() + limit;
+  for (const bool asked = server.AskToEnd(); asked && std::chrono::steady_clock::now() < end;) {
+    if (!IsThere(mount)) return;
+    std::this_thread::sleep_for(kPoll);
+  }
+  fmt::print(stderr, "weightfs: {}: its daemon does not answer; what mappings changed may be lost\n", mount.directory);
+}
+
+// The daemon goes on: nobody's fault where it was asked for, else the promise of this command is not kept.
+int ReportKept(const Arguments& arguments, const MountEntry& mount, const ServerWatch::End& end) {
+  const std::string text = fmt::format("{}: unmounted here, but {} still serves {}: {}; {}", mount.directory,
+                                       DescribeProcess(end.holder.process), mount.source, DescribeKeepers(end.keepers),
+                                       KeepersAdvice(end.keepers, end.holder.process));
+  fmt::print(stderr, "weightfs: {}\n{}", text, KeepersTable(end.keepers));
+  return arguments.lazy ? kSuccess : kStillServed;
+}
+
+int Run(const Arguments& arguments) {
+  if (const auto entered = EnterMountNamespace(arguments.space); !entered.has_value()) return Fail(entered.error());
+  const auto mount = FindMount(arguments.directory);
+  if (!mount.has_value()) return Fail(mount.error());
+  ServerWatch server(*mount);
+  // Called from inside the mount, this process must not be what keeps it busy.
+  if (chdir("/") != 0) return Fail({ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))});
+  const bool was_gone = server.IsGone() || (server.process() > 0 && IsEnding(server.process()));
+  const UnmountMode mode = arguments.mode();
+  if (mode == UnmountMode::kForce && !was_gone) AskToEnd(server, *mount, arguments.limit());
+  const int error = IsThere(*mount) ? UnmountDirectory(mount->directory, mode, mount->device) : 0;
+  // The daemon may have ended the mount meanwhile.
+  if (error != 0 && (mode != UnmountMode::kForce || IsThere(*mount))) {
+    return ReportFailure(arguments, *mount, error);
+  }
+  if (was_gone) {
+    fmt::print(stderr, "weightfs: {}: its process had ended before; the next mount recovers the store\n",
+               mount->source);
+    return kSuccess;
+  }
+  // A bind mount is gone, and the mount that it showed is not: nothing to wait for.
+  const bool forced = mode == UnmountMode::kForce;
+  if (!forced && !server.IsMainMount(mount->directory) && !MountsOf(mount->device).empty()) return kSuccess;
+  const auto end = server.Wait(arguments.limit(), mode == UnmountMode::kLazy, forced);
+  if (!end.has_value()) return Fail({end.error().code, fmt::format("{}: {}", mount->source, Line(end.error()))});
+  return end->closed ? kSuccess : ReportKept(arguments, *mount, *end);
 }
 
 }  // namespace
 
 void AddUmount(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("umount", "Unmount; returns when everything is on the device");
-  auto directory = std::make_shared<std::string>();
-  command->add_option("DIR", *directory, "Where the store is mounted")->type_name("")->required();
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("DIR", arguments->directory, "Where the store, or a bind mount of it, is mounted")
+      ->type_name("")
+      ->required();
+  command->add_flag("-l,--lazy", arguments->lazy,
+                    "Free the directory at once; programs that use the mount keep what they have open, and the daemon "
+                    "ends after the last of them");
+  command->add_flag("-f,--force", arguments->force,
+                    "End the mount though programs use it, or its daemon hangs: they get errors; what they wrote "
+                    "before is kept");
+  command->add_flag("-r,--read-only", arguments->read_only, "Where it is in use, make it read-only instead");
+  command->add_option("--timeout", arguments->timeout,
+                      fmt::format("How long to wait while others keep the mount, another mount namespace say ({:.0f})",
+                                  kDefaultTimeout))
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0.0, kLongestTimeout));
+  command->add_option("-N,--namespace", arguments->space, "Unmount in the mount namespace of this process, or file")
+      ->type_name("PID");
   command->footer(
-      "While a program uses the mount it stays, and the programs are listed.\n\n"
-      "Example:\n"
-      "  weightfs umount /mnt/tensors");
-  command->callback([directory, exit_code] { *exit_code = Run(*directory); });
+      "While a program uses the mount it stays, and the programs are listed. There is no limit to the time that the\n"
+      "daemon may take to write its data.\n\n"
+      "Exit codes: 0 everything is on the device (with -l: the directory is free), 1 failure, 2 wrong usage,\n"
+      "3 unmounted here, but the daemon goes on: a container, another mount namespace or a bind mount keeps the\n"
+      "filesystem; they are listed.\n\n"
+      "Examples:\n"
+      "  weightfs umount /mnt/tensors\n"
+      "  weightfs umount /mnt/tensors --timeout 60");
+  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }
 
 }  // namespace weightfs::cli

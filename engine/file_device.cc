@@ -19,6 +19,7 @@
 
 #include "common/log.h"
 #include "common/mutex.h"
+#include "common/shell_quote.h"
 #include "engine/aio_ring.h"
 
 namespace weightfs {
@@ -26,6 +27,7 @@ namespace {
 
 constexpr uint64_t kPieceSize = kMiB;
 constexpr std::chrono::seconds kLookersLimit{10};
+constexpr std::chrono::milliseconds kLockPoll{10};
 
 // A request in pieces: completes the whole once, with the first error, when its last piece did. Owns itself
 // from Pieces() on.
@@ -232,6 +234,10 @@ class FileDevice::Impl {
     // swap.
     if (is_block_device_ && options_.exclusive) flags |= O_EXCL;
     descriptor_ = open(path_.c_str(), flags | (options_.direct ? O_DIRECT : 0));
+    while (descriptor_ < 0 && errno == EBUSY && std::chrono::steady_clock::now() - start_ < options_.lock_wait) {
+      std::this_thread::sleep_for(kLockPoll);
+      descriptor_ = open(path_.c_str(), flags | (options_.direct ? O_DIRECT : 0));
+    }
     if (descriptor_ < 0 && errno == EINVAL && options_.direct) {
       spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower",
                    path_);
@@ -252,13 +258,14 @@ class FileDevice::Impl {
 
   Result<void> Lock() {
     if (!options_.exclusive) return {};
-    const auto end = std::chrono::steady_clock::now() + kLookersLimit;
     while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return Errno(path_, "cannot lock the pool device", errno);
-      if (!OnlyLookedAt() || std::chrono::steady_clock::now() > end) {
+      const auto limit = OnlyLookedAt() ? std::max<std::chrono::milliseconds>(kLookersLimit, options_.lock_wait)
+                                        : options_.lock_wait;
+      if (std::chrono::steady_clock::now() - start_ >= limit) {
         return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      std::this_thread::sleep_for(kLockPoll);
     }
     return options_.read_only ? Result<void>() : CheckNoWriters();
   }
@@ -270,7 +277,7 @@ class FileDevice::Impl {
     if (lock.l_type == F_UNLCK) return {};
     return OpenError(ErrorCode::kBusy, path_,
                      fmt::format("a program still holds leases for writing on it from an earlier mount; end it "
-                                 "('fuser -v {}' shows it)", path_));
+                                 "('fuser -v {}' shows it)", ShellQuote(path_)));
   }
 
   Result<void> Measure() {
@@ -312,6 +319,7 @@ class FileDevice::Impl {
 
   const std::string path_;
   const Options options_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   int descriptor_ = -1;
   bool is_block_device_ = false;
   ByteCount size_;

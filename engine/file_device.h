@@ -1,6 +1,7 @@
 // A pool device on a regular file or a block device, through libaio with O_DIRECT.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -21,6 +22,7 @@ class FileDevice final : public BlockDevice {
     bool read_only = false;
     bool direct = true;           // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)
     bool exclusive = true;        // flock (and O_EXCL on a block device): kBusy names the path when it is taken
+    std::chrono::milliseconds lock_wait{0};   // for a holder that was killed and is just ending
   };
 
   // Opens `path`. Errors are full lines: missing (kNotFound), taken (kBusy), aio-max-nr exhausted (kAgain, naming

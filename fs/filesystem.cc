@@ -150,6 +150,11 @@ void Filesystem::TakeMappedChanges(InodeId ino) {
   if (pages != nullptr && pages->MayHoldChanges()) DropPages(ino, 0, 0);   // The kernel writes dirty pages back first.
 }
 
+// A mapping keeps its file open. syncfs(2) would not do: since Linux 6.18 it does not wait for a FUSE server.
+void Filesystem::TakeAllMappedChanges() {
+  for (const InodeId ino : page_cache_.AllThatMayHoldChanges()) TakeMappedChanges(ino);
+}
+
 void Filesystem::ChangedPastKernel(InodeId ino) {
   read_history_.Forget(ino);
   DropPages(ino, 0, 0);

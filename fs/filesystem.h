@@ -31,6 +31,10 @@ class Filesystem {
   Store& store() { return store_; }
   Namespace& names() { return store_.names(); }
   const MountOptions& options() const { return options_; }
+  // Nothing may be changed: since the start, since an error, or since a remount. The kernel refuses most changes
+  // itself; this is for those that come by leases.
+  bool read_only() const { return options_.read_only || store_.read_only() || remounted_read_only_; }
+  void SetReadOnly(bool read_only) { remounted_read_only_ = read_only; }
   double cache_seconds() const { return options_.cache_seconds; }
   HandleRegistry<FileHandle>& files() { return files_; }
   HandleRegistry<DirectoryHandle>& directories() { return directories_; }
@@ -80,6 +84,9 @@ class Filesystem {
   void EndDropping();
   // What shared mappings of the inode had changed is in the store on return. Waits like DropPages.
   void TakeMappedChanges(InodeId ino);
+  // The same for every open file: closing the connection would lose what the kernel has not sent yet. Asks for no path,
+  // for the directory of the mount may be free while other mounts of it are not. The receivers still serve.
+  void TakeAllMappedChanges();
 
   // The data and the size of an inode were changed by others than the kernel: it shall know nothing of them any more.
   // Waits like DropPages, and takes none of our locks.
@@ -108,6 +115,7 @@ class Filesystem {
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
   RequestCounter requests_, ends_, dropping_;
+  std::atomic<bool> remounted_read_only_{false};
   std::atomic<bool> ending_{false};   // no pages are dropped any more
   std::atomic<std::chrono::steady_clock::time_point> waited_in_vain_{{}};   // for orphans, the last time
   Executor executor_;        // its threads use the rest

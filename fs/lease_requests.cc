@@ -271,7 +271,7 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
     ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
     inode = file->inode;
   }
-  if (filesystem_.options().read_only) return ErrorCode::kReadOnly;
+  if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   const uint64_t writer = ++writers_;
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, OpenDevices(true, writer));
   ASSIGN_OR_RETURN(SpaceGrant grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
@@ -324,7 +324,7 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   std::vector<uint32_t> checksums;
   if (!body.Take(blocks, &checksums) || !body.empty()) return Malformed();
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
-  if (filesystem_.options().read_only) return ErrorCode::kReadOnly;
+  if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();
   const auto published = filesystem_.store().Publish(directory, request.connection->peer(), asked.mode, files,
                                                      checksums, std::move(grant), &failed);

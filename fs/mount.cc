@@ -43,6 +43,8 @@ Result<void> Mount::Run() {
 
 void Mount::Stop() { session_->Stop(); }
 
+const std::string& Mount::device() const { return session_->device(); }
+
 std::vector<std::string> Mount::Features() const {
   return DescribeFeatures(session_->offer(), filesystem_->features, session_->mask());
 }

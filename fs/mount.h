@@ -35,6 +35,9 @@ class Mount {
   // mappings wrote is fetched from the kernel before. Async-signal-safe; may come before Run and more than once.
   void Stop();
 
+  // "MAJOR:MINOR": st_dev of the files of the mount.
+  const std::string& device() const;
+
   // What was agreed with the kernel, one line a feature, for the log.
   std::vector<std::string> Features() const;
 

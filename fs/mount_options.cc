@@ -2,14 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <limits>
 #include <span>
 #include <utility>
 
+#include "common/machine_memory.h"
 #include "common/size_text.h"
 #include "fs/kernel_features.h"
+#include "fs/mount_flags.h"
 
 namespace weightfs {
 namespace {
@@ -151,15 +154,20 @@ constexpr Option kOptions[] = {
     {"without", "FEATURE,...", "do as if the kernel lacked these features", SetWithout},
 };
 
-// What the kernel or libfuse's mount understands, handed on as it is. context= and its kin are SELinux's.
-constexpr std::string_view kKernelOptions[] = {"dev",   "nodev", "suid",  "nosuid",  "exec",        "noexec",
-                                               "atime", "noatime", "sync", "async", "dirsync", "auto_unmount"};
+// Besides the kernel's flags (fs/mount_flags.h), handed on as they are. context= and its kin are SELinux's.
+constexpr std::string_view kKernelOptions[] = {"auto_unmount"};
 constexpr std::string_view kKernelPrefixes[] = {"context=", "fscontext=", "defcontext=", "rootcontext="};
 
 // What fstab and mount(8) say to one another.
-constexpr std::string_view kIgnored[] = {"defaults", "auto",   "noauto", "user",     "nouser",
-                                         "users",    "nofail", "_netdev", "relatime", "default_permissions"};
-constexpr std::string_view kIgnoredPrefixes[] = {"x-", "comment="};
+constexpr std::string_view kIgnored[] = {"defaults", "auto",    "noauto",   "user",  "nouser",  "users",
+                                         "owner",    "noowner", "group",    "nogroup", "nofail", "_netdev",
+                                         "default_permissions"};
+constexpr std::string_view kIgnoredPrefixes[] = {"x-", "X-", "comment=", "user="};
+
+// What mount(8) reads from the table of mounts and hands over when it remounts.
+constexpr std::string_view kTablePrefixes[] = {"user_id=", "group_id=", "rootmode=", "max_read=", "blksize=",
+                                               "subtype=", "fsname=",  "uhelper="};
+constexpr std::string_view kTableWords[] = {"seclabel"};
 
 // A line of --help; a long list goes on in the next lines.
 std::string HelpLine(std::string_view name, std::span<const std::string_view> list) {
@@ -204,13 +212,19 @@ Result<void> ApplyOne(const std::string& option, Target target) {
     if (has_value && known.value.empty()) return Impossible(name, value, "the option takes no value");
     if (!known.value.empty() && value.empty())
       return Error{ErrorCode::kInvalid, fmt::format("option {}: {}={} is needed", name, name, known.value)};
+    if (name != "ro" && name != "rw") target.mount.own_options.emplace_back(name);
     return known.set(target, name, value);
   }
-  if (OneOf(option, kKernelOptions) || HasPrefix(option, kKernelPrefixes)) {
+  if (option == "remount") {
+    target.mount.remount = true;
+    return {};
+  }
+  if (IsMountFlag(option) || OneOf(option, kKernelOptions) || HasPrefix(option, kKernelPrefixes)) {
     target.mount.kernel_options.push_back(option);
     return {};
   }
   if (OneOf(option, kIgnored) || HasPrefix(option, kIgnoredPrefixes)) return {};
+  if (target.mount.remount && (OneOf(option, kTableWords) || HasPrefix(option, kTablePrefixes))) return {};
   return Error{ErrorCode::kInvalid,
                fmt::format("unknown mount option '{}'; `weightfs mount --help` lists them", option)};
 }
@@ -251,6 +265,35 @@ Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, Store
   return {};
 }
 
+Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
+  // An inode in memory: its record, and its places in the tables of the daemon and the kernel.
+  constexpr uint64_t kInodeBytes = 1024;
+  const auto limit = FindMemoryLimit();
+  if (!limit.has_value()) return {};
+  struct Part {
+    std::string_view option;
+    ByteCount size;
+    bool kernel = false;   // pages that are dropped when memory is short
+  };
+  const Part parts[] = {{"memory", store.memory},
+                        {"write_buffers", mount.write_buffers},
+                        {"inodes", ByteCount{store.resident_inodes * kInodeBytes}},
+                        {"read_ahead", mount.read_ahead, true}};
+  ByteCount sum;
+  std::string names;
+  for (const Part& part : parts) {
+    // What nobody asked for may exceed a small machine: it is reserved, and used only as far as it is needed.
+    if (std::find(mount.own_options.begin(), mount.own_options.end(), part.option) == mount.own_options.end()) continue;
+    if (!part.kernel) sum += part.size;
+    if (!part.kernel || part.size > limit->size) names += fmt::format("{}{}=", names.empty() ? "" : " + ", part.option);
+    if (std::max(sum, part.kernel ? part.size : sum) <= limit->size) continue;
+    return Error{ErrorCode::kNoMemory,
+                 fmt::format("option {}: {} of memory needed, and {} has {}; give less", names,
+                             FormatSize(std::max(sum, part.size)), limit->source, FormatSize(limit->size))};
+  }
+  return {};
+}
+
 std::string MountOptionsHelp() {
   std::string help;
   for (const Option& option : kOptions) {
@@ -258,7 +301,9 @@ std::string MountOptionsHelp() {
         option.value.empty() ? std::string(option.name) : fmt::format("{}={}", option.name, option.value);
     help += fmt::format("  {:<32} {}\n", shown, option.meaning);
   }
-  std::vector<std::string_view> kernel(std::begin(kKernelOptions), std::end(kKernelOptions));
+  help += fmt::format("  {:<32} {}\n", "remount", "change ro, rw and the kernel's options of a mount in use");
+  std::vector<std::string_view> kernel = MountFlagNames();
+  kernel.insert(kernel.end(), std::begin(kKernelOptions), std::end(kKernelOptions));
   kernel.insert(kernel.end(), std::begin(kKernelPrefixes), std::end(kKernelPrefixes));
   return help + HelpLine("of the kernel", kernel) + HelpLine("features of without=", KnownFeatures());
 }

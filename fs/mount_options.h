@@ -38,10 +38,18 @@ struct MountOptions {
   uint32_t cache_seconds = 86400;          // how long the kernel may believe names and attributes
   std::vector<std::string> without;        // features (fs/kernel_features.h) treated as if the kernel lacked them
   std::vector<std::string> kernel_options; // noatime, noexec, dev, suid, …: handed to the kernel
+  bool remount = false;                    // change a mount in use
+  std::vector<std::string> own_options;    // names of those that the mount itself has and a remount cannot change
 
   // Called once, from Run, when the mount answers requests.
   std::function<void()> ready;
+  // Called once, from Run, when the mount ends; the last data is written after it.
+  std::function<void()> ended;
 };
+
+// kNoMemory, with a full line, where the options that were given ask for more memory than this machine, or the cgroup
+// of this process, has.
+Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store);
 
 // Applies a comma-separated list to `mount` and `store`; a later option wins, and a backslash keeps a comma in a value.
 // kInvalid with a full line that names the option when one is unknown or its value is not possible; options before

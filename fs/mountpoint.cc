@@ -2,10 +2,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/mount.h>
+#include <grp.h>
+#include <pwd.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,8 +15,8 @@
 #include <sstream>
 
 #include "common/log.h"
-
-extern char** environ;
+#include "common/shell_quote.h"
+#include "fs/unmount.h"
 
 namespace weightfs {
 namespace {
@@ -26,40 +25,11 @@ constexpr const char* kFuseDevice = "/dev/fuse";
 constexpr const char* kFuseConfiguration = "/etc/fuse.conf";
 constexpr const char* kUnmountProgram = "fusermount3";
 
-// The kernel writes blanks and backslashes in paths as three octal digits.
-std::string Unescape(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool escape = text[i] == '\\' && i + 3 < text.size() && text[i + 1] >= '0' && text[i + 1] <= '3';
-    if (!escape) {
-      out.push_back(text[i]);
-      continue;
-    }
-    out.push_back(static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0')));
-    i += 3;
-  }
-  return out;
-}
-
 std::string ReadText(const char* path) {
   std::ifstream file(path);
   std::ostringstream text;
   text << file.rdbuf();
   return text.str();
-}
-
-// Runs a program and waits; its exit status, or -1.
-int RunProgram(std::vector<std::string> arguments) {
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
-  pid_t child = 0;
-  if (posix_spawnp(&child, pointers[0], nullptr, nullptr, pointers.data(), environ) != 0) return -1;
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return -1;
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 bool InPath(const char* program) {
@@ -90,13 +60,13 @@ Result<void> RemoveDeadMount(const std::string& mountpoint) {
   std::error_code ignored;
   const std::string parent = std::filesystem::canonical(std::filesystem::absolute(mountpoint).parent_path(), ignored);
   const std::string path = parent + "/" + std::filesystem::path(mountpoint).filename().string();
-  const std::optional<MountEntry> mount = FindMount(path);
-  if (mount.has_value() && mount->type == kMountType && DetachMount(path)) {
+  const std::optional<MountEntry> mount = TopMountOn(path);
+  if (mount.has_value() && IsWeightfs(*mount) && UnmountDirectory(path, UnmountMode::kLazy) == 0) {
     spdlog::warn("{}: took away the mount of {} that a killed weightfs had left", path, mount->source);
     return {};
   }
   return Error{ErrorCode::kBusy, fmt::format("{} is the mount of a filesystem whose program has ended; unmount it "
-                                             "with `fusermount3 -u {}` first", mountpoint, mountpoint)};
+                                             "first: fusermount3 -u {}", mountpoint, ShellQuote(mountpoint))};
 }
 
 Result<void> CheckPrivileges(bool allow_other) {
@@ -108,9 +78,10 @@ Result<void> CheckPrivileges(bool allow_other) {
   if (!InPath(kUnmountProgram))
     return Error{ErrorCode::kNotFound,
                  "fusermount3 is not installed, which mounts for users other than root; install the package fuse3"};
-  if (access(kFuseDevice, R_OK | W_OK) != 0)
-    return Error{ErrorCode::kAccess, fmt::format("{}: {}; this user may not mount FUSE filesystems", kFuseDevice,
-                                                 std::strerror(errno))};
+  if (access(kFuseDevice, R_OK | W_OK) != 0) {
+    const std::string why = std::strerror(errno);
+    return Error{ErrorCode::kAccess, fmt::format("{}: {}; {}", kFuseDevice, why, FuseDeviceAdvice())};
+  }
   if (!allow_other) return {};
   std::istringstream lines(ReadText(kFuseConfiguration));
   for (std::string line; std::getline(lines, line);) {
@@ -122,32 +93,6 @@ Result<void> CheckPrivileges(bool allow_other) {
 }
 
 }  // namespace
-
-std::vector<MountEntry> ParseMountInfo(std::string_view text) {
-  std::vector<MountEntry> entries;
-  std::istringstream lines{std::string(text)};
-  for (std::string line; std::getline(lines, line);) {
-    // "36 35 98:0 /root /mountpoint options tags… - type source options"
-    std::istringstream words(line);
-    std::string id, parent, root, options, tag;
-    MountEntry entry;
-    words >> id >> parent >> entry.device >> root >> entry.mountpoint >> options;
-    while (words >> tag && tag != "-") {}
-    if (!(words >> entry.type >> entry.source)) continue;
-    entry.mountpoint = Unescape(entry.mountpoint);
-    entry.source = Unescape(entry.source);
-    entries.push_back(std::move(entry));
-  }
-  return entries;
-}
-
-std::optional<MountEntry> FindMount(const std::string& mountpoint) {
-  std::optional<MountEntry> found;   // a later line is mounted over an earlier one
-  for (MountEntry& entry : ParseMountInfo(ReadText("/proc/self/mountinfo"))) {
-    if (entry.mountpoint == mountpoint) found = std::move(entry);
-  }
-  return found;
-}
 
 Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::string& store_directory,
                                       bool allow_other) {
@@ -164,7 +109,7 @@ Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::
   const std::string path = std::filesystem::canonical(mountpoint, failure).string();
   if (failure)
     return Error{ErrorCode::kAccess, fmt::format("mountpoint {}: {}", mountpoint, failure.message())};
-  if (const auto mount = FindMount(path); mount.has_value() && mount->type == kMountType)
+  if (const auto mount = TopMountOn(path); mount.has_value() && IsWeightfs(*mount))
     return Error{ErrorCode::kBusy, fmt::format("{} is already the mount of {}", path, mount->source)};
   if (!store_directory.empty()) {
     const std::string store = std::filesystem::weakly_canonical(store_directory, failure).string();
@@ -177,9 +122,19 @@ Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::
   return path;
 }
 
-bool DetachMount(const std::string& mountpoint) {
-  if (umount2(mountpoint.c_str(), MNT_DETACH) == 0) return true;
-  return geteuid() != 0 && RunProgram({kUnmountProgram, "-u", "-q", "-z", "--", mountpoint}) == 0;
+std::string FuseDeviceAdvice() {
+  struct stat device {};
+  if (stat(kFuseDevice, &device) != 0) return std::strerror(errno);
+  const group* owners = getgrgid(device.st_gid);
+  const passwd* user = getpwuid(geteuid());
+  const unsigned mode = device.st_mode & 07777;
+  std::string advice = fmt::format("its mode is {:04o} and its group {}, so this user may not mount. As root ", mode,
+                                   owners != nullptr ? owners->gr_name : std::to_string(device.st_gid));
+  if ((mode & 0060) == 0060 && device.st_gid != 0 && owners != nullptr && user != nullptr) {
+    return advice + fmt::format("run: usermod -aG {} {} (and log in again)", owners->gr_name, user->pw_name);
+  }
+  return advice + "run: chmod 0666 /dev/fuse; to keep it so, put the line KERNEL==\"fuse\", MODE=\"0666\" into "
+                  "/etc/udev/rules.d/99-fuse.rules";
 }
 
 void RaiseReadAhead(const MountEntry& mount, ByteCount read_ahead) {

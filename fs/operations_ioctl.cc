@@ -32,7 +32,7 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   std::memcpy(info.store_id, filesystem.options().store_id.data(), sizeof(info.store_id));
   info.features = WEIGHTFS_FEATURE_EXTENTS | WEIGHTFS_FEATURE_STATS;
   if (filesystem.leases() != nullptr) info.features |= WEIGHTFS_FEATURE_LEASES;
-  if (filesystem.store().read_only() || filesystem.options().read_only) info.features |= WEIGHTFS_FEATURE_READ_ONLY;
+  if (filesystem.read_only()) info.features |= WEIGHTFS_FEATURE_READ_ONLY;
   info.inode = request.ino.value;
   reply.Ioctl(&info, sizeof(info));
 }
@@ -154,9 +154,41 @@ void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   reply.Ioctl(&out, sizeof(out));
 }
 
+void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  uint32_t read_only = 0;
+  if (request.in.size() < sizeof(read_only)) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(&read_only, request.in.data(), sizeof(read_only));
+  if (reply.caller().uid != 0) {
+    reply.Errno(EPERM);
+    return;
+  }
+  if (read_only == 0 && (filesystem.options().read_only || filesystem.store().read_only())) {
+    reply.Errno(EROFS);
+    return;
+  }
+  filesystem.SetReadOnly(read_only != 0);
+  if (read_only == 0) {
+    reply.Ioctl(nullptr, 0);
+    return;
+  }
+  auto later = std::make_shared<Reply>(std::move(reply));
+  filesystem.store().SyncAll([later](Result<void> synced) {
+    if (synced.has_value()) {
+      later->Ioctl(nullptr, 0);
+    } else {
+      later->Fail(synced.error());
+    }
+  });
+}
+
 void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   // The kernel takes the sizes from the command's number, so they can only be too small for a forged request.
-  if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || request.out_size < _IOC_SIZE(request.command)) {
+  const bool answers = (_IOC_DIR(request.command) & _IOC_READ) != 0;
+  if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC ||
+      (answers && request.out_size < _IOC_SIZE(request.command))) {
     reply.Errno(ENOTTY);
     return;
   }
@@ -165,6 +197,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_EXTENTS: Extents(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_STATS: Stats(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_LEASE: Lease(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_READ_ONLY: ReadOnly(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;
     default: reply.Errno(ENOTTY); return;
   }

@@ -160,4 +160,13 @@ void PageCacheTracker::Forget(InodeId ino) {
   if (found != inodes_.end() && !found->second->IsOpen()) inodes_.erase(found);
 }
 
+std::vector<InodeId> PageCacheTracker::AllThatMayHoldChanges() {
+  std::vector<InodeId> inodes;
+  MutexLock lock(mutex_);
+  for (const auto& [ino, pages] : inodes_) {
+    if (pages->MayHoldChanges()) inodes.push_back(ino);
+  }
+  return inodes;
+}
+
 }  // namespace weightfs

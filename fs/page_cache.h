@@ -136,6 +136,8 @@ class PageCacheTracker {
 
   // The pages of an inode that is open, or that the kernel may have pages of; null otherwise.
   std::shared_ptr<InodePages> Find(InodeId ino) EXCLUDES(mutex_);
+  // The inodes that may have a shared writable mapping.
+  std::vector<InodeId> AllThatMayHoldChanges() EXCLUDES(mutex_);
 
   // The kernel dropped the inode, and its pages with it.
   void Forget(InodeId ino) EXCLUDES(mutex_);

@@ -14,8 +14,11 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/shell_quote.h"
 #include "fs/init_reply.h"
+#include "fs/mount_flags.h"
 #include "fs/operations.h"
+#include "fs/unmount.h"
 
 namespace weightfs {
 namespace {
@@ -124,8 +127,19 @@ std::string LibfuseOptions(const MountOptions& options) {
   text += ",fsname=" + Escaped(options.store_directory.empty() ? "weightfs" : options.store_directory);
   if (options.allow_other) text += ",allow_other";
   if (options.read_only) text += ",ro";
-  for (const std::string& option : options.kernel_options) text += "," + Escaped(option);
+  for (const std::string& option : options.kernel_options) {
+    if (LibfuseKnows(option)) text += "," + Escaped(option);
+  }
   return text;
+}
+
+// Ends the connection under libfuse, which would look for a mount and complain that there is none. Others may have the
+// filesystem: they get errors from now on.
+bool CloseConnection(int descriptor) {
+  const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+  const bool replaced = nothing >= 0 && dup3(nothing, descriptor, O_CLOEXEC) >= 0;
+  if (nothing >= 0) close(nothing);
+  return replaced;
 }
 
 }  // namespace
@@ -178,7 +192,11 @@ Result<void> Session::Mount() {
                  fmt::format("mounting on {} failed; the lines above say why{}", path,
                              geteuid() == 0 ? "" : " (this user needs write access to the directory)")};
   mount_path_ = path;
-  if (const auto mount = FindMount(path)) mount_device_ = mount->device;
+  if (const auto mount = TopMountOn(path)) mount_device_ = mount->device;
+  if (const auto added = AddMountFlags(path, options_.kernel_options); !added.has_value()) {
+    fuse_session_unmount(session_);
+    return added;
+  }
   return UseDescriptor(fuse_session_fd(session_));
 }
 
@@ -336,16 +354,6 @@ void Session::EndReceivers(std::vector<std::thread>& receivers) {
   for (std::thread& receiver : receivers) receiver.join();
 }
 
-// Shared mappings may hold data that the kernel has not sent yet; closing the connection would lose it. The receivers
-// still serve.
-void Session::FlushMappings() {
-  if (mount_path_.empty() || !FindOwnMount().has_value()) return;
-  const int root = open(mount_path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (root < 0) return;
-  if (syncfs(root) != 0) spdlog::error("{}: fetching mapped data from the kernel: {}", mount_path_, std::strerror(errno));
-  close(root);
-}
-
 Result<void> Session::Run() {
   WakeHandler wake;
   std::vector<std::thread> receivers;
@@ -369,9 +377,10 @@ Result<void> Session::Run() {
     MutexLock lock(mutex_);
     all_left = receiving_ == 0;
   }
+  if (options_.ended) options_.ended();
   filesystem_.EndLeases();
   if (!all_left) {
-    FlushMappings();
+    filesystem_.TakeAllMappedChanges();
     filesystem_.EndDropping();
   }
   EndReceivers(receivers);
@@ -390,17 +399,18 @@ void Session::Stop() {
 
 std::optional<MountEntry> Session::FindOwnMount() const {
   if (mount_path_.empty()) return std::nullopt;
-  std::optional<MountEntry> mount = FindMount(mount_path_);
-  if (mount.has_value() && (mount->device != mount_device_ || mount->type != kMountType)) return std::nullopt;
+  std::optional<MountEntry> mount = TopMountOn(mount_path_);
+  if (mount.has_value() && mount->device != mount_device_) return std::nullopt;
   return mount;
 }
 
 void Session::Unmount() {
   if (std::exchange(ended_, true) || session_ == nullptr || descriptor_ < 0 || attached_) return;
+  if (!FindOwnMount().has_value() && CloseConnection(descriptor_)) return;
   fuse_session_unmount(session_);
   // A connection that was aborted through /sys, or that ended in an error, leaves a dead mount.
-  if (FindOwnMount().has_value() && !DetachMount(mount_path_))
-    spdlog::error("{} could not be unmounted; use `fusermount3 -u {}`", mount_path_, mount_path_);
+  if (FindOwnMount().has_value() && UnmountDirectory(mount_path_, UnmountMode::kLazy) != 0)
+    spdlog::error("{} could not be unmounted; use: fusermount3 -u {}", mount_path_, ShellQuote(mount_path_));
 }
 
 Result<KernelOffer> ProbeOffer(const std::string& directory) {

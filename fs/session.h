@@ -44,6 +44,8 @@ class Session {
 
   // Where it is mounted, as the system shows it; nothing when attached.
   std::optional<MountEntry> FindOwnMount() const;
+  // "MAJOR:MINOR" of the mounted filesystem; empty when attached.
+  const std::string& device() const { return mount_device_; }
 
   // Lets the connection and the mount go. Once, after Run (or in its place).
   void Unmount();
@@ -57,7 +59,6 @@ class Session {
   bool ReceiveOne(ReceiveBuffer& buffer);
   void Process(fuse_buf& request);
   void EndReceivers(std::vector<std::thread>& receivers);
-  void FlushMappings();
   static void OnInit(void* userdata, fuse_conn_info* connection);
   static ssize_t OnRead(int descriptor, void* buffer, size_t size, void* userdata);
   static ssize_t OnWrite(int descriptor, iovec* iov, int count, void* userdata);

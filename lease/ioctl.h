@@ -82,6 +82,11 @@ struct weightfs_lease_ticket {
 
 #define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
 
+/* Any file or directory of the mount, as root: from here on the daemon lets nobody change anything (1), or lets them
+ * again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. A part of
+ * `mount -o remount`, which tells the kernel as well. */
+#define WEIGHTFS_IOC_READ_ONLY _IOW(WEIGHTFS_IOC_MAGIC, 6, __u32)
+
 #define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)
 #define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
 #define WEIGHTFS_IOC_STATS _IOR(WEIGHTFS_IOC_MAGIC, 3, struct weightfs_stats)

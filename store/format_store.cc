@@ -240,7 +240,7 @@ Result<void> Formatter::OpenGivenDevices() {
 // Opens the device for its user alone; `size` 0: all of it.
 Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_path, ByteCount size) {
   Target target;
-  ASSIGN_OR_RETURN(target.device, FileDevice::Open(path, FileDevice::Options{}));
+  ASSIGN_OR_RETURN(target.device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
   target.size = size.value != 0 ? size : target.device->size();
   if (target.size.value < kMinimumDeviceSize) {
     return Error{ErrorCode::kInvalid,

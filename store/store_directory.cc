@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "common/shell_quote.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 
@@ -35,9 +36,9 @@ Result<std::string> ReadDescriptionFile(const std::string& directory, const std:
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     if (errno == EACCES) return Error{ErrorCode::kAccess, fmt::format("{}: permission denied", path)};
-    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with "
-                                                   "'weightfs format {} --size 8G'",
-                                                   directory, kDescriptionName, directory)};
+    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with: "
+                                                   "weightfs format {} --size 8G",
+                                                   directory, kDescriptionName, ShellQuote(directory))};
   }
   std::string text(kMaximumDescriptionBytes + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -134,7 +135,8 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
   const FileDevice::Options device_options{.queue_depth = options.queue_depth,
                                            .rings = options.rings,
                                            .read_only = options.read_only,
-                                           .exclusive = options.lock};
+                                           .exclusive = options.lock,
+                                           .lock_wait = DeviceLockWait(parts->lock)};
   for (size_t index = 0; index < parts->description.devices.size(); ++index) {
     const std::string path = DevicePath(directory, parts->description.devices[index]);
     ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, device_options));

@@ -1,7 +1,10 @@
 // A store on disk: a directory with store.json, lock, meta/ and usually `pool`. docs/FORMAT.md section 1.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
@@ -71,30 +74,58 @@ std::string ToJson(const StoreDescription& description);
 // The path of a device of the store in `directory`.
 std::string DevicePath(const std::string& directory, const StoreDescription::Device& device);
 
-// An exclusive flock on the store's lock file for as long as it lives. The file holds the process id of the holder from
-// Claim to Clear; what a killed holder left there says that it never got so far.
+// What the lock file says about the last holder of the store. All of it is advice: who may use the store is decided by
+// the flock alone.
+struct StoreHolder {
+  enum class State : unsigned char { kUnknown, kServing, kClosing };
+  pid_t process = 0;        // 0: nobody, or the last holder closed the store
+  State state = State::kUnknown;
+  std::string device;       // kServing: "MAJOR:MINOR" of the mounted filesystem
+  std::string directory;    // kServing: where it was mounted
+  std::string error;        // of a holder that could not write everything; empty otherwise
+};
+
+// Of the store in `directory`; a default StoreHolder where the file cannot be read. Never blocks.
+StoreHolder ReadStoreHolder(const std::string& directory);
+
+// "process 4711 (weightfs)", "another process" where the number is not known.
+std::string DescribeProcess(pid_t process);
+
+// An exclusive flock on the store's lock file for as long as it lives. The file names the holder (StoreHolder) from
+// Claim to Clear; a name that is left in a free lock file is that of a holder that was killed.
 class StoreLock {
  public:
   // kBusy names the holder's process. Makes the file where it is missing; changes nothing else.
   static Result<StoreLock> Acquire(const std::string& directory);
   StoreLock() = default;
-  StoreLock(StoreLock&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  StoreLock(StoreLock&& other) noexcept { *this = std::move(other); }
   StoreLock& operator=(StoreLock&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);
+    std::swap(holder_was_killed_, other.holder_was_killed_);
     return *this;
   }
   ~StoreLock();
 
   // Writes this process's id: from here on the store changes.
   void Claim();
+  // Adds what the process serves: the device number and directory of its mount.
+  void NoteServing(const std::string& device, const std::string& directory);
+  // The mount has ended; what is left is writing the last data.
+  void NoteClosing();
   // Empties the file: the holder has written everything. `note` is one line for whoever waits, empty on success.
   void Clear(const std::string& note = {});
   bool held() const { return descriptor_ >= 0; }
+  // The holder before did not get to Clear. Other files that it had locked may be released after the store's lock.
+  bool holder_was_killed() const { return holder_was_killed_; }
 
  private:
   explicit StoreLock(int descriptor) : descriptor_(descriptor) {}
   int descriptor_ = -1;
+  bool holder_was_killed_ = false;
 };
+
+// How long to wait for the devices of a store whose lock is held: not at all, unless their last user was killed.
+std::chrono::milliseconds DeviceLockWait(const StoreLock& lock);
 
 struct OpenOptions {
   bool read_only = false;

@@ -3,7 +3,10 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <climits>
 #include <cstring>
 #include <fstream>
 
@@ -12,36 +15,69 @@
 namespace weightfs {
 namespace {
 
-// "process 4711 (weightfs)" as the lock file and /proc tell, or what is known of it.
-std::string DescribeHolder(int descriptor) {
-  char text[32] = {};
-  const ssize_t got = pread(descriptor, text, sizeof(text) - 1, 0);
-  const long pid = got > 0 ? std::strtol(text, nullptr, 10) : 0;
-  if (pid <= 0) return "another process";
-  std::string name;
-  std::ifstream comm(fmt::format("/proc/{}/comm", pid));
-  if (std::getline(comm, name)) return fmt::format("process {} ({})", pid, name);
-  return fmt::format("process {}", pid);
-}
+constexpr std::string_view kServingWord = "serving ", kClosingWord = "closing", kErrorWord = "error: ";
 
-// Advisory contents: losing them costs a name in a message, so a failure is no error.
+// Advisory contents: losing them costs a name in a message, so a failure is no error. Never empty in between.
 void Rewrite(int descriptor, const std::string& text) {
-  if (ftruncate(descriptor, 0) != 0) return;
-  if (pwrite(descriptor, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    [[maybe_unused]] const int emptied = ftruncate(descriptor, 0);
-  }
+  const bool written = pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);
 }
 
-// A killed process closes its descriptors in the order of their numbers, and the lock must be the last that it lets go:
-// who gets it finds the devices and the catalog free. Below the usual limit of 1,024.
-int MoveUp(int descriptor) {
-  const int high = fcntl(descriptor, F_DUPFD_CLOEXEC, 1000);
-  if (high < 0) return descriptor;
-  close(descriptor);
-  return high;
+std::string ReadNote(int descriptor) {
+  std::string text(2 * PATH_MAX, '\0');
+  const ssize_t got = pread(descriptor, text.data(), text.size(), 0);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
+
+// docs/FORMAT.md, "Locks".
+StoreHolder ParseNote(std::string_view text) {
+  StoreHolder holder;
+  const size_t end = text.find('\n');
+  const std::string_view first = text.substr(0, end);
+  if (first.starts_with(kErrorWord)) {
+    holder.error = first.substr(kErrorWord.size());
+    return holder;
+  }
+  const auto parsed = std::from_chars(first.data(), first.data() + first.size(), holder.process);
+  if (parsed.ec != std::errc() || holder.process <= 0) return {};
+  std::string_view second = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  if (second.starts_with(kClosingWord)) holder.state = StoreHolder::State::kClosing;
+  const size_t blank = second.find(' ', kServingWord.size());
+  // The directory ends with the last newline: it may hold others.
+  if (!second.starts_with(kServingWord) || blank == std::string_view::npos || !second.ends_with('\n')) return holder;
+  holder.state = StoreHolder::State::kServing;
+  holder.device = second.substr(kServingWord.size(), blank - kServingWord.size());
+  second.remove_suffix(1);
+  holder.directory = second.substr(blank + 1);
+  return holder;
 }
 
 }  // namespace
+
+StoreHolder ReadStoreHolder(const std::string& directory) {
+  const int descriptor =
+      open((directory + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+  if (descriptor < 0) return {};
+  StoreHolder holder = ParseNote(ReadNote(descriptor));
+  close(descriptor);
+  return holder;
+}
+
+std::string DescribeProcess(pid_t process) {
+  if (process <= 0) return "another process";
+  std::string name;
+  std::ifstream comm(fmt::format("/proc/{}/comm", process));
+  if (std::getline(comm, name)) return fmt::format("process {} ({})", process, name);
+  return fmt::format("process {}", process);
+}
+
+std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
+  // The kernel releases the files of a killed process in no promised order, and a device only after the last of its
+  // transfers.
+  constexpr auto kAfterKill = std::chrono::seconds(10);
+  return lock.holder_was_killed() ? kAfterKill : std::chrono::seconds(0);
+}
 
 Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   const std::string path = directory + "/" + kLockName;
@@ -56,15 +92,16 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
     return Error{code, fmt::format("{}: cannot be opened: {}; check the store's directory and its owner", path,
                                    std::strerror(error))};
   }
-  descriptor = MoveUp(descriptor);
   StoreLock lock(descriptor);
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
       return Error{ErrorCode::kIo, fmt::format("{}: cannot be locked: {}", path, std::strerror(errno))};
     }
+    const pid_t holder = ParseNote(ReadNote(descriptor)).process;
     return Error{ErrorCode::kBusy, fmt::format("{}: the store is in use by {}; unmount it first", directory,
-                                               DescribeHolder(descriptor))};
+                                               DescribeProcess(holder))};
   }
+  lock.holder_was_killed_ = ParseNote(ReadNote(descriptor)).process > 0;
   return lock;
 }
 
@@ -76,8 +113,16 @@ void StoreLock::Claim() {
   if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n", getpid()));
 }
 
+void StoreLock::NoteServing(const std::string& device, const std::string& directory) {
+  if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n{}{} {}\n", getpid(), kServingWord, device, directory));
+}
+
+void StoreLock::NoteClosing() {
+  if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n{}\n", getpid(), kClosingWord));
+}
+
 void StoreLock::Clear(const std::string& note) {
-  if (descriptor_ >= 0) Rewrite(descriptor_, note.empty() ? note : "error: " + note + "\n");
+  if (descriptor_ >= 0) Rewrite(descriptor_, note.empty() ? note : fmt::format("{}{}\n", kErrorWord, note));
 }
 
 }  // namespace weightfs

@@ -25,6 +25,10 @@ class StoreSession {
   // Whether the mount before ended by closing the store.
   bool was_clean() const { return was_clean_; }
 
+  // For those who look at the store meanwhile (StoreHolder): what is served where, and that the mount has ended.
+  void NoteServing(const std::string& device, const std::string& directory) { lock_.NoteServing(device, directory); }
+  void NoteClosing() { lock_.NoteClosing(); }
+
   // Makes everything durable, marks the superblocks clean and empties the lock file, in this order; the error of the
   // first of them that fails is left in the lock file for `weightfs umount`. The lock itself goes with the session.
   // Calls after the first do nothing.

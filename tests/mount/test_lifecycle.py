@@ -262,6 +262,21 @@ def test_a_dead_mount_is_replaced_by_the_next_mount(mount):
     mount.fsck()
 
 
+@pytest.mark.parametrize("command", [["fsck"], ["fsck", "--repair"], ["info"]], ids=" ".join)
+def test_commands_right_after_a_kill_wait_for_the_end_of_the_daemon(mount, command):
+    """The process is still ending, with transfers under way: its locks go one by one."""
+    for _ in range(5):
+        descriptor = os.open(mount.path / "file", os.O_CREAT | os.O_WRONLY, 0o644)
+        os.write(descriptor, data_of(1, 16 * MIB))
+        process.kill(mount.pid)
+        weightfs(command[0], mount.store.directory, *command[1:])
+        with pytest.raises(OSError):
+            os.close(descriptor)
+        mount.detach()
+        mount.mount()
+    mount.fsck()
+
+
 def test_a_store_that_was_not_unmounted_says_so_until_it_is(mount):
     def told():
         info, fsck = (json.loads(weightfs(command, mount.store.directory, "--json").out) for command in ("info", "fsck"))
@@ -507,8 +522,8 @@ def helpers(factory):
 
 
 def held_by(store):
-    text = (store.directory / "lock").read_text()
-    return int(text) if text.strip().isdigit() else 0
+    text = (store.directory / "lock").read_text().partition("\n")[0]
+    return int(text) if text.isdigit() else 0
 
 
 @pytest.mark.parametrize("name", ["mount.weightfs", "mount.fuse.weightfs"])

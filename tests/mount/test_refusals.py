@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
 
 import pytest
@@ -119,6 +120,32 @@ def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, loca
                 saying="locked by another process")
     assert not (local / "other").exists()
     mount.fsck()
+
+
+# The mount in the place of its store.
+@pytest.mark.parametrize("command", [["fsck"], ["fsck", "--repair"], ["mount"]], ids=" ".join)
+def test_a_mount_is_not_taken_for_a_store(factory, store, point, command):
+    path = factory.directory("it's a") / "mount point"
+    path.mkdir()
+    mount = factory.mount(store, path=path)
+    words = [point] if command == ["mount"] else []
+    line = refused(*command, mount.path, *words, saying=f"the mount of the store {store.directory}",
+                   codes=(1, 8))
+    assert "format" not in line
+    assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "umount", str(path)]
+    # Its daemon was killed: the same.
+    process.kill(mount.pid)
+    refused(*command, mount.path, *words, saying=f"the mount of the store {store.directory}", codes=(1, 8))
+
+
+def test_advice_quotes_paths(factory, local):
+    directory = local / "a store's"
+    told = weightfs("format", directory, "--size", "32M", "--sparse").out
+    assert shlex.split(told.splitlines()[-1].partition(": ")[2]) == ["weightfs", "mount", str(directory), "DIR"]
+    empty = local / "not a store"
+    empty.mkdir()
+    line = refused("fsck", empty, saying="weightfs format", codes=(8,))
+    assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "format", str(empty), "--size", "8G"]
 
 
 # Devices and descriptions that do not belong together.

@@ -27,6 +27,7 @@ ROOMS = {
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
     r"isa-l/": r"common/checksum\.cc",
     r"blkid": r"store/.*\.cc",
+    r"libmount": r"common/mounts\.cc",
     r"CLI/": r"cli/.*|bench/\w+\.cc",
     r"cuda|cufile|nv": r"no file: NVIDIA's libraries are found at run time",
 }

@@ -33,6 +33,27 @@ TEST(HelperNamesTest, UmountTakesTheDirectory) {
               ElementsAre("umount", "/mnt/s"));
 }
 
+// mount(8) drops dev and suid on its way here, and hands over nodev and nosuid.
+TEST(HelperNamesTest, MountAsRootAllowsWhatIsNotForbidden) {
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "rw,nosuid"}, /*is_root=*/true),
+              ElementsAre("mount", "-o", "dev,suid", "s", "m", "-o", "rw,nosuid"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "remount,ro"}, /*is_root=*/true),
+              ElementsAre("mount", "s", "m", "-o", "remount,ro"));
+  EXPECT_THAT(TranslateHelperName("weightfs", {"mount", "s", "m"}, /*is_root=*/true), ElementsAre("mount", "s", "m"));
+}
+
+TEST(HelperNamesTest, UmountKeepsItsOptions) {
+  EXPECT_THAT(TranslateHelperName("umount.weightfs", {"/mnt/s", "-l", "-f", "-r", "-n", "-v"}),
+              ElementsAre("umount", "/mnt/s", "-l", "-f", "-r"));
+}
+
+TEST(HelperNamesTest, TheMountNamespaceIsHandedOn) {
+  EXPECT_THAT(TranslateHelperName("umount.weightfs", {"/mnt/s", "-N", "/proc/7/ns/mnt"}),
+              ElementsAre("umount", "/mnt/s", "--namespace", "/proc/7/ns/mnt"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-N", "7"}),
+              ElementsAre("mount", "s", "m", "--namespace", "7"));
+}
+
 TEST(HelperNamesTest, FsckRepairsOnlyWhenAsked) {
   EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-n", "-C0", "/srv/s"}), ElementsAre("fsck", "/srv/s"));
   EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-a", "/srv/s"}), ElementsAre("fsck", "--repair", "/srv/s"));

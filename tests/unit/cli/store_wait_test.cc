@@ -28,7 +28,7 @@ TEST(IsEndingTest, ARunningProcessIsNot) { EXPECT_FALSE(IsEnding(getpid())); }
 
 TEST(WaitUntilReleasedTest, ReturnsAtOnceWhereNobodyHoldsTheStore) {
   const TemporaryDirectory scratch;
-  WaitUntilReleased(scratch.path());
+  EXPECT_TRUE(WaitUntilReleased(scratch.path()).has_value());
   EXPECT_TRUE(StoreLock::Acquire(scratch.path()).has_value());
 }
 
@@ -54,7 +54,7 @@ TEST(WaitUntilReleasedTest, WaitsForAHolderWhoseMountIsGone) {
   ASSERT_FALSE(StoreLock::Acquire(scratch.path()).has_value());
   close(go[0]);
   close(go[1]);
-  WaitUntilReleased(scratch.path());
+  EXPECT_TRUE(WaitUntilReleased(scratch.path()).has_value());
   EXPECT_TRUE(StoreLock::Acquire(scratch.path()).has_value());
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);

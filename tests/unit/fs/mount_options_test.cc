@@ -75,7 +75,7 @@ TEST(MountOptions, WithoutTakesAListUpToTheNextOption) {
 }
 
 TEST(MountOptions, WhatFstabAddsMeansNothing) {
-  const Parsed parsed = Parse("defaults,_netdev,nofail,noauto,user,x-systemd.automount,relatime");
+  const Parsed parsed = Parse("defaults,_netdev,nofail,noauto,user,x-systemd.automount");
   ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
   EXPECT_THAT(parsed.mount.kernel_options, IsEmpty());
 }
@@ -109,6 +109,41 @@ TEST(MountOptions, LessMemoryThanThePoolsNeedIsRefused) {
     ASSERT_FALSE(less.result.has_value()) << text;
     EXPECT_THAT(less.result.error().what, HasSubstr("at least 112"));
   }
+}
+
+TEST(MountOptions, MoreMemoryThanTheMachineHasIsRefused) {
+  for (const auto& [text, named] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"memory=900T", "memory="},
+           {"write_buffers=900T", "write_buffers="},
+           {"read_ahead=900T", "read_ahead="},
+           {"inodes=4294967296,memory=900T", "memory="}}) {
+    const Parsed parsed = Parse(text);
+    ASSERT_TRUE(parsed.result.has_value()) << text;
+    const auto checked = CheckMemory(parsed.mount, parsed.store);
+    ASSERT_FALSE(checked.has_value()) << text;
+    EXPECT_EQ(checked.error().code, ErrorCode::kNoMemory);
+    EXPECT_THAT(checked.error().what, HasSubstr(named));
+  }
+  for (const char* text : {"", "memory=112M", "read_ahead=1M,inodes=1000"}) {
+    const Parsed parsed = Parse(text);
+    EXPECT_TRUE(CheckMemory(parsed.mount, parsed.store).has_value()) << text;
+  }
+}
+
+TEST(MountOptions, WhatMountTakesIsTaken) {
+  const Parsed parsed = Parse("noatime,nodiratime,strictatime,lazytime,silent,nosymfollow,X-mount.mkdir,user=me,owner");
+  ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
+  EXPECT_THAT(parsed.mount.kernel_options,
+              ElementsAre("noatime", "nodiratime", "strictatime", "lazytime", "silent", "nosymfollow"));
+}
+
+TEST(MountOptions, ARemountMayCarryWhatTheTableOfMountsSays) {
+  const Parsed parsed = Parse("remount,ro,user_id=0,group_id=0,default_permissions,max_read=131072,commit=1");
+  ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
+  EXPECT_TRUE(parsed.mount.remount);
+  EXPECT_TRUE(parsed.mount.read_only);
+  EXPECT_THAT(parsed.mount.own_options, ElementsAre("commit"));
+  EXPECT_FALSE(Parse("user_id=0").result.has_value());
 }
 
 TEST(MountOptions, HelpNamesEachOption) {

@@ -13,24 +13,6 @@ namespace {
 
 using testing::HasSubstr;
 
-TEST(MountInfo, ReadsSourcesAndEscapedPaths) {
-  const auto entries = ParseMountInfo(
-      "24 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw\n"
-      "broken line\n"
-      "91 24 0:39 / /mnt/my\\040tensors rw,nosuid shared:5 master:2 - fuse.weightfs /srv/a\\134b rw,user_id=0\n");
-  ASSERT_EQ(entries.size(), 2U);
-  EXPECT_EQ(entries[0].type, "ext4");
-  EXPECT_EQ(entries[1].mountpoint, "/mnt/my tensors");
-  EXPECT_EQ(entries[1].type, "fuse.weightfs");
-  EXPECT_EQ(entries[1].source, "/srv/a\\b");
-  EXPECT_EQ(entries[1].device, "0:39");
-}
-
-TEST(MountInfo, FindsTheRootMount) {
-  EXPECT_TRUE(FindMount("/").has_value());
-  EXPECT_FALSE(FindMount("/no/such/mount").has_value());
-}
-
 class Mountpoint : public testing::Test {
  protected:
   Mountpoint() {

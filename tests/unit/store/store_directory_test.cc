@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <thread>
 
 #include "common/checksum.h"
 #include "tests/support/aligned_memory.h"
@@ -342,6 +346,71 @@ TEST_F(StoreDirectoryTest, AReadOnlyOpenLeavesTheDevicesAsTheyWere) {
     EXPECT_TRUE(OpenStoreParts(Path("s"), options).has_value());
   }
   EXPECT_EQ(Slurp(Path("s/pool")), before);
+}
+
+TEST_F(StoreDirectoryTest, TheLockFileTellsWhoServesWhatWhere) {
+  const std::string directory = Path("a\nb c");
+  fs::create_directory(directory);
+  auto lock = StoreLock::Acquire(directory);
+  ASSERT_TRUE(lock.has_value());
+  EXPECT_FALSE(lock->holder_was_killed());
+  EXPECT_EQ(ReadStoreHolder(directory).process, 0);
+  lock->Claim();
+  EXPECT_EQ(ReadStoreHolder(directory).process, getpid());
+  EXPECT_EQ(ReadStoreHolder(directory).state, StoreHolder::State::kUnknown);
+  lock->NoteServing("0:47", "/mnt/a\nb c");
+  const StoreHolder serving = ReadStoreHolder(directory);
+  EXPECT_EQ(serving.state, StoreHolder::State::kServing);
+  EXPECT_EQ(serving.device, "0:47");
+  EXPECT_EQ(serving.directory, "/mnt/a\nb c");
+  lock->NoteClosing();
+  EXPECT_EQ(ReadStoreHolder(directory).process, getpid());
+  EXPECT_EQ(ReadStoreHolder(directory).state, StoreHolder::State::kClosing);
+  lock->Clear("device full");
+  EXPECT_EQ(ReadStoreHolder(directory).process, 0);
+  EXPECT_EQ(ReadStoreHolder(directory).error, "device full");
+  lock->Clear();
+  EXPECT_EQ(Slurp(directory + "/lock"), "");
+}
+
+// 'R', 'S', … of a thread of this process.
+char StateOf(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  const std::string line{std::istreambuf_iterator<char>(file), {}};
+  const size_t name = line.rfind(") ");
+  return name == std::string::npos ? '?' : line[name + 2];
+}
+
+// A killed process gives back its files in no promised order: the store's lock may be free before a device's.
+TEST_F(StoreDirectoryTest, ADeviceThatAKilledHolderHasYetToReleaseIsWaitedFor) {
+  Format("s");
+  std::ofstream(Path("s/lock")) << "4194304\n";   // of a process that there is not
+  const int pool = open(Path("s/pool").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(pool, 0);
+  ASSERT_EQ(flock(pool, LOCK_EX), 0);
+  const int opens = inotify_init1(IN_CLOEXEC);
+  ASSERT_GE(inotify_add_watch(opens, Path("s/pool").c_str(), IN_OPEN), 0);
+  std::thread release([pool, opens, opener = gettid()] {
+    // It has the device open, and sleeps: it has found the lock taken.
+    char event[1024];
+    EXPECT_GT(read(opens, event, sizeof(event)), 0);
+    while (StateOf(opener) != 'S') std::this_thread::yield();
+    close(pool);
+  });
+  const auto parts = OpenStoreParts(Path("s"), {});
+  release.join();
+  close(opens);
+  EXPECT_TRUE(parts.has_value()) << ToString(parts.error());
+}
+
+TEST_F(StoreDirectoryTest, ADeviceOfSomebodyElseIsRefusedAtOnce) {
+  Format("s");
+  const int pool = open(Path("s/pool").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(pool, LOCK_EX), 0);
+  const Error refused = OpenError("s");
+  EXPECT_EQ(refused.code, ErrorCode::kBusy);
+  EXPECT_THAT(refused.what, HasSubstr("locked by another process"));
+  close(pool);
 }
 
 TEST_F(StoreDirectoryTest, AnOpenWithoutTheLockLooksBesideAnother) {

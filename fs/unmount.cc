@@ -1,4 +1,4 @@
-#include "cli/unmount.h"
+#include "fs/unmount.h"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -7,11 +7,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 #include <vector>
 
 extern char** environ;
 
-namespace weightfs::cli {
+namespace weightfs {
 namespace {
 
 constexpr int kNotFoundByShell = 127;
@@ -38,11 +39,26 @@ int RunFusermount(const std::string& directory, bool detach) {
   return WIFEXITED(status) && WEXITSTATUS(status) == kNotFoundByShell ? ENOENT : EBUSY;
 }
 
-}  // namespace
-
-int UnmountDirectory(const std::string& directory, bool detach) {
-  if (geteuid() != 0) return RunFusermount(directory, detach);
-  return umount2(directory.c_str(), UMOUNT_NOFOLLOW | (detach ? MNT_DETACH : 0)) == 0 ? 0 : errno;
+// A connection's number is the minor number of its filesystem's device.
+bool AbortConnection(const std::string& device) {
+  const std::string number = device.substr(device.find(':') + 1);
+  std::ofstream file("/sys/fs/fuse/connections/" + number + "/abort");
+  file << "1" << std::flush;
+  return file.good();
 }
 
-}  // namespace weightfs::cli
+}  // namespace
+
+int UnmountDirectory(const std::string& directory, UnmountMode mode, const std::string& device) {
+  const bool detach = mode != UnmountMode::kPlain;
+  if (geteuid() != 0) {
+    // fusermount3 cannot force, but the owner of a mount may end its connection.
+    if (mode == UnmountMode::kForce && !AbortConnection(device)) return EPERM;
+    return RunFusermount(directory, detach);
+  }
+  // MNT_FORCE ends the connection, and MNT_DETACH takes away what programs still use.
+  const int flags = mode == UnmountMode::kForce ? MNT_FORCE | MNT_DETACH : detach ? MNT_DETACH : 0;
+  return umount2(directory.c_str(), UMOUNT_NOFOLLOW | flags) == 0 ? 0 : errno;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,69 @@
+#include "common/machine_memory.h"
+
+#include <charconv>
+#include <fstream>
+#include <limits>
+
+namespace weightfs {
+namespace {
+
+std::optional<ByteCount> MachineMemory(const std::string& root) {
+  std::ifstream file(root + "/proc/meminfo");
+  std::string name;
+  uint64_t kilobytes = 0;
+  while (file >> name >> kilobytes) {
+    if (name == "MemTotal:") return ByteCount{kilobytes * kKiB};
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return std::nullopt;
+}
+
+// A file that holds a number of bytes; "max" and a missing file are no limit.
+void TakeLimit(const std::string& path, MemoryLimit* limit) {
+  std::ifstream file(path);
+  std::string text;
+  uint64_t bytes = 0;
+  if (!(file >> text)) return;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || bytes >= limit->size.value) return;
+  *limit = {ByteCount{bytes}, path};
+}
+
+// A limit holds for all cgroups below its own. A container may see its cgroup as the root of the hierarchy.
+void TakeLimits(const std::string& hierarchy, std::string cgroup, const char* name, MemoryLimit* limit) {
+  for (;;) {
+    TakeLimit(hierarchy + cgroup + (cgroup.ends_with('/') ? "" : "/") + name, limit);
+    const size_t slash = cgroup.rfind('/');
+    if (cgroup.size() <= 1 || slash == std::string::npos) return;
+    cgroup.resize(slash == 0 ? 1 : slash);
+  }
+}
+
+bool HasController(const std::string& list, std::string_view controller) {
+  return ("," + list + ",").find("," + std::string(controller) + ",") != std::string::npos;
+}
+
+}  // namespace
+
+std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
+  const auto machine = MachineMemory(root);
+  if (!machine.has_value()) return std::nullopt;
+  MemoryLimit limit{*machine, "this machine"};
+  std::ifstream file(root + "/proc/self/cgroup");
+  // "0::/path" of v2, "4:memory:/path" of v1.
+  for (std::string line; std::getline(file, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1), path = line.substr(second + 1);
+    if (controllers.empty()) {
+      TakeLimits(root + "/sys/fs/cgroup", path, "memory.max", &limit);
+      TakeLimits(root + "/sys/fs/cgroup/unified", path, "memory.max", &limit);
+    } else if (HasController(controllers, "memory")) {
+      TakeLimits(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", &limit);
+    }
+  }
+  if (!root.empty() && limit.source.starts_with(root)) limit.source.erase(0, root.size());
+  return limit;
+}
+
+}  // namespace weightfs

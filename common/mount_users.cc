@@ -1,0 +1,127 @@
+#include "common/mount_users.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "common/processes.h"
+
+namespace weightfs {
+namespace {
+
+std::string ReadLink(const std::string& path) {
+  char target[PATH_MAX];
+  const ssize_t size = readlink(path.c_str(), target, sizeof(target));
+  return size > 0 ? std::string(target, static_cast<size_t>(size)) : std::string();
+}
+
+// To root the refusals are those of single filesystems, which let their owner in alone.
+bool IsRefusal(int error) { return (error == EACCES || error == EPERM) && geteuid() != 0; }
+
+// What a link below /proc leads to lies on the device. Without AT_STATX_DONT_SYNC a FUSE daemon would be asked.
+bool LiesOn(const std::string& path, std::string_view device, bool* complete) {
+  struct statx status {};
+  if (statx(AT_FDCWD, path.c_str(), AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, 0, &status) != 0) {
+    if (IsRefusal(errno)) *complete = false;
+    return false;
+  }
+  return fmt::format("{}:{}", status.stx_dev_major, status.stx_dev_minor) == device;
+}
+
+// /proc/PID/maps shows devices as two hexadecimal numbers.
+std::string HexDevice(std::string_view device) {
+  unsigned major = 0, minor = 0;
+  if (std::sscanf(std::string(device).c_str(), "%u:%u", &major, &minor) != 2) return {};
+  return fmt::format("{:02x}:{:02x}", major, minor);
+}
+
+class Looker {
+ public:
+  explicit Looker(std::string_view device) : device_(device), hex_device_(HexDevice(device)) {}
+
+  // What the process uses of the filesystem first; nothing when it does not.
+  std::optional<MountUser> LookAt(pid_t process) {
+    const std::string directory = fmt::format("/proc/{}", process);
+    auto user = OpenFile(directory);
+    constexpr std::pair<const char*, const char*> kLinks[] = {
+        {"/cwd", "working directory"}, {"/root", "root directory"}, {"/exe", "running"}};
+    for (const auto& [name, what] : kLinks) {
+      if (!user.has_value() && LiesOn(directory + name, device_, &complete_)) user = Use(directory + name, what);
+    }
+    if (!user.has_value()) user = Mapping(directory);
+    if (!user.has_value()) return std::nullopt;
+    user->process = process;
+    user->command = CommandOf(process);
+    return user;
+  }
+
+  bool complete() const { return complete_; }
+
+ private:
+  static MountUser Use(const std::string& path, std::string_view what) {
+    return {.reason = fmt::format("{} ({})", ReadLink(path), what), .path = path};
+  }
+
+  std::optional<MountUser> OpenFile(const std::string& process) {
+    const std::string folder = process + "/fd";
+    const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
+    if (entries == nullptr) {
+      if (IsRefusal(errno)) complete_ = false;
+      return std::nullopt;
+    }
+    while (const dirent* entry = readdir(entries.get())) {
+      if (entry->d_name[0] == '.') continue;
+      const std::string path = folder + "/" + entry->d_name;
+      if (LiesOn(path, device_, &complete_)) return Use(path, "open");
+    }
+    return std::nullopt;
+  }
+
+  std::optional<MountUser> Mapping(const std::string& process) {
+    std::ifstream maps(process + "/maps");
+    for (std::string line; std::getline(maps, line);) {
+      std::istringstream fields(line);
+      std::string range, access, offset, device, inode, path;
+      fields >> range >> access >> offset >> device >> inode;
+      if (device != hex_device_) continue;
+      std::getline(fields >> std::ws, path);
+      return MountUser{.reason = path + " (mapped)", .path = process + "/map_files/" + range};
+    }
+    return std::nullopt;
+  }
+
+  const std::string device_, hex_device_;
+  bool complete_ = true;
+};
+
+}  // namespace
+
+MountUsers FindMountUsers(std::string_view device) {
+  MountUsers found;
+  Looker looker(device);
+  for (const pid_t process : AllProcesses()) {
+    if (process == getpid()) continue;
+    if (auto user = looker.LookAt(process)) found.users.push_back(std::move(*user));
+  }
+  found.complete = looker.complete();
+  return found;
+}
+
+std::string CommandOf(pid_t process) {
+  std::string command;
+  std::ifstream comm(fmt::format("/proc/{}/comm", process));
+  std::getline(comm, command);
+  return command;
+}
+
+}  // namespace weightfs

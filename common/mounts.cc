@@ -1,0 +1,191 @@
+#include "common/mounts.h"
+
+#include <fmt/format.h>
+#include <libmount.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "common/processes.h"
+
+namespace weightfs {
+namespace {
+
+constexpr std::string_view kTypes[] = {"fuse.weightfs", "fuseblk.weightfs"};
+constexpr const char* kOwnTable = "/proc/self/mountinfo";
+
+struct TableEnd {
+  void operator()(libmnt_table* table) const { mnt_unref_table(table); }
+};
+struct IteratorEnd {
+  void operator()(libmnt_iter* iterator) const { mnt_free_iter(iterator); }
+};
+
+std::string Text(const char* text) { return text == nullptr ? std::string() : text; }
+
+// The whole file; false with errno set when it cannot be read.
+bool ReadFile(const std::string& path, std::string* text) {
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);
+  if (file == nullptr) return false;
+  text->clear();
+  char piece[16384];
+  while (const size_t got = std::fread(piece, 1, sizeof(piece), file.get())) text->append(piece, got);
+  return std::ferror(file.get()) == 0;
+}
+
+std::string ReadLink(const std::string& path) {
+  char target[PATH_MAX];
+  const ssize_t size = readlink(path.c_str(), target, sizeof(target));
+  return size > 0 ? std::string(target, static_cast<size_t>(size)) : std::string();
+}
+
+std::vector<MountEntry> OfDevice(std::vector<MountEntry> mounts, std::string_view device) {
+  std::erase_if(mounts, [&](const MountEntry& mount) { return mount.device != device; });
+  return mounts;
+}
+
+// Thousands of processes share a few tables: each is read once for a namespace and root directory, where these can be
+// looked at, and decoded only where the device's number is in it.
+class Search {
+ public:
+  explicit Search(std::string_view device) : device_(device), needle_(fmt::format(" {} ", device)) {
+    for (const MountEntry& mount : MountsOf(device)) own_.insert(mount.id);
+    const std::string own = TableKey("/proc/self");
+    if (!own.empty()) tables_[own] = {};
+  }
+
+  void Visit(pid_t process) {
+    const std::string directory = fmt::format("/proc/{}", process);
+    if (IsKernelThread(directory)) return;
+    const std::string key = TableKey(directory);
+    auto known = key.empty() ? tables_.end() : tables_.find(key);
+    Ids ids;
+    if (known == tables_.end()) {
+      ids = Read(directory);
+      if (!key.empty()) tables_[key] = ids;
+    } else {
+      ids = known->second;
+    }
+    if (!ids.empty()) found_[ids].processes.push_back(process);
+  }
+
+  MountsElsewhere Result() {
+    MountsElsewhere result;
+    result.complete = complete_;
+    for (auto& [ids, mounts] : found_) {
+      std::sort(mounts.processes.begin(), mounts.processes.end());
+      result.namespaces.push_back(std::move(mounts));
+    }
+    return result;
+  }
+
+ private:
+  using Ids = std::vector<int>;
+
+  // They share the first namespace and keep nothing mounted.
+  static bool IsKernelThread(const std::string& process) {
+    return ReadLink(process + "/exe").empty() && errno == ENOENT;
+  }
+
+  // Empty when this user may not look.
+  static std::string TableKey(const std::string& process) {
+    const std::string space = ReadLink(process + "/ns/mnt"), root = ReadLink(process + "/root");
+    return space.empty() || root.empty() ? std::string() : space + " " + root;
+  }
+
+  // The ids of the mounts in a table, but for those that this process sees as well.
+  Ids Read(const std::string& process) {
+    std::string text;
+    if (!ReadFile(process + "/mountinfo", &text)) {
+      if (errno == EACCES || errno == EPERM) complete_ = false;
+      return {};
+    }
+    if (text.find(needle_) == std::string::npos) return {};
+    auto parsed = ParseMounts(text);
+    if (!parsed.has_value()) return {};
+    std::vector<MountEntry> mounts = OfDevice(std::move(*parsed), device_);
+    std::erase_if(mounts, [this](const MountEntry& mount) { return own_.contains(mount.id); });
+    Ids ids;
+    for (const MountEntry& mount : mounts) ids.push_back(mount.id);
+    if (!ids.empty()) found_[ids].mounts = std::move(mounts);
+    return ids;
+  }
+
+  const std::string device_, needle_;
+  std::set<int> own_;
+  std::map<std::string, Ids> tables_;
+  std::map<Ids, NamespaceMounts> found_;
+  bool complete_ = true;
+};
+
+}  // namespace
+
+bool IsWeightfs(const MountEntry& mount) {
+  return std::find(std::begin(kTypes), std::end(kTypes), mount.type) != std::end(kTypes);
+}
+
+Result<std::vector<MountEntry>> ParseMounts(const std::string& text) {
+  std::vector<MountEntry> mounts;
+  if (text.empty()) return mounts;
+  const Error failed{ErrorCode::kNoMemory, "the table of mounts cannot be decoded: out of memory"};
+  const std::unique_ptr<libmnt_table, TableEnd> table(mnt_new_table());
+  const std::unique_ptr<libmnt_iter, IteratorEnd> iterator(mnt_new_iter(MNT_ITER_FORWARD));
+  // The text outlives the stream, which only reads.
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(
+      fmemopen(const_cast<char*>(text.data()), text.size(), "r"), std::fclose);
+  if (table == nullptr || iterator == nullptr || stream == nullptr) return failed;
+  // Positive: pass over a line that cannot be decoded.
+  mnt_table_set_parser_errcb(table.get(), [](libmnt_table*, const char*, int) { return 1; });
+  if (mnt_table_parse_stream(table.get(), stream.get(), kOwnTable) != 0) return failed;
+  libmnt_fs* fs = nullptr;
+  while (mnt_table_next_fs(table.get(), iterator.get(), &fs) == 0) {
+    const dev_t device = mnt_fs_get_devno(fs);
+    mounts.push_back({.id = mnt_fs_get_id(fs),
+                      .device = fmt::format("{}:{}", major(device), minor(device)),
+                      .root = Text(mnt_fs_get_root(fs)),
+                      .directory = Text(mnt_fs_get_target(fs)),
+                      .type = Text(mnt_fs_get_fstype(fs)),
+                      .source = Text(mnt_fs_get_source(fs)),
+                      .flags = Text(mnt_fs_get_vfs_options(fs)),
+                      .options = Text(mnt_fs_get_fs_options(fs))});
+  }
+  return mounts;
+}
+
+Result<std::vector<MountEntry>> ReadMounts() {
+  std::string text;
+  if (!ReadFile(kOwnTable, &text)) {
+    return Error{ErrorCode::kIo, fmt::format("{} cannot be read; is /proc mounted?", kOwnTable)};
+  }
+  return ParseMounts(text);
+}
+
+std::optional<MountEntry> TopMountOn(const std::string& path) {
+  const auto mounts = ReadMounts();
+  if (!mounts.has_value()) return std::nullopt;
+  // A later line is mounted over an earlier one.
+  const auto top = std::find_if(mounts->rbegin(), mounts->rend(),
+                                [&](const MountEntry& mount) { return mount.directory == path; });
+  return top == mounts->rend() ? std::nullopt : std::optional(*top);
+}
+
+std::vector<MountEntry> MountsOf(std::string_view device) {
+  auto mounts = ReadMounts();
+  return mounts.has_value() ? OfDevice(std::move(*mounts), device) : std::vector<MountEntry>();
+}
+
+MountsElsewhere FindMountsElsewhere(std::string_view device) {
+  Search search(device);
+  for (const pid_t process : AllProcesses()) search.Visit(process);
+  return search.Result();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,13 @@
+// Paths in the command lines that messages advise.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace weightfs {
+
+// `word` as one word of a POSIX shell: unchanged where it has only letters, digits and "_@%+=:,./-", else in single
+// quotes. Control characters come out as $'\ooo', so that the result is one line.
+std::string ShellQuote(std::string_view word);
+
+}  // namespace weightfs

@@ -1,0 +1,257 @@
+"""A filesystem that lives on after its directory was unmounted: other mount namespaces, bind mounts, open files.
+
+The commands name whoever keeps it, wait no longer than they are told, and say nothing that is not so."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from harness import needs, process
+from harness.filesystems import is_mounted, program, wait_until, weightfs
+from store_files import refused
+
+pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root, needs.program("unshare", "mount")]
+
+STILL_SERVED = 3
+
+DIRTY_MAPPING = """
+import mmap
+file = open(sys.argv[1], "w+b")
+file.truncate(1 << 20)
+mapping = mmap.mmap(file.fileno(), 0)
+mapping[:5] = b"dirty"
+"""
+
+
+class Holder:
+    """A Python program that holds something until it is told to end, in a mount namespace of its own if wanted."""
+
+    def __init__(self, code, *arguments, namespace=False):
+        code = f"import os, sys\n{code}\nprint('ready', flush=True)\nsys.stdin.read()\n"
+        within = ["unshare", "-m", "--propagation", "private"] if namespace else []
+        self.process = subprocess.Popen([*within, sys.executable, "-c", code, *map(str, arguments)], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.pid = self.process.pid
+        assert self.process.stdout.readline() == "ready\n"
+
+    def end(self):
+        if self.process.poll() is None:
+            process.finish(self.process, codes=None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+
+@pytest.fixture
+def mount(factory):
+    made = factory.mount(factory.store("64M"))
+    (made.path / "file").write_bytes(b"content")
+    return made
+
+
+@pytest.fixture
+def bind(factory):
+    """Binds a path elsewhere; taken away at the end."""
+    made = []
+
+    def bind_to(source, target):
+        process.run(["mount", "--bind", source, target])
+        made.append(target)
+        return target
+
+    yield bind_to
+    for target in made:
+        process.run(["umount", "-l", target], codes=None)
+
+
+def is_free(store):
+    """Nobody serves the store, and it was closed well."""
+    return (store.directory / "lock").read_bytes() == b""
+
+
+def holder_of(store):
+    return int((store.directory / "lock").read_text().splitlines()[0])
+
+
+def test_umount_names_the_namespace_that_keeps_the_mount(mount):
+    daemon = mount.pid
+    with Holder("", namespace=True) as holder:
+        finished = weightfs("umount", mount.path, "--timeout", "0.2", codes=(STILL_SERVED,))
+        assert not is_mounted(mount.path)
+        assert f"process {daemon} (weightfs) still serves" in finished.err
+        assert f"{holder.pid} (" in finished.err and "mount namespace" in finished.err
+        assert f"kill {daemon}" in finished.err
+    assert process.wait_gone(daemon), "the daemon ends after the last who keeps it"
+    assert is_free(mount.store)
+    mount.mount()
+    assert (mount.path / "file").read_bytes() == b"content"
+
+
+def test_umount_waits_for_a_namespace_that_ends(mount):
+    with Holder("", namespace=True) as holder:
+        umount = subprocess.Popen([program(), "umount", mount.path, "--timeout", "100"], text=True,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            # It says what it waits for, once, though there is no terminal.
+            line = umount.stderr.readline()
+            assert "waiting 100 s at most" in line and f"{holder.pid} (" in line
+            holder.end()
+            finished = process.finish(umount)
+        finally:
+            umount.kill()
+            umount.wait()
+        assert "waiting 100 s" not in finished.err
+    assert is_free(mount.store)
+
+
+def test_other_commands_say_that_the_store_is_still_served(mount, factory):
+    daemon, store = mount.pid, mount.store.directory
+    with Holder("", namespace=True) as holder:
+        weightfs("umount", mount.path, "--timeout", "0", codes=(STILL_SERVED,))
+        commands = [(["fsck", store], 8), (["mount", store, mount.path], 1),
+                    (["format", store, "--size", "64M", "--force"], 1)]
+        for words, code in commands:
+            finished = weightfs(*words, codes=(code,))
+            assert f"still served by process {daemon} (weightfs)" in finished.err, finished
+            assert f"{holder.pid} (" in finished.err and "unmount it first" not in finished.err, finished
+            assert "cleanly" not in finished.out + finished.err
+        told = weightfs("info", store).out
+        assert f"still served by process {daemon}" in told and "cleanly" not in told
+        told = json.loads(weightfs("info", "--json", store).out)
+        assert told["mounted_on"] is None and told["served_by"] == daemon and told["clean_unmount"] is None
+        assert told["total_bytes"] > 0, "asked through the other namespace"
+    assert process.wait_gone(daemon)
+
+
+def test_ending_the_daemon_keeps_what_another_namespace_wrote(mount):
+    """By the advice of umount: SIGTERM. A mapping of the other namespace has data that nobody has sent yet."""
+    with Holder(DIRTY_MAPPING, mount.path / "mapped", namespace=True) as holder:
+        finished = weightfs("umount", mount.path, "--timeout", "0", codes=(STILL_SERVED,))
+        assert str(holder.pid) in finished.err
+        process.kill(holder_of(mount.store), signal.SIGTERM)
+        # At once: mount waits until the daemon has ended.
+        mount.mount()
+        assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
+    assert "failed to unmount" not in mount.store.log()
+    mount.fsck()
+
+
+def test_umount_of_a_bind_mount_leaves_the_mount(mount, factory, bind):
+    target = bind(mount.path, factory.directory("bind"))
+    finished = weightfs("umount", target)
+    assert finished.err == "" and not is_mounted(target)
+    assert mount.alive() and (mount.path / "file").read_bytes() == b"content"
+
+
+def test_umount_of_a_bound_file(mount, factory, bind):
+    target = factory.directory("bind") / "file"
+    target.touch()
+    bind(mount.path / "file", target)
+    # By a relative path, too.
+    finished = process.run([program().resolve(), "umount", "file"], cwd=target.parent)
+    assert finished.err == "" and not is_mounted(target) and mount.alive()
+
+
+def test_umount_with_a_bind_mount_left_says_so_at_once(mount, factory, bind):
+    target = factory.directory("bind") / "file"
+    target.touch()
+    bind(mount.path / "file", target)
+    finished = weightfs("umount", mount.path, "--timeout", "3600", codes=(STILL_SERVED,))
+    assert f"also mounted on {target}" in finished.err
+    assert target.read_bytes() == b"content"
+    refused("mount", mount.store.directory, mount.path, saying=f"weightfs umount {target}")
+    # The last mount of all: now everything is on the device.
+    weightfs("umount", target)
+    assert is_free(mount.store)
+
+
+# -l and -f.
+@pytest.fixture
+def umount_helper(factory):
+    link = factory.directory("helpers") / "umount.weightfs"
+    link.symlink_to(program().resolve())
+    return link
+
+
+def test_lazy_umount_frees_the_directory_at_once(mount, umount_helper):
+    daemon = mount.pid
+    with Holder(DIRTY_MAPPING, mount.path / "mapped") as holder:
+        weightfs("umount", mount.path, codes=(1,))
+        finished = process.run([umount_helper, mount.path, "-l"])
+        assert not is_mounted(mount.path)
+        assert str(holder.pid) in finished.err, "whoever keeps the filesystem is named"
+        refused("mount", mount.store.directory, mount.path, saying=f"in use by process {holder.pid} (python")
+    assert process.wait_gone(daemon)
+    mount.mount()
+    assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
+    mount.fsck()
+
+
+def test_a_signal_after_a_lazy_umount_keeps_mapped_data(mount):
+    with Holder(DIRTY_MAPPING, mount.path / "mapped"):
+        weightfs("umount", "-l", mount.path)
+        process.kill(holder_of(mount.store), signal.SIGTERM)
+        mount.mount()
+        assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
+    mount.fsck()
+
+
+def test_lazy_umount_of_an_idle_mount_returns_when_everything_is_on_the_device(mount):
+    finished = weightfs("umount", "-l", mount.path)
+    assert finished.err == "" and is_free(mount.store)
+
+
+def test_forced_umount_of_a_busy_mount(mount, umount_helper):
+    with Holder(DIRTY_MAPPING, mount.path / "mapped"):
+        process.run([umount_helper, "-f", mount.path])
+        assert not is_mounted(mount.path) and is_free(mount.store)
+    mount.mount()
+    assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
+    mount.fsck()
+
+
+def test_forced_umount_of_a_daemon_that_hangs(mount):
+    daemon = mount.pid
+    process.kill(daemon, signal.SIGSTOP)
+    try:
+        umount = subprocess.Popen([program(), "umount", "-f", "--timeout", "0.1", mount.path], text=True,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert wait_until(lambda: not is_mounted(mount.path)), "the directory is free though the daemon sleeps"
+    finally:
+        process.kill(daemon, signal.SIGCONT)
+    process.finish(umount)
+    assert is_free(mount.store)
+
+
+@pytest.mark.parametrize("options", [["-l"], ["-f"], ["-l", "-f"]], ids=" ".join)
+def test_umount_after_the_daemon_was_killed(mount, umount_helper, options):
+    with Holder("file = open(sys.argv[1])", mount.path / "file"):
+        pid = mount.pid
+        process.kill(pid)
+        # Not waited for: the process may still be ending.
+        finished = process.run([umount_helper, *options, mount.path])
+        assert not is_mounted(mount.path) and "had ended before" in finished.err
+        assert process.wait_gone(pid)
+    mount.mount()
+    mount.fsck()
+
+
+def test_umount_in_the_namespace_of_another_process(mount):
+    with Holder("", namespace=True) as holder:
+        weightfs("umount", "--timeout", "0", "--namespace", holder.pid, mount.path, codes=(STILL_SERVED,))
+        assert is_mounted(mount.path) and mount.alive()
+        # Nobody else has it now.
+        weightfs("umount", mount.path)
+        assert is_free(mount.store)
+
+
+@pytest.mark.parametrize("words", [["--timeout", "-1"], ["--timeout", "soon"]])
+def test_impossible_timeouts(mount, words):
+    weightfs("umount", mount.path, *words, codes=(2,))
+    assert mount.alive()

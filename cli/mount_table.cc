@@ -13,6 +13,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "common/printable.h"
+
 namespace weightfs::cli {
 namespace {
 
@@ -165,7 +167,7 @@ std::vector<MountUser> FindMountUsers(const MountEntry& mount) {
     std::string command;
     std::ifstream comm(entry->path() / "comm");
     std::getline(comm, command);
-    users.push_back({pid, std::move(command), std::move(reason)});
+    users.push_back({pid, Printable(command), Printable(reason)});
   }
   return users;
 }

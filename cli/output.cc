@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "common/printable.h"
 #include "common/size_text.h"
 
 namespace weightfs::cli {
@@ -37,7 +38,7 @@ std::string Bar(uint64_t done, uint64_t total) {
 }  // namespace
 
 std::string Line(const Error& error) {
-  return error.what.empty() ? std::string(ErrorCodeName(error.code)) : error.what;
+  return error.what.empty() ? std::string(ErrorCodeName(error.code)) : Printable(error.what);
 }
 
 int Fail(const Error& error, int exit_code) {

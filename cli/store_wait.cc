@@ -22,9 +22,8 @@ constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr unsigned long kExiting = 0x4;
 
 pid_t Holder(const std::string& directory) {
-  std::ifstream file(directory + "/" + kLockName);
-  pid_t process = 0;
-  return file >> process ? process : 0;
+  const auto file = StoreLock::OpenToWatch(directory);
+  return file.has_value() ? StoreLock::HolderOf(file->get()) : 0;
 }
 
 bool HasPendingKill(pid_t process) {

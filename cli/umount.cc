@@ -25,7 +25,7 @@ class ServerWatch {
  public:
   // Before the unmount: afterwards the process may be gone, and another one under its number.
   explicit ServerWatch(const std::string& store)
-      : lock_(open((store + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC)),
+      : lock_(StoreLock::OpenToWatch(store).value_or(Descriptor())),
         pid_(HolderPid()),
         process_(pid_ > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)) : -1) {}
 

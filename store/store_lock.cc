@@ -7,6 +7,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "common/guarded_directory.h"
+#include "common/printable.h"
 #include "store/store_directory.h"
 
 namespace weightfs {
@@ -14,13 +16,11 @@ namespace {
 
 // "process 4711 (weightfs)" as the lock file and /proc tell, or what is known of it.
 std::string DescribeHolder(int descriptor) {
-  char text[32] = {};
-  const ssize_t got = pread(descriptor, text, sizeof(text) - 1, 0);
-  const long pid = got > 0 ? std::strtol(text, nullptr, 10) : 0;
+  const pid_t pid = StoreLock::HolderOf(descriptor);
   if (pid <= 0) return "another process";
   std::string name;
   std::ifstream comm(fmt::format("/proc/{}/comm", pid));
-  if (std::getline(comm, name)) return fmt::format("process {} ({})", pid, name);
+  if (std::getline(comm, name)) return fmt::format("process {} ({})", pid, Printable(name));
   return fmt::format("process {}", pid);
 }
 
@@ -34,33 +34,31 @@ void Rewrite(int descriptor, const std::string& text) {
 
 // A killed process closes its descriptors in the order of their numbers, and the lock must be the last that it lets go:
 // who gets it finds the devices and the catalog free. Below the usual limit of 1,024.
-int MoveUp(int descriptor) {
-  const int high = fcntl(descriptor, F_DUPFD_CLOEXEC, 1000);
-  if (high < 0) return descriptor;
-  close(descriptor);
-  return high;
+Descriptor MoveUp(Descriptor descriptor) {
+  Descriptor high(fcntl(descriptor.get(), F_DUPFD_CLOEXEC, 1000));
+  return high ? std::move(high) : std::move(descriptor);
+}
+
+Error OpenError(const GuardedDirectory& store, const Error& error) {
+  if (error.code == ErrorCode::kPermission) return error;   // says all
+  return {error.code, fmt::format("{}; check the directory of the store, its owner and its free space",
+                                  error.what.empty() ? store.PathOf(kLockName) : error.what)};
 }
 
 }  // namespace
 
 Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
-  const std::string path = directory + "/" + kLockName;
-  int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  auto file = store.OpenFile(kLockName, O_RDWR | O_CREAT);
   // A store on a read-only filesystem can be locked as well, without a name in the file.
-  if (descriptor < 0 && errno == EROFS) descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) {
-    const int error = errno;
-    const auto code = error == EACCES || error == EPERM ? ErrorCode::kAccess
-                      : error == ENOENT                 ? ErrorCode::kNotFound
-                                                        : ErrorCode::kIo;
-    return Error{code, fmt::format("{}: cannot be opened: {}; check the store's directory and its owner", path,
-                                   std::strerror(error))};
-  }
-  descriptor = MoveUp(descriptor);
-  StoreLock lock(descriptor);
+  if (!file.has_value() && file.error().code == ErrorCode::kReadOnly) file = store.OpenFile(kLockName, O_RDONLY);
+  if (!file.has_value()) return OpenError(store, file.error());
+  StoreLock lock(MoveUp(std::move(*file)));
+  const int descriptor = lock.file_.get();
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
-      return Error{ErrorCode::kIo, fmt::format("{}: cannot be locked: {}", path, std::strerror(errno))};
+      return Error{ErrorCode::kIo, fmt::format("{}: cannot be locked: {}", store.PathOf(kLockName),
+                                               std::strerror(errno))};
     }
     return Error{ErrorCode::kBusy, fmt::format("{}: the store is in use by {}; unmount it first", directory,
                                                DescribeHolder(descriptor))};
@@ -68,16 +66,23 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   return lock;
 }
 
-StoreLock::~StoreLock() {
-  if (descriptor_ >= 0) close(descriptor_);
+Result<Descriptor> StoreLock::OpenToWatch(const std::string& directory) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  return store.OpenFile(kLockName, O_RDONLY);
+}
+
+pid_t StoreLock::HolderOf(int descriptor) {
+  char text[32] = {};
+  const ssize_t got = pread(descriptor, text, sizeof(text) - 1, 0);
+  return got > 0 ? static_cast<pid_t>(std::strtol(text, nullptr, 10)) : 0;
 }
 
 void StoreLock::Claim() {
-  if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n", getpid()));
+  if (file_) Rewrite(file_.get(), fmt::format("{}\n", getpid()));
 }
 
 void StoreLock::Clear(const std::string& note) {
-  if (descriptor_ >= 0) Rewrite(descriptor_, note.empty() ? note : "error: " + note + "\n");
+  if (file_) Rewrite(file_.get(), note.empty() ? note : "error: " + Printable(note) + "\n");
 }
 
 }  // namespace weightfs

@@ -1,8 +1,11 @@
 // The ioctls of lease/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
+#include <linux/capability.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "fs/caller.h"
 #include "fs/lease_server.h"
 #include "fs/operations.h"
 #include "lease/ioctl.h"
@@ -102,12 +105,27 @@ void Stats(Filesystem& filesystem, Reply reply) {
   reply.Ioctl(&out, sizeof(out));
 }
 
+// It makes others wait for devices: whoever may write the file can do that anyway, and its owner.
+bool MayDropCache(const Reply& reply, FileHandle& file) {
+  if (file.writable()) return true;
+  uint32_t owner;
+  {
+    MutexLock lock(file.inode->mutex);
+    owner = file.inode->attributes.uid;
+  }
+  return reply.caller().uid == owner || CallerOf(reply).Can(CAP_FOWNER);
+}
+
 void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   if (request.directory) {
     reply.Errno(EINVAL);
     return;
   }
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  if (!MayDropCache(reply, *file)) {
+    reply.Errno(EPERM);
+    return;
+  }
   filesystem.RunElsewhere(std::move(reply), [&filesystem, file](Reply later) {
     filesystem.store().DropCached(file->inode);
     filesystem.read_history().Forget(file->inode->id);
@@ -119,12 +137,14 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
 void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_lease_ticket out{};
   LeaseServer* leases = filesystem.leases();
-  const uint32_t uid = reply.caller().uid;
   if (leases == nullptr) {
     reply.Errno(EOPNOTSUPP);
     return;
   }
-  if (!TrustsForLeases(filesystem.options().direct, uid)) {
+  // Of strangers nothing is looked up.
+  const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
+  const Credentials caller = may_ask ? CallerOf(reply) : Credentials{};
+  if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) {
     reply.Errno(EPERM);
     return;
   }
@@ -137,13 +157,13 @@ void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     reply.Errno(EINVAL);
     return;
   }
-  LeaseTickets::Opened opened;
+  LeaseTickets::Opened opened{nullptr, nullptr, caller.capabilities};
   if (request.directory) {
     opened.directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
   } else {
     opened.file = HandleRegistry<FileHandle>::Get(request.file->fh);
   }
-  const auto token = leases->tickets().Issue(opened, uid);
+  const auto token = leases->tickets().Issue(opened, caller.uid);
   if (!token.has_value()) {
     reply.Fail(token.error());
     return;

@@ -96,6 +96,8 @@ void Stats(Filesystem& filesystem, Reply reply) {
   if (filesystem.leases() != nullptr) out.leases = filesystem.leases()->leases();
   out.pinned_bytes = store.pinned_bytes;
   out.granted_bytes = store.granted_bytes;
+  out.leased_read_bytes = store.leased_read_bytes;
+  out.leased_written_bytes = store.leased_written_bytes;
   out.requests = filesystem.requests().begun();
   if (filesystem.buffers != nullptr) {
     const BufferPool& pool = filesystem.buffers->shared();

@@ -66,11 +66,11 @@ void StartReport::Send(const std::string& text) {
   close(descriptor);
 }
 
-void StartReport::Ready(const std::string& log) {
+void StartReport::Ready(int log) {
   if (descriptor_ < 0) return;
   Send({kReady});
   PointAt(STDOUT_FILENO, "/dev/null", O_WRONLY);
-  if (!PointAt(STDERR_FILENO, log.c_str(), O_WRONLY | O_APPEND)) PointAt(STDERR_FILENO, "/dev/null", O_WRONLY);
+  if (log < 0 || dup2(log, STDERR_FILENO) < 0) PointAt(STDERR_FILENO, "/dev/null", O_WRONLY);
 }
 
 bool StartReport::Failed(const std::string& line) {

@@ -16,9 +16,10 @@ class StartReport {
   StartReport& operator=(const StartReport&) = delete;
   ~StartReport();
 
-  // The parent ends with success. From here on standard output goes to /dev/null, and standard error to the file `log`,
-  // for what libraries and ReportCrashes say at an end nobody expects. Only the first report counts.
-  void Ready(const std::string& log);
+  // The parent ends with success. From here on standard output goes to /dev/null, and standard error to `log`, a
+  // descriptor (-1: to /dev/null), for what libraries and ReportCrashes say at an end nobody expects. Only the first
+  // report counts.
+  void Ready(int log);
   // The parent prints the line and ends with failure; false when nobody waits any more.
   bool Failed(const std::string& line);
 

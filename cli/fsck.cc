@@ -10,6 +10,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/store_wait.h"
+#include "common/printable.h"
 #include "common/size_text.h"
 #include "store/fsck.h"
 #include "store/store_directory.h"
@@ -69,7 +70,7 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
-               finding.repaired ? "repaired" : "", finding.text});
+               finding.repaired ? "repaired" : "", Printable(finding.text)});
   }
   if (!table.empty()) fmt::print("{}", table.ToString());
   if (report.problems > report.findings.size()) {

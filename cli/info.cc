@@ -21,6 +21,7 @@
 #include "cli/output.h"
 #include "cli/store_wait.h"
 #include "common/descriptor.h"
+#include "common/printable.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "lease/ioctl.h"
@@ -173,14 +174,14 @@ int ShowStore(const Arguments& arguments) {
     if (counted) AddSpace(&json, *look->space);
     PrintJson(json);
   } else {
-    fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", arguments.path,
-               ToString(description->id), description->format, description->created,
-               MountedOn(mount, hidden, look) + dead);
+    fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
+               ToString(description->id), description->format, Printable(description->created),
+               Printable(MountedOn(mount, hidden, look) + dead));
     if (counted) fmt::print("space    {}\n", SpaceLine(*look->space));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description->devices) {
       table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
-                 DevicePath(arguments.path, device), ToString(device.id)});
+                 Printable(DevicePath(arguments.path, device)), ToString(device.id)});
     }
     fmt::print("{}", table.ToString());
   }
@@ -231,7 +232,9 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                             {"resident_inodes", stats.resident_inodes},
                             {"leases", stats.leases},
                             {"pinned_bytes", stats.pinned_bytes},
-                            {"granted_bytes", stats.granted_bytes}};
+                            {"granted_bytes", stats.granted_bytes},
+                            {"leased_read_bytes", stats.leased_read_bytes},
+                            {"leased_written_bytes", stats.leased_written_bytes}};
     }
     PrintJson(json);
     return kSuccess;
@@ -241,11 +244,13 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
              (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
              mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
   if (counted) {
-    fmt::print("read     {} by programs, {} from the devices\nwritten  {} by programs, {} to the devices, {} commits\n"
+    fmt::print("read     {} by programs, {} from the devices ({} of it by leases)\n"
+               "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
                "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
                "errors   {} checksum mismatches\n",
-               Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.written_bytes),
-               Bytes(stats.device_written_bytes), stats.commits, Bytes(stats.buffer_in_use),
+               Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
+               Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
+               stats.commits, Bytes(stats.buffer_in_use),
                Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.leases, Bytes(stats.pinned_bytes),
                Bytes(stats.granted_bytes), stats.checksum_errors);
   }
@@ -293,7 +298,8 @@ void PrintExtents(const Arguments& arguments, const struct stat& status, const s
                   uint64_t mapped) {
   const auto size = static_cast<uint64_t>(status.st_size);
   const uint64_t covered = RoundUp(size, kBlockSize);
-  fmt::print("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, arguments.path), Bytes(size), size, status.st_ino);
+  fmt::print("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size), size,
+             status.st_ino);
   fmt::print("{} run{} on the device, {} mapped{}\n", extents.size(), extents.size() == 1 ? "" : "s", Bytes(mapped),
              mapped < covered ? fmt::format(", {} of holes", Bytes(covered - mapped)) : "");
   if (extents.empty()) return;

@@ -1,4 +1,5 @@
 // weightfs mount: serves a store at a directory.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <spdlog/sinks/sink.h>
@@ -122,21 +123,27 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
 }
 
-std::string LogPath(const Plan& plan) { return plan.store + "/" + kLogName; }
-
 // In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller until
-// the mount answers.
-void StartLog(const Plan& plan) {
-  if (!plan.foreground) {
-    for (const auto& sink : spdlog::default_logger()->sinks()) sink->set_level(spdlog::level::warn);
-    LogToFile(LogPath(plan));
-  }
+// the mount answers. Returns a descriptor of the file: none in the foreground, and where there can be no such file.
+Result<Descriptor> StartLog(const Plan& plan) {
   spdlog::set_level(spdlog::level::info);
+  if (plan.foreground) return Descriptor();
+  for (const auto& sink : spdlog::default_logger()->sinks()) sink->set_level(spdlog::level::warn);
+  auto log = OpenLog(plan.store);
+  if (!log.has_value()) {
+    // A link or somebody else's file is refused. A full or read-only filesystem must not keep a store from being read.
+    if (log.error().code != ErrorCode::kNoSpace && log.error().code != ErrorCode::kReadOnly) return log.error();
+    spdlog::warn("{}; this mount has no log", log.error().what);
+    return Descriptor();
+  }
+  Descriptor copy(fcntl(log->get(), F_DUPFD_CLOEXEC, 0));
+  LogToFile(std::move(*log));
+  return copy;
 }
 
-void LeaveCaller(const Plan& plan, StartReport& report) {
+void LeaveCaller(const Plan& plan, const Descriptor& log, StartReport& report) {
   if (!plan.foreground) spdlog::default_logger()->sinks().front()->set_level(spdlog::level::off);
-  report.Ready(LogPath(plan));
+  report.Ready(log.get());
 }
 
 void LogStart(const Plan& plan, const Mount& mount) {
@@ -156,12 +163,12 @@ Result<void> Serve(Plan plan, StartReport& report) {
   RETURN_IF_ERROR(WaitUntilReleased(plan.store));
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Only now: a store that cannot be opened is left as it was.
-  StartLog(plan);
+  ASSIGN_OR_RETURN(const Descriptor log, StartLog(plan));
   if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store);
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
-  plan.mount.ready = [&plan, &report] { LeaveCaller(plan, report); };
+  plan.mount.ready = [&plan, &log, &report] { LeaveCaller(plan, log, report); };
   plan.mount.ended = [&session] { session->NoteClosing(); };
   ASSIGN_OR_RETURN(auto mount, Mount::Create(session->store(), plan.mount));
   session->NoteServing(mount->device(), plan.mount.mountpoint);

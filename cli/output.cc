@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "common/printable.h"
+
 namespace weightfs::cli {
 size_t TextWidth(std::string_view text) {
   size_t width = 0;
@@ -22,7 +24,7 @@ size_t TextWidth(std::string_view text) {
 }
 
 std::string Line(const Error& error) {
-  return error.what.empty() ? std::string(ErrorCodeName(error.code)) : error.what;
+  return error.what.empty() ? std::string(ErrorCodeName(error.code)) : Printable(error.what);
 }
 
 int Fail(const Error& error, int exit_code) {

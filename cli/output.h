@@ -15,7 +15,7 @@ inline constexpr int kSuccess = 0, kFailure = 1, kUsage = 2;
 // Prints "weightfs: <the error's line>" to standard error and returns `exit_code`.
 int Fail(const Error& error, int exit_code = kFailure);
 
-// The line of an error, for people.
+// The line of an error, for people; names in it are made printable.
 std::string Line(const Error& error);
 
 // `text` in bold, green, yellow or dim where standard output is a terminal, else as it is.

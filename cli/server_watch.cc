@@ -31,7 +31,7 @@ bool HasTerminal() { return isatty(STDERR_FILENO) != 0; }
 ServerWatch::ServerWatch(const MountEntry& mount)
     : store_(mount.source),
       device_(mount.device),
-      lock_(open((store_ + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)),
+      lock_(StoreLock::OpenToWatch(store_).value_or(Descriptor())),
       holder_(ReadStoreHolder(store_)),
       process_(holder_.process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, holder_.process, 0)) : -1) {}
 

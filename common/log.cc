@@ -1,24 +1,73 @@
 #include "common/log.h"
 
-#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
+#include <cerrno>
 #include <memory>
+#include <mutex>
+#include <utility>
+
+#include "common/printable.h"
 
 namespace weightfs {
+namespace {
+
+// Lays a line out by a pattern, with its text made printable.
+class LineFormatter final : public spdlog::formatter {
+ public:
+  explicit LineFormatter(std::string pattern)
+      : pattern_(std::move(pattern)), inner_(std::make_unique<spdlog::pattern_formatter>(pattern_)) {}
+
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const std::string text = Printable({message.payload.data(), message.payload.size()});
+    spdlog::details::log_msg printable = message;
+    printable.payload = text;
+    inner_->format(printable, out);
+  }
+  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<LineFormatter>(pattern_); }
+
+ private:
+  const std::string pattern_;
+  const std::unique_ptr<spdlog::formatter> inner_;
+};
+
+// One write for each line, so that the lines of several processes do not mix.
+class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FileSink(Descriptor file) : file_(std::move(file)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    for (size_t done = 0; done < line.size();) {
+      const ssize_t written = write(file_.get(), line.data() + done, line.size() - done);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return;
+      done += static_cast<size_t>(written);
+    }
+  }
+  void flush_() override {}
+
+  const Descriptor file_;
+};
+
+}  // namespace
 
 void LogToStderr(spdlog::level::level_enum level) {
-  auto logger = std::make_shared<spdlog::logger>("weightfs", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern("weightfs: %l: %v");
+  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  sink->set_formatter(std::make_unique<LineFormatter>("weightfs: %l: %v"));
+  auto logger = std::make_shared<spdlog::logger>("weightfs", std::move(sink));
   logger->set_level(level);
   spdlog::set_default_logger(std::move(logger));
 }
 
-void LogToFile(const std::string& path) {
-  auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
-  sink->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
+void LogToFile(Descriptor file) {
+  auto sink = std::make_shared<FileSink>(std::move(file));
+  sink->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
   spdlog::default_logger()->sinks().push_back(std::move(sink));
-  spdlog::flush_on(spdlog::level::info);
 }
 
 }  // namespace weightfs

@@ -1,3 +1,4 @@
+#include "common/printable.h"
 #include "common/mount_users.h"
 
 #include <dirent.h>
@@ -111,7 +112,10 @@ MountUsers FindMountUsers(std::string_view device) {
   Looker looker(device);
   for (const pid_t process : AllProcesses()) {
     if (process == getpid()) continue;
-    if (auto user = looker.LookAt(process)) found.users.push_back(std::move(*user));
+    if (auto user = looker.LookAt(process)) {
+      user->reason = Printable(user->reason);
+      found.users.push_back(std::move(*user));
+    }
   }
   found.complete = looker.complete();
   return found;
@@ -121,7 +125,7 @@ std::string CommandOf(pid_t process) {
   std::string command;
   std::ifstream comm(fmt::format("/proc/{}/comm", process));
   std::getline(comm, command);
-  return command;
+  return Printable(command);
 }
 
 }  // namespace weightfs

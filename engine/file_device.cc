@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/descriptor.h"
 #include "common/log.h"
 #include "common/mutex.h"
 #include "common/shell_quote.h"
@@ -217,8 +218,10 @@ class FileDevice::Impl {
   }
 
   Result<void> OpenDescriptor() {
+    // Looked at before it is opened, for an open may have effects: the file itself, whatever has the path by then.
+    const Descriptor found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
     struct stat status {};
-    if (stat(path_.c_str(), &status) != 0) {
+    if (!found || fstat(found.get(), &status) != 0) {
       if (errno == ENOENT || errno == ENOTDIR) {
         return OpenError(ErrorCode::kNotFound, path_,
                          "no such file or device; check the path of the pool device");
@@ -233,15 +236,16 @@ class FileDevice::Impl {
     // Without O_CREAT it has a meaning for block devices alone: nobody else has it exclusively, no mount, no
     // swap.
     if (is_block_device_ && options_.exclusive) flags |= O_EXCL;
-    descriptor_ = open(path_.c_str(), flags | (options_.direct ? O_DIRECT : 0));
+    const std::string self = fmt::format("/proc/self/fd/{}", found.get());
+    descriptor_ = open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0));
     while (descriptor_ < 0 && errno == EBUSY && std::chrono::steady_clock::now() - start_ < options_.lock_wait) {
       std::this_thread::sleep_for(kLockPoll);
-      descriptor_ = open(path_.c_str(), flags | (options_.direct ? O_DIRECT : 0));
+      descriptor_ = open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0));
     }
     if (descriptor_ < 0 && errno == EINVAL && options_.direct) {
       spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower",
                    path_);
-      descriptor_ = open(path_.c_str(), flags);
+      descriptor_ = open(self.c_str(), flags);
     }
     if (descriptor_ >= 0) return {};
     if (errno == EBUSY) {

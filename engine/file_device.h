@@ -21,6 +21,7 @@ class FileDevice final : public BlockDevice {
     unsigned rings = 1;
     bool read_only = false;
     bool direct = true;           // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)
+    bool follow_links = true;     // of the last part of the path; false: such a link is no device (kIo)
     bool exclusive = true;        // flock (and O_EXCL on a block device): kBusy names the path when it is taken
     std::chrono::milliseconds lock_wait{0};   // for a holder that was killed and is just ending
   };

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/capability.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -144,7 +145,11 @@ Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices() {
 
 Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lease::Token& token) {
   LeaseTickets::Opened opened = tickets_.Find(token, request.connection->peer().uid);
-  if (opened.file != nullptr || opened.directory != nullptr) return opened;
+  if (opened.file != nullptr || opened.directory != nullptr) {
+    request.who = request.connection->peer();
+    request.who.capabilities = opened.capabilities;
+    return opened;
+  }
   request.error = EBADF;
   return Error{ErrorCode::kInvalid, "the ticket is of nothing that this user has open"};
 }
@@ -221,7 +226,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   if (!body.Take(&asked) || asked.files > lease::kMaximumFiles) return Malformed();
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
-  const Credentials& peer = request.connection->peer();
+  const Credentials& peer = request.who;
   RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, Namespace::kMaySearch));
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
   std::vector<lease::FileAnswer> files(asked.files);
@@ -298,7 +303,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
   // Pages that were changed before would otherwise be written over what is committed.
   filesystem_.TakeMappedChanges(inode->id);
-  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, request.connection->peer().uid != 0));
+  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));
   // Pages that a mapping fills and changes from here on lack what is committed.
   InodePages::DirectWrite direct(*file->pages, {asked.file_offset, asked.file_offset + asked.length});
   RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
@@ -326,8 +331,8 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();
-  const auto published = filesystem_.store().Publish(directory, request.connection->peer(), asked.mode, files,
-                                                     checksums, std::move(grant), &failed);
+  const auto published = filesystem_.store().Publish(directory, request.who, asked.mode, files, checksums,
+                                                     std::move(grant), &failed);
   if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
   filesystem_.DropEntries(directory->id, files, *published);

@@ -60,6 +60,7 @@ class LeaseRequests {
     lease::Kind kind{};
     int error = 0;        // an errno that no ErrorCode says; goes before the error's own
     uint64_t failed = lease::kNoEntry;   // of kCommitMany: the entry at fault
+    Credentials who;      // the connection's, with the capabilities of the ticket that was shown
   };
 
   // Each answers, or gives the error to answer with.

@@ -1,6 +1,7 @@
 #include "fs/lease_server.h"
 
 #include <fmt/format.h>
+#include <linux/capability.h>
 #include <linux/sockios.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -60,13 +61,17 @@ bool HasUnread(int socket) {
 
 }  // namespace
 
-bool TrustsForLeases(DirectAccess direct, uint32_t uid) {
+bool MayHoldTickets(DirectAccess direct, uint32_t uid) {
   switch (direct) {
     case DirectAccess::kOff: return false;
     case DirectAccess::kRoot: return uid == 0;
     case DirectAccess::kOwner: return uid == 0 || uid == geteuid();
   }
   return false;
+}
+
+bool TrustsForLeases(DirectAccess direct, const Credentials& who) {
+  return MayHoldTickets(direct, who.uid) && (who.uid != 0 || who.Can(CAP_DAC_OVERRIDE));
 }
 
 LeaseServer::LeaseServer(Filesystem& filesystem)
@@ -192,7 +197,7 @@ void LeaseServer::AcceptSome() {
 // Before anything is read of it: even the descriptors that came with a message of a stranger could hold us up.
 void LeaseServer::Accept(Descriptor socket) {
   const auto peer = PeerOf(socket.get());
-  if (!peer.has_value() || !TrustsForLeases(filesystem_.options().direct, peer->uid)) return;
+  if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
   const int descriptor = socket.get();
   const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_);
   LeaseConnectionPtr dropped;   // ends without the mutex

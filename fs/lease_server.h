@@ -2,6 +2,8 @@
 // of the devices, and then move the bytes themselves (lease/protocol.h). Private to fs/.
 //
 // Who may use it: the users of the option direct=, and of these who shows a ticket of an open file (WEIGHTFS_IOC_LEASE).
+// The ticket carries the capabilities of the thread that asked for it: the kernel holds that thread in its ioctl while
+// they are looked at, so there is no process number that could be another's by then, as a socket's peer has.
 // A lease is its connection's and ends with it, however its holder ends.
 #pragma once
 
@@ -75,7 +77,10 @@ class LeaseServer {
   std::thread thread_;
 };
 
-// Whether the option direct= lets this user have leases.
-bool TrustsForLeases(DirectAccess direct, uint32_t uid);
+// Whether the option direct= lets a process of this user have tickets at all.
+bool MayHoldTickets(DirectAccess direct, uint32_t uid);
+// Whether it gives one to whoever asks with these credentials. Root must be able to open any file: without
+// CAP_DAC_OVERRIDE, as in many containers, user 0 is a user like others.
+bool TrustsForLeases(DirectAccess direct, const Credentials& who);
 
 }  // namespace weightfs

@@ -16,10 +16,11 @@ Result<lease::Token> LeaseTickets::Issue(const Opened& opened, uint32_t uid) {
   MutexLock lock(mutex_);
   std::vector<lease::Token>& issued = of_handle_[handle];
   for (const lease::Token& earlier : issued) {
-    if (tickets_.at(earlier).uid == uid) return earlier;
+    const Ticket& ticket = tickets_.at(earlier);
+    if (ticket.uid == uid && ticket.capabilities == opened.capabilities) return earlier;
   }
   issued.push_back(token);
-  tickets_.emplace(token, Ticket{opened.file, opened.directory, uid});
+  tickets_.emplace(token, Ticket{opened.file, opened.directory, uid, opened.capabilities});
   return token;
 }
 
@@ -27,7 +28,7 @@ LeaseTickets::Opened LeaseTickets::Find(const lease::Token& token, uint32_t uid)
   MutexLock lock(mutex_);
   const auto found = tickets_.find(token);
   if (found == tickets_.end() || found->second.uid != uid) return {};
-  return {found->second.file.lock(), found->second.directory.lock()};
+  return {found->second.file.lock(), found->second.directory.lock(), found->second.capabilities};
 }
 
 void LeaseTickets::Forget(const void* handle) {

@@ -17,13 +17,14 @@ namespace weightfs {
 // Thread-safe.
 class LeaseTickets {
  public:
-  // What a ticket was asked by: one of the two.
+  // What a ticket was asked by: one of the two, and the capabilities of the thread that asked.
   struct Opened {
     std::shared_ptr<FileHandle> file;
     std::shared_ptr<DirectoryHandle> directory;
+    uint64_t capabilities = 0;   // as Credentials has them
   };
 
-  // The ticket of the user for an open handle, the same each time. kIo without random numbers.
+  // The ticket of the user, with these capabilities, for an open handle; the same each time. kIo without random numbers.
   Result<lease::Token> Issue(const Opened& opened, uint32_t uid) EXCLUDES(mutex_);
 
   // What the ticket was asked by, while it is open; nothing for anybody but the user who asked.
@@ -37,6 +38,7 @@ class LeaseTickets {
     std::weak_ptr<FileHandle> file;
     std::weak_ptr<DirectoryHandle> directory;
     uint32_t uid = 0;
+    uint64_t capabilities = 0;
   };
 
   Mutex mutex_;

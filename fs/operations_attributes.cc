@@ -1,4 +1,5 @@
 // Attributes of inodes, plain and extended, and the statistics of the whole.
+#include <linux/capability.h>
 #include <sys/statvfs.h>
 #include <sys/xattr.h>
 
@@ -8,7 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "fs/caller.h"
 #include "fs/operations.h"
+#include "store/acl.h"
 
 namespace weightfs {
 namespace {
@@ -60,12 +63,23 @@ void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const struc
   });
 }
 
+// Whether the caller may set an access control list and leave the set-group-id bit. The kernel holds the inode's lock,
+// so that mode and group stay as they are; it knows the answer, but libfuse does not hand it on.
+bool KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, std::string_view name) {
+  if (name != kAccessAclName) return true;
+  const auto now = filesystem.names().GetAttributes(ino);
+  if (!now.has_value() || (now->mode & S_ISGID) == 0) return true;
+  const Credentials caller = CallerOf(reply);
+  return caller.Has(now->gid) || caller.Can(CAP_FSETID);
+}
+
 void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name,
                  std::string_view value, int flags) {
   const AttributeWrite mode = (flags & XATTR_CREATE) != 0    ? AttributeWrite::kCreate
                               : (flags & XATTR_REPLACE) != 0 ? AttributeWrite::kReplace
                                                              : AttributeWrite::kAny;
-  reply.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode));
+  reply.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode,
+                                                       KeepsSetGroupId(filesystem, reply, ino, name)));
 }
 
 void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
@@ -83,10 +97,12 @@ void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capac
     reply.Fail(names.error());
     return;
   }
-  const bool privileged = reply.caller().uid == 0;   // nobody else sees trusted attributes
-  std::string list;                                  // each name ends in a zero byte
+  // The kernel guards the values of trusted attributes, and leaves their names to us.
+  const auto is_trusted = [](const std::string& name) { return name.starts_with("trusted."); };
+  const bool hidden = std::any_of(names->begin(), names->end(), is_trusted) && !CallerOf(reply).Can(CAP_SYS_ADMIN);
+  std::string list;   // each name ends in a zero byte
   for (const std::string& name : *names) {
-    if (privileged || !name.starts_with("trusted.")) list.append(name).push_back('\0');
+    if (!hidden || !is_trusted(name)) list.append(name).push_back('\0');
   }
   reply.ExtendedAttribute(list, capacity);
 }

@@ -1,21 +1,29 @@
 // Open files: open, create, read, write, flush, sync, release.
 #include <fcntl.h>
+#include <linux/capability.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string_view>
 
+#include "fs/caller.h"
 #include "fs/operations.h"
 
 namespace weightfs {
 namespace {
+
+bool HasSetIds(Inode& inode) {
+  MutexLock lock(inode.mutex);
+  return (inode.attributes.mode & (S_ISUID | S_ISGID)) != 0;
+}
 
 void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
   const auto open = [&]() -> Result<InodePtr> {
     const bool truncate = (file.flags & O_TRUNC) != 0;
     if (truncate) {
       ASSIGN_OR_RETURN(const InodePtr inode, filesystem.store().inodes().Get(ino));
-      RETURN_IF_ERROR(filesystem.ClearPrivileges(inode, reply.caller().uid != 0));
+      const bool set_ids = HasSetIds(*inode) && !CallerOf(reply).Can(CAP_FSETID);
+      RETURN_IF_ERROR(filesystem.ClearPrivileges(inode, set_ids));
     }
     return filesystem.store().OpenFile(ino, truncate);
   };

@@ -1,8 +1,11 @@
 // The ioctls of lease/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
+#include <linux/capability.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "fs/caller.h"
 #include "fs/lease_server.h"
 #include "fs/operations.h"
 #include "lease/ioctl.h"
@@ -93,6 +96,8 @@ void Stats(Filesystem& filesystem, Reply reply) {
   if (filesystem.leases() != nullptr) out.leases = filesystem.leases()->leases();
   out.pinned_bytes = store.pinned_bytes;
   out.granted_bytes = store.granted_bytes;
+  out.leased_read_bytes = store.leased_read_bytes;
+  out.leased_written_bytes = store.leased_written_bytes;
   out.requests = filesystem.requests().begun();
   if (filesystem.buffers != nullptr) {
     const BufferPool& pool = filesystem.buffers->shared();
@@ -102,12 +107,27 @@ void Stats(Filesystem& filesystem, Reply reply) {
   reply.Ioctl(&out, sizeof(out));
 }
 
+// It makes others wait for devices: whoever may write the file can do that anyway, and its owner.
+bool MayDropCache(const Reply& reply, FileHandle& file) {
+  if (file.writable()) return true;
+  uint32_t owner;
+  {
+    MutexLock lock(file.inode->mutex);
+    owner = file.inode->attributes.uid;
+  }
+  return reply.caller().uid == owner || CallerOf(reply).Can(CAP_FOWNER);
+}
+
 void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   if (request.directory) {
     reply.Errno(EINVAL);
     return;
   }
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  if (!MayDropCache(reply, *file)) {
+    reply.Errno(EPERM);
+    return;
+  }
   filesystem.RunElsewhere(std::move(reply), [&filesystem, file](Reply later) {
     filesystem.store().DropCached(file->inode);
     filesystem.read_history().Forget(file->inode->id);
@@ -119,12 +139,14 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
 void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_lease_ticket out{};
   LeaseServer* leases = filesystem.leases();
-  const uint32_t uid = reply.caller().uid;
   if (leases == nullptr) {
     reply.Errno(EOPNOTSUPP);
     return;
   }
-  if (!TrustsForLeases(filesystem.options().direct, uid)) {
+  // Of strangers nothing is looked up.
+  const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
+  const Credentials caller = may_ask ? CallerOf(reply) : Credentials{};
+  if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) {
     reply.Errno(EPERM);
     return;
   }
@@ -137,13 +159,13 @@ void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     reply.Errno(EINVAL);
     return;
   }
-  LeaseTickets::Opened opened;
+  LeaseTickets::Opened opened{nullptr, nullptr, caller.capabilities};
   if (request.directory) {
     opened.directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
   } else {
     opened.file = HandleRegistry<FileHandle>::Get(request.file->fh);
   }
-  const auto token = leases->tickets().Issue(opened, uid);
+  const auto token = leases->tickets().Issue(opened, caller.uid);
   if (!token.has_value()) {
     reply.Fail(token.error());
     return;
@@ -161,7 +183,7 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
     return;
   }
   std::memcpy(&read_only, request.in.data(), sizeof(read_only));
-  if (reply.caller().uid != 0) {
+  if (!CallerOf(reply).Can(CAP_SYS_ADMIN)) {
     reply.Errno(EPERM);
     return;
   }

@@ -54,7 +54,7 @@ struct weightfs_stats {
   __u32 version;
   __u32 read_only;
   __u64 read_bytes, written_bytes;
-  __u64 device_read_bytes, device_written_bytes;
+  __u64 device_read_bytes, device_written_bytes; /* those of leases included */
   __u64 commits, flushes, checksum_errors;
   __u64 buffer_capacity, buffer_in_use, dirty_bytes;
   __u64 resident_inodes;
@@ -63,16 +63,20 @@ struct weightfs_stats {
   __u64 write_buffers, write_buffers_in_use;
   __u64 leases;                      /* held now */
   __u64 pinned_bytes, granted_bytes; /* by them: for reading, and for writing */
-  __u64 reserved[5];
+  /* Of device_read_bytes and device_written_bytes: what leases for reading covered, each time, and what the commits of
+   * leases wrote. Always 0 from mounts that did not count them. */
+  __u64 leased_read_bytes, leased_written_bytes;
+  __u64 reserved[3];
 };
 
 /* A regular file. Its clean data leaves the caches of the daemon and of the kernel: the next read is a cold one. For
- * benchmarks; takes no argument. */
+ * benchmarks; takes no argument. EPERM: the descriptor is not open for writing, and the caller neither owns the file nor
+ * has CAP_FOWNER. */
 #define WEIGHTFS_IOC_DROP_CACHE _IO(WEIGHTFS_IOC_MAGIC, 4)
 
 /* A ticket for leases (lease/protocol.h): direct access to the devices of the store, for the bytes of this file as far
  * as this descriptor may read or write them. A directory: for many files of it at once. EPERM: the mount's option direct=
- * does not trust the caller. EOPNOTSUPP: it is off. */
+ * does not trust the caller, or it is user 0 without CAP_DAC_OVERRIDE. EOPNOTSUPP: it is off. */
 struct weightfs_lease_ticket {
   __u32 version;  /* in */
   __u32 protocol; /* out: of the socket */
@@ -82,7 +86,7 @@ struct weightfs_lease_ticket {
 
 #define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
 
-/* Any file or directory of the mount, as root: from here on the daemon lets nobody change anything (1), or lets them
+/* Any file or directory of the mount, by a caller with CAP_SYS_ADMIN: from here on the daemon lets nobody change anything (1), or lets them
  * again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. A part of
  * `mount -o remount`, which tells the kernel as well. */
 #define WEIGHTFS_IOC_READ_ONLY _IOW(WEIGHTFS_IOC_MAGIC, 6, __u32)

@@ -10,12 +10,16 @@
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 #include <rocksdb/write_buffer_manager.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
+#include <cstdio>
+#include <set>
 
 #include "common/log.h"
+#include "common/mutex.h"
+#include "meta/catalog_directory.h"
 #include "meta/keys.h"
 #include "meta/shared_sync.h"
 
@@ -90,11 +94,36 @@ class FailureListener final : public rocksdb::EventListener {
   const std::shared_ptr<Health> health_;
 };
 
-// RocksDB's own log of a store that is only looked at: a file would change the directory.
-class NoLog final : public rocksdb::Logger {
+// RocksDB's messages become lines of our log; a file of its own would change a directory that is only looked at, and
+// RocksDB aborts where it cannot write that file. At most for information: an error that ends something has a line of
+// ours, and this one says more about it. Only the first warning of each kind is logged: while much is written, RocksDB
+// warns many times a second that it waits for a flush.
+class Messages final : public rocksdb::Logger {
  public:
+  explicit Messages(std::string directory)
+      : Logger(rocksdb::InfoLogLevel::WARN_LEVEL), directory_(std::move(directory)) {}
+
   using Logger::Logv;
-  void Logv(const char*, va_list) override {}
+  void Logv(const char*, va_list) override {}   // of no level: information
+  void Logv(const rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
+    if (level < rocksdb::InfoLogLevel::WARN_LEVEL || level >= rocksdb::InfoLogLevel::HEADER_LEVEL) return;
+    const bool warning = level == rocksdb::InfoLogLevel::WARN_LEVEL;
+    if (warning && !IsNew(format)) return;
+    char text[1024];
+    std::vsnprintf(text, sizeof(text), format, arguments);
+    spdlog::info("{}: RocksDB {}: {}", directory_, warning ? "warns" : "reports an error", text);
+  }
+
+ private:
+  // A format is a constant of RocksDB's, so its address says which it is.
+  bool IsNew(const char* format) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return warned_.insert(format).second;
+  }
+
+  const std::string directory_;
+  Mutex mutex_;
+  std::set<const char*> warned_ GUARDED_BY(mutex_);
 };
 
 // What outlives the store while an iterator is left.
@@ -111,6 +140,7 @@ struct Database {
     if (const auto status = db->Close(); !status.ok() && !health->failed()) {
       spdlog::warn("{}: closing the catalog failed: {}", directory, status.ToString());
     }
+    if (!read_only) TakePermissionsOfOthers(directory);   // of what root has made in another user's directory
   }
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
@@ -176,62 +206,11 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.compression = rocksdb::kNoCompression;
   options.level_compaction_dynamic_level_bytes = true;
 
-  options.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
-  options.max_log_file_size = kMiB;
-  options.keep_log_file_num = 2;
+  options.info_log = std::make_shared<Messages>(database.directory);
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
-  if (wanted.read_only) {
-    options.info_log = std::make_shared<NoLog>();
-    options.max_open_files = -1;   // all at once: a mount beside us may delete them
-  }
+  if (wanted.read_only) options.max_open_files = -1;   // all at once: a mount beside us may delete them
   return options;
-}
-
-// What lies in the directory of a database.
-struct DirectoryContent {
-  bool exists = false;
-  bool empty = true;
-  bool current = false;        // the file that names the manifest: a complete database has it
-  bool database_files = false;
-};
-
-Result<DirectoryContent> LookInto(const std::string& directory) {
-  DirectoryContent content;
-  std::error_code error;
-  std::filesystem::directory_iterator entry(directory, error);
-  if (error == std::errc::no_such_file_or_directory) return content;
-  content.exists = true;
-  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    content.empty = false;
-    const std::string name = entry->path().filename().string();
-    if (name == "CURRENT") content.current = true;
-    if (name.starts_with("MANIFEST-") || name.ends_with(".sst") || name.ends_with(".log")) {
-      content.database_files = true;
-    }
-  }
-  if (error) {
-    return Error{ErrorCode::kIo,
-                 fmt::format("{}: cannot list the catalog's directory: {}", directory, error.message())};
-  }
-  return content;
-}
-
-// RocksDB would create, rename and delete files before it refused.
-Result<void> CheckDirectory(const std::string& directory, const RocksKvStore::Options& options) {
-  ASSIGN_OR_RETURN(const DirectoryContent content, LookInto(directory));
-  if (options.create) {
-    if (content.empty) return {};
-    return Error{ErrorCode::kExists,
-                 fmt::format("{}: holds files already; a new catalog needs an empty directory", directory)};
-  }
-  if (content.current) return {};
-  if (content.database_files) {
-    return Error{ErrorCode::kCorrupt,
-                 fmt::format("{}: the catalog is damaged: CURRENT is missing; restore it from a copy", directory)};
-  }
-  return Error{ErrorCode::kNotFound,
-               fmt::format("{}: holds no catalog; check the path, or make a store with `weightfs format`", directory)};
 }
 
 Error OpenError(const std::string& directory, const rocksdb::Status& status) {
@@ -247,7 +226,14 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
     return {ErrorCode::kCorrupt,
             fmt::format("{}: the catalog is damaged: {}; restore it from a copy", directory, text)};
   }
-  return {CodeOf(status), fmt::format("{}: cannot open the catalog: {}", directory, text)};
+  if (status.IsNoSpace()) {
+    return {ErrorCode::kNoSpace,
+            fmt::format("{}: the filesystem of the catalog is full: {}; make some space there (nothing is lost; until "
+                        "then the store can be mounted with -o ro)",
+                        directory, text)};
+  }
+  return {CodeOf(status), fmt::format("{}: cannot open the catalog: {}; check that filesystem and its device (dmesg)",
+                                      directory, text)};
 }
 
 rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Options& options, bool read_only,
@@ -326,19 +312,6 @@ Result<void> Translate(const KvBatch& from, rocksdb::WriteBatch* to) {
   return {};
 }
 
-// Files may come and go meanwhile; the sum is for people.
-ByteCount DirectorySize(const std::string& directory) {
-  ByteCount size;
-  std::error_code error;
-  std::filesystem::directory_iterator entry(directory, error);
-  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    std::error_code gone;
-    const auto bytes = entry->file_size(gone);
-    if (!gone) size += ByteCount{bytes};
-  }
-  return size;
-}
-
 size_t SizeOf(const KvBatch& batch) {
   size_t size = kBatchHeaderSize;
   for (const auto& change : batch.changes()) size += kChangeOverhead + change.key.size() + change.value.size();
@@ -382,12 +355,15 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   if (options.create && options.read_only) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: a new catalog cannot be opened read-only", directory)};
   }
-  RETURN_IF_ERROR(CheckDirectory(directory, options));
+  // RocksDB makes its files with mode 0644, from threads of its own and at any time.
+  if (!options.read_only) umask(S_IRWXG | S_IRWXO);
+  RETURN_IF_ERROR(PrepareCatalogDirectory(directory, options.create, options.read_only));
   auto database = std::make_shared<Database>(directory);
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
+  if (!options.read_only) TakePermissionsOfOthers(directory);   // of files that older versions made
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }
 
@@ -444,7 +420,7 @@ RocksKvStore::Statistics RocksKvStore::statistics() const {
   Statistics statistics;
   statistics.memory = ByteCount{impl_->database->cache->GetUsage() + property(Properties::kCurSizeAllMemTables) +
                                 property(Properties::kEstimateTableReadersMem)};
-  statistics.disk = DirectorySize(impl_->database->directory);
+  statistics.disk = CatalogDirectorySize(impl_->database->directory);
   statistics.estimated_keys = property(Properties::kEstimateNumKeys);
   return statistics;
 }

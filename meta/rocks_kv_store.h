@@ -30,7 +30,12 @@ class RocksKvStore final : public KvStore {
   };
 
   // Full-line errors naming the directory and RocksDB's own words: kNotFound, kExists, kBusy (its lock is held),
-  // kCorrupt (a file is damaged or missing), kNoSpace, kIo.
+  // kCorrupt (a file is damaged or missing), kNoSpace, kPermission (an entry of the directory, or the directory itself,
+  // is a link or somebody else's: common/guarded_directory.h), kIo. An error has changed nothing that matters: the next
+  // attempt finds every batch.
+  //
+  // Unless read_only, no other user has permissions on the directory and its files afterwards, and the umask of the
+  // process is 077 from here on: RocksDB makes files at any time.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
   ~RocksKvStore() override;
 

@@ -164,7 +164,6 @@ Result<void> FileIo::CommitDirect(const InodePtr& inode, const DirectWrite& writ
     Touch(inode);
     return Need{};
   }));
-  written_bytes_ += write.length;
   return {};
 }
 

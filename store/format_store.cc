@@ -10,10 +10,11 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <set>
 
 #include "common/buffer.h"
+#include "common/guarded_directory.h"
 #include "common/log.h"
 #include "common/size_text.h"
 #include "meta/keys.h"
@@ -99,6 +100,7 @@ class Formatter {
   Result<void> PrepareDirectory();
   Result<void> CheckEntries();
   Result<void> ReservePool();
+  Result<void> ResizePool(off_t size);
   Result<void> OpenGivenDevices();
   Result<void> CheckEmpty(const std::string& path);
   Result<void> AddTarget(const std::string& path, std::string recorded_path, ByteCount size);
@@ -113,9 +115,10 @@ class Formatter {
 
   const std::string directory_;
   const FormatOptions& options_;
+  std::optional<GuardedDirectory> store_;   // from PrepareDirectory on; outlives undo_
   Undo undo_;
-  StoreLock lock_;                   // outlives the targets
-  bool pool_is_given_ = false;       // as a --device
+  StoreLock lock_;                          // outlives the targets
+  bool pool_is_given_ = false;              // as a --device
   std::vector<Target> targets_;
   StoreDescription description_;
   ByteCount zeroed_, to_zero_;
@@ -154,6 +157,7 @@ Result<void> Formatter::PrepareDirectory() {
   }
   const bool had_lock = access(In(kLockName).c_str(), F_OK) == 0;
   if (!options_.force) RETURN_IF_ERROR(CheckEntries());
+  ASSIGN_OR_RETURN(store_, GuardedDirectory::Open(directory_));
   ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_));
   if (!had_lock) undo_.Add([this] { unlink(In(kLockName).c_str()); });
   // A directory named as the catalog that is none is somebody's own: not even --force removes it.
@@ -189,17 +193,26 @@ Result<void> Formatter::ReservePool() {
   const std::string path = In(kPoolName);
   const ByteCount size{RoundDown(options_.size.value, kBlockSize)};
   struct stat before {};
-  if (stat(path.c_str(), &before) == 0) RETURN_IF_ERROR(CheckEmpty(path));
+  if (lstat(path.c_str(), &before) == 0) {
+    RETURN_IF_ERROR(store_->CheckFile(kPoolName));
+    RETURN_IF_ERROR(CheckEmpty(path));
+  }
   bool made = false;
-  RETURN_IF_ERROR(ReservePoolFile(path, size, options_.preallocate, &made));
+  RETURN_IF_ERROR(ReservePoolFile(*store_, kPoolName, size, options_.preallocate, &made));
   if (made) {
     undo_.Add([path] { Remove(path); });
   } else {
-    undo_.Add([path, before] {
-      if (truncate(path.c_str(), before.st_size) != 0) spdlog::warn("{}: {}", path, std::strerror(errno));
+    undo_.Add([this, size = before.st_size] {
+      if (auto cut = ResizePool(size); !cut.has_value()) spdlog::warn("{}", ToString(cut.error()));
     });
   }
   return AddTarget(path, kPoolName, size);
+}
+
+Result<void> Formatter::ResizePool(off_t size) {
+  ASSIGN_OR_RETURN(const Descriptor file, store_->OpenFile(kPoolName, O_RDWR));
+  if (ftruncate(file.get(), size) == 0) return {};
+  return SystemError(ErrorCode::kIo, In(kPoolName), "cannot be resized");
 }
 
 Result<void> Formatter::CheckEmpty(const std::string& path) {
@@ -229,8 +242,7 @@ Result<void> Formatter::OpenGivenDevices() {
     pool_is_given_ = pool_is_given_ || fs::equivalent(given, In(kPoolName), error);
     const std::string path = fs::absolute(given).lexically_normal().string();
     if (!block && options_.preallocate) {
-      bool made = false;
-      RETURN_IF_ERROR(ReservePoolFile(path, ByteCount{static_cast<uint64_t>(status.st_size)}, true, &made));
+      RETURN_IF_ERROR(ReserveGivenFile(path, ByteCount{static_cast<uint64_t>(status.st_size)}));
     }
     RETURN_IF_ERROR(AddTarget(path, path, ByteCount{}));
   }
@@ -267,10 +279,12 @@ Result<void> Formatter::RemoveOldStore() {
   if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", In(kCatalogName), error.message())};
   // The pool file of an earlier store may be longer than this one's, or not needed any more.
   const std::string pool = In(kPoolName);
-  const int status = options_.devices.empty() ? truncate(pool.c_str(), static_cast<off_t>(targets_[0].size.value))
-                     : pool_is_given_         ? 0
-                                              : unlink(pool.c_str());
-  if (status != 0 && errno != ENOENT) return SystemError(ErrorCode::kIo, pool, "cannot be replaced");
+  if (options_.devices.empty()) {
+    RETURN_IF_ERROR(ResizePool(static_cast<off_t>(targets_[0].size.value)));
+    store_->RestrictFile(kPoolName);
+  } else if (!pool_is_given_ && unlink(pool.c_str()) != 0 && errno != ENOENT) {
+    return SystemError(ErrorCode::kIo, pool, "cannot be removed");
+  }
   if (unlink(In(kLogName).c_str()) != 0 && errno != ENOENT) {
     return SystemError(ErrorCode::kIo, In(kLogName), "cannot be removed");
   }
@@ -345,15 +359,17 @@ Result<void> Formatter::MakeCatalog() {
 Result<void> Formatter::WriteDescription() {
   const std::string text = ToJson(description_);
   const std::string path = In(kDescriptionName), temporary = path + ".new";
+  // What an earlier format that was killed left there.
+  if (unlink(temporary.c_str()) != 0 && errno != ENOENT) {
+    return SystemError(ErrorCode::kIo, temporary, "cannot be removed");
+  }
   undo_.Add([temporary] { unlink(temporary.c_str()); });
-  const int descriptor = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (descriptor < 0) return SystemError(ErrorCode::kIo, temporary, "cannot be made");
-  const bool written = write(descriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-                       fsync(descriptor) == 0;
-  const int error = errno;
-  close(descriptor);
-  errno = error;
-  if (!written) return SystemError(ErrorCode::kIo, temporary, "cannot be written");
+  ASSIGN_OR_RETURN(const Descriptor file, store_->OpenFile(std::string(kDescriptionName) + ".new", O_WRONLY | O_CREAT));
+  errno = ENOSPC;   // of a short write
+  if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
+    const auto code = errno == ENOSPC || errno == EDQUOT ? ErrorCode::kNoSpace : ErrorCode::kIo;
+    return SystemError(code, temporary, "cannot be written");
+  }
   if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(ErrorCode::kIo, path, "cannot be renamed");
   undo_.Add([path] { unlink(path.c_str()); });
   return SyncDirectory(directory_);

@@ -94,7 +94,10 @@ class Namespace {
   Result<std::vector<DirectoryEntry>> ReadDirectory(InodeId ino);
 
   Result<std::string> GetExtendedAttribute(InodeId ino, std::string_view name);
-  Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
+  // An access control list that somebody sets who is neither in the file's group nor has CAP_FSETID takes the
+  // set-group-id bit away: `keeps_set_group_id` is false for him.
+  Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode,
+                                    bool keeps_set_group_id = true);
   Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
   Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
   // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
@@ -177,7 +180,7 @@ class Namespace {
   Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
 
   Result<std::string> ReadAttribute(InodeId ino, std::string_view name);
-  Result<void> SetAcl(const InodePtr& inode, std::string_view name, std::string_view value);
+  Result<void> SetAcl(const InodePtr& inode, std::string_view name, std::string_view value, bool keeps_set_group_id);
   Result<void> CheckAttributeRoom(InodeId ino, std::string_view name);
 
   KvStore& catalog_;

@@ -75,13 +75,13 @@ Result<void> Namespace::CheckAttributeRoom(InodeId ino, std::string_view name) {
 }
 
 Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value,
-                                             AttributeWrite mode) {
+                                             AttributeWrite mode, bool keeps_set_group_id) {
   RETURN_IF_ERROR(CheckAttributeName(name));
   if (value.size() > kMaximumAttributeValue) return ErrorCode::kTooLarge;
   RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // Access control lists are not written by xattr's rules: the flags mean nothing for them.
-  if (IsAcl(name)) return SetAcl(inode, name, value);
+  if (IsAcl(name)) return SetAcl(inode, name, value, keeps_set_group_id);
   InodeTransaction transaction(catalog_, {inode});
   if (transaction.deleted(inode)) return ErrorCode::kStale;
   std::string key = keys::Attribute(ino, name);
@@ -96,7 +96,8 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
   return transaction.Commit();
 }
 
-Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std::string_view value) {
+Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std::string_view value,
+                               bool keeps_set_group_id) {
   ASSIGN_OR_RETURN(const Acl acl, Acl::Decode(value));
   InodeTransaction transaction(catalog_, {inode});
   if (transaction.deleted(inode)) return ErrorCode::kStale;
@@ -105,6 +106,8 @@ Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std
   if (S_ISLNK(record.mode)) return ErrorCode::kNotSupported;
   if (!access && !acl.empty() && !S_ISDIR(record.mode)) return ErrorCode::kAccess;
   if (access) record.mode = acl.ApplyToMode(record.mode);
+  // As with chmod(2). Taking a list away changes no permission that was given to the group.
+  if (access && !acl.empty() && !keeps_set_group_id) record.mode &= ~static_cast<uint32_t>(S_ISGID);
   // An access list that says no more than the mode would only go stale.
   const bool store = !acl.empty() && !(access && acl.IsMode());
   if (store) {
@@ -149,7 +152,7 @@ Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view na
   RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // Taking away a list that is not there succeeds, as on the kernel's own filesystems.
-  if (IsAcl(name)) return SetAcl(inode, name, {});
+  if (IsAcl(name)) return SetAcl(inode, name, {}, /*keeps_set_group_id=*/true);
   InodeTransaction transaction(catalog_, {inode});
   if (transaction.deleted(inode)) return ErrorCode::kStale;
   std::string key = keys::Attribute(ino, name);

@@ -54,15 +54,20 @@ Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bo
 
 }  // namespace
 
-Result<void> ReservePoolFile(const std::string& path, ByteCount size, bool preallocate, bool* made) {
-  int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  *made = descriptor >= 0;
-  if (descriptor < 0 && errno == EEXIST) descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return SystemError(path, "cannot be opened for writing", errno);
-  auto reserved = Reserve(descriptor, path, size, preallocate);
-  close(descriptor);
-  if (!reserved.has_value() && *made) unlink(path.c_str());
+Result<void> ReservePoolFile(const GuardedDirectory& store, const std::string& name, ByteCount size, bool preallocate,
+                             bool* made) {
+  const auto found = store.CheckFile(name);
+  *made = !found.has_value() && found.error().code == ErrorCode::kNotFound;
+  ASSIGN_OR_RETURN(const Descriptor file, store.OpenFile(name, O_RDWR | O_CREAT));
+  auto reserved = Reserve(file.get(), store.PathOf(name), size, preallocate);
+  if (!reserved.has_value() && *made) unlink(store.PathOf(name).c_str());
   return reserved;
+}
+
+Result<void> ReserveGivenFile(const std::string& path, ByteCount size) {
+  const Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (!file) return SystemError(path, "cannot be opened for writing", errno);
+  return Reserve(file.get(), path, size, true);
 }
 
 }  // namespace weightfs

@@ -297,7 +297,12 @@ void Store::SyncAll(Done done) {
 
 Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {
   if (closed_.load()) return ErrorCode::kShutdown;
-  return p_->files->LeaseRead(inode, offset, length);
+  auto lease = p_->files->LeaseRead(inode, offset, length);
+  if (!lease) return lease;
+  const uint64_t from = std::min(offset, lease->file_size);
+  leased_.read_bytes += std::min(length, lease->file_size - from);
+  for (const FileExtent& extent : lease->extents) leased_.device_read_bytes += ToBytes(extent.count).value;
+  return lease;
 }
 
 Result<SpaceGrant> Store::Reserve(const InodePtr& inode, FileBlock first, BlockCount count) {
@@ -307,7 +312,10 @@ Result<SpaceGrant> Store::Reserve(const InodePtr& inode, FileBlock first, BlockC
 
 Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant) {
   RETURN_IF_ERROR(CheckWritable());
-  return p_->files->CommitDirect(inode, write, std::move(grant));
+  RETURN_IF_ERROR(p_->files->CommitDirect(inode, write, std::move(grant)));
+  leased_.written_bytes += write.length;
+  leased_.device_written_bytes += ToBytes(BlocksFor(ByteCount{write.length})).value;
+  return {};
 }
 
 Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
@@ -335,6 +343,8 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
   }
   grant.Take(blocks);
   p_->space->AddUsed(static_cast<int64_t>(blocks.value));
+  for (const DirectFile& file : files) leased_.written_bytes += file.size;
+  leased_.device_written_bytes += ToBytes(blocks).value;
   return replaced;
 }
 
@@ -375,10 +385,12 @@ SpaceStatistics Store::Space() const {
 
 StoreStatistics Store::statistics() const {
   StoreStatistics statistics;
-  statistics.read_bytes = p_->reader->counters().read_bytes;
-  statistics.written_bytes = p_->files->written_bytes();
-  statistics.device_read_bytes = p_->reader->counters().device_bytes;
-  statistics.device_written_bytes = p_->write_back->written_bytes();
+  statistics.leased_read_bytes = leased_.device_read_bytes;
+  statistics.leased_written_bytes = leased_.device_written_bytes;
+  statistics.read_bytes = p_->reader->counters().read_bytes + leased_.read_bytes;
+  statistics.written_bytes = p_->files->written_bytes() + leased_.written_bytes;
+  statistics.device_read_bytes = p_->reader->counters().device_bytes + statistics.leased_read_bytes;
+  statistics.device_written_bytes = p_->write_back->written_bytes() + statistics.leased_written_bytes;
   statistics.commits = p_->committer->commits();
   statistics.flushes = p_->committer->flushes();
   statistics.checksum_errors = p_->reader->counters().checksum_errors;

@@ -35,7 +35,8 @@ struct StoreOptions {
 // Counters since Open, and gauges. Everything in bytes unless named otherwise.
 struct StoreStatistics {
   uint64_t read_bytes = 0, written_bytes = 0;                  // of callers
-  uint64_t device_read_bytes = 0, device_written_bytes = 0;
+  uint64_t device_read_bytes = 0, device_written_bytes = 0;    // those of leases included
+  uint64_t leased_read_bytes = 0, leased_written_bytes = 0;    // covered by leases for reading; committed by the others
   uint64_t commits = 0, flushes = 0, checksum_errors = 0;
   uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;
   uint64_t resident_inodes = 0;
@@ -152,7 +153,14 @@ class Store {
   explicit Store(std::unique_ptr<Parts> parts);
   Result<void> CheckWritable() const;
 
+  // What holders of leases moved. Of files their bytes, of devices whole blocks.
+  struct Leased {
+    std::atomic<uint64_t> read_bytes{0}, written_bytes{0};
+    std::atomic<uint64_t> device_read_bytes{0}, device_written_bytes{0};
+  };
+
   std::unique_ptr<Parts> p_;
+  Leased leased_;
   std::atomic<bool> closed_{false};
 };
 

@@ -2,15 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "common/guarded_directory.h"
 #include "common/shell_quote.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
@@ -28,23 +23,20 @@ Error Damaged(const std::string& path, std::string_view what) {
 }
 
 Result<std::string> ReadDescriptionFile(const std::string& directory, const std::string& path) {
-  struct stat status {};
-  if (stat(directory.c_str(), &status) != 0) {
-    const auto code = errno == EACCES ? ErrorCode::kAccess : ErrorCode::kNotFound;
-    return Error{code, fmt::format("{}: {}; check the path of the store", directory, std::strerror(errno))};
+  const auto no_store = [&] {
+    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with "
+                                                   "'weightfs format {} --size 8G'",
+                                                   directory, kDescriptionName, directory)};
+  };
+  const auto store = GuardedDirectory::Open(directory);
+  if (!store.has_value() && store.error().code == ErrorCode::kNotDirectory) return no_store();
+  if (!store.has_value()) {
+    return Error{store.error().code, fmt::format("{}; check the path of the store", store.error().what)};
   }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    if (errno == EACCES) return Error{ErrorCode::kAccess, fmt::format("{}: permission denied", path)};
-    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with: "
-                                                   "weightfs format {} --size 8G",
-                                                   directory, kDescriptionName, ShellQuote(directory))};
-  }
-  std::string text(kMaximumDescriptionBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) return Error{ErrorCode::kIo, fmt::format("{}: cannot be read", path)};
-  text.resize(static_cast<size_t>(file.gcount()));
-  if (text.size() > kMaximumDescriptionBytes) return Damaged(path, "it is too long");
+  auto text = store->ReadFile(kDescriptionName, kMaximumDescriptionBytes + 1);
+  if (!text.has_value() && text.error().code == ErrorCode::kNotFound) return no_store();
+  if (!text.has_value()) return text.error();
+  if (text->size() > kMaximumDescriptionBytes) return Damaged(path, "it is too long");
   return text;
 }
 
@@ -131,14 +123,27 @@ Result<void> CheckMatch(const std::string& directory, const StoreDescription& de
   return {};
 }
 
+// A device that is a file of the store's directory. The path of any other was chosen by who made the store, and may lead
+// over links (/dev/disk/by-id).
+Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& path) {
+  auto checked = store.CheckFile(path, /*or_block_device=*/true);
+  if (checked.has_value() || checked.error().code != ErrorCode::kPermission) return {};   // FileDevice says the rest
+  return Error{checked.error().code,
+               fmt::format("{}, or write its whole path into {}", checked.error().what, store.PathOf(kDescriptionName))};
+}
+
 Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
-  const FileDevice::Options device_options{.queue_depth = options.queue_depth,
-                                           .rings = options.rings,
-                                           .read_only = options.read_only,
-                                           .exclusive = options.lock,
-                                           .lock_wait = DeviceLockWait(parts->lock)};
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  FileDevice::Options device_options{.queue_depth = options.queue_depth,
+                                     .rings = options.rings,
+                                     .read_only = options.read_only,
+                                     .exclusive = options.lock,
+                                     .lock_wait = DeviceLockWait(parts->lock)};
   for (size_t index = 0; index < parts->description.devices.size(); ++index) {
-    const std::string path = DevicePath(directory, parts->description.devices[index]);
+    const StoreDescription::Device& listed = parts->description.devices[index];
+    const std::string path = DevicePath(directory, listed);
+    device_options.follow_links = listed.path.starts_with('/');
+    if (!device_options.follow_links) RETURN_IF_ERROR(CheckOwnDevice(store, listed.path));
     ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, device_options));
     ASSIGN_OR_RETURN(const Superblock superblock, ReadSuperblock(*device));
     RETURN_IF_ERROR(CheckMatch(directory, parts->description, index, path, superblock));
@@ -185,6 +190,16 @@ Result<void> OpenCatalog(const std::string& directory, const OpenOptions& option
   return {};
 }
 
+// Names, or the data of all files, would show in these. store.json has neither and stays as it is.
+Result<void> TakePermissionsOfOthers(const std::string& directory, const StoreDescription& description) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  for (const char* name : {kLockName, kLogName}) store.RestrictFile(name);
+  for (const StoreDescription::Device& device : description.devices) {
+    if (device.path == kPoolName) store.RestrictFile(device.path);
+  }
+  return {};
+}
+
 Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks, bool clean) {
   for (size_t index = 0; index < devices.size(); ++index) {
     superblocks[index].clean = clean;
@@ -194,6 +209,11 @@ Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superbl
 }
 
 }  // namespace
+
+Result<Descriptor> OpenLog(const std::string& directory) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  return store.OpenFile(kLogName, O_WRONLY | O_APPEND | O_CREAT);
+}
 
 std::string DevicePath(const std::string& directory, const StoreDescription::Device& device) {
   return device.path.starts_with('/') ? device.path : directory + "/" + device.path;
@@ -233,6 +253,7 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
   parts.lock.Claim();
   if (!effective.read_only) {
+    RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);
     RETURN_IF_ERROR(WriteAll(devices, parts.superblocks, /*clean=*/false));
   }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/descriptor.h"
 #include "common/result.h"
 #include "common/units.h"
 #include "engine/file_device.h"
@@ -26,6 +27,9 @@ inline constexpr const char* kLockName = "lock";
 inline constexpr const char* kCatalogName = "meta";
 inline constexpr const char* kPoolName = "pool";
 inline constexpr const char* kLogName = "weightfs.log";
+
+// The log for appending, made where it is missing. Errors as of GuardedDirectory::OpenFile.
+Result<Descriptor> OpenLog(const std::string& directory);
 
 // Of one store, at most: more than any machine has.
 inline constexpr size_t kMaximumDevices = 1024;
@@ -98,13 +102,9 @@ class StoreLock {
   // kBusy names the holder's process. Makes the file where it is missing; changes nothing else.
   static Result<StoreLock> Acquire(const std::string& directory);
   StoreLock() = default;
-  StoreLock(StoreLock&& other) noexcept { *this = std::move(other); }
-  StoreLock& operator=(StoreLock&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(holder_was_killed_, other.holder_was_killed_);
-    return *this;
-  }
-  ~StoreLock();
+
+  // The lock file for reading, for whoever waits for the holder. Errors as of GuardedDirectory.
+  static Result<Descriptor> OpenToWatch(const std::string& directory);
 
   // Writes this process's id: from here on the store changes.
   void Claim();
@@ -114,13 +114,13 @@ class StoreLock {
   void NoteClosing();
   // Empties the file: the holder has written everything. `note` is one line for whoever waits, empty on success.
   void Clear(const std::string& note = {});
-  bool held() const { return descriptor_ >= 0; }
+  bool held() const { return static_cast<bool>(file_); }
   // The holder before did not get to Clear. Other files that it had locked may be released after the store's lock.
   bool holder_was_killed() const { return holder_was_killed_; }
 
  private:
-  explicit StoreLock(int descriptor) : descriptor_(descriptor) {}
-  int descriptor_ = -1;
+  explicit StoreLock(Descriptor file) : file_(std::move(file)) {}
+  Descriptor file_;
   bool holder_was_killed_ = false;
 };
 
@@ -147,7 +147,9 @@ struct StoreParts {
 
 // Opens and checks: the lock (kBusy names the holder's process), each device's superblock against store.json and the
 // catalog's id (a device of another store, a swapped index, a truncated pool, a newer version: one full line each,
-// nothing changed). Unless read_only, superblocks are marked in use; MarkClean marks them clean again.
+// nothing changed), and that no file of the directory is a link or somebody else's (GuardedDirectory; kPermission).
+// Unless read_only, superblocks are marked in use (MarkClean marks them clean again), and the permissions of other users
+// are taken from the lock, the log, the pool file and the catalog.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
 
 // How much of each device belongs to the store, for StoreOptions and FsckOptions.

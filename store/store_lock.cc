@@ -10,6 +10,8 @@
 #include <cstring>
 #include <fstream>
 
+#include "common/guarded_directory.h"
+#include "common/printable.h"
 #include "store/store_directory.h"
 
 namespace weightfs {
@@ -53,22 +55,24 @@ StoreHolder ParseNote(std::string_view text) {
   return holder;
 }
 
+Error OpenError(const GuardedDirectory& store, const Error& error) {
+  if (error.code == ErrorCode::kPermission) return error;   // says all
+  return {error.code, fmt::format("{}; check the directory of the store, its owner and its free space",
+                                  error.what.empty() ? store.PathOf(kLockName) : error.what)};
+}
+
 }  // namespace
 
 StoreHolder ReadStoreHolder(const std::string& directory) {
-  const int descriptor =
-      open((directory + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
-  if (descriptor < 0) return {};
-  StoreHolder holder = ParseNote(ReadNote(descriptor));
-  close(descriptor);
-  return holder;
+  const auto file = StoreLock::OpenToWatch(directory);
+  return file.has_value() ? ParseNote(ReadNote(file->get())) : StoreHolder();
 }
 
 std::string DescribeProcess(pid_t process) {
   if (process <= 0) return "another process";
   std::string name;
   std::ifstream comm(fmt::format("/proc/{}/comm", process));
-  if (std::getline(comm, name)) return fmt::format("process {} ({})", process, name);
+  if (std::getline(comm, name)) return fmt::format("process {} ({})", process, Printable(name));
   return fmt::format("process {}", process);
 }
 
@@ -80,22 +84,17 @@ std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
 }
 
 Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
-  const std::string path = directory + "/" + kLockName;
-  int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  auto file = store.OpenFile(kLockName, O_RDWR | O_CREAT);
   // A store on a read-only filesystem can be locked as well, without a name in the file.
-  if (descriptor < 0 && errno == EROFS) descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) {
-    const int error = errno;
-    const auto code = error == EACCES || error == EPERM ? ErrorCode::kAccess
-                      : error == ENOENT                 ? ErrorCode::kNotFound
-                                                        : ErrorCode::kIo;
-    return Error{code, fmt::format("{}: cannot be opened: {}; check the store's directory and its owner", path,
-                                   std::strerror(error))};
-  }
-  StoreLock lock(descriptor);
+  if (!file.has_value() && file.error().code == ErrorCode::kReadOnly) file = store.OpenFile(kLockName, O_RDONLY);
+  if (!file.has_value()) return OpenError(store, file.error());
+  StoreLock lock(std::move(*file));
+  const int descriptor = lock.file_.get();
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
-      return Error{ErrorCode::kIo, fmt::format("{}: cannot be locked: {}", path, std::strerror(errno))};
+      return Error{ErrorCode::kIo, fmt::format("{}: cannot be locked: {}", store.PathOf(kLockName),
+                                               std::strerror(errno))};
     }
     const pid_t holder = ParseNote(ReadNote(descriptor)).process;
     return Error{ErrorCode::kBusy, fmt::format("{}: the store is in use by {}; unmount it first", directory,
@@ -105,24 +104,25 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   return lock;
 }
 
-StoreLock::~StoreLock() {
-  if (descriptor_ >= 0) close(descriptor_);
+Result<Descriptor> StoreLock::OpenToWatch(const std::string& directory) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  return store.OpenFile(kLockName, O_RDONLY);
 }
 
 void StoreLock::Claim() {
-  if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n", getpid()));
+  if (file_) Rewrite(file_.get(), fmt::format("{}\n", getpid()));
 }
 
 void StoreLock::NoteServing(const std::string& device, const std::string& directory) {
-  if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n{}{} {}\n", getpid(), kServingWord, device, directory));
+  if (file_) Rewrite(file_.get(), fmt::format("{}\n{}{} {}\n", getpid(), kServingWord, device, directory));
 }
 
 void StoreLock::NoteClosing() {
-  if (descriptor_ >= 0) Rewrite(descriptor_, fmt::format("{}\n{}\n", getpid(), kClosingWord));
+  if (file_) Rewrite(file_.get(), fmt::format("{}\n{}\n", getpid(), kClosingWord));
 }
 
 void StoreLock::Clear(const std::string& note) {
-  if (descriptor_ >= 0) Rewrite(descriptor_, note.empty() ? note : fmt::format("{}{}\n", kErrorWord, note));
+  if (file_) Rewrite(file_.get(), note.empty() ? note : fmt::format("{}{}\n", kErrorWord, Printable(note)));
 }
 
 }  // namespace weightfs

@@ -47,10 +47,12 @@ struct CreateRequest {
   std::string_view symlink;        // the target, for S_IFLNK
 };
 
-// Whose permissions count where the kernel does not look.
+// Whose permissions count where the kernel does not look. User 0 has no right by its number: its capabilities give it.
 struct Credentials {
   uint32_t uid = 0, gid = 0;
   std::vector<uint32_t> groups = {};   // supplementary
+  uint64_t capabilities = 0;           // effective; bit CAP_… of linux/capability.h
+  bool Can(unsigned capability) const { return (capabilities >> capability & 1) != 0; }
   bool Has(uint32_t group) const {
     return group == gid || std::find(groups.begin(), groups.end(), group) != groups.end();
   }

@@ -6,18 +6,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/suite/basics.h"
+#include "common/guarded_directory.h"
 #include "lease/ioctl.h"
 
 namespace weightfs::bench {
 
 Result<PoolDevices> ReadPoolDevices(const std::string& store) {
+  constexpr size_t kLargestDescription = kMiB;
   const std::string path = store + "/store.json";
-  std::ifstream file(path);
-  const auto json = nlohmann::json::parse(file, nullptr, false);
+  ASSIGN_OR_RETURN(const GuardedDirectory directory, GuardedDirectory::Open(store));
+  ASSIGN_OR_RETURN(const std::string text, directory.ReadFile("store.json", kLargestDescription));
+  const auto json = nlohmann::json::parse(text, nullptr, false);
   if (json.is_discarded() || !json.is_object() || !json.contains("devices") || !json["devices"].is_array()) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: is no description of a store", path)};
   }

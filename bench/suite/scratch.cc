@@ -5,9 +5,9 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 
 #include "bench/suite/process.h"
+#include "common/guarded_directory.h"
 
 namespace weightfs::bench {
 namespace {
@@ -29,9 +29,8 @@ Result<void> MakeEmpty(const std::string& path) {
 }  // namespace
 
 Result<pid_t> DaemonOf(const std::string& store) {
-  std::ifstream lock(store + "/lock");
-  std::string note;
-  std::getline(lock, note);
+  ASSIGN_OR_RETURN(const GuardedDirectory directory, GuardedDirectory::Open(store));
+  ASSIGN_OR_RETURN(const std::string note, directory.ReadFile("lock", 32));
   const auto pid = static_cast<pid_t>(std::strtol(note.c_str(), nullptr, 10));
   if (pid > 0 && CpuSecondsOf(pid) >= 0 && fs::exists(fmt::format("/proc/{}", pid))) return pid;
   return Error{ErrorCode::kNotFound, fmt::format("{}: no process serves this store here", store)};

@@ -268,9 +268,9 @@ class Factory:
         self._count += 1
         return self.scratch / f"{name}-{self._count}"
 
-    def store(self, size="256M", **options):
+    def store(self, size="256M", at=None, **options):
         if self.kind == "weightfs":
-            store = WeightfsStore(self.new_path("store"), size, **options)
+            store = WeightfsStore(at or self.new_path("store"), size, **options)
         elif self.kind == "ext4":
             store = Ext4Store(self.new_path("image"), size)
         else:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from harness.filesystems import wait_until
+from harness.filesystems import wait_until, weightfs
 from lease_checks import (
     MIB,
     PASSES,
@@ -37,6 +37,35 @@ def test_reads_what_was_written_and_not_synced(work):
     assert read_direct(work / "a") == data
     assert read_direct(work / "a", 8192, 100) == data[8192:12288], "whole blocks"
     assert read_direct(work / "a", 1 << 40) == b""
+
+
+def test_statistics_count_what_leases_move(work, mounted):
+    """By themselves, and in what programs and devices moved in all."""
+    def moved_since(before):
+        return {field: value - before[field] for field, value in statistics(mounted).items() if field.endswith("_bytes")}
+
+    def expect(before, file_bytes, device_bytes, way):
+        moved = moved_since(before)
+        assert moved[f"{way}_bytes"] == file_bytes
+        assert moved[f"device_{way}_bytes"] == moved[f"leased_{way}_bytes"] == device_bytes
+        other = "written" if way == "read" else "read"
+        assert moved[f"{other}_bytes"] == moved[f"device_{other}_bytes"] == moved[f"leased_{other}_bytes"] == 0
+
+    size, blocks = 8 * MIB + 100, 8 * MIB + BLOCK
+    before = statistics(mounted)
+    write_direct(work / "a", bytes(size), os.O_CREAT)
+    expect(before, size, blocks, "written")
+    before = statistics(mounted)
+    assert read_direct(work / "a") == bytes(size)
+    expect(before, size, blocks, "read")
+    before = statistics(mounted)
+    write_many(work, {b"b": bytes(100), b"c": bytes(5000), b"d": b""})
+    expect(before, 5100, 3 * BLOCK, "written")
+    os.truncate(work / "d", MIB)
+    before = statistics(mounted)
+    assert read_direct(work / "d") == bytes(MIB)
+    expect(before, MIB, 0, "read")   # a hole is read from no device
+    assert weightfs("info", mounted.path).out.count("of it by leases)") == 2
 
 
 def test_reads_what_a_shared_mapping_wrote(work):

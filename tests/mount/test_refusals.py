@@ -114,7 +114,9 @@ def test_commands_that_need_an_unmounted_store(factory, store, command, saying, 
 def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, local):
     devices = device_files(local, 2)
     mount = factory.mount(factory.store(devices=devices))
-    (mount.path / "file").write_bytes(b"content")
+    with open(mount.path / "file", "wb", buffering=0) as stream:
+        stream.write(b"content")
+        os.fsync(stream.fileno())   # otherwise the mount writes the devices a second later
     with unchanged(*devices):
         refused("format", local / "other", "--device", devices[0], "--force", "--sparse",
                 saying="locked by another process")

@@ -3,10 +3,12 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <thread>
+#include <tuple>
 
 #include "common/checksum.h"
 #include "fs/filesystem.h"
@@ -264,12 +266,18 @@ TEST_F(LeaseServerTest, WhatAnswersTakeComesBack) {
 }
 
 TEST_F(LeaseServerTest, TheTrustDomainIsWhatTheOptionSays) {
-  EXPECT_TRUE(TrustsForLeases(DirectAccess::kOwner, 0));
-  EXPECT_TRUE(TrustsForLeases(DirectAccess::kOwner, geteuid()));
-  EXPECT_FALSE(TrustsForLeases(DirectAccess::kOwner, geteuid() + 1));
-  EXPECT_TRUE(TrustsForLeases(DirectAccess::kRoot, 0));
-  EXPECT_EQ(TrustsForLeases(DirectAccess::kRoot, geteuid()), geteuid() == 0);
-  EXPECT_FALSE(TrustsForLeases(DirectAccess::kOff, 0));
+  const Credentials root{0, 0, {}, uint64_t{1} << CAP_DAC_OVERRIDE}, owner{geteuid(), 0, {}, root.capabilities};
+  const Credentials stranger{geteuid() + 1, 0, {}, root.capabilities}, bare{0, 0, {}, ~root.capabilities};
+  for (const auto& [who, by_owner, by_root] :
+       {std::tuple(root, true, true), std::tuple(owner, true, geteuid() == 0), std::tuple(stranger, false, false)}) {
+    EXPECT_EQ(TrustsForLeases(DirectAccess::kOwner, who), by_owner);
+    EXPECT_EQ(TrustsForLeases(DirectAccess::kRoot, who), by_root);
+    EXPECT_EQ(MayHoldTickets(DirectAccess::kOwner, who.uid), by_owner);
+    EXPECT_EQ(MayHoldTickets(DirectAccess::kRoot, who.uid), by_root);
+    EXPECT_FALSE(TrustsForLeases(DirectAccess::kOff, who));
+  }
+  EXPECT_FALSE(TrustsForLeases(DirectAccess::kOwner, bare)) << "root without CAP_DAC_OVERRIDE";
+  EXPECT_FALSE(TrustsForLeases(DirectAccess::kRoot, bare));
 }
 
 }  // namespace

@@ -10,6 +10,8 @@
 #include <mutex>
 #include <string_view>
 
+#include "tests/unit/meta/step_faults.h"
+
 namespace weightfs {
 namespace {
 
@@ -46,7 +48,9 @@ uint64_t SyncCalls() { return sync_calls.load(); }
 
 extern "C" int fdatasync(int descriptor) {
   ++weightfs::sync_calls;
-  if (const int error = weightfs::FaultOf(descriptor); error != 0) {
+  int error = weightfs::FaultOf(descriptor);
+  if (error == 0) error = weightfs::StepFaultOf(descriptor);
+  if (error != 0) {
     errno = error;
     return -1;
   }

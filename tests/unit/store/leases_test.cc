@@ -1,5 +1,6 @@
 // Leases: ranges of files that their holders read and write past the store.
 #include <gtest/gtest.h>
+#include <linux/capability.h>
 
 #include <future>
 
@@ -390,7 +391,16 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
   EXPECT_TRUE(store->names().CheckAccess(file, {11, 8, {}}, 4).has_value());
   EXPECT_FALSE(store->names().CheckAccess(file, {11, 8, {}}, 2).has_value());
   EXPECT_FALSE(store->names().CheckAccess(file, stranger, 4).has_value());
-  EXPECT_TRUE(store->names().CheckAccess(file, {0, 0, {}}, 6).has_value());
+  const auto root_with = [](unsigned capability) { return Credentials{0, 0, {}, uint64_t{1} << capability}; };
+  EXPECT_FALSE(store->names().CheckAccess(file, {0, 0, {}}, 4).has_value()) << "root without capabilities";
+  EXPECT_TRUE(store->names().CheckAccess(file, root_with(CAP_DAC_OVERRIDE), 6).has_value());
+  EXPECT_TRUE(store->names().CheckAccess(file, root_with(CAP_DAC_READ_SEARCH), 4).has_value());
+  EXPECT_FALSE(store->names().CheckAccess(file, root_with(CAP_DAC_READ_SEARCH), 2).has_value());
+  EXPECT_FALSE(store->names().CheckAccess(file, root_with(CAP_SYS_ADMIN), 4).has_value());
+  EXPECT_EQ(publish({0, 0, {}}, "d"), "access denied");
+  EXPECT_EQ(publish(root_with(CAP_DAC_OVERRIDE), "d"), "made");
+  EXPECT_EQ(publish(root_with(CAP_DAC_OVERRIDE), "a"), "not permitted") << "the sticky bit asks for CAP_FOWNER";
+  EXPECT_EQ(publish({0, 0, {}, uint64_t{1} << CAP_DAC_OVERRIDE | uint64_t{1} << CAP_FOWNER}, "a"), "made");
 }
 
 TEST(Publishing, WhatAFailedCatalogMayHaveKeptIsNobodys) {

@@ -184,6 +184,22 @@ TEST_F(NamespaceAttributes, DamagedListsStopWhatNeedsThem) {
   EXPECT_TRUE(names_->SetAttributes(file_, {.uid = 0}));
 }
 
+TEST_F(NamespaceAttributes, AnAccessListTakesSetGroupIdFromWhoHasNoRightToIt) {
+  const auto set = [&](std::string_view name, std::string_view list, bool keeps) {
+    EXPECT_TRUE(names_->SetAttributes(kRootInode, {.mode = 06755}));
+    EXPECT_EQ(Code(names_->SetExtendedAttribute(kRootInode, name, list, kAny, keeps)), std::nullopt);
+    return names_->GetAttributes(kRootInode)->mode & 07000;
+  };
+  const std::string plain = AclBytes({{1, 7, kNobody}, {4, 5, kNobody}, {0x20, 5, kNobody}});
+  for (const std::string& list : {plain, NamedUser()}) {
+    EXPECT_EQ(set(kAccessAclName, list, false), 04000U);
+    EXPECT_EQ(set(kAccessAclName, list, true), 06000U);
+    EXPECT_EQ(set(kDefaultAclName, list, false), 06000U);
+  }
+  EXPECT_EQ(set(kAccessAclName, "", false), 06000U) << "taking a list away";
+  EXPECT_EQ(set("user.a", "b", false), 06000U);
+}
+
 TEST_F(NamespaceAttributes, AWriteTakesPrivilegesAwayAndNothingElse) {
   constexpr std::string_view kCapability = "security.capability";
   const InodePtr file = *inodes_->Get(file_);

@@ -1,0 +1,192 @@
+#include "common/guarded_directory.h"
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "common/log.h"
+
+namespace weightfs {
+namespace {
+
+constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
+
+Error SystemError(const std::string& path, int error) {
+  const auto code = error == ENOENT                       ? ErrorCode::kNotFound
+                    : error == EACCES || error == EPERM   ? ErrorCode::kAccess
+                    : error == EROFS                      ? ErrorCode::kReadOnly
+                    : error == ENOSPC || error == EDQUOT  ? ErrorCode::kNoSpace
+                    : error == ENOTDIR                    ? ErrorCode::kNotDirectory
+                                                          : ErrorCode::kIo;
+  return {code, fmt::format("{}: {}", path, std::strerror(error))};
+}
+
+std::string_view TypeName(mode_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFDIR: return "a directory";
+    case S_IFIFO: return "a FIFO";
+    case S_IFSOCK: return "a socket";
+    case S_IFREG: return "a regular file";
+    default: return "a device";
+  }
+}
+
+Error WrongType(const std::string& path, mode_t mode, std::string_view wanted) {
+  if (S_ISLNK(mode)) {
+    return {ErrorCode::kPermission,
+            fmt::format("{}: is a symbolic link, which weightfs does not follow in a store; put {} itself there", path,
+                        wanted)};
+  }
+  return {ErrorCode::kPermission,
+          fmt::format("{}: is {}, not {}; find out who put it there, and remove it", path, TypeName(mode), wanted)};
+}
+
+}  // namespace
+
+Result<GuardedDirectory> GuardedDirectory::Open(const std::string& path) {
+  Descriptor descriptor(open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  struct stat status {};
+  if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, errno);
+  return GuardedDirectory(path, std::move(descriptor), status.st_uid, status.st_gid);
+}
+
+Result<GuardedDirectory> GuardedDirectory::OpenDirectory(const std::string& name) const {
+  const std::string path = PathOf(name);
+  Descriptor descriptor(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, errno);
+  if (!S_ISDIR(status.st_mode)) return WrongType(path, status.st_mode, "a directory");
+  RETURN_IF_ERROR(CheckOwner(path, status));
+  return GuardedDirectory(path, std::move(descriptor), status.st_uid, status.st_gid);
+}
+
+Result<void> GuardedDirectory::CheckOwner(const std::string& path, const struct stat& status) const {
+  if (status.st_uid == geteuid() || status.st_uid == owner_) return {};
+  return Error{ErrorCode::kPermission,
+               fmt::format("{}: belongs to user {}, neither to this user nor to the owner of {}; find out who put it "
+                           "there, and change its owner or remove it",
+                           path, status.st_uid, path_)};
+}
+
+Result<void> GuardedDirectory::CheckStatus(const std::string& name, const struct stat& status) const {
+  if (!S_ISREG(status.st_mode)) return WrongType(PathOf(name), status.st_mode, "a regular file");
+  return CheckOwner(PathOf(name), status);
+}
+
+Result<void> GuardedDirectory::CheckFile(const std::string& name, bool or_block_device) const {
+  struct stat status {};
+  if (fstatat(descriptor_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
+    return SystemError(PathOf(name), errno);
+  }
+  if (or_block_device && S_ISBLK(status.st_mode)) return {};
+  return CheckStatus(name, status);
+}
+
+Result<Descriptor> GuardedDirectory::OpenFile(const std::string& name, int flags) const {
+  const int safe = flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY;
+  const std::string path = PathOf(name);
+  while (true) {
+    // Before the open, which may have effects on a device, and fails without a reason on a socket.
+    const auto checked = CheckFile(name);
+    const bool missing = !checked.has_value() && checked.error().code == ErrorCode::kNotFound;
+    if (!checked.has_value() && (!missing || (flags & O_CREAT) == 0)) return checked.error();
+    const int way = missing ? safe | O_EXCL : safe & ~O_CREAT;
+    Descriptor file(openat(descriptor_.get(), name.c_str(), way, S_IRUSR | S_IWUSR));
+    if (!file && errno == (missing ? EEXIST : ENOENT)) continue;   // made or removed since the check
+    if (!file && errno == ELOOP) return WrongType(path, S_IFLNK, "a regular file");
+    struct stat status {};
+    if (!file || fstat(file.get(), &status) != 0) return SystemError(path, errno);
+    if (missing) {
+      // The umask may have taken the owner's permissions.
+      if (fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) return SystemError(path, errno);
+      GiveToOwner(path, file.get());
+      return file;
+    }
+    RETURN_IF_ERROR(CheckStatus(name, status));
+    if ((flags & O_ACCMODE) != O_RDONLY && status.st_nlink > 1) {
+      return Error{ErrorCode::kPermission,
+                   fmt::format("{}: is one of {} names of a file, which writing would change under all of them; find "
+                               "out who made the others, and remove this one",
+                               path, status.st_nlink)};
+    }
+    return file;
+  }
+}
+
+Result<std::string> GuardedDirectory::ReadFile(const std::string& name, size_t limit) const {
+  ASSIGN_OR_RETURN(const Descriptor file, OpenFile(name, O_RDONLY));
+  std::string text(limit, '\0');
+  size_t filled = 0;
+  while (filled < limit) {
+    const ssize_t got = read(file.get(), text.data() + filled, limit - filled);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return SystemError(PathOf(name), errno);
+    if (got == 0) break;
+    filled += static_cast<size_t>(got);
+  }
+  text.resize(filled);
+  return text;
+}
+
+Result<std::vector<std::string>> GuardedDirectory::ListFiles() const {
+  const int again = openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (again < 0) return SystemError(path_, errno);
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(again), closedir);
+  if (stream == nullptr) {
+    const int error = errno;
+    close(again);
+    return SystemError(path_, error);
+  }
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(stream.get());
+    if (entry == nullptr && errno != 0) return SystemError(path_, errno);
+    if (entry == nullptr) return names;
+    const std::string name = entry->d_name;
+    if (name == "." || name == ".." || name == "lost+found") continue;
+    const auto checked = CheckFile(name);
+    if (!checked.has_value() && checked.error().code == ErrorCode::kNotFound) continue;   // removed since
+    RETURN_IF_ERROR(checked);
+    names.push_back(name);
+  }
+}
+
+// Root may do so for its own files alone: another user's, of which the owner has made a second name here, stay his.
+void GuardedDirectory::GiveToOwner(const std::string& path, int descriptor) const {
+  struct stat status {};
+  if (geteuid() != 0 || owner_ == 0 || fstat(descriptor, &status) != 0) return;
+  if (status.st_uid != 0 || (S_ISREG(status.st_mode) && status.st_nlink != 1)) return;
+  if (fchownat(descriptor, "", owner_, group_, AT_EMPTY_PATH) != 0) {
+    spdlog::warn("{}: chown {}: {}", path, owner_, std::strerror(errno));
+  }
+}
+
+void GuardedDirectory::Restrict() const {
+  const Descriptor again(openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat status {};
+  if (!again || fstat(again.get(), &status) != 0 || (status.st_mode & kOthers) == 0) return;
+  if (fchmod(again.get(), status.st_mode & 07777 & ~kOthers) != 0) {
+    spdlog::warn("{}: other users may look into it: chmod 0700: {}", path_, std::strerror(errno));
+  }
+}
+
+void GuardedDirectory::RestrictFile(const std::string& name) const {
+  // O_PATH does not open the file. Closing an opened one would end the fcntl(2) locks that this process has on it, and
+  // RocksDB has such a lock on its LOCK file.
+  const Descriptor file(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  if (!file || fstat(file.get(), &status) != 0 || !CheckStatus(name, status).has_value()) return;
+  GiveToOwner(PathOf(name), file.get());
+  if ((status.st_mode & kOthers) == 0) return;
+  const std::string self = fmt::format("/proc/self/fd/{}", file.get());   // fchmod(2) refuses such a descriptor
+  if (chmod(self.c_str(), status.st_mode & 07777 & ~kOthers) != 0) {
+    spdlog::warn("{}: other users may open it: chmod 0600: {}", PathOf(name), std::strerror(errno));
+  }
+}
+
+}  // namespace weightfs

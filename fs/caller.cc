@@ -1,0 +1,45 @@
+#include "fs/caller.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace weightfs {
+namespace {
+
+bool IsInOurUserNamespace(pid_t thread) {
+  struct stat ours {}, theirs {};
+  return stat("/proc/self/ns/user", &ours) == 0 &&
+         stat(fmt::format("/proc/{}/ns/user", thread).c_str(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
+         ours.st_ino == theirs.st_ino;
+}
+
+}  // namespace
+
+Credentials CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread) {
+  constexpr std::string_view kGroups = "Groups:", kEffective = "CapEff:";
+  Credentials who{uid, gid};
+  if (thread <= 0) return who;
+  std::ifstream status(fmt::format("/proc/{}/status", thread));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(kGroups)) {
+      std::istringstream groups(line.substr(kGroups.size()));
+      for (uint32_t group = 0; groups >> group;) who.groups.push_back(group);
+    } else if (line.starts_with(kEffective)) {
+      who.capabilities = std::strtoull(line.c_str() + kEffective.size(), nullptr, 16);
+    }
+  }
+  if (who.capabilities != 0 && !IsInOurUserNamespace(thread)) who.capabilities = 0;
+  return who;
+}
+
+Credentials CallerOf(const Reply& reply) {
+  const fuse_ctx& caller = reply.caller();
+  return CredentialsOf(caller.uid, caller.gid, caller.pid);
+}
+
+}  // namespace weightfs

@@ -1,0 +1,25 @@
+// The directory of a RocksDB database, looked at before RocksDB opens it: RocksDB creates, renames and deletes files
+// before it refuses a directory, and it follows symbolic links. Private to meta/.
+#pragma once
+
+#include <string>
+
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs {
+
+// Checks that `directory` holds a catalog or, with `create`, that it is missing or empty, and makes it. The directory
+// and its entries must pass common/guarded_directory.h. Unless `read_only`, it removes the log files of RocksDB itself
+// that earlier versions left. Full-line errors: kNotFound, kExists, kCorrupt (CURRENT is missing), kPermission, kNoSpace,
+// kIo.
+Result<void> PrepareCatalogDirectory(const std::string& directory, bool create, bool read_only);
+
+// Takes every permission of other users from the directory and its files: they show names and attributes. Root gives
+// the files that it made to the owner of the directory. A failure is logged.
+void TakePermissionsOfOthers(const std::string& directory);
+
+// The size of all files together, for people; files may come and go meanwhile.
+ByteCount CatalogDirectorySize(const std::string& directory);
+
+}  // namespace weightfs

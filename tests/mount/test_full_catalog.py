@@ -1,0 +1,135 @@
+"""The filesystem of a store's catalog is full, to the last block: every command ends with one line that says so, and
+once there is space again nothing is lost."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from harness import needs, process
+from harness.filesystems import is_mounted, weightfs
+from store_files import refused
+
+pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root]
+
+COUNT = 200
+LIMIT_S = 60
+
+
+def fill(directory):
+    """Takes every byte of the filesystem; the last ones too."""
+    path = directory / "filler"
+    with open(path, "wb", buffering=0) as stream:
+        for piece in (1 << 20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while stream.write(bytes(piece)) == piece:
+                    pass
+    return path
+
+
+@pytest.fixture(params=["tmpfs", "ext4"])
+def small(factory, request):
+    """A small filesystem to make a store in. RocksDB reserves some 18 MiB for a log, also for that of a killed mount."""
+    path = factory.directory("small")
+    if request.param == "tmpfs":
+        process.run(["mount", "-t", "tmpfs", "-o", "size=96m", "none", path])
+    else:
+        image = factory.directory("image") / "image"
+        with open(image, "wb") as stream:
+            stream.truncate(96 << 20)
+        process.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image])
+        process.run(["mount", "-o", "loop", image, path])
+    yield path
+    process.run(["umount", "-l", path])   # also below a mount that a failed test left
+
+
+@pytest.fixture
+def store(factory, small):
+    pool = factory.directory("pool") / "pool"
+    with open(pool, "wb") as stream:
+        stream.truncate(64 << 20)
+    # ext4 has a lost+found there.
+    made = factory.store(devices=[pool], at=small / "store")
+    mount = factory.mount(made)
+    for number in range(COUNT):
+        (mount.path / f"file-{number}").write_bytes(b"%d" % number * 500)
+    mount.umount()
+    return made
+
+
+@pytest.fixture
+def point(factory):
+    path = factory.directory("point")
+    yield path
+    assert not is_mounted(path)
+
+
+def check_whole(path):
+    for number in range(COUNT):
+        assert (path / f"file-{number}").read_bytes() == b"%d" % number * 500
+
+
+def all_refuse(store, point):
+    for words, code in ((["mount", store.directory, point], 1), (["fsck", "--repair", store.directory], 8)):
+        line = refused(*words, saying="full", codes=(code,), limit=LIMIT_S)
+        assert str(store.directory) in line and "make some space" in line and "-o ro" in line
+    assert store.daemons() == []
+
+
+def test_a_mount_is_refused_and_loses_nothing(factory, store, small, point):
+    filler = fill(small)
+    all_refuse(store, point)
+    # A check changes nothing and needs no space; so does a mount to read.
+    store.fsck()
+    mount = factory.mount(store, "ro")
+    check_whole(mount.path)
+    mount.umount()
+    all_refuse(store, point)
+    filler.unlink()
+    mount = factory.mount(store, "")
+    check_whole(mount.path)
+    mount.fsck()
+
+
+def test_nothing_is_lost_of_what_a_killed_mount_left(factory, store, small, point):
+    mount = factory.mount(store)
+    (mount.path / "last").write_bytes(b"synced")
+    with open(mount.path / "last", "rb") as stream:
+        os.fsync(stream.fileno())
+    mount.kill9()
+    filler = fill(small)
+    all_refuse(store, point)
+    filler.unlink()
+    mount = factory.mount(store)
+    check_whole(mount.path)
+    assert (mount.path / "last").read_bytes() == b"synced"
+    mount.fsck()
+
+
+def test_a_mount_that_runs_ends_without_an_abort(factory, store, small):
+    mount = factory.mount(store)
+    pid = mount.pid
+    filler = fill(small)
+    with contextlib.suppress(OSError):
+        for number in range(20_000):
+            (mount.path / f"more-{number}").touch()
+    weightfs("umount", mount.path, codes=None, limit=LIMIT_S)
+    assert process.wait_gone(pid)
+    assert "SIGABRT" not in store.log() and "Assertion" not in store.log()
+    filler.unlink()
+    mount = factory.mount(store)
+    check_whole(mount.path)
+    mount.fsck()
+
+
+def test_a_format_is_refused_and_takes_back_what_it_began(factory, small):
+    pool = factory.directory("pool") / "pool"
+    with open(pool, "wb") as stream:
+        stream.truncate(64 << 20)
+    filler = fill(small)
+    finished = weightfs("format", small / "store", "--device", pool, codes=(1,), limit=LIMIT_S)
+    assert finished.err.count("\n") == 1 and str(small) in finished.err
+    assert finished.code != -signal.SIGABRT and not (small / "store").exists()
+    filler.unlink()
+    weightfs("format", small / "store", "--device", pool, "--force", limit=LIMIT_S)

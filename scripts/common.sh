@@ -17,8 +17,8 @@ fail() {
   exit 1
 }
 
-# What the comment at the head of the script says of its use.
-usage() { sed -n '2,/^# shellcheck/{/^# shellcheck/d;s/^# \{0,1\}//;p}' "$0"; }
+# Prints the comment at the head of the script.
+usage() { sed -n '2,/^# shellcheck/{/^# \(shellcheck\|SPDX\)/d;s/^# \{0,1\}//;p}' "$0"; }
 
 # The first cmake of at least 3.25: the one in PATH, else the system's own.
 find_cmake() {

@@ -33,3 +33,13 @@ find_cmake() {
   done
   fail "no cmake of 3.25 or newer; run scripts/setup"
 }
+
+# The first Python that has torch: WEIGHTFS_PYTHON, the active virtual environment, .venv, of PATH, of the system.
+find_torch() {
+  local candidate
+  for candidate in "${WEIGHTFS_PYTHON:-}" "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "$root/.venv/bin/python" \
+    python3 /usr/bin/python3; do
+    [ -z "$candidate" ] || ! "$candidate" -c 'import sys, torch; print(sys.executable)' 2>/dev/null || return 0
+  done
+  return 1
+}

@@ -17,7 +17,8 @@ NOT_LINKED = {"threads", "pkgconfig", "gtest", "benchmark", "python3", "python",
 def sources(folder=ROOT):
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            if path.name == ".ci" or not (path.name.startswith((".", "__", "weightfs-client.")) or path.name in NOT_OURS):
+            hidden = path.name.startswith((".", "__", "weightfs-client.")) and path.name != ".ci"
+            if not hidden and path.name not in NOT_OURS:
                 yield from sources(path)
         elif path.suffix in SOURCES or path.name in NAMES or path.parent in (ROOT / "scripts", ROOT / ".ci"):
             yield path
@@ -41,7 +42,8 @@ def text_of(name):
 
 
 def not_licensed():
-    if not all(part in text_of("LICENSE") for part in ("Apache License\n", "Version 2.0, January 2004", "9. Accepting")):
+    parts = ("Apache License\n", "Version 2.0, January 2004", "9. Accepting")
+    if not all(part in text_of("LICENSE") for part in parts):
         yield "LICENSE does not hold the Apache License 2.0"
     if not re.search(r'^license = .*"Apache-2\.0"', text_of("pyproject.toml"), re.MULTILINE):
         yield "pyproject.toml names no license"

@@ -186,7 +186,8 @@ def main():
         choice = choose(planner, REQUIRED & wanted.keys(), arguments.gpu)
         needless = arguments.demo and "torch" in choice.missing
         if choice.packages and not needless:
-            print(f"    pip downloads {len(choice.packages)} packages, {download(choice.packages)}", flush=True)
+            count = f"{len(choice.packages)} package{'s' if len(choice.packages) > 1 else ''}"
+            print(f"    pip installs {count} and downloads {download(choice.packages)}", flush=True)
             planner.install(choice.names)
     except Failure as failure:
         print(f"    {', '.join(sorted(wanted))} cannot be installed: {failure}", file=sys.stderr)

@@ -117,7 +117,7 @@ class Setup(unittest.TestCase):
     def test_the_demo_takes_the_build_for_cpus_and_says_how_much_that_is(self):
         self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
         said = self.setup_script("--demo")
-        self.assertRegex(said, r"pip downloads 2 packages, 0\.1 MB \(.*torch \S+\+cpu 0\.1 MB")
+        self.assertRegex(said, r"pip installs 2 packages and downloads 0\.1 MB \(.*torch \S+\+cpu 0\.1 MB")
         self.assert_has("torch", "numpy")
         self.assert_lacks("pytest", "triton", "nvidia_cublas")
 
@@ -128,7 +128,7 @@ class Setup(unittest.TestCase):
             self.assertIn(hint, said)
         self.assert_lacks("torch", "triton", "nvidia_cublas", "numpy")
         said = self.setup_script("--demo", "--gpu")
-        self.assertIn("pip downloads 4 packages", said)
+        self.assertIn("pip installs 4 packages", said)
         self.assert_has("torch", "nvidia_cublas", "triton")
 
     def test_the_demo_takes_the_torch_of_the_distribution(self):
@@ -162,7 +162,7 @@ class Setup(unittest.TestCase):
         self.assertIn(f"h5py=={REQUIREMENTS['h5py']} cannot be installed: ERROR: ", self.setup_script())
         self.assert_has("torch", "safetensors", "pytest", "scikit_build_core")
         self.pypi.add("h5py", REQUIREMENTS["h5py"])
-        self.assertIn("pip downloads 1 packages", self.setup_script())
+        self.assertIn("pip installs 1 package and", self.setup_script())
         self.assert_has("h5py")
 
     def test_tests_run_without_a_torch_that_is_for_gpus_alone(self):

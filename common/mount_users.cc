@@ -1,4 +1,3 @@
-#include "common/printable.h"
 #include "common/mount_users.h"
 
 #include <dirent.h>
@@ -15,6 +14,7 @@
 #include <optional>
 #include <sstream>
 
+#include "common/printable.h"
 #include "common/processes.h"
 
 namespace weightfs {

@@ -86,8 +86,8 @@ struct weightfs_lease_ticket {
 
 #define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
 
-/* Any file or directory of the mount, by a caller with CAP_SYS_ADMIN: from here on the daemon lets nobody change anything (1), or lets them
- * again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. A part of
+/* Any file or directory of the mount, with CAP_SYS_ADMIN: the daemon refuses every change from here on (1), or allows
+ * changes again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. A part of
  * `mount -o remount`, which tells the kernel as well. */
 #define WEIGHTFS_IOC_READ_ONLY _IOW(WEIGHTFS_IOC_MAGIC, 6, __u32)
 

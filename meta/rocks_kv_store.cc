@@ -12,6 +12,10 @@
 #include <rocksdb/write_buffer_manager.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if __has_include(<rocksdb/advanced_cache.h>)
+// RocksDB 8 moved the definition of Cache here; its cache.h only declares the class.
+#include <rocksdb/advanced_cache.h>
+#endif
 
 #include <atomic>
 #include <cstdio>

@@ -17,8 +17,8 @@ fail() {
   exit 1
 }
 
-# What the comment at the head of the script says of its use.
-usage() { sed -n '2,/^# shellcheck/{/^# shellcheck/d;s/^# \{0,1\}//;p}' "$0"; }
+# Prints the comment at the head of the script.
+usage() { sed -n '2,/^# shellcheck/{/^# \(shellcheck\|SPDX\)/d;s/^# \{0,1\}//;p}' "$0"; }
 
 # The first cmake of at least 3.25: the one in PATH, else the system's own.
 find_cmake() {
@@ -32,4 +32,14 @@ find_cmake() {
     fi
   done
   fail "no cmake of 3.25 or newer; run scripts/setup"
+}
+
+# The first Python that has torch: WEIGHTFS_PYTHON, the active virtual environment, .venv, of PATH, of the system.
+find_torch() {
+  local candidate
+  for candidate in "${WEIGHTFS_PYTHON:-}" "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "$root/.venv/bin/python" \
+    python3 /usr/bin/python3; do
+    [ -z "$candidate" ] || ! "$candidate" -c 'import sys, torch; print(sys.executable)' 2>/dev/null || return 0
+  done
+  return 1
 }

@@ -16,6 +16,7 @@ from harness.filesystems import Factory, program
 from harness.watchdog import Watchdog
 
 DEFAULT_LIMIT_S = 120
+CLIENTS = {"torch", "numpy", "safetensors", "h5py"}
 
 
 def pytest_addoption(parser):
@@ -40,6 +41,23 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     config.watchdog.close()
+
+
+class Module(pytest.Module):
+    """Skips the tests of a client that is not installed, which scripts/setup leaves out where it cannot be had."""
+
+    def collect(self):
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            missing = getattr(error.__cause__, "name", None)
+            if not isinstance(error.__cause__, ModuleNotFoundError) or missing not in CLIENTS:
+                raise
+            pytest.skip(f"needs {missing}: scripts/setup installs it", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Module.from_parent(parent, path=module_path)
 
 
 @pytest.hookimpl(wrapper=True)

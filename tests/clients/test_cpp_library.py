@@ -56,6 +56,11 @@ def test_the_example_is_built_with_pkg_config(prefix, tmp_path, work):
     run_example(prefix, tmp_path / "program", work)
 
 
+def test_license_and_notice_are_installed(prefix):
+    for name in ("LICENSE", "NOTICE"):
+        assert installed(prefix, name).read_bytes() == (REPOSITORY / name).read_bytes()
+
+
 @pytest.mark.limit(300)
 def test_every_installed_header_stands_alone(prefix, tmp_path):
     include = installed(prefix, "handle.h").parents[2]

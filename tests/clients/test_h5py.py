@@ -4,13 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
-import pytest
 
-h5py = pytest.importorskip("h5py", reason="needs h5py: scripts/setup installs it")
-
-from harness import process  # noqa: E402
-from hdf5_steps import BATCHES, batch  # noqa: E402
+from harness import process
+from hdf5_steps import BATCHES, batch
 
 STEPS = Path(__file__).with_name("hdf5_steps.py")
 

@@ -1,14 +1,11 @@
 """safetensors: save_file sets the size first, safe_open maps the file."""
 
 import numpy as np
-import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file as load_numpy, save_file as save_numpy
+from safetensors.torch import load, load_file, save_file
 
-safetensors = pytest.importorskip("safetensors", reason="needs safetensors: scripts/setup installs it")
-
-from safetensors import safe_open  # noqa: E402
-from safetensors.numpy import load_file as load_numpy, save_file as save_numpy  # noqa: E402
-from safetensors.torch import load, load_file, save_file  # noqa: E402
-from torch_steps import equal, state  # noqa: E402
+from torch_steps import equal, state
 
 
 def test_save_and_load(mount, work):

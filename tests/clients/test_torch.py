@@ -4,11 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="needs torch: scripts/setup installs it")
-
-from harness import process  # noqa: E402
-from torch_steps import equal, state  # noqa: E402
+from harness import needs, process
+from torch_steps import equal, state
 
 STEPS = Path(__file__).with_name("torch_steps.py")
 
@@ -84,6 +83,7 @@ def aligned_storages():
         yield 4096
 
 
+@needs.torch("2.7")
 def test_storages_left_out_then_written_at_their_offsets(mount, work, aligned_storages):
     """torch.serialization.skip_data leaves holes; each storage is written later, in any order, where it belongs."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -3,10 +3,10 @@
 import os
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="needs torch: scripts/setup installs it")
-
-from torch_steps import equal, state  # noqa: E402
+from harness import needs
+from torch_steps import equal, state
 
 
 @pytest.fixture
@@ -14,6 +14,7 @@ def dcp():
     return pytest.importorskip("torch.distributed.checkpoint", reason="this torch is built without distributed")
 
 
+@needs.torch("2.7")   # no_dist
 @pytest.mark.parametrize("single_file", [True, False])
 def test_checkpoint_of_one_process(mount, work, dcp, single_file):
     expected = {name: tensor for name, tensor in state().items() if tensor.numel()}
@@ -26,6 +27,7 @@ def test_checkpoint_of_one_process(mount, work, dcp, single_file):
     assert (work / "step-1/.metadata").exists() and not (work / "step-1/.metadata.tmp").exists()
 
 
+@needs.torch("2.7")
 def test_checkpoint_over_an_older_one(mount, work, dcp):
     for seed in (1, 2):
         dcp.save(state(seed), checkpoint_id=str(work / "step"), no_dist=True)

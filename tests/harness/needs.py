@@ -1,5 +1,6 @@
 """What a test cannot do without. Each skips with its reason, and the summary of a run says so once more."""
 
+import importlib
 import os
 import shutil
 
@@ -11,6 +12,13 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests a
 def program(*names):
     missing = [name for name in names if shutil.which(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: scripts/setup installs it")
+
+
+def torch(version):
+    """A torch of at least `version` ("2.7"): Debian 13's own is 2.6."""
+    present = importlib.import_module("torch").__version__
+    number = [tuple(int(part) for part in text.split(".")[:2]) for text in (present, version)]
+    return pytest.mark.skipif(number[0] < number[1], reason=f"needs torch {version} or newer, this one is {present}")
 
 
 def loop_devices():

@@ -14,6 +14,7 @@ import torch
 import weightfs
 import weightfs.safetensors
 import weightfs.torch
+from harness import needs
 from tensors import content, random_tensor
 
 STATE = {"weight": torch.arange(300_000, dtype=torch.float32), "bias": torch.ones(3)}
@@ -23,6 +24,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@needs.torch("2.7")   # torch.utils.serialization
 def test_torch_is_called_as_torch_is(local):
     path = local / "model.pt"
     weightfs.torch.save(obj=STATE, f=path)

@@ -10,9 +10,10 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
 
 def wrongs():
-    for name in ("setup", "build", "quickstart", "test"):
+    for name in ("setup", "build", "quickstart", "test", "check-distributions"):
         for argument, code in (("--help", 0), ("-h", 0), ("--no-such-argument", 1), ("relase", 1)):
-            finished = subprocess.run([SCRIPTS / name, argument], capture_output=True, text=True, timeout=60, check=False)
+            finished = subprocess.run([SCRIPTS / name, argument], capture_output=True, text=True, timeout=60,
+                                      check=False)
             answer = finished.stderr if code else finished.stdout
             if finished.returncode != code or (argument if code else f"Usage: scripts/{name}") not in answer:
                 yield f"scripts/{name} {argument}: {finished.returncode}: {finished.stdout}{finished.stderr}"

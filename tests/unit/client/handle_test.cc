@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <latch>
+#include <mutex>
 #include <thread>
 
 #include "common/units.h"

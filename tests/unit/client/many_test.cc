@@ -5,6 +5,7 @@
 #include <utime.h>
 
 #include <cerrno>
+#include <thread>
 
 #include "client/checksum_attribute.h"
 #include "client/handle.h"

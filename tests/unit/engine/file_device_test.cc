@@ -6,14 +6,18 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <optional>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "common/mutex.h"
 #include "tests/support/aligned_memory.h"

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <functional>
+#include <set>
 
 #include "common/checksum.h"
 #include "common/log.h"

@@ -5,10 +5,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
+#include <limits>
 #include <map>
 #include <thread>
 

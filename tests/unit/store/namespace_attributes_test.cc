@@ -1,5 +1,6 @@
 #include "tests/unit/store/namespace_fixture.h"
 
+#include <array>
 #include <atomic>
 #include <thread>
 

@@ -1,0 +1,201 @@
+"""Installs Python packages into the environment of the Python that runs it: says first what pip will download and how
+much, prefers torch's CPU build, and leaves out what cannot be had. Called by scripts/setup.
+
+Exit status: 0 everything is there; 3 torch is missing because only its GPU build is offered; 4 another optional package
+is missing; 1 a required package cannot be had. With --demo nothing is installed unless torch is.
+"""
+
+import argparse
+import ast
+import concurrent.futures
+import json
+import os
+import ssl
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+# PyTorch's own index has builds of torch without the libraries for GPUs; PyPI's torch for x86-64 depends on them.
+CPU_INDEX = os.environ.get("WEIGHTFS_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
+GPU_PACKAGES = ("nvidia-", "cuda-", "triton")
+REQUIRED = {"pytest", "pybind11", "scikit-build-core"}
+DEMO = {"torch", "numpy"}
+DRY_RUN_DOWNLOADS_BEFORE = (23, 3)
+TIMEOUT_S = 10
+
+
+class Failure(Exception):
+    """pip failed; the text is the reason in one line."""
+
+
+def pip(*words, quiet=True):
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE if quiet else None, stderr=subprocess.PIPE,
+                          check=False)
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR: ")]
+        refusals = [line.partition("connection broken by ")[2] for line in lines if "connection broken by " in line]
+        raise Failure("; ".join([*refusals[:1], *(errors or lines)[:1]]) or f"pip ended with status {done.returncode}")
+    return done.stdout
+
+
+def tls():
+    return ssl.create_default_context(cafile=os.environ.get("PIP_CERT") or None)
+
+
+def head(url):
+    return urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_S, context=tls())
+
+
+def cpu_index():
+    """Options of pip for torch's CPU builds, none where that index cannot be reached."""
+    if not CPU_INDEX or os.environ.get("PIP_NO_INDEX"):
+        return []
+    try:
+        head(f"{CPU_INDEX}/torch/").close()
+    except OSError:
+        return []
+    # The option replaces what the user has configured, unless that is named as well.
+    configured = [line.partition("=")[2] for line in pip("config", "list").splitlines() if "extra-index-url=" in line]
+    indexes = [url for value in configured for url in ast.literal_eval(value).split()]
+    return [word for url in [*indexes, CPU_INDEX] for word in ("--extra-index-url", url)]
+
+
+def size(url):
+    """Bytes of a file to download, None where its server does not say; 0 for a file of this machine."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme == "file":
+        return 0
+    try:
+        with head(url) as answer:
+            return int(answer.headers["Content-Length"])
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def text_of(count):
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(count / 1e6, 0.1):.1f} MB"
+
+
+def download(packages):
+    """How much the packages are, as text."""
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        sizes = dict(zip((f"{name} {version}" for name, version, _ in packages),
+                         pool.map(size, (url for *_, url in packages))))
+    known = {name: count for name, count in sizes.items() if count}
+    text = text_of(sum(known.values())) if known else "0 MB"
+    largest = sorted(known, key=known.get, reverse=True)[:3]
+    details = [f"{name} {text_of(known[name])}" for name in largest]
+    if local := sum(count == 0 for count in sizes.values()):
+        details.append(f"{local} from this machine")
+    if unknown := sum(count is None for count in sizes.values()):
+        details.append(f"{unknown} of unknown size")
+    return text + (f" ({', '.join(details)})" if details else "")
+
+
+class Planner:
+    """Asks pip what it would install."""
+
+    def __init__(self, requirements):
+        self.requirements = requirements   # name → line for pip
+        # Wheels alone: a source would need compilers and libraries that nobody announced.
+        self.options = ["--only-binary", ":all:", "--retries", "2", *cpu_index()]
+
+    def packages(self, names):
+        """(name, version, URL) of all that is missing for `names`. Raises: Failure."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report"
+            pip("install", "--quiet", "--dry-run", "--report", str(report), *self.options,
+                *(self.requirements[name] for name in names))
+            found = json.loads(report.read_text(encoding="utf-8"))["install"]
+        return [(item["metadata"]["name"], item["metadata"]["version"], item["download_info"]["url"]) for item in found]
+
+    def install(self, names):
+        quiet = [] if sys.stdout.isatty() else ["--quiet"]
+        pip("install", *quiet, *self.options, *(self.requirements[name] for name in names), quiet=False)
+
+
+def for_gpus(packages):
+    return any(name.lower().startswith(GPU_PACKAGES) for name, *_ in packages)
+
+
+class Choice(NamedTuple):
+    """What can be had of the requirements."""
+    names: list
+    packages: list   # what these bring: (name, version, URL)
+    missing: dict    # name → why it cannot be had
+    gpu_only: bool   # torch is missing, because it is offered for GPUs alone
+
+
+def choose(planner, required, gpu):
+    """Asks for everything at once, then, where that fails, for one name after the other.
+
+    Raises: Failure: what is required cannot be had.
+    """
+    try:
+        packages = planner.packages(planner.requirements)
+        if gpu or not for_gpus(packages):
+            return Choice(list(planner.requirements), packages, {}, False)
+    except Failure:
+        pass
+    names, missing, gpu_only = sorted(required), {}, False
+    packages = planner.packages(names) if names else []
+    for name in (name for name in planner.requirements if name not in required):
+        try:
+            more = planner.packages([*names, name])
+        except Failure as failure:
+            missing[name] = str(failure)
+            continue
+        if for_gpus(more) and not gpu:
+            missing[name] = f"pip finds its build for GPUs alone, {download(more)}"
+            gpu_only = gpu_only or name == "torch"
+        else:
+            names.append(name)
+            packages = more
+    return Choice(names, packages, missing, gpu_only)
+
+
+def update_pip():
+    """Takes a pip that looks without downloading; where there is none, the old one downloads earlier than it should."""
+    version = tuple(int(part) for part in pip("--version").split()[1].split(".")[:2])
+    if version < DRY_RUN_DOWNLOADS_BEFORE:
+        try:
+            pip("install", "--quiet", "--retries", "1", "--upgrade", "pip")
+        except Failure:
+            pass
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--demo", action="store_true", help="only torch and numpy")
+    parser.add_argument("--gpu", action="store_true", help="torch's GPU build too, where no CPU build is offered")
+    parser.add_argument("file", type=Path, help="requirements, one NAME==VERSION a line")
+    arguments = parser.parse_args()
+    lines = arguments.file.read_text(encoding="utf-8").split()
+    wanted = {line.split("==")[0]: line for line in lines}
+    if arguments.demo:
+        wanted = {name: line for name, line in wanted.items() if name in DEMO}
+    try:
+        update_pip()
+        planner = Planner(wanted)
+        choice = choose(planner, REQUIRED & wanted.keys(), arguments.gpu)
+        needless = arguments.demo and "torch" in choice.missing
+        if choice.packages and not needless:
+            count = f"{len(choice.packages)} package{'s' if len(choice.packages) > 1 else ''}"
+            print(f"    pip installs {count} and downloads {download(choice.packages)}", flush=True)
+            planner.install(choice.names)
+    except Failure as failure:
+        print(f"    {', '.join(sorted(wanted))} cannot be installed: {failure}", file=sys.stderr)
+        return 1
+    for name, reason in choice.missing.items():
+        print(f"    {wanted[name]} cannot be installed: {reason}", file=sys.stderr)
+    return 3 if choice.gpu_only else 4 if choice.missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

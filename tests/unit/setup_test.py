@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""scripts/setup and scripts/clients.py against package indexes of the test's own, with tiny packages, and an apt that
+only writes down what it was asked for."""
+import functools
+import http.server
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+REQUIREMENTS = dict(line.split("==") for line in (ROOT / "tests/requirements.txt").read_text().split())
+TOOLS = ("pytest", "pybind11", "scikit-build-core")
+
+
+def make_wheel(folder, name, version, requires=()):
+    """A package of one empty module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {other}\n" for other in requires)
+    with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{module}.py", "")
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Index:
+    """A package index on this machine: INDEX/NAME/ lists the files of that package."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir()
+        handler = functools.partial(QuietHandler, directory=str(folder))
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever).start()
+
+    def add(self, name, version, requires=()):
+        make_wheel(self.folder / name, name, version, requires)
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Setup(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="weightfs-setup-test."))
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.root = self.folder / "root"
+        shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        (self.root / "tests").mkdir()
+        shutil.copy(ROOT / "tests/requirements.txt", self.root / "tests")
+        self.venv = self.root / ".venv"
+        self.pypi, self.cpu = self.index("pypi"), self.index("cpu")
+        for name in (*TOOLS, "numpy", "safetensors", "h5py"):
+            self.pypi.add(name, REQUIREMENTS[name])
+        self.pypi.add("torch", REQUIREMENTS["torch"], ["nvidia-cublas", "triton"])
+        self.pypi.add("nvidia-cublas", "13.0")
+        self.pypi.add("triton", "3.7")
+        self.fake_apt()
+
+    def index(self, name):
+        made = Index(self.folder / name)
+        self.addCleanup(made.close)
+        return made
+
+    def fake_apt(self, torch="(none)"):
+        """Every package is installed but python3-torch, of which `torch` is on offer."""
+        self.asked = self.folder / "asked"
+        self.asked.touch()
+        programs = {
+            "dpkg-query": 'shift 3; for name; do [ "$name" = python3-torch ] || echo "$name installed"; done',
+            "apt-cache": f'echo "  Candidate: {torch}"',
+            "apt-get": f'echo "$*" >>{self.asked}; [ "$2" != --assume-no ] || echo "Need to get 182 MB of archives."',
+            "sudo": 'shift; exec "$@"',
+        }
+        (self.folder / "bin").mkdir(exist_ok=True)
+        for name, text in programs.items():
+            path = self.folder / "bin" / name
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
+
+    def run_script(self, *words, code=0, **environment):
+        environment = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HOME": str(self.folder), "LC_ALL": "C.UTF-8",
+                       "TMPDIR": str(self.folder), "PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": self.pypi.url,
+                       "WEIGHTFS_TORCH_INDEX": self.cpu.url, **environment}
+        done = subprocess.run([self.root / words[0], *words[1:]], capture_output=True, text=True, env=environment,
+                              timeout=600, check=False)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def setup_script(self, *words, **options):
+        return self.run_script("scripts/setup", *words, **options)
+
+    def assert_has(self, *names):
+        subprocess.run([self.venv / "bin/python", "-c", "import " + ", ".join(names)], check=True)
+
+    def assert_lacks(self, *names):
+        for name in names:
+            code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{name}') is not None)"
+            subprocess.run([self.venv / "bin/python", "-c", code], check=True)
+
+    def test_the_demo_takes_the_build_for_cpus_and_says_how_much_that_is(self):
+        self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
+        said = self.setup_script("--demo")
+        self.assertRegex(said, r"pip installs 2 packages and downloads 0\.1 MB \(.*torch \S+\+cpu 0\.1 MB")
+        self.assert_has("torch", "numpy")
+        self.assert_lacks("pytest", "triton", "nvidia_cublas")
+
+    def test_the_build_for_gpus_is_not_taken_unasked(self):
+        said = self.setup_script("--demo", code=1)
+        hints = ("GPUs alone, 0.1 MB", "scripts/quickstart --gpu", "https_proxy", "PIP_FIND_LINKS", "WEIGHTFS_PYTHON")
+        for hint in hints:
+            self.assertIn(hint, said)
+        self.assert_lacks("torch", "triton", "nvidia_cublas", "numpy")
+        said = self.setup_script("--demo", "--gpu")
+        self.assertIn("pip installs 4 packages", said)
+        self.assert_has("torch", "nvidia_cublas", "triton")
+
+    def test_the_demo_takes_the_torch_of_the_distribution(self):
+        self.fake_apt(torch="2.6.0+dfsg-7")
+        said = self.setup_script("--demo")
+        self.assertIn("apt downloads 182 MB", said)
+        self.assertIn("install -qy --no-install-recommends python3-torch", self.asked.read_text())
+        self.assert_lacks("torch")
+
+    def test_without_a_network_the_next_step_is_said(self):
+        self.pypi.close()
+        for words, script in ((["--demo"], "scripts/quickstart"), ([], "scripts/test")):
+            said = self.setup_script(*words, code=1)
+            for hint in ("cannot be installed: ", "Connection refused", "https_proxy",
+                         f"PIP_NO_INDEX=1 PIP_FIND_LINKS=/path/to/WHEELS {script}"):
+                self.assertIn(hint, said)
+
+    def test_wheels_in_a_folder_are_enough(self):
+        wheels = self.folder / "wheels"
+        for name in REQUIREMENTS:
+            make_wheel(wheels, name, REQUIREMENTS[name])
+        self.pypi.close()
+        said = self.setup_script(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels))
+        self.assertIn("7 from this machine", said)
+        self.assert_has("torch", "pytest", "h5py")
+        self.assertEqual(self.setup_script(), "", "the second run finds everything and is quiet")
+
+    def test_an_optional_client_that_cannot_be_had_does_not_stop_the_tests(self):
+        self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
+        shutil.rmtree(self.pypi.folder / "h5py")
+        self.assertIn(f"h5py=={REQUIREMENTS['h5py']} cannot be installed: ERROR: ", self.setup_script())
+        self.assert_has("torch", "safetensors", "pytest", "scikit_build_core")
+        self.pypi.add("h5py", REQUIREMENTS["h5py"])
+        self.assertIn("pip installs 1 package and", self.setup_script())
+        self.assert_has("h5py")
+
+    def test_tests_run_without_a_torch_that_is_for_gpus_alone(self):
+        said = self.setup_script()
+        self.assertIn("GPUs alone", said)
+        self.assertIn("The tests that need torch will be skipped; scripts/setup --gpu installs it.", said)
+        self.assert_has("pytest", "h5py")
+        self.assert_lacks("torch", "triton")
+        again = self.setup_script()
+        self.assertIn("will be skipped", again)
+        self.assertNotIn("==>", again)
+        self.setup_script("--gpu")
+        self.assert_has("torch", "triton")
+        self.assertEqual(self.setup_script(), "")
+
+    def find_torch(self, **environment):
+        script = self.root / "find"
+        script.write_text(f"#!/bin/bash\nsource {self.root}/scripts/common.sh\nfind_torch\n")
+        script.chmod(0o755)
+        return self.run_script("find", **environment).strip()
+
+    def test_a_torch_that_is_there_is_used(self):
+        own = self.folder / "own"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", own], check=True)
+        next(own.glob("lib/python*/site-packages")).joinpath("torch.py").touch()
+        self.assertEqual(self.find_torch(WEIGHTFS_PYTHON=f"{own}/bin/python"), f"{own}/bin/python")
+        self.assertEqual(self.find_torch(VIRTUAL_ENV=str(own)), f"{own}/bin/python")
+        self.assertEqual(self.find_torch(PATH=f"{own}/bin:{os.environ['PATH']}"), f"{own}/bin/python3")
+
+    def test_quickstart_refuses_a_python_without_torch(self):
+        empty = self.folder / "empty"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
+        said = self.run_script("scripts/quickstart", code=1, WEIGHTFS_PYTHON=f"{empty}/bin/python")
+        self.assertIn(f"WEIGHTFS_PYTHON={empty}/bin/python cannot import torch", said)
+        self.assertFalse(self.venv.exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

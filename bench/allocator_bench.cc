@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the extent allocator does at a million free extents, and what is left of large tensors after ten turnovers.
 // Prints the figures beside their goals and asserts nothing.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The engine against its reference: sequential 1 MiB transfers, queue depth 32, O_DIRECT, into huge-page
 // buffers, once through FileDevice and once through plain libaio. Prints GB/s (medians of shuffled rounds)
 // and the ratio.

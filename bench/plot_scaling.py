@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Draws docs/scaling.svg from the result of a run: weightfs bench DIR --scaling ... --json scale.json
 
 Usage: bench/plot_scaling.py scale.json docs/scaling.svg    (needs matplotlib: pip install matplotlib)"""

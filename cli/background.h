@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mount in the background: the parent waits until the child serves or has failed.
 #pragma once
 

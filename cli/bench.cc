@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weightfs bench: how fast a mount is, beside the raw disk and the host's filesystem.
 #include <fmt/format.h>
 

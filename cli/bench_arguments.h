@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The arguments of `weightfs bench`: whatever can be refused is refused before anything is measured or made.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The subcommands, one file each. Every function adds one to the program; when it is the one chosen, it runs and leaves
 // the exit code of the process in `exit_code`.
 #pragma once

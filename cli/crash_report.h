@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a program leaves behind that ends by a fault of its own.
 #pragma once
 

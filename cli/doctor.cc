@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weightfs doctor: what this machine offers, what of it is used, and what would help.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weightfs format: makes a store.
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weightfs fsck: checks a store that is not mounted, and repairs it when asked to. Exit codes are those of fsck(8).
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `weightfs doctor` says about GPUs.
 #pragma once
 

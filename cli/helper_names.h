@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The names under which mount(8), umount(8) and fsck(8) call this program.
 #pragma once
 

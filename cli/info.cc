@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weightfs info: what a store, a mount or a file is made of.
 #include <fcntl.h>
 #include <fmt/format.h>

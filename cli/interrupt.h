@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SIGINT, SIGTERM and SIGHUP as a flag, for commands that take back or leave off what they began.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Why a daemon goes on after its directory was unmounted, for people.
 #pragma once
 

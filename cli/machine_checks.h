@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What `weightfs doctor` looks at on this machine.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program's entry: what belongs to the process, not to a command.
 #include <signal.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weightfs mount: serves a store at a directory.
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The option --namespace of mount and umount, which is -N of mount(8).
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mounts of weightfs that the commands are asked about.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every command prints with: one-line errors and tables. Nothing here is thread-safe.
 #pragma once
 

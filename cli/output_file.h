@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A file that a command writes at its end and opens at its start: an obstacle is found before the work, not after it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The program from its command line to its exit code.
 #pragma once
 

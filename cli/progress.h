@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The progress bar of every long command: percentage, amount, rate and time left, on one line of the terminal.
 #pragma once
 

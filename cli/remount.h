@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Changes a mount in use: mount -o remount, umount -r.
 #pragma once
 

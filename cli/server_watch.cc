@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cli/server_watch.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting for the daemon of a store after an unmount.
 #pragma once
 

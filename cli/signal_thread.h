@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Signals that mean "end cleanly", taken by a thread of their own.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weightfs umount: unmounts, and returns when everything is on the device.
 #include <fmt/format.h>
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a handle knows of the operations that Handle::Wait waits for.
 #pragma once
 

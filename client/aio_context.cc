@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/aio_context.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One libaio context with room for a fixed number of transfers. The only part that knows libaio is
 // aio_context.cc.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checksums of a whole file in an extended attribute of it, for filesystems that keep none themselves: written with the
 // file, compared when it is read back.
 #pragma once

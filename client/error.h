@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the client library reports when something fails. Its callers live in the world of system calls, so an
 // error is an errno with the place where it happened.
 #pragma once

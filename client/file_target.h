@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Target on an ordinary file, of whatever filesystem, opened by path or by a descriptor of the caller.
 //
 // O_DIRECT reaches what is aligned; partial blocks at the head and tail, small unaligned transfers, and

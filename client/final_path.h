@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which name a file is replaced under when it is replaced through symbolic links.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads and writes whole tensors: any size, file offset and memory, a GPU's too, at the speed of the device.
 //
 // Aligned parts go by libaio and O_DIRECT straight between the device and the caller's memory. Memory that

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is behind a Handle; handle.h is for its users.
 #pragma once
 

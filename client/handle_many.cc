@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handle::SaveMany and LoadMany: by a lease where the directory's mount gives one, otherwise file by file.
 #include <fcntl.h>
 #include <fmt/format.h>

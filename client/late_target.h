@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The target of an operation that waits for others on the same file: opened twice, once to learn at its start that it can
 // be, and again when it begins, for by then the file is another.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a program asks a mount for leases (lease/protocol.h): tickets, connections, requests.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Target on a file of a weightfs mount whose bytes go straight between memory and the devices of the store, by a lease
 // of its blocks (lease/protocol.h). Its name, its size and its durability stay the business of the mount.
 //

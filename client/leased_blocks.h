@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the blocks of a lease lie, and their checksums: what all targets over a lease have in common.
 #pragma once
 

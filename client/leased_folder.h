@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many files of one directory of a weightfs mount as one operation, by one lease (lease/protocol.h).
 #pragma once
 

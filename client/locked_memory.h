@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page-aligned memory that stays in RAM: mlocked, in huge pages where the kernel gives them. O_DIRECT needs
 // no copy for it.
 #pragma once

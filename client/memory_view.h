@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The caller's memory of one operation: one run of bytes, a strided tensor whose elements follow each other in
 // row-major order of its indices, several of these, or one run of bytes in the memory of a GPU.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The user whose process serves a FUSE mount: the one whom a program that talks to that process must find at the other
 // end. The kernel knows the user from the time of the mount; nobody can change it afterwards.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One read or write of a Handle, from its start to its outcome: the future that callers wait for.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an Operation is made of; operation.h is for the users of a Handle.
 #pragma once
 

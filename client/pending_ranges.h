@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ranges of files that the operations of a handle are going to read or write: one that overlaps an earlier one, where
 // either writes, begins when that is done. What is started last is what a file holds in the end.
 #pragma once

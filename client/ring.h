@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The I/O loop of a handle: slices of operations go in, their bytes go through one libaio context, or through cuFile.
 //
 // Whoever drives the loop carries out everything in it: the ring's own thread, or a thread that waits for a

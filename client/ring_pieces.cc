@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the ring that cuts operations into pieces: where each begins and ends, and the memory it uses.
 #include <fmt/format.h>
 

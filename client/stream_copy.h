@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A copy for large pieces that are not looked at soon after: past the cache, so that the memory written is
 // not read first.
 #pragma once

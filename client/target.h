@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An opened file as the I/O loop sees it: where the bytes of a range lie, by which descriptors they are
 // reached, and what is to be done when the last transfer has ended.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the library calls what is to be renamed when it is complete, or to go: README, "Limits", tells users.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page-aligned I/O memory in transparent huge pages, handed out from bounded pools.
 #pragma once
 

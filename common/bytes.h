@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bounded encoding and decoding of fixed-width integers. Keys are big-endian (they sort), values little-endian.
 #pragma once
 

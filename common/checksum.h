@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CRC-32C (Castagnoli, RFC 3720 appendix B.4: reflected polynomial 0x82F63B78, initial value and final xor ~0).
 // Hardware-accelerated through ISA-L. Pure functions, thread-safe.
 #pragma once

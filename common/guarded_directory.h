@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files in a directory that other users may write to: any name there may be a symbolic link or a FIFO that somebody
 // else made. Opening it would read, change or wait for something that the directory does not hold.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Logging: spdlog's default logger. The program logs an error once, where it began. Names in a line are made printable
 // (common/printable.h), so that one message is one line.
 #pragma once

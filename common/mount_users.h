@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Processes that use a mounted filesystem.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel's mount tables: of this process, and of those in other mount namespaces.
 #pragma once
 

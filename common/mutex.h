@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mutex with clang's thread-safety annotations; plain std::mutex elsewhere.
 //
 // The lock order of a mount, outermost first; of one line a thread holds one at a time:

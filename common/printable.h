@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Text that comes from names, which may hold any byte, for a terminal or a file of lines.
 #pragma once
 

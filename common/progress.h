@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How far a long operation has come. The operation reports it; the caller shows it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one error type of weightfs. Fallible functions return Result<T>; errors travel as values and are
 // converted at the edges only (libaio in engine/, RocksDB in meta/, errno in fs/errno_map.h).
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Paths in the command lines that messages advise.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sizes as people write them: "8G", "512M", "1.5T", "4096".
 #pragma once
 

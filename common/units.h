@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Quantities that must not be mixed up are distinct types. A position (offset, block) and a distance
 // (byte count, block count) are different things: position - position = distance.
 #pragma once

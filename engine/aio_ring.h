@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One libaio context with the thread that reaps it. The only part that knows libaio is aio_ring.cc.
 #pragma once
 

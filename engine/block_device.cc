@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/block_device.h"
 
 #include "common/mutex.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pool device: bytes in units of kBlockSize, written and read asynchronously, made durable by Flush.
 // FileDevice is the real one (libaio, O_DIRECT); tests/support has one that loses power.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Free space of one device, held in memory and rebuilt from the extents at mount.
 #pragma once
 

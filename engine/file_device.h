@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pool device on a regular file or a block device, through libaio with O_DIRECT.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The free extents of one allocation group: a treap by offset in which every node also carries what its subtree
 // holds. Every question the allocator asks is thus one walk down the tree, however fragmented the space is:
 // BlueStore's aligned searches over misaligned chunks, 70 to 100 ms each, cannot happen here.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The superblock of a pool device: what it is, whose it is. On-disk layout; docs/FORMAT.md section 2.
 #pragma once
 

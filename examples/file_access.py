@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What load_tensor.py and store_tensor.py share: the ways of moving a tensor, and the loop that times them."""
 
 import argparse

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Loads a tensor from a file, again and again, and prints GB/sec."""
 
 import file_access as access

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs all file-access examples in a folder and prints a table: GB/sec, and how many times Python's speed that is."""
 
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Stores a tensor in a file, again and again, and prints GB/sec."""
 
 import os

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who asks: what the kernel would look at in open(2), for decisions that it leaves to a filesystem. Private to fs/.
 #pragma once
 

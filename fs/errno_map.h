@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The one place where an ErrorCode becomes an errno.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A few threads for operations that may wait for the device, so that the receiving threads go on receiving.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the operations of a mount share. Private to fs/.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libfuse's low-level interface, at the one API level that weightfs is written for. Private to fs/.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Open files and directories. fuse_file_info::fh carries the address of a handle; the registry owns it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Completes replies of a libfuse that is older than the kernel it talks to (before 3.17), which can neither grant
 // DIRECT_IO_ALLOW_MMAP nor requests above 1 MiB nor parallel direct writes. The replies are changed on their way to the
 // kernel, in the writev that fuse_session_custom_io lets us have. Pure functions on bytes, and the thread's note of

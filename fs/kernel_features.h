@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernel can do for a mount: the flags of the INIT request, masked by `without=`, and which of them are used.
 // The numbers are the kernel's ABI (uapi linux/fuse.h), written out here because the header of an older distribution
 // lacks the newer ones. Immutable values, no state.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One program's connection to the lease server, with the lease that it holds. Private to fs/.
 #pragma once
 

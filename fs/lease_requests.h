@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the lease server is asked: one function a request of lease/protocol.h. Private to fs/.
 #pragma once
 

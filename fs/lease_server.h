@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The mount's end of the direct path: a socket through which programs get leases of the blocks of files, with descriptors
 // of the devices, and then move the bytes themselves (lease/protocol.h). Private to fs/.
 //

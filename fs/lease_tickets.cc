@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fs/lease_tickets.h"
 
 #include <fmt/format.h>

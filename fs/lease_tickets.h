@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who may ask for leases of what: open(2) has decided it, a ticket carries it to the lease server. Private to fs/.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A mounted store. The one header of fs/ that the rest of the program needs, with mount_options.h and ioctl.h.
 #pragma once
 

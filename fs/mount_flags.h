@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The options of mount(8) that are flags of the kernel: their names, and what they do to a mount.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a mount is asked to be: the options of `weightfs mount`, and the text form of them ("-o a,b=c").
 #pragma once
 

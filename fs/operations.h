@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operations, by group. Each operation is one function `Name(Filesystem&, Reply, …)` that consumes its Reply; the
 // callback of libfuse around it only translates types. Private to fs/.
 #pragma once

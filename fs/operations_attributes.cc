@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attributes of inodes, plain and extended, and the statistics of the whole.
 #include <linux/capability.h>
 #include <sys/statvfs.h>

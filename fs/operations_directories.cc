@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Open directories: listing, with and without attributes, and making everything durable.
 #include <cerrno>
 #include <string_view>

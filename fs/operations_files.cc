@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Open files: open, create, read, write, flush, sync, release.
 #include <fcntl.h>
 #include <linux/capability.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ioctls of lease/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
 #include <linux/capability.h>
 

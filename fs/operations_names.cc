@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names: lookup, create-like operations without an open, removal, renames, links.
 #include <sys/sysmacros.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layout of open files: fallocate, seeking data and holes, copying ranges.
 #include <fcntl.h>
 #include <linux/falloc.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps the kernel's page cache coherent with writes that bypass it.
 //
 // A write through a direct I/O open, or by a lease, reaches the store while pages of the same file may be in the page

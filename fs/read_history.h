@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which files are read again and again, so that the kernel's page cache is worth filling for them.
 //
 // A read past the page cache runs at the device's speed and leaves no pages behind: best for a file read once. A file

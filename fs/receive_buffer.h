@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory that one receiving thread reads requests into, laid out so that the blocks of a write lie on pages.
 #pragma once
 

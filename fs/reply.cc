@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "fs/reply.h"
 
 #include <sys/sysmacros.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The answer to one FUSE request. Private to fs/.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The conversation with the kernel: mounting, agreeing on features, receiving requests, the end. Private to fs/.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Looking for the next request for a moment before going to sleep, while requests come fast. Private to fs/.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Takes a mount away: as root by the system call, else by fusermount3, which does it for the mount's owner.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages of protocol.h on their way: sent and received whole, with their descriptors. Both ends use it; neither trusts
 // the other: whatever arrives is bounded before it is kept, and its sender can change none of it afterwards.
 #pragma once

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The ioctls of a weightfs mount, for C and C++ programs. Public ABI: a structure never changes; a new version gets a
  * new structure and a new number. Little-endian, no padding. ENOTTY means: not a weightfs mount, or an older one.
  * EINVAL means: the `version` asked for is not known. */

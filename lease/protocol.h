@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a holder of leases and a mount say to each other. A program opens a file of the mount, asks the mount by ioctl
 // for a ticket (WEIGHTFS_IOC_LEASE of ioctl.h), connects to the socket that the ticket names, and shows the ticket
 // there: so open(2) decides who may read and write what. Through the socket it gets descriptors of the devices and the

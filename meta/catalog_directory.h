@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The directory of a RocksDB database, looked at before RocksDB opens it: RocksDB creates, renames and deletes files
 // before it refuses a directory, and it follows symbolic links. Private to meta/.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keys of the catalog: one kind byte, then big-endian integers, so that byte order is numeric order.
 // docs/FORMAT.md section 3; this header and that section change together.
 #pragma once

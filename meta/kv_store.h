@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The ordered key-value store under the catalog. RocksDB is the real one (rocks_kv_store.h); tests/support has one
 // in memory that loses power.
 #pragma once

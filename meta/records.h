@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values of the catalog. Little-endian, each with a leading format byte; Decode refuses what it does not know with
 // kCorrupt (or kVersion for a greater format byte) and never reads or allocates past its input. A decoded record is
 // possible: its type and flags are known, its sizes and offsets fit 63 bits.

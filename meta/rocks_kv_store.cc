@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "meta/rocks_kv_store.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // KvStore on RocksDB. The only file that includes RocksDB is rocks_kv_store.cc.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many callers, one sync: whoever asks while a sync is running waits for the next one, and a single caller runs that
 // one for all of them.
 #pragma once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Installs Python packages into the environment of the Python that runs it: says first what pip will download and how
 much, prefers torch's CPU build, and leaves out what cannot be had. Called by scripts/setup.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Sourced by the other scripts: where the project is, how it speaks, which cmake it uses.
 # shellcheck shell=bash
 set -euo pipefail

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // POSIX.1e access control lists, in the form Linux gives them in extended attributes. The kernel enforces them, but
 // for what is done by other ways than its own; here they are kept in step with the mode.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CRC-32C of the blocks of one file: what is in memory ahead of the catalog, and a small cache of what is in it.
 #pragma once
 

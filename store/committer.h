@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The write protocol: data completed → device flush → one batch a file in the catalog → catalog synced → space freed.
 #pragma once
 

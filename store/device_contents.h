@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What already lies on a device or in a file, so that format overwrites nothing unasked.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks of one file that are in memory and not (known to be) on the device.
 #pragma once
 

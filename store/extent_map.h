@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the blocks of one file lie: the current mapping, and which of its records differ from the committed ones.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // File data: writes, truncation, allocation, seeking and copying; and what the namespace needs of it.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the source files of FileIo share; included by nobody else.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations of FileIo for those who read and write the devices themselves.
 #include <algorithm>
 #include <utility>

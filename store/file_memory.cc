@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where the bytes of a write go in memory: into windows of the file, or kept in the buffer they arrived in.
 #include <algorithm>
 #include <cstring>

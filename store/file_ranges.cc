@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations of FileIo on ranges of a file: allocate, punch, zero, seek, copy, list.
 #include <algorithm>
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a regular file holds in memory besides its attributes. Guarded by Inode::mutex throughout.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Format. The order: everything that may be refused is checked and the space reserved; only then is what was there
 // removed; store.json comes last, so that a store that was not finished is no store.
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A check from end to end, and what its passes share.
 #include "store/fsck.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Checking a store that nobody uses, and repairing its catalog.
 #pragma once
 

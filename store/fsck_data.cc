@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the catalog says about data: extents, checksums, and with verify_data the blocks themselves.
 #include <fmt/format.h>
 

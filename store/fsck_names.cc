@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the catalog says about names: inodes, entries, the tree, attributes and the facts of the store.
 #include <fmt/format.h>
 

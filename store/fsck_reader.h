@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the data of a store in the order of its files, several requests ahead. Nobody but fsck*.cc includes this.
 #pragma once
 

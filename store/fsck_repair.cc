@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes what the passes set right. Every batch leaves a catalog that another check can repair further.
 #include <fmt/format.h>
 

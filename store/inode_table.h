@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inodes in memory, and how often the kernel knows each.
 #pragma once
 

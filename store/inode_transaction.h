@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One change of several inodes: their new attributes and one batch for the catalog, applied together or not at all.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the store hands to a holder who reads and writes the devices himself.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Looking up, attributes of inodes, and the life of inodes without links.
 #include "store/namespace.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Names, links and attributes: the operations of a filesystem that move no file data.
 #pragma once
 

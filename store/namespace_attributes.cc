@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Extended attributes, and the access control lists among them.
 #include "common/log.h"
 #include "meta/keys.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // New inodes: numbers, what they inherit, and their first batch.
 #include "common/log.h"
 #include "meta/keys.h"

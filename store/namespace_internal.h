@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the sources of Namespace share. Nobody else includes this.
 #pragma once
 

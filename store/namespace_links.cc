@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Links: giving names, taking them away, and moving them.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many files at once, with their content; and permissions where the kernel does not look.
 #include <fmt/format.h>
 #include <linux/capability.h>

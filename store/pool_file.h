@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The regular file that a pool device may be: its space, before anything is written to it.
 #pragma once
 

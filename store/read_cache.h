@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chunks of files that read-ahead brought in, shared by all readers of a file.
 #pragma once
 

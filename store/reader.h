@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The way of a read: what is in memory at once, streams through shared read-ahead chunks, the rest straight from the
 // device; every block checked against its checksum.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Free space, rebuilt at mount from the committed extents.
 #pragma once
 

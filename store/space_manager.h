@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The free space of all devices: reservations, allocation for files, and the release of what readers still use.
 #pragma once
 

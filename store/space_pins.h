@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Blocks that holders of leases read past the store: they keep what they hold, also when no file has them any more.
 #pragma once
 

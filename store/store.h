@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tensor store: catalog, devices and the write protocol behind one POSIX-like interface. Knows nothing of FUSE.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A store on disk: a directory with store.json, lock, meta/ and usually `pool`. docs/FORMAT.md section 1.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers about the store as a whole, under keys::Store. docs/FORMAT.md section 4.
 #pragma once
 

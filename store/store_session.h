@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An opened store with all that belongs to it: lock, superblocks, devices, catalog. What a mount serves.
 #pragma once
 

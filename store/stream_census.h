@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How many places of files are being read in sequence.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the store speaks of with its callers (fs/, cli/, tests): attributes, requests, views of data.
 #pragma once
 

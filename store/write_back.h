@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From dirty blocks to device writes: late allocation, checksums, submission, completion.
 #pragma once
 

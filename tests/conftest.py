@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests that need a mount. See docs/TESTING.md; `pytest tests --help` lists the options below.
 
 `mount` is one mount a module (STORE_SIZE and MOUNT_OPTIONS of the module say which), `work` a directory of its own for

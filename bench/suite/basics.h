@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the whole benchmark is built from: memory in huge pages, files with errors as values, clocks. Independent of the
 // engine on purpose: a reference must not be made of what it judges.
 #pragma once

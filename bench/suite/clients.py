@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python side of `weightfs bench`: a process that has imported its library once, and saves and loads as programs do.
 
 Each line on standard input is a job in JSON, each line on standard output its answer: {"seconds", "cpu"} of the saving or

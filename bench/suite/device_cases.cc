@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A store on two devices beside one on a single device; each device gives the same few bytes a second.
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole tensors by the client library: past the mount, by leases of the store's blocks, and the same handle on the
 // host's files; and thousands of small tensors in one commit.
 #include <fmt/format.h>

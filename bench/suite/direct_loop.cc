@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "bench/suite/direct_loop.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference: the shortest libaio loop that keeps a number of requests in flight. Nothing of weightfs is in it.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Writes OUTPUT, a header with the text of INPUT as the constant NAME: cmake -DINPUT= -DOUTPUT= -DNAME= -P embed.cmake.
 # A literal may be limited to 64 KiB by a compiler, so the text comes in pieces that the compiler joins.
 file(READ ${INPUT} text)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What programs do with one file, in the way that they do it: open, calls, (fsync,) close. Each of these is timed from
 // outside.
 #pragma once

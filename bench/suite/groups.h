@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The groups of the benchmark, in the order of a run.
 #pragma once
 

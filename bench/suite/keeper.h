@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A process beside the benchmark that cleans up when the benchmark dies of what it cannot catch: SIGKILL, a crash.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The room that the cases of the benchmark work in: places, memory, the big files; and how cases are written down.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The machine that a result belongs to, and how quiet it was.
 #pragma once
 

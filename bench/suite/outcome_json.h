@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A result as JSON (complete, every sample), and as a page to look at.
 #pragma once
 

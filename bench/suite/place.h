@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where files are measured: a mount of weightfs, or the host's filesystem beside it.
 #pragma once
 

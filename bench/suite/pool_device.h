@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A store whose pool is a block device: there the reference reads the very blocks of a file.
 #pragma once
 

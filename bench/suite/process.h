@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Other programs and child processes of the benchmark. None outlives it: the kernel ends them when it dies.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // torch, safetensors, numpy, and handles as DeepNVMe's, each in a Python process that has imported them before.
 #include <fmt/format.h>
 #include <sys/statvfs.h>

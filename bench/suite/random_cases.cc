@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random reads of the big file for a fixed time: through libaio and O_DIRECT, on the mount and on the raw file; on the
 // host's filesystem through the page cache as well, one at a time.
 #include "bench/suite/groups.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sequential reads of one big file, cold unless the row says otherwise.
 #include <fmt/format.h>
 

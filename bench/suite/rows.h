@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The catalogue: every row of the benchmark, what it is compared with, and what it should reach.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How cost grows: with streams, with the size of a file, with a store's age, with the number of files. Long.
 #pragma once
 

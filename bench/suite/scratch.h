@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the benchmark makes on the disk, and takes away again: directories, stores and their mounts.
 #pragma once
 

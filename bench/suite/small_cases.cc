@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many small files: one case goes through their life and gives a sample for each part of it.
 #include <fcntl.h>
 #include <sys/stat.h>

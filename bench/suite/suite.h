@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The benchmark: measures a mount beside the raw disk and the host's filesystem, and says how they compare.
 #pragma once
 

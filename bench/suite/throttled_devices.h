@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices of a known speed: loop devices, and a cgroup whose processes get so many bytes a second from each. As root.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // From samples to rows: medians, ratios, and how they stand to what they should reach.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writing a new file of the big file's size, with fsync; deleted outside the time.
 #include "bench/suite/groups.h"
 

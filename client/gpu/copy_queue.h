@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Copies between the host's memory and one GPU that go on while their caller does other things.
 #pragma once
 

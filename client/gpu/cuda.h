@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The few functions of NVIDIA's driver library (libcuda.so.1) that handles need, and what they make: a GPU with its
 // context, streams, events. WEIGHTFS_CUDA_LIBRARY names another library (the tests' one has no GPU behind it).
 //

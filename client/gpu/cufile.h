@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuFile (libcufile.so.0), NVIDIA's library for transfers between files and the memory of a GPU. It is looked for when
 // a program asks for it; WEIGHTFS_CUFILE_LIBRARY names another one.
 #pragma once

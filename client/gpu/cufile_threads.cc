@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "client/gpu/cufile_threads.h"
 
 #include "client/io_thread.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads that carry out cuFile's transfers, which block their caller.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A ring's side of the memory of GPUs: bounce buffers that are locked for them, copies between those and a GPU, and the
 // transfers of cuFile. What is started here ends while the ring does other things; the ring asks what has ended.
 #pragma once

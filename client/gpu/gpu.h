@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GPUs of a process as one handle uses them: which way its transfers take, which memory is pinned, and the memory
 // of each operation.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a handle reaches the memory of GPUs: what a program asks for, and what it is told.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A library of NVIDIA's that is looked for while the program runs: none of them is there when weightfs is built.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The GIL, given up and taken by threads that may find the interpreter gone when they come back.
 //
 // Until 3.13 Python ends such a thread by pthread_exit, which unwinds its stack and may not pass a destructor; from

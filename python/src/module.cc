@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The native part of the Python package: handles, operations and locked memory. What a tensor is, Python
 // decides; here memory is an address with a shape, on the host or on a GPU. Every call that may wait runs without
 // the GIL.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors between memory and files at the speed of the device.
 
     import torch, weightfs

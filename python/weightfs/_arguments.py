@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the methods of a handle are given, as the native side takes it."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The future of one read or write."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The handle for tensors of a GPU: cuFile (GPUDirect Storage), or page-locked bounce buffers where that is no gain."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The handle: DeepNVMe's methods, and the newer ones with futures, exceptions and durability."""
 
 import atexit

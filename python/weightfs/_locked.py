@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locked tensors: torch's or numpy's, over memory of the native side that lives as long as any of them."""
 
 import operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Thousands of tensors at once: the part of a handle that saves and loads them."""
 
 import logging

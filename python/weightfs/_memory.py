@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the bytes of a tensor lie: torch tensors, numpy arrays, DLPack, every object with the buffer protocol, and in
 the memory of a GPU torch tensors and objects with __cuda_array_interface__.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers that callers give: whole, and within what the native side can hold."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The asynchronous operations of a handle, whose memory has to stay until they are done."""
 
 import collections

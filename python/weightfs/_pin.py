@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locked memory without a handle for files: what DeepSpeed's module pin_memory offers."""
 
 import operator

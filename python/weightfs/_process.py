@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A handle, and what is under way by it, belongs to the process that made it."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a file is saved: written beside the old one and renamed over it, or written over it where that cannot be."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tensors of a dict share memory, by the rule of safetensors.torch, so that a save is refused here where it is
 refused there."""
 

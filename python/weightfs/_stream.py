@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """File-like objects over a handle, for libraries that save and load by write() and readinto()."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What programs for DeepNVMe import from deepspeed.ops.op_builder, and the functions of its native module.
 
     from weightfs.deepnvme import AsyncIOBuilder

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of safetensors through a handle, for torch tensors: the same bytes as safetensors.torch.save_file writes.
 
     import weightfs.safetensors

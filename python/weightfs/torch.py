@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.save and torch.load through a handle: the same files, straight between tensors and the device.
 
     import weightfs.torch

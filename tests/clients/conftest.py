@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Material that the clients work on."""
 
 import os

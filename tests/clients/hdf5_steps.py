@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The writer and the reader of test_h5py.py's single-writer/multiple-readers test, each a process of its own. They
 speak through standard input and output: no process waits for a time to pass."""
 

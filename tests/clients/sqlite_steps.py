@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A writer of test_sqlite.py's tests with two processes: adds numbered rows, each in a transaction of its own."""
 
 import sqlite3

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """cp, install, mv, rsync and tar, each into the mount, within it and out of it."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs built with libweightfs as it is installed: what the README shows, and what the library shows them."""
 
 import os

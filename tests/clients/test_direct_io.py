@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Users of O_DIRECT: DeepSpeed's asynchronous I/O handle and its FastPersist writer, aligned buffers throughout."""
 
 import mmap

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """git: a repository made, filled, cloned, packed and checked on the mount."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """h5py: files made, read and changed; locks; one writer with a reader beside it."""
 
 import subprocess

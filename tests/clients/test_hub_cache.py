@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The system calls of a model hub's cache, without any hub's library: blobs downloaded under a lock into `.incomplete`,
 resumed, replaced, linked to relatively."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that read one model: many processes at once, mapped and prefetched, advised and populated."""
 
 import mmap

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The system calls of orbax and tensorstore's file driver, without either: lock files with open-file-description locks,
 the inode checked again after the lock is had, fsync, rename over the target, fsync of the directory."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NumPy: save, load, archives and memory maps."""
 
 import numpy as np

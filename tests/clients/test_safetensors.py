@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """safetensors: save_file sets the size first, safe_open maps the file."""
 
 import numpy as np

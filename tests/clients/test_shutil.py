@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python's own file tools: shutil, zipfile, mmap, tempfile and pathlib."""
 
 import mmap

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SQLite with a rollback journal and with a write-ahead log, in one process and in two."""
 
 import sqlite3

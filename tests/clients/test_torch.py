@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch: checkpoints, mapped checkpoints, storages written at their offsets, tensors shared through files."""
 
 import sys

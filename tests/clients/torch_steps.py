@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What test_torch.py runs in processes of its own: torch maps files, and a mapping of a dead mount ends a process."""
 
 import sys

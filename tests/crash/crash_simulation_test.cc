@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Power is cut after each event of a workload with overwrites, truncations, renames and deletes; unflushed writes and
 // unsynced batches are dropped, torn and reordered. What recovers must be a state that was promised.
 #include <gtest/gtest.h>

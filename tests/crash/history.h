@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a workload did and when it was acknowledged, and whether a recovered tree is one that a crash may leave.
 #pragma once
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The filesystems that a test can run on: weightfs, and the two that show whether the test itself is right.
 
 All have one interface: a Store is made once and lies somewhere, a Mount of it has a path. `--target ext4` puts an ext4

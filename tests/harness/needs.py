@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a test cannot do without. Each skips with its reason, and the summary of a run says so once more."""
 
 import importlib

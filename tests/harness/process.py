@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs run by the tests. Every one has a time limit, and output that is shown when it fails."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """System calls that Python does not offer, through the C library. All raise OSError as those of `os` do."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a directory tree holds, in a form that can be compared: for saved trees, and for two filesystems."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code run as another user, in a forked child."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process beside the tests that ends what hangs, and what a killed test run would leave behind.
 
 A test that waits inside the kernel for a filesystem which does not answer can be interrupted by nothing in its own

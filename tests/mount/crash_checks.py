@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must be true of the writers' files after a crash, given what they said. See crash_writers.py."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writers for test_kill.py: three programs that say, line by line on standard output, what they have been promised.
 
     crash_writers.py append|replace|truncate|churn DIRECTORY SEED

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of leases share: content, what a mount says, and processes that hold leases."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program of leases by hand: the messages of lease/protocol.h over a socket, without the client library."""
 
 import array

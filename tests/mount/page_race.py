@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two processes change different bytes of every page at about the same time: one by pwrite(2), or in another way that
 goes past the page cache, one through a shared mapping. Neither change may be lost.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small scripts of file operations with what each must give, as tables for the tests of POSIX behaviour.
 
 A script is lines of `[@WHO] OPERATION ARGUMENTS... [-> EXPECTED]`. WHO is uid[:gid[,group...]], root where it is left

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The errors that every operation on a path shares, and how the tables become tests."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random operations on one file, against a model in memory. A program of its own: what goes wrong in a mapping ends the
 process, and a process can be killed.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random operations on names, done alike on the filesystem under test and on a local one, as several users.
 
     random_namespace.py TESTED REFERENCE --seed 7 --ops 1500 [--dump FILE] [--replay FILE]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the tests of random operations are asked for: seeds and their length from the command line."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A store's files as docs/FORMAT.md describes them, for tests that damage them or that must find them unchanged."""
 
 import contextlib

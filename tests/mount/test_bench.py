@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`weightfs bench`: a tiny run measures every row and leaves nothing; an interrupted one leaves nothing either."""
 
 import html

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that change on the device while nobody looks: the block that holds them answers EIO, never wrong bytes, and
 everything else stays readable."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What weightfs does without each feature of newer kernels, on one machine: `-o without=FEATURE`."""
 
 import mmap

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that somebody else put into the directory of a store: none is followed, emptied, written or waited for. And what
 other users may see of a store."""
 

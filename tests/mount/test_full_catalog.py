@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The filesystem of a store's catalog is full, to the last block: every command ends with one line that says so, and
 once there is space again nothing is lost."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pool that is full: the write that does not fit is refused, nothing else is harmed, deleting gives the space back,
 and what df says is true at every step."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A filesystem that lives on after its directory was unmounted: other mount namespaces, bind mounts, open files.
 
 The commands name whoever keeps it, wait no longer than they are told, and say nothing that is not so."""

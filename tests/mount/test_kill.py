@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """kill -9 of the daemon under three writers, again and again: nothing that was promised is lost, nothing is half."""
 
 import contextlib

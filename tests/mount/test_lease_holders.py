@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who gets leases of a mount, by hand: users, connections, and what ends them."""
 
 import errno

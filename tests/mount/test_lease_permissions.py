@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saving by a lease of a directory asks its permissions: a ticket is given for any directory that can be opened."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The direct path of a mount, by hand: what leases show and change, and what becomes of their space."""
 
 import errno

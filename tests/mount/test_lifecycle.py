@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the mount to the unmount: signals, a busy mount, a dead one, devices, helpers of mount(8), a store that vanishes.
 
 Whatever happens to the store, commands end: every one has a time limit here."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large directories, long names and paths, extended attributes and their limits, many hard links."""
 
 import errno

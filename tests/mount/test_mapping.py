@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory maps: seen by other processes, by read and by write at once, and kept."""
 
 import mmap

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of mount(8) and fstab, remounts of a mount in use, and options that a machine cannot fulfil."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files used while their names change or go away, nameless files, and many files open at once."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that are read again come from the kernel's memory, and never show anything but what was written last."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """chmod, chown, utimensat, truncate, ftruncate and posix_fallocate as on a local filesystem."""
 
 from posix_script import run_script

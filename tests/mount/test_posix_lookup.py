@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every operation on a path fails alike where the path does not lead anywhere, and works at the limits."""
 
 from posix_script import run_script

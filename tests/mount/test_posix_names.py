@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """link, mkdir, mkfifo, mknod, open, rename, rmdir, symlink and unlink as on a local filesystem."""
 
 from posix_script import run_script

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """rename and renameat2 as on a local filesystem: what may replace what, sticky directories, loops, link counts."""
 
 from posix_script import run_script

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the kernel leaves to a filesystem to decide by the capabilities and groups of whoever asks: leases, set-id bits,
 names of trusted attributes, and emptying caches. User 0 has no right by its number."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress bar of long commands: on a terminal alone, within its width, and gone at the end."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random operations on names give the same results, errnos and trees as on the local filesystem, for root and two
 other users."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What does not belong together, is damaged or is somebody else's is refused: one clear line, exit code not 0, and not
 a byte changed."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holes: SEEK_DATA and SEEK_HOLE, fallocate in its modes, very large sparse files, copies that keep holes."""
 
 import errno

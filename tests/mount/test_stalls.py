@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that keep the kernel's pages busy: nobody waits for another for ever, and a mount ends beside them."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The end of a mount: SIGTERM, a busy mount, a store that vanishes, two mounts beside each other, devices."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other users: access control lists, mounts of a user without privileges, and a mount that is its owner's alone."""
 
 import errno

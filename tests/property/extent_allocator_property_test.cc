@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The allocator against a bitmap, under random operations. A failure names its seed; WEIGHTFS_SEED runs it again.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random operations on one file against a string in memory. The seed is printed; WEIGHTFS_SEED repeats one run.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Repairs of catalogs with many random damages at once. A failure names its seed; WEIGHTFS_SEED runs it again.
 #include <fmt/format.h>
 #include <gmock/gmock.h>

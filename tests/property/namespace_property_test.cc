@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The namespace against a model of names in memory, under random operations; and the catalog after every batch. A
 // failure names its seed; WEIGHTFS_SEED runs it again.
 #include <gmock/gmock.h>

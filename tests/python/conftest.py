@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python package on three kinds of filesystem: a disk, memory, and a mount of weightfs.
 
 The package is the installed one (`pip install .`), or the one that PYTHONPATH names."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU of tests/support/fake_gpu, for machines without one: its memory, and what it counts."""
 
 import ctypes

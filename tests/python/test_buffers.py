@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What may be handed in as a buffer."""
 
 import array

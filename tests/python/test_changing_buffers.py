@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Buffers that the program changes while they are written, as asynchronous checkpointing does: the file holds what was
 in the buffer at some time, piece by piece, and reads back."""
 

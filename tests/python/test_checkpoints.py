@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weightfs.torch and weightfs.safetensors against the libraries whose files they write."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The module that stands in for deepspeed.ops.op_builder."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What DeepNVMe's own module does wrong, and a user must never see here. The numbers are those of its list."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles on a mount that gives leases: bytes that go straight between memory and the devices of the store."""
 
 import errno

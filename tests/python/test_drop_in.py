@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What programs count on that change one import, and what is refused instead of done by halves."""
 
 import errno

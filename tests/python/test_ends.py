@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threads, signals and forks that find an operation under way."""
 
 import signal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Futures: each operation with its own state, outcome and callbacks."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of a GPU, on machines without one (tests/support/fake_gpu): touching them as the host's memory crashes."""
 
 import asyncio

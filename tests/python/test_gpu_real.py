@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """gds_handle and the programs with a real GPU."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepNVMe's methods, as programs for DeepNVMe use them."""
 
 import inspect

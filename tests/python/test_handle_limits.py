@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the system may refuse, and what a handle must not use up."""
 
 import os

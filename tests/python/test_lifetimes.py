@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an operation under way keeps alive, and for how long."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """save_many and load_many on every kind of filesystem, and checksums kept with files."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Overlapping operations of a handle that are pending together."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The installed package as pip sees it."""
 
 from importlib import metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locked memory by DeepSpeed's module pin_memory."""
 
 import torch

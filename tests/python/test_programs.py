@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weightfs-io, weightfs-tune and the examples."""
 
 import re

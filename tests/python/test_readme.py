@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What README shows can be typed as it stands: its commands make a store of their own, its Python runs on a mount.
 
 Only the paths, the size and the way to the programs are replaced by the test's own."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of weightfs.torch and weightfs.safetensors while others replace them, and saves that fail or are misused."""
 
 import errno

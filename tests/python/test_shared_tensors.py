@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors that share memory: weightfs.safetensors refuses and accepts what safetensors.torch does."""
 
 import json

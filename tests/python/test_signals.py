@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signals whose handlers use, or end, what the handle is doing."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weightfs-tune: what it sweeps, what it prints, and what is left of it when it is stopped."""
 
 import json

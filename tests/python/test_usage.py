@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the programs and the examples say when they are used wrongly, and how they end when they are stopped."""
 
 import os

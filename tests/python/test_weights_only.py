@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What weightfs.torch.load unpickles by default: weights alone, with every version of torch."""
 
 import pickle

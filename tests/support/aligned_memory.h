@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Page-aligned memory for the transfers of tests.
 #pragma once
 

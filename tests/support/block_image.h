@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of a device in memory: sparse, cheap to copy, blocks shared between copies.
 #pragma once
 

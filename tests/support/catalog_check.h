@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A second opinion on a catalog, much simpler than fsck: every rule that namespace operations keep at each batch.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A pool device in memory that fails, delays and reorders on demand, and loses power through its journal.
 #pragma once
 

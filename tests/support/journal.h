@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One history of everything that reaches the devices and the key-value store of a test, and the states in which a
 // crash may leave them. One journal for both, else "data before metadata" would stay untested.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/kernel_hooks.h"
 
 #include <sys/syscall.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernel may answer to io_setup, io_submit, io_getevents and pwrite but seldom does. An executable that has
 // kernel_hooks.cc among its sources puts these functions in front of libaio's and libc's.
 #pragma once

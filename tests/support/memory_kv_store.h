@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A key-value store in memory that fails on demand and loses power through its journal.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A request that remembers how it completed.
 #pragma once
 

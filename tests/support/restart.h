@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices and a key-value store made of a crash image, to mount again.
 #pragma once
 

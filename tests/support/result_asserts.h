@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Results in tests: what must succeed, with the error in the test's message where it does not.
 #pragma once
 

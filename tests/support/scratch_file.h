@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A file that goes with the test.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where a test's random numbers begin: the same in every run, so that a change is not refused for an unlucky draw.
 #pragma once
 

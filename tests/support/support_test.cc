@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fakes themselves: a fake that keeps what it should lose would let every crash test pass.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

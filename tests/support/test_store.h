@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A whole store over devices and a key-value store in memory, and short ways to use it as a filesystem.
 #pragma once
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A file includes the standard headers whose names it uses, itself or through headers of ours: the headers of one
 compiler's library bring in others that the next version's do not."""
 import pathlib

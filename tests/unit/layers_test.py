@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The folders show the architecture: includes follow the arrows, and each foreign library has one room."""
 import pathlib
 import re

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The license can be found: in LICENSE, in the metadata of the Python package, at the head of every source file; and
 NOTICE names every library that the build links."""
 import pathlib

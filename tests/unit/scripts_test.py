@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The scripts do nothing but answer when they are asked for help or given what they do not know, and quickstart builds
 what `cmake --install` wants."""
 import pathlib

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """scripts/setup and scripts/clients.py against package indexes of the test's own, with tiny packages, and an apt that
 only writes down what it was asked for."""
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs of the package: weightfs-io and weightfs-tune."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What weightfs-io and weightfs-tune measure: processes that write or read one file each, loop after loop."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weightfs-io: measures reads or writes of tensors, with the options, output and formulas of DeepSpeed's ds_io.
 
 Stopped by Ctrl-C or SIGTERM it prints what the repetitions so far reached, and exits with 130 or 143."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weightfs-tune: finds the fastest options of a handle for a disk, as DeepSpeed's ds_nvme_tune does.
 
 It prints what it reached, and JSON that configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). With --json

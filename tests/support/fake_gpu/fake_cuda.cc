@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CUDA's driver, as far as the client uses it.
 #include <algorithm>
 #include <chrono>

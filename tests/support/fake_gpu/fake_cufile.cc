@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // cuFile, as far as the client uses it.
 #include <fcntl.h>
 #include <unistd.h>

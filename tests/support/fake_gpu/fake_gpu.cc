@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/support/fake_gpu/fake_gpu.h"
 
 #include <sys/mman.h>

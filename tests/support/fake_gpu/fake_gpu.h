@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A GPU for tests on machines without one: a shared library with the functions of CUDA's driver and of cuFile that
 // handles use, over memory of the host. WEIGHTFS_CUDA_LIBRARY and WEIGHTFS_CUFILE_LIBRARY name it.
 //

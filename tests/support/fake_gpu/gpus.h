@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the stand-ins for CUDA's driver and for cuFile share: the GPUs' memory, their streams, and what is to fail.
 #pragma once
 

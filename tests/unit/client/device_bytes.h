@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The fake GPU (tests/support/fake_gpu) for tests of the client: its memory, and a fixture that sees that nothing stays.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/client/fake_lease_mount.h"
 
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files for the tests of the client library: a directory that goes with the test, and bytes that tell where
 // they belong.
 #pragma once

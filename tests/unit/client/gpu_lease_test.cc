@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of a GPU and a mount that gives leases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Memory of a GPU, on machines without one (tests/support/fake_gpu): touching it as the host's memory crashes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many files at once, and checksums kept with files, on ordinary filesystems.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

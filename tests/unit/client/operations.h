@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations of a handle that are for certain under way.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations that overlap, of which one writes: as if each had ended before the next began.
 #include <gtest/gtest.h>
 #include <linux/magic.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random parts of a file, pending together: what they read and leave is what one after the other gives.
 #include <fcntl.h>
 #include <gtest/gtest.h>

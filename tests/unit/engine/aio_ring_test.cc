@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "engine/aio_ring.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel's side of the FUSE protocol over a socket pair: sends requests to a Session that serves a store in memory,
 // and reads its answers.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replies as bytes: what is completed, and what stays untouched.
 #include "fs/init_reply.h"
 

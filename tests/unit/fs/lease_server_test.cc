@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lease server over a store on disk, and programs that speak to it through the channel.
 #include "fs/lease_server.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A Reply answers its request once, whatever its owner does.
 #include "fs/reply.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The protocol as the kernel sees it, over a socket instead of a mount.
 #include "fs/session.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The channel of leases: whole messages with bodies and descriptors, and what a hostile peer may try.
 #include "lease/channel.h"
 

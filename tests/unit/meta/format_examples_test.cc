@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The worked examples of docs/FORMAT.md are what the code writes: a change of either without the other fails here.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

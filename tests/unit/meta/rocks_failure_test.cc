@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What RocksKvStore makes of failing disks, damaged files and killed processes.
 #include <fcntl.h>
 #include <gtest/gtest.h>

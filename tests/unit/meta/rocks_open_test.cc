@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Opening a catalog on a filesystem that is full or fails, and in a directory that others have changed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/meta/step_faults.h"
 
 // Not fcntl.h, whose declaration of open(2) may be an inline definition.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A filesystem that fails from some step on: the test executable's definitions of open, write, rename, fsync and
 // fdatasync come before the C library's, for RocksDB too.
 #pragma once

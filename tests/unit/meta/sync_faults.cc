@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/meta/sync_faults.h"
 
 #include <fmt/format.h>

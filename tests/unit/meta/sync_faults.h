@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Failing fdatasync(2): the test executable's definition comes before the C library's, for RocksDB too.
 #pragma once
 

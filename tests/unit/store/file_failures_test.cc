@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Devices and catalogs that fail or lie under the data path: what callers are told, and what survives.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Space of the pool on the data path: what is promised to writes, what a full pool says, and what comes back.
 #include <gtest/gtest.h>
 

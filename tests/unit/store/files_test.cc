@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The data path: what is written, cut off, copied and read comes back as it was, also over devices that hold it up.
 #include <gtest/gtest.h>
 

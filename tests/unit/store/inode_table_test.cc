@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inodes in memory: which of them stay.
 #include "store/inode_table.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Leases: ranges of files that their holders read and write past the store.
 #include <gtest/gtest.h>
 #include <linux/capability.h>

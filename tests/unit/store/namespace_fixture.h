@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A namespace over a key-value store in memory, with a data owner that only records what it is asked.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "store/stream_census.h"
 
 #include <gtest/gtest.h>

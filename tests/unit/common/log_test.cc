@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 
 namespace weightfs {

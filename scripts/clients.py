@@ -134,31 +134,40 @@ class Choice(NamedTuple):
 
 
 def choose(planner, required, gpu):
-    """Asks for everything at once, then, where that fails, for one name after the other.
+    """Asks for everything at once, then for all but torch, then for one name after the other.
 
     Raises: Failure: what is required cannot be had.
     """
+    everything = list(planner.requirements)
     try:
-        packages = planner.packages(planner.requirements)
+        packages = planner.packages(everything)
         if gpu or not for_gpus(packages):
-            return Choice(list(planner.requirements), packages, {}, False)
+            return Choice(everything, packages, {}, False)
+        names = [name for name in everything if name != "torch"]
+        rest = planner.packages(names)
+        if not for_gpus(rest):
+            return Choice(names, rest, {"torch": gpu_reason(packages, rest)}, True)
     except Failure:
         pass
     names, missing, gpu_only = sorted(required), {}, False
     packages = planner.packages(names) if names else []
-    for name in (name for name in planner.requirements if name not in required):
+    for name in (name for name in everything if name not in required):
         try:
             more = planner.packages([*names, name])
         except Failure as failure:
             missing[name] = str(failure)
             continue
         if for_gpus(more) and not gpu:
-            missing[name] = f"pip finds its build for GPUs alone, {download(more)}"
+            missing[name] = gpu_reason(more, packages)
             gpu_only = gpu_only or name == "torch"
         else:
             names.append(name)
             packages = more
     return Choice(names, packages, missing, gpu_only)
+
+
+def gpu_reason(packages, without):
+    return f"pip finds its build for GPUs alone, {download([one for one in packages if one not in without])}"
 
 
 def update_pip():

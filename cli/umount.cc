@@ -17,6 +17,7 @@
 #include "cli/remount.h"
 #include "cli/server_watch.h"
 #include "cli/store_wait.h"
+#include "cli/usage.h"
 #include "common/shell_quote.h"
 #include "fs/unmount.h"
 
@@ -145,10 +146,10 @@ void AddUmount(CLI::App& app, int* exit_code) {
                     "before is kept");
   command->add_flag("-r,--read-only", arguments->read_only, "Where it is in use, make it read-only instead");
   command->add_option("--timeout", arguments->timeout,
-                      fmt::format("How long to wait while others keep the mount, another mount namespace say ({:.0f})",
+                      fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount ({:.0f})",
                                   kDefaultTimeout))
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.0, kLongestTimeout));
+      ->check(CheckSeconds(kLongestTimeout));
   command->add_option("-N,--namespace", arguments->space, "Unmount in the mount namespace of this process, or file")
       ->type_name("PID");
   command->footer(

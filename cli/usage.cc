@@ -27,7 +27,8 @@ constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {
     {"--size", "8G"},          {"--device", "/dev/nvme1n1"},   {"-o", "allow_other,commit=1"},
     {"--rounds", "5"},         {"--only", "'read*,write-1m'"}, {"--json", "bench.json"},
     {"--report", "page.html"}, {"--large-size", "64G"},        {"--files", "1000000"},
-    {"--host", "/var/tmp"},    {"--seed", "7"},                {"--python", "/usr/bin/python3"}};
+    {"--host", "/var/tmp"},    {"--seed", "7"},                {"--python", "/usr/bin/python3"},
+    {"--timeout", "60"},       {"--namespace", "4711"}};
 
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -237,6 +238,16 @@ std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint6
       return fmt::format("'{}' is not a whole number of at least {}", text, least);
     }
     return fmt::format("'{}' is not a whole number from {} to {}", text, least, most);
+  };
+}
+
+std::function<std::string(const std::string&)> CheckSeconds(double most) {
+  return [most](const std::string& text) -> std::string {
+    double seconds = 0;
+    const char* end = text.data() + text.size();
+    const auto [at, failure] = std::from_chars(text.data(), end, seconds);
+    if (failure == std::errc() && at == end && seconds >= 0 && seconds <= most) return {};
+    return fmt::format("'{}' is not a number of seconds from 0 to {}", text, most);
   };
 }
 

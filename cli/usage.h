@@ -28,9 +28,11 @@ struct UsageError {
 UsageError DescribeUsageError(const CLI::App& app, const std::vector<std::string>& arguments,
                               const CLI::ParseError& error);
 
-// Checks for CLI::Option::check: a size as ParseSize takes it; a whole number within bounds.
+// Checks for CLI::Option::check: a size as ParseSize takes it; a whole number within bounds;
+// seconds, fractions too, from 0 to `most`.
 std::string CheckSize(const std::string& text);
 std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint64_t most);
+std::function<std::string(const std::string&)> CheckSeconds(double most);
 
 // Makes every option of `app` and of its subcommands that takes a value refuse the name of another option as one.
 void RefuseOptionsAsValues(CLI::App& app);

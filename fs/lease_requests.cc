@@ -299,6 +299,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
     return Malformed();
   }
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
+  if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   const InodePtr& inode = file->inode;
   DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;

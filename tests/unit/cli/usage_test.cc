@@ -193,6 +193,12 @@ TEST(DidYouMeanTest, ComesNearOrSaysNothing) {
   EXPECT_EQ(DidYouMean("--compression", known), "");
 }
 
+TEST(CheckSecondsTest, TakesFractionsAndNothingBelowZero) {
+  const auto check = CheckSeconds(60);
+  for (const char* right : {"0", "0.5", "60"}) EXPECT_EQ(check(right), "") << right;
+  for (const char* wrong : {"-1", "60.1", "", "nan", "ten", "5s"}) EXPECT_NE(check(wrong), "") << wrong;
+}
+
 TEST(CheckNumberTest, TakesWholeNumbersWithinItsBounds) {
   const auto check = CheckNumber(2, 10);
   EXPECT_EQ(check("2"), "");

@@ -25,9 +25,9 @@ Error Damaged(const std::string& path, std::string_view what) {
 
 Result<std::string> ReadDescriptionFile(const std::string& directory, const std::string& path) {
   const auto no_store = [&] {
-    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with "
-                                                   "'weightfs format {} --size 8G'",
-                                                   directory, kDescriptionName, directory)};
+    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with: "
+                                                   "weightfs format {} --size 8G",
+                                                   directory, kDescriptionName, ShellQuote(directory))};
   };
   const auto store = GuardedDirectory::Open(directory);
   if (!store.has_value() && store.error().code == ErrorCode::kNotDirectory) return no_store();

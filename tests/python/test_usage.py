@@ -33,7 +33,7 @@ def test_the_first_line_says_what_is_wrong(local, capfd):
 
 
 def test_tune_looks_at_the_log_directory_before_it_measures(local, capfd, monkeypatch):
-    monkeypatch.setattr(tune, "sweep", lambda *_: pytest.fail("it measured"))
+    monkeypatch.setattr(tune, "run_sweep", lambda *_: pytest.fail("it measured"))
     (local / "file").write_bytes(b"")
     for folder in (local / "file", local / "file" / "below", "/proc/none"):
         line = first_line_of(tune.main, ["--nvme_dir", str(local), "--log_dir", str(folder)], capfd)
@@ -82,7 +82,9 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
         assert process.wait() == status
     assert "Traceback" not in said
     if number != signal.SIGKILL:   # where Python itself says what was left
-        assert said == ("weightfs-io: interrupted\n" if number == signal.SIGINT else "")
+        *before, last = said.splitlines()
+        assert last == f"weightfs-io: {'interrupted' if number == signal.SIGINT else 'terminated'}"
+        assert [line.startswith("weightfs-io: stopped early: ") for line in before] == [True]
     until(lambda: not any(map(runs, children)))
     assert list(local.iterdir()) == []
 

@@ -45,11 +45,7 @@ void InodePages::DirectWrite::MarkApplied() {
 }
 
 void InodePages::DirectWrite::End() {
-  InodePages* pages = std::exchange(pages_, nullptr);
-  if (pages == nullptr) return;
-  MutexLock lock(pages->mutex_);
-  std::erase_if(pages->direct_writes_, [this](const Record& record) { return record.id == id_; });
-  if (pages->waiters_ > 0) pages->changed_.notify_all();
+  if (InodePages* pages = std::exchange(pages_, nullptr)) pages->Remove(&InodePages::direct_writes_, id_);
 }
 
 InodePages::WriteBack::WriteBack(InodePages& pages, ByteRange range) : pages_(&pages) {
@@ -78,11 +74,13 @@ InodePages::WriteBack::WriteBack(InodePages& pages, ByteRange range) : pages_(&p
 }
 
 void InodePages::WriteBack::End() {
-  InodePages* pages = std::exchange(pages_, nullptr);
-  if (pages == nullptr) return;
-  MutexLock lock(pages->mutex_);
-  std::erase_if(pages->write_backs_, [this](const Record& record) { return record.id == id_; });
-  if (pages->waiters_ > 0) pages->changed_.notify_all();
+  if (InodePages* pages = std::exchange(pages_, nullptr)) pages->Remove(&InodePages::write_backs_, id_);
+}
+
+void InodePages::Remove(std::vector<Record> InodePages::*records, uint64_t id) {
+  MutexLock lock(mutex_);
+  std::erase_if(this->*records, [id](const Record& record) { return record.id == id; });
+  if (waiters_ > 0) changed_.notify_all();
 }
 
 bool InodePages::HasOverlapLocked(const std::vector<Record>& records, ByteRange range) const {

@@ -111,6 +111,7 @@ class InodePages {
   // True if nothing needs to be remembered of the inode.
   bool RemoveOpen(OpenMode mode, bool mappable) EXCLUDES(mutex_);
   bool IsOpen() const EXCLUDES(mutex_);
+  void Remove(std::vector<Record> InodePages::*records, uint64_t id) EXCLUDES(mutex_);
   bool HasOverlapLocked(const std::vector<Record>& records, ByteRange range) const REQUIRES(mutex_);
 
   mutable Mutex mutex_;

@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "tests/unit/meta/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace weightfs::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "tests/unit/meta/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace weightfs::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "store/store_directory.h"
-#include "tests/unit/meta/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace weightfs::cli {
 namespace {

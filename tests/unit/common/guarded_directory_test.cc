@@ -12,6 +12,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "tests/support/temporary_directory.h"
+
 namespace weightfs {
 namespace {
 
@@ -22,15 +24,11 @@ constexpr uid_t kStranger = 65533;
 class GuardedDirectoryTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "weightfs-guarded-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    path_ = name;
     fs::create_directory(path_ / "d");
     before_ = umask(022);
   }
   void TearDown() override {
     umask(before_);
-    fs::remove_all(path_);
   }
 
   fs::path At(const std::string& name) const { return path_ / "d" / name; }
@@ -67,7 +65,8 @@ class GuardedDirectoryTest : public testing::Test {
     check(Open().ListFiles().error());
   }
 
-  fs::path path_;
+  const TemporaryDirectory scratch_;
+  const fs::path path_ = scratch_.path();
   mode_t before_ = 0;
 };
 

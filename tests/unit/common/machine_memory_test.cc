@@ -7,24 +7,24 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temporary_directory.h"
+
 namespace weightfs {
 namespace {
 
 class MachineMemoryTest : public testing::Test {
  protected:
   MachineMemoryTest() {
-    std::string path = testing::TempDir() + "weightfs-memory-XXXXXX";
-    root_ = mkdtemp(path.data());
     Write("/proc/meminfo", "MemTotal:       8388608 kB\nMemFree:          100 kB\n");
   }
-  ~MachineMemoryTest() override { std::filesystem::remove_all(root_); }
 
   void Write(const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());
     std::ofstream(root_ + path) << text;
   }
   uint64_t Limit() const { return FindMemoryLimit(root_)->size.value; }
-  std::string root_;
+  const TemporaryDirectory directory_;
+  const std::string root_ = directory_.path().string();
 };
 
 TEST_F(MachineMemoryTest, WithoutACgroupItIsTheMachines) {

@@ -9,6 +9,8 @@
 
 #include <cstdlib>
 
+#include "tests/support/temporary_directory.h"
+
 namespace weightfs {
 namespace {
 
@@ -49,8 +51,8 @@ TEST(MountsTest, FindsTheRootMount) {
 
 // A child has a filesystem of its own in a mount namespace of its own.
 TEST(MountsTest, FindsMountsOfOtherNamespaces) {
-  std::string directory = testing::TempDir() + "weightfs-mounts-XXXXXX";
-  ASSERT_NE(mkdtemp(directory.data()), nullptr);
+  const TemporaryDirectory scratch;
+  const std::string directory = scratch.path().string();
   int ready[2], go[2];
   ASSERT_EQ(pipe(ready), 0);
   ASSERT_EQ(pipe(go), 0);
@@ -88,7 +90,6 @@ TEST(MountsTest, FindsMountsOfOtherNamespaces) {
   }
   close(ready[0]);
   close(ready[1]);
-  rmdir(directory.c_str());
   if (device[0] == '\0') GTEST_SKIP() << "needs the right to make a mount namespace";
 }
 

@@ -16,7 +16,7 @@
 #include "store/store_session.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/test_store.h"
-#include "tests/unit/meta/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace weightfs {
 namespace {

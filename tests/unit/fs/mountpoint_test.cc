@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temporary_directory.h"
+
 namespace weightfs {
 namespace {
 
@@ -17,13 +19,10 @@ using testing::HasSubstr;
 class Mountpoint : public testing::Test {
  protected:
   Mountpoint() {
-    std::string path = testing::TempDir() + "weightfs-mountpoint-XXXXXX";
-    root_ = mkdtemp(path.data());
     std::filesystem::create_directories(root_ + "/store/meta");
     std::filesystem::create_directories(root_ + "/store2");
     std::ofstream(root_ + "/file") << "x";
   }
-  ~Mountpoint() override { std::filesystem::remove_all(root_); }
 
   void ExpectRefused(const std::string& mountpoint, const std::string& store, ErrorCode code, const char* text) {
     const auto path = PrepareMountpoint(mountpoint, store, false);
@@ -31,7 +30,8 @@ class Mountpoint : public testing::Test {
     EXPECT_EQ(path.error().code, code) << path.error().what;
     EXPECT_THAT(path.error().what, HasSubstr(text));
   }
-  std::string root_;
+  const TemporaryDirectory scratch_;
+  const std::string root_ = scratch_.path().string();
 };
 
 TEST_F(Mountpoint, MustBeAnExistingDirectory) {

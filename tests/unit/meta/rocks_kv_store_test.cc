@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "meta/keys.h"
-#include "tests/unit/meta/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace weightfs {
 namespace {

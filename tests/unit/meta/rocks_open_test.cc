@@ -12,7 +12,7 @@
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "tests/unit/meta/step_faults.h"
-#include "tests/unit/meta/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace weightfs {
 namespace {

@@ -17,7 +17,7 @@
 
 #include "common/checksum.h"
 #include "tests/support/aligned_memory.h"
-#include "tests/unit/meta/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace weightfs {
 namespace {

@@ -13,7 +13,7 @@ namespace weightfs {
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "weightfs-meta-XXXXXX").string();
+    std::string name = (std::filesystem::temp_directory_path() / "weightfs-test-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "mkdtemp " << name;
     path_ = name;
   }

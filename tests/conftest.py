@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.filesystems import Factory, program
+from harness.filesystems import Factory, is_mounted, program
 from harness.watchdog import Watchdog
 
 DEFAULT_LIMIT_S = 120
@@ -122,6 +122,14 @@ def factory(session_factory):
     mark = session_factory.mark()
     yield session_factory
     session_factory.close(mark)
+
+
+@pytest.fixture
+def point(factory):
+    """A directory for mounts that are refused."""
+    path = factory.directory("point")
+    yield path
+    assert not is_mounted(path), "a refused mount is there all the same"
 
 
 @pytest.fixture

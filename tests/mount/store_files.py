@@ -115,3 +115,10 @@ def refused(*words, saying, codes=(1,), **options):
     assert lines[0].startswith("weightfs: ") and saying in lines[0], f"'{saying}' was expected: {finished!r}"
     assert finished.out == "", finished
     return lines[0]
+
+
+def check_usable(factory, store):
+    """The store of a test's `store` fixture mounts, has its file, and is sound."""
+    mount = factory.mount(store)
+    assert (mount.path / "file").read_bytes() == b"content" * 1000
+    mount.fsck()

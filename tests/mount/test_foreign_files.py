@@ -12,7 +12,7 @@ import pytest
 from harness import needs, process
 from harness.filesystems import is_mounted, weightfs
 from harness.users import OTHER, call_as
-from store_files import refused, unchanged
+from store_files import check_usable, refused, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -29,23 +29,10 @@ def store(factory):
 
 
 @pytest.fixture
-def point(factory):
-    path = factory.directory("point")
-    yield path
-    assert not is_mounted(path), "a refused mount is there all the same"
-
-
-@pytest.fixture
 def target(factory):
     path = factory.directory("elsewhere") / "target"
     path.write_text("years of work\n")
     return path
-
-
-def check_usable(factory, store):
-    mount = factory.mount(store)
-    assert (mount.path / "file").read_bytes() == b"content" * 1000
-    mount.fsck()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from harness import needs, process
-from harness.filesystems import is_mounted, weightfs
+from harness.filesystems import weightfs
 from store_files import refused
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root]
@@ -57,13 +57,6 @@ def store(factory, small):
         (mount.path / f"file-{number}").write_bytes(b"%d" % number * 500)
     mount.umount()
     return made
-
-
-@pytest.fixture
-def point(factory):
-    path = factory.directory("point")
-    yield path
-    assert not is_mounted(path)
 
 
 def check_whole(path):

@@ -13,8 +13,8 @@ import pytest
 
 import store_files
 from harness import needs, process
-from harness.filesystems import is_mounted, weightfs
-from store_files import devices_of, refused, unchanged
+from harness.filesystems import weightfs
+from store_files import check_usable, devices_of, refused, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -43,24 +43,11 @@ def store(factory):
     return filled_store(factory)
 
 
-@pytest.fixture
-def point(factory):
-    path = factory.directory("point")
-    yield path
-    assert not is_mounted(path), "a refused mount is there all the same"
-
-
 def mount_is_refused(store, point, saying, options=(), but_for=()):
     with unchanged(store.directory, *store.devices, but_for=but_for):
         line = refused("mount", store.directory, point, *options, saying=saying)
     assert store.daemons() == []
     return line
-
-
-def check_usable(factory, store):
-    mount = factory.mount(store)
-    assert (mount.path / "file").read_bytes() == b"content" * 1000
-    mount.fsck()
 
 
 @contextlib.contextmanager

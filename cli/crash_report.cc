@@ -44,7 +44,7 @@ void ReportCrashes() {
   // The first call loads a library, which a handler must not.
   void* call = nullptr;
   backtrace(&call, 1);
-  struct sigaction action {};
+  struct sigaction action = {};
   action.sa_handler = OnFault;
   action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_NODEFER;
   for (const Fault& fault : kFaults) sigaction(fault.signal, &action, nullptr);

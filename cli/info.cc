@@ -77,7 +77,7 @@ std::string SpaceLine(const Space& space) {
 }
 
 Result<Space> SpaceOfMount(const std::string& directory) {
-  struct statvfs status {};
+  struct statvfs status = {};
   if (statvfs(directory.c_str(), &status) != 0) {
     return Error{ErrorCode::kIo, fmt::format("{}: {}", directory, std::strerror(errno))};
   }
@@ -134,7 +134,7 @@ std::string NotMounted(const Result<StoreLook>& look) {
 
 // A mount that a killed daemon has left.
 bool IsDead(const MountEntry& mount) {
-  struct statvfs status {};
+  struct statvfs status = {};
   return statvfs(mount.directory.c_str(), &status) != 0 && errno == ENOTCONN;
 }
 
@@ -344,7 +344,7 @@ int ShowFile(const Arguments& arguments, int descriptor, const struct stat& stat
 }
 
 int Run(const Arguments& arguments) {
-  struct stat status {};
+  struct stat status = {};
   if (stat(arguments.path.c_str(), &status) != 0) {
     return Fail({ErrorCode::kNotFound, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
   }

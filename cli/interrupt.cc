@@ -15,7 +15,7 @@ static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler sets it"
 }  // namespace
 
 const std::atomic<bool>& CatchInterrupts() {
-  struct sigaction action {};
+  struct sigaction action = {};
   action.sa_handler = [](int) { interrupted.store(true); };
   sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);

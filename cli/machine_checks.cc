@@ -88,7 +88,7 @@ Check CheckDevFuse() {
 
 Check CheckFusermount() {
   const std::string path = FindInPath("fusermount3");
-  struct stat status {};
+  struct stat status = {};
   if (path.empty()) {
     return {"fusermount3", "not found", geteuid() == 0 ? State::kNotUsed : State::kMissing,
             "install the package fuse3 to mount as other users than root"};
@@ -236,7 +236,7 @@ std::vector<Check> CheckFuseFeatures() {
 }
 
 std::vector<Check> CheckDevice(const std::string& name, const std::string& path) {
-  struct statx status {};
+  struct statx status = {};
   const int descriptor = AT_FDCWD;
   unsigned wanted = STATX_BASIC_STATS;
 #ifdef STATX_DIOALIGN

@@ -57,7 +57,7 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
     }
     return Error{ErrorCode::kNotFound, fmt::format("{}: {}; give {}", path, std::strerror(errno), what)};
   }
-  struct stat status {};
+  struct stat status = {};
   if (stat(resolved, &status) != 0 || !S_ISDIR(status.st_mode)) {
     return Error{ErrorCode::kNotDirectory, fmt::format("{}: not a directory; give {}", path, what)};
   }

@@ -41,7 +41,7 @@ Result<void> OutputFile::Write(std::string_view text) {
   }
   std::string content(text);
   content += '\n';
-  struct stat status {};
+  struct stat status = {};
   if (fstat(file_.get(), &status) != 0) return CannotBeWritten(path_, errno);
   const bool regular = S_ISREG(status.st_mode);
   if (regular && fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(content.size())) != 0 &&
@@ -62,7 +62,7 @@ Result<void> OutputFile::Write(std::string_view text) {
 
 bool OutputFile::IsSameFile(const OutputFile& other) const {
   if (is_standard_output() || other.is_standard_output()) return path_ == other.path_;
-  struct stat ours {}, theirs{};
+  struct stat ours = {}, theirs{};
   return fstat(file_.get(), &ours) == 0 && fstat(other.file_.get(), &theirs) == 0 && S_ISREG(ours.st_mode) &&
          ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
 }

@@ -44,12 +44,12 @@ bool ServerWatch::IsGone() const {
 
 // The number in the lock file may be that of another process here: of another pid namespace, or a later one.
 bool ServerWatch::HasLockOpen(pid_t process) const {
-  struct stat lock {};
+  struct stat lock = {};
   if (lock_.get() < 0 || fstat(lock_.get(), &lock) != 0) return false;
   std::error_code error;
   const std::string folder = fmt::format("/proc/{}/fd", process);
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    struct stat file {};
+    struct stat file = {};
     if (stat(entry->path().c_str(), &file) != 0) continue;
     if (file.st_dev == lock.st_dev && file.st_ino == lock.st_ino) return true;
   }

@@ -50,7 +50,7 @@ Error WrongType(const std::string& path, mode_t mode, std::string_view wanted) {
 
 Result<GuardedDirectory> GuardedDirectory::Open(const std::string& path) {
   Descriptor descriptor(open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  struct stat status {};
+  struct stat status = {};
   if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, errno);
   return GuardedDirectory(path, std::move(descriptor), status.st_uid, status.st_gid);
 }
@@ -58,7 +58,7 @@ Result<GuardedDirectory> GuardedDirectory::Open(const std::string& path) {
 Result<GuardedDirectory> GuardedDirectory::OpenDirectory(const std::string& name) const {
   const std::string path = PathOf(name);
   Descriptor descriptor(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
-  struct stat status {};
+  struct stat status = {};
   if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, errno);
   if (!S_ISDIR(status.st_mode)) return WrongType(path, status.st_mode, "a directory");
   RETURN_IF_ERROR(CheckOwner(path, status));
@@ -79,7 +79,7 @@ Result<void> GuardedDirectory::CheckStatus(const std::string& name, const struct
 }
 
 Result<void> GuardedDirectory::CheckFile(const std::string& name, bool or_block_device) const {
-  struct stat status {};
+  struct stat status = {};
   if (fstatat(descriptor_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
     return SystemError(PathOf(name), errno);
   }
@@ -99,7 +99,7 @@ Result<Descriptor> GuardedDirectory::OpenFile(const std::string& name, int flags
     Descriptor file(openat(descriptor_.get(), name.c_str(), way, S_IRUSR | S_IWUSR));
     if (!file && errno == (missing ? EEXIST : ENOENT)) continue;   // made or removed since the check
     if (!file && errno == ELOOP) return WrongType(path, S_IFLNK, "a regular file");
-    struct stat status {};
+    struct stat status = {};
     if (!file || fstat(file.get(), &status) != 0) return SystemError(path, errno);
     if (missing) {
       // The umask may have taken the owner's permissions.
@@ -159,7 +159,7 @@ Result<std::vector<std::string>> GuardedDirectory::ListFiles() const {
 
 // Root may do so for its own files alone: another user's, of which the owner has made a second name here, stay his.
 void GuardedDirectory::GiveToOwner(const std::string& path, int descriptor) const {
-  struct stat status {};
+  struct stat status = {};
   if (geteuid() != 0 || owner_ == 0 || fstat(descriptor, &status) != 0) return;
   if (status.st_uid != 0 || (S_ISREG(status.st_mode) && status.st_nlink != 1)) return;
   if (fchownat(descriptor, "", owner_, group_, AT_EMPTY_PATH) != 0) {
@@ -169,7 +169,7 @@ void GuardedDirectory::GiveToOwner(const std::string& path, int descriptor) cons
 
 void GuardedDirectory::Restrict() const {
   const Descriptor again(openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat status {};
+  struct stat status = {};
   if (!again || fstat(again.get(), &status) != 0 || (status.st_mode & kOthers) == 0) return;
   if (fchmod(again.get(), status.st_mode & 07777 & ~kOthers) != 0) {
     spdlog::warn("{}: other users may look into it: chmod 0700: {}", path_, std::strerror(errno));
@@ -180,7 +180,7 @@ void GuardedDirectory::RestrictFile(const std::string& name) const {
   // O_PATH does not open the file. Closing an opened one would end the fcntl(2) locks that this process has on it, and
   // RocksDB has such a lock on its LOCK file.
   const Descriptor file(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
-  struct stat status {};
+  struct stat status = {};
   if (!file || fstat(file.get(), &status) != 0 || !CheckStatus(name, status).has_value()) return;
   GiveToOwner(PathOf(name), file.get());
   if ((status.st_mode & kOthers) == 0) return;

@@ -32,7 +32,7 @@ bool IsRefusal(int error) { return (error == EACCES || error == EPERM) && geteui
 
 // What a link below /proc leads to lies on the device. Without AT_STATX_DONT_SYNC a FUSE daemon would be asked.
 bool LiesOn(const std::string& path, std::string_view device, bool* complete) {
-  struct statx status {};
+  struct statx status = {};
   if (statx(AT_FDCWD, path.c_str(), AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, 0, &status) != 0) {
     if (IsRefusal(errno)) *complete = false;
     return false;

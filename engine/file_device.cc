@@ -102,7 +102,7 @@ Error Errno(const std::string& path, std::string_view doing, int error_number) {
 
 // What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor and transfer.
 struct flock WriterLock(short type, uint64_t writer) {
-  struct flock lock {};
+  struct flock lock = {};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   lock.l_start = static_cast<off_t>(writer);
@@ -168,7 +168,7 @@ class FileDevice::Impl {
   Result<void> Flush() {
     if (fdatasync(descriptor_) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
     // A deleted file takes every write and keeps none.
-    struct stat status {};
+    struct stat status = {};
     if (fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {
       spdlog::error("{}: was deleted while in use: what is written to it is lost", path_);
       return ErrorCode::kIo;
@@ -221,7 +221,7 @@ class FileDevice::Impl {
   Result<void> OpenDescriptor() {
     // Looked at before it is opened, for an open may have effects: the file itself, whatever has the path by then.
     const Descriptor found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
-    struct stat status {};
+    struct stat status = {};
     if (!found || fstat(found.get(), &status) != 0) {
       if (errno == ENOENT || errno == ENOTDIR) {
         return OpenError(ErrorCode::kNotFound, path_,
@@ -298,7 +298,7 @@ class FileDevice::Impl {
             fmt::format("its sectors of {} bytes are larger than a block of {}", sector, kBlockSize));
       }
     } else {
-      struct stat status {};
+      struct stat status = {};
       if (fstat(descriptor_, &status) != 0) return Errno(path_, "cannot read the size of the file", errno);
       bytes = static_cast<uint64_t>(status.st_size);
     }

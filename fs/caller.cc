@@ -13,7 +13,7 @@ namespace weightfs {
 namespace {
 
 bool IsInOurUserNamespace(pid_t thread) {
-  struct stat ours {}, theirs {};
+  struct stat ours = {}, theirs = {};
   return stat("/proc/self/ns/user", &ours) == 0 &&
          stat(fmt::format("/proc/{}/ns/user", thread).c_str(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
          ours.st_ino == theirs.st_ino;

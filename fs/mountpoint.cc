@@ -71,7 +71,7 @@ Result<void> RemoveDeadMount(const std::string& mountpoint) {
 }
 
 Result<void> CheckPrivileges(bool allow_other) {
-  struct stat device {};
+  struct stat device = {};
   if (stat(kFuseDevice, &device) != 0)
     return Error{ErrorCode::kNotFound, fmt::format("{}: {}; load the kernel's FUSE with `modprobe fuse`, or give the "
                                                    "container this device", kFuseDevice, std::strerror(errno))};
@@ -97,7 +97,7 @@ Result<void> CheckPrivileges(bool allow_other) {
 
 Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::string& store_directory,
                                       bool allow_other) {
-  struct stat status {};
+  struct stat status = {};
   if (IsDead(mountpoint)) RETURN_IF_ERROR(RemoveDeadMount(mountpoint));
   if (stat(mountpoint.c_str(), &status) != 0) {
     const ErrorCode code = errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kAccess;
@@ -124,7 +124,7 @@ Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::
 }
 
 std::string FuseDeviceAdvice() {
-  struct stat device {};
+  struct stat device = {};
   if (stat(kFuseDevice, &device) != 0) return std::strerror(errno);
   const group* owners = getgrgid(device.st_gid);
   const passwd* user = getpwuid(geteuid());

@@ -114,7 +114,7 @@ void RemoveExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::strin
 
 void Statistics(Filesystem& filesystem, Reply reply) {
   const SpaceStatistics space = filesystem.store().Space();
-  struct statvfs out {};
+  struct statvfs out = {};
   out.f_bsize = kBlockSize;
   out.f_frsize = kBlockSize;
   out.f_blocks = space.total.value;

@@ -43,7 +43,7 @@ int WithOpenFlags(fuse_file_info file, uint32_t open_flags, Function reply) {
 }  // namespace
 
 struct stat ToStat(const Attributes& attributes) {
-  struct stat out {};
+  struct stat out = {};
   out.st_ino = attributes.ino.value;
   out.st_mode = attributes.mode;
   out.st_nlink = attributes.links;

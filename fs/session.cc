@@ -39,7 +39,7 @@ int WakeSignal() { return SIGRTMIN + 7; }
 class WakeHandler {
  public:
   WakeHandler() {
-    struct sigaction action {};
+    struct sigaction action = {};
     action.sa_handler = [](int) {};
     sigaction(WakeSignal(), &action, &before_);
   }
@@ -48,7 +48,7 @@ class WakeHandler {
   WakeHandler& operator=(const WakeHandler&) = delete;
 
  private:
-  struct sigaction before_ {};
+  struct sigaction before_ = {};
 };
 
 // Threads made while it lives take no signals but the wake signal: those of the process belong to its main thread.

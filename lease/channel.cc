@@ -68,7 +68,7 @@ Result<Descriptor> SealedBody(std::span<const std::span<const std::byte>> body) 
 Result<void> ReadSealed(int file, std::span<std::byte> out) {
   const int seals = fcntl(file, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return Refused("the body of a message is in no sealed memory");
-  struct stat status {};
+  struct stat status = {};
   if (fstat(file, &status) != 0) return Failed("fstat of the body of a message", errno);
   if (static_cast<uint64_t>(status.st_size) != out.size()) {
     return Refused(fmt::format("the body of a message has {} bytes, its header says {}", status.st_size, out.size()));

@@ -149,7 +149,7 @@ Result<void> Formatter::PrepareDirectory() {
     const auto code = errno == ENOENT ? ErrorCode::kNotFound : errno == EACCES ? ErrorCode::kAccess : ErrorCode::kIo;
     return SystemError(code, directory_, "cannot be made");
   }
-  struct stat status {};
+  struct stat status = {};
   if (stat(directory_.c_str(), &status) != 0) return SystemError(ErrorCode::kIo, directory_, "cannot be looked at");
   if (!S_ISDIR(status.st_mode)) {
     return Error{ErrorCode::kNotDirectory, fmt::format("{}: not a directory; a store is a directory that holds its "
@@ -193,7 +193,7 @@ Result<void> Formatter::CheckEntries() {
 Result<void> Formatter::ReservePool() {
   const std::string path = In(kPoolName);
   const ByteCount size{RoundDown(options_.size.value, kBlockSize)};
-  struct stat before {};
+  struct stat before = {};
   if (lstat(path.c_str(), &before) == 0) {
     RETURN_IF_ERROR(store_->CheckFile(kPoolName));
     RETURN_IF_ERROR(CheckEmpty(path));
@@ -226,7 +226,7 @@ Result<void> Formatter::CheckEmpty(const std::string& path) {
 Result<void> Formatter::OpenGivenDevices() {
   std::set<std::pair<dev_t, ino_t>> seen;
   for (const std::string& given : options_.devices) {
-    struct stat status {};
+    struct stat status = {};
     if (stat(given.c_str(), &status) != 0) {
       return SystemError(errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kIo, given, "cannot be looked at");
     }

@@ -25,7 +25,7 @@ Error SystemError(const std::string& path, std::string_view what, int error) {
 }
 
 Error DoesNotFit(const std::string& path, int descriptor, ByteCount size) {
-  struct statvfs space {};
+  struct statvfs space = {};
   const std::string room = fstatvfs(descriptor, &space) == 0
                                ? FormatSize(ByteCount{uint64_t{space.f_bavail} * space.f_frsize})
                                : std::string("too little");
@@ -35,7 +35,7 @@ Error DoesNotFit(const std::string& path, int descriptor, ByteCount size) {
 }
 
 Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bool preallocate) {
-  struct stat before {};
+  struct stat before = {};
   if (fstat(descriptor, &before) != 0) return SystemError(path, "cannot be looked at", errno);
   const auto wanted = static_cast<off_t>(size.value);
   // A filesystem that cannot reserve will give blocks as the zeros are written.

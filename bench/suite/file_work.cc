@@ -32,8 +32,8 @@ Error ShortFile(const std::string& path, uint64_t size) {
 // O_DIRECT has no meaning in memory, though newer kernels accept it there. A device's name lies in memory, the device
 // not.
 Result<File> OpenDirect(const std::string& path, int flags) {
-  struct statfs filesystem {};
-  struct stat status {};
+  struct statfs filesystem = {};
+  struct stat status = {};
   const bool regular = stat(path.c_str(), &status) != 0 || !S_ISBLK(status.st_mode);
   const bool in_memory = regular && statfs(path.c_str(), &filesystem) == 0 && filesystem.f_type == TMPFS_MAGIC;
   return File::Open(path, flags | (in_memory ? 0 : O_DIRECT));

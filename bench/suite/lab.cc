@@ -18,7 +18,7 @@ namespace {
 uint64_t RoomBeside(const SuiteOptions& options) { return options.quick ? 576 * kMiB : kGiB; }
 
 Result<uint64_t> FreeSpace(const std::string& directory) {
-  struct statvfs status {};
+  struct statvfs status = {};
   if (statvfs(directory.c_str(), &status) != 0) return SystemError(directory, "statvfs");
   return uint64_t{status.f_bavail} * status.f_frsize;
 }

@@ -36,7 +36,7 @@ Result<void> WriteEvictor(const std::string& path, uint64_t size) {
 Result<Place> Place::Open(Options options) {
   Place place;
   ASSIGN_OR_RETURN(place.handle_, File::Open(options.directory, O_RDONLY | O_DIRECTORY));
-  struct statfs status {};
+  struct statfs status = {};
   if (fstatfs(place.handle_.get(), &status) != 0) return SystemError(options.directory, "statfs");
   place.is_tmpfs_ = status.f_type == TMPFS_MAGIC;
   place.options_ = std::move(options);
@@ -71,7 +71,7 @@ Result<void> Place::PushOut() {
   const auto counters = Counters();
   const uint64_t size = RoundUp(counters.has_value() ? counters->buffer_capacity : 512 * kMiB, 4 * kMiB) + 32 * kMiB;
   const std::string path = Path(kEvictorName);
-  struct stat status {};
+  struct stat status = {};
   if (stat(path.c_str(), &status) != 0 || static_cast<uint64_t>(status.st_size) < size) {
     RETURN_IF_ERROR(WriteEvictor(path, size));
   }

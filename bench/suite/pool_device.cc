@@ -28,7 +28,7 @@ Result<PoolDevices> ReadPoolDevices(const std::string& store) {
   for (const auto& device : json["devices"]) {
     std::string name = device.is_object() ? device.value("path", std::string()) : std::string();
     if (!name.starts_with('/')) name = store + "/" + name;
-    struct stat status {};
+    struct stat status = {};
     devices.any_block_device |= stat(name.c_str(), &status) == 0 && S_ISBLK(status.st_mode);
     devices.paths.push_back(std::move(name));
   }

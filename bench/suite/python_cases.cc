@@ -108,7 +108,7 @@ Case Load(Place& place, Way way, const Library& library, Shared client) {
 
 // A directory in memory with room for one file, or nothing where there is none.
 Result<std::shared_ptr<Place>> MemoryPlace(Lab& lab) {
-  struct statvfs status {};
+  struct statvfs status = {};
   const bool there = statvfs(kMemory, &status) == 0 && access(kMemory, W_OK) == 0;
   const uint64_t needed = lab.size() + lab.size() / 4;
   if (!there || uint64_t{status.f_bavail} * status.f_frsize < needed || KernelFigure(0, "MemAvailable") < 3 * needed) {

@@ -218,7 +218,7 @@ Result<Curve> AgingCurve(Lab& lab, double reference) {
   const uint64_t pool = std::max(2 * lab.size(), 512 * kMiB);
   ASSIGN_OR_RETURN(Place place,
                    lab.scratch().Mount({lab.base() + "/aging", pool, {}, lab.options().mount_options, {}}));
-  struct statvfs status {};
+  struct statvfs status = {};
   if (statvfs(place.directory().c_str(), &status) != 0) return SystemError(place.directory(), "statvfs");
   AgingStore store(lab, place, uint64_t{status.f_bavail} * status.f_frsize);
   ASSIGN_OR_RETURN(auto fresh, store.Measure(0));

@@ -47,7 +47,7 @@ Result<void> CreateAll(const SmallFiles& files) {
 
 Result<void> StatAll(const SmallFiles& files) {
   return ForEach(files, [&](unsigned, const std::string& path) -> Result<void> {
-    struct stat status {};
+    struct stat status = {};
     if (stat(path.c_str(), &status) != 0) return SystemError(path, "stat");
     if (static_cast<uint64_t>(status.st_size) == files.size) return {};
     return Error{ErrorCode::kCorrupt, fmt::format("{}: has {} bytes, not {}", path, status.st_size, files.size)};

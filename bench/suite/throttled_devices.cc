@@ -82,7 +82,7 @@ Result<void> ThrottledDevices::Attach(const Options& options) {
 }
 
 Result<void> ThrottledDevices::Limit(const std::string& path, uint64_t rate) {
-  struct stat status {};
+  struct stat status = {};
   if (stat(path.c_str(), &status) != 0) return SystemError(path, "stat");
   const std::string number = fmt::format("{}:{}", major(status.st_rdev), minor(status.st_rdev));
   if (unified_) return WriteKnob(cgroup_ + "/io.max", fmt::format("{} rbps={} wbps={}", number, rate, rate));

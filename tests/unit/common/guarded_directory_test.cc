@@ -39,12 +39,12 @@ class GuardedDirectoryTest : public testing::Test {
   }
   GuardedDirectory Open() { return GuardedDirectory::Open((path_ / "d").string()).value(); }
   static mode_t ModeOf(const fs::path& path) {
-    struct stat status {};
+    struct stat status = {};
     EXPECT_EQ(lstat(path.c_str(), &status), 0) << path;
     return status.st_mode & 07777;
   }
   static uid_t OwnerOf(const fs::path& path) {
-    struct stat status {};
+    struct stat status = {};
     EXPECT_EQ(lstat(path.c_str(), &status), 0) << path;
     return status.st_uid;
   }
@@ -189,7 +189,7 @@ TEST_F(GuardedDirectoryTest, LocksStayWhenPermissionsAreTaken) {
   Write(At("f"), "x");
   fs::permissions(At("f"), fs::perms(0666));
   const Descriptor file(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
-  struct flock lock {};
+  struct flock lock = {};
   lock.l_type = F_WRLCK;
   ASSERT_EQ(fcntl(file.get(), F_SETLK, &lock), 0);
   Open().RestrictFile("f");

@@ -139,7 +139,7 @@ TEST_F(ChannelTest, DescriptorsArriveInOrderAndCloseOnExec) {
     ASSERT_EQ(message->descriptors.size(), 2u);
     for (off_t index = 0; index < 2; ++index) {
       const int descriptor = message->descriptors[static_cast<size_t>(index)].get();
-      struct stat status {};
+      struct stat status = {};
       ASSERT_EQ(fstat(descriptor, &status), 0);
       EXPECT_EQ(status.st_size, index + 1);
       EXPECT_EQ(fcntl(descriptor, F_GETFD), FD_CLOEXEC);

@@ -254,7 +254,7 @@ TEST_F(RocksFailureTest, AFailedSyncEndsAllWriting) {
 TEST_F(RocksFailureTest, AFailedWriteEndsAllWriting) {
   auto store = Create();
   ASSERT_TRUE(WriteNumbered(*store, 1).has_value());
-  struct rlimit before {};
+  struct rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const rlimit small{64 * kKiB, before.rlim_max};

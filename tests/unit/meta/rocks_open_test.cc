@@ -25,7 +25,7 @@ constexpr uint64_t kBatches = 50;
 constexpr uid_t kStranger = 65533;
 
 mode_t ModeOf(const fs::path& path) {
-  struct stat status {};
+  struct stat status = {};
   EXPECT_EQ(lstat(path.c_str(), &status), 0) << path;
   return status.st_mode & 07777;
 }
@@ -165,7 +165,7 @@ TEST_F(RocksOpenTest, RootLeavesTheFilesToTheOwnerOfTheDirectory) {
   ASSERT_EQ(chown(temporary_.path().c_str(), kStranger, kStranger), 0);
   ExpectWhole(At());
   for (const auto& entry : fs::directory_iterator(At())) {
-    struct stat status {};
+    struct stat status = {};
     ASSERT_EQ(lstat(entry.path().c_str(), &status), 0);
     EXPECT_EQ(status.st_uid, kStranger) << entry.path();
   }

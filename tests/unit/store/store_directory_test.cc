@@ -135,7 +135,7 @@ TEST_F(StoreDirectoryTest, ThePoolIsReservedUnlessSparse) {
   FormatOptions sparse = Sized(ByteCount{256 * kMiB});
   sparse.preallocate = false;
   Format("sparse", sparse);
-  struct stat full {}, thin {};
+  struct stat full = {}, thin = {};
   ASSERT_EQ(stat(Path("full/pool").c_str(), &full), 0);
   ASSERT_EQ(stat(Path("sparse/pool").c_str(), &thin), 0);
   EXPECT_GE(static_cast<uint64_t>(full.st_blocks) * 512, kSmall.value);

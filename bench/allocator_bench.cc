@@ -24,11 +24,9 @@ using Random = std::mt19937_64;
 
 constexpr uint64_t kBlocksPerMiB = kMiB / kBlockSize;
 constexpr uint64_t kExtents = 1'000'000;
-constexpr uint64_t kPitch = 1024;   // one used and one free extent in each 4 MiB
+constexpr uint64_t kPitch = 1024;  // one used and one free extent in each 4 MiB
 
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Of all threads: what is left of a figure when other programs share the machine.
 double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
@@ -50,8 +48,7 @@ std::unique_ptr<ExtentAllocator> Rebuild(bool sorted) {
   Random random(1);
   std::vector<BlockRun> used;
   used.reserve(kExtents);
-  for (uint64_t i = 0; i < kExtents; ++i)
-    used.push_back({{512 + i * kPitch}, {1 + random() % (kPitch - 1)}});
+  for (uint64_t i = 0; i < kExtents; ++i) used.push_back({{512 + i * kPitch}, {1 + random() % (kPitch - 1)}});
   std::shuffle(used.begin(), used.end(), random);
   const auto start = Clock::now();
   const double cpu_before = CpuSeconds();
@@ -124,16 +121,17 @@ void MeasureLatency(ExtentAllocator& allocator, unsigned threads) {
   const auto at = [&](double share) {
     return all[static_cast<size_t>(share * static_cast<double>(all.size() - 1))] / 1e3;
   };
-  fmt::print("latency: {} threads, p50 {:.2f} µs, p99 {:.2f} µs, p99.9 {:.2f} µs, longest {:.0f} µs "
-             "(goal: p99.9 under 50 µs)\n",
-             threads, at(0.5), at(0.99), at(0.999), at(1));
+  fmt::print(
+      "latency: {} threads, p50 {:.2f} µs, p99 {:.2f} µs, p99.9 {:.2f} µs, longest {:.0f} µs "
+      "(goal: p99.9 under 50 µs)\n",
+      threads, at(0.5), at(0.99), at(0.999), at(1));
 }
 
 struct Tensor {
-  uint64_t size;                  // blocks
+  uint64_t size;  // blocks
   uint64_t allocated = 0;
   unsigned group_hint;
-  std::vector<BlockRun> extents;   // contiguous runs are one
+  std::vector<BlockRun> extents;  // contiguous runs are one
 };
 
 // A store kept at 85 % full by streams that write tensors side by side while random ones are deleted.
@@ -166,11 +164,12 @@ class Turnover {
       ++tensors;
     }
     const auto statistics = allocator_->statistics();
-    fmt::print("turnover: {} GiB, {} streams, sizes {}: {} tensors of 64 MiB and more, mean extent {:.0f} MiB, "
-               "{:.1f} extents a tensor (goal: mean at least 32 MiB)\n",
-               device_ / 1024 / kBlocksPerMiB, streams_.size(), sizes_known_ ? "known" : "unknown", tensors,
-               static_cast<double>(blocks) / static_cast<double>(extents * kBlocksPerMiB),
-               static_cast<double>(extents) / static_cast<double>(tensors));
+    fmt::print(
+        "turnover: {} GiB, {} streams, sizes {}: {} tensors of 64 MiB and more, mean extent {:.0f} MiB, "
+        "{:.1f} extents a tensor (goal: mean at least 32 MiB)\n",
+        device_ / 1024 / kBlocksPerMiB, streams_.size(), sizes_known_ ? "known" : "unknown", tensors,
+        static_cast<double>(blocks) / static_cast<double>(extents * kBlocksPerMiB),
+        static_cast<double>(extents) / static_cast<double>(tensors));
     fmt::print("  {} smaller tensors of {:.2f} extents; {} free extents, the longest {} MiB\n", small,
                static_cast<double>(small_extents) / static_cast<double>(small), statistics.free_extents,
                statistics.largest_free.value / kBlocksPerMiB);

@@ -45,8 +45,7 @@ struct Setup {
 // Reads or writes the file once in order, kDepth requests in flight; each completion sends the next.
 class DevicePass {
  public:
-  DevicePass(FileDevice& device, const Setup& setup, Operation operation)
-      : device_(device), end_(setup.size) {
+  DevicePass(FileDevice& device, const Setup& setup, Operation operation) : device_(device), end_(setup.size) {
     for (const Buffer& buffer : setup.buffers) requests_.push_back({*this, operation, buffer.data()});
   }
 
@@ -151,9 +150,8 @@ Result<void> ThroughLibaio(const Setup& setup, Operation operation) {
   const int descriptor = open(setup.path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
   if (descriptor < 0) return Error{ErrorCode::kIo, fmt::format("{}: {}", setup.path, std::strerror(errno))};
   io_context_t context = nullptr;
-  Result<void> result = io_setup(kDepth, &context) == 0
-                            ? PlainLoop(descriptor, context, setup, operation)
-                            : Result<void>(Error{ErrorCode::kAgain, "io_setup failed"});
+  Result<void> result = io_setup(kDepth, &context) == 0 ? PlainLoop(descriptor, context, setup, operation)
+                                                        : Result<void>(Error{ErrorCode::kAgain, "io_setup failed"});
   if (context != nullptr) io_destroy(context);
   if (result.has_value() && operation == Operation::kWrite && fdatasync(descriptor) != 0) {
     result = Error{ErrorCode::kIo, "fdatasync failed"};
@@ -174,8 +172,7 @@ Result<void> Prepare(const Setup& setup) {
   if (descriptor < 0) return Error{ErrorCode::kIo, fmt::format("{}: {}", setup.path, std::strerror(errno))};
   const int failed = posix_fallocate(descriptor, 0, static_cast<off_t>(setup.size));
   close(descriptor);
-  if (failed != 0)
-    return Error{ErrorCode::kNoSpace, fmt::format("{}: {}", setup.path, std::strerror(failed))};
+  if (failed != 0) return Error{ErrorCode::kNoSpace, fmt::format("{}: {}", setup.path, std::strerror(failed))};
   return ThroughLibaio(setup, Operation::kWrite);
 }
 
@@ -209,8 +206,8 @@ Result<void> Measure(const Setup& setup, unsigned rounds) {
   for (const std::string operation : {"read", "write"}) {
     const double reference = Median(speeds["libaio " + operation]);
     const double ours = Median(speeds["FileDevice " + operation]);
-    fmt::print("{:<6} libaio {:6.2f} GB/s   FileDevice {:6.2f} GB/s   ratio {:.3f}\n", operation, reference,
-               ours, ours / reference);
+    fmt::print("{:<6} libaio {:6.2f} GB/s   FileDevice {:6.2f} GB/s   ratio {:.3f}\n", operation, reference, ours,
+               ours / reference);
   }
   return {};
 }

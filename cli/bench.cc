@@ -112,8 +112,9 @@ void PrintNoise(const Outcome& outcome) {
   const auto& noise = outcome.noise;
   const bool referred = noise.read_reference.median + noise.write_reference.median > 0;
   fmt::print("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n",
-             referred ? fmt::format("the references varied by {:.0f} % over {} rounds", noise.widest * 100, outcome.rounds)
-                      : "these rows have no reference",
+             referred
+                 ? fmt::format("the references varied by {:.0f} % over {} rounds", noise.widest * 100, outcome.rounds)
+                 : "these rows have no reference",
              noise.load_average, noise.steal * 100);
   if (noise.widest > kNoisy) {
     fmt::print("{}\n", Paint(Tone::kWarning,

@@ -126,8 +126,8 @@ Result<void> CheckSelection(const bench::SuiteOptions& suite) {
 Result<void> CheckMountOptions(const bench::SuiteOptions& suite) {
   if (suite.mount_options.empty()) return {};
   if (!suite.store.empty()) {
-    return Refuse(fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there",
-                              suite.directory));
+    return Refuse(
+        fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there", suite.directory));
   }
   MountOptions mount;
   StoreOptions store;

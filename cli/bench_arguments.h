@@ -18,8 +18,8 @@ struct BenchArguments {
   bool list = false;
 };
 
-// Checks the arguments and completes `suite`. kInvalid with a full line names the argument and its limits; no argument is
-// changed silently. Touches no file.
+// Checks the arguments and completes `suite`. kInvalid with a full line names the argument and its limits; no argument
+// is changed silently. Touches no file.
 Result<void> CompleteBenchArguments(BenchArguments* arguments);
 
 }  // namespace weightfs::cli

@@ -34,13 +34,13 @@ void OnFault(int signal) {
   Say("; please report the lines below. Nothing acknowledged is lost: mount the store again\n");
   std::array<void*, kMostCalls> calls;
   backtrace_symbols_fd(calls.data(), backtrace(calls.data(), kMostCalls), STDERR_FILENO);
-  raise(signal);   // its default action is in place again
+  raise(signal);  // its default action is in place again
 }
 
 }  // namespace
 
 void ReportCrashes() {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)   // these report by themselves, and better
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these report by themselves, and better
   // The first call loads a library, which a handler must not.
   void* call = nullptr;
   backtrace(&call, 1);

@@ -48,10 +48,8 @@ void PrintTable(const std::vector<Check>& checks) {
 void PrintJson(const std::vector<Check>& checks) {
   auto json = nlohmann::ordered_json::array();
   for (const Check& check : checks) {
-    json.push_back({{"name", check.name},
-                    {"found", check.found},
-                    {"state", StateName(check.state)},
-                    {"next", check.next}});
+    json.push_back(
+        {{"name", check.name}, {"found", check.found}, {"state", StateName(check.state)}, {"next", check.next}});
   }
   fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
 }

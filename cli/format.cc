@@ -34,8 +34,7 @@ void Report(const Arguments& arguments, const StoreDescription& description) {
   fmt::print("Made a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store);
   Table table({{"device", true}, {"size", true}, {"path"}});
   for (const auto& device : description.devices) {
-    table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
-               DevicePath(arguments.store, device)});
+    table.Add({fmt::format("{}", device.index.value), FormatSize(device.size), DevicePath(arguments.store, device)});
   }
   fmt::print("{}Mount it with: weightfs mount {} DIR\n", table.ToString(), ShellQuote(arguments.store));
 }
@@ -82,9 +81,10 @@ void AddFormat(CLI::App& app, int* exit_code) {
   command->add_option("--size", arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T")
       ->type_name("SIZE")
       ->check(CheckSize);
-  command->add_option("--device", arguments->devices,
-                      "Block device or file that holds the data instead of a pool file; repeat the option for several: "
-                      "large tensors are striped over them")
+  command
+      ->add_option("--device", arguments->devices,
+                   "Block device or file that holds the data instead of a pool file; repeat the option for several: "
+                   "large tensors are striped over them")
       ->type_name("PATH")
       ->allow_extra_args(false);
   command->add_flag("--force", arguments->force, "Overwrite an existing store, and any other content of the devices");

@@ -31,13 +31,11 @@ int ExitCode(const FsckReport& report) {
   return (report.repaired > 0 ? kCorrected : 0) | (report.sound() ? 0 : kUncorrected);
 }
 
-std::string SeverityName(FindingSeverity severity) {
-  return severity == FindingSeverity::kMajor ? "major" : "minor";
-}
+std::string SeverityName(FindingSeverity severity) { return severity == FindingSeverity::kMajor ? "major" : "minor"; }
 
 struct Checked {
   FsckReport report;
-  bool was_clean = true;   // the store was closed by its last mount
+  bool was_clean = true;  // the store was closed by its last mount
 };
 
 void PrintJson(const Arguments& arguments, const Checked& checked) {
@@ -67,7 +65,8 @@ void PrintJson(const Arguments& arguments, const Checked& checked) {
 
 void PrintText(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
-  if (!checked.was_clean) fmt::print("{}: was not unmounted cleanly; what is checked is its last commit\n", arguments.store);
+  if (!checked.was_clean)
+    fmt::print("{}: was not unmounted cleanly; what is checked is its last commit\n", arguments.store);
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
@@ -77,8 +76,8 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   if (report.problems > report.findings.size()) {
     fmt::print("... and {} more\n", report.problems - report.findings.size());
   }
-  fmt::print("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
-             report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
+  fmt::print("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files, report.directories,
+             report.extents, FormatSize(ToBytes(report.mapped_blocks)),
              arguments.data ? fmt::format(", read and compared {}", FormatSize(report.verified_bytes)) : "");
   if (report.clean()) {
     fmt::print("{}\n", Paint(Tone::kGood, "clean"));
@@ -131,7 +130,8 @@ void AddFsck(CLI::App& app, int* exit_code) {
   command->add_flag("--data", arguments->data, "Read all data and compare it with its checksums");
   command->add_flag("--json", arguments->json, "Print the report as JSON");
   command->footer(
-      "Exit codes are those of fsck(8), added up: 0 clean, 1 problems repaired, 4 problems left, 8 the check could not\n"
+      "Exit codes are those of fsck(8), added up: 0 clean, 1 problems repaired, 4 problems left, 8 the check could "
+      "not\n"
       "be made (a mounted store, say), 16 wrong usage, 32 interrupted.\n\n"
       "Examples:\n"
       "  weightfs fsck /srv/tensors\n"

@@ -31,7 +31,7 @@ Words TranslateMount(const Words& arguments, bool is_root) {
     } else if (argument == "-o" && has_next) {
       words.insert(words.end(), {"-o", arguments[++at]});
     } else if (argument == "-f") {
-      return {"--version"};   // a rehearsal: nothing is mounted
+      return {"--version"};  // a rehearsal: nothing is mounted
     } else if (argument == "-r") {
       words.insert(words.end(), {"-o", "ro"});
     } else if (argument != "-s" && argument != "-n" && argument != "-v" && argument != "-w") {

@@ -208,7 +208,8 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
   if (!space.has_value()) return Fail(space.error());
   weightfs_stats stats{};
   stats.version = WEIGHTFS_IOC_VERSION;
-  const bool counted = (info.features & WEIGHTFS_FEATURE_STATS) != 0 && ioctl(descriptor, WEIGHTFS_IOC_STATS, &stats) == 0;
+  const bool counted =
+      (info.features & WEIGHTFS_FEATURE_STATS) != 0 && ioctl(descriptor, WEIGHTFS_IOC_STATS, &stats) == 0;
   if (arguments.json) {
     Json json = {{"mount", mount.has_value() ? Json(mount->directory) : Json()},
                  {"store", mount.has_value() ? Json(mount->source) : Json()},
@@ -245,15 +246,15 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
              (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
              mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
   if (counted) {
-    fmt::print("read     {} by programs, {} from the devices ({} of it by leases)\n"
-               "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
-               "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
-               "errors   {} checksum mismatches\n",
-               Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
-               Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
-               stats.commits, Bytes(stats.buffer_in_use),
-               Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.leases, Bytes(stats.pinned_bytes),
-               Bytes(stats.granted_bytes), stats.checksum_errors);
+    fmt::print(
+        "read     {} by programs, {} from the devices ({} of it by leases)\n"
+        "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
+        "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
+        "errors   {} checksum mismatches\n",
+        Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
+        Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes), stats.commits,
+        Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.leases,
+        Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), stats.checksum_errors);
   }
   return kSuccess;
 }
@@ -377,7 +378,8 @@ void AddInfo(CLI::App& app, int* exit_code) {
       ->required();
   command->add_flag("--json", arguments->json, "Print JSON: bytes, never rounded");
   command->footer(
-      "For a file it shows where its bytes lie: the place in the file, the device, the place there and its alignment.\n\n"
+      "For a file it shows where its bytes lie: the place in the file, the device, the place there and its "
+      "alignment.\n\n"
       "Examples:\n"
       "  weightfs info /srv/tensors\n"
       "  weightfs info /mnt/tensors\n"

@@ -88,10 +88,9 @@ std::string KeepersTable(const Keepers& keepers) {
 }
 
 Error StillServed(const std::string& store, const StoreHolder& holder, const Keepers& keepers) {
-  return {ErrorCode::kBusy,
-          fmt::format("{}: still served by {} though it is not mounted here: {}; {}", store,
-                      DescribeProcess(holder.process), DescribeKeepers(keepers),
-                      KeepersAdvice(keepers, holder.process))};
+  return {ErrorCode::kBusy, fmt::format("{}: still served by {} though it is not mounted here: {}; {}", store,
+                                        DescribeProcess(holder.process), DescribeKeepers(keepers),
+                                        KeepersAdvice(keepers, holder.process))};
 }
 
 }  // namespace weightfs::cli

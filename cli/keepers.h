@@ -15,10 +15,10 @@ namespace weightfs::cli {
 
 // Whoever keeps the filesystem of a device alive.
 struct Keepers {
-  std::vector<MountEntry> here;              // other mounts of it in this mount namespace
-  std::vector<NamespaceMounts> elsewhere;    // mounts in other namespaces
-  std::vector<MountUser> users;              // with `here` and `elsewhere` empty: of what was detached
-  bool complete = true;                      // false: this user may not look at all processes
+  std::vector<MountEntry> here;            // other mounts of it in this mount namespace
+  std::vector<NamespaceMounts> elsewhere;  // mounts in other namespaces
+  std::vector<MountUser> users;            // with `here` and `elsewhere` empty: of what was detached
+  bool complete = true;                    // false: this user may not look at all processes
   bool empty() const { return here.empty() && elsewhere.empty() && users.empty(); }
 };
 

@@ -81,9 +81,9 @@ Check CheckDevFuse() {
   const Descriptor device(open("/dev/fuse", O_RDWR | O_CLOEXEC));
   if (device.get() >= 0) return {"/dev/fuse", "can be opened", State::kUsed, ""};
   const int error = errno;
-  return {"/dev/fuse", std::strerror(error), State::kMissing,
-          error == EACCES ? FuseDeviceAdvice()
-                          : "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"};
+  return {
+      "/dev/fuse", std::strerror(error), State::kMissing,
+      error == EACCES ? FuseDeviceAdvice() : "modprobe fuse; in a container: --device /dev/fuse --cap-add SYS_ADMIN"};
 }
 
 Check CheckFusermount() {
@@ -146,9 +146,8 @@ Check CheckSealedMemory() {
 Check CheckHugePages() {
   const std::string modes = FirstLine("/sys/kernel/mm/transparent_hugepage/enabled");
   const size_t open = modes.find('['), close = modes.find(']');
-  const std::string mode = open == std::string::npos || close == std::string::npos
-                               ? "unknown"
-                               : modes.substr(open + 1, close - open - 1);
+  const std::string mode =
+      open == std::string::npos || close == std::string::npos ? "unknown" : modes.substr(open + 1, close - open - 1);
   const bool used = mode == "always" || mode == "madvise";
   return {"transparent huge pages", mode, used ? State::kUsed : State::kWouldHelp,
           used ? "" : "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; up to 3 times faster transfers"};
@@ -249,12 +248,13 @@ std::vector<Check> CheckDevice(const std::string& name, const std::string& path)
 #ifdef STATX_DIOALIGN
   if ((status.stx_mask & STATX_DIOALIGN) != 0) {
     const bool direct = status.stx_dio_offset_align != 0 && status.stx_dio_offset_align <= kBlockSize;
-    checks.push_back({name + " direct I/O",
-                      direct ? fmt::format("aligned to {} on the device, {} in memory", status.stx_dio_offset_align,
-                                           status.stx_dio_mem_align)
-                             : "not possible",
-                      direct ? State::kUsed : State::kWouldHelp,
-                      direct ? "" : "a store on ext4, XFS or a raw device; here every byte takes the page cache's way"});
+    checks.push_back(
+        {name + " direct I/O",
+         direct ? fmt::format("aligned to {} on the device, {} in memory", status.stx_dio_offset_align,
+                              status.stx_dio_mem_align)
+                : "not possible",
+         direct ? State::kUsed : State::kWouldHelp,
+         direct ? "" : "a store on ext4, XFS or a raw device; here every byte takes the page cache's way"});
   }
 #endif
   const bool block = S_ISBLK(status.stx_mode);

@@ -9,14 +9,14 @@ namespace weightfs::cli {
 
 struct Check {
   enum class State : unsigned char {
-    kUsed,        // there, and weightfs makes use of it
-    kNotUsed,     // there or not: it makes no difference today
-    kWouldHelp,   // missing or set so that weightfs is slower or can do less
-    kMissing,     // without it no store can be mounted
+    kUsed,       // there, and weightfs makes use of it
+    kNotUsed,    // there or not: it makes no difference today
+    kWouldHelp,  // missing or set so that weightfs is slower or can do less
+    kMissing,    // without it no store can be mounted
   };
   std::string name, found;
   State state = State::kUsed;
-  std::string next;   // the next step; empty when there is none
+  std::string next;  // the next step; empty when there is none
 };
 
 std::string StateName(Check::State state);

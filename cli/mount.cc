@@ -16,8 +16,8 @@
 #include <memory>
 
 #include "cli/background.h"
-#include "cli/crash_report.h"
 #include "cli/commands.h"
+#include "cli/crash_report.h"
 #include "cli/mount_namespace.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
@@ -64,8 +64,8 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
   return std::string(resolved);
 }
 
-// Where to mount. What a killed server of this very store left there counts as the empty directory below it: Serve takes
-// it away once the lock says that nobody serves the store.
+// Where to mount. What a killed server of this very store left there counts as the empty directory below it: Serve
+// takes it away once the lock says that nobody serves the store.
 Result<std::string> MountDirectory(const std::string& path, const std::string& store) {
   const auto mount = FindMount(path);
   if (mount.has_value() && mount->source == store) return mount->directory;
@@ -100,7 +100,8 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
   // Mounted over, the store could not be found again.
   if ((plan.store + "/").starts_with(plan.mount.mountpoint == "/" ? "/" : plan.mount.mountpoint + "/")) {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: holds the store itself; mount elsewhere", plan.mount.mountpoint)};
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: holds the store itself; mount elsewhere", plan.mount.mountpoint)};
   }
   if (plan.mount.mountpoint.starts_with(plan.store + "/")) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: lies in the store; mount elsewhere", plan.mount.mountpoint)};
@@ -124,8 +125,9 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
 }
 
-// In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller until
-// the mount answers. Returns a descriptor of the file: none in the foreground, and where there can be no such file.
+// In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller
+// until the mount answers. Returns a descriptor of the file: none in the foreground, and where there can be no such
+// file.
 Result<Descriptor> StartLog(const Plan& plan) {
   spdlog::set_level(spdlog::level::info);
   if (plan.foreground) return Descriptor();
@@ -156,7 +158,8 @@ void LogStart(const Plan& plan, const Mount& mount) {
   spdlog::info("direct path: {}", DirectAccessName(plan.mount.direct));
 }
 
-// From the store to the end of the mount. The order of the end is Mount's contract: Run, close the store, ~Mount, ~Store.
+// From the store to the end of the mount. The order of the end is Mount's contract: Run, close the store, ~Mount,
+// ~Store.
 Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
   RaiseDescriptorLimit();
@@ -190,9 +193,8 @@ Result<void> Serve(Plan plan, StartReport& report) {
 
 // remount comes with the other options, in any order and in any of the lists.
 bool AsksForRemount(const Arguments& arguments) {
-  return std::any_of(arguments.options.begin(), arguments.options.end(), [](const std::string& list) {
-    return ("," + list + ",").find(",remount,") != std::string::npos;
-  });
+  return std::any_of(arguments.options.begin(), arguments.options.end(),
+                     [](const std::string& list) { return ("," + list + ",").find(",remount,") != std::string::npos; });
 }
 
 int RunRemount(const Arguments& arguments) {

@@ -34,7 +34,7 @@ class OutputFile {
       : path_(std::move(path)), file_(std::move(file)), created_(created) {}
 
   std::string path_;
-  Descriptor file_;   // none of standard output
+  Descriptor file_;  // none of standard output
   bool created_;
 };
 

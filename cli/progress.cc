@@ -18,8 +18,8 @@ namespace weightfs::cli {
 namespace {
 
 constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
-constexpr double kSettleSeconds = 2;    // before the first estimate
-constexpr double kWindowSeconds = 10;   // of the average, at least
+constexpr double kSettleSeconds = 2;   // before the first estimate
+constexpr double kWindowSeconds = 10;  // of the average, at least
 constexpr size_t kMostCells = 30, kFewestCells = 10;
 constexpr size_t kDefaultColumns = 80;
 constexpr const char* kEraseLine = "\r\x1b[K";
@@ -102,7 +102,7 @@ double RateEstimator::PerSecond() const {
 }
 
 std::optional<std::chrono::seconds> RateEstimator::TimeLeft(uint64_t total) const {
-  constexpr double kLongest = 1000.0 * 24 * 3600;   // the estimate means nothing beyond
+  constexpr double kLongest = 1000.0 * 24 * 3600;  // the estimate means nothing beyond
   const double rate = PerSecond();
   if (rate <= 0 || total < done_) return std::nullopt;
   const double seconds = static_cast<double>(total - done_) / rate;
@@ -135,7 +135,7 @@ std::string FormatProgress(std::string_view title, const Progress& progress, con
   for (const auto& tail : {Join({percent, amount, speed, left}), Join({percent, amount, left})}) {
     const size_t taken = TextWidth(head) + 1 + TextWidth(tail);
     if (progress.total == 0 && taken + 1 <= columns) return Join({head, tail});
-    constexpr size_t kFrame = 3;   // the brackets and a space
+    constexpr size_t kFrame = 3;  // the brackets and a space
     if (progress.total == 0 || taken + kFrame + kFewestCells > columns) continue;
     const size_t cells = std::min(kMostCells, columns - taken - kFrame);
     const auto full = static_cast<size_t>(PartDone(progress) * static_cast<double>(cells));
@@ -179,7 +179,7 @@ void ProgressBar::Update(const Progress& progress) {
   rate_.Add(now, progress.done);
   if (!starts && now - *drawn_ < kRedrawInterval) return;
   drawn_ = now;
-  const size_t columns = std::max<size_t>(terminal_.columns(), 2) - 1;   // the last one would wrap
+  const size_t columns = std::max<size_t>(terminal_.columns(), 2) - 1;  // the last one would wrap
   terminal_.write(kEraseLine + FormatProgress(title_, progress, rate_, columns));
 }
 

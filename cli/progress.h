@@ -14,8 +14,8 @@
 
 namespace weightfs::cli {
 
-// The rate of an operation, smoothed: an exponentially weighted average over the last 10 seconds, or the last quarter of
-// the operation where that is longer. Not thread-safe.
+// The rate of an operation, smoothed: an exponentially weighted average over the last 10 seconds, or the last quarter
+// of the operation where that is longer. Not thread-safe.
 class RateEstimator {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -51,8 +51,8 @@ struct ProgressTerminal {
 // Standard error: shown where it is a terminal that can erase a line (TERM is set and is not "dumb").
 ProgressTerminal StandardErrorTerminal();
 
-// One line, drawn when a pass starts and then at most ten times a second, one column narrower than the terminal, without
-// color, and erased by the destructor. Silent where the terminal is not shown. Not thread-safe.
+// One line, drawn when a pass starts and then at most ten times a second, one column narrower than the terminal,
+// without color, and erased by the destructor. Silent where the terminal is not shown. Not thread-safe.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string title, ProgressTerminal terminal = StandardErrorTerminal());
@@ -65,7 +65,7 @@ class ProgressBar {
   using Time = std::chrono::steady_clock::time_point;
   const std::string title_;
   const ProgressTerminal terminal_;
-  RateEstimator rate_;   // of this pass
+  RateEstimator rate_;  // of this pass
   unsigned pass_ = 0;
   std::optional<Time> drawn_;
 };

@@ -49,8 +49,8 @@ Result<void> TellDaemon(const MountEntry& mount, int directory, bool read_only) 
                                                        "remounted; unmount it and mount it again",
                                                        mount.directory)};
   }
-  return Error{ErrorCode::kIo, fmt::format("{}: {}; see {}/weightfs.log", mount.directory, std::strerror(error),
-                                           mount.source)};
+  return Error{ErrorCode::kIo,
+               fmt::format("{}: {}; see {}/weightfs.log", mount.directory, std::strerror(error), mount.source)};
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{20};
-constexpr milliseconds kLookInterval{1000};   // between looks through all processes
-constexpr milliseconds kLong{2000};           // without a terminal, a wait of this length is reported once
+constexpr milliseconds kLookInterval{1000};  // between looks through all processes
+constexpr milliseconds kLong{2000};          // without a terminal, a wait of this length is reported once
 
 bool HasTerminal() { return isatty(STDERR_FILENO) != 0; }
 
@@ -86,17 +86,17 @@ Result<ServerWatch::End> ServerWatch::Verdict() const {
                                              left.error)};
   }
   if (left.process == 0) return End{.closed = true};
-  return Error{ErrorCode::kIo, "unmounted, but its process ended without closing the store; what was not synced may be "
-                               "lost, the next mount recovers the rest"};
+  return Error{ErrorCode::kIo,
+               "unmounted, but its process ended without closing the store; what was not synced may be "
+               "lost, the next mount recovers the rest"};
 }
 
 void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::optional<Keepers>& keepers) {
   const bool kept = keepers.has_value() && !keepers->empty();
   if (HasTerminal() ? waited < kPoll : waited < kLong) return;
-  const std::string line =
-      kept ? fmt::format("waiting {:g} s at most: {}", static_cast<double>(timeout.count()) / 1000,
-                         DescribeKeepers(*keepers))
-           : fmt::format("waiting until process {} has written everything", holder_.process);
+  const std::string line = kept ? fmt::format("waiting {:g} s at most: {}", static_cast<double>(timeout.count()) / 1000,
+                                              DescribeKeepers(*keepers))
+                                : fmt::format("waiting until process {} has written everything", holder_.process);
   if (line == reported_) return;
   reported_ = line;
   fmt::print(stderr, "weightfs: {}: {}\n", store_, line);
@@ -104,11 +104,12 @@ void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::o
 
 Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept, bool forced) {
   if (lock_.get() < 0) {
-    return Error{ErrorCode::kAccess, "unmounted, but the store cannot be looked at (is it gone, or not yours?): "
-                                     "whether all is on the device is not known; run 'weightfs fsck'"};
+    return Error{ErrorCode::kAccess,
+                 "unmounted, but the store cannot be looked at (is it gone, or not yours?): "
+                 "whether all is on the device is not known; run 'weightfs fsck'"};
   }
   const auto start = Clock::now();
-  auto next_look = start + 5 * kPoll;   // a daemon that nobody keeps has noticed by then
+  auto next_look = start + 5 * kPoll;  // a daemon that nobody keeps has noticed by then
   std::optional<Keepers> keepers;
   while (!IsReleased()) {
     const auto now = Clock::now();

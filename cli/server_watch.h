@@ -21,8 +21,8 @@ class ServerWatch {
  public:
   // How the wait ended.
   struct End {
-    bool closed = false;       // the store is closed well
-    Keepers keepers;           // otherwise: whoever keeps the daemon going
+    bool closed = false;  // the store is closed well
+    Keepers keepers;      // otherwise: whoever keeps the daemon going
     StoreHolder holder;
   };
 

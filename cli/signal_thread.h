@@ -10,8 +10,8 @@
 
 namespace weightfs::cli {
 
-// Blocks SIGINT, SIGTERM and SIGHUP in the calling thread and those it makes later, so that only SignalThread sees them.
-// Before any other thread is made.
+// Blocks SIGINT, SIGTERM and SIGHUP in the calling thread and those it makes later, so that only SignalThread sees
+// them. Before any other thread is made.
 void BlockEndSignals();
 
 // Calls `on_signal` (from its thread) with each of these signals for as long as it lives.
@@ -26,8 +26,8 @@ class SignalThread {
   SignalThread(int signals, int wake, std::function<void(int)> on_signal);
   void Run();
 
-  const int signals_;   // signalfd
-  const int wake_;      // eventfd: the destructor ends the thread
+  const int signals_;  // signalfd
+  const int wake_;     // eventfd: the destructor ends the thread
   const std::function<void(int)> on_signal_;
   std::thread thread_;
 };

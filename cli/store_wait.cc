@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kLimit = std::chrono::minutes(1);
 constexpr auto kPoll = std::chrono::milliseconds(20);
-constexpr auto kLookInterval = std::chrono::seconds(1);   // between looks through all processes
+constexpr auto kLookInterval = std::chrono::seconds(1);  // between looks through all processes
 
 // PF_EXITING of the kernel, as field 9 of /proc/PID/stat shows it.
 constexpr unsigned long kExiting = 0x4;
@@ -68,9 +68,9 @@ Result<void> WaitUntilReleased(const std::string& directory) {
       continue;
     }
     if (const auto mount = FindMountOfStore(directory)) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: the store is in use by {}; unmount it first: weightfs umount {}",
-                                                 directory, DescribeProcess(holder.process),
-                                                 ShellQuote(mount->directory))};
+      return Error{ErrorCode::kBusy,
+                   fmt::format("{}: the store is in use by {}; unmount it first: weightfs umount {}", directory,
+                               DescribeProcess(holder.process), ShellQuote(mount->directory))};
     }
     if (now >= next_look && !holder.device.empty()) {
       const Keepers keepers = FindKeepers(holder.device);

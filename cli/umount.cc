@@ -36,24 +36,22 @@ struct Arguments {
   double timeout = kDefaultTimeout;
 
   milliseconds limit() const { return milliseconds(static_cast<int64_t>(timeout * 1000)); }
-  UnmountMode mode() const {
-    return force ? UnmountMode::kForce : lazy ? UnmountMode::kLazy : UnmountMode::kPlain;
-  }
+  UnmountMode mode() const { return force ? UnmountMode::kForce : lazy ? UnmountMode::kLazy : UnmountMode::kPlain; }
 };
 
 int ReportBusy(const MountEntry& mount) {
   const MountUsers found = FindMountUsers(mount.device);
   const auto& users = found.users;
   if (users.empty()) {
-    return Fail({ErrorCode::kBusy, fmt::format("{}: cannot be unmounted: it is in use, or not yours; {}",
-                                               mount.directory,
-                                               geteuid() == 0 ? "another mount may lie below it (findmnt -R)"
-                                                              : "run it as root to see who uses it")});
+    return Fail(
+        {ErrorCode::kBusy, fmt::format("{}: cannot be unmounted: it is in use, or not yours; {}", mount.directory,
+                                       geteuid() == 0 ? "another mount may lie below it (findmnt -R)"
+                                                      : "run it as root to see who uses it")});
   }
-  Fail({ErrorCode::kBusy, fmt::format("{}: in use by {} process{}; end {} and unmount again (-l frees the directory at "
-                                      "once, -f ends the mount for all)",
-                                      mount.directory, users.size(), users.size() == 1 ? "" : "es",
-                                      users.size() == 1 ? "it" : "them")});
+  Fail({ErrorCode::kBusy,
+        fmt::format("{}: in use by {} process{}; end {} and unmount again (-l frees the directory at "
+                    "once, -f ends the mount for all)",
+                    mount.directory, users.size(), users.size() == 1 ? "" : "es", users.size() == 1 ? "it" : "them")});
   Table table({{"pid", true}, {"command"}, {"uses"}});
   for (const MountUser& user : users) table.Add({fmt::format("{}", user.process), user.command, user.reason});
   fmt::print(stderr, "{}", table.ToString());
@@ -145,9 +143,10 @@ void AddUmount(CLI::App& app, int* exit_code) {
                     "End the mount though programs use it, or its daemon hangs: they get errors; what they wrote "
                     "before is kept");
   command->add_flag("-r,--read-only", arguments->read_only, "Where it is in use, make it read-only instead");
-  command->add_option("--timeout", arguments->timeout,
-                      fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount ({:.0f})",
-                                  kDefaultTimeout))
+  command
+      ->add_option("--timeout", arguments->timeout,
+                   fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount ({:.0f})",
+                               kDefaultTimeout))
       ->type_name("SECONDS")
       ->check(CheckSeconds(kLongestTimeout));
   command->add_option("-N,--namespace", arguments->space, "Unmount in the mount namespace of this process, or file")

@@ -23,12 +23,20 @@ using Words = std::span<const std::string>;
 // fsck(8) has exit codes of its own, for wrong usage too.
 constexpr int kFsckUsage = 16;
 
-constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {
-    {"--size", "8G"},          {"--device", "/dev/nvme1n1"},   {"-o", "allow_other,commit=1"},
-    {"--rounds", "5"},         {"--only", "'read*,write-1m'"}, {"--json", "bench.json"},
-    {"--report", "page.html"}, {"--large-size", "64G"},        {"--files", "1000000"},
-    {"--host", "/var/tmp"},    {"--seed", "7"},                {"--python", "/usr/bin/python3"},
-    {"--timeout", "60"},       {"--namespace", "4711"}};
+constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--size", "8G"},
+                                                                            {"--device", "/dev/nvme1n1"},
+                                                                            {"-o", "allow_other,commit=1"},
+                                                                            {"--rounds", "5"},
+                                                                            {"--only", "'read*,write-1m'"},
+                                                                            {"--json", "bench.json"},
+                                                                            {"--report", "page.html"},
+                                                                            {"--large-size", "64G"},
+                                                                            {"--files", "1000000"},
+                                                                            {"--host", "/var/tmp"},
+                                                                            {"--seed", "7"},
+                                                                            {"--python", "/usr/bin/python3"},
+                                                                            {"--timeout", "60"},
+                                                                            {"--namespace", "4711"}};
 
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -130,7 +138,7 @@ class Scan {
     const bool has_rest = is_long ? equals != std::string::npos : word.size() > 2;
     if (!TakesValue(*option)) {
       if (!has_rest) return std::nullopt;
-      if (!is_long) return TakeOption("-" + word.substr(2), words, at);   // "-rf"
+      if (!is_long) return TakeOption("-" + word.substr(2), words, at);  // "-rf"
       return fmt::format("{} takes no value: '{}'", name, word);
     }
     if (has_rest) return std::nullopt;

@@ -20,8 +20,8 @@ std::string UsageLine(std::string_view command, std::string_view what);
 int FailUsage(std::string_view command, std::string_view what);
 int UsageExitCode(std::string_view command);
 
-// The command line `arguments`, which `app` has refused with `error`: the subcommand, if it names one, and what is wrong
-// with the first wrong argument.
+// The command line `arguments`, which `app` has refused with `error`: the subcommand, if it names one, and what is
+// wrong with the first wrong argument.
 struct UsageError {
   std::string command, what;
 };

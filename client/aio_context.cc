@@ -26,19 +26,17 @@ std::string ReadSysctl(const char* path) {
 
 IoError SetupError(unsigned depth, size_t together, int error_number) {
   if (error_number != EAGAIN) {
-    return {
-        error_number,
-        fmt::format("io_setup for {} transfers failed: {}; check that the kernel has libaio and no sandbox "
-                    "forbids it",
-                    depth, std::strerror(error_number))};
+    return {error_number,
+            fmt::format("io_setup for {} transfers failed: {}; check that the kernel has libaio and no sandbox "
+                        "forbids it",
+                        depth, std::strerror(error_number))};
   }
-  return {
-      EAGAIN,
-      fmt::format("no room for asynchronous transfers: /proc/sys/fs/aio-max-nr is {} and {} are taken; this "
-                  "handle wants {} ({} threads with a queue_depth of {}): want fewer, raise the limit with "
-                  "'sysctl -w fs.aio-max-nr=1048576', or close other handles",
-                  ReadSysctl("/proc/sys/fs/aio-max-nr"), ReadSysctl("/proc/sys/fs/aio-nr"), together * depth,
-                  together, depth)};
+  return {EAGAIN,
+          fmt::format("no room for asynchronous transfers: /proc/sys/fs/aio-max-nr is {} and {} are taken; this "
+                      "handle wants {} ({} threads with a queue_depth of {}): want fewer, raise the limit with "
+                      "'sysctl -w fs.aio-max-nr=1048576', or close other handles",
+                      ReadSysctl("/proc/sys/fs/aio-max-nr"), ReadSysctl("/proc/sys/fs/aio-nr"), together * depth,
+                      together, depth)};
 }
 
 }  // namespace
@@ -68,8 +66,7 @@ class AioContext::Impl {
   void Prepare(unsigned slot, const Transfer& transfer) {
     iocb* control = &controls_[slot];
     const auto prepare = transfer.write ? io_prep_pwrite : io_prep_pread;
-    prepare(control, transfer.descriptor, transfer.data, transfer.size,
-            static_cast<long long>(transfer.offset));
+    prepare(control, transfer.descriptor, transfer.data, transfer.size, static_cast<long long>(transfer.offset));
   }
 
   int Submit(std::span<const unsigned> slots) {
@@ -99,8 +96,7 @@ class AioContext::Impl {
       if (rc <= 0) return got > 0 ? static_cast<int>(got) : rc;
       for (size_t i = 0; i < static_cast<size_t>(rc); ++i) {
         // The kernel's result is a signed number in an unsigned field.
-        events[got++] = {static_cast<unsigned>(batch[i].obj - controls_.data()),
-                         static_cast<int64_t>(batch[i].res)};
+        events[got++] = {static_cast<unsigned>(batch[i].obj - controls_.data()), static_cast<int64_t>(batch[i].res)};
       }
     } while (got < minimum && got < events.size());
     return static_cast<int>(got);
@@ -122,18 +118,10 @@ IoResult<std::unique_ptr<AioContext>> AioContext::Create(unsigned depth, size_t 
 AioContext::AioContext(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 AioContext::~AioContext() = default;
 
-unsigned AioContext::depth() const {
-  return impl_->depth();
-}
-unsigned AioContext::slots() const {
-  return impl_->slots();
-}
-void AioContext::Prepare(unsigned slot, const Transfer& transfer) {
-  impl_->Prepare(slot, transfer);
-}
-int AioContext::Submit(std::span<const unsigned> slots) {
-  return impl_->Submit(slots);
-}
+unsigned AioContext::depth() const { return impl_->depth(); }
+unsigned AioContext::slots() const { return impl_->slots(); }
+void AioContext::Prepare(unsigned slot, const Transfer& transfer) { impl_->Prepare(slot, transfer); }
+int AioContext::Submit(std::span<const unsigned> slots) { return impl_->Submit(slots); }
 int AioContext::Wait(size_t minimum, std::span<Event> events, std::optional<std::chrono::nanoseconds> timeout) {
   return impl_->Wait(minimum, events, timeout);
 }

@@ -49,8 +49,7 @@ class AioContext {
   // the first.
   int Submit(std::span<const unsigned> slots);
   // Waits for at least `minimum` events, for ever or at most so long. How many came, or a negative errno.
-  int Wait(size_t minimum, std::span<Event> events,
-           std::optional<std::chrono::nanoseconds> timeout = std::nullopt);
+  int Wait(size_t minimum, std::span<Event> events, std::optional<std::chrono::nanoseconds> timeout = std::nullopt);
 
  private:
   class Impl;

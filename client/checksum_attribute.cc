@@ -24,8 +24,8 @@ namespace {
 // least that filesystems have room for.
 struct Header {
   uint32_t block_shift = 0;
-  uint64_t size = 0;       // of the file, in bytes
-  int64_t seconds = 0;     // of its last change, by which others are noticed
+  uint64_t size = 0;    // of the file, in bytes
+  int64_t seconds = 0;  // of its last change, by which others are noticed
   int64_t nanoseconds = 0;
   bool operator==(const Header&) const = default;
 };
@@ -42,9 +42,7 @@ uint32_t ShiftFor(uint64_t size) {
   return shift;
 }
 
-size_t BlocksIn(uint64_t size, uint32_t shift) {
-  return RoundUp(size, uint64_t{1} << shift) >> shift;
-}
+size_t BlocksIn(uint64_t size, uint32_t shift) { return RoundUp(size, uint64_t{1} << shift) >> shift; }
 
 std::vector<uint32_t> Compute(const MemoryView& memory, uint32_t shift) {
   std::vector<uint32_t> out;
@@ -145,14 +143,14 @@ IoResult<void> ChecksumAttribute::Load(int descriptor) {
   if (size < 0 && errno != ERANGE) {
     return Failed(errno, fmt::format("its checksums cannot be read: {}", std::strerror(errno)));
   }
-  struct stat status{};
+  struct stat status {};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
   if (size >= 0) bytes.resize(static_cast<size_t>(size));  // otherwise it is too large for any of ours
   Decoder in(bytes);
   const auto version = in.Little<uint32_t>();
   if (size < 0 || (in.ok() && version != kVersion)) {
-    return Failed(ENODATA, fmt::format("its attribute {} is {}, which this library does not know: nothing is verified", kName,
-                                       size < 0 ? "larger than any" : fmt::format("of version {}", version)));
+    return Failed(ENODATA, fmt::format("its attribute {} is {}, which this library does not know: nothing is verified",
+                                       kName, size < 0 ? "larger than any" : fmt::format("of version {}", version)));
   }
   const Header now = Describe(status);
   const size_t count = BlocksIn(now.size, now.block_shift);
@@ -172,16 +170,16 @@ IoResult<void> ChecksumAttribute::End(int descriptor) const {
   const auto [wrong, right] = std::mismatch(found.begin(), found.end(), expected_.begin());
   if (wrong == found.end()) return {};
   const uint64_t at = static_cast<uint64_t>(wrong - found.begin()) << block_shift_;
-  IoError error = Failed(EIO, fmt::format("the {} bytes from offset {} on are not what was written: their CRC-32C is "
-                                          "{:08x} and {:08x} is recorded; restore the file from a copy",
-                                          std::min(uint64_t{1} << block_shift_, memory_.size() - at), at, *wrong,
-                                          *right));
+  IoError error =
+      Failed(EIO, fmt::format("the {} bytes from offset {} on are not what was written: their CRC-32C is "
+                              "{:08x} and {:08x} is recorded; restore the file from a copy",
+                              std::min(uint64_t{1} << block_shift_, memory_.size() - at), at, *wrong, *right));
   error.offset = at;
   return error;
 }
 
 IoResult<void> ChecksumAttribute::Store(int descriptor) const {
-  struct stat status{};
+  struct stat status {};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
   const Header header = Describe(status);
   if (header.size != memory_.size()) {

@@ -24,9 +24,9 @@ class ChecksumAttribute {
   ChecksumAttribute(bool writes, std::string path, MemoryView memory, uint64_t offset)
       : writes_(writes), path_(std::move(path)), memory_(std::move(memory)), offset_(offset) {}
 
-  // Before the first transfer, with the file's size at that time. A read: EINVAL unless it is of the whole file, ENODATA
-  // where there are no checksums, the file was changed after they were made, or this library does not know their
-  // version. A write: EOPNOTSUPP where the filesystem has no such attributes; old ones are gone.
+  // Before the first transfer, with the file's size at that time. A read: EINVAL unless it is of the whole file,
+  // ENODATA where there are no checksums, the file was changed after they were made, or this library does not know
+  // their version. A write: EOPNOTSUPP where the filesystem has no such attributes; old ones are gone.
   IoResult<void> Begin(int descriptor, uint64_t file_size);
   // After Begin of a write: whether NoteWritten is to see all that is sent.
   bool sums_writes() const { return writes_ && needed_; }
@@ -46,7 +46,7 @@ class ChecksumAttribute {
   const uint64_t offset_;
   bool needed_ = true;
   uint32_t block_shift_ = 0;
-  std::vector<uint32_t> expected_;  // of a read: one CRC-32C for each block
+  std::vector<uint32_t> expected_;           // of a read: one CRC-32C for each block
   std::vector<std::atomic<uint32_t>> sent_;  // of a write: the contributions to them
 };
 

@@ -35,7 +35,7 @@ constexpr size_t kTemporaryName = 200;
 
 // Its magic number, 0 when it cannot be asked.
 long FilesystemOf(int descriptor) {
-  struct statfs filesystem{};
+  struct statfs filesystem {};
   return fstatfs(descriptor, &filesystem) == 0 ? static_cast<long>(filesystem.f_type) : 0;
 }
 
@@ -61,7 +61,7 @@ class OpenFile : public Target {
   Alignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
   IoResult<uint64_t> Prepare() override;
-  void TakeNothingBack() override { keeps_ = !options_.atomic; }   // A temporary file is its own.
+  void TakeNothingBack() override { keeps_ = !options_.atomic; }  // A temporary file is its own.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
   bool sums_writes() const override { return options_.checksums != nullptr && options_.checksums->sums_writes(); }
@@ -98,7 +98,7 @@ class OpenFile : public Target {
   bool created_ = false;
   bool keeps_ = false;  // what is there
   bool finished_ = false;
-  struct stat status_{};  // when it was opened, and then prepared
+  struct stat status_ {};  // when it was opened, and then prepared
   Descriptor direct_;
   mutable Mutex mutex_;          // for Buffered(), which several threads call
   mutable Descriptor buffered_;  // opened late, when the first partial block asks for it
@@ -166,7 +166,7 @@ int OpenNow(const char* path, int flags) {
   if (descriptor >= 0) return descriptor;
   // Somebody has a lease (fcntl) on it, and is given the time to end it.
   if (errno == EWOULDBLOCK) return open(path, flags);
-  struct stat status{};
+  struct stat status {};
   const int error_number = errno;
   const bool unread_pipe = error_number == ENXIO && stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
   errno = unread_pipe ? ESPIPE : error_number;
@@ -195,9 +195,7 @@ IoResult<int> OpenFile::OpenOrCreate(int flags) {
   return Failed("cannot create the file", errno);
 }
 
-bool AreSame(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
+bool AreSame(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
 // A symbolic link stays one: what it points at is replaced, or made. Returns whether it is there.
 IoResult<bool> OpenFile::FindReplaced(struct stat* old) {
@@ -209,7 +207,7 @@ IoResult<bool> OpenFile::FindReplaced(struct stat* old) {
     const bool there = stat(final_path_.c_str(), old) == 0;
     if (!there && errno != ENOENT) return Failed("cannot open the file", errno);
     // The kernel has the last word: a link of /proc/self/fd is no path, and it may know more reasons to refuse one.
-    struct stat followed{};
+    struct stat followed {};
     const bool kernel_finds = stat(where().c_str(), &followed) == 0;
     if (!kernel_finds && errno != ENOENT) return Failed("cannot open the file", errno);
     if (there == kernel_finds && (!there || AreSame(*old, followed))) return there;
@@ -218,7 +216,7 @@ IoResult<bool> OpenFile::FindReplaced(struct stat* old) {
 }
 
 IoResult<void> OpenFile::OpenTemporary() {
-  struct stat old{};
+  struct stat old {};
   ASSIGN_OR_RETURN(const bool replaces, FindReplaced(&old));
   if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
   if (replaces && faccessat(AT_FDCWD, final_path_.c_str(), W_OK, AT_EACCESS) != 0) {
@@ -233,8 +231,7 @@ IoResult<void> OpenFile::OpenTemporary() {
   created_ = true;
   if (replaces) {
     // The mode must be kept; another owner only root can give, and a file that one may replace one may own.
-    if (fchmod(buffered_.get(), old.st_mode & 07777) != 0)
-      return Failed("cannot keep the file's mode", errno);
+    if (fchmod(buffered_.get(), old.st_mode & 07777) != 0) return Failed("cannot keep the file's mode", errno);
     if (old.st_uid != geteuid() || old.st_gid != getegid()) {
       [[maybe_unused]] const int ignored = fchown(buffered_.get(), old.st_uid, old.st_gid);
     }
@@ -249,9 +246,8 @@ IoResult<void> OpenFile::AdoptDescriptor() {
   if (flags < 0) return Failed("not an open descriptor", errno);
   const int mode = flags & O_ACCMODE;
   if ((flags & O_PATH) != 0 || (mode != O_RDWR && mode != (writes() ? O_WRONLY : O_RDONLY))) {
-    return Failed(
-        writes() ? "the descriptor is not open for writing" : "the descriptor is not open for reading",
-        EBADF);
+    return Failed(writes() ? "the descriptor is not open for writing" : "the descriptor is not open for reading",
+                  EBADF);
   }
   Descriptor ours;
   if ((flags & O_APPEND) != 0 && writes()) {
@@ -287,7 +283,7 @@ IoResult<void> OpenFile::CheckLimit() const {
 bool OpenFile::WasRemoved() const {
   if (!S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
   // A path of /proc still names it.
-  struct stat named{};
+  struct stat named {};
   return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;
 }
 
@@ -345,7 +341,7 @@ std::optional<FileId> OpenFile::id() const {
 }
 
 IoResult<uint64_t> OpenFile::Size() const {
-  struct stat now{};
+  struct stat now {};
   if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
   return static_cast<uint64_t>(now.st_size);
 }
@@ -359,8 +355,7 @@ IoResult<void> OpenFile::Reserve() {
   }
   const long filesystem = FilesystemOf(direct_.get());
   if (filesystem != EXT4_SUPER_MAGIC && filesystem != XFS_SUPER_MAGIC) return {};
-  if (fallocate(direct_.get(), 0, static_cast<off_t>(options_.offset), static_cast<off_t>(options_.size)) !=
-          0 &&
+  if (fallocate(direct_.get(), 0, static_cast<off_t>(options_.offset), static_cast<off_t>(options_.size)) != 0 &&
       (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
     return Failed("no room for it", errno);
   }
@@ -385,7 +380,7 @@ IoResult<void> OpenFile::Finish(bool success) {
 IoResult<void> OpenFile::MakeFinal() {
   if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
     // What others appended since it was opened is theirs.
-    struct stat now{};
+    struct stat now {};
     if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
     if (now.st_size == status_.st_size && ftruncate(any(), static_cast<off_t>(options_.size)) != 0) {
       return Failed("cannot cut off the longer old content", errno);
@@ -412,12 +407,11 @@ IoResult<void> OpenFile::SyncFolder() const {
 // other parts.
 void OpenFile::TakeBack() {
   if (!writes() || !options_.whole_file || keeps_) return;
-  struct stat ours{};
+  struct stat ours {};
   if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
   if (created_) {
-    struct stat named{};
-    if (lstat(written_path_.c_str(), &named) == 0 && named.st_ino == ours.st_ino &&
-        named.st_dev == ours.st_dev) {
+    struct stat named {};
+    if (lstat(written_path_.c_str(), &named) == 0 && named.st_ino == ours.st_ino && named.st_dev == ours.st_dev) {
       unlink(written_path_.c_str());
     }
   } else if (ours.st_size > status_.st_size) {
@@ -428,9 +422,8 @@ void OpenFile::TakeBack() {
 }  // namespace
 
 std::optional<Target::Alignment> DirectAlignment(int descriptor) {
-  struct statx answer{};
-  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 ||
-      (answer.stx_mask & STATX_DIOALIGN) == 0) {
+  struct statx answer {};
+  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 || (answer.stx_mask & STATX_DIOALIGN) == 0) {
     // Where files are memory, the kernel copies, whatever was asked for, and from any address.
     if (FilesystemOf(descriptor) == TMPFS_MAGIC) return Target::Alignment{1, 1};
     return Target::Alignment{};  // an older kernel, or a filesystem that does not say: a page serves all of them

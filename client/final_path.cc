@@ -53,7 +53,8 @@ IoResult<std::string> FinalPath(const std::string& path) {
     const Descriptor link(openat(folder.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (!link && errno == ENOENT) return at.string();
     if (!link) return Failed(path, errno);
-    struct stat of_folder{}, of_link{};
+    struct stat of_folder {
+    }, of_link{};
     if (fstat(folder.get(), &of_folder) != 0 || fstat(link.get(), &of_link) != 0) return Failed(path, errno);
     if (!S_ISLNK(of_link.st_mode)) return at.string();
     if (!MayFollow(of_folder, of_link)) return Failed(path, EACCES);

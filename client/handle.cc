@@ -17,8 +17,7 @@ constexpr unsigned kMaxParallelism = 1'024;
 IoResult<void> Check(const HandleOptions& options) {
   const auto wrong = [](const char* what) { return IoError{EINVAL, std::string("a handle needs ") + what}; };
   if (options.block_size == 0) return wrong("a block_size of at least 1 byte");
-  if (options.queue_depth == 0 || options.queue_depth > kMaxDepth)
-    return wrong("a queue_depth from 1 to 65536");
+  if (options.queue_depth == 0 || options.queue_depth > kMaxDepth) return wrong("a queue_depth from 1 to 65536");
   if (options.intra_op_parallelism == 0 || options.intra_op_parallelism > kMaxParallelism) {
     return wrong("an intra_op_parallelism from 1 to 1024");
   }
@@ -34,8 +33,7 @@ IoResult<std::unique_ptr<Handle>> Handle::Create(const HandleOptions& options) {
   return std::unique_ptr<Handle>(new Handle(options, std::move(impl)));
 }
 
-Handle::Handle(const HandleOptions& options, std::unique_ptr<Impl> impl)
-    : options_(options), impl_(std::move(impl)) {}
+Handle::Handle(const HandleOptions& options, std::unique_ptr<Impl> impl) : options_(options), impl_(std::move(impl)) {}
 
 Handle::~Handle() {
   // A forked child has neither the threads nor the contexts; there is nothing that it could end.
@@ -66,13 +64,9 @@ IoResult<void> Handle::Write(const FileName& file, const MemoryView& memory, con
   return impl_->BeginAndHelp(Impl::WishToWrite(file, memory, options));
 }
 
-Handle::Completed Handle::Wait(const Interrupted& interrupted) {
-  return impl_->Wait(interrupted);
-}
+Handle::Completed Handle::Wait(const Interrupted& interrupted) { return impl_->Wait(interrupted); }
 
-size_t Handle::pending() const {
-  return impl_->pending();
-}
+size_t Handle::pending() const { return impl_->pending(); }
 
 std::optional<GpuFacts> Handle::gpu() const {
   const auto gpu = impl_->known_gpu();
@@ -100,8 +94,6 @@ IoResult<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> ho
   return gpu->CopyOut(memory, host);
 }
 
-uint64_t Handle::direct_operations() const {
-  return impl_->direct_operations();
-}
+uint64_t Handle::direct_operations() const { return impl_->direct_operations(); }
 
 }  // namespace weightfs::client

@@ -33,18 +33,18 @@ enum class Direct : unsigned char {
   kRequire,  // all that has any bytes, of whatever size; what cannot go so is an error that says why
 };
 
-// A lease has 512 GiB at most. For more kAuto goes through the mount, and kRequire is an error: write or read such a file
-// in parts, by offsets.
+// A lease has 512 GiB at most. For more kAuto goes through the mount, and kRequire is an error: write or read such a
+// file in parts, by offsets.
 
 struct HandleOptions {
-  uint64_t block_size = 1 << 20;  // bytes of one transfer; less than the device's block counts as one block
-  unsigned queue_depth = 128;   // transfers in the kernel at once, for each of the intra_op_parallelism rings
-  bool single_submit = false;   // each transfer in an io_submit of its own
-  bool overlap_events = false;  // refill after each completion; else in batches of queue_depth
+  uint64_t block_size = 1 << 20;      // bytes of one transfer; less than the device's block counts as one block
+  unsigned queue_depth = 128;         // transfers in the kernel at once, for each of the intra_op_parallelism rings
+  bool single_submit = false;         // each transfer in an io_submit of its own
+  bool overlap_events = false;        // refill after each completion; else in batches of queue_depth
   unsigned intra_op_parallelism = 1;  // slices that an operation is cut into, each with a thread and a ring
   Direct direct = Direct::kAuto;
-  GpuMode gpu = GpuMode::kOnDemand;   // how memory of GPUs is reached
-  std::string cufile_library = {};    // a path of cuFile's library, for where the loader finds none
+  GpuMode gpu = GpuMode::kOnDemand;  // how memory of GPUs is reached
+  std::string cufile_library = {};   // a path of cuFile's library, for where the loader finds none
 };
 
 // A file by its path, or by an open descriptor, which the caller keeps and may close as soon as the call
@@ -81,8 +81,8 @@ struct WriteOptions {
   // order.
   std::optional<uint64_t> offset = std::nullopt;
   bool durable = false;  // fsync before success: data, size, and the name of a new file
-  // Written beside the file and renamed over it: others see the old or the new one. It has the old one's mode, and owner
-  // where that may be given; not its extended attributes and other names.
+  // Written beside the file and renamed over it: others see the old or the new one. It has the old one's mode, and
+  // owner where that may be given; not its extended attributes and other names.
   bool atomic = false;
   Progress progress = {};
   bool own_errors = false;       // see Handle::Wait
@@ -99,8 +99,8 @@ struct NamedMemory {
 };
 
 struct SaveManyOptions {
-  bool durable = true;   // on the device, names too, before success
-  uint32_t mode = 0600;  // permission bits of the files
+  bool durable = true;     // on the device, names too, before success
+  uint32_t mode = 0600;    // permission bits of the files
   Progress progress = {};  // its bytes are those on the device
   // Nothing is changed then, and the error is ECANCELED; not looked at any more once files are renamed.
   Interrupted interrupted = {};
@@ -122,8 +122,8 @@ struct NamedError {
 };
 
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
-// cancels the rest; it may run at any time, in a callback too, but for those of a Read or Write that is to return to the
-// handle. After fork() the child cannot use the handle of its parent. Callbacks must not throw.
+// cancels the rest; it may run at any time, in a callback too, but for those of a Read or Write that is to return to
+// the handle. After fork() the child cannot use the handle of its parent. Callbacks must not throw.
 class WEIGHTFS_EXPORT Handle {
  public:
   class Impl;  // the library's own
@@ -139,9 +139,9 @@ class WEIGHTFS_EXPORT Handle {
 
   // Opens the file and starts. An error here: nothing was started, no byte is changed. The memory must stay
   // where it is until the operation is done. A program may change it during a write: the file then holds old and new
-  // bytes in any mixture, and it reads back, also with `verify`. An operation that overlaps another of this handle on the same file, of which one
-  // writes, begins when that is done, and sees what the file is then: only then an error may show. A file is the
-  // same by its inode and by its path; one that `atomic` makes by its path alone.
+  // bytes in any mixture, and it reads back, also with `verify`. An operation that overlaps another of this handle on
+  // the same file, of which one writes, begins when that is done, and sees what the file is then: only then an error
+  // may show. A file is the same by its inode and by its path; one that `atomic` makes by its path alone.
   IoResult<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                  const ReadOptions& options = {});
   IoResult<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,
@@ -156,19 +156,19 @@ class WEIGHTFS_EXPORT Handle {
   // files, or 1 GiB of names and checksums (about 1 TiB of files).
   //
   // Where there is no lease (Direct::kNever, no weightfs mount or its option direct= says no, tensors of a GPU, a full
-  // store, more than a lease takes, a pool file beyond the process's RLIMIT_FSIZE) the files are written into a directory
-  // beside, `.weightfs-*`, and then renamed one after the other: each is complete, and another program, or a crash,
-  // may see some new and some old. An error before the first rename leaves everything as it was; that is so for all that
-  // can be known then: what a directory, a mount or a sticky directory keeps, and permissions. Direct::kRequire refuses
-  // instead.
+  // store, more than a lease takes, a pool file beyond the process's RLIMIT_FSIZE) the files are written into a
+  // directory beside, `.weightfs-*`, and then renamed one after the other: each is complete, and another program, or a
+  // crash, may see some new and some old. An error before the first rename leaves everything as it was; that is so for
+  // all that can be known then: what a directory, a mount or a sticky directory keeps, and permissions.
+  // Direct::kRequire refuses instead.
   //
   // EINVAL for a name that is none of a file, or that is there twice; EROFS and EACCES where no files can be made.
   IoResult<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
                           const SaveManyOptions& options = {});
-  // The reverse: each file must be as large as its memory. Files that could not be read are in the result, the others are
-  // loaded. Each file is as it was at one time; the set of them is no snapshot: while another program saves them, some
-  // may be of one SaveMany and some of the next. What has no lease of its own (a symbolic link, say) is read through the
-  // mount; with Direct::kRequire it is an error.
+  // The reverse: each file must be as large as its memory. Files that could not be read are in the result, the others
+  // are loaded. Each file is as it was at one time; the set of them is no snapshot: while another program saves them,
+  // some may be of one SaveMany and some of the next. What has no lease of its own (a symbolic link, say) is read
+  // through the mount; with Direct::kRequire it is an error.
   IoResult<std::vector<NamedError>> LoadMany(const std::string& directory, std::span<const NamedMemory> files,
                                              const LoadManyOptions& options = {});
 

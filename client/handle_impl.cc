@@ -55,17 +55,17 @@ IoError InCallback(const std::string& path, uint64_t offset) {
 // Whether a write without an offset goes to the end of what the descriptor is open for.
 bool Appends(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
-  struct stat status{};
+  struct stat status {};
   return flags >= 0 && (flags & O_APPEND) != 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
 }
 
 // Whether a file of this size has no room even in the place of the old one, which it would only destroy.
 bool CannotFit(const Target& target, const FileTarget::Options& options) {
-  struct statvfs filesystem{};
-  struct stat status{};
+  struct statvfs filesystem {};
+  struct stat status {};
   if (!options.whole_file) return false;
   if (fstatvfs(target.any(), &filesystem) != 0 || fstat(target.any(), &status) != 0) return false;
-  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;   // the unit of stat(2), whatever a block is
+  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;  // the unit of stat(2), whatever a block is
   return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 
@@ -137,8 +137,7 @@ IoResult<void> Handle::Impl::AddChecksums(Wish& wish) {
     return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
                    wish.file.offset};
   }
-  const std::string path =
-      wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
+  const std::string path = wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
   wish.file.checksums = std::make_shared<ChecksumAttribute>(wish.writes(), path, wish.memory, wish.file.offset);
   return {};
 }
@@ -169,8 +168,9 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helpe
                        .progress = std::move(wish.progress),
                        .place = place};
   if (wish.counted) {
-    plan.finished = [account = account_, number = account_->Begin(),
-                     own = wish.own_errors](const IoError* error) { account->End(number, error, own); };
+    plan.finished = [account = account_, number = account_->Begin(), own = wish.own_errors](const IoError* error) {
+      account->End(number, error, own);
+    };
   }
   auto operation = std::make_shared<Operation>(std::move(plan));
   if (late == nullptr) {
@@ -238,11 +238,9 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
   return gpu_;
 }
 
-std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file,
-                                                            std::optional<FileId> id) {
-  FileRange range{.begin = file.offset,
-                  .end = file.offset + file.size,
-                  .writes = file.direction == Operation::Direction::kWrite};
+std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file, std::optional<FileId> id) {
+  FileRange range{
+      .begin = file.offset, .end = file.offset + file.size, .writes = file.direction == Operation::Direction::kWrite};
   // A whole file ends where the write does; what is appended begins where all before it has ended.
   if (file.whole_file) range.end = UINT64_MAX;
   if (file.appends) range.begin = 0, range.end = UINT64_MAX;
@@ -289,15 +287,15 @@ void Handle::Impl::Opened::MakeLate() {
 
 std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const IoError& error) {
   Opened opened;
-  opened.place = PlaceOf(file, IdOfPath(file.where));   // It has no other identity yet.
+  opened.place = PlaceOf(file, IdOfPath(file.where));  // It has no other identity yet.
   if (opened.place == nullptr || !opened.place->waits()) return std::nullopt;
   opened.target = std::make_unique<AbsentTarget>(error);
   opened.MakeLate();
   return opened;
 }
 
-void Handle::Impl::BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late,
-                             FileTarget::Options options, bool may_lease, bool stopping) {
+void Handle::Impl::BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late, FileTarget::Options options,
+                             bool may_lease, bool stopping) {
   if (stopping) operation->Cancel();
   if (operation->Begin()) {
     if (options.descriptor >= 0) {
@@ -348,20 +346,17 @@ void Handle::Impl::HandOut(const std::shared_ptr<Operation>& operation, Ring** h
   for (size_t i = 1; i <= rings_.size(); ++i) {
     // size * i / rings, of which the product might not fit.
     const uint64_t share = size / rings_.size() * i + size % rings_.size() * i / rings_.size();
-    const uint64_t border =
-        i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
+    const uint64_t border = i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
     if (border > borders.back()) borders.push_back(border);
   }
   if (size == 0) borders.push_back(0);
   const size_t slices = borders.size() - 1;
   operation->SetSlices(slices);
   // Small operations take turns on the rings.
-  const size_t first =
-      slices == rings_.size() ? 0 : next_ring_.fetch_add(slices, std::memory_order_relaxed);
+  const size_t first = slices == rings_.size() ? 0 : next_ring_.fetch_add(slices, std::memory_order_relaxed);
   if (helped != nullptr) *helped = rings_[first % rings_.size()].get();
   for (size_t i = slices; i > 0; --i) {
-    rings_[(first + i - 1) % rings_.size()]->Enqueue(operation, borders[i - 1], borders[i],
-                                                     helped == nullptr || i > 1);
+    rings_[(first + i - 1) % rings_.size()]->Enqueue(operation, borders[i - 1], borders[i], helped == nullptr || i > 1);
   }
 }
 

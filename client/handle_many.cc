@@ -54,7 +54,7 @@ IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMe
 // Where one syncfs(2) makes everything durable that was written before. FUSE and network filesystems get an fsync for
 // each file.
 bool SyncsAtOnce(int descriptor) {
-  struct statfs filesystem{};
+  struct statfs filesystem {};
   if (fstatfs(descriptor, &filesystem) != 0) return false;
   const auto type = static_cast<long>(filesystem.f_type);
   return type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC || type == TMPFS_MAGIC;
@@ -124,7 +124,7 @@ IoResult<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std
   for (const NamedMemory& file : files) {
     const std::string where = directory.where + "/" + file.name;
     ranges.push_back({.file = IdOfPath(where), .end = UINT64_MAX, .writes = writes});
-    struct stat status{};
+    struct stat status {};
     if (stat(where.c_str(), &status) != 0) continue;
     ranges.push_back(ranges.back());
     ranges.back().file = {.device = status.st_dev, .inode = status.st_ino};
@@ -220,7 +220,7 @@ void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<co
     if (interruption.came()) break;
     const std::string path = directory.path + "/" + files[i].name;
     const std::string where = directory.where + "/" + files[i].name;
-    struct stat status{};
+    struct stat status {};
     // Where it cannot be asked, opening it says why.
     if (stat(where.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
         static_cast<uint64_t>(status.st_size) != files[i].memory.size()) {
@@ -317,8 +317,8 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
   uint64_t total = 0;
   for (const auto& [name, memory] : files) {
     if (memory.may_overlap()) {
-      return IoError{EINVAL, fmt::format("elements of the tensor for '{}' share memory: nothing can be read into it",
-                                         name),
+      return IoError{EINVAL,
+                     fmt::format("elements of the tensor for '{}' share memory: nothing can be read into it", name),
                      directory + "/" + name};
     }
     total += memory.size();

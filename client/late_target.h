@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The target of an operation that waits for others on the same file: opened twice, once to learn at its start that it can
-// be, and again when it begins, for by then the file is another.
+// The target of an operation that waits for others on the same file: opened twice, once to learn at its start that it
+// can be, and again when it begins, for by then the file is another.
 #pragma once
 
 #include <cerrno>
@@ -60,7 +60,7 @@ class LateTarget : public Target {
     [[maybe_unused]] const auto unused = first_->Finish(false);
     if (now_ != nullptr) return now_->Finish(success);
     if (!success) return {};
-    return IoError{ECANCELED, path_ + ": cancelled before it began", path_};   // All of its no bytes were transferred.
+    return IoError{ECANCELED, path_ + ": cancelled before it began", path_};  // All of its no bytes were transferred.
   }
 
  private:

@@ -20,17 +20,13 @@ namespace {
 // The channel's errors as errno's.
 IoError Convert(const Error& error) {
   switch (error.code) {
-    case ErrorCode::kShutdown:
-      return {EPIPE, "the mount went away: " + error.what};
+    case ErrorCode::kShutdown: return {EPIPE, "the mount went away: " + error.what};
     case ErrorCode::kNotFound:
       return {ECONNREFUSED,
               "the mount's socket for leases cannot be reached (another network namespace?): " + error.what};
-    case ErrorCode::kNoMemory:
-      return {ENOMEM, error.what};
-    case ErrorCode::kInvalid:
-      return {EPROTO, error.what};
-    default:
-      return {EIO, error.what};
+    case ErrorCode::kNoMemory: return {ENOMEM, error.what};
+    case ErrorCode::kInvalid: return {EPROTO, error.what};
+    default: return {EIO, error.what};
   }
 }
 
@@ -41,8 +37,8 @@ IoResult<void> CheckServer(int socket, int descriptor) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return IoError{errno, fmt::format("no lease: cannot ask who listens at the mount's socket: {}",
-                                      std::strerror(errno))};
+    return IoError{errno,
+                   fmt::format("no lease: cannot ask who listens at the mount's socket: {}", std::strerror(errno))};
   }
   if (peer.uid == user) return {};
   return IoError{EACCES, fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens at "
@@ -114,8 +110,8 @@ IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<
   auto sent = lease::Send(connection_.get(), header, body, {});
   auto answer = sent.has_value() ? lease::Receive(connection_.get(), {}) : Result<lease::Message>(sent.error());
   if (answer.has_value() && answer->header.kind != header.kind) {
-    answer = Error{ErrorCode::kInvalid, fmt::format("an answer of kind {} to a request of kind {}",
-                                                    answer->header.kind, header.kind)};
+    answer = Error{ErrorCode::kInvalid,
+                   fmt::format("an answer of kind {} to a request of kind {}", answer->header.kind, header.kind)};
   }
   if (!answer.has_value()) {
     // What the other side holds now nobody knows: its end of the connection decides.

@@ -56,7 +56,7 @@ class Lease {
   const std::shared_ptr<LeaseConnections> connections_;
   const std::string socket_;
   Descriptor connection_;  // none after a failure of its own
-  bool held_ = false;             // a lease, on the mount's side
+  bool held_ = false;      // a lease, on the mount's side
 };
 
 // The connections of a handle that carry no lease now. Thread-safe. A child that a process forks has copies of the

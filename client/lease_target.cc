@@ -99,8 +99,7 @@ IoResult<void> LeasedFile::AddExtents(lease::BodyReader& body, uint64_t count, u
   std::vector<lease::Extent> extents;
   if (!body.Take(count, &extents)) return MalformedAnswer();
   for (const auto& extent : extents) {
-    RETURN_IF_ERROR(
-        blocks_.Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
+    RETURN_IF_ERROR(blocks_.Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
   }
   return {};
 }
@@ -115,7 +114,7 @@ IoResult<void> LeasedFile::Finish(bool success) {
   IoResult<void> committed;
   if (success && writes()) committed = Commit();
   lease_.reset();
-  blocks_ = {};   // The devices' descriptors do not stay with a future that is kept.
+  blocks_ = {};  // The devices' descriptors do not stay with a future that is kept.
   // Also a commit's durability: its fsync covers names, edges and the lease's blocks at once.
   auto finished = file_->Finish(success && committed.has_value());
   return committed.has_value() ? finished : committed;
@@ -145,15 +144,14 @@ IoResult<void> LeasedFile::Commit() {
 
 }  // namespace
 
-IoResult<std::unique_ptr<Target>> LeaseTarget::Open(std::unique_ptr<Target>& file,
-                                                    const FileTarget::Options& options,
+IoResult<std::unique_ptr<Target>> LeaseTarget::Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
                                                     const std::shared_ptr<LeaseConnections>& connections) {
   auto made = std::make_unique<LeasedFile>(options);
   if (auto begun = made->Begin(*file, connections); !begun.has_value()) {
     IoError error = std::move(begun).error();
-    error.what = fmt::format("{} of {} bytes at offset {} of {}: {}",
-                             options.direction == Direction::kWrite ? "write" : "read", options.size, options.offset,
-                             file->path(), error.what);
+    error.what =
+        fmt::format("{} of {} bytes at offset {} of {}: {}", options.direction == Direction::kWrite ? "write" : "read",
+                    options.size, options.offset, file->path(), error.what);
     error.path = file->path();
     error.offset = options.offset;
     return error;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Target on a file of a weightfs mount whose bytes go straight between memory and the devices of the store, by a lease
-// of its blocks (lease/protocol.h). Its name, its size and its durability stay the business of the mount.
+// A Target on a file of a weightfs mount whose bytes go straight between memory and the devices of the store, by a
+// lease of its blocks (lease/protocol.h). Its name, its size and its durability stay the business of the mount.
 //
 // A read sees the file as it is when the lease begins. A write becomes visible as a whole when it is committed; what of
 // it fills no block at its ends goes through the mount, unless the whole file is written.

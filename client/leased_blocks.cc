@@ -68,7 +68,7 @@ IoResult<void> LeasedBlocks::CheckWritable() const {
   const uint64_t limit = FileSizeLimit();
   for (const Run& run : runs_) {
     const uint64_t end = (run.device_block + run.count) * kBlockSize;
-    struct stat status{};
+    struct stat status {};
     const int device = devices_[run.device].get();
     if (end <= limit || fstat(device, &status) != 0 || !S_ISREG(status.st_mode)) continue;
     return IoError{EFBIG, fmt::format("no lease: its blocks end at byte {} of {}, and the process's limit is {} "
@@ -98,8 +98,7 @@ void LeasedBlocks::NoteWritten(uint64_t offset, std::span<const std::byte> block
   Crc32cBlocks(blocks, checksums_.get() + (offset / kBlockSize - first_));
 }
 
-std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset,
-                                                             std::span<const std::byte> blocks) const {
+std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset, std::span<const std::byte> blocks) const {
   std::array<uint32_t, kCheckedAtOnce> found;
   for (uint64_t block = offset / kBlockSize; !blocks.empty();) {
     const auto piece = blocks.first(std::min(blocks.size(), kCheckedAtOnce * kBlockSize));

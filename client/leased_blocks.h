@@ -43,8 +43,8 @@ class LeasedBlocks {
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const;
 
   struct Damage {
-    uint64_t block = 0;    // of the operation
-    std::string what = {}; // "its checksum is ..., at byte ... of DEVICE"
+    uint64_t block = 0;     // of the operation
+    std::string what = {};  // "its checksum is ..., at byte ... of DEVICE"
   };
   // The first block at or behind the start of `blocks` whose checksum is another than it should be.
   std::optional<Damage> FindDamage(uint64_t offset, std::span<const std::byte> blocks) const;

@@ -19,9 +19,7 @@
 namespace weightfs::client {
 namespace {
 
-uint64_t BlocksOf(uint64_t bytes) {
-  return RoundUp(bytes, kBlockSize) / kBlockSize;
-}
+uint64_t BlocksOf(uint64_t bytes) { return RoundUp(bytes, kBlockSize) / kBlockSize; }
 
 // What the targets of both directions have in common.
 class LeasedFiles : public Target {
@@ -110,9 +108,9 @@ IoResult<void> SavedFiles::Finish(bool success) {
                                            .files = entries_.size(),
                                            .mode = options_.mode,
                                            .durable = options_.durable ? 1U : 0U};
-    const uint64_t blocks = std::accumulate(
-        entries_.begin(), entries_.end(), uint64_t{0},
-        [](uint64_t sum, const lease::FileEntry& entry) { return sum + BlocksOf(entry.size); });
+    const uint64_t blocks =
+        std::accumulate(entries_.begin(), entries_.end(), uint64_t{0},
+                        [](uint64_t sum, const lease::FileEntry& entry) { return sum + BlocksOf(entry.size); });
     const std::span<const std::byte> names(names_);
     const auto checksums = lease::Bytes(std::span<const uint32_t>(blocks_.checksums(), blocks));
     const std::array body{lease::BytesOf(request), lease::Bytes(entries_), names, checksums};
@@ -133,8 +131,8 @@ IoError SavedFiles::Refused(IoError error, std::optional<uint64_t> failed) const
     error.path = path() + "/" + name;
     what = name;
   }
-  error.what = fmt::format("write to {}: the mount did not commit {}, and so none of the files: {}", path(), what,
-                           error.what);
+  error.what =
+      fmt::format("write to {}: the mount did not commit {}, and so none of the files: {}", path(), what, error.what);
   return error;
 }
 
@@ -299,8 +297,7 @@ IoResult<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::stri
       new LeasedFolder(path, std::move(descriptor), std::move(*ticket), std::move(connections)));
 }
 
-IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files,
-                                                 const SaveOptions& options) const {
+IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files, const SaveOptions& options) const {
   ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_, descriptor_.get()));
   auto target = std::make_unique<SavedFiles>(shared_from_this(), options);
   ASSIGN_OR_RETURN(auto memory, target->Begin(files, std::move(lease)));
@@ -317,8 +314,8 @@ IoResult<LeasedFolder::Batch> LeasedFolder::Load(std::span<const NamedMemory> fi
 
 IoError OtherSize(const std::string& path, uint64_t memory, uint64_t file) {
   return {file < memory ? ENODATA : EINVAL,
-          fmt::format("read of {} bytes at offset 0 of {}: the file has {} bytes, not the buffer's size", memory,
-                      path, file),
+          fmt::format("read of {} bytes at offset 0 of {}: the file has {} bytes, not the buffer's size", memory, path,
+                      file),
           path};
 }
 

@@ -38,13 +38,11 @@ Regions& TheRegions() {
 IoError LockError(size_t size, int error_number) {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
-  const std::string allowed =
-      limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{} bytes", limit.rlim_cur);
-  return {
-      error_number,
-      fmt::format("cannot lock {} bytes of memory: {}; RLIMIT_MEMLOCK is {}: raise it with 'ulimit -l' or in "
-                  "/etc/security/limits.conf, or use ordinary tensors",
-                  size, std::strerror(error_number), allowed)};
+  const std::string allowed = limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{} bytes", limit.rlim_cur);
+  return {error_number,
+          fmt::format("cannot lock {} bytes of memory: {}; RLIMIT_MEMLOCK is {}: raise it with 'ulimit -l' or in "
+                      "/etc/security/limits.conf, or use ordinary tensors",
+                      size, std::strerror(error_number), allowed)};
 }
 
 }  // namespace

@@ -28,18 +28,12 @@ void CopyRuns(std::byte* memory, int64_t stride, int64_t count, std::byte* other
 template <bool kGather>
 void CopyRuns(std::byte* memory, size_t run, int64_t stride, int64_t count, std::byte* other) {
   switch (run) {
-    case 1:
-      return CopyRuns<kGather, 1>(memory, stride, count, other);
-    case 2:
-      return CopyRuns<kGather, 2>(memory, stride, count, other);
-    case 4:
-      return CopyRuns<kGather, 4>(memory, stride, count, other);
-    case 8:
-      return CopyRuns<kGather, 8>(memory, stride, count, other);
-    case 16:
-      return CopyRuns<kGather, 16>(memory, stride, count, other);
-    default:
-      break;
+    case 1: return CopyRuns<kGather, 1>(memory, stride, count, other);
+    case 2: return CopyRuns<kGather, 2>(memory, stride, count, other);
+    case 4: return CopyRuns<kGather, 4>(memory, stride, count, other);
+    case 8: return CopyRuns<kGather, 8>(memory, stride, count, other);
+    case 16: return CopyRuns<kGather, 16>(memory, stride, count, other);
+    default: break;
   }
   for (int64_t i = 0; i < count; ++i, memory += stride, other += run) {
     std::memcpy(kGather ? other : memory, kGather ? memory : other, run);
@@ -126,8 +120,7 @@ MemoryView MemoryView::OnDevice(uint64_t address, size_t size, std::optional<uin
 MemoryView MemoryView::Joined(std::vector<Part> parts, size_t size) {
   MemoryView view;
   view.size_ = size;
-  view.may_overlap_ =
-      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.view.may_overlap(); });
+  view.may_overlap_ = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.view.may_overlap(); });
   view.parts_ = std::make_shared<const std::vector<Part>>(std::move(parts));
   return view;
 }
@@ -148,8 +141,7 @@ void MemoryView::ForEachPart(size_t offset, size_t length, Visit visit) const {
 bool MemoryView::MayOverlap() const {
   std::vector<Dimension> sorted = dimensions_;
   for (auto& dimension : sorted) dimension.stride = std::abs(dimension.stride);
-  std::sort(sorted.begin(), sorted.end(),
-            [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
+  std::sort(sorted.begin(), sorted.end(), [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
   // All of it fits into the addresses, so no sum of these overflows 64 bits without a sign.
   uint64_t reach = run_;
   for (const auto& dimension : sorted) {

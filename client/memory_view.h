@@ -73,7 +73,7 @@ class WEIGHTFS_EXPORT MemoryView {
   std::vector<Dimension> dimensions_;  // around the runs, outermost first; none: one run
   bool may_overlap_ = false;
   bool on_device_ = false;
-  std::optional<uintptr_t> stream_;  // of the device
+  std::optional<uintptr_t> stream_;                 // of the device
   std::shared_ptr<const std::vector<Part>> parts_;  // of Joined
 };
 

@@ -52,7 +52,8 @@ std::optional<uid_t> FindMountUser(std::istream& mounts, dev_t device) {
     fields >> id >> parent >> number;
     if (number != wanted) continue;
     // Optional fields come before the hyphen; no field has a space in it.
-    while (fields >> field && field != "-") {}
+    while (fields >> field && field != "-") {
+    }
     if (!(fields >> type >> source >> options)) continue;
     if (const auto user = ValueOf(options, "user_id=")) return user;
   }
@@ -60,15 +61,16 @@ std::optional<uid_t> FindMountUser(std::istream& mounts, dev_t device) {
 }
 
 IoResult<uid_t> MountUser(int descriptor) {
-  struct stat status{};
+  struct stat status {};
   if (fstat(descriptor, &status) != 0) {
     return IoError{errno, fmt::format("no lease: cannot look at the file: {}", std::strerror(errno))};
   }
   std::ifstream mounts("/proc/self/mountinfo");
   const auto user = FindMountUser(mounts, status.st_dev);
   if (!user) {
-    return IoError{EACCES, "no lease: /proc/self/mountinfo does not have the file's mount, so it cannot be told who "
-                           "serves it"};
+    return IoError{EACCES,
+                   "no lease: /proc/self/mountinfo does not have the file's mount, so it cannot be told who "
+                   "serves it"};
   }
   if (*user == kOverflowUser && !SeesAllUsers()) {
     return IoError{EACCES, fmt::format("no lease: the user who serves the mount may have no id in this user namespace "

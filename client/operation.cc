@@ -31,7 +31,7 @@ struct Operation::State {
   std::atomic<uint64_t> transferred{0};
   std::atomic<size_t> slices_left{0};
   Mutex progress_mutex;
-  uint64_t told GUARDED_BY(progress_mutex) = 0;   // to `progress`
+  uint64_t told GUARDED_BY(progress_mutex) = 0;  // to `progress`
   bool telling GUARDED_BY(progress_mutex) = false;
   Mutex mutex;
   std::condition_variable ended;
@@ -45,52 +45,24 @@ struct Operation::State {
 Operation::Operation(Plan plan) : state_(std::make_unique<State>(std::move(plan))) {}
 Operation::~Operation() = default;
 
-Operation::Direction Operation::direction() const {
-  return state_->plan.direction;
-}
-const Target& Operation::target() const {
-  return *state_->plan.target;
-}
-const MemoryView& Operation::memory() const {
-  return state_->plan.memory;
-}
-const std::shared_ptr<DeviceMemory>& Operation::device() const {
-  return state_->plan.device;
-}
-uint64_t Operation::offset() const {
-  return state_->offset.load(std::memory_order_relaxed);
-}
-void Operation::MoveTo(uint64_t offset) {
-  state_->offset.store(offset, std::memory_order_relaxed);
-}
+Operation::Direction Operation::direction() const { return state_->plan.direction; }
+const Target& Operation::target() const { return *state_->plan.target; }
+const MemoryView& Operation::memory() const { return state_->plan.memory; }
+const std::shared_ptr<DeviceMemory>& Operation::device() const { return state_->plan.device; }
+uint64_t Operation::offset() const { return state_->offset.load(std::memory_order_relaxed); }
+void Operation::MoveTo(uint64_t offset) { state_->offset.store(offset, std::memory_order_relaxed); }
 bool Operation::Begin() {
   state_->begun.store(true);
   return !state_->stopped.load();
 }
-bool Operation::begun() const {
-  return state_->begun.load();
-}
-uint64_t Operation::size() const {
-  return state_->plan.memory.size();
-}
-uint64_t Operation::transferred() const {
-  return state_->transferred.load(std::memory_order_relaxed);
-}
-bool Operation::stopped() const {
-  return state_->stopped.load(std::memory_order_acquire);
-}
-bool Operation::direct_refused() const {
-  return state_->direct_refused.load(std::memory_order_relaxed);
-}
-void Operation::RefuseDirect() {
-  state_->direct_refused.store(true, std::memory_order_relaxed);
-}
-void Operation::SetSlices(size_t count) {
-  state_->slices_left.store(count, std::memory_order_relaxed);
-}
-bool Operation::SliceDone() {
-  return state_->slices_left.fetch_sub(1, std::memory_order_acq_rel) == 1;
-}
+bool Operation::begun() const { return state_->begun.load(); }
+uint64_t Operation::size() const { return state_->plan.memory.size(); }
+uint64_t Operation::transferred() const { return state_->transferred.load(std::memory_order_relaxed); }
+bool Operation::stopped() const { return state_->stopped.load(std::memory_order_acquire); }
+bool Operation::direct_refused() const { return state_->direct_refused.load(std::memory_order_relaxed); }
+void Operation::RefuseDirect() { state_->direct_refused.store(true, std::memory_order_relaxed); }
+void Operation::SetSlices(size_t count) { state_->slices_left.store(count, std::memory_order_relaxed); }
+bool Operation::SliceDone() { return state_->slices_left.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
 void Operation::DeferEdge(const Edge& edge) {
   MutexLock lock(state_->mutex);
@@ -102,15 +74,9 @@ std::vector<Operation::Edge> Operation::TakeEdges() {
   return std::exchange(state_->edges, {});
 }
 
-Operation::CallbackScope::CallbackScope() {
-  ++callback_depth;
-}
-Operation::CallbackScope::~CallbackScope() {
-  --callback_depth;
-}
-bool Operation::CallbackScope::active() {
-  return callback_depth > 0;
-}
+Operation::CallbackScope::CallbackScope() { ++callback_depth; }
+Operation::CallbackScope::~CallbackScope() { --callback_depth; }
+bool Operation::CallbackScope::active() { return callback_depth > 0; }
 
 bool Operation::done() const {
   MutexLock lock(state_->mutex);

@@ -58,7 +58,8 @@ class Operation {
   uint64_t offset() const;
   // Of one that was held up, before its first transfer: where it begins after all.
   void MoveTo(uint64_t offset);
-  // One that was held up begins; false: it was stopped before, and is to be handed out all the same, but touches nothing.
+  // One that was held up begins; false: it was stopped before, and is to be handed out all the same, but touches
+  // nothing.
   bool Begin();
   // Once it is cancelled and has not begun its memory is left alone for ever, though it is done later.
   bool begun() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranges of files that the operations of a handle are going to read or write: one that overlaps an earlier one, where
-// either writes, begins when that is done. What is started last is what a file holds in the end.
+// The ranges of files that the operations of a handle are going to read or write: one that overlaps an earlier one,
+// where either writes, begins when that is done. What is started last is what a file holds in the end.
 #pragma once
 
 #include <atomic>
@@ -61,9 +61,9 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
     Listings::iterator self = {};
   };
   struct Entry {
-    std::vector<Listing> listings;               // stay where they are
-    uint64_t number = 0;                         // in the order of their start
-    size_t before = 0;                           // listings that it waits for
+    std::vector<Listing> listings;  // stay where they are
+    uint64_t number = 0;            // in the order of their start
+    size_t before = 0;              // listings that it waits for
     bool renames = false;
     std::vector<std::shared_ptr<Entry>> behind;  // that wait for it, each once for every listing that it waits for
     Begin begin;
@@ -81,7 +81,7 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   std::atomic<uint64_t> renames_{0};
   std::map<FileId, File> files_ GUARDED_BY(mutex_);
   std::set<std::shared_ptr<Entry>> waiting_ GUARDED_BY(mutex_);  // with a `begin`
-  size_t beginning_ GUARDED_BY(mutex_) = 0;                       // in a `begin` now
+  size_t beginning_ GUARDED_BY(mutex_) = 0;                      // in a `begin` now
   bool stopping_ GUARDED_BY(mutex_) = false;
 };
 

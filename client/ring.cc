@@ -50,8 +50,8 @@ std::chrono::nanoseconds PauseAfter(unsigned looks) {
 int TransferAll(bool write, int descriptor, std::byte* data, uint64_t size, uint64_t offset, uint64_t* done) {
   while (*done < size) {
     const auto at = static_cast<off_t>(offset + *done);
-    const ssize_t rc = write ? pwrite(descriptor, data + *done, size - *done, at)
-                             : pread(descriptor, data + *done, size - *done, at);
+    const ssize_t rc =
+        write ? pwrite(descriptor, data + *done, size - *done, at) : pread(descriptor, data + *done, size - *done, at);
     if (rc < 0 && errno == EINTR) continue;
     if (rc < 0) return errno;
     if (rc == 0) return write ? EIO : 0;
@@ -331,7 +331,8 @@ void Ring::Reap(std::optional<std::chrono::nanoseconds> limit) {
   Land(others ? 0 : 1, patience);
   SubmitReady();
   // One at a time where each costs time: the next transfer begins before the next copy does.
-  for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : landed_.size(); left > 0 && HandleOne(); --left) {}
+  for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : landed_.size(); left > 0 && HandleOne(); --left) {
+  }
 }
 
 // Takes from the kernel what has ended, without handling it.
@@ -358,8 +359,7 @@ bool Ring::HandleOne() {
 void Ring::OnEvent(unsigned slot, int64_t result) {
   Piece& piece = pieces_[slot];
   Operation& operation = *piece.slice->operation;
-  if (result == -EINVAL || result == -EAGAIN || result == -EINTR)
-    return GoBuffered(slot, static_cast<int>(-result));
+  if (result == -EINVAL || result == -EAGAIN || result == -EINTR) return GoBuffered(slot, static_cast<int>(-result));
   if (result < 0) return FailPiece(slot, static_cast<int>(-result));
   piece.done += static_cast<uint64_t>(result);
   if (piece.done >= piece.transfer) return Succeed(slot);
@@ -409,8 +409,7 @@ void Ring::TransferByCufile(unsigned slot) {
 
 void Ring::CopyFromDevice(unsigned slot) {
   const Piece& piece = pieces_[slot];
-  const auto started =
-      device_.CopyOut(slot, *piece.slice->operation->device(), piece.at, {piece.data, piece.size});
+  const auto started = device_.CopyOut(slot, *piece.slice->operation->device(), piece.at, {piece.data, piece.size});
   if (!started.has_value()) FailPiece(slot, started.error());
 }
 
@@ -519,8 +518,7 @@ void Ring::FailPiece(unsigned slot, const IoError& error) {
 void Ring::FailAt(Operation& operation, uint64_t offset, int error_number) {
   if (error_number != 0) return FailAt(operation, offset, error_number, std::strerror(error_number));
   const auto size = operation.target().Size();
-  operation.Fail(
-      PastTheEnd(operation.target(), operation.size(), operation.offset(), size.value_or(offset)));
+  operation.Fail(PastTheEnd(operation.target(), operation.size(), operation.offset(), size.value_or(offset)));
 }
 
 void Ring::FailAt(Operation& operation, uint64_t offset, int error_number, const std::string& reason) {
@@ -543,8 +541,7 @@ void Ring::Release(unsigned slot) {
 
 void Ring::RetireIfEnded(Slice& slice) {
   // While a slice is the one being cut, Fill retires it.
-  if (slice.pieces > 0 || slice.next < slice.end || (!cutting_.empty() && &cutting_.front() == &slice))
-    return;
+  if (slice.pieces > 0 || slice.next < slice.end || (!cutting_.empty() && &cutting_.front() == &slice)) return;
   if (slice.operation->SliceDone()) ended_.push_back(slice.operation);
   cut_.erase(slice.self);
 }

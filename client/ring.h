@@ -28,9 +28,8 @@ struct RingOptions {
   unsigned queue_depth = 128;     // transfers in the kernel at once
   size_t rings = 1;               // of the handle, for the error of those that cannot be had
   bool single_submit = false;     // one transfer in an io_submit
-  bool overlap_events =
-      false;            // new ones after each completion; else when all of a batch of queue_depth have ended
-  size_t bounces = 32;  // buffers of 1 MiB for memory that O_DIRECT cannot use, and for writes with checksums
+  bool overlap_events = false;    // new ones after each completion; else when all of a batch of queue_depth have ended
+  size_t bounces = 32;            // buffers of 1 MiB for memory that O_DIRECT cannot use, and for writes with checksums
   DeviceLane::Options device = {};
 };
 
@@ -50,8 +49,7 @@ class Ring {
 
   // Takes the bytes [begin, end) of an operation's memory, not empty. Wakes the ring's thread, unless the
   // caller is going to Help.
-  void Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake)
-      EXCLUDES(mutex_);
+  void Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake) EXCLUDES(mutex_);
   // Drives until the operation is done or the time is over; not while somebody else drives. What is left the ring's
   // thread carries out. Not for callbacks.
   void Help(const Operation& operation, std::chrono::nanoseconds limit) EXCLUDES(mutex_);
@@ -72,10 +70,10 @@ class Ring {
     Slice* slice = nullptr;
     uint64_t at = 0;  // in the operation's memory
     uint64_t size = 0;
-    uint64_t lead = 0;      // bytes transferred before them, and
-    uint64_t transfer = 0;  // with those and what lies behind: by a lease whole blocks
-    uint64_t done = 0;      // of the transfer
-    unsigned tries = 0;     // that brought damaged blocks
+    uint64_t lead = 0;          // bytes transferred before them, and
+    uint64_t transfer = 0;      // with those and what lies behind: by a lease whole blocks
+    uint64_t done = 0;          // of the transfer
+    unsigned tries = 0;         // that brought damaged blocks
     std::byte* data = nullptr;  // the caller's memory, or the bounce buffer's
     Buffer bounce;
     bool by_cufile = false;

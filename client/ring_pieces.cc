@@ -33,8 +33,8 @@ bool IsSummed(const Operation& operation) {
 
 }  // namespace
 
-// Pieces with checksums are cut ahead of what the kernel has room for: those of a write are computed while the device is
-// busy, and the next reads begin before those of the last are looked at.
+// Pieces with checksums are cut ahead of what the kernel has room for: those of a write are computed while the device
+// is busy, and the next reads begin before those of the last are looked at.
 bool Ring::MayCut(const Slice& slice) const {
   if (free_.empty() || buffered_.size() >= kBufferedLimit) return false;
   return slice.operation->target().leased() || pieces_.size() - free_.size() < context_->depth();
@@ -208,8 +208,7 @@ bool Ring::FindBounce(Piece& piece) {
 
 IoResult<Buffer> Ring::TryBounce() {
   if (bounces_ == nullptr) {
-    auto made = BufferPool::Create(
-        {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
+    auto made = BufferPool::Create({.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
     if (!made.has_value()) {
       return IoError{ENOMEM, fmt::format("no memory for the {} MiB of bounce buffers that the operation takes: "
                                          "free some, or raise the limit of this process (ulimit -v)",

@@ -86,17 +86,19 @@ IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const Na
   for (const auto& [name, memory] : files) {
     if (memory.size() <= limit) continue;
     const std::string path = directory + "/" + name;
-    return IoError{EFBIG, fmt::format("{}: {} bytes are more than the process's limit of {} (RLIMIT_FSIZE)", path,
-                                      memory.size(), limit),
-                   path};
+    return IoError{
+        EFBIG,
+        fmt::format("{}: {} bytes are more than the process's limit of {} (RLIMIT_FSIZE)", path, memory.size(), limit),
+        path};
   }
   return folder;
 }
 
 IoResult<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files) {
   if (files.size() > lease::kMaximumFiles) {
-    return IoError{EINVAL, fmt::format("{}: {} files: one commit takes {} at most; save them in several calls",
-                                       directory, files.size(), lease::kMaximumFiles),
+    return IoError{EINVAL,
+                   fmt::format("{}: {} files: one commit takes {} at most; save them in several calls", directory,
+                               files.size(), lease::kMaximumFiles),
                    directory};
   }
   uint64_t body = sizeof(lease::CommitManyRequest);
@@ -105,21 +107,22 @@ IoResult<void> CheckOneCommit(const std::string& directory, std::span<const Name
     body += sizeof(lease::FileEntry) + name.size() + 1 + blocks * sizeof(uint32_t);
   }
   if (body <= lease::kMaximumBody) return {};
-  return IoError{EINVAL, fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; "
-                                     "save them in several calls",
-                                     directory, files.size(), body, lease::kMaximumBody),
+  return IoError{EINVAL,
+                 fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; "
+                             "save them in several calls",
+                             directory, files.size(), body, lease::kMaximumBody),
                  directory};
 }
 
 IoResult<void> CheckReplaceable(const Descriptor& folder, const std::string& directory,
                                 std::span<const NamedMemory> files) {
   constexpr unsigned kWanted = STATX_TYPE | STATX_MODE | STATX_UID;
-  struct statx around{};
+  struct statx around {};
   if (statx(folder.get(), "", AT_EMPTY_PATH, kWanted, &around) != 0) {
     return FailedAt(directory, "cannot look at the directory", errno);
   }
   for (const auto& file : files) {
-    struct statx old{};
+    struct statx old {};
     int why = 0;
     if (statx(folder.get(), file.name.c_str(), AT_SYMLINK_NOFOLLOW, kWanted, &old) == 0) {
       why = WhyNotReplaceable(around, old);

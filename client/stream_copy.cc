@@ -57,9 +57,7 @@ void StreamCopy(std::byte* to, const std::byte* from, size_t size) {
 
 #else
 
-void StreamCopy(std::byte* to, const std::byte* from, size_t size) {
-  std::memcpy(to, from, size);
-}
+void StreamCopy(std::byte* to, const std::byte* from, size_t size) { std::memcpy(to, from, size); }
 
 #endif
 

@@ -61,8 +61,8 @@ class Target {
   virtual void TakeNothingBack() {}
 
   // Whether transfers go past the filesystem, by a lease. Then whole blocks of kBlockSize are transferred, whatever the
-  // ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole of a
-  // read, and in a write what the buffered descriptor has to write.
+  // ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole of
+  // a read, and in a write what the buffered descriptor has to write.
   virtual bool leased() const { return false; }
   // Whether the bytes of a write have checksums that are computed here. The ring copies them first then, and sends the
   // copy: a program may change its memory at any time, and no other checksum is certain to be that of what was sent.

@@ -7,8 +7,6 @@
 namespace weightfs::client {
 
 // For mkostemp(3) and mkdtemp(3), which put characters of their own in the place of the last six.
-inline std::string TemporaryName(const std::string& start) {
-  return start + ".weightfs-" + std::string(6, 'X');
-}
+inline std::string TemporaryName(const std::string& start) { return start + ".weightfs-" + std::string(6, 'X'); }
 
 }  // namespace weightfs::client

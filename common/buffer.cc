@@ -39,21 +39,14 @@ Buffer& Buffer::operator=(Buffer other) noexcept {
 
 Buffer::~Buffer() {
   // Acquire and release: the next user of the slot sees everything that earlier holders did to it.
-  if (slot_ != nullptr && slot_->references.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    slot_->pool->Release(slot_);
+  if (slot_ != nullptr && slot_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slot_->pool->Release(slot_);
 }
 
-std::byte* Buffer::data() const {
-  return slot_->data;
-}
+std::byte* Buffer::data() const { return slot_->data; }
 
-ByteCount Buffer::size() const {
-  return slot_->pool->options_.buffer_size;
-}
+ByteCount Buffer::size() const { return slot_->pool->options_.buffer_size; }
 
-std::byte* Buffer::header() const {
-  return slot_->data - slot_->pool->options_.headroom.value;
-}
+std::byte* Buffer::header() const { return slot_->data - slot_->pool->options_.headroom.value; }
 
 BufferPool::BufferPool(const Options& options) : options_(options) {}
 
@@ -68,22 +61,21 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(const Options& options) {
   if (size == 0 || size % kBlockSize != 0 || options.count == 0 || options.headroom.value > kPageSize ||
       size > kLimit || options.count > kLimit / (size + kPageSize)) {
     return Error{ErrorCode::kInvalid,
-                 fmt::format("{}: {} buffers of {} bytes with {} bytes of headroom are not possible",
-                             options.name, options.count, size, options.headroom.value)};
+                 fmt::format("{}: {} buffers of {} bytes with {} bytes of headroom are not possible", options.name,
+                             options.count, size, options.headroom.value)};
   }
   std::unique_ptr<BufferPool> pool(new BufferPool(options));
   const size_t wanted = RoundUp(pool->stride() * options.count, kHugePageSize);
   // One huge page more than needed leaves room to begin on a huge page; what sticks out is given back.
-  void* mapped = mmap(nullptr, wanted + kHugePageSize, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped =
+      mmap(nullptr, wanted + kHugePageSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) {
     return Error{ErrorCode::kNoMemory,
-                 fmt::format("{}: cannot map {} MiB of buffers: {}; lower the buffer or cache size",
-                             options.name, wanted / kMiB, std::strerror(errno))};
+                 fmt::format("{}: cannot map {} MiB of buffers: {}; lower the buffer or cache size", options.name,
+                             wanted / kMiB, std::strerror(errno))};
   }
   auto* first = static_cast<std::byte*>(mapped);
-  const size_t before =
-      RoundUp(reinterpret_cast<uintptr_t>(first), kHugePageSize) - reinterpret_cast<uintptr_t>(first);
+  const size_t before = RoundUp(reinterpret_cast<uintptr_t>(first), kHugePageSize) - reinterpret_cast<uintptr_t>(first);
   if (before > 0) munmap(first, before);
   munmap(first + before + wanted, kHugePageSize - before);
   pool->arena_ = first + before;

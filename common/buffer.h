@@ -28,8 +28,8 @@ class Buffer {
   ~Buffer();
 
   explicit operator bool() const { return slot_ != nullptr; }
-  std::byte* data() const;        // page-aligned
-  ByteCount size() const;         // the pool's buffer_size
+  std::byte* data() const;  // page-aligned
+  ByteCount size() const;   // the pool's buffer_size
   std::span<std::byte> bytes() const { return {data(), size().value}; }
   // The pool's `headroom` bytes that end where data() begins.
   std::byte* header() const;
@@ -46,10 +46,10 @@ class Buffer {
 class BufferPool {
  public:
   struct Options {
-    ByteCount buffer_size{2 * kMiB};   // a multiple of kBlockSize
+    ByteCount buffer_size{2 * kMiB};  // a multiple of kBlockSize
     size_t count = 32;
-    ByteCount headroom{0};             // bytes kept before each buffer's first page, at most a page
-    const char* name = "buffers";      // for messages and statistics
+    ByteCount headroom{0};         // bytes kept before each buffer's first page, at most a page
+    const char* name = "buffers";  // for messages and statistics
   };
 
   // Maps the arena (2 MiB-aligned, MADV_HUGEPAGE); memory is touched only as buffers are first used. Without headroom
@@ -71,7 +71,7 @@ class BufferPool {
  private:
   friend class Buffer;
   explicit BufferPool(const Options& options);
-  size_t stride() const;   // bytes from one buffer to the next
+  size_t stride() const;  // bytes from one buffer to the next
   void Release(Buffer::Slot* slot) EXCLUDES(mutex_);
 
   const Options options_;
@@ -80,7 +80,7 @@ class BufferPool {
   std::unique_ptr<Buffer::Slot[]> slots_;
   mutable Mutex mutex_;
   std::condition_variable freed_;
-  std::vector<Buffer::Slot*> free_ GUARDED_BY(mutex_);   // last in, first out: the warmest memory first
+  std::vector<Buffer::Slot*> free_ GUARDED_BY(mutex_);  // last in, first out: the warmest memory first
 };
 
 }  // namespace weightfs

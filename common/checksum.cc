@@ -53,9 +53,7 @@ uint32_t AppendZeros(uint32_t state, uint64_t count) {
 
 uint32_t Crc32c(std::span<const std::byte> bytes) { return ~Run(~0U, bytes.data(), bytes.size()); }
 
-uint32_t Crc32cExtend(uint32_t crc, std::span<const std::byte> bytes) {
-  return ~Run(~crc, bytes.data(), bytes.size());
-}
+uint32_t Crc32cExtend(uint32_t crc, std::span<const std::byte> bytes) { return ~Run(~crc, bytes.data(), bytes.size()); }
 
 // Without the initial value and the final inversion a CRC is linear.
 uint32_t Crc32cContribution(std::span<const std::byte> part, uint64_t behind) {

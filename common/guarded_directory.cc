@@ -17,12 +17,12 @@ namespace {
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
 
 Error SystemError(const std::string& path, int error) {
-  const auto code = error == ENOENT                       ? ErrorCode::kNotFound
-                    : error == EACCES || error == EPERM   ? ErrorCode::kAccess
-                    : error == EROFS                      ? ErrorCode::kReadOnly
-                    : error == ENOSPC || error == EDQUOT  ? ErrorCode::kNoSpace
-                    : error == ENOTDIR                    ? ErrorCode::kNotDirectory
-                                                          : ErrorCode::kIo;
+  const auto code = error == ENOENT                      ? ErrorCode::kNotFound
+                    : error == EACCES || error == EPERM  ? ErrorCode::kAccess
+                    : error == EROFS                     ? ErrorCode::kReadOnly
+                    : error == ENOSPC || error == EDQUOT ? ErrorCode::kNoSpace
+                    : error == ENOTDIR                   ? ErrorCode::kNotDirectory
+                                                         : ErrorCode::kIo;
   return {code, fmt::format("{}: {}", path, std::strerror(error))};
 }
 
@@ -97,7 +97,7 @@ Result<Descriptor> GuardedDirectory::OpenFile(const std::string& name, int flags
     if (!checked.has_value() && (!missing || (flags & O_CREAT) == 0)) return checked.error();
     const int way = missing ? safe | O_EXCL : safe & ~O_CREAT;
     Descriptor file(openat(descriptor_.get(), name.c_str(), way, S_IRUSR | S_IWUSR));
-    if (!file && errno == (missing ? EEXIST : ENOENT)) continue;   // made or removed since the check
+    if (!file && errno == (missing ? EEXIST : ENOENT)) continue;  // made or removed since the check
     if (!file && errno == ELOOP) return WrongType(path, S_IFLNK, "a regular file");
     struct stat status = {};
     if (!file || fstat(file.get(), &status) != 0) return SystemError(path, errno);
@@ -151,7 +151,7 @@ Result<std::vector<std::string>> GuardedDirectory::ListFiles() const {
     const std::string name = entry->d_name;
     if (name == "." || name == ".." || name == "lost+found") continue;
     const auto checked = CheckFile(name);
-    if (!checked.has_value() && checked.error().code == ErrorCode::kNotFound) continue;   // removed since
+    if (!checked.has_value() && checked.error().code == ErrorCode::kNotFound) continue;  // removed since
     RETURN_IF_ERROR(checked);
     names.push_back(name);
   }
@@ -184,7 +184,7 @@ void GuardedDirectory::RestrictFile(const std::string& name) const {
   if (!file || fstat(file.get(), &status) != 0 || !CheckStatus(name, status).has_value()) return;
   GiveToOwner(PathOf(name), file.get());
   if ((status.st_mode & kOthers) == 0) return;
-  const std::string self = fmt::format("/proc/self/fd/{}", file.get());   // fchmod(2) refuses such a descriptor
+  const std::string self = fmt::format("/proc/self/fd/{}", file.get());  // fchmod(2) refuses such a descriptor
   if (chmod(self.c_str(), status.st_mode & 07777 & ~kOthers) != 0) {
     spdlog::warn("{}: other users may open it: chmod 0600: {}", PathOf(name), std::strerror(errno));
   }

@@ -57,7 +57,7 @@ class GuardedDirectory {
   void GiveToOwner(const std::string& path, int descriptor) const;
 
   std::string path_;
-  Descriptor descriptor_;   // O_PATH
+  Descriptor descriptor_;  // O_PATH
   uid_t owner_;
   gid_t group_;
 };

@@ -11,7 +11,7 @@ namespace weightfs {
 
 struct MemoryLimit {
   ByteCount size;
-  std::string source;   // "this machine", or the file of the cgroup that limits it
+  std::string source;  // "this machine", or the file of the cgroup that limits it
 };
 
 // The memory of the machine, or the smallest limit of the cgroups (v1 or v2) that this process is in. `root` replaces

@@ -13,13 +13,13 @@ namespace weightfs {
 struct MountUser {
   pid_t process = 0;
   std::string command;
-  std::string reason;    // "/mnt/t/model.pt (open)", "/mnt/t (working directory)", …
-  std::string path;      // below /proc: leads to what it uses, whatever is mounted where by now
+  std::string reason;  // "/mnt/t/model.pt (open)", "/mnt/t (working directory)", …
+  std::string path;    // below /proc: leads to what it uses, whatever is mounted where by now
 };
 
 struct MountUsers {
-  std::vector<MountUser> users;   // without the calling process
-  bool complete = true;           // false: some processes may not be looked at by this user
+  std::vector<MountUser> users;  // without the calling process
+  bool complete = true;          // false: some processes may not be looked at by this user
 };
 
 // Looks through /proc for open files, directories and mappings of the superblock `device` ("MAJOR:MINOR"), also after

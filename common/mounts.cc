@@ -173,8 +173,8 @@ std::optional<MountEntry> TopMountOn(const std::string& path) {
   const auto mounts = ReadMounts();
   if (!mounts.has_value()) return std::nullopt;
   // A later line is mounted over an earlier one.
-  const auto top = std::find_if(mounts->rbegin(), mounts->rend(),
-                                [&](const MountEntry& mount) { return mount.directory == path; });
+  const auto top =
+      std::find_if(mounts->rbegin(), mounts->rend(), [&](const MountEntry& mount) { return mount.directory == path; });
   return top == mounts->rend() ? std::nullopt : std::optional(*top);
 }
 

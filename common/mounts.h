@@ -15,14 +15,14 @@ namespace weightfs {
 
 // One line of /proc/PID/mountinfo, escapes undone.
 struct MountEntry {
-  int id = 0;              // unique on the machine while the mount exists
-  std::string device;      // "MAJOR:MINOR", the st_dev of its files: one for each superblock, also under bind mounts
-  std::string root;        // the part of the filesystem that is mounted: "/", or less for a bind mount
-  std::string directory;   // where, as the process sees it; a file for a bind mount of a file
-  std::string type;        // "fuse.weightfs"
-  std::string source;      // the store's directory, as its daemon sees it
-  std::string flags;       // of this mount: "rw,nosuid,…"
-  std::string options;     // of the superblock
+  int id = 0;             // unique on the machine while the mount exists
+  std::string device;     // "MAJOR:MINOR", the st_dev of its files: one for each superblock, also under bind mounts
+  std::string root;       // the part of the filesystem that is mounted: "/", or less for a bind mount
+  std::string directory;  // where, as the process sees it; a file for a bind mount of a file
+  std::string type;       // "fuse.weightfs"
+  std::string source;     // the store's directory, as its daemon sees it
+  std::string flags;      // of this mount: "rw,nosuid,…"
+  std::string options;    // of the superblock
 };
 
 bool IsWeightfs(const MountEntry& mount);
@@ -47,7 +47,7 @@ struct NamespaceMounts {
 
 struct MountsElsewhere {
   std::vector<NamespaceMounts> namespaces;
-  bool complete = true;   // false: the mount table of some process may not be read by this user
+  bool complete = true;  // false: the mount table of some process may not be read by this user
 };
 
 // Who else has a superblock mounted: looks through the mount tables of all processes, but for this process's own

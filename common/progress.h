@@ -11,17 +11,17 @@ namespace weightfs {
 struct Progress {
   enum class Unit : unsigned char {
     kBytes,
-    kItems,   // of the kind that `items` names
-    kParts,   // of the operation: they mean nothing to the user
+    kItems,  // of the kind that `items` names
+    kParts,  // of the operation: they mean nothing to the user
   };
 
-  std::string_view step = {};    // the work under way, e.g. "reading data"; valid during the call
-  uint64_t done = 0;             // of `total`
-  uint64_t total = 0;            // 0: unknown
+  std::string_view step = {};  // the work under way, e.g. "reading data"; valid during the call
+  uint64_t done = 0;           // of `total`
+  uint64_t total = 0;          // 0: unknown
   Unit unit = Unit::kBytes;
-  std::string_view items = {};   // plural, e.g. "repairs"
-  unsigned pass = 1;             // counts from 1; every pass has its own `done` and `total`
-  unsigned passes = 1;           // at most
+  std::string_view items = {};  // plural, e.g. "repairs"
+  unsigned pass = 1;            // counts from 1; every pass has its own `done` and `total`
+  unsigned passes = 1;          // at most
 };
 
 // Called on the thread that called the operation; may be empty.

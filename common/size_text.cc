@@ -12,8 +12,7 @@ namespace weightfs {
 
 Result<ByteCount> ParseSize(std::string_view text) {
   const auto refuse = [&](std::string_view why) {
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("'{}' is not a size ({}); write e.g. 64M, 8G or 1.5T", text, why)};
+    return Error{ErrorCode::kInvalid, fmt::format("'{}' is not a size ({}); write e.g. 64M, 8G or 1.5T", text, why)};
   };
   double number = 0;
   const char* end = text.data() + text.size();
@@ -46,7 +45,8 @@ std::string FormatSize(ByteCount size) {
     value /= 1024;
     ++unit;
   }
-  return unit == 0 ? fmt::format("{} B", size.value) : fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, kNames[unit]);
+  return unit == 0 ? fmt::format("{} B", size.value)
+                   : fmt::format("{:.{}f} {}", value, value < 10 ? 2 : 1, kNames[unit]);
 }
 
 }  // namespace weightfs

@@ -16,8 +16,14 @@ struct Amount {
   constexpr auto operator<=>(const Amount&) const = default;
   constexpr Amount operator+(Amount other) const { return {value + other.value}; }
   constexpr Amount operator-(Amount other) const { return {value - other.value}; }
-  constexpr Amount& operator+=(Amount other) { value += other.value; return *this; }
-  constexpr Amount& operator-=(Amount other) { value -= other.value; return *this; }
+  constexpr Amount& operator+=(Amount other) {
+    value += other.value;
+    return *this;
+  }
+  constexpr Amount& operator-=(Amount other) {
+    value -= other.value;
+    return *this;
+  }
 };
 
 // A place measured in the unit of `A`.
@@ -27,15 +33,18 @@ struct Position {
   constexpr auto operator<=>(const Position&) const = default;
   constexpr Position operator+(A distance) const { return {value + distance.value}; }
   constexpr Position operator-(A distance) const { return {value - distance.value}; }
-  constexpr Position& operator+=(A distance) { value += distance.value; return *this; }
+  constexpr Position& operator+=(A distance) {
+    value += distance.value;
+    return *this;
+  }
   constexpr A operator-(Position other) const { return {value - other.value}; }
 };
 
 using ByteCount = Amount<struct ByteTag>;
-using BlockCount = Amount<struct BlockTag>;                                 // blocks of kBlockSize
-using ByteOffset = Position<struct ByteOffsetTag, ByteCount>;               // in a file or on a device
-using FileBlock = Position<struct FileBlockTag, BlockCount>;                // block index inside a file
-using DeviceBlock = Position<struct DeviceBlockTag, BlockCount>;            // block index on a device
+using BlockCount = Amount<struct BlockTag>;                       // blocks of kBlockSize
+using ByteOffset = Position<struct ByteOffsetTag, ByteCount>;     // in a file or on a device
+using FileBlock = Position<struct FileBlockTag, BlockCount>;      // block index inside a file
+using DeviceBlock = Position<struct DeviceBlockTag, BlockCount>;  // block index on a device
 
 struct InodeId {
   uint64_t value = 0;

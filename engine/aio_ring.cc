@@ -47,16 +47,14 @@ std::string ReadSysctl(const char* path) {
 
 Error SetupError(const AioRing::Options& options, int error_number) {
   if (error_number != EAGAIN) {
-    return {ErrorCode::kIo,
-            fmt::format("{}: io_setup for {} requests failed: {}; check that the kernel has libaio",
-                        options.path, options.queue_depth, std::strerror(error_number))};
+    return {ErrorCode::kIo, fmt::format("{}: io_setup for {} requests failed: {}; check that the kernel has libaio",
+                                        options.path, options.queue_depth, std::strerror(error_number))};
   }
   return {ErrorCode::kAgain,
-          fmt::format(
-              "{}: no room for {} asynchronous requests: fs.aio-max-nr is {} and {} are taken; raise it with "
-              "'sysctl -w fs.aio-max-nr=1048576' or lower the queue depth",
-              options.path, options.queue_depth, ReadSysctl("/proc/sys/fs/aio-max-nr"),
-              ReadSysctl("/proc/sys/fs/aio-nr"))};
+          fmt::format("{}: no room for {} asynchronous requests: fs.aio-max-nr is {} and {} are taken; raise it with "
+                      "'sysctl -w fs.aio-max-nr=1048576' or lower the queue depth",
+                      options.path, options.queue_depth, ReadSysctl("/proc/sys/fs/aio-max-nr"),
+                      ReadSysctl("/proc/sys/fs/aio-nr"))};
 }
 
 }  // namespace
@@ -242,8 +240,7 @@ bool AioRing::Impl::TakeBackLocked(std::span<iocb* const> left, int error_number
   if (first_failed) {
     Slot& slot = *static_cast<Slot*>(left[0]->data);
     const IoRequest& request = *slot.request;
-    FinishLocked(slot,
-                 ReportIoError(NameOf(request), request.offset, request.size, options_.path, error_number));
+    FinishLocked(slot, ReportIoError(NameOf(request), request.offset, request.size, options_.path, error_number));
     Wake();
   }
   if (error_number != EAGAIN) return true;
@@ -271,16 +268,15 @@ void AioRing::Impl::ReapLocked(Slot& slot, int64_t transferred) {
   const ByteOffset at = request.offset + ByteCount{slot.done};
   const ByteCount wanted{request.size.value - slot.done};
   if (transferred < 0) {
-    FinishLocked(slot,
-                 ReportIoError(NameOf(request), at, wanted, options_.path, static_cast<int>(-transferred)));
+    FinishLocked(slot, ReportIoError(NameOf(request), at, wanted, options_.path, static_cast<int>(-transferred)));
     return;
   }
   if (static_cast<uint64_t>(transferred) >= wanted.value) return FinishLocked(slot, {});
   // Short: the rest goes again from the last whole block on.
   const uint64_t progress = RoundDown(static_cast<uint64_t>(transferred), kBlockSize);
   if (progress == 0) {
-    spdlog::error("{} of {} bytes at offset {} of {} stopped after {} bytes: is the device truncated?",
-                  NameOf(request), wanted.value, at.value, options_.path, transferred);
+    spdlog::error("{} of {} bytes at offset {} of {} stopped after {} bytes: is the device truncated?", NameOf(request),
+                  wanted.value, at.value, options_.path, transferred);
     FinishLocked(slot, ErrorCode::kIo);
     return;
   }
@@ -342,8 +338,7 @@ size_t AioRing::Impl::WaitForEvents(std::span<io_event> events) {
     pause = pause || (in_kernel_ == 0 && !ready_.empty());
   }
   timespec timeout = kRetryPause;
-  const int rc =
-      io_getevents(context_, 1, static_cast<long>(events.size()), events.data(), pause ? &timeout : nullptr);
+  const int rc = io_getevents(context_, 1, static_cast<long>(events.size()), events.data(), pause ? &timeout : nullptr);
   if (rc >= 0) return static_cast<size_t>(rc);
   if (rc != -EINTR) {
     // Only a context that is not ours fails so; without events no request would ever end.
@@ -379,20 +374,12 @@ AioRing::AioRing(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 AioRing::~AioRing() = default;
 
-void AioRing::Submit(std::span<IoRequest* const> requests) {
-  impl_->Submit(requests);
-}
+void AioRing::Submit(std::span<IoRequest* const> requests) { impl_->Submit(requests); }
 
-void AioRing::Drain() {
-  impl_->Drain();
-}
+void AioRing::Drain() { impl_->Drain(); }
 
-uint64_t AioRing::submitted() const {
-  return impl_->submitted();
-}
+uint64_t AioRing::submitted() const { return impl_->submitted(); }
 
-void AioRing::Reject(IoRequest* request, ErrorCode code) {
-  impl_->Reject(request, code);
-}
+void AioRing::Reject(IoRequest* request, ErrorCode code) { impl_->Reject(request, code); }
 
 }  // namespace weightfs

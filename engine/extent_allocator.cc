@@ -25,12 +25,12 @@ constexpr int kMaxSearches = 16;
 
 // The places where a request may be served, from the one that spoils least.
 enum class Place {
-  kAlignedClass,   // a chunk of the size class of the request
-  kAlignedSplit,   // a larger chunk, broken up
-  kAlignedPart,    // fewer blocks than wanted
-  kSlack,          // a small chunk, or the unaligned end of a large one
-  kPlainSplit,     // a large chunk, broken up
-  kPlainPart,      // fewer blocks than wanted
+  kAlignedClass,  // a chunk of the size class of the request
+  kAlignedSplit,  // a larger chunk, broken up
+  kAlignedPart,   // fewer blocks than wanted
+  kSlack,         // a small chunk, or the unaligned end of a large one
+  kPlainSplit,    // a large chunk, broken up
+  kPlainPart,     // fewer blocks than wanted
 };
 constexpr std::array kAlignedOrder{Place::kAlignedClass, Place::kAlignedSplit, Place::kAlignedPart,
                                    Place::kSlack,        Place::kPlainSplit,   Place::kPlainPart};
@@ -47,9 +47,7 @@ struct Demand {
 // lock whether to come; a stale answer costs a useless visit, or a group missed that Allocate comes back to.
 class alignas(64) Group {
  public:
-  Group(uint32_t alignment, FreeExtent space) : alignment_(alignment), tree_(alignment) {
-    AddLocked(space);
-  }
+  Group(uint32_t alignment, FreeExtent space) : alignment_(alignment), tree_(alignment) { AddLocked(space); }
 
   Mutex& mutex() { return mutex_; }
   const FreeExtentTree& tree() const REQUIRES(mutex_) { return tree_; }
@@ -163,8 +161,10 @@ std::optional<FreeExtent> Group::ChooseLocked(Place place, const Demand& demand)
 // A lock that may fail to be taken is beyond the analysis.
 std::optional<FreeExtent> Group::Take(Place place, const Demand& demand, bool wait) NO_THREAD_SAFETY_ANALYSIS {
   std::unique_lock<std::mutex> lock(mutex_.native(), std::defer_lock);
-  if (wait) lock.lock();
-  else if (!lock.try_lock()) return std::nullopt;
+  if (wait)
+    lock.lock();
+  else if (!lock.try_lock())
+    return std::nullopt;
   const auto run = ChooseLocked(place, demand);
   if (run) RemoveLocked(*run);
   return run;
@@ -231,12 +231,12 @@ class GroupedExtentAllocator final : public ExtentAllocator {
 
   const BlockRun space_;
   const uint64_t alignment_;
-  const uint64_t base_;           // start of the first group: the space's start rounded down, so that offsets in
-                                  // groups are aligned where blocks are
-  const uint64_t group_blocks_;   // a multiple of the alignment
+  const uint64_t base_;          // start of the first group: the space's start rounded down, so that offsets in
+                                 // groups are aligned where blocks are
+  const uint64_t group_blocks_;  // a multiple of the alignment
   std::vector<std::unique_ptr<Group>> groups_;
   alignas(64) std::atomic<uint64_t> free_blocks_;
-  std::atomic<uint64_t> frees_{0};   // Free calls done; advanced after their blocks are published
+  std::atomic<uint64_t> frees_{0};  // Free calls done; advanced after their blocks are published
 };
 
 class GroupedExtentAllocator::RangeLock {
@@ -256,8 +256,7 @@ class GroupedExtentAllocator::RangeLock {
   std::span<std::unique_ptr<Group>> groups_;
 };
 
-GroupedExtentAllocator::GroupedExtentAllocator(const Options& options, uint64_t group_blocks,
-                                               uint64_t group_count)
+GroupedExtentAllocator::GroupedExtentAllocator(const Options& options, uint64_t group_blocks, uint64_t group_count)
     : space_(options.space),
       alignment_(options.alignment.value),
       base_(RoundDown(options.space.start.value, options.alignment.value)),
@@ -369,8 +368,8 @@ Result<void> GroupedExtentAllocator::MarkUsed(BlockRun run) {
                  fmt::format("{} blocks from {} on lie outside the device's space of {} blocks from {} on",
                              run.count.value, run.start.value, space_.count.value, space_.start.value)};
   if (!RemoveAll(run))
-    return Error{ErrorCode::kCorrupt, fmt::format("{} blocks from {} on are in part claimed already",
-                                                  run.count.value, run.start.value)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{} blocks from {} on are in part claimed already", run.count.value, run.start.value)};
   free_blocks_.fetch_sub(run.count.value, std::memory_order_relaxed);
   return {};
 }
@@ -378,14 +377,14 @@ Result<void> GroupedExtentAllocator::MarkUsed(BlockRun run) {
 Result<void> GroupedExtentAllocator::Free(BlockRun run) {
   if (run.count.value == 0) return {};
   if (!InSpace(run))
-    return Error{ErrorCode::kCorrupt, fmt::format("{} freed blocks from {} on lie outside the space",
-                                                  run.count.value, run.start.value)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{} freed blocks from {} on lie outside the space", run.count.value, run.start.value)};
   // Counted before another thread can take them again, lest the sum fall below zero.
   free_blocks_.fetch_add(run.count.value, std::memory_order_relaxed);
   if (!AddAll(run)) {
     free_blocks_.fetch_sub(run.count.value, std::memory_order_relaxed);
-    return Error{ErrorCode::kCorrupt, fmt::format("{} freed blocks from {} on are in part free already",
-                                                  run.count.value, run.start.value)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{} freed blocks from {} on are in part free already", run.count.value, run.start.value)};
   }
   frees_.fetch_add(1, std::memory_order_release);
   return {};
@@ -408,11 +407,10 @@ Result<uint64_t> GroupBlocks(const ExtentAllocator::Options& options) {
   if (count == 0 || count > kMaxGroups * kMaxGroupBlocks || start > std::numeric_limits<uint64_t>::max() / 2)
     return Error{ErrorCode::kInvalid, fmt::format("a device of {} blocks cannot be allocated from", count)};
   if (options.groups > kMaxGroups)
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("{} allocation groups are more than {}", options.groups, kMaxGroups)};
+    return Error{ErrorCode::kInvalid, fmt::format("{} allocation groups are more than {}", options.groups, kMaxGroups)};
   const uint64_t total = count + start % alignment;
-  const uint64_t groups = options.groups != 0 ? options.groups
-                                              : std::clamp<uint64_t>(total / kMinGroupBlocks, 1, kMaxGroups);
+  const uint64_t groups =
+      options.groups != 0 ? options.groups : std::clamp<uint64_t>(total / kMinGroupBlocks, 1, kMaxGroups);
   const uint64_t group_blocks = RoundUp((total + groups - 1) / groups, alignment);
   if (group_blocks > kMaxGroupBlocks)
     return Error{ErrorCode::kInvalid, fmt::format("{} allocation groups are too few for {} blocks", groups, count)};
@@ -425,8 +423,7 @@ Result<std::unique_ptr<ExtentAllocator>> ExtentAllocator::Create(const Options& 
   ASSIGN_OR_RETURN(const uint64_t group_blocks, GroupBlocks(options));
   const uint64_t total = options.space.count.value + options.space.start.value % options.alignment.value;
   const uint64_t group_count = (total + group_blocks - 1) / group_blocks;
-  return std::unique_ptr<ExtentAllocator>(
-      std::make_unique<GroupedExtentAllocator>(options, group_blocks, group_count));
+  return std::unique_ptr<ExtentAllocator>(std::make_unique<GroupedExtentAllocator>(options, group_blocks, group_count));
 }
 
 }  // namespace weightfs

@@ -26,26 +26,26 @@ struct BlockRun {
 class ExtentAllocator {
  public:
   struct Options {
-    BlockRun space;                  // the allocatable blocks: all free at first; not empty
-    BlockCount alignment{512};       // large runs start on a multiple of this (2 MiB); a power of two, at most 2^16
-    unsigned groups = 0;             // at most so many; 0: chosen from the size, 1 to 64
+    BlockRun space;             // the allocatable blocks: all free at first; not empty
+    BlockCount alignment{512};  // large runs start on a multiple of this (2 MiB); a power of two, at most 2^16
+    unsigned groups = 0;        // at most so many; 0: chosen from the size, 1 to 64
   };
 
   struct Request {
-    BlockCount count;                          // wanted; more than 0
-    BlockCount minimum{1};                     // the shortest run worth returning; at most `count`
-    std::optional<DeviceBlock> after;          // prefer the run that begins here (a file's last extent)
-    bool aligned = false;                      // the run begins on `alignment`; without an aligned one of `minimum`
-                                               // blocks, and of one alignment unless `count` is less, the search
-                                               // falls back to unaligned runs
-    unsigned group_hint = 0;                   // spreads unrelated files: taken modulo the number of groups
+    BlockCount count;                  // wanted; more than 0
+    BlockCount minimum{1};             // the shortest run worth returning; at most `count`
+    std::optional<DeviceBlock> after;  // prefer the run that begins here (a file's last extent)
+    bool aligned = false;              // the run begins on `alignment`; without an aligned one of `minimum`
+                                       // blocks, and of one alignment unless `count` is less, the search
+                                       // falls back to unaligned runs
+    unsigned group_hint = 0;           // spreads unrelated files: taken modulo the number of groups
   };
 
   struct Statistics {
     BlockCount free;
     uint64_t free_extents = 0;
     BlockCount largest_free;
-    ByteCount memory;                          // of the index
+    ByteCount memory;  // of the index
   };
 
   // kInvalid for an empty or overflowing space, an alignment or a number of groups out of range, or groups of
@@ -68,7 +68,7 @@ class ExtentAllocator {
   // (kCorrupt) and changes nothing.
   virtual Result<void> Free(BlockRun run) = 0;
 
-  virtual BlockCount free_blocks() const = 0;   // exact when no call is under way; O(1)
+  virtual BlockCount free_blocks() const = 0;  // exact when no call is under way; O(1)
   virtual Statistics statistics() const = 0;
 };
 

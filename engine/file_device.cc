@@ -100,7 +100,8 @@ Error Errno(const std::string& path, std::string_view doing, int error_number) {
   return OpenError(ErrorCode::kIo, path, fmt::format("{}: {}", doing, std::strerror(error_number)));
 }
 
-// What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor and transfer.
+// What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor and
+// transfer.
 struct flock WriterLock(short type, uint64_t writer) {
   struct flock lock = {};
   lock.l_type = type;
@@ -125,8 +126,7 @@ class FileDevice::Impl {
   ~Impl() {
     WaitUntilIdle();
     rings_.clear();  // they use the descriptor
-    if (descriptor_ >= 0 && close(descriptor_) != 0)
-      spdlog::error("closing {}: {}", path_, std::strerror(errno));
+    if (descriptor_ >= 0 && close(descriptor_) != 0) spdlog::error("closing {}: {}", path_, std::strerror(errno));
   }
 
   Result<void> Open() {
@@ -224,8 +224,7 @@ class FileDevice::Impl {
     struct stat status = {};
     if (!found || fstat(found.get(), &status) != 0) {
       if (errno == ENOENT || errno == ENOTDIR) {
-        return OpenError(ErrorCode::kNotFound, path_,
-                         "no such file or device; check the path of the pool device");
+        return OpenError(ErrorCode::kNotFound, path_, "no such file or device; check the path of the pool device");
       }
       return Errno(path_, "cannot look at the pool device", errno);
     }
@@ -244,8 +243,7 @@ class FileDevice::Impl {
       descriptor_ = open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0));
     }
     if (descriptor_ < 0 && errno == EINVAL && options_.direct) {
-      spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower",
-                   path_);
+      spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower", path_);
       descriptor_ = open(self.c_str(), flags);
     }
     if (descriptor_ >= 0) return {};
@@ -265,8 +263,8 @@ class FileDevice::Impl {
     if (!options_.exclusive) return {};
     while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return Errno(path_, "cannot lock the pool device", errno);
-      const auto limit = OnlyLookedAt() ? std::max<std::chrono::milliseconds>(kLookersLimit, options_.lock_wait)
-                                        : options_.lock_wait;
+      const auto limit =
+          OnlyLookedAt() ? std::max<std::chrono::milliseconds>(kLookersLimit, options_.lock_wait) : options_.lock_wait;
       if (std::chrono::steady_clock::now() - start_ >= limit) {
         return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
       }
@@ -282,7 +280,8 @@ class FileDevice::Impl {
     if (lock.l_type == F_UNLCK) return {};
     return OpenError(ErrorCode::kBusy, path_,
                      fmt::format("a program still holds leases for writing on it from an earlier mount; end it "
-                                 "('fuser -v {}' shows it)", ShellQuote(path_)));
+                                 "('fuser -v {}' shows it)",
+                                 ShellQuote(path_)));
   }
 
   Result<void> Measure() {
@@ -293,9 +292,8 @@ class FileDevice::Impl {
         return Errno(path_, "cannot read the size of the device", errno);
       }
       if (sector < 0 || static_cast<uint64_t>(sector) > kBlockSize) {
-        return OpenError(
-            ErrorCode::kIo, path_,
-            fmt::format("its sectors of {} bytes are larger than a block of {}", sector, kBlockSize));
+        return OpenError(ErrorCode::kIo, path_,
+                         fmt::format("its sectors of {} bytes are larger than a block of {}", sector, kBlockSize));
       }
     } else {
       struct stat status = {};
@@ -313,9 +311,8 @@ class FileDevice::Impl {
     const bool aligned = offset % kBlockSize == 0 && size % kBlockSize == 0 &&
                          reinterpret_cast<uintptr_t>(request.data) % kBlockSize == 0;
     if (!aligned || offset > size_.value || size > size_.value - offset) {
-      spdlog::critical(
-          "{}: a request of {} bytes at offset {} of {} bytes is not aligned or not inside (our bug)", path_,
-          size, offset, size_.value);
+      spdlog::critical("{}: a request of {} bytes at offset {} of {} bytes is not aligned or not inside (our bug)",
+                       path_, size, offset, size_.value);
       return ErrorCode::kInvalid;
     }
     if (options_.read_only && request.operation == IoRequest::Operation::kWrite) return ErrorCode::kReadOnly;
@@ -341,29 +338,13 @@ Result<std::unique_ptr<FileDevice>> FileDevice::Open(const std::string& path, co
 FileDevice::FileDevice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 FileDevice::~FileDevice() = default;
 
-ByteCount FileDevice::size() const {
-  return impl_->size();
-}
-std::string_view FileDevice::path() const {
-  return impl_->path();
-}
-void FileDevice::Submit(std::span<IoRequest* const> requests) {
-  impl_->Submit(requests);
-}
-Result<void> FileDevice::Flush() {
-  return impl_->Flush();
-}
-Result<int> FileDevice::OpenAgain(bool write, uint64_t writer) const {
-  return impl_->OpenAgain(write, writer);
-}
-Result<bool> FileDevice::HasWriter(uint64_t writer) const {
-  return impl_->HasWriter(writer);
-}
-int FileDevice::descriptor() const {
-  return impl_->descriptor();
-}
-bool FileDevice::is_block_device() const {
-  return impl_->is_block_device();
-}
+ByteCount FileDevice::size() const { return impl_->size(); }
+std::string_view FileDevice::path() const { return impl_->path(); }
+void FileDevice::Submit(std::span<IoRequest* const> requests) { impl_->Submit(requests); }
+Result<void> FileDevice::Flush() { return impl_->Flush(); }
+Result<int> FileDevice::OpenAgain(bool write, uint64_t writer) const { return impl_->OpenAgain(write, writer); }
+Result<bool> FileDevice::HasWriter(uint64_t writer) const { return impl_->HasWriter(writer); }
+int FileDevice::descriptor() const { return impl_->descriptor(); }
+bool FileDevice::is_block_device() const { return impl_->is_block_device(); }
 
 }  // namespace weightfs

@@ -18,13 +18,13 @@ namespace weightfs {
 class FileDevice final : public BlockDevice {
  public:
   struct Options {
-    unsigned queue_depth = 256;   // iocbs in flight a ring
+    unsigned queue_depth = 256;  // iocbs in flight a ring
     unsigned rings = 1;
     bool read_only = false;
-    bool direct = true;           // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)
-    bool follow_links = true;     // of the last part of the path; false: such a link is no device (kIo)
-    bool exclusive = true;        // flock (and O_EXCL on a block device): kBusy names the path when it is taken
-    std::chrono::milliseconds lock_wait{0};   // for a holder that was killed and is just ending
+    bool direct = true;        // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)
+    bool follow_links = true;  // of the last part of the path; false: such a link is no device (kIo)
+    bool exclusive = true;     // flock (and O_EXCL on a block device): kBusy names the path when it is taken
+    std::chrono::milliseconds lock_wait{0};  // for a holder that was killed and is just ending
   };
 
   // Opens `path`. Errors are full lines: missing (kNotFound), taken (kBusy), aio-max-nr exhausted (kAgain, naming
@@ -34,15 +34,15 @@ class FileDevice final : public BlockDevice {
   // Waits for every request in flight.
   ~FileDevice() override;
 
-  ByteCount size() const override;   // a multiple of kBlockSize, rounded down
+  ByteCount size() const override;  // a multiple of kBlockSize, rounded down
   std::string_view path() const override;
   void Submit(std::span<IoRequest* const> requests) override;
-  Result<void> Flush() override;     // fdatasync; kIo when the file was deleted meanwhile
+  Result<void> Flush() override;  // fdatasync; kIo when the file was deleted meanwhile
 
   // A descriptor of its own of the same file or device (O_DIRECT as here, close-on-exec), to be passed to others; the
-  // caller closes it. One for writing carries a lock on the byte `writer` for as long as anybody has a copy or a transfer
-  // of it is under way, also after the end of this process: until then Open refuses the device to whoever wants to write
-  // (kBusy), for a write may still be on its way.
+  // caller closes it. One for writing carries a lock on the byte `writer` for as long as anybody has a copy or a
+  // transfer of it is under way, also after the end of this process: until then Open refuses the device to whoever
+  // wants to write (kBusy), for a write may still be on its way.
   Result<int> OpenAgain(bool write, uint64_t writer = 0) const;
   // Whether a descriptor of that writer is left anywhere.
   Result<bool> HasWriter(uint64_t writer) const;

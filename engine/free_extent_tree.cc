@@ -25,8 +25,7 @@ uint32_t Priority(uint32_t index) {
 
 }  // namespace
 
-FreeExtentTree::FreeExtentTree(uint32_t alignment)
-    : alignment_(alignment), small_classes_(Log2(alignment) + 1) {
+FreeExtentTree::FreeExtentTree(uint32_t alignment) : alignment_(alignment), small_classes_(Log2(alignment) + 1) {
   assert(std::has_single_bit(alignment) && alignment <= kMaxAlignment);
   chunks_.push_back(std::make_unique<Node[]>(kChunkNodes));
 }
@@ -77,8 +76,7 @@ uint32_t FreeExtentTree::AlignedClassBit(uint32_t count, uint32_t alignment) {
 FreeExtentTree::Summary FreeExtentTree::Describe(FreeExtent extent) const {
   const FreeExtent aligned = AlignedPart(extent);
   uint32_t slack = extent.length;
-  if (aligned.length >= alignment_)
-    slack = std::max(aligned.start - extent.start, extent.end() & (alignment_ - 1));
+  if (aligned.length >= alignment_) slack = std::max(aligned.start - extent.start, extent.end() & (alignment_ - 1));
   return {extent.length, aligned.length, slack, 1u << ClassOf(extent)};
 }
 
@@ -320,8 +318,7 @@ std::optional<FreeExtent> FreeExtentTree::FindAligned(uint32_t count, bool tight
     if (const Index index = SearchClass(root_, Log2(bit), count, nodes_left)) return At(index).extent;
     // Every member of a higher class holds the count.
     const uint32_t higher = summary().classes & ~(bit | (bit - 1));
-    if (!tight && higher != 0)
-      return ExtentOf(FirstOfClass(static_cast<unsigned>(std::countr_zero(higher))));
+    if (!tight && higher != 0) return ExtentOf(FirstOfClass(static_cast<unsigned>(std::countr_zero(higher))));
   }
   if (tight) return std::nullopt;
   return ExtentOf(FirstWith<&Summary::longest_aligned>(count));

@@ -79,7 +79,7 @@ class FreeExtentTree {
   static uint32_t AlignedClassBit(uint32_t count, uint32_t alignment);
 
  private:
-  using Index = uint32_t;   // in the pool; node 0 is the empty subtree, with a summary of zeros
+  using Index = uint32_t;  // in the pool; node 0 is the empty subtree, with a summary of zeros
 
   struct alignas(32) Node {
     FreeExtent extent;
@@ -134,13 +134,13 @@ class FreeExtentTree {
   std::optional<FreeExtent> ExtentOf(Index index) const;
 
   const uint32_t alignment_;
-  const unsigned small_classes_;   // classes below this number are small
+  const unsigned small_classes_;  // classes below this number are small
   Index root_ = 0;
-  Index unused_ = 0;               // list of nodes to use again, linked by `left`
+  Index unused_ = 0;  // list of nodes to use again, linked by `left`
   uint32_t nodes_made_ = 1;
   uint64_t size_ = 0;
   std::vector<std::unique_ptr<Node[]>> chunks_;
-  std::vector<Index> path_;        // of the change under way, from the root on
+  std::vector<Index> path_;  // of the change under way, from the root on
 };
 
 }  // namespace weightfs

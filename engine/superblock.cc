@@ -23,19 +23,15 @@ constexpr uint64_t kKnownIncompatible = 0;
 // Aligned for a direct transfer.
 struct alignas(kBlockSize) AlignedRecord : SuperblockRecord {};
 
-std::span<std::byte> BytesOf(AlignedRecord& record) {
-  return std::as_writable_bytes(std::span(&record, 1));
-}
+std::span<std::byte> BytesOf(AlignedRecord& record) { return std::as_writable_bytes(std::span(&record, 1)); }
 
-uint32_t CrcOf(AlignedRecord& record) {
-  return Crc32c(BytesOf(record).first(offsetof(SuperblockRecord, crc)));
-}
+uint32_t CrcOf(AlignedRecord& record) { return Crc32c(BytesOf(record).first(offsetof(SuperblockRecord, crc))); }
 
 // What reading the copies showed.
 struct Survey {
   std::optional<SuperblockRecord> best;  // the valid copy of the greatest sequence
-  std::vector<uint64_t> damaged;    // where copies with our magic lie that are not valid
-  std::optional<Error> unreadable;  // the first failed read
+  std::vector<uint64_t> damaged;         // where copies with our magic lie that are not valid
+  std::optional<Error> unreadable;       // the first failed read
 };
 
 Survey ReadCopies(BlockDevice& device) {
@@ -60,18 +56,16 @@ Survey ReadCopies(BlockDevice& device) {
 
 Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
   if (survey.unreadable) {
-    return {ErrorCode::kIo, fmt::format("{}: no superblock could be read: {}; check the device (dmesg)",
-                                        device.path(), ToString(*survey.unreadable))};
+    return {ErrorCode::kIo, fmt::format("{}: no superblock could be read: {}; check the device (dmesg)", device.path(),
+                                        ToString(*survey.unreadable))};
   }
   if (!survey.damaged.empty()) {
-    return {ErrorCode::kCorrupt,
-            fmt::format("{}: a weightfs device, but all {} copies of its superblock are damaged; "
-                        "restore the device from a copy",
-                        device.path(), kSuperblockOffsets.size())};
+    return {ErrorCode::kCorrupt, fmt::format("{}: a weightfs device, but all {} copies of its superblock are damaged; "
+                                             "restore the device from a copy",
+                                             device.path(), kSuperblockOffsets.size())};
   }
   return {ErrorCode::kCorrupt,
-          fmt::format("{}: not a weightfs device (no superblock found); check the path or format it",
-                      device.path())};
+          fmt::format("{}: not a weightfs device (no superblock found); check the path or format it", device.path())};
 }
 
 // Refuses what this program does not understand.
@@ -82,11 +76,10 @@ Result<void> CheckVersion(const BlockDevice& device, const SuperblockRecord& rec
                              device.path(), record.version, kFormatVersion)};
   }
   if (const uint64_t unknown = record.incompatible & ~kKnownIncompatible; unknown != 0) {
-    return Error{
-        ErrorCode::kVersion,
-        fmt::format("{}: uses features this program does not know (incompatible bits {:#x}); use a newer "
-                    "weightfs",
-                    device.path(), unknown)};
+    return Error{ErrorCode::kVersion,
+                 fmt::format("{}: uses features this program does not know (incompatible bits {:#x}); use a newer "
+                             "weightfs",
+                             device.path(), unknown)};
   }
   return {};
 }
@@ -94,9 +87,8 @@ Result<void> CheckVersion(const BlockDevice& device, const SuperblockRecord& rec
 // A valid checksum says that these are the bytes once written, not that they make sense.
 Result<void> CheckFacts(const BlockDevice& device, const SuperblockRecord& record) {
   const auto corrupt = [&](std::string_view what) {
-    return Error{
-        ErrorCode::kCorrupt,
-        fmt::format("{}: impossible superblock: {}; restore the device from a copy", device.path(), what)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: impossible superblock: {}; restore the device from a copy", device.path(), what)};
   };
   if (record.version == 0) return corrupt("version 0");
   if (record.block_size != kBlockSize) return corrupt(fmt::format("block size {}", record.block_size));
@@ -109,8 +101,8 @@ Result<void> CheckFacts(const BlockDevice& device, const SuperblockRecord& recor
   }
   if (record.device_size > device.size().value) {
     return Error{ErrorCode::kCorrupt,
-                 fmt::format("{}: truncated: {} bytes long, {} were formatted; restore its full length",
-                             device.path(), device.size().value, record.device_size)};
+                 fmt::format("{}: truncated: {} bytes long, {} were formatted; restore its full length", device.path(),
+                             device.size().value, record.device_size)};
   }
   return {};
 }
@@ -139,9 +131,7 @@ int HexDigit(char digit) {
 }
 
 // In "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".
-constexpr bool IsDash(size_t at) {
-  return at == 8 || at == 13 || at == 18 || at == 23;
-}
+constexpr bool IsDash(size_t at) { return at == 8 || at == 13 || at == 18 || at == 23; }
 constexpr size_t kUuidTextSize = 36;
 
 }  // namespace
@@ -170,10 +160,9 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
 
 Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock) {
   if (superblock.read_only_features) {
-    return Error{ErrorCode::kReadOnly,
-                 fmt::format("{}: uses features that this program may only read; use a newer "
-                             "weightfs to write",
-                             device.path())};
+    return Error{ErrorCode::kReadOnly, fmt::format("{}: uses features that this program may only read; use a newer "
+                                                   "weightfs to write",
+                                                   device.path())};
   }
   // Before the first byte: a copy of a write that failed half-way must not share its number with a later one.
   ++superblock.sequence;

@@ -12,7 +12,8 @@ namespace weightfs {
 // decide something.
 //
 // Capabilities count where the thread is in the user namespace of this process. Of a thread that cannot be looked at
-// (in another process-number namespace, or hidden from this user) there are no supplementary groups and no capabilities.
+// (in another process-number namespace, or hidden from this user) there are no supplementary groups and no
+// capabilities.
 Credentials CallerOf(const Reply& reply);
 
 // The same of any thread, by its number as this process sees it; 0 is none.

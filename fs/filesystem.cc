@@ -33,14 +33,14 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
     : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue), page_executor_(kPageThreads, 0) {
   // The kernel may have pages, and a size, of what a failed write has taken back.
   store_.OnReverted([this](InodeId ino) {
-    requests_.Begin();   // Finish waits for it.
+    requests_.Begin();  // Finish waits for it.
     page_executor_.RunElsewhere([this, ino] {
       ChangedPastKernel(ino);
       requests_.End();
     });
   });
-  // The kernel does not wait until the last close of a deleted file has given its space back. What wants space does, also
-  // for a close that another thread has received and not begun to serve.
+  // The kernel does not wait until the last close of a deleted file has given its space back. What wants space does,
+  // also for a close that another thread has received and not begun to serve.
   store_.WaitForCloses([this] {
     WaitForOrphans();
     ends_.WaitForNone();
@@ -142,13 +142,13 @@ void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
 }
 
 void Filesystem::EndDropping() {
-  ending_.store(true);   // Before the count is looked at: whoever comes later sees it.
+  ending_.store(true);  // Before the count is looked at: whoever comes later sees it.
   dropping_.WaitForNone();
 }
 
 void Filesystem::TakeMappedChanges(InodeId ino) {
   const auto pages = page_cache_.Find(ino);
-  if (pages != nullptr && pages->MayHoldChanges()) DropPages(ino, 0, 0);   // The kernel writes dirty pages back first.
+  if (pages != nullptr && pages->MayHoldChanges()) DropPages(ino, 0, 0);  // The kernel writes dirty pages back first.
 }
 
 // A mapping keeps its file open. syncfs(2) would not do: since Linux 6.18 it does not wait for a FUSE server.
@@ -166,7 +166,7 @@ void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entr
   int failed = 0;
   for (const DirectFile& entry : entries) {
     const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, entry.name.data(), entry.name.size());
-    if (status != 0 && status != -ENOENT) failed = status;   // ENOENT: the kernel does not have it.
+    if (status != 0 && status != -ENOENT) failed = status;  // ENOENT: the kernel does not have it.
   }
   if (failed != 0)
     spdlog::error("the kernel did not forget what entries of inode {} were (error {})", directory.value, -failed);

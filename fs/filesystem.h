@@ -47,7 +47,7 @@ class Filesystem {
 
   UsedFeatures features;
   fuse_session* session = nullptr;
-  ReceiveBuffers* buffers = nullptr;   // for statistics
+  ReceiveBuffers* buffers = nullptr;  // for statistics
 
   // Runs `operation(reply)` on a thread that may wait, but not for pages of the kernel.
   template <typename Operation>
@@ -57,7 +57,8 @@ class Filesystem {
   }
 
   // The same for what waits for pages (DropPages); never on the calling thread. There are as many at once as the kernel
-  // has requests under way. Pages may wait for an answer of RunLater: the kernel writes none of a file that it truncates.
+  // has requests under way. Pages may wait for an answer of RunLater: the kernel writes none of a file that it
+  // truncates.
   template <typename Operation>
   void RunElsewhere(Reply reply, Operation operation) {
     auto kept = std::make_shared<Reply>(std::move(reply));
@@ -117,11 +118,11 @@ class Filesystem {
   ReadHistory read_history_;
   RequestCounter requests_, ends_, dropping_;
   std::atomic<bool> remounted_read_only_{false};
-  std::atomic<bool> ending_{false};   // no pages are dropped any more
-  std::atomic<std::chrono::steady_clock::time_point> waited_in_vain_{{}};   // for orphans, the last time
-  Executor executor_;        // its threads use the rest
-  Executor page_executor_;   // likewise, and may wait for what executor_ answers
-  std::unique_ptr<LeaseServer> leases_;   // likewise
+  std::atomic<bool> ending_{false};                                        // no pages are dropped any more
+  std::atomic<std::chrono::steady_clock::time_point> waited_in_vain_{{}};  // for orphans, the last time
+  Executor executor_;                                                      // its threads use the rest
+  Executor page_executor_;               // likewise, and may wait for what executor_ answers
+  std::unique_ptr<LeaseServer> leases_;  // likewise
 };
 
 }  // namespace weightfs

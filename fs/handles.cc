@@ -9,9 +9,7 @@ namespace weightfs {
 
 bool FileHandle::mappable() const { return (flags & O_ACCMODE) == O_RDWR; }
 
-bool FileHandle::writable() const {
-  return (flags & O_ACCMODE) != O_RDONLY;
-}
+bool FileHandle::writable() const { return (flags & O_ACCMODE) != O_RDONLY; }
 
 Result<DirectoryHandle::Entries> DirectoryHandle::Snapshot(Namespace& names, bool refresh) {
   if (!refresh) {

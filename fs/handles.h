@@ -19,14 +19,14 @@ namespace weightfs {
 struct FileHandle : std::enable_shared_from_this<FileHandle> {
   InodePtr inode;
   std::shared_ptr<InodePages> pages;
-  int flags = 0;                     // of open(2)
+  int flags = 0;  // of open(2)
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
-  std::atomic<uint64_t> read_bytes{0};   // asked of the daemon
-  std::atomic<uint64_t> told{0};         // Store::Flush
+  std::atomic<uint64_t> read_bytes{0};  // asked of the daemon
+  std::atomic<uint64_t> told{0};        // Store::Flush
 
   bool writable() const;
-  bool mappable() const;             // shared and writable: opened for reading and writing
+  bool mappable() const;  // shared and writable: opened for reading and writing
 };
 
 // Thread-safe.
@@ -55,9 +55,7 @@ class HandleRegistry {
   }
 
   // The handle behind a number that Add gave and Remove has not taken.
-  static std::shared_ptr<Handle> Get(uint64_t number) {
-    return reinterpret_cast<Handle*>(number)->shared_from_this();
-  }
+  static std::shared_ptr<Handle> Get(uint64_t number) { return reinterpret_cast<Handle*>(number)->shared_from_this(); }
 
   // Null when the number is not a handle (any more).
   std::shared_ptr<Handle> Remove(uint64_t number) EXCLUDES(mutex_) {

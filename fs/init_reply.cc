@@ -68,23 +68,17 @@ bool CompleteOpenReply(std::span<std::byte> body, uint32_t open_flags) {
   return true;
 }
 
-ReplyCompletion::ReplyCompletion(const InitCompletion& init) : init_(init) {
-  pending = this;
-}
+ReplyCompletion::ReplyCompletion(const InitCompletion& init) : init_(init) { pending = this; }
 
-ReplyCompletion::ReplyCompletion(uint32_t open_flags) : open_flags_(open_flags) {
-  pending = this;
-}
+ReplyCompletion::ReplyCompletion(uint32_t open_flags) : open_flags_(open_flags) { pending = this; }
 
-ReplyCompletion::~ReplyCompletion() {
-  pending = nullptr;
-}
+ReplyCompletion::~ReplyCompletion() { pending = nullptr; }
 
 void ReplyCompletion::Apply(const iovec* iov, int count) {
   if (pending == nullptr || count != 2 || iov[0].iov_len != sizeof(OutHeader)) return;
   OutHeader header;
   std::memcpy(&header, iov[0].iov_base, sizeof(header));
-  if (header.unique == 0 || header.error != 0) return;   // a notification, or a refusal
+  if (header.unique == 0 || header.error != 0) return;  // a notification, or a refusal
   const std::span<std::byte> body(static_cast<std::byte*>(iov[1].iov_base), iov[1].iov_len);
   pending->done_ = pending->init_.has_value() ? CompleteInitReply(body, *pending->init_)
                                               : CompleteOpenReply(body, pending->open_flags_);

@@ -15,8 +15,8 @@
 namespace weightfs {
 
 struct InitCompletion {
-  uint64_t flags = 0;         // to add
-  uint32_t max_write = 0;     // 0 leaves what libfuse wrote
+  uint64_t flags = 0;      // to add
+  uint32_t max_write = 0;  // 0 leaves what libfuse wrote
 };
 
 // Changes the body of an INIT reply (struct fuse_init_out). False, and nothing is changed, when it is too short to

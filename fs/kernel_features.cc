@@ -17,8 +17,8 @@ using namespace kernel_flag;
 
 constexpr uint32_t kPageSize = 4096;
 constexpr uint32_t kDefaultMaxPages = 256;
-constexpr uint32_t kLargestMaxPages = 1024;   // 4 MiB: more gains nothing and costs memory for each request
-constexpr uint32_t kPagesWithoutFlag = 32;    // what a kernel without MAX_PAGES allows
+constexpr uint32_t kLargestMaxPages = 1024;  // 4 MiB: more gains nothing and costs memory for each request
+constexpr uint32_t kPagesWithoutFlag = 32;   // what a kernel without MAX_PAGES allows
 
 struct Feature {
   std::string_view name;
@@ -57,7 +57,7 @@ struct InitRequest {
   uint32_t major, minor, max_readahead, flags, flags2;
 };
 static_assert(sizeof(InitRequest) == 64 && offsetof(InitRequest, major) == 40);
-constexpr size_t kShortInit = offsetof(InitRequest, flags2);   // without the second word of flags
+constexpr size_t kShortInit = offsetof(InitRequest, flags2);  // without the second word of flags
 
 }  // namespace
 
@@ -91,12 +91,10 @@ Result<FeatureMask> ParseFeatureMask(const std::vector<std::string>& names) {
 
 Result<KernelOffer> ReadOffer(std::span<const std::byte> request) {
   InitRequest init{};
-  if (request.size() < kShortInit)
-    return Error{ErrorCode::kInvalid, "the kernel's first FUSE request is too short"};
+  if (request.size() < kShortInit) return Error{ErrorCode::kInvalid, "the kernel's first FUSE request is too short"};
   std::memcpy(&init, request.data(), std::min(request.size(), sizeof(init)));
   if (init.opcode != kFuseInit)
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("the kernel's first FUSE request is {}, not INIT", init.opcode)};
+    return Error{ErrorCode::kInvalid, fmt::format("the kernel's first FUSE request is {}, not INIT", init.opcode)};
   uint64_t flags = init.flags;
   if ((flags & kInitExt) != 0) flags |= uint64_t{init.flags2} << 32;
   return KernelOffer{init.major, init.minor, init.max_readahead, flags};
@@ -139,21 +137,20 @@ uint32_t MaxPagesLimit() {
   return file >> pages && pages > 0 ? pages : kDefaultMaxPages;
 }
 
-std::vector<std::string> DescribeFeatures(const KernelOffer& offer, const UsedFeatures& used,
-                                          const FeatureMask& mask) {
+std::vector<std::string> DescribeFeatures(const KernelOffer& offer, const UsedFeatures& used, const FeatureMask& mask) {
   const auto state = [](bool offered, bool masked, bool is_used) {
     return !offered ? "not offered" : masked ? "masked" : is_used ? "used" : "offered, not used";
   };
   std::vector<std::string> lines;
   lines.push_back(fmt::format("protocol: {}.{}", offer.major, offer.minor));
   for (const Feature& feature : kFeatures) {
-    lines.push_back(fmt::format("{}: {}", feature.name,
-                                state((offer.flags & feature.flag) != 0, (mask.flags & feature.flag) != 0,
-                                      (used.flags & feature.flag) != 0)));
+    lines.push_back(fmt::format(
+        "{}: {}", feature.name,
+        state((offer.flags & feature.flag) != 0, (mask.flags & feature.flag) != 0, (used.flags & feature.flag) != 0)));
   }
-  lines.push_back(fmt::format("{}: {}", kParallelWritesName,
-                              state(offer.minor >= kParallelWritesMinor, mask.parallel_direct_writes,
-                                    used.parallel_direct_writes)));
+  lines.push_back(fmt::format(
+      "{}: {}", kParallelWritesName,
+      state(offer.minor >= kParallelWritesMinor, mask.parallel_direct_writes, used.parallel_direct_writes)));
   lines.push_back(fmt::format("request size: {} KiB", used.max_write / kKiB));
   return lines;
 }

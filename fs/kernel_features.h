@@ -29,23 +29,23 @@ inline constexpr uint64_t kParallelDirectoryOps = uint64_t{1} << 18;
 inline constexpr uint64_t kPosixAcl = uint64_t{1} << 20;
 inline constexpr uint64_t kMaxPages = uint64_t{1} << 22;
 inline constexpr uint64_t kCacheSymlinks = uint64_t{1} << 23;
-inline constexpr uint64_t kInitExt = uint64_t{1} << 30;   // the second word of flags is there
+inline constexpr uint64_t kInitExt = uint64_t{1} << 30;  // the second word of flags is there
 inline constexpr uint64_t kDirectIoAllowMmap = uint64_t{1} << 36;
 inline constexpr uint64_t kPassthrough = uint64_t{1} << 37;
 inline constexpr uint64_t kOverIoUring = uint64_t{1} << 41;
 }  // namespace kernel_flag
 
-inline constexpr uint32_t kFuseInit = 26;                     // opcode
-inline constexpr uint32_t kMinimumMinor = 31;                 // protocol 7.31: Linux 5.4
-inline constexpr uint32_t kParallelWritesMinor = 38;          // has FOPEN_PARALLEL_DIRECT_WRITES: Linux 6.2
+inline constexpr uint32_t kFuseInit = 26;             // opcode
+inline constexpr uint32_t kMinimumMinor = 31;         // protocol 7.31: Linux 5.4
+inline constexpr uint32_t kParallelWritesMinor = 38;  // has FOPEN_PARALLEL_DIRECT_WRITES: Linux 6.2
 inline constexpr uint32_t kOpenParallelDirectWrites = 1u << 6;
 
 // Features that `without=` takes away besides those of the INIT flags.
 struct FeatureMask {
-  uint64_t flags = 0;                  // INIT flags to hide
-  bool parallel_direct_writes = false; // true: not used
-  bool max_pages_limit = false;        // true: requests stay at 1 MiB where the kernel allows more
-  bool read_ahead = false;             // true: the kernel's read-ahead is not raised
+  uint64_t flags = 0;                   // INIT flags to hide
+  bool parallel_direct_writes = false;  // true: not used
+  bool max_pages_limit = false;         // true: requests stay at 1 MiB where the kernel allows more
+  bool read_ahead = false;              // true: the kernel's read-ahead is not raised
 };
 
 // What `without=` knows, sorted as the kernel numbers them.
@@ -72,9 +72,9 @@ void MaskOffer(std::span<std::byte> request, const FeatureMask& mask);
 struct UsedFeatures {
   uint32_t minor = 0;
   uint64_t flags = 0;
-  bool direct_io_allow_mmap = false;   // every open is direct I/O, mappings work
+  bool direct_io_allow_mmap = false;  // every open is direct I/O, mappings work
   bool parallel_direct_writes = false;
-  uint32_t max_write = 0;              // bytes of one request
+  uint32_t max_write = 0;  // bytes of one request
 };
 
 // Chooses from a masked offer. `max_pages_limit` is the kernel's limit in pages of one request (sysctl
@@ -85,7 +85,6 @@ UsedFeatures ChooseFeatures(const KernelOffer& offer, const FeatureMask& mask, u
 uint32_t MaxPagesLimit();
 
 // One line a feature, sorted as the kernel numbers them: "async_dio: used", "passthrough: offered, not used".
-std::vector<std::string> DescribeFeatures(const KernelOffer& offer, const UsedFeatures& used,
-                                          const FeatureMask& mask);
+std::vector<std::string> DescribeFeatures(const KernelOffer& offer, const UsedFeatures& used, const FeatureMask& mask);
 
 }  // namespace weightfs

@@ -62,8 +62,8 @@ class LeaseConnection {
     MutexLock lock(mutex_);
     return held_;
   }
-  // Ends the lease, whose holder says that he transfers nothing any more; the blocks that it had for writing, none where
-  // it had not, are the caller's.
+  // Ends the lease, whose holder says that he transfers nothing any more; the blocks that it had for writing, none
+  // where it had not, are the caller's.
   SpaceGrant TakeGrant() EXCLUDES(mutex_) {
     SpaceGrant grant = Take();
     grant.EndWrites();
@@ -74,7 +74,7 @@ class LeaseConnection {
 
  private:
   SpaceGrant Take() EXCLUDES(mutex_) {
-    SpacePin pin;   // goes without the mutex
+    SpacePin pin;  // goes without the mutex
     LeaseDevicesPtr devices;
     MutexLock lock(mutex_);
     if (!held_) return {};

@@ -65,7 +65,7 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
     case lease::Kind::kReadMany: return ReadMany(request, body);
     case lease::Kind::kCommitMany: return CommitMany(request, body);
     case lease::Kind::kRelease:
-      request.connection->TakeGrant();   // free again
+      request.connection->TakeGrant();  // free again
       SendDone(request, {});
       return {};
   }
@@ -77,7 +77,7 @@ void LeaseRequests::Send(const Request& request, int error, const Body& body, co
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
   if (size > lease::kMaximumBody) {
-    request.connection->TakeGrant();   // free again
+    request.connection->TakeGrant();  // free again
     return Fail(request, TooMuch());
   }
   lease::Header header;
@@ -124,8 +124,8 @@ void LeaseRequests::SendWhenDurable(const Request& request, const InodePtr& inod
 Result<LeaseDevicesPtr> LeaseRequests::OpenDevices(bool write, uint64_t writer) {
   Store& store = filesystem_.store();
   if (store.device_count() > lease::kMaximumDevices) {
-    return Error{ErrorCode::kNotSupported, fmt::format("a store of more than {} devices has no leases",
-                                                       lease::kMaximumDevices)};
+    return Error{ErrorCode::kNotSupported,
+                 fmt::format("a store of more than {} devices has no leases", lease::kMaximumDevices)};
   }
   auto devices = std::make_shared<LeaseDevices>();
   for (size_t index = 0; index < store.device_count(); ++index) {
@@ -178,7 +178,7 @@ Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offse
     MutexLock lock(inode->mutex);
     size = inode->attributes.size;
   }
-  const uint64_t before = offset % kBlockSize;   // of the first block
+  const uint64_t before = offset % kBlockSize;  // of the first block
   RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{before + std::min(length, size - std::min(size, offset))})));
   return filesystem_.store().LeaseRead(inode, offset, length);
 }
@@ -210,7 +210,7 @@ Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Cre
     if (!S_ISREG(found.mode)) return ErrorCode::kInvalid;
     // Held as by an open descriptor: a file that is replaced meanwhile is leased as it was.
     auto opened = store.OpenFile(found.ino, false);
-    if (!opened.has_value() && opened.error().code == ErrorCode::kStale) continue;   // What has the name now?
+    if (!opened.has_value() && opened.error().code == ErrorCode::kStale) continue;  // What has the name now?
     if (!opened.has_value()) return opened.error();
     const InodePtr inode = *opened;
     auto lease = [&]() -> Result<ReadLease> {
@@ -333,8 +333,8 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();
-  const auto published = filesystem_.store().Publish(directory, request.who, asked.mode, files, checksums,
-                                                     std::move(grant), &failed);
+  const auto published =
+      filesystem_.store().Publish(directory, request.who, asked.mode, files, checksums, std::move(grant), &failed);
   if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
   filesystem_.DropEntries(directory->id, files, *published);

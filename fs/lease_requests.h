@@ -34,7 +34,7 @@ class AnswerMemory {
   Result<void> Add(BlockCount blocks);
 
  private:
-  std::atomic<uint64_t>& taken_;   // bytes
+  std::atomic<uint64_t>& taken_;  // bytes
   uint64_t own_ = 0;
 };
 
@@ -59,9 +59,9 @@ class LeaseRequests {
   struct Request {
     LeaseConnectionPtr connection;
     lease::Kind kind{};
-    int error = 0;        // an errno that no ErrorCode says; goes before the error's own
-    uint64_t failed = lease::kNoEntry;   // of kCommitMany: the entry at fault
-    Credentials who;      // the connection's, with the capabilities of the ticket that was shown
+    int error = 0;                      // an errno that no ErrorCode says; goes before the error's own
+    uint64_t failed = lease::kNoEntry;  // of kCommitMany: the entry at fault
+    Credentials who;                    // the connection's, with the capabilities of the ticket that was shown
   };
 
   // Each answers, or gives the error to answer with.
@@ -90,10 +90,10 @@ class LeaseRequests {
   LeaseTickets& tickets_;
   const Answered answered_;
   RequestCounter open_;
-  std::atomic<uint64_t> answers_{0};   // bytes of checksums that requests have in memory
-  std::atomic<uint64_t> writers_{0};   // numbers given to holders of leases for writing
+  std::atomic<uint64_t> answers_{0};  // bytes of checksums that requests have in memory
+  std::atomic<uint64_t> writers_{0};  // numbers given to holders of leases for writing
   Mutex mutex_;
-  std::weak_ptr<const LeaseDevices> readers_ GUARDED_BY(mutex_);   // open while somebody holds a lease for reading
+  std::weak_ptr<const LeaseDevices> readers_ GUARDED_BY(mutex_);  // open while somebody holds a lease for reading
 };
 
 }  // namespace weightfs

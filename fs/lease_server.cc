@@ -24,13 +24,13 @@
 namespace weightfs {
 namespace {
 
-constexpr unsigned kThreads = 4;            // a body of at most lease::kMaximumBody in memory for each
+constexpr unsigned kThreads = 4;  // a body of at most lease::kMaximumBody in memory for each
 constexpr size_t kMostConnections = 1024;
 constexpr int kBacklog = 128;
-constexpr int kAcceptedAtOnce = 16;         // then those who are in have their turn
+constexpr int kAcceptedAtOnce = 16;  // then those who are in have their turn
 // At writers that have lost their connection.
 constexpr std::chrono::milliseconds kFirstLook{5}, kRarestLook{1000};
-constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;   // nobody looks at a socket while a request is served
+constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;  // nobody looks at a socket while a request is served
 
 Error SystemError(const char* what) {
   return {ErrorCode::kIo, fmt::format("the lease server cannot start: {}: {}; mount with -o direct=off to do without",
@@ -42,13 +42,13 @@ Result<Credentials> PeerOf(int socket) {
   socklen_t size = sizeof(user);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return ErrorCode::kIo;
   Credentials peer{user.uid, user.gid};
-  constexpr size_t kMostGroups = 65536;     // NGROUPS_MAX
+  constexpr size_t kMostGroups = 65536;  // NGROUPS_MAX
   peer.groups.resize(32);
   while (true) {
     size = static_cast<socklen_t>(peer.groups.size() * sizeof(gid_t));
     if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &size) == 0) break;
     if (errno != ERANGE || size / sizeof(gid_t) > kMostGroups) return ErrorCode::kIo;
-    peer.groups.resize(size / sizeof(gid_t));   // as many as there are
+    peer.groups.resize(size / sizeof(gid_t));  // as many as there are
   }
   peer.groups.resize(size / sizeof(gid_t));
   return peer;
@@ -98,8 +98,9 @@ Result<void> LeaseServer::Listen() {
   name_ = fmt::format("weightfs-{:016x}{:016x}", random[0], random[1]);
   auto listener = lease::Listen(name_, kBacklog);
   if (!listener.has_value()) {
-    return Error{ErrorCode::kIo, fmt::format("the lease server cannot start: {}; mount with -o direct=off to do without",
-                                             ToString(listener.error()))};
+    return Error{ErrorCode::kIo,
+                 fmt::format("the lease server cannot start: {}; mount with -o direct=off to do without",
+                             ToString(listener.error()))};
   }
   listener_ = std::move(*listener);
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -149,14 +150,14 @@ void LeaseServer::Run() {
         uint64_t woken = 0;
         if (read(wake_.get(), &woken, sizeof(woken)) != sizeof(woken)) continue;
         look_after_ = kFirstLook;
-        next_look_ = {};   // at once, however rarely it was looked
+        next_look_ = {};  // at once, however rarely it was looked
         continue;
       }
       if (source == listener_.get()) {
         waiting = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
         connection->BeginRequest();
-        executor_->RunElsewhere([this, connection] { Serve(connection); });   // one at a time for each connection
+        executor_->RunElsewhere([this, connection] { Serve(connection); });  // one at a time for each connection
       }
     }
     // Last: it may end connections, and give their numbers to others.
@@ -201,7 +202,7 @@ void LeaseServer::Accept(Descriptor socket) {
   if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
   const int descriptor = socket.get();
   const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_);
-  LeaseConnectionPtr dropped;   // ends without the mutex
+  LeaseConnectionPtr dropped;  // ends without the mutex
   {
     MutexLock lock(mutex_);
     if (connections_.size() >= kMostConnections) dropped = TakeIdleLocked();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mount's end of the direct path: a socket through which programs get leases of the blocks of files, with descriptors
-// of the devices, and then move the bytes themselves (lease/protocol.h). Private to fs/.
+// The mount's end of the direct path: a socket through which programs get leases of the blocks of files, with
+// descriptors of the devices, and then move the bytes themselves (lease/protocol.h). Private to fs/.
 //
-// Who may use it: the users of the option direct=, and of these who shows a ticket of an open file (WEIGHTFS_IOC_LEASE).
-// The ticket carries the capabilities of the thread that asked for it: the kernel holds that thread in its ioctl while
-// they are looked at, so there is no process number that could be another's by then, as a socket's peer has.
-// A lease is its connection's and ends with it, however its holder ends.
+// Who may use it: the users of the option direct=, and of these who shows a ticket of an open file
+// (WEIGHTFS_IOC_LEASE). The ticket carries the capabilities of the thread that asked for it: the kernel holds that
+// thread in its ioctl while they are looked at, so there is no process number that could be another's by then, as a
+// socket's peer has. A lease is its connection's and ends with it, however its holder ends.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ namespace weightfs {
 
 class Filesystem;
 
-// Thread-safe. One thread waits for connections and requests and costs nothing while there are none; a few others do what
-// waits for devices. No thread waits for a program.
+// Thread-safe. One thread waits for connections and requests and costs nothing while there are none; a few others do
+// what waits for devices. No thread waits for a program.
 class LeaseServer {
  public:
   // `filesystem` outlives it. Full-line errors.
@@ -45,7 +45,7 @@ class LeaseServer {
   // Of the socket, in the abstract namespace.
   const std::string& name() const { return name_; }
   LeaseTickets& tickets() { return tickets_; }
-  uint64_t leases() const { return leases_.load(); }   // held now
+  uint64_t leases() const { return leases_.load(); }  // held now
 
  private:
   explicit LeaseServer(Filesystem& filesystem);
@@ -68,9 +68,9 @@ class LeaseServer {
   LeaseTickets tickets_;
   std::atomic<uint64_t> leases_{0};
   std::atomic<bool> stopping_{false};
-  std::chrono::milliseconds look_after_{0};                 // of Run's thread: at writers; 0: there are none
-  std::chrono::steady_clock::time_point next_look_;         // likewise
-  bool turned_away_ = false;   // of Run's thread: connections wait for a descriptor, and that was logged
+  std::chrono::milliseconds look_after_{0};          // of Run's thread: at writers; 0: there are none
+  std::chrono::steady_clock::time_point next_look_;  // likewise
+  bool turned_away_ = false;  // of Run's thread: connections wait for a descriptor, and that was logged
   Mutex mutex_;
   std::unordered_map<int, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);
   LeaseRequests requests_;

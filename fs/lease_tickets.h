@@ -3,8 +3,8 @@
 #pragma once
 
 #include <array>
-#include <memory>
 #include <map>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -22,10 +22,11 @@ class LeaseTickets {
   struct Opened {
     std::shared_ptr<FileHandle> file;
     std::shared_ptr<DirectoryHandle> directory;
-    uint64_t capabilities = 0;   // as Credentials has them
+    uint64_t capabilities = 0;  // as Credentials has them
   };
 
-  // The ticket of the user, with these capabilities, for an open handle; the same each time. kIo without random numbers.
+  // The ticket of the user, with these capabilities, for an open handle; the same each time. kIo without random
+  // numbers.
   Result<lease::Token> Issue(const Opened& opened, uint32_t uid) EXCLUDES(mutex_);
 
   // What the ticket was asked by, while it is open; nothing for anybody but the user who asked.

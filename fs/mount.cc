@@ -32,9 +32,7 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
 }
 
 // The session goes first: it unmounts and uses the filesystem.
-Mount::~Mount() {
-  session_.reset();
-}
+Mount::~Mount() { session_.reset(); }
 
 Result<void> Mount::Run() {
   if (const auto mounted = session_->FindOwnMount(); mounted.has_value() && !session_->mask().read_ahead)

@@ -27,8 +27,8 @@ constexpr unsigned long kAccessTimes = MS_NOATIME | MS_RELATIME | MS_STRICTATIME
 struct Flag {
   std::string_view name;
   unsigned long clear, set;
-  bool libfuse;             // every libfuse hands it on, also through fusermount3
-  bool restricts = false;   // ignoring it would allow what the option forbids
+  bool libfuse;            // every libfuse hands it on, also through fusermount3
+  bool restricts = false;  // ignoring it would allow what the option forbids
 };
 
 constexpr Flag kFlags[] = {
@@ -62,8 +62,8 @@ constexpr Flag kFlags[] = {
 };
 
 const Flag* Find(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kFlags), std::end(kFlags),
-                                   [&](const Flag& flag) { return flag.name == name; });
+  const auto* found =
+      std::find_if(std::begin(kFlags), std::end(kFlags), [&](const Flag& flag) { return flag.name == name; });
   return found == std::end(kFlags) ? nullptr : found;
 }
 
@@ -118,9 +118,9 @@ Result<void> AddMountFlags(const std::string& directory, std::span<const std::st
     const Flag* flag = Find(option);
     if (flag == nullptr || flag->libfuse || (flag->set | flag->clear) == 0) continue;
     if (geteuid() != 0 && flag->restricts) {
-      return Error{ErrorCode::kPermission,
-                   fmt::format("option {} needs root: fusermount3 cannot set it; mount as root or leave it out",
-                               option)};
+      return Error{
+          ErrorCode::kPermission,
+          fmt::format("option {} needs root: fusermount3 cannot set it; mount as root or leave it out", option)};
     }
     late.push_back(option);
   }

@@ -66,7 +66,7 @@ using Setter = Result<void> (*)(Target, std::string_view name, std::string_view 
 
 struct Option {
   std::string_view name;
-  std::string_view value;     // shown in --help; empty: the option takes none
+  std::string_view value;  // shown in --help; empty: the option takes none
   std::string_view meaning;
   Setter set;
 };
@@ -160,14 +160,24 @@ constexpr std::string_view kKernelOptions[] = {"auto_unmount"};
 constexpr std::string_view kKernelPrefixes[] = {"context=", "fscontext=", "defcontext=", "rootcontext="};
 
 // What fstab and mount(8) say to one another.
-constexpr std::string_view kIgnored[] = {"defaults", "auto",    "noauto",   "user",  "nouser",  "users",
-                                         "owner",    "noowner", "group",    "nogroup", "nofail", "_netdev",
+constexpr std::string_view kIgnored[] = {"defaults",
+                                         "auto",
+                                         "noauto",
+                                         "user",
+                                         "nouser",
+                                         "users",
+                                         "owner",
+                                         "noowner",
+                                         "group",
+                                         "nogroup",
+                                         "nofail",
+                                         "_netdev",
                                          "default_permissions"};
 constexpr std::string_view kIgnoredPrefixes[] = {"x-", "X-", "comment=", "user="};
 
 // What mount(8) reads from the table of mounts and hands over when it remounts.
-constexpr std::string_view kTablePrefixes[] = {"user_id=", "group_id=", "rootmode=", "max_read=", "blksize=",
-                                               "subtype=", "fsname=",  "uhelper="};
+constexpr std::string_view kTablePrefixes[] = {
+    "user_id=", "group_id=", "rootmode=", "max_read=", "blksize=", "subtype=", "fsname=", "uhelper="};
 constexpr std::string_view kTableWords[] = {"seclabel"};
 
 // A line of --help; a long list goes on in the next lines.
@@ -243,7 +253,7 @@ std::string_view DirectAccessName(DirectAccess direct) {
 
 Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, StoreOptions& store) {
   std::string option;
-  bool in_without = false;   // "without=a,b": a feature's name goes on with the list
+  bool in_without = false;  // "without=a,b": a feature's name goes on with the list
   const auto apply = [&](const std::string& whole) -> Result<void> {
     if (in_without && ParseFeatureMask({whole}).has_value()) {
       mount.without.push_back(whole);
@@ -274,7 +284,7 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
   struct Part {
     std::string_view option;
     ByteCount size;
-    bool kernel = false;   // pages that are dropped when memory is short
+    bool kernel = false;  // pages that are dropped when memory is short
   };
   const Part parts[] = {{"memory", store.memory},
                         {"write_buffers", mount.write_buffers},

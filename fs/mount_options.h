@@ -24,23 +24,23 @@ std::string_view DirectAccessName(DirectAccess direct);
 
 struct MountOptions {
   std::string mountpoint;
-  std::string store_directory;             // what /proc/mounts shows as the source
-  std::array<uint8_t, 16> store_id{};      // for WEIGHTFS_IOC_INFO
-  uint32_t store_format = 0;               // the same
+  std::string store_directory;         // what /proc/mounts shows as the source
+  std::array<uint8_t, 16> store_id{};  // for WEIGHTFS_IOC_INFO
+  uint32_t store_format = 0;           // the same
 
-  unsigned threads = 2;                    // that receive requests
-  std::chrono::microseconds spin{50};      // a busy receiver looks for the next request this long before it sleeps
+  unsigned threads = 2;                // that receive requests
+  std::chrono::microseconds spin{50};  // a busy receiver looks for the next request this long before it sleeps
   DirectAccess direct = DirectAccess::kOwner;
-  bool page_cache = true;                  // for files that are read again and again
+  bool page_cache = true;  // for files that are read again and again
   bool allow_other = false;
   bool read_only = false;
-  ByteCount write_buffers{64 * kMiB};      // memory that large writes arrive in; the store keeps some of it until written
-  ByteCount read_ahead{32 * kMiB};         // of the kernel, for mappings; 0 leaves what the kernel has
-  uint32_t cache_seconds = 86400;          // how long the kernel may believe names and attributes
-  std::vector<std::string> without;        // features (fs/kernel_features.h) treated as if the kernel lacked them
-  std::vector<std::string> kernel_options; // noatime, noexec, dev, suid, …: handed to the kernel
-  bool remount = false;                    // change a mount in use
-  std::vector<std::string> own_options;    // names of those that the mount itself has and a remount cannot change
+  ByteCount write_buffers{64 * kMiB};  // memory that large writes arrive in; the store keeps some of it until written
+  ByteCount read_ahead{32 * kMiB};     // of the kernel, for mappings; 0 leaves what the kernel has
+  uint32_t cache_seconds = 86400;      // how long the kernel may believe names and attributes
+  std::vector<std::string> without;    // features (fs/kernel_features.h) treated as if the kernel lacked them
+  std::vector<std::string> kernel_options;  // noatime, noexec, dev, suid, …: handed to the kernel
+  bool remount = false;                     // change a mount in use
+  std::vector<std::string> own_options;     // names of those that the mount itself has and a remount cannot change
 
   // Called once, from Run, when the mount answers requests.
   std::function<void()> ready;

@@ -67,14 +67,16 @@ Result<void> RemoveDeadMount(const std::string& mountpoint) {
     return {};
   }
   return Error{ErrorCode::kBusy, fmt::format("{} is the mount of a filesystem whose program has ended; unmount it "
-                                             "first: fusermount3 -u {}", mountpoint, ShellQuote(mountpoint))};
+                                             "first: fusermount3 -u {}",
+                                             mountpoint, ShellQuote(mountpoint))};
 }
 
 Result<void> CheckPrivileges(bool allow_other) {
   struct stat device = {};
   if (stat(kFuseDevice, &device) != 0)
     return Error{ErrorCode::kNotFound, fmt::format("{}: {}; load the kernel's FUSE with `modprobe fuse`, or give the "
-                                                   "container this device", kFuseDevice, std::strerror(errno))};
+                                                   "container this device",
+                                                   kFuseDevice, std::strerror(errno))};
   if (geteuid() == 0) return {};
   if (!InPath(kUnmountProgram))
     return Error{ErrorCode::kNotFound,
@@ -89,8 +91,8 @@ Result<void> CheckPrivileges(bool allow_other) {
     const size_t first = line.find_first_not_of(" \t");
     if (first != std::string::npos && line.compare(first, 16, "user_allow_other") == 0) return {};
   }
-  return Error{ErrorCode::kPermission, fmt::format("allow_other needs root or a line `user_allow_other` in {}",
-                                                   kFuseConfiguration)};
+  return Error{ErrorCode::kPermission,
+               fmt::format("allow_other needs root or a line `user_allow_other` in {}", kFuseConfiguration)};
 }
 
 }  // namespace
@@ -108,16 +110,15 @@ Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::
     return Error{ErrorCode::kNotDirectory, fmt::format("mountpoint {} is not a directory", mountpoint)};
   std::error_code failure;
   const std::string path = std::filesystem::canonical(mountpoint, failure).string();
-  if (failure)
-    return Error{ErrorCode::kAccess, fmt::format("mountpoint {}: {}", mountpoint, failure.message())};
+  if (failure) return Error{ErrorCode::kAccess, fmt::format("mountpoint {}: {}", mountpoint, failure.message())};
   if (const auto mount = TopMountOn(path); mount.has_value() && IsWeightfs(*mount))
     return Error{ErrorCode::kBusy, fmt::format("{} is already the mount of {}", path, mount->source)};
   if (!store_directory.empty()) {
     const std::string store = std::filesystem::weakly_canonical(store_directory, failure).string();
     // The daemon opens files of the store by name; through its own mount it would wait for itself.
     if (!failure && (Holds(path, store) || Holds(store, path)))
-      return Error{ErrorCode::kInvalid, fmt::format("the mountpoint {} and the store {} must not lie in one another",
-                                                    path, store)};
+      return Error{ErrorCode::kInvalid,
+                   fmt::format("the mountpoint {} and the store {} must not lie in one another", path, store)};
   }
   RETURN_IF_ERROR(CheckPrivileges(allow_other));
   return path;
@@ -134,8 +135,9 @@ std::string FuseDeviceAdvice() {
   if ((mode & 0060) == 0060 && device.st_gid != 0 && owners != nullptr && user != nullptr) {
     return advice + fmt::format("run: usermod -aG {} {} (and log in again)", owners->gr_name, user->pw_name);
   }
-  return advice + "run: chmod 0666 /dev/fuse; to keep it so, put the line KERNEL==\"fuse\", MODE=\"0666\" into "
-                  "/etc/udev/rules.d/99-fuse.rules";
+  return advice +
+         "run: chmod 0666 /dev/fuse; to keep it so, put the line KERNEL==\"fuse\", MODE=\"0666\" into "
+         "/etc/udev/rules.d/99-fuse.rules";
 }
 
 void RaiseReadAhead(const MountEntry& mount, ByteCount read_ahead) {

@@ -11,8 +11,8 @@
 namespace weightfs {
 
 // The absolute path of a directory that `store_directory` can be mounted on. Full-line errors: it does not exist, is no
-// directory, is a weightfs already, holds the store or is held by it, or what a mount needs (/dev/fuse, fusermount3, the
-// right to allow others) is not there. Takes away a mount that a killed weightfs left there.
+// directory, is a weightfs already, holds the store or is held by it, or what a mount needs (/dev/fuse, fusermount3,
+// the right to allow others) is not there. Takes away a mount that a killed weightfs left there.
 Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::string& store_directory,
                                       bool allow_other);
 

@@ -9,8 +9,8 @@
 
 namespace weightfs {
 
-// A write that is more copying than a round trip: its buffer is worth keeping, it waits for devices that are behind, and
-// nobody spins after it.
+// A write that is more copying than a round trip: its buffer is worth keeping, it waits for devices that are behind,
+// and nobody spins after it.
 inline constexpr size_t kLargeWrite = 128 * kKiB;
 
 // Each fills in its group's members.
@@ -21,9 +21,7 @@ void AddSpaceOperations(fuse_lowlevel_ops& operations);
 void AddDirectoryOperations(fuse_lowlevel_ops& operations);
 void AddIoctlOperations(fuse_lowlevel_ops& operations);
 
-inline Filesystem& FilesystemOf(fuse_req_t request) {
-  return *static_cast<Filesystem*>(fuse_req_userdata(request));
-}
+inline Filesystem& FilesystemOf(fuse_req_t request) { return *static_cast<Filesystem*>(fuse_req_userdata(request)); }
 
 using FilePtr = std::shared_ptr<FileHandle>;
 
@@ -48,9 +46,7 @@ void Dispatch(fuse_req_t request, Operation operation, Arguments&&... arguments)
 }
 
 // A callback that moves a Reply along: std::function copies, a Reply does not.
-inline std::shared_ptr<Reply> Share(Reply reply) {
-  return std::make_shared<Reply>(std::move(reply));
-}
+inline std::shared_ptr<Reply> Share(Reply reply) { return std::make_shared<Reply>(std::move(reply)); }
 
 inline Done FinishWith(Reply reply) {
   return [kept = Share(std::move(reply))](const Result<void>& result) { kept->Finish(result); };

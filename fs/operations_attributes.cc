@@ -42,7 +42,7 @@ AttributeChange ToChange(const struct stat& attributes, int set) {
   if ((set & FUSE_SET_ATTR_ATIME) != 0) change.accessed = ToTimestamp(attributes.st_atim);
   if ((set & FUSE_SET_ATTR_MTIME) != 0) change.modified = ToTimestamp(attributes.st_mtim);
   if ((set & FUSE_SET_ATTR_CTIME) != 0) change.changed = ToTimestamp(attributes.st_ctim);
-  const Timestamp now = Timestamp::Now();   // one time for both
+  const Timestamp now = Timestamp::Now();  // one time for both
   if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) change.accessed = now;
   if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) change.modified = now;
   return change;
@@ -74,13 +74,13 @@ bool KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, st
   return caller.Has(now->gid) || caller.Can(CAP_FSETID);
 }
 
-void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name,
-                 std::string_view value, int flags) {
+void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, std::string_view value,
+                 int flags) {
   const AttributeWrite mode = (flags & XATTR_CREATE) != 0    ? AttributeWrite::kCreate
                               : (flags & XATTR_REPLACE) != 0 ? AttributeWrite::kReplace
                                                              : AttributeWrite::kAny;
-  reply.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode,
-                                                       KeepsSetGroupId(filesystem, reply, ino, name)));
+  reply.Finish(
+      filesystem.names().SetExtendedAttribute(ino, name, value, mode, KeepsSetGroupId(filesystem, reply, ino, name)));
 }
 
 void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
@@ -101,7 +101,7 @@ void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capac
   // The kernel guards the values of trusted attributes, and leaves their names to us.
   const auto is_trusted = [](const std::string& name) { return name.starts_with("trusted."); };
   const bool hidden = std::any_of(names->begin(), names->end(), is_trusted) && !CallerOf(reply).Can(CAP_SYS_ADMIN);
-  std::string list;   // each name ends in a zero byte
+  std::string list;  // each name ends in a zero byte
   for (const std::string& name : *names) {
     if (!hidden || !is_trusted(name)) list.append(name).push_back('\0');
   }
@@ -134,8 +134,7 @@ void AddAttributeOperations(fuse_lowlevel_ops& operations) {
   operations.getattr = [](fuse_req_t request, fuse_ino_t ino, fuse_file_info*) {
     Dispatch(request, GetAttributes, InodeId{ino});
   };
-  operations.setattr = [](fuse_req_t request, fuse_ino_t ino, struct stat* attributes, int set,
-                          fuse_file_info*) {
+  operations.setattr = [](fuse_req_t request, fuse_ino_t ino, struct stat* attributes, int set, fuse_file_info*) {
     Dispatch(request, SetAttributes, InodeId{ino}, attributes, set);
   };
   operations.statfs = [](fuse_req_t request, fuse_ino_t) { Dispatch(request, Statistics); };

@@ -12,9 +12,7 @@ namespace {
 
 using DirectoryPtr = std::shared_ptr<DirectoryHandle>;
 
-DirectoryPtr HandleOf(const fuse_file_info* file) {
-  return HandleRegistry<DirectoryHandle>::Get(file->fh);
-}
+DirectoryPtr HandleOf(const fuse_file_info* file) { return HandleRegistry<DirectoryHandle>::Get(file->fh); }
 
 void CloseDirectory(Filesystem& filesystem, uint64_t number) {
   const DirectoryPtr handle = filesystem.directories().Remove(number);
@@ -43,9 +41,7 @@ void ReleaseDirectory(Filesystem& filesystem, Reply reply, uint64_t number) {
   reply.Ok();
 }
 
-bool IsDots(std::string_view name) {
-  return name == "." || name == "..";
-}
+bool IsDots(std::string_view name) { return name == "." || name == ".."; }
 
 fuse_entry_param OnlyType(const DirectoryEntry& entry) {
   fuse_entry_param only_type{};
@@ -66,15 +62,15 @@ fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& director
 
 // Positions are indexes in the snapshot plus one: position 0 is the beginning, and takes a new snapshot.
 // `plus` adds the attributes of each entry.
-void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position,
-                   size_t size, fuse_req_t request, bool plus) {
+void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position, size_t size,
+                   fuse_req_t request, bool plus) {
   const auto entries = directory->Snapshot(filesystem.names(), position == 0);
   if (!entries.has_value()) {
     reply.Fail(entries.error());
     return;
   }
   std::vector<char> out(size);
-  std::vector<InodeId> known;   // the kernel counts a lookup of each
+  std::vector<InodeId> known;  // the kernel counts a lookup of each
   size_t used = 0;
   for (uint64_t i = position; i < (*entries)->size(); ++i) {
     const DirectoryEntry& entry = (**entries)[i];
@@ -114,8 +110,7 @@ void AddDirectoryOperations(fuse_lowlevel_ops& operations) {
     Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request,
              /*plus=*/false);
   };
-  operations.readdirplus = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position,
-                              fuse_file_info* file) {
+  operations.readdirplus = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position, fuse_file_info* file) {
     Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request,
              /*plus=*/true);
   };

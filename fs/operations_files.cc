@@ -131,8 +131,8 @@ uint32_t WriteFlags(std::span<const std::byte> data) {
   return flags;
 }
 
-// Takes dirty pages of a shared mapping, but for bytes of direct writes that the pages may lack. A mapping makes no file
-// longer: what its pages hold behind the end was cut off since they were changed.
+// Takes dirty pages of a shared mapping, but for bytes of direct writes that the pages may lack. A mapping makes no
+// file longer: what its pages hold behind the end was cut off since they were changed.
 void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
                std::span<const std::byte> data, bool sync) {
   InodePages::WriteBack pages(*file->pages, {offset, offset + data.size()});
@@ -162,8 +162,8 @@ void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_
 
 // `offset` is right for O_APPEND too: the kernel takes the end of the file under the inode's lock, and it alone moves
 // it. The pieces of one large append come at once and in any order, so appending them here would mix them up.
-void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
-           std::span<const std::byte> data, int flags) {
+void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, std::span<const std::byte> data,
+           int flags) {
   if (offset > kMaximumFileSize || data.size() > kMaximumFileSize - offset) {
     reply.Errno(EFBIG);
     return;
@@ -227,8 +227,7 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
   operations.open = [](fuse_req_t request, fuse_ino_t ino, fuse_file_info* file) {
     Dispatch(request, Open, InodeId{ino}, *file);
   };
-  operations.create = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode,
-                         fuse_file_info* file) {
+  operations.create = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* file) {
     Dispatch(request, Create, InodeId{parent}, name, mode, *file);
   };
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
@@ -242,8 +241,8 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
   };
   operations.write = [](fuse_req_t request, fuse_ino_t, const char* data, size_t size, off_t offset,
                         fuse_file_info* file) {
-    Dispatch(request, Write, FileOf(file), static_cast<uint64_t>(offset),
-             std::as_bytes(std::span(data, size)), file->flags);
+    Dispatch(request, Write, FileOf(file), static_cast<uint64_t>(offset), std::as_bytes(std::span(data, size)),
+             file->flags);
   };
   operations.flush = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
     Dispatch(request, Flush, FileOf(file));

@@ -53,8 +53,7 @@ void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     return;
   }
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
-  const auto found =
-      filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, WEIGHTFS_EXTENTS_MAX);
+  const auto found = filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, WEIGHTFS_EXTENTS_MAX);
   if (!found.has_value()) {
     reply.Fail(found.error());
     return;
@@ -210,8 +209,7 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
 void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   // The kernel takes the sizes from the command's number, so they can only be too small for a forged request.
   const bool answers = (_IOC_DIR(request.command) & _IOC_READ) != 0;
-  if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC ||
-      (answers && request.out_size < _IOC_SIZE(request.command))) {
+  if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || (answers && request.out_size < _IOC_SIZE(request.command))) {
     reply.Errno(ENOTTY);
     return;
   }

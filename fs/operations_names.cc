@@ -26,8 +26,7 @@ void Forget(Filesystem& filesystem, InodeId ino, uint64_t count) {
   filesystem.names().Forget(ino, count);
 }
 
-void MakeNode(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
-              dev_t device) {
+void MakeNode(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode, dev_t device) {
   CreateRequest request = RequestOf(reply, mode);
   request.device_major = major(device);
   request.device_minor = minor(device);
@@ -39,10 +38,9 @@ void MakeDirectory(Filesystem& filesystem, Reply reply, InodeId parent, std::str
   filesystem.ReplyEntry(std::move(reply), filesystem.names().Create(parent, name, request));
 }
 
-void MakeSymlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name,
-                 std::string_view target) {
+void MakeSymlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, std::string_view target) {
   CreateRequest request = RequestOf(reply, S_IFLNK | 0777);
-  request.umask = 0;   // the permissions of a symbolic link are always all
+  request.umask = 0;  // the permissions of a symbolic link are always all
   request.symlink = target;
   filesystem.ReplyEntry(std::move(reply), filesystem.names().Create(parent, name, request));
 }
@@ -78,14 +76,13 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     case 0: break;
     case RENAME_NOREPLACE: mode = RenameMode::kNoReplace; break;
     case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
-    default: reply.Errno(EINVAL); return;   // WHITEOUT is for overlays; no tensor store has use for it
+    default: reply.Errno(EINVAL); return;  // WHITEOUT is for overlays; no tensor store has use for it
   }
   // A rename waits until the data it renames is in the catalog.
-  filesystem.RunLater(std::move(reply),
-                      [&filesystem, parent, name = std::string(name), new_parent,
-                       new_name = std::string(new_name), mode](Reply later) {
-                        later.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
-                      });
+  filesystem.RunLater(std::move(reply), [&filesystem, parent, name = std::string(name), new_parent,
+                                         new_name = std::string(new_name), mode](Reply later) {
+    later.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
+  });
 }
 
 }  // namespace
@@ -99,8 +96,7 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
     fuse_reply_none(request);
   };
   operations.forget_multi = [](fuse_req_t request, size_t count, fuse_forget_data* forgets) {
-    for (size_t i = 0; i < count; ++i)
-      Forget(FilesystemOf(request), InodeId{forgets[i].ino}, forgets[i].nlookup);
+    for (size_t i = 0; i < count; ++i) Forget(FilesystemOf(request), InodeId{forgets[i].ino}, forgets[i].nlookup);
     fuse_reply_none(request);
   };
   operations.readlink = [](fuse_req_t request, fuse_ino_t ino) { Dispatch(request, ReadLink, InodeId{ino}); };

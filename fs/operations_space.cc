@@ -24,8 +24,7 @@ std::optional<FallocateMode> ToMode(int mode) {
   }
 }
 
-void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode, uint64_t offset,
-              uint64_t length) {
+void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode, uint64_t offset, uint64_t length) {
   const std::optional<FallocateMode> known = ToMode(mode);
   if (!known.has_value()) {
     reply.Errno(EOPNOTSUPP);
@@ -93,9 +92,8 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
     return;
   }
   filesystem.RunLater(std::move(reply), [&filesystem, request](Reply later) {
-    const Result<uint64_t> copied =
-        filesystem.store().CopyRange(request.from->inode, request.from_offset, request.to->inode,
-                                     request.to_offset, request.length);
+    const Result<uint64_t> copied = filesystem.store().CopyRange(request.from->inode, request.from_offset,
+                                                                 request.to->inode, request.to_offset, request.length);
     if (copied.has_value()) {
       later.Written(*copied);
     } else {
@@ -109,14 +107,13 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
 void AddSpaceOperations(fuse_lowlevel_ops& operations) {
   operations.fallocate = [](fuse_req_t request, fuse_ino_t, int mode, off_t offset, off_t length,
                             fuse_file_info* file) {
-    Dispatch(request, Allocate, FileOf(file), mode, static_cast<uint64_t>(offset),
-             static_cast<uint64_t>(length));
+    Dispatch(request, Allocate, FileOf(file), mode, static_cast<uint64_t>(offset), static_cast<uint64_t>(length));
   };
   operations.lseek = [](fuse_req_t request, fuse_ino_t, off_t offset, int whence, fuse_file_info* file) {
     Dispatch(request, Seek, FileOf(file), static_cast<uint64_t>(offset), whence);
   };
-  operations.copy_file_range = [](fuse_req_t request, fuse_ino_t, off_t from_offset, fuse_file_info* from,
-                                  fuse_ino_t, off_t to_offset, fuse_file_info* to, size_t length, int flags) {
+  operations.copy_file_range = [](fuse_req_t request, fuse_ino_t, off_t from_offset, fuse_file_info* from, fuse_ino_t,
+                                  off_t to_offset, fuse_file_info* to, size_t length, int flags) {
     Dispatch(request, CopyRange,
              CopyRequest{.from = FileOf(from),
                          .to = FileOf(to),

@@ -96,7 +96,7 @@ void InodePages::NoteFill() {
 bool InodePages::MayBeStaleAfterWrite() {
   MutexLock lock(mutex_);
   if (filled_ || cached_ > 0) return true;
-  kept_ = false;   // Nobody reads the stale pages now; the next open makes the kernel drop them.
+  kept_ = false;  // Nobody reads the stale pages now; the next open makes the kernel drop them.
   return false;
 }
 
@@ -124,7 +124,7 @@ bool InodePages::RemoveOpen(OpenMode mode, bool mappable) {
   if (mappable) --mappable_;
   if (mode == OpenMode::kPageCache) --cached_;
   if (--opens_ > 0) return false;
-  filled_ = false;   // Each direct write has dropped the pages that it made stale; the rest is valid.
+  filled_ = false;  // Each direct write has dropped the pages that it made stale; the rest is valid.
   return !kept_;
 }
 

@@ -103,7 +103,7 @@ class InodePages {
   struct Record {
     uint64_t id = 0;
     ByteRange range;
-    bool applied = false;   // of direct writes
+    bool applied = false;  // of direct writes
   };
 
   // True if the pages that the kernel may still have are what the store holds; for opens through the page cache.
@@ -115,10 +115,10 @@ class InodePages {
   bool HasOverlapLocked(const std::vector<Record>& records, ByteRange range) const REQUIRES(mutex_);
 
   mutable Mutex mutex_;
-  std::condition_variable changed_;   // a record was applied or removed
+  std::condition_variable changed_;  // a record was applied or removed
   unsigned opens_ GUARDED_BY(mutex_) = 0, cached_ GUARDED_BY(mutex_) = 0, mappable_ GUARDED_BY(mutex_) = 0;
-  bool kept_ GUARDED_BY(mutex_) = false;     // pages left from opens through the page cache are valid
-  bool filled_ GUARDED_BY(mutex_) = false;   // since the first of the present opens
+  bool kept_ GUARDED_BY(mutex_) = false;    // pages left from opens through the page cache are valid
+  bool filled_ GUARDED_BY(mutex_) = false;  // since the first of the present opens
   unsigned waiters_ GUARDED_BY(mutex_) = 0;
   uint64_t last_id_ GUARDED_BY(mutex_) = 0;
   std::vector<Record> direct_writes_ GUARDED_BY(mutex_), write_backs_ GUARDED_BY(mutex_);
@@ -129,7 +129,7 @@ class PageCacheTracker {
  public:
   struct Opened {
     std::shared_ptr<InodePages> pages;
-    bool keep = false;   // of an open through the page cache: pages that the kernel may have are valid
+    bool keep = false;  // of an open through the page cache: pages that the kernel may have are valid
   };
 
   // An open begins or ends. `mappable`: it allows a shared writable mapping.

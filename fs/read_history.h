@@ -30,8 +30,8 @@ class ReadHistory {
 
  private:
   struct Entry {
-    bool filled = false;        // a reader has filled the page cache
-    unsigned direct_next = 0;   // whole reads that go past the page cache before it is tried again
+    bool filled = false;       // a reader has filled the page cache
+    unsigned direct_next = 0;  // whole reads that go past the page cache before it is tried again
   };
 
   Mutex mutex_;

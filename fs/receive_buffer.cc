@@ -15,7 +15,7 @@ thread_local ReceiveBuffer* current = nullptr;
 Result<std::unique_ptr<ReceiveBuffers>> ReceiveBuffers::Create(const Options& options) {
   std::unique_ptr<ReceiveBuffers> buffers(new ReceiveBuffers);
   BufferPool::Options pool;
-  pool.buffer_size = options.payload + ByteCount{kBlockSize};   // room for a shift
+  pool.buffer_size = options.payload + ByteCount{kBlockSize};  // room for a shift
   pool.headroom = ByteCount{kWriteHeader};
   pool.count = std::max<size_t>(options.shared_memory.value / options.payload.value, 1);
   pool.name = "write buffers";
@@ -30,9 +30,7 @@ ReceiveBuffer::ReceiveBuffer(ReceiveBuffers& buffers) : buffers_(buffers), own_(
   current = this;
 }
 
-ReceiveBuffer::~ReceiveBuffer() {
-  current = nullptr;
-}
+ReceiveBuffer::~ReceiveBuffer() { current = nullptr; }
 
 std::span<std::byte> ReceiveBuffer::Prepare() {
   if (!shared_) shared_ = buffers_.shared().TryAllocate();

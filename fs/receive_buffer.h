@@ -20,8 +20,8 @@ inline constexpr uint64_t kWriteHeader = 80;
 class ReceiveBuffers {
  public:
   struct Options {
-    ByteCount payload;                 // the largest write
-    ByteCount shared_memory;           // for buffers that may be given away
+    ByteCount payload;        // the largest write
+    ByteCount shared_memory;  // for buffers that may be given away
     size_t receivers = 1;
   };
   static Result<std::unique_ptr<ReceiveBuffers>> Create(const Options& options);
@@ -30,8 +30,8 @@ class ReceiveBuffers {
   BufferPool& own() { return *own_; }
 
   // Where in a block the next large write is thought to begin. The kernel cuts a large write at the pages of the
-  // program's buffer, which seldom begins on one (Python's): all pieces of one call but the first then begin at the same
-  // place inside a block; calls of 1 MiB each arrive as a large piece at the same place and a small rest.
+  // program's buffer, which seldom begins on one (Python's): all pieces of one call but the first then begin at the
+  // same place inside a block; calls of 1 MiB each arrive as a large piece at the same place and a small rest.
   uint64_t shift() const { return shift_.load(std::memory_order_relaxed); }
   void NoteLarge(uint64_t offset, uint64_t size) {
     const bool goes_on = end_.exchange(offset + size, std::memory_order_relaxed) == offset || offset == 0;
@@ -57,8 +57,8 @@ class ReceiveBuffer {
   std::span<std::byte> Prepare();
 
   // The buffer behind `data`, a write at `offset`, for whoever wants to keep it: the thread's next request goes
-  // elsewhere. Empty when `data` is not the payload of the request that this thread works on, when its blocks do not lie
-  // on pages, or when its memory cannot be given away now. Learns from `offset` where the next write may begin.
+  // elsewhere. Empty when `data` is not the payload of the request that this thread works on, when its blocks do not
+  // lie on pages, or when its memory cannot be given away now. Learns from `offset` where the next write may begin.
   static Buffer Claim(std::span<const std::byte> data, uint64_t offset);
 
  private:

@@ -24,9 +24,7 @@ constexpr blksize_t kPreferredIo = 64 * kKiB;
 // One writev holds IOV_MAX pieces, the header among them.
 constexpr size_t kMaximumPieces = IOV_MAX - 1;
 
-timespec ToTimespec(const Timestamp& time) {
-  return {.tv_sec = time.seconds, .tv_nsec = time.nanoseconds};
-}
+timespec ToTimespec(const Timestamp& time) { return {.tv_sec = time.seconds, .tv_nsec = time.nanoseconds}; }
 
 // Calls a libfuse reply function that sends open flags which libfuse itself may not know.
 template <typename Function>
@@ -69,12 +67,9 @@ fuse_entry_param ToEntry(const Attributes& attributes, double valid_seconds) {
   return entry;
 }
 
-Reply::Reply(fuse_req_t request, RequestCounter& counter) : request_(request), counter_(counter) {
-  counter_.Begin();
-}
+Reply::Reply(fuse_req_t request, RequestCounter& counter) : request_(request), counter_(counter) { counter_.Begin(); }
 
-Reply::Reply(Reply&& other) noexcept
-    : request_(std::exchange(other.request_, nullptr)), counter_(other.counter_) {}
+Reply::Reply(Reply&& other) noexcept : request_(std::exchange(other.request_, nullptr)), counter_(other.counter_) {}
 
 Reply::~Reply() {
   if (request_ == nullptr) return;
@@ -119,7 +114,7 @@ bool Reply::Entry(const Attributes& attributes, double valid_seconds) {
 void Reply::NoEntry(double valid_seconds) {
   fuse_req_t request = Take();
   if (request == nullptr) return;
-  fuse_entry_param entry{};   // inode 0: a name that is not there
+  fuse_entry_param entry{};  // inode 0: a name that is not there
   entry.entry_timeout = valid_seconds;
   Ended(fuse_reply_entry(request, &entry));
 }
@@ -134,8 +129,8 @@ void Reply::Attribute(const Attributes& attributes, double valid_seconds) {
 bool Reply::Open(const fuse_file_info& file, uint32_t open_flags) {
   fuse_req_t request = Take();
   if (request == nullptr) return false;
-  return Ended(WithOpenFlags(file, open_flags,
-                             [&](const fuse_file_info& info) { return fuse_reply_open(request, &info); }));
+  return Ended(
+      WithOpenFlags(file, open_flags, [&](const fuse_file_info& info) { return fuse_reply_open(request, &info); }));
 }
 
 bool Reply::Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
@@ -143,9 +138,8 @@ bool Reply::Create(const Attributes& attributes, double valid_seconds, const fus
   fuse_req_t request = Take();
   if (request == nullptr) return false;
   const fuse_entry_param entry = ToEntry(attributes, valid_seconds);
-  return Ended(WithOpenFlags(file, open_flags, [&](const fuse_file_info& info) {
-    return fuse_reply_create(request, &entry, &info);
-  }));
+  return Ended(WithOpenFlags(file, open_flags,
+                             [&](const fuse_file_info& info) { return fuse_reply_create(request, &entry, &info); }));
 }
 
 void Reply::Link(const std::string& target) {
@@ -188,8 +182,7 @@ void Reply::ExtendedAttribute(std::string_view value, size_t capacity) {
   }
   fuse_req_t request = Take();
   if (request == nullptr) return;
-  Ended(capacity == 0 ? fuse_reply_xattr(request, value.size())
-                      : fuse_reply_buf(request, value.data(), value.size()));
+  Ended(capacity == 0 ? fuse_reply_xattr(request, value.size()) : fuse_reply_buf(request, value.data(), value.size()));
 }
 
 void Reply::Offset(uint64_t offset) {

@@ -49,20 +49,20 @@ class Reply {
   const fuse_ctx& caller() const { return *fuse_req_ctx(request_); }
 
   void Ok();
-  void Errno(int error);                // positive
+  void Errno(int error);  // positive
   void Fail(const Error& error);
   // Ok, or the error.
   void Finish(const Result<void>& result);
 
   [[nodiscard]] bool Entry(const Attributes& attributes, double valid_seconds);
-  void NoEntry(double valid_seconds);   // "there is no such name", which the kernel may remember
+  void NoEntry(double valid_seconds);  // "there is no such name", which the kernel may remember
   void Attribute(const Attributes& attributes, double valid_seconds);
   // `open_flags` are FOPEN_ bits that fuse_file_info has no member for.
   [[nodiscard]] bool Open(const fuse_file_info& file, uint32_t open_flags);
   [[nodiscard]] bool Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
                             uint32_t open_flags);
   void Link(const std::string& target);
-  void Data(const ReadView& view);      // reads the pieces before it returns
+  void Data(const ReadView& view);  // reads the pieces before it returns
   [[nodiscard]] bool Bytes(std::string_view bytes);
   void Written(size_t size);
   void Statistics(const struct statvfs& statistics);
@@ -73,7 +73,7 @@ class Reply {
 
  private:
   fuse_req_t Take();
-  bool Ended(int status);               // counts the request as answered
+  bool Ended(int status);  // counts the request as answered
 
   fuse_req_t request_;
   RequestCounter& counter_;

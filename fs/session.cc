@@ -24,13 +24,13 @@
 namespace weightfs {
 namespace {
 
-constexpr unsigned kMaxBackground = 128;        // read-ahead and asynchronous direct I/O under way
+constexpr unsigned kMaxBackground = 128;  // read-ahead and asynchronous direct I/O under way
 constexpr unsigned kCongestionThreshold = 96;
-constexpr size_t kInHeader = 40;                // struct fuse_in_header
-constexpr size_t kInOpcode = 4;                 // offset of its u32 opcode
+constexpr size_t kInHeader = 40;  // struct fuse_in_header
+constexpr size_t kInOpcode = 4;   // offset of its u32 opcode
 // Opcodes of what the kernel sends without waiting for it, of the one that must see their effect, and of reads.
 constexpr uint32_t kForget = 2, kRead = 15, kStatfs = 17, kRelease = 18, kBatchForget = 42;
-constexpr size_t kInitBuffer = 64 * kKiB;       // the kernel wants at least 8 KiB for any request
+constexpr size_t kInitBuffer = 64 * kKiB;  // the kernel wants at least 8 KiB for any request
 
 // Interrupts a receiver's read; its handler does nothing. A real-time signal, so that it disturbs no other use.
 int WakeSignal() { return SIGRTMIN + 7; }
@@ -109,8 +109,8 @@ uint32_t OpcodeOf(const fuse_buf& request) {
   return opcode;
 }
 
-// Whether a request is about names or attributes, or writes little. A read may wait for a device; with large requests the
-// processors are needed for copying.
+// Whether a request is about names or attributes, or writes little. A read may wait for a device; with large requests
+// the processors are needed for copying.
 bool IsQuick(const fuse_buf& request) { return OpcodeOf(request) != kRead && request.size < kLargeWrite; }
 
 // A comma or backslash in an option's value is written with a backslash before it.
@@ -152,8 +152,7 @@ Result<std::unique_ptr<Session>> Session::Create(Filesystem& filesystem, const M
   std::unique_ptr<Session> session(new Session(filesystem, options));
   ASSIGN_OR_RETURN(session->mask_, ParseFeatureMask(options.without));
   session->stop_event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (session->stop_event_ < 0)
-    return Error{ErrorCode::kNoMemory, fmt::format("eventfd: {}", std::strerror(errno))};
+  if (session->stop_event_ < 0) return Error{ErrorCode::kNoMemory, fmt::format("eventfd: {}", std::strerror(errno))};
 
   fuse_lowlevel_ops& operations = session->operations_;
   operations.init = OnInit;
@@ -206,9 +205,7 @@ Result<void> Session::Attach(int descriptor) {
   return UseDescriptor(descriptor);
 }
 
-ssize_t Session::OnRead(int descriptor, void* buffer, size_t size, void*) {
-  return read(descriptor, buffer, size);
-}
+ssize_t Session::OnRead(int descriptor, void* buffer, size_t size, void*) { return read(descriptor, buffer, size); }
 
 ssize_t Session::OnWrite(int descriptor, iovec* iov, int count, void*) {
   ReplyCompletion::Apply(iov, count);
@@ -334,7 +331,8 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer) {
 void Session::Receive() {
   {
     ReceiveBuffer buffer(*buffers_);
-    while (!stopping_.load(std::memory_order_relaxed) && ReceiveOne(buffer)) {}
+    while (!stopping_.load(std::memory_order_relaxed) && ReceiveOne(buffer)) {
+    }
   }
   MutexLock lock(mutex_);
   if (--receiving_ == 0) Stop();
@@ -372,7 +370,8 @@ Result<void> Session::Run() {
   if (options_.ready) options_.ready();
 
   pollfd stop{.fd = stop_event_, .events = POLLIN, .revents = 0};
-  while (poll(&stop, 1, -1) < 0 && errno == EINTR) {}
+  while (poll(&stop, 1, -1) < 0 && errno == EINTR) {
+  }
   bool all_left = false;
   {
     MutexLock lock(mutex_);

@@ -68,12 +68,12 @@ class Session {
   const MountOptions& options_;
   fuse_lowlevel_ops operations_{};
   fuse_session* session_ = nullptr;
-  int descriptor_ = -1;                // libfuse's; closed by Unmount
-  int stop_event_ = -1;                // readable once Stop was called or the last receiver has left
+  int descriptor_ = -1;  // libfuse's; closed by Unmount
+  int stop_event_ = -1;  // readable once Stop was called or the last receiver has left
   bool attached_ = false;
   bool ended_ = false;
-  std::string mount_path_;             // empty when nothing is mounted
-  std::string mount_device_;           // MAJOR:MINOR
+  std::string mount_path_;    // empty when nothing is mounted
+  std::string mount_device_;  // MAJOR:MINOR
   FeatureMask mask_;
   KernelOffer offer_;
   std::unique_ptr<ReceiveBuffers> buffers_;

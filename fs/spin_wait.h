@@ -11,8 +11,8 @@
 namespace weightfs {
 
 // Waking a sleeping thread on an idle processor takes longer than serving a request about names. Shared by the
-// receivers of a session, of which one at a time looks. After a pause longer than `limit` receivers sleep at once, so an
-// idle mount uses no processor. Thread-safe.
+// receivers of a session, of which one at a time looks. After a pause longer than `limit` receivers sleep at once, so
+// an idle mount uses no processor. Thread-safe.
 class SpinWait {
  public:
   explicit SpinWait(std::chrono::microseconds limit) : limit_(limit) {}
@@ -22,7 +22,8 @@ class SpinWait {
     if (!worthwhile_.load(std::memory_order_relaxed) || looking_.exchange(true)) return;
     pollfd look{.fd = descriptor, .events = POLLIN, .revents = 0};
     const auto until = Now() + limit_.count();
-    while (poll(&look, 1, 0) == 0 && Now() < until) {}
+    while (poll(&look, 1, 0) == 0 && Now() < until) {
+    }
     looking_.store(false);
   }
   // A request was received; `quick` when it waits for no device and copies little.
@@ -39,7 +40,7 @@ class SpinWait {
   static int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
   const std::chrono::nanoseconds limit_;
-  std::atomic<int64_t> finished_{0};   // when the last request was served
+  std::atomic<int64_t> finished_{0};  // when the last request was served
   std::atomic<bool> worthwhile_{false};
   std::atomic<bool> looking_{false};
 };

@@ -7,9 +7,9 @@
 namespace weightfs {
 
 enum class UnmountMode : unsigned char {
-  kPlain,   // fails while anybody uses the mount
-  kLazy,    // the directory is free at once; the filesystem lives until its last user ends
-  kForce,   // the connection to the daemon is ended: programs get errors, and the directory is free
+  kPlain,  // fails while anybody uses the mount
+  kLazy,   // the directory is free at once; the filesystem lives until its last user ends
+  kForce,  // the connection to the daemon is ended: programs get errors, and the directory is free
 };
 
 // 0, or a positive errno: EBUSY (also: not the caller's), ENOENT when fusermount3 is needed and not installed, EPERM

@@ -17,15 +17,15 @@
 namespace weightfs::lease {
 namespace {
 
-constexpr size_t kMaximumDescriptors = kMaximumDevices + 1;   // and the body
+constexpr size_t kMaximumDescriptors = kMaximumDevices + 1;  // and the body
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 Error Failed(std::string_view what, int error) {
-  const auto code = error == EAGAIN || error == EWOULDBLOCK                               ? ErrorCode::kAgain
-                    : error == EPIPE || error == ECONNRESET || error == ENOTCONN          ? ErrorCode::kShutdown
-                    : error == ECONNREFUSED                                               ? ErrorCode::kNotFound
+  const auto code = error == EAGAIN || error == EWOULDBLOCK                                     ? ErrorCode::kAgain
+                    : error == EPIPE || error == ECONNRESET || error == ENOTCONN                ? ErrorCode::kShutdown
+                    : error == ECONNREFUSED                                                     ? ErrorCode::kNotFound
                     : error == ENOMEM || error == ENOBUFS || error == EMFILE || error == ENFILE ? ErrorCode::kNoMemory
-                                                                                          : ErrorCode::kIo;
+                                                                                                : ErrorCode::kIo;
   return {code, fmt::format("lease channel: {}: {}", what, std::strerror(error))};
 }
 
@@ -39,8 +39,8 @@ struct Address {
 Result<Address> AddressOf(std::string_view name) {
   Address out;
   if (name.empty() || name.size() > sizeof(out.address.sun_path) - 1) {
-    return Refused(fmt::format("a socket's name has 1 to {} bytes, not {}", sizeof(out.address.sun_path) - 1,
-                               name.size()));
+    return Refused(
+        fmt::format("a socket's name has 1 to {} bytes, not {}", sizeof(out.address.sun_path) - 1, name.size()));
   }
   out.address.sun_family = AF_UNIX;
   std::memcpy(out.address.sun_path + 1, name.data(), name.size());
@@ -103,8 +103,8 @@ Result<void> Check(const Header& header, uint64_t inline_bytes, size_t descripto
     return Refused(fmt::format("a message of version {}; this side speaks {}", header.version, kProtocolVersion));
   }
   if (header.body > std::min(limits.body, kMaximumBody)) {
-    return Refused(fmt::format("a message of {} bytes; at most {} are taken", header.body,
-                               std::min(limits.body, kMaximumBody)));
+    return Refused(
+        fmt::format("a message of {} bytes; at most {} are taken", header.body, std::min(limits.body, kMaximumBody)));
   }
   if (header.in_memfd > 1 || inline_bytes != (header.in_memfd != 0 ? 0 : header.body)) {
     return Refused(fmt::format("a message whose header says {} bytes came with {}", header.body, inline_bytes));
@@ -166,8 +166,8 @@ Result<void> Send(int socket, Header header, std::span<const std::span<const std
   for (const auto& piece : body) header.body += piece.size();
   header.in_memfd = header.body > kInlineBody ? 1 : 0;
   if (header.body > kMaximumBody || descriptors.size() > kMaximumDevices) {
-    return Refused(fmt::format("a message of {} bytes with {} descriptors is too large to send", header.body,
-                               descriptors.size()));
+    return Refused(
+        fmt::format("a message of {} bytes with {} descriptors is too large to send", header.body, descriptors.size()));
   }
   Descriptor file;
   std::vector<int> passed;
@@ -193,7 +193,7 @@ Result<void> Send(int socket, Header header, std::span<const std::span<const std
     entry->cmsg_len = CMSG_LEN(passed.size() * sizeof(int));
     std::memcpy(CMSG_DATA(entry), passed.data(), passed.size() * sizeof(int));
   }
-  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {   // Whole or not at all.
+  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {  // Whole or not at all.
     if (errno != EINTR) return Failed("sending", errno);
   }
   return {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of protocol.h on their way: sent and received whole, with their descriptors. Both ends use it; neither trusts
-// the other: whatever arrives is bounded before it is kept, and its sender can change none of it afterwards.
+// Messages of protocol.h on their way: sent and received whole, with their descriptors. Both ends use it; neither
+// trusts the other: whatever arrives is bounded before it is kept, and its sender can change none of it afterwards.
 #pragma once
 
 #include <cstddef>
@@ -21,22 +21,21 @@ namespace weightfs::lease {
 // A message as it arrived.
 struct Message {
   Header header;
-  std::unique_ptr<std::byte[]> memory;     // header.body bytes; null where there are none
-  std::vector<Descriptor> descriptors;     // without that of the body
+  std::unique_ptr<std::byte[]> memory;  // header.body bytes; null where there are none
+  std::vector<Descriptor> descriptors;  // without that of the body
 
   std::span<const std::byte> body() const { return {memory.get(), header.body}; }
 };
 
 // What a receiver takes.
 struct ReceiveLimits {
-  uint64_t body = kMaximumBody;            // bytes
+  uint64_t body = kMaximumBody;  // bytes
   uint32_t descriptors = kMaximumDevices;
 };
 
 // The bytes of a value, or of the elements of a vector or span, as a piece of a body.
 template <typename T>
-  requires std::is_trivially_copyable_v<T>
-std::span<const std::byte> Bytes(std::span<const T> values) {
+requires std::is_trivially_copyable_v<T> std::span<const std::byte> Bytes(std::span<const T> values) {
   return std::as_bytes(values);
 }
 template <typename T>
@@ -44,8 +43,7 @@ std::span<const std::byte> Bytes(const std::vector<T>& values) {
   return Bytes(std::span<const T>(values));
 }
 template <typename T>
-  requires std::is_trivially_copyable_v<T>
-std::span<const std::byte> BytesOf(const T& value) {
+requires std::is_trivially_copyable_v<T> std::span<const std::byte> BytesOf(const T& value) {
   return std::as_bytes(std::span<const T>(&value, 1));
 }
 
@@ -55,7 +53,7 @@ class BodyReader {
   explicit BodyReader(std::span<const std::byte> body) : rest_(body) {}
 
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   bool Take(T* value) {
     if (rest_.size() < sizeof(T)) return false;
     std::memcpy(value, rest_.data(), sizeof(T));
@@ -63,7 +61,7 @@ class BodyReader {
     return true;
   }
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   bool Take(uint64_t count, std::vector<T>* values) {
     if (rest_.size() / sizeof(T) < count) return false;
     values->resize(count);
@@ -73,7 +71,7 @@ class BodyReader {
   }
   // Into memory that is there; all of it.
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   bool Take(std::span<T> values) {
     if (rest_.size() < values.size_bytes()) return false;
     if (!values.empty()) std::memcpy(values.data(), rest_.data(), values.size_bytes());

@@ -24,7 +24,7 @@ struct weightfs_info {
 #define WEIGHTFS_FEATURE_EXTENTS 1 /* WEIGHTFS_IOC_EXTENTS answers */
 #define WEIGHTFS_FEATURE_STATS 2   /* WEIGHTFS_IOC_STATS answers */
 #define WEIGHTFS_FEATURE_READ_ONLY 4
-#define WEIGHTFS_FEATURE_LEASES 8  /* WEIGHTFS_IOC_LEASE answers those whom the mount trusts */
+#define WEIGHTFS_FEATURE_LEASES 8 /* WEIGHTFS_IOC_LEASE answers those whom the mount trusts */
 
 /* One run of a file. */
 struct weightfs_extent {
@@ -71,17 +71,17 @@ struct weightfs_stats {
 };
 
 /* A regular file. Its clean data leaves the caches of the daemon and of the kernel: the next read is a cold one. For
- * benchmarks; takes no argument. EPERM: the descriptor is not open for writing, and the caller neither owns the file nor
- * has CAP_FOWNER. */
+ * benchmarks; takes no argument. EPERM: the descriptor is not open for writing, and the caller neither owns the file
+ * nor has CAP_FOWNER. */
 #define WEIGHTFS_IOC_DROP_CACHE _IO(WEIGHTFS_IOC_MAGIC, 4)
 
 /* A ticket for leases (lease/protocol.h): direct access to the devices of the store, for the bytes of this file as far
- * as this descriptor may read or write them. A directory: for many files of it at once. EPERM: the mount's option direct=
- * does not trust the caller, or it is user 0 without CAP_DAC_OVERRIDE. EOPNOTSUPP: it is off. */
+ * as this descriptor may read or write them. A directory: for many files of it at once. EPERM: the mount's option
+ * direct= does not trust the caller, or it is user 0 without CAP_DAC_OVERRIDE. EOPNOTSUPP: it is off. */
 struct weightfs_lease_ticket {
-  __u32 version;  /* in */
-  __u32 protocol; /* out: of the socket */
-  __u8 token[16]; /* out: good while the descriptor is open */
+  __u32 version;   /* in */
+  __u32 protocol;  /* out: of the socket */
+  __u8 token[16];  /* out: good while the descriptor is open */
   char socket[96]; /* out: NUL-terminated name in the abstract namespace (without its leading NUL) */
 };
 

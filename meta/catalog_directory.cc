@@ -29,9 +29,9 @@ Result<GuardedDirectory> OpenCatalogDirectory(const std::string& directory) {
 struct DirectoryContent {
   bool exists = false;
   bool empty = true;
-  bool current = false;        // the file that names the manifest: a complete database has it
+  bool current = false;  // the file that names the manifest: a complete database has it
   bool database_files = false;
-  std::vector<std::string> logs;   // of RocksDB itself, by versions that let it write some
+  std::vector<std::string> logs;  // of RocksDB itself, by versions that let it write some
 };
 
 Result<DirectoryContent> LookInto(const std::string& directory) {
@@ -67,7 +67,7 @@ Result<void> PrepareCatalogDirectory(const std::string& directory, bool create, 
   }
   if (content.current) {
     if (read_only) return {};
-    for (const std::string& log : content.logs) unlink((directory + "/" + log).c_str());   // losing them is no error
+    for (const std::string& log : content.logs) unlink((directory + "/" + log).c_str());  // losing them is no error
     return {};
   }
   if (content.database_files) {

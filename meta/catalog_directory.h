@@ -12,8 +12,8 @@ namespace weightfs {
 
 // Checks that `directory` holds a catalog or, with `create`, that it is missing or empty, and makes it. The directory
 // and its entries must pass common/guarded_directory.h. Unless `read_only`, it removes the log files of RocksDB itself
-// that earlier versions left. Full-line errors: kNotFound, kExists, kCorrupt (CURRENT is missing), kPermission, kNoSpace,
-// kIo.
+// that earlier versions left. Full-line errors: kNotFound, kExists, kCorrupt (CURRENT is missing), kPermission,
+// kNoSpace, kIo.
 Result<void> PrepareCatalogDirectory(const std::string& directory, bool create, bool read_only);
 
 // Takes every permission of other users from the directory and its files: they show names and attributes. Root gives

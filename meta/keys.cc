@@ -7,7 +7,7 @@ namespace weightfs::keys {
 namespace {
 
 constexpr size_t kNumberSize = sizeof(uint64_t);
-constexpr size_t kMaximumNameSize = 255;   // of entries and attributes, as everywhere in POSIX and Linux
+constexpr size_t kMaximumNameSize = 255;  // of entries and attributes, as everywhere in POSIX and Linux
 
 std::string Numbered(char kind, uint64_t number, size_t room_after = 0) {
   std::string key;
@@ -29,9 +29,7 @@ std::string Indexed(char kind, InodeId ino, uint64_t index) {
   return key;
 }
 
-bool IsKind(std::string_view key, char one, char other) {
-  return !key.empty() && (key[0] == one || key[0] == other);
-}
+bool IsKind(std::string_view key, char one, char other) { return !key.empty() && (key[0] == one || key[0] == other); }
 
 }  // namespace
 

@@ -11,16 +11,16 @@
 
 namespace weightfs::keys {
 
-inline constexpr char kInode = 'i';       // i | ino                     → InodeRecord
-inline constexpr char kEntry = 'd';       // d | parent ino | name       → EntryRecord
-inline constexpr char kExtent = 'e';      // e | ino | first file block  → ExtentRecord
-inline constexpr char kChecksums = 'c';   // c | ino | segment           → CRC-32C of each block of the segment
-inline constexpr char kAttribute = 'x';   // x | ino | name              → extended attribute, verbatim
-inline constexpr char kOrphan = 'o';      // o | ino                     → empty: no link left, still referenced
-inline constexpr char kReference = 'r';   // r | device | device block   → reference count of a shared extent (reserved)
-inline constexpr char kStore = 'S';       // S | name                    → facts of the store
+inline constexpr char kInode = 'i';      // i | ino                     → InodeRecord
+inline constexpr char kEntry = 'd';      // d | parent ino | name       → EntryRecord
+inline constexpr char kExtent = 'e';     // e | ino | first file block  → ExtentRecord
+inline constexpr char kChecksums = 'c';  // c | ino | segment           → CRC-32C of each block of the segment
+inline constexpr char kAttribute = 'x';  // x | ino | name              → extended attribute, verbatim
+inline constexpr char kOrphan = 'o';     // o | ino                     → empty: no link left, still referenced
+inline constexpr char kReference = 'r';  // r | device | device block   → reference count of a shared extent (reserved)
+inline constexpr char kStore = 'S';      // S | name                    → facts of the store
 
-inline constexpr uint64_t kSegmentBlocks = 256;   // blocks a checksum segment covers: 1 MiB of file
+inline constexpr uint64_t kSegmentBlocks = 256;  // blocks a checksum segment covers: 1 MiB of file
 
 // The segments of a file of `size` bytes; none of its checksums has a higher number.
 constexpr uint64_t SegmentsOf(uint64_t size) {
@@ -43,10 +43,18 @@ std::string KindPrefix(char kind);
 std::string PrefixEnd(std::string prefix);
 
 // The parts of a key; nullopt when it is not of the kind's shape. `name` (1 to 255 bytes) points into the key.
-struct InodeKey { InodeId ino; };
-struct NamedKey { InodeId ino; std::string_view name; };            // Entry (ino = parent) and Attribute
-struct IndexedKey { InodeId ino; uint64_t index; };                 // Extent (block) and Checksums (segment)
-std::optional<InodeKey> ParseInode(std::string_view key);           // Inode and Orphan
+struct InodeKey {
+  InodeId ino;
+};
+struct NamedKey {
+  InodeId ino;
+  std::string_view name;
+};  // Entry (ino = parent) and Attribute
+struct IndexedKey {
+  InodeId ino;
+  uint64_t index;
+};                                                         // Extent (block) and Checksums (segment)
+std::optional<InodeKey> ParseInode(std::string_view key);  // Inode and Orphan
 std::optional<NamedKey> ParseNamed(std::string_view key);
 std::optional<IndexedKey> ParseIndexed(std::string_view key);
 

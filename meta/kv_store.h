@@ -20,8 +20,8 @@ class KvBatch {
   struct Change {
     enum class Kind : unsigned char { kPut, kDelete, kDeleteRange };
     Kind kind;
-    std::string key;     // the first key of a range
-    std::string value;   // or the key after the last of a range
+    std::string key;    // the first key of a range
+    std::string value;  // or the key after the last of a range
   };
 
   void Put(std::string key, std::string value) {
@@ -48,12 +48,12 @@ class KvBatch {
 class KvIterator {
  public:
   virtual ~KvIterator() = default;
-  virtual bool Valid() const = 0;               // false at the end and after an error
+  virtual bool Valid() const = 0;  // false at the end and after an error
   virtual void Next() = 0;
   virtual void Seek(std::string_view key) = 0;  // to the first key >= `key` inside the prefix
   virtual std::string_view key() const = 0;
   virtual std::string_view value() const = 0;
-  virtual Result<void> status() const = 0;      // check once Valid() is false: an error is not the end
+  virtual Result<void> status() const = 0;  // check once Valid() is false: an error is not the end
 };
 
 // Thread-safe. Any failed write makes the store read-only: later writes fail with kReadOnly.

@@ -21,7 +21,7 @@ constexpr uint8_t kEntryFormat = 1;
 constexpr uint8_t kExtentFormat = 1;
 constexpr uint8_t kChecksumsFormat = 1;
 
-constexpr size_t kInodeFixedSize = 119;     // all but the symbolic link's target
+constexpr size_t kInodeFixedSize = 119;  // all but the symbolic link's target
 constexpr size_t kEntrySize = 10;
 constexpr size_t kExtentSize = 31;
 constexpr size_t kChecksumsHeaderSize = 3;
@@ -34,7 +34,7 @@ constexpr uint64_t kMaximumBlocks = kMaximumSize / kBlockSize;
 constexpr uint32_t kKnownInodeFlags = kInodeHasAttributes | kInodeUnnamed;
 constexpr uint32_t kKnownExtentFlags = kExtentUnwritten | kExtentShared;
 constexpr uint32_t kNanosecondsPerSecond = 1'000'000'000;
-constexpr unsigned kTypeShift = 12;         // from S_IFMT bits to the type as one byte, as in d_type
+constexpr unsigned kTypeShift = 12;  // from S_IFMT bits to the type as one byte, as in d_type
 static_assert(S_IFMT == 0xFU << kTypeShift);
 
 bool IsFileType(uint32_t type) {
@@ -45,10 +45,8 @@ bool IsFileType(uint32_t type) {
     case S_IFCHR:
     case S_IFBLK:
     case S_IFIFO:
-    case S_IFSOCK:
-      return true;
-    default:
-      return false;
+    case S_IFSOCK: return true;
+    default: return false;
   }
 }
 
@@ -119,8 +117,7 @@ Result<InodeRecord> InodeRecord::Decode(std::string_view bytes) {
                           &record.device_minor, &record.flags}) {
     *field = decoder.Little<uint32_t>();
   }
-  for (uint64_t* field :
-       {&record.generation, &record.size, &record.blocks, &record.data_version, &record.parent}) {
+  for (uint64_t* field : {&record.generation, &record.size, &record.blocks, &record.data_version, &record.parent}) {
     *field = decoder.Little<uint64_t>();
   }
   for (Timestamp* time : {&record.accessed, &record.modified, &record.changed, &record.created}) {

@@ -20,22 +20,22 @@ struct Timestamp {
   int64_t seconds = 0;
   uint32_t nanoseconds = 0;
   constexpr auto operator<=>(const Timestamp&) const = default;
-  static Timestamp Now();   // CLOCK_REALTIME
+  static Timestamp Now();  // CLOCK_REALTIME
 };
 
 struct InodeRecord {
-  uint32_t mode = 0;             // type and permission bits, as in st_mode
+  uint32_t mode = 0;  // type and permission bits, as in st_mode
   uint32_t uid = 0, gid = 0;
   uint32_t links = 0;
-  uint32_t device_major = 0, device_minor = 0;   // of device nodes
-  uint32_t flags = 0;            // InodeFlags
-  uint64_t generation = 0;       // inode numbers are never used again; kept for NFS-like handles
-  uint64_t size = 0;             // bytes
-  uint64_t blocks = 0;           // kBlockSize blocks that extents cover
-  uint64_t data_version = 0;     // grows with each commit of data
-  uint64_t parent = 0;           // of a directory: its parent inode
+  uint32_t device_major = 0, device_minor = 0;  // of device nodes
+  uint32_t flags = 0;                           // InodeFlags
+  uint64_t generation = 0;                      // inode numbers are never used again; kept for NFS-like handles
+  uint64_t size = 0;                            // bytes
+  uint64_t blocks = 0;                          // kBlockSize blocks that extents cover
+  uint64_t data_version = 0;                    // grows with each commit of data
+  uint64_t parent = 0;                          // of a directory: its parent inode
   Timestamp accessed, modified, changed, created;
-  std::string symlink;           // the target of a symbolic link, at most 4,095 bytes
+  std::string symlink;  // the target of a symbolic link, at most 4,095 bytes
   bool operator==(const InodeRecord&) const = default;
 
   std::string Encode() const;
@@ -43,13 +43,13 @@ struct InodeRecord {
 };
 
 enum InodeFlags : uint32_t {
-  kInodeHasAttributes = 1,   // at least one extended attribute was ever set: answers ENODATA without a look-up otherwise
-  kInodeUnnamed = 2,         // never had a name (O_TMPFILE): may get its first link though it has none
+  kInodeHasAttributes = 1,  // at least one extended attribute was ever set: answers ENODATA without a look-up otherwise
+  kInodeUnnamed = 2,        // never had a name (O_TMPFILE): may get its first link though it has none
 };
 
 struct EntryRecord {
   InodeId ino;
-  uint32_t type = 0;             // S_IFMT bits of the inode's mode
+  uint32_t type = 0;  // S_IFMT bits of the inode's mode
   bool operator==(const EntryRecord&) const = default;
 
   std::string Encode() const;
@@ -61,9 +61,9 @@ struct EntryRecord {
 struct ExtentRecord {
   DeviceId device;
   DeviceBlock start;
-  BlockCount count;              // 1 to kMaximumExtentBlocks
-  uint32_t flags = 0;            // ExtentFlags
-  uint64_t generation = 0;       // data_version of the commit that wrote it
+  BlockCount count;         // 1 to kMaximumExtentBlocks
+  uint32_t flags = 0;       // ExtentFlags
+  uint64_t generation = 0;  // data_version of the commit that wrote it
   bool operator==(const ExtentRecord&) const = default;
 
   std::string Encode(std::string_view key) const;
@@ -73,8 +73,8 @@ struct ExtentRecord {
 inline constexpr uint64_t kMaximumExtentBlocks = 64 * kMiB / kBlockSize;
 
 enum ExtentFlags : uint32_t {
-  kExtentUnwritten = 1,   // allocated by fallocate, reads as zeros, no checksums
-  kExtentShared = 2,      // has a reference count under keys::kReference (reserved)
+  kExtentUnwritten = 1,  // allocated by fallocate, reads as zeros, no checksums
+  kExtentShared = 2,     // has a reference count under keys::kReference (reserved)
 };
 
 // Checksums of one segment: CRC-32C of each block, by index in the segment; entries of blocks without a written

@@ -35,7 +35,7 @@ constexpr int kOpenTables = 512;
 constexpr int kReadOnlyAttempts = 16;
 constexpr size_t kScanReadAhead = 2 * kMiB;
 constexpr size_t kBatchHeaderSize = 12;
-constexpr size_t kChangeOverhead = 11;   // of one change in a RocksDB batch: tag and two lengths
+constexpr size_t kChangeOverhead = 11;  // of one change in a RocksDB batch: tag and two lengths
 
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
 std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
@@ -73,12 +73,9 @@ class Health {
 
 std::string_view NameOf(rocksdb::BackgroundErrorReason reason) {
   switch (reason) {
-    case rocksdb::BackgroundErrorReason::kFlush:
-      return "flushing the catalog's memory";
-    case rocksdb::BackgroundErrorReason::kCompaction:
-      return "compacting the catalog";
-    default:
-      return "writing the catalog";
+    case rocksdb::BackgroundErrorReason::kFlush: return "flushing the catalog's memory";
+    case rocksdb::BackgroundErrorReason::kCompaction: return "compacting the catalog";
+    default: return "writing the catalog";
   }
 }
 
@@ -109,7 +106,7 @@ class Messages final : public rocksdb::Logger {
       : Logger(rocksdb::InfoLogLevel::WARN_LEVEL), directory_(std::move(directory)) {}
 
   using Logger::Logv;
-  void Logv(const char*, va_list) override {}   // of no level: information
+  void Logv(const char*, va_list) override {}  // of no level: information
   void Logv(const rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
     if (level < rocksdb::InfoLogLevel::WARN_LEVEL || level >= rocksdb::InfoLogLevel::HEADER_LEVEL) return;
     const bool warning = level == rocksdb::InfoLogLevel::WARN_LEVEL;
@@ -145,7 +142,7 @@ struct Database {
     if (const auto status = db->Close(); !status.ok() && !health->failed()) {
       spdlog::warn("{}: closing the catalog failed: {}", directory, status.ToString());
     }
-    if (!read_only) TakePermissionsOfOthers(directory);   // of what root has made in another user's directory
+    if (!read_only) TakePermissionsOfOthers(directory);  // of what root has made in another user's directory
   }
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
@@ -178,7 +175,7 @@ rocksdb::BlockBasedTableOptions TableOptions(std::shared_ptr<rocksdb::Cache> cac
   options.pin_l0_filter_and_index_blocks_in_cache = true;
   options.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   options.whole_key_filtering = true;
-  options.format_version = 5;   // the newest that all supported versions read
+  options.format_version = 5;  // the newest that all supported versions read
   return options;
 }
 
@@ -194,7 +191,7 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   // next open. The manifest's default limit of 1 GiB, never reached between two mounts, keeps one manifest throughout:
   // do not lower it.
   options.track_and_verify_wals_in_manifest = true;
-  options.recycle_log_file_num = 0;   // recycled logs cannot be read up to a point in time
+  options.recycle_log_file_num = 0;  // recycled logs cannot be read up to a point in time
   options.max_bgerror_resume_count = 0;
   options.listeners.push_back(std::make_shared<FailureListener>(database.health));
 
@@ -214,7 +211,7 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.info_log = std::make_shared<Messages>(database.directory);
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
-  if (wanted.read_only) options.max_open_files = -1;   // all at once: a mount beside us may delete them
+  if (wanted.read_only) options.max_open_files = -1;  // all at once: a mount beside us may delete them
   return options;
 }
 
@@ -223,8 +220,7 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
   // RocksDB has no code of its own for its lock.
   if (status.IsBusy() || text.find("lock hold by") != std::string::npos ||
       text.find("While lock file") != std::string::npos) {
-    return {ErrorCode::kBusy,
-            fmt::format("{}: the catalog is in use: {}; unmount the store first", directory, text)};
+    return {ErrorCode::kBusy, fmt::format("{}: the catalog is in use: {}; unmount the store first", directory, text)};
   }
   // CURRENT was there a moment ago, so a file that it needs is gone.
   if (status.IsCorruption() || status.IsPathNotFound()) {
@@ -248,8 +244,8 @@ rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Option
   // A mount beside us may delete a log or a table between our reading of the manifest and of that file, which looks
   // like damage. True damage is there at every attempt.
   for (int attempt = 0; attempt < (read_only ? kReadOnlyAttempts : 1); ++attempt) {
-    status = read_only ? rocksdb::DB::OpenForReadOnly(options, directory, &db)
-                       : rocksdb::DB::Open(options, directory, &db);
+    status =
+        read_only ? rocksdb::DB::OpenForReadOnly(options, directory, &db) : rocksdb::DB::Open(options, directory, &db);
     if (status.ok()) break;
   }
   out->reset(db);
@@ -290,10 +286,10 @@ class Iterator final : public KvIterator {
   }
 
  private:
-  const std::shared_ptr<const Database> database_;   // outlives iterator_
+  const std::shared_ptr<const Database> database_;  // outlives iterator_
   const std::string prefix_;
   const std::string end_;
-  const rocksdb::Slice upper_bound_;                 // RocksDB keeps a pointer to it
+  const rocksdb::Slice upper_bound_;  // RocksDB keeps a pointer to it
   std::unique_ptr<rocksdb::Iterator> iterator_;
 };
 
@@ -301,12 +297,8 @@ Result<void> Translate(const KvBatch& from, rocksdb::WriteBatch* to) {
   for (const auto& change : from.changes()) {
     rocksdb::Status status;
     switch (change.kind) {
-      case KvBatch::Change::Kind::kPut:
-        status = to->Put(change.key, change.value);
-        break;
-      case KvBatch::Change::Kind::kDelete:
-        status = to->Delete(change.key);
-        break;
+      case KvBatch::Change::Kind::kPut: status = to->Put(change.key, change.value); break;
+      case KvBatch::Change::Kind::kDelete: status = to->Delete(change.key); break;
       case KvBatch::Change::Kind::kDeleteRange:
         // An empty range is nothing to do; RocksDB takes one that ends before it begins for an error.
         if (change.key < change.value) status = to->DeleteRange(change.key, change.value);
@@ -327,8 +319,7 @@ size_t SizeOf(const KvBatch& batch) {
 
 class RocksKvStore::Impl {
  public:
-  explicit Impl(std::shared_ptr<Database> opened)
-      : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
+  explicit Impl(std::shared_ptr<Database> opened) : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
 
   Result<void> SyncLog() {
     // A log whose file was deleted syncs well and keeps nothing.
@@ -341,8 +332,8 @@ class RocksKvStore::Impl {
     }
     return {};
   }
-  // One thread writes the batches of several. ThreadSanitizer does not see how RocksDB, built without it, hands them over;
-  // as a function of its own this one leaves its caller in the stacks, for tests/tsan.supp to name.
+  // One thread writes the batches of several. ThreadSanitizer does not see how RocksDB, built without it, hands them
+  // over; as a function of its own this one leaves its caller in the stacks, for tests/tsan.supp to name.
   [[gnu::noinline]] rocksdb::Status Apply(rocksdb::WriteBatch* changes) {
     CountNothing();
     return database->db->Write(rocksdb::WriteOptions(), changes);
@@ -368,7 +359,7 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   database->read_only = options.read_only;
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
-  if (!options.read_only) TakePermissionsOfOthers(directory);   // of files that older versions made
+  if (!options.read_only) TakePermissionsOfOthers(directory);  // of files that older versions made
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }
 
@@ -397,7 +388,7 @@ Result<void> RocksKvStore::Write(const KvBatch& batch) {
 
 Result<void> RocksKvStore::Sync() {
   if (failed()) return ErrorCode::kReadOnly;
-  return impl_->sync.Sync();   // of a store opened read-only: nothing was written, so nothing is to do
+  return impl_->sync.Sync();  // of a store opened read-only: nothing was written, so nothing is to do
 }
 
 std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix) {

@@ -16,17 +16,17 @@ namespace weightfs {
 class RocksKvStore final : public KvStore {
  public:
   struct Options {
-    bool create = false;                 // format: the directory is missing or empty, else kExists
+    bool create = false;  // format: the directory is missing or empty, else kExists
     // For fsck and info: changes nothing in the directory and takes no lock, so a mount may go on beside it. Shows the
     // log's batches as of now; Write gives kReadOnly.
     bool read_only = false;
-    ByteCount cache{32 * kMiB};          // block cache, index and filter blocks included
-    ByteCount write_buffer{16 * kMiB};   // one memtable; two at most
+    ByteCount cache{32 * kMiB};         // block cache, index and filter blocks included
+    ByteCount write_buffer{16 * kMiB};  // one memtable; two at most
   };
 
   struct Statistics {
-    ByteCount memory;                    // cache in use + memtables + readers
-    ByteCount disk;                      // all files of the directory
+    ByteCount memory;  // cache in use + memtables + readers
+    ByteCount disk;    // all files of the directory
     uint64_t estimated_keys = 0;
   };
 

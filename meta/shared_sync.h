@@ -37,7 +37,7 @@ class SharedSync {
   mutable Mutex mutex_;
   std::condition_variable finished_;
   bool running_ GUARDED_BY(mutex_) = false;
-  uint64_t durable_ GUARDED_BY(mutex_) = 0;   // the first so many writes are durable
+  uint64_t durable_ GUARDED_BY(mutex_) = 0;  // the first so many writes are durable
   uint64_t waiting_ GUARDED_BY(mutex_) = 0;
   std::optional<Error> failure_ GUARDED_BY(mutex_);
 };

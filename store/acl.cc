@@ -104,7 +104,7 @@ bool Acl::Permits(const Credentials& who, uint32_t owner, uint32_t group, uint16
   }
   const auto allows = [wanted](uint16_t permissions) { return (permissions & wanted) == wanted; };
   bool in_group = false;
-  for (const Entry& entry : entries_) {   // in order: the owner, named users, then groups
+  for (const Entry& entry : entries_) {  // in order: the owner, named users, then groups
     if (entry.tag == kUserObject && who.uid == owner) return allows(entry.permissions);
     if (entry.tag == kUser && who.uid == entry.id) return allows(entry.permissions & mask);
     const bool matches = entry.tag == kGroupObject ? who.Has(group) : entry.tag == kGroup && who.Has(entry.id);

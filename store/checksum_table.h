@@ -65,7 +65,7 @@ class ChecksumTable {
 
    private:
     static constexpr size_t kOwn = 64, kShared = 16384;
-    static inline std::atomic<size_t> total_{0};   // segments in all caches of the process: a bound on memory
+    static inline std::atomic<size_t> total_{0};  // segments in all caches of the process: a bound on memory
     std::unordered_map<uint64_t, std::vector<uint32_t>> segments_;
   };
 

@@ -26,10 +26,10 @@ struct Committer::Sealed {
 struct Committer::Cycle {
   std::vector<Request> requests;
   std::vector<Deletion> deletions;
-  std::vector<std::pair<InodePtr, bool>> inodes;   // and whether somebody waits for it
+  std::vector<std::pair<InodePtr, bool>> inodes;  // and whether somebody waits for it
   std::vector<Sealed> sealed;
   std::unordered_map<const Inode*, Error> errors;
-  std::optional<Error> error;                      // of the cycle as a whole
+  std::optional<Error> error;  // of the cycle as a whole
   bool wrote = false;
 };
 
@@ -263,7 +263,7 @@ void Committer::WaitForWrites(Cycle* cycle) {
       cycle->errors.emplace(&inode, *file.error);
       NoteFailed(sealed.inode);
     }
-    if (!file.torn || inode.deleted) continue;   // Of a deleted one nothing is left to put back.
+    if (!file.torn || inode.deleted) continue;  // Of a deleted one nothing is left to put back.
     // What was sent since goes too: once the file is back, no older write of it may come to where new ones go.
     file.drained.wait(lock.native(), [&] { return file.writes_before_seal + file.writes_since_seal == 0; });
     Revert(&sealed);
@@ -274,8 +274,8 @@ void Committer::WaitForWrites(Cycle* cycle) {
   for (Deletion& deletion : cycle->deletions) {
     Inode& inode = *deletion.inode;
     MutexLock lock(inode.mutex);
-    inode.file->drained.wait(
-        lock.native(), [&] { return inode.file->writes_before_seal + inode.file->writes_since_seal == 0; });
+    inode.file->drained.wait(lock.native(),
+                             [&] { return inode.file->writes_before_seal + inode.file->writes_since_seal == 0; });
   }
 }
 
@@ -375,7 +375,7 @@ void Committer::Finish(Cycle* cycle, Level level) {
         result = found->second;
         MutexLock lock(request.inode->mutex);
         FileState& file = *request.inode->file;
-        if (!file.torn && !request.kept) file.ForgetError();   // Torn again meanwhile: that was told to nobody yet.
+        if (!file.torn && !request.kept) file.ForgetError();  // Torn again meanwhile: that was told to nobody yet.
       }
     } else if (!request.flush && !cycle->errors.empty()) {
       result = cycle->errors.begin()->second;

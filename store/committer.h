@@ -3,8 +3,8 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <thread>
 #include <vector>
@@ -22,12 +22,12 @@ namespace weightfs {
 class Committer {
  public:
   struct Options {
-    std::chrono::milliseconds interval{5000};        // the longest that changed data stays uncommitted
+    std::chrono::milliseconds interval{5000};  // the longest that changed data stays uncommitted
     std::chrono::milliseconds close_delay{1000};
     std::chrono::milliseconds replace_delay{30000};  // likewise, for a file truncated to nothing and still open
   };
   enum class Level : unsigned char {
-    kOrdered,   // in the catalog: whatever the catalog is told later cannot survive without it
+    kOrdered,  // in the catalog: whatever the catalog is told later cannot survive without it
     kDurable,
   };
 
@@ -53,8 +53,8 @@ class Committer {
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
 
   // `notify` runs on the committer's thread, for each file that a failed write has put back to its last commit: what
-  // others keep of its data and size is no longer so. notify_mutex_ is held, and no other lock; it must not wait for the
-  // store, and not call this. Null: nobody; when the call returns, none is running.
+  // others keep of its data and size is no longer so. notify_mutex_ is held, and no other lock; it must not wait for
+  // the store, and not call this. Null: nobody; when the call returns, none is running.
   void OnReverted(std::function<void(InodeId)> notify) EXCLUDES(notify_mutex_);
 
   // Commits everything and stops the thread. Later requests get kShutdown.
@@ -68,11 +68,11 @@ class Committer {
  private:
   using Clock = std::chrono::steady_clock;
   struct Request {
-    InodePtr inode;   // null: the catalog alone, or everything
+    InodePtr inode;  // null: the catalog alone, or everything
     Level level;
     Done done;
-    bool flush = false;   // of the devices, and nothing else
-    bool kept = false;    // the file's error
+    bool flush = false;  // of the devices, and nothing else
+    bool kept = false;   // the file's error
   };
   struct Deletion {
     InodePtr inode;
@@ -104,17 +104,17 @@ class Committer {
   std::atomic<uint64_t> commits_{0}, flushes_{0};
   Mutex mutex_;
   std::condition_variable wake_;
-  std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);   // by when they are due
+  std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);  // by when they are due
   std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
-  std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);          // taken from the others, perhaps not in the catalog yet
-  std::vector<std::weak_ptr<Inode>> failed_files_ GUARDED_BY(mutex_);   // that have, or had, an error to report
+  std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // taken from the others, perhaps not in the catalog yet
+  std::vector<std::weak_ptr<Inode>> failed_files_ GUARDED_BY(mutex_);  // that have, or had, an error to report
   Clock::time_point closed_due_ GUARDED_BY(mutex_);
   std::vector<Request> requests_ GUARDED_BY(mutex_);
   std::vector<Deletion> deletions_ GUARDED_BY(mutex_);
   Clock::time_point deletions_due_ GUARDED_BY(mutex_);
-  Scope scope_ GUARDED_BY(mutex_) = Scope::kNone;   // the widest asked for
+  Scope scope_ GUARDED_BY(mutex_) = Scope::kNone;  // the widest asked for
   bool stopping_ GUARDED_BY(mutex_) = false;
-  Mutex notify_mutex_;   // held while it runs: who takes it back has seen its end
+  Mutex notify_mutex_;  // held while it runs: who takes it back has seen its end
   std::function<void(InodeId)> reverted_ GUARDED_BY(notify_mutex_);
   std::thread thread_;
 };

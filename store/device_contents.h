@@ -9,8 +9,9 @@
 
 namespace weightfs {
 
-// In words: "an ext4 filesystem", "a weightfs device", "data that is not zero at byte 4096". nullopt when libblkid knows
-// no signature there and every byte where superblocks will lie is zero. kIo with a full line when it cannot be read.
+// In words: "an ext4 filesystem", "a weightfs device", "data that is not zero at byte 4096". nullopt when libblkid
+// knows no signature there and every byte where superblocks will lie is zero. kIo with a full line when it cannot be
+// read.
 Result<std::optional<std::string>> DescribeContents(const std::string& path);
 
 }  // namespace weightfs

@@ -18,8 +18,8 @@ struct DirtySpan {
   BlockCount count;
   Buffer buffer;
   FileBlock window;
-  uint64_t write = 0;   // 0: may still change; otherwise the id of the device write that reads this memory
-  uint64_t window_limit = UINT64_MAX;   // the window ends before this file block, where the buffer goes on
+  uint64_t write = 0;  // 0: may still change; otherwise the id of the device write that reads this memory
+  uint64_t window_limit = UINT64_MAX;  // the window ends before this file block, where the buffer goes on
 
   std::byte* memory(uint64_t block) const { return buffer.data() + (block - window.value) * kBlockSize; }
   // The first file block behind the window.
@@ -31,7 +31,7 @@ struct DirtySpan {
 // block of memory that a device write reads is ever written again. Externally synchronised (Inode::mutex).
 class DirtyMap {
  public:
-  using Spans = std::map<uint64_t, DirtySpan>;   // by first file block
+  using Spans = std::map<uint64_t, DirtySpan>;  // by first file block
 
   // The span that covers `block`, or null.
   const DirtySpan* Find(FileBlock block) const;

@@ -102,8 +102,8 @@ void ExtentMap::Map(FileBlock first, const DeviceRun& run, uint32_t flags, uint6
 void ExtentMap::MarkWritten(FileBlock first, BlockCount count, uint64_t generation) {
   SplitAt(first.value);
   SplitAt(first.value + count.value);
-  for (auto at = extents_.lower_bound(first.value);
-       at != extents_.end() && at->first < first.value + count.value; ++at) {
+  for (auto at = extents_.lower_bound(first.value); at != extents_.end() && at->first < first.value + count.value;
+       ++at) {
     at->second.flags &= ~static_cast<uint32_t>(kExtentUnwritten);
     at->second.generation = generation;
     changed_.insert(at->first);

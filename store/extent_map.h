@@ -26,12 +26,12 @@ class ExtentMap {
   struct Piece {
     FileBlock first;
     BlockCount count;
-    std::optional<ExtentRecord> extent;   // of this piece: `start` is where `first` lies; nullopt is a hole
+    std::optional<ExtentRecord> extent;  // of this piece: `start` is where `first` lies; nullopt is a hole
     bool IsWritten() const { return extent && (extent->flags & kExtentUnwritten) == 0; }
   };
   struct Change {
     FileBlock key;
-    std::optional<ExtentRecord> record;   // nullopt: the record goes
+    std::optional<ExtentRecord> record;  // nullopt: the record goes
   };
 
   // A committed record, read at load. False when it overlaps one already there.
@@ -56,7 +56,7 @@ class ExtentMap {
 
   BlockCount mapped() const { return mapped_; }
   size_t size() const { return extents_.size(); }
-  const std::map<uint64_t, ExtentRecord>& extents() const { return extents_; }   // by first file block
+  const std::map<uint64_t, ExtentRecord>& extents() const { return extents_; }  // by first file block
   void Clear();
 
  private:

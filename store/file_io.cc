@@ -15,9 +15,9 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kAdoptBytes = 256 * kKiB;          // a shorter write is copied, so that neighbours go out together
-constexpr uint64_t kStreamBytes = 256 * kKiB;         // written in sequence before a file counts as a stream
-constexpr uint64_t kLargestStep = 4 * kMiB;           // a longer write is several, each whole or not at all
+constexpr uint64_t kAdoptBytes = 256 * kKiB;   // a shorter write is copied, so that neighbours go out together
+constexpr uint64_t kStreamBytes = 256 * kKiB;  // written in sequence before a file counts as a stream
+constexpr uint64_t kLargestStep = 4 * kMiB;    // a longer write is several, each whole or not at all
 constexpr uint64_t kStripeBlocks = 2 * kMiB / kBlockSize;
 
 // What an inode's record says of its data.
@@ -186,8 +186,8 @@ Result<FileIo::Need> FileIo::WriteStep(const InodePtr& inode, uint64_t offset, s
     inode->attributes.size = end;
   }
   Touch(inode);
-  // Whole stripes go out at once. Of a stripe that a stream has written, parts may be gone already: the rest follows, to
-  // lie next to them.
+  // Whole stripes go out at once. Of a stripe that a stream has written, parts may be gone already: the rest follows,
+  // to lie next to them.
   for (uint64_t stripe = BlockOf(offset).value / kStripeBlocks; (stripe + 1) * kStripeBlocks * kBlockSize <= end;
        ++stripe) {
     const FileBlock first{stripe * kStripeBlocks};
@@ -235,7 +235,8 @@ void FileIo::UnmapLocked(const InodePtr& inode, FileBlock first, FileBlock end) 
   if (end <= first) return;
   FileState& file = *inode->file;
   MappedBlocksUpdate update(*inode, p_.space);
-  p_.reader.cache().Invalidate(inode->id, ToBytes(first).value, end.value >= UINT64_MAX / kBlockSize ? UINT64_MAX : ToBytes(end).value);
+  p_.reader.cache().Invalidate(inode->id, ToBytes(first).value,
+                               end.value >= UINT64_MAX / kBlockSize ? UINT64_MAX : ToBytes(end).value);
   file.dirty.Remove(first, end - first);
   file.extents.Unmap(first, end - first, &file.freed);
 }
@@ -299,7 +300,7 @@ std::vector<InodePtr> FileIo::UncommittedFiles() {
 }
 
 Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files) {
-  std::deque<std::promise<Result<void>>> commits;   // All are started before the first is waited for.
+  std::deque<std::promise<Result<void>>> commits;  // All are started before the first is waited for.
   for (const InodePtr& inode : files) {
     if (!IsUncommitted(inode)) continue;
     auto& commit = commits.emplace_back();
@@ -331,7 +332,7 @@ void FileIo::ReclaimSpace(Committer::Scope scope) {
 }
 
 Result<std::vector<DeviceRun>> FileIo::DeleteRecords(const InodePtr& inode, KvBatch* batch) {
-  std::vector<DeviceRun> runs;   // of the catalog alone: those of a file that is loaded are in its memory
+  std::vector<DeviceRun> runs;  // of the catalog alone: those of a file that is loaded are in its memory
   if (!inode->file) return runs;
   const Committed committed{inode->committed_size, inode->committed_blocks, inode->committed_version};
   const auto remove = [&](std::string_view key, std::string_view value) -> Result<void> {
@@ -363,7 +364,7 @@ void FileIo::DropData(const InodePtr& inode, std::vector<DeviceRun> runs) {
   file.checksums.Clear();
   file.reservation.TrimTo({});
   file.changed = false;
-  file.loaded = true;   // Empty, and nothing in the catalog belongs to it any more.
+  file.loaded = true;  // Empty, and nothing in the catalog belongs to it any more.
   p_.space.ReleaseWindow(inode->id);
   p_.reader.cache().Invalidate(inode->id, 0, UINT64_MAX);
   p_.committer.AddDeleted(inode, std::move(runs));
@@ -373,8 +374,7 @@ Result<ReadView> FileIo::ReadAndWait(const InodePtr& inode, ByteOffset offset, B
   RETURN_IF_ERROR(Load(inode));
   std::promise<Result<ReadView>> promise;
   auto done = promise.get_future();
-  p_.reader.Read(inode, offset, size, nullptr,
-                 [&](Result<ReadView> result) { promise.set_value(std::move(result)); });
+  p_.reader.Read(inode, offset, size, nullptr, [&](Result<ReadView> result) { promise.set_value(std::move(result)); });
   return done.get();
 }
 

@@ -30,8 +30,8 @@ class FileIo final : public DataOwner {
     WriteBack& write_back;
     Committer& committer;
     Reader& reader;
-    BufferPool& stripes;     // 2 MiB windows of streams
-    BufferPool& windows;     // 64 KiB windows of everything else
+    BufferPool& stripes;  // 2 MiB windows of streams
+    BufferPool& windows;  // 64 KiB windows of everything else
   };
 
   explicit FileIo(const Parts& parts) : p_(parts) {}
@@ -75,12 +75,12 @@ class FileIo final : public DataOwner {
   // What a call under the inode's mutex needs from outside it before it can go on.
   struct Need {
     enum class Kind : unsigned char { kNothing, kBlock, kStripe, kWindow, kSpace } kind = Kind::kNothing;
-    FileBlock block;             // kBlock: its bytes as they are
+    FileBlock block;  // kBlock: its bytes as they are
   };
   struct Spares;
   struct EdgeBlock {
     FileBlock block;
-    bool fill = false;                     // `bytes` is what the new memory holds before the write
+    bool fill = false;  // `bytes` is what the new memory holds before the write
     std::byte bytes[kBlockSize];
   };
   using NewSpans = std::vector<std::pair<uint64_t, DirtySpan>>;
@@ -94,18 +94,16 @@ class FileIo final : public DataOwner {
   Need Reserve(const InodePtr& inode, FileBlock first, BlockCount count, bool privileged) REQUIRES(inode->mutex);
   Need FindMemory(const InodePtr& inode, FileBlock first, FileBlock end, bool stripe, Spares* spares, NewSpans* spans)
       REQUIRES(inode->mutex);
-  Need OldContent(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out)
-      REQUIRES(inode->mutex);
-  Need Place(const InodePtr& inode, uint64_t offset, uint64_t size, const std::byte* data, bool stripe,
-             bool privileged, Spares* spares) REQUIRES(inode->mutex);
-  Need Content(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out)
-      REQUIRES(inode->mutex);
+  Need OldContent(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out) REQUIRES(inode->mutex);
+  Need Place(const InodePtr& inode, uint64_t offset, uint64_t size, const std::byte* data, bool stripe, bool privileged,
+             Spares* spares) REQUIRES(inode->mutex);
+  Need Content(const InodePtr& inode, FileBlock block, const Spares& spares, EdgeBlock* out) REQUIRES(inode->mutex);
   Need PlaceTail(const InodePtr& inode, FileBlock block, std::span<const std::byte> data, Spares* spares)
       REQUIRES(inode->mutex);
   Need Adopt(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data, const Buffer& holder,
              Spares* spares, WriteBatch* batch) REQUIRES(inode->mutex);
-  Result<Need> WriteStep(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
-                         const Buffer& holder, Spares* spares, WriteBatch* batch) REQUIRES(inode->mutex);
+  Result<Need> WriteStep(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data, const Buffer& holder,
+                         Spares* spares, WriteBatch* batch) REQUIRES(inode->mutex);
   Need ZeroInBlock(const InodePtr& inode, uint64_t from, uint64_t to, Spares* spares) REQUIRES(inode->mutex);
   Result<Need> AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch)
       REQUIRES(inode->mutex);

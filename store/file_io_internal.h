@@ -18,11 +18,11 @@ struct FileIo::Spares {
   std::vector<Buffer> stripes, windows;
   struct Block {
     FileBlock block;
-    ExtentRecord extent;                              // where it was read: still there, or read again
+    ExtentRecord extent;  // where it was read: still there, or read again
     std::unique_ptr<std::byte[], void (*)(void*)> bytes{nullptr, std::free};
   };
-  std::vector<Block> blocks;                          // at most the two edges of a range
-  int reclaims = 0;                                   // how often space was looked for
+  std::vector<Block> blocks;  // at most the two edges of a range
+  int reclaims = 0;           // how often space was looked for
 };
 
 // Runs `step` under the inode's mutex until it needs nothing from outside. `step` may run many times: when it asks for
@@ -38,7 +38,7 @@ Result<void> FileIo::Retry(const InodePtr& inode, WriteBatch* batch, Step step) 
     {
       MutexLock lock(inode->mutex);
       RETURN_IF_ERROR(CheckWritable(*inode));
-      loaded = inode->file->loaded;   // A failed write may have dropped it in between.
+      loaded = inode->file->loaded;  // A failed write may have dropped it in between.
       if (loaded) {
         Result<Need> stepped = step(&spares);
         inode->file->reservation.TrimTo(inode->file->dirty.unfrozen());

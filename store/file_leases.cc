@@ -55,8 +55,8 @@ Result<ReadLease> FileIo::LeasePlaces(const InodePtr& inode, uint64_t offset, ui
     MutexLock lock(inode->mutex);
     FileState& file = *inode->file;
     if (inode->deleted) return ErrorCode::kStale;
-    if (!file.loaded) continue;   // A failed write dropped it in between.
-    if (file.torn) return Error{file.error->code};   // It has places that hold nothing of it.
+    if (!file.loaded) continue;                     // A failed write dropped it in between.
+    if (file.torn) return Error{file.error->code};  // It has places that hold nothing of it.
     ReadLease lease;
     lease.file_size = inode->attributes.size;
     const uint64_t from = std::min(offset, lease.file_size);
@@ -94,7 +94,8 @@ Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
       for (FileBlock at = first; at < end;) {
         const auto piece = file.extents.Lookup(at, end - at);
         const DeviceBlock expected = extent.start + (at - extent.first);
-        if (!piece.IsWritten() || piece.extent->device != extent.device || piece.extent->start != expected) return false;
+        if (!piece.IsWritten() || piece.extent->device != extent.device || piece.extent->start != expected)
+          return false;
         at += piece.count;
       }
       const std::span<uint32_t> out = std::span(lease->checksums).subspan((first - lease->first).value, step.value);
@@ -180,7 +181,7 @@ void FileIo::ReplaceBlocks(const InodePtr& inode, FileBlock first, const std::ve
   FileBlock at = first;
   for (const DeviceRun& run : runs) {
     file.extents.Map(at, run, 0, inode->attributes.data_version + 1, &file.freed);
-    p_.devices.NoteWrite(run.device);   // by others: the commit flushes it
+    p_.devices.NoteWrite(run.device);  // by others: the commit flushes it
     at += run.run.count;
   }
   file.checksums.Set(first, checksums);

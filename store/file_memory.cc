@@ -11,8 +11,7 @@ namespace weightfs {
 // Whether a block not in memory has bytes that a partial overwrite must keep.
 bool FileIo::NeedsContent(const Inode& inode, FileBlock block) const {
   const auto piece = inode.file->extents.Lookup(block, BlockCount{1});
-  return piece.IsWritten() &&
-         ToBytes(block).value < RoundUp(inode.attributes.size, kBlockSize);
+  return piece.IsWritten() && ToBytes(block).value < RoundUp(inode.attributes.size, kBlockSize);
 }
 
 // Holds space for every block of the range that becomes dirty and does not lie over an unwritten extent.
@@ -182,9 +181,9 @@ FileIo::Need FileIo::PlaceTail(const InodePtr& inode, FileBlock block, std::span
   return {};
 }
 
-// Keeps the caller's buffer, whose pages are blocks of the file, as the file's memory and sends it out at once. In front
-// of the data the buffer has room for what the first block holds already; the bytes behind its last whole block are
-// copied.
+// Keeps the caller's buffer, whose pages are blocks of the file, as the file's memory and sends it out at once. In
+// front of the data the buffer has room for what the first block holds already; the bytes behind its last whole block
+// are copied.
 FileIo::Need FileIo::Adopt(const InodePtr& inode, uint64_t offset, std::span<const std::byte> data,
                            const Buffer& holder, Spares* spares, WriteBatch* batch) {
   const uint64_t size = data.size(), head = offset % kBlockSize, tail = (offset + size) % kBlockSize;

@@ -29,7 +29,7 @@ Result<FileIo::Need> FileIo::AllocateRange(const InodePtr& inode, FileBlock firs
     at += piece.count;
   }
   if (total.value == 0) return Need{};
-  if (total > p_.space.total()) return ErrorCode::kNoSpace;   // Nobody need give anything up for it.
+  if (total > p_.space.total()) return ErrorCode::kNoSpace;  // Nobody need give anything up for it.
   SpaceReservation reservation;
   if (!p_.space.Reserve(&reservation, total)) return Need{Need::Kind::kSpace, {}};
   std::vector<std::vector<DeviceRun>> found;
@@ -80,7 +80,7 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
         if (need.kind != Need::Kind::kNothing) return need;
       }
       UnmapLocked(inode, inner_first, inner_end);
-      Touch(inode);   // The zeros are there, whatever comes; and a commit may give back what they have replaced.
+      Touch(inode);  // The zeros are there, whatever comes; and a commit may give back what they have replaced.
     }
     if (mode != FallocateMode::kPunchHole) {
       ASSIGN_OR_RETURN(const Need need,
@@ -117,7 +117,7 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
     if (data == (target == SeekTarget::kData)) return std::max(offset, ToBytes(block).value);
     block += count;
   }
-  if (target == SeekTarget::kHole) return size;   // The end of the file is a hole.
+  if (target == SeekTarget::kHole) return size;  // The end of the file is a hole.
   return ErrorCode::kNoData;
 }
 
@@ -146,9 +146,9 @@ Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const Inode
   uint64_t done = 0;
   for (const iovec& piece : view.pieces) {
     WriteBatch batch(p_.write_back);
-    const auto written = Write(to, ByteOffset{target + done},
-                               {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {},
-                               WriteReach::kAnywhere, &batch);
+    const auto written =
+        Write(to, ByteOffset{target + done}, {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {},
+              WriteReach::kAnywhere, &batch);
     if (!written && done == 0) return written.error();
     if (!written) break;
     done += piece.iov_len;

@@ -20,7 +20,7 @@ namespace weightfs {
 struct UnsummedWrite {
   uint64_t write = 0;
   FileBlock first;
-  std::span<const std::byte> data;           // of whole blocks; nobody changes it
+  std::span<const std::byte> data;  // of whole blocks; nobody changes it
 };
 
 class FileState {
@@ -30,13 +30,13 @@ class FileState {
   ExtentMap extents;
   ChecksumTable checksums;
   DirtyMap dirty;
-  SpaceReservation reservation;              // for the unfrozen blocks of `dirty`
-  std::vector<DeviceRun> freed;              // unmapped since the last seal: free once the next commit is durable
+  SpaceReservation reservation;  // for the unfrozen blocks of `dirty`
+  std::vector<DeviceRun> freed;  // unmapped since the last seal: free once the next commit is durable
 
   // Device writes under way, by the side of the last seal they were submitted on. `drained` is notified when
   // either becomes 0, and at the end of each while somebody waits for a range of the file.
   uint64_t seals = 0;
-  std::vector<UnsummedWrite> unsummed;       // a few at most; none of them is at the device yet
+  std::vector<UnsummedWrite> unsummed;  // a few at most; none of them is at the device yet
   uint64_t writes_since_seal = 0, writes_before_seal = 0;
   unsigned range_waiters = 0;
   std::condition_variable drained;
@@ -47,11 +47,11 @@ class FileState {
   bool committing = false;
   bool queued = false;
   bool in_write_back_queue = false;
-  bool reverted = false;                     // its blocks were taken out of the space statistics until it is loaded
+  bool reverted = false;  // its blocks were taken out of the space statistics until it is loaded
   // Truncated to nothing and not closed or synced since: the old content stays committed for a while.
   bool replacing = false;
   std::chrono::steady_clock::time_point replacing_since;
-  uint64_t shrunk_to = UINT64_MAX;           // the smallest size since the last seal: checksum segments behind it go
+  uint64_t shrunk_to = UINT64_MAX;  // the smallest size since the last seal: checksum segments behind it go
 
   // Of failed device writes, until an fsync or rename has told it, or a close, and the last copy of that descriptor is
   // gone. `torn`: blocks of the mapping were not written. Until the cycle that a failure starts has put the file back
@@ -59,7 +59,7 @@ class FileState {
   // to later callers where nobody had it. `refused`: a change got the error, and the next may be made.
   std::optional<Error> error;
   bool torn = false, told = false, refused = false;
-  uint64_t failures = 0;                     // how often the file was torn
+  uint64_t failures = 0;  // how often the file was torn
 
   // Where a sequential writer would go on, and how much it has written in sequence.
   uint64_t write_next = 0, write_run = 0;

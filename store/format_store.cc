@@ -94,7 +94,7 @@ class Formatter {
   struct Target {
     std::unique_ptr<FileDevice> device;
     ByteCount size;
-    bool zero = false;   // the whole of it, not only the head and the tail
+    bool zero = false;  // the whole of it, not only the head and the tail
   };
 
   Result<void> CheckOptions();
@@ -116,10 +116,10 @@ class Formatter {
 
   const std::string directory_;
   const FormatOptions& options_;
-  std::optional<GuardedDirectory> store_;   // from PrepareDirectory on; outlives undo_
+  std::optional<GuardedDirectory> store_;  // from PrepareDirectory on; outlives undo_
   Undo undo_;
-  StoreLock lock_;                          // outlives the targets
-  bool pool_is_given_ = false;              // as a --device
+  StoreLock lock_;              // outlives the targets
+  bool pool_is_given_ = false;  // as a --device
   std::vector<Target> targets_;
   StoreDescription description_;
   ByteCount zeroed_, to_zero_;
@@ -135,8 +135,8 @@ Result<void> Formatter::CheckOptions() {
                              FormatSize(ByteCount{kMinimumDeviceSize}))};
   }
   if (options_.devices.size() > kMaximumDevices) {
-    return Error{ErrorCode::kInvalid, fmt::format("{} devices are given; a store has at most {}", options_.devices.size(),
-                                                  kMaximumDevices)};
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{} devices are given; a store has at most {}", options_.devices.size(), kMaximumDevices)};
   }
   return {};
 }
@@ -165,8 +165,8 @@ Result<void> Formatter::PrepareDirectory() {
   std::error_code error;
   const std::string catalog = In(kCatalogName);
   if (fs::exists(catalog, error) && !fs::is_empty(catalog, error) && !fs::exists(catalog + "/CURRENT", error)) {
-    return Error{ErrorCode::kExists, fmt::format("{}: exists and is no catalog of a store; choose another directory",
-                                                 catalog)};
+    return Error{ErrorCode::kExists,
+                 fmt::format("{}: exists and is no catalog of a store; choose another directory", catalog)};
   }
   return {};
 }
@@ -177,8 +177,8 @@ Result<void> Formatter::CheckEntries() {
     const std::string name = entry->path().filename().string();
     if (name == "lost+found") continue;
     if (access(In(kDescriptionName).c_str(), F_OK) == 0) {
-      return Error{ErrorCode::kExists, fmt::format("{}: already holds a store; --force destroys it and makes a new one",
-                                                   directory_)};
+      return Error{ErrorCode::kExists,
+                   fmt::format("{}: already holds a store; --force destroys it and makes a new one", directory_)};
     }
     return Error{ErrorCode::kExists, fmt::format("{}: not empty (it holds '{}'); choose an empty directory, or --force "
                                                  "to make the store there",
@@ -256,13 +256,12 @@ Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_
   ASSIGN_OR_RETURN(target.device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
   target.size = size.value != 0 ? size : target.device->size();
   if (target.size.value < kMinimumDeviceSize) {
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("{}: {} is too small; a device has at least {}", path, FormatSize(target.size),
-                             FormatSize(ByteCount{kMinimumDeviceSize}))};
+    return Error{ErrorCode::kInvalid, fmt::format("{}: {} is too small; a device has at least {}", path,
+                                                  FormatSize(target.size), FormatSize(ByteCount{kMinimumDeviceSize}))};
   }
   target.zero = options_.preallocate && !target.device->is_block_device();
-  description_.devices.push_back({DeviceId{static_cast<uint16_t>(targets_.size())}, NewUuid(),
-                                  std::move(recorded_path), target.size});
+  description_.devices.push_back(
+      {DeviceId{static_cast<uint16_t>(targets_.size())}, NewUuid(), std::move(recorded_path), target.size});
   targets_.push_back(std::move(target));
   return {};
 }
@@ -366,7 +365,7 @@ Result<void> Formatter::WriteDescription() {
   }
   undo_.Add([temporary] { unlink(temporary.c_str()); });
   ASSIGN_OR_RETURN(const Descriptor file, store_->OpenFile(std::string(kDescriptionName) + ".new", O_WRONLY | O_CREAT));
-  errno = ENOSPC;   // of a short write
+  errno = ENOSPC;  // of a short write
   if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
     const auto code = errno == ENOSPC || errno == EDQUOT ? ErrorCode::kNoSpace : ErrorCode::kIo;
     return SystemError(code, temporary, "cannot be written");

@@ -21,10 +21,8 @@ FindingSeverity SeverityOf(FindingKind kind) {
     case FindingKind::kStrayRecord:
     case FindingKind::kWrongBlockCount:
     case FindingKind::kWrongFlags:
-    case FindingKind::kWrongFact:
-      return FindingSeverity::kMinor;
-    default:
-      return FindingSeverity::kMajor;
+    case FindingKind::kWrongFact: return FindingSeverity::kMinor;
+    default: return FindingSeverity::kMajor;
   }
 }
 
@@ -42,8 +40,8 @@ std::string Quoted(std::string_view name) {
 
 Result<FsckReport> Checker::Run() {
   uint64_t catalog_size = 0;
-  for (const char kind : {keys::kInode, keys::kOrphan, keys::kEntry, keys::kExtent, keys::kAttribute,
-                          keys::kChecksums}) {
+  for (const char kind :
+       {keys::kInode, keys::kOrphan, keys::kEntry, keys::kExtent, keys::kAttribute, keys::kChecksums}) {
     catalog_size += catalog_.EstimateSize(keys::KindPrefix(kind));
   }
   StartPass(Progress::Unit::kBytes, catalog_size);
@@ -87,7 +85,7 @@ Result<void> Checker::CheckCancelled() const {
 
 void Checker::Report(FindingKind kind, uint64_t ino, std::string what) {
   ++report_.problems;
-  if (IsRepairable(kind)) ++report_.repaired;   // Run takes it back where nothing is repaired
+  if (IsRepairable(kind)) ++report_.repaired;  // Run takes it back where nothing is repaired
   if (report_.findings.size() >= FsckReport::kMaximumFindings) return;
   report_.findings.push_back({kind, SeverityOf(kind), std::move(what)});
   subjects_.push_back(ino);
@@ -104,7 +102,7 @@ Result<std::optional<std::string>> Checker::NameIn(uint64_t directory, uint64_t 
   for (; entries->Valid(); entries->Next()) {
     const auto key = keys::ParseNamed(entries->key());
     const auto entry = EntryRecord::Decode(entries->value());
-    const bool possible = key && CheckName(key->name) && !IsDots(key->name);   // others are dropped
+    const bool possible = key && CheckName(key->name) && !IsDots(key->name);  // others are dropped
     if (possible && entry && entry->ino.value == ino) return std::optional(std::string(key->name));
   }
   RETURN_IF_ERROR(entries->status());
@@ -115,7 +113,7 @@ Result<std::optional<std::string>> Checker::NameIn(uint64_t directory, uint64_t 
 std::string Checker::PathOf(uint64_t ino) {
   if (ino == kRootInode.value) return "/";
   if (const auto known = paths_.find(ino); known != paths_.end()) return known->second;
-  std::vector<std::pair<uint64_t, std::string>> names;   // from the inode upwards
+  std::vector<std::pair<uint64_t, std::string>> names;  // from the inode upwards
   std::string above;
   for (uint64_t at = ino; at != kRootInode.value && names.size() <= nodes_.size();) {
     if (const auto known = paths_.find(at); known != paths_.end()) {

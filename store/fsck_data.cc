@@ -72,8 +72,8 @@ void Checker::CheckOverlaps() {
   const auto compare = [&](Extent* before, Extent* next, const char* where) {
     Extent* loser = next->record.generation > before->record.generation ? before : next;
     Report(FindingKind::kExtentOverlap, loser->ino,
-           fmt::format("{} overlaps another of inode {} {}", Where(*loser),
-                       loser == next ? before->ino : next->ino, where));
+           fmt::format("{} overlaps another of inode {} {}", Where(*loser), loser == next ? before->ino : next->ino,
+                       where));
     loser->dropped = true;
     Drop(keys::Extent(InodeId{loser->ino}, FileBlock{loser->first}));
     return loser == next ? before : next;
@@ -180,7 +180,7 @@ struct BadRun {
   FindingKind kind = FindingKind::kDataMismatch;
   uint64_t ino = 0, first = 0, count = 0;
   DeviceId device;
-  uint64_t start = 0;   // device block
+  uint64_t start = 0;  // device block
 
   bool GoesOnWith(const BadRun& next) const {
     return kind == next.kind && ino == next.ino && first + count == next.first && device == next.device &&
@@ -219,8 +219,8 @@ Result<void> Checker::VerifyData() {
       if (!expected || (piece->result && actual[i] == *expected)) continue;
       const auto kind = CheckBlock(*reader, extent, block, *expected);
       if (!kind) continue;
-      const BadRun next{*kind, extent.ino, block, 1, extent.record.device,
-                        extent.record.start.value + block - extent.first};
+      const BadRun next{*kind, extent.ino,           block,
+                        1,     extent.record.device, extent.record.start.value + block - extent.first};
       if (bad.count > 0 && bad.GoesOnWith(next)) {
         ++bad.count;
       } else {

@@ -31,22 +31,22 @@ inline constexpr uint64_t kTickInterval = 1024;
 // differs.
 struct Node {
   uint64_t ino = 0;
-  uint64_t parent = 0;           // as the record has it
-  uint64_t place = 0;            // the directory with the entry that leads here; 0: none
-  uint64_t size = 0;             // likewise
-  uint64_t blocks = 0;           // likewise
-  uint64_t found_blocks = 0;     // in its extents
-  uint64_t found_end = 0;        // the file block behind its last extent
-  uint32_t mode = 0;             // 0: damaged, and nothing told its type yet
+  uint64_t parent = 0;        // as the record has it
+  uint64_t place = 0;         // the directory with the entry that leads here; 0: none
+  uint64_t size = 0;          // likewise
+  uint64_t blocks = 0;        // likewise
+  uint64_t found_blocks = 0;  // in its extents
+  uint64_t found_end = 0;     // the file block behind its last extent
+  uint32_t mode = 0;          // 0: damaged, and nothing told its type yet
   uint32_t links = 0, flags = 0;
-  uint32_t names = 0;            // entries that lead here
+  uint32_t names = 0;  // entries that lead here
   uint32_t subdirectories = 0;
-  bool damaged = false;          // its record is to be made anew
+  bool damaged = false;  // its record is to be made anew
   bool orphan = false;
-  bool lost = false;             // gets a name in lost+found
+  bool lost = false;  // gets a name in lost+found
   bool rewrite = false;
-  bool attributes = false;       // it has some
-  bool reaches_root = false, on_path = false;   // while the tree is walked
+  bool attributes = false;                     // it has some
+  bool reaches_root = false, on_path = false;  // while the tree is walked
 
   bool IsDirectory() const { return S_ISDIR(mode); }
   bool IsRegular() const { return S_ISREG(mode); }
@@ -58,7 +58,7 @@ struct Extent {
   uint64_t ino;
   uint64_t first;
   ExtentRecord record;
-  bool dropped = false;   // by CheckOverlaps
+  bool dropped = false;  // by CheckOverlaps
 
   uint64_t end() const { return first + record.count.value; }
   bool IsWritten() const { return (record.flags & kExtentUnwritten) == 0; }
@@ -67,7 +67,7 @@ struct Extent {
 // Checksums that one segment of a file must have.
 struct Segment {
   uint64_t ino, segment;
-  uint64_t entries;   // at least
+  uint64_t entries;  // at least
 };
 
 // Everything found about one store. The passes run in the order in which they are listed, each on what those before it
@@ -140,20 +140,20 @@ class Checker {
   const std::span<BlockDevice* const> devices_;
   const FsckOptions& options_;
 
-  std::vector<Node> nodes_;       // by number
-  std::vector<Extent> extents_;   // by inode and file block
-  std::vector<std::string> drops_;                           // keys to delete
-  std::vector<std::pair<std::string, std::string>> puts_;    // records to write
+  std::vector<Node> nodes_;                                // by number
+  std::vector<Extent> extents_;                            // by inode and file block
+  std::vector<std::string> drops_;                         // keys to delete
+  std::vector<std::pair<std::string, std::string>> puts_;  // records to write
   std::vector<Segment> missing_checksums_;
   uint64_t inode_records_ = 0;
-  uint64_t next_ino_ = 0;         // the bound, at least as great as it must be
-  size_t segment_extent_ = 0;     // where NextSegment goes on
+  uint64_t next_ino_ = 0;      // the bound, at least as great as it must be
+  size_t segment_extent_ = 0;  // where NextSegment goes on
   uint64_t segment_next_ = 0;
 
-  Progress progress_;   // of the current pass, without its step
+  Progress progress_;  // of the current pass, without its step
   unsigned pass_ = 0;
   FsckReport report_;
-  std::vector<uint64_t> subjects_;             // of the findings: their inodes
+  std::vector<uint64_t> subjects_;  // of the findings: their inodes
   std::map<uint64_t, std::string> paths_;
   KvBatch batch_;
   uint64_t lost_and_found_ = 0;

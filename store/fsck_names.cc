@@ -176,8 +176,7 @@ Result<void> Checker::TakeDirectoryEntry(Node& node, InodeId parent, std::string
     node.names = 1;
     return {};
   }
-  Report(FindingKind::kSecondEntry, node.ino,
-         fmt::format("a directory with a second name, in inode {}", parent.value));
+  Report(FindingKind::kSecondEntry, node.ino, fmt::format("a directory with a second name, in inode {}", parent.value));
   const bool keep_new = node.ino != kRootInode.value && node.parent == parent.value && node.place != parent.value;
   if (!keep_new) {
     Drop(key);
@@ -220,7 +219,8 @@ Result<void> Checker::ConnectToRoot(Node& node) {
     at = Find(at->place);
   }
   if (at->on_path) {
-    Report(FindingKind::kUnreachable, at->ino, "no path leads to it: the directories above it list each other in a ring");
+    Report(FindingKind::kUnreachable, at->ino,
+           "no path leads to it: the directories above it list each other in a ring");
     ASSIGN_OR_RETURN(const auto name, NameIn(at->place, at->ino));
     if (name) Drop(keys::Entry(InodeId{at->place}, *name));
     at->place = 0;

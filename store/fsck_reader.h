@@ -19,15 +19,15 @@ inline constexpr uint64_t kChunkBlocks = 2 * kMiB / kBlockSize;
 class ChunkCursor {
  public:
   struct Chunk {
-    const Extent* extent = nullptr;   // nullptr: no more
-    uint64_t first = 0, count = 0;    // file blocks
+    const Extent* extent = nullptr;  // nullptr: no more
+    uint64_t first = 0, count = 0;   // file blocks
   };
   explicit ChunkCursor(std::span<const Extent> extents) : extents_(extents) {}
   Chunk Next();
 
  private:
   std::span<const Extent> extents_;
-  uint64_t skip_ = 0;   // blocks of the first extent already given out
+  uint64_t skip_ = 0;  // blocks of the first extent already given out
 };
 
 // The checksum records of the catalog, one at a time. Externally synchronised.
@@ -48,13 +48,13 @@ class DataReader {
  public:
   struct Piece {
     ChunkCursor::Chunk chunk;
-    std::span<const std::byte> data;   // valid until the next call
+    std::span<const std::byte> data;  // valid until the next call
     Result<void> result;
   };
 
   // With `depth` requests in flight.
   static Result<std::unique_ptr<DataReader>> Create(std::span<BlockDevice* const> devices, size_t depth);
-  ~DataReader();   // waits for what is in flight
+  ~DataReader();  // waits for what is in flight
 
   // The next chunk of the cursor, which must be the same in every call; nullopt behind the last.
   std::optional<Piece> Next(ChunkCursor& cursor);

@@ -33,8 +33,8 @@ void Checker::CountRepair() {
 }
 
 Result<void> Checker::Repair() {
-  const auto lost = static_cast<uint64_t>(
-      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.lost; }));
+  const auto lost =
+      static_cast<uint64_t>(std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.lost; }));
   const auto rewritten = static_cast<uint64_t>(
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.rewrite && !node.lost; }));
   // A lost inode gets a name and is written again.
@@ -103,7 +103,7 @@ Result<void> Checker::MakeLostAndFound() {
   Node made;
   made.ino = lost_and_found_ = next_ino_++;
   made.mode = S_IFDIR;
-  made.damaged = made.rewrite = true;   // to be made anew, as it were
+  made.damaged = made.rewrite = true;  // to be made anew, as it were
   made.parent = made.place = kRootInode.value;
   made.names = 1;
   made.links = 2;
@@ -144,7 +144,7 @@ Result<void> Checker::RewriteInode(const Node& node) {
     record.accessed = record.modified = record.changed = record.created = Timestamp::Now();
   } else {
     ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));
-    if (!bytes) return ErrorCode::kCorrupt;   // it was there a moment ago
+    if (!bytes) return ErrorCode::kCorrupt;  // it was there a moment ago
     ASSIGN_OR_RETURN(record, InodeRecord::Decode(*bytes));
   }
   record.links = node.links;

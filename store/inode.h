@@ -11,7 +11,7 @@
 
 namespace weightfs {
 
-class FileState;   // store/file_state.h: extents, dirty blocks, read-ahead of a regular file
+class FileState;  // store/file_state.h: extents, dirty blocks, read-ahead of a regular file
 
 // Shared by everything that works on the inode (open handles, the committer, requests under way); the table keeps one
 // for each inode, so a shared_ptr is the inode's identity while anybody holds it.

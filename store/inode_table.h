@@ -44,8 +44,8 @@ class InodeTable {
   const size_t resident_;
   mutable Mutex mutex_;
   std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);
-  size_t hand_ GUARDED_BY(mutex_) = 0;         // the bucket that was looked at last
-  uint64_t departed_ GUARDED_BY(mutex_) = 0;   // inodes that have left the table
+  size_t hand_ GUARDED_BY(mutex_) = 0;        // the bucket that was looked at last
+  uint64_t departed_ GUARDED_BY(mutex_) = 0;  // inodes that have left the table
   std::unordered_map<InodeId, uint64_t> lookups_ GUARDED_BY(mutex_);
 };
 

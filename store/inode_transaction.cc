@@ -11,8 +11,7 @@
 
 namespace weightfs {
 
-InodeTransaction::InodeTransaction(KvStore& catalog, const std::vector<InodePtr>& inodes)
-    : catalog_(catalog) {
+InodeTransaction::InodeTransaction(KvStore& catalog, const std::vector<InodePtr>& inodes) : catalog_(catalog) {
   std::vector<InodePtr> ordered = inodes;
   std::erase(ordered, nullptr);
   std::sort(ordered.begin(), ordered.end(), [](const InodePtr& a, const InodePtr& b) { return a->id < b->id; });
@@ -44,7 +43,7 @@ bool InodeTransaction::InUse(const InodePtr& inode, const InodeTable& inodes) co
 
 Result<void> InodeTransaction::Delete(const InodePtr& inode, DataOwner& data) {
   Member& member = Find(inode);
-  KvBatch batch;   // Nothing of it counts unless all can be found.
+  KvBatch batch;  // Nothing of it counts unless all can be found.
   if ((member.record.flags & kInodeHasAttributes) != 0) {
     const auto attributes = catalog_.NewIterator(keys::AttributePrefix(inode->id));
     for (; attributes->Valid(); attributes->Next()) batch.Delete(std::string(attributes->key()));

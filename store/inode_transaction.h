@@ -47,13 +47,13 @@ class InodeTransaction {
   struct Member {
     InodePtr inode;
     InodeRecord record;
-    DataOwner* deletes_from = nullptr;   // of one that goes: whose its data is,
-    std::vector<DeviceRun> runs;         // and what DeleteRecords gave
+    DataOwner* deletes_from = nullptr;  // of one that goes: whose its data is,
+    std::vector<DeviceRun> runs;        // and what DeleteRecords gave
   };
   Member& Find(const InodePtr& inode);
 
   KvStore& catalog_;
-  std::vector<Member> members_;   // by number
+  std::vector<Member> members_;  // by number
   KvBatch batch_;
 };
 

@@ -94,8 +94,8 @@ Result<void> Namespace::RecoverOrphan(InodeId ino) {
   orphans_.emplace(ino, *inode);
   auto deleted = DeleteOrphansLocked({*inode});
   orphans_.erase(ino);
-  const bool damaged = !deleted && (deleted.error().code == ErrorCode::kCorrupt ||
-                                    deleted.error().code == ErrorCode::kVersion);
+  const bool damaged =
+      !deleted && (deleted.error().code == ErrorCode::kCorrupt || deleted.error().code == ErrorCode::kVersion);
   if (!damaged) return deleted;
   spdlog::error("inode {}: listed as deleted, but it cannot be: its records are damaged; run weightfs fsck", ino.value);
   return {};
@@ -258,7 +258,7 @@ void Namespace::DeleteOrphan(const InodePtr& inode) {
 
 void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
   if (read_only_) return;
-  constexpr size_t kAtOnce = 32;   // for each hold of the mutex
+  constexpr size_t kAtOnce = 32;  // for each hold of the mutex
   for (size_t at = 0; at < inodes.size(); at += kAtOnce) {
     const auto some = inodes.subspan(at, std::min(kAtOnce, inodes.size() - at));
     MutexLock lock(mutex_);
@@ -268,7 +268,7 @@ void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
     }
     if (DeleteOrphansLocked(group)) continue;
     lock.Unlock();
-    for (const InodePtr& inode : some) DeleteOrphan(inode);   // Says which cannot go.
+    for (const InodePtr& inode : some) DeleteOrphan(inode);  // Says which cannot go.
   }
 }
 

@@ -26,9 +26,9 @@ class DataOwner {
  public:
   virtual ~DataOwner() = default;
 
-  // The data of these files as of the call is in the catalog (ordered, not yet synced) on return: a name that is written
-  // after it cannot survive a crash without the data. The first error of a file, which counts as reported. Blocks;
-  // called without locks.
+  // The data of these files as of the call is in the catalog (ordered, not yet synced) on return: a name that is
+  // written after it cannot survive a crash without the data. The first error of a file, which counts as reported.
+  // Blocks; called without locks.
   virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files) = 0;
   // The same for every file that no one is replacing (O_TRUNC and not closed yet); errors stay with their files.
   virtual void CommitSettledBeforeNaming() = 0;
@@ -49,8 +49,7 @@ class DataOwner {
 // Error codes are those POSIX gives the system call of the same name.
 class Namespace {
  public:
-  Namespace(KvStore& catalog, InodeTable& inodes, DataOwner& data)
-      : catalog_(catalog), inodes_(inodes), data_(data) {}
+  Namespace(KvStore& catalog, InodeTable& inodes, DataOwner& data) : catalog_(catalog), inodes_(inodes), data_(data) {}
 
   // Writes the root directory and the store's facts into an empty catalog. For format.
   static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
@@ -77,10 +76,11 @@ class Namespace {
   Result<void> Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,
                       RenameMode mode);
 
-  // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it, and
-  // are on stable storage. Each takes the place of what has its name, as a rename would, unless that is a directory: one
-  // batch, so all of them or none. For somebody whose permissions nobody has looked at yet. The inodes that had the
-  // names. On an error nothing has changed, and `failed` is the index of the file at fault, or their number.
+  // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it,
+  // and are on stable storage. Each takes the place of what has its name, as a rename would, unless that is a
+  // directory: one batch, so all of them or none. For somebody whose permissions nobody has looked at yet. The inodes
+  // that had the names. On an error nothing has changed, and `failed` is the index of the file at fault, or their
+  // number.
   Result<std::vector<InodeId>> Publish(InodeId directory, const Credentials& who, uint32_t mode,
                                        std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                        std::span<const uint32_t> checksums, size_t* failed);
@@ -118,7 +118,7 @@ class Namespace {
   // Whether any deleted file still has its space: it is open, or not forgotten.
   bool HasOrphans() EXCLUDES(mutex_);
 
-  uint64_t inode_count() const { return inode_count_.load(); }   // orphans included
+  uint64_t inode_count() const { return inode_count_.load(); }  // orphans included
 
  private:
   // A name with what it leads to; without an entry `inode` is null.
@@ -126,7 +126,7 @@ class Namespace {
     InodePtr directory;
     std::string_view name;
     InodePtr inode;
-    uint32_t type = 0;   // S_IFMT bits of the inode
+    uint32_t type = 0;  // S_IFMT bits of the inode
   };
 
   // Logs damage once, as "inode N: TEXT", and gives kCorrupt.
@@ -187,7 +187,7 @@ class Namespace {
   KvStore& catalog_;
   InodeTable& inodes_;
   DataOwner& data_;
-  bool read_only_ = false;   // set by Recover, before any other call
+  bool read_only_ = false;  // set by Recover, before any other call
   Mutex mutex_;
   uint64_t next_ino_ GUARDED_BY(mutex_) = 0;
   uint64_t ino_bound_ GUARDED_BY(mutex_) = 0;

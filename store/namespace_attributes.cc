@@ -127,7 +127,7 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
     return mode;
   };
   {
-    MutexLock lock(inode->mutex);   // Every write asks, and hardly any file has anything to lose.
+    MutexLock lock(inode->mutex);  // Every write asks, and hardly any file has anything to lose.
     const InodeRecord& now = inode->attributes;
     if ((now.flags & kInodeHasAttributes) == 0 && kept(now.mode) == now.mode) return false;
   }

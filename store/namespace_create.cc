@@ -24,9 +24,7 @@ Result<InodeRecord> Namespace::NewRecord(const CreateRequest& request) {
   record.links = 1;
   record.generation = 1;
   switch (record.mode & S_IFMT) {
-    case S_IFDIR:
-      record.links = 2;
-      break;
+    case S_IFDIR: record.links = 2; break;
     case S_IFLNK:
       if (request.symlink.empty()) return ErrorCode::kNotFound;
       if (request.symlink.size() > kMaximumSymlink) return ErrorCode::kNameTooLong;
@@ -42,10 +40,8 @@ Result<InodeRecord> Namespace::NewRecord(const CreateRequest& request) {
       break;
     case S_IFREG:
     case S_IFIFO:
-    case S_IFSOCK:
-      break;
-    default:
-      return ErrorCode::kInvalid;
+    case S_IFSOCK: break;
+    default: return ErrorCode::kInvalid;
   }
   return record;
 }

@@ -50,7 +50,7 @@ Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory)
     InodeId parent;
     {
       MutexLock lock(directory->mutex);
-      if (directory->attributes.links == 0) return {};   // It was removed, and its parent may be gone.
+      if (directory->attributes.links == 0) return {};  // It was removed, and its parent may be gone.
       parent.value = directory->attributes.parent;
     }
     ASSIGN_OR_RETURN(directory, GetDirectory(parent));
@@ -161,7 +161,7 @@ Result<std::vector<InodePtr>> Namespace::FilesBelow(InodeId directory, const std
     for (; entry->Valid() && !missing.empty(); entry->Next()) {
       if (++entries > kMostEntries) return candidates;
       const auto record = EntryRecord::Decode(entry->value());
-      if (!record) continue;   // Damage is told when somebody asks for that name.
+      if (!record) continue;  // Damage is told when somebody asks for that name.
       if (S_ISDIR(record->type)) directories.push_back(record->ino);
       if (const auto file = missing.extract(record->ino)) found.push_back(file.mapped());
     }

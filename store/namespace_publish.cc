@@ -50,7 +50,7 @@ class Content {
  private:
   std::span<const DeviceRun> runs_;
   std::span<const uint32_t> checksums_;
-  BlockCount used_;   // of the first run
+  BlockCount used_;  // of the first run
 };
 
 Result<void> CheckNames(std::span<const DirectFile> files, size_t* failed) {
@@ -105,8 +105,8 @@ struct Namespace::Publication {
   InodePtr directory;
   // Inode::changes of the directory, from before the names were looked up; UINT64_MAX: they must be looked up again.
   uint64_t seen = 0;
-  std::vector<InodePtr> victims;     // what has the name of each file, or null
-  KvBatch batch;                     // the new files
+  std::vector<InodePtr> victims;  // what has the name of each file, or null
+  KvBatch batch;                  // the new files
 };
 
 // What has the name of a file, which it may take.
@@ -137,7 +137,7 @@ Result<void> Namespace::FindVictims(Publication& work, size_t* failed) {
   for (size_t index = 0; index < work.files.size(); ++index) {
     *failed = index;
     auto victim = FindVictim(work, work.files[index].name);
-    if (!victim && victim.error().code == ErrorCode::kStale) {   // Deleted meanwhile: what has the name now?
+    if (!victim && victim.error().code == ErrorCode::kStale) {  // Deleted meanwhile: what has the name now?
       work.seen = UINT64_MAX;
       victim = InodePtr();
     }
@@ -192,7 +192,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
     const DirectFile& file = work.files[index];
     const InodeId ino{first.value + index};
     const BlockCount blocks = BlocksFor(ByteCount{file.size});
-    InodeRecord record = asked;   // All inherit the same, each under its own number.
+    InodeRecord record = asked;  // All inherit the same, each under its own number.
     RETURN_IF_ERROR(InheritAcl(work.directory, ino, request, &record, &lists));
     record.size = file.size;
     record.blocks = blocks.value;
@@ -212,7 +212,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
 }
 
 Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* orphans) {
-  std::vector<InodePtr> members = work.victims;   // null for each name that nothing has
+  std::vector<InodePtr> members = work.victims;  // null for each name that nothing has
   members.push_back(work.directory);
   InodeTransaction transaction(catalog_, members);
   InodeRecord& above = transaction.record(work.directory);

@@ -18,9 +18,9 @@ namespace weightfs {
 namespace {
 
 Error SystemError(const std::string& path, std::string_view what, int error) {
-  const auto code = error == EACCES || error == EPERM                       ? ErrorCode::kAccess
+  const auto code = error == EACCES || error == EPERM                      ? ErrorCode::kAccess
                     : error == ENOSPC || error == EFBIG || error == EDQUOT ? ErrorCode::kNoSpace
-                                                                            : ErrorCode::kIo;
+                                                                           : ErrorCode::kIo;
   return {code, fmt::format("{}: {}: {}", path, what, std::strerror(error))};
 }
 

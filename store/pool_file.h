@@ -10,9 +10,9 @@
 
 namespace weightfs {
 
-// Makes the pool file `name` of `store` at least `size` bytes long and, with `preallocate`, reserves the blocks of all of
-// it; bytes that are there stay. The file is made when missing. Full-line errors, kNoSpace when the filesystem has no
-// room; then the file is as long as it was (or gone, when this call made it). `made` says whether the file is new.
+// Makes the pool file `name` of `store` at least `size` bytes long and, with `preallocate`, reserves the blocks of all
+// of it; bytes that are there stay. The file is made when missing. Full-line errors, kNoSpace when the filesystem has
+// no room; then the file is as long as it was (or gone, when this call made it). `made` says whether the file is new.
 Result<void> ReservePoolFile(const GuardedDirectory& store, const std::string& name, ByteCount size, bool preallocate,
                              bool* made);
 

@@ -84,8 +84,7 @@ void ReadCache::NoteRead(InodeId ino, uint64_t index) {
 bool ReadCache::EvictLocked(Purpose purpose) {
   const uint64_t age = kOldTurns * pool_.capacity();
   const uint64_t old = begun_ > age ? begun_ - age : 0;
-  return EvictFromLocked(read_, UINT64_MAX) ||
-         EvictFromLocked(unread_, purpose == Purpose::kNeeded ? UINT64_MAX : old);
+  return EvictFromLocked(read_, UINT64_MAX) || EvictFromLocked(unread_, purpose == Purpose::kNeeded ? UINT64_MAX : old);
 }
 
 // Drops the least recently used chunk of the list that nobody loads or reads from.

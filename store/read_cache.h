@@ -29,7 +29,7 @@ class ReadChunk {
   void Finish(Result<void> result, std::vector<std::span<const std::byte>> bad) EXCLUDES(mutex_);
   // After WhenReady: whether `bytes` of the buffer are good.
   Result<void> Check(std::span<const std::byte> bytes) const EXCLUDES(mutex_);
-  bool ready() const EXCLUDES(mutex_);     // all of it
+  bool ready() const EXCLUDES(mutex_);  // all of it
   const Buffer& buffer() const { return buffer_; }
 
  private:
@@ -68,8 +68,8 @@ class ReadCache {
     InodeId ino;
     uint64_t index;
     ChunkPtr chunk;
-    bool read = false;    // to its end
-    uint64_t used = 0;    // begun_ at its last use
+    bool read = false;  // to its end
+    uint64_t used = 0;  // begun_ at its last use
   };
   using Entries = std::list<Entry>;
   struct File {
@@ -83,8 +83,8 @@ class ReadCache {
 
   BufferPool& pool_;
   Mutex mutex_;
-  Entries read_ GUARDED_BY(mutex_), unread_ GUARDED_BY(mutex_);   // each with the least recently used first
-  uint64_t begun_ GUARDED_BY(mutex_) = 0;   // chunks so far
+  Entries read_ GUARDED_BY(mutex_), unread_ GUARDED_BY(mutex_);  // each with the least recently used first
+  uint64_t begun_ GUARDED_BY(mutex_) = 0;                        // chunks so far
   std::unordered_map<InodeId, File> files_ GUARDED_BY(mutex_);
 };
 

@@ -11,11 +11,11 @@
 namespace weightfs {
 namespace {
 
-constexpr int kReadAttempts = 4;                      // the first and three more after a mismatch
-constexpr uint64_t kStreamBytes = 256 * kKiB;         // read in sequence before read-ahead begins in mid-file
-constexpr uint64_t kStreamSlack = 4 * kMiB;           // requests of one stream arrive this far out of order
-constexpr uint64_t kEdgeRead = 128 * kKiB;            // reads up to this size keep the file's first and last chunk
-constexpr uint64_t kLargestReadAhead = 32;            // chunks
+constexpr int kReadAttempts = 4;               // the first and three more after a mismatch
+constexpr uint64_t kStreamBytes = 256 * kKiB;  // read in sequence before read-ahead begins in mid-file
+constexpr uint64_t kStreamSlack = 4 * kMiB;    // requests of one stream arrive this far out of order
+constexpr uint64_t kEdgeRead = 128 * kKiB;     // reads up to this size keep the file's first and last chunk
+constexpr uint64_t kLargestReadAhead = 32;     // chunks
 constexpr uint64_t kChunkBlocks = kChunkBytes / kBlockSize;
 constexpr uint64_t kZeroBytes = kMiB;
 
@@ -54,7 +54,7 @@ class Reader::Request {
  private:
   ReadDone done_;
   ReadView view_;
-  std::atomic<int> pending_{1};   // one is the planner's
+  std::atomic<int> pending_{1};  // one is the planner's
   Mutex mutex_;
   std::optional<Error> error_;
 };
@@ -67,7 +67,7 @@ class Reader::Transfer final : public IoRequest {
   bool Verify();
 
   Reader& reader;
-  std::shared_ptr<Load> load;     // released when done: breaks the cycle
+  std::shared_ptr<Load> load;  // released when done: breaks the cycle
   DeviceId device;
   FileBlock first;
   std::vector<uint32_t> expected;
@@ -77,7 +77,7 @@ class Reader::Transfer final : public IoRequest {
 // Transfers that end together.
 class Reader::Load {
  public:
-  using Bad = std::vector<std::span<const std::byte>>;   // memory that could not be filled
+  using Bad = std::vector<std::span<const std::byte>>;  // memory that could not be filled
   using LoadDone = std::function<void(Result<void>, Bad)>;
   Load(Reader& owner, InodeId of, LoadDone done)
       : reader(owner), ino(of), ticket_(owner.space_.EnterRead()), done_(std::move(done)) {}
@@ -106,7 +106,7 @@ class Reader::Load {
   const uint64_t ticket_;
   LoadDone done_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
-  std::atomic<int> pending_{1};   // one is the planner's
+  std::atomic<int> pending_{1};  // one is the planner's
   Mutex mutex_;
   std::optional<Error> error_;
   Bad bad_;
@@ -158,7 +158,7 @@ struct Reader::Part {
   bool device = false;
   FileBlock first;
   BlockCount count;
-  uint64_t skip = 0;              // bytes before the answer in the first block
+  uint64_t skip = 0;  // bytes before the answer in the first block
 };
 
 void Reader::Transfer::OnComplete(Result<void> result) {
@@ -167,9 +167,9 @@ void Reader::Transfer::OnComplete(Result<void> result) {
                   first.value * kBlockSize, device.value, offset.value, ToString(result.error()));
     load->Fail(result.error(), {data, size.value});
   } else if (reader.verify_ && !Verify()) {
-    return;   // Being read again.
+    return;  // Being read again.
   }
-  const auto keep = std::exchange(load, nullptr);   // The load owns this transfer.
+  const auto keep = std::exchange(load, nullptr);  // The load owns this transfer.
   keep->Arrive();
 }
 
@@ -261,10 +261,11 @@ ChunkPtr Reader::StartChunk(const InodePtr& inode, uint64_t index, ReadCache::Pu
   if (!whole.extent && whole.count == count) return nullptr;
   ChunkPtr chunk = cache_.Begin(inode->id, index, purpose);
   if (!chunk) return nullptr;
-  auto load = std::make_shared<Load>(*this, inode->id, [this, ino = inode->id, index, chunk](Result<void> result, Load::Bad bad) {
-    if (!result) cache_.Drop(ino, index, chunk.get());   // Those who wait take what is good of it.
-    chunk->Finish(std::move(result), std::move(bad));
-  });
+  auto load = std::make_shared<Load>(
+      *this, inode->id, [this, ino = inode->id, index, chunk](Result<void> result, Load::Bad bad) {
+        if (!result) cache_.Drop(ino, index, chunk.get());  // Those who wait take what is good of it.
+        chunk->Finish(std::move(result), std::move(bad));
+      });
   PlanTransfers(inode, first, count, chunk->buffer().data(), load, stage);
   stage->loads.push_back(std::move(load));
   return chunk;

@@ -20,13 +20,13 @@ namespace weightfs {
 class Reader {
  public:
   struct Counters {
-    std::atomic<uint64_t> read_bytes{0};           // of callers
+    std::atomic<uint64_t> read_bytes{0};  // of callers
     std::atomic<uint64_t> device_bytes{0};
     std::atomic<uint64_t> checksum_errors{0};
   };
   struct Pools {
-    BufferPool& chunks;      // read-ahead; never waited for
-    BufferPool& large;       // direct reads of more than a small buffer
+    BufferPool& chunks;  // read-ahead; never waited for
+    BufferPool& large;   // direct reads of more than a small buffer
     BufferPool& small;
   };
 

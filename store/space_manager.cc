@@ -281,7 +281,7 @@ bool SpaceManager::TryFree(const Remains& remains) {
 }
 
 bool SpaceManager::CollectGrants() {
-  MutexLock collecting(collecting_);   // Whoever comes in between must not take what is being looked at for nothing.
+  MutexLock collecting(collecting_);  // Whoever comes in between must not take what is being looked at for nothing.
   std::vector<Remains> left;
   {
     MutexLock lock(mutex_);

@@ -97,7 +97,7 @@ class SpaceGrant {
 class SpaceManager {
  public:
   struct Device {
-    BlockRun space;     // the data area
+    BlockRun space;  // the data area
   };
 
   static Result<std::unique_ptr<SpaceManager>> Create(const std::vector<Device>& devices);
@@ -111,11 +111,11 @@ class SpaceManager {
 
   struct Request {
     InodeId ino;
-    FileBlock first;                     // where in the file, for striping
+    FileBlock first;  // where in the file, for striping
     BlockCount count;
-    std::optional<DeviceRun> after;      // the file's extent before it
-    bool stream = false;                 // more will follow: preallocate ahead
-    uint64_t expected = 0;               // blocks the file is known to need yet (a size set ahead), 0 unknown
+    std::optional<DeviceRun> after;  // the file's extent before it
+    bool stream = false;             // more will follow: preallocate ahead
+    uint64_t expected = 0;           // blocks the file is known to need yet (a size set ahead), 0 unknown
   };
   // Blocks for `count` file blocks, in file order, paid from `reservation`. Fails only where the invariant is broken.
   Result<std::vector<DeviceRun>> Allocate(const Request& request, SpaceReservation* reservation);
@@ -160,7 +160,7 @@ class SpaceManager {
     BlockCount next_size;
   };
   struct Retired {
-    uint64_t after;      // the last ticket that may read it
+    uint64_t after;  // the last ticket that may read it
     std::vector<DeviceRun> runs;
   };
 
@@ -191,9 +191,9 @@ class SpaceManager {
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
   SpacePins pins_ GUARDED_BY(mutex_);
-  Mutex collecting_;   // taken before mutex_
+  Mutex collecting_;  // taken before mutex_
   std::function<bool(uint64_t writer)> has_writer_;
-  std::vector<Remains> remains_ GUARDED_BY(mutex_);   // of grants, while their writers are there
+  std::vector<Remains> remains_ GUARDED_BY(mutex_);  // of grants, while their writers are there
 };
 
 }  // namespace weightfs

@@ -23,16 +23,16 @@ class SpacePins {
   // The run is to be free: appends what nobody has pinned to `free` and parks the rest until its last pin goes.
   void Park(const DeviceRun& run, std::vector<DeviceRun>* free);
 
-  BlockCount pinned() const { return pinned_; }   // with at least one pin, parked ones included
+  BlockCount pinned() const { return pinned_; }  // with at least one pin, parked ones included
   BlockCount parked() const { return parked_; }
 
  private:
   struct Span {
-    uint64_t end;        // the first block behind it
+    uint64_t end;  // the first block behind it
     uint64_t pins;
     bool parked;
   };
-  using Spans = std::map<uint64_t, Span>;   // by first block; they never overlap
+  using Spans = std::map<uint64_t, Span>;  // by first block; they never overlap
 
   // Makes `block` a border between spans.
   static void SplitAt(Spans& spans, uint64_t block);

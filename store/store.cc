@@ -35,7 +35,8 @@ struct PoolCounts {
     small_reads = std::max<uint64_t>(64, small / 24);
   }
   constexpr ByteCount total() const {
-    return ByteCount{(chunks + large_reads + stripes) * kLargeBuffer.value + (windows + small_reads) * kSmallBuffer.value};
+    return ByteCount{(chunks + large_reads + stripes) * kLargeBuffer.value +
+                     (windows + small_reads) * kSmallBuffer.value};
   }
 };
 // What is asked for is a bound from here on.
@@ -125,16 +126,16 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   }
   parts->write_back = std::make_unique<WriteBack>(*parts->device_set, *parts->space);
   const Reader::Pools read_pools{*parts->chunks, *parts->large_reads, *parts->small_reads};
-  parts->reader = std::make_unique<Reader>(*parts->catalog, *parts->device_set, *parts->space, read_pools,
-                                           options.verify);
+  parts->reader =
+      std::make_unique<Reader>(*parts->catalog, *parts->device_set, *parts->space, read_pools, options.verify);
   Committer::Options commit;
   commit.interval = options.commit_interval;
   commit.close_delay = options.close_delay;
-  parts->committer = std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space,
-                                                 *parts->write_back, commit);
-  parts->files = std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space,
-                                                        *parts->write_back, *parts->committer, *parts->reader,
-                                                        *parts->stripes, *parts->windows});
+  parts->committer =
+      std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);
+  parts->files =
+      std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
+                                             *parts->committer, *parts->reader, *parts->stripes, *parts->windows});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
   return std::unique_ptr<Store>(new Store(std::move(parts)));
@@ -395,8 +396,8 @@ StoreStatistics Store::statistics() const {
   statistics.commits = p_->committer->commits();
   statistics.flushes = p_->committer->flushes();
   statistics.checksum_errors = p_->reader->counters().checksum_errors;
-  for (const BufferPool* pool : {p_->chunks.get(), p_->large_reads.get(), p_->small_reads.get(), p_->stripes.get(),
-                                 p_->windows.get()}) {
+  for (const BufferPool* pool :
+       {p_->chunks.get(), p_->large_reads.get(), p_->small_reads.get(), p_->stripes.get(), p_->windows.get()}) {
     statistics.buffer_capacity += pool->capacity() * pool->buffer_size().value;
     statistics.buffer_in_use += pool->in_use() * pool->buffer_size().value;
   }

@@ -23,11 +23,11 @@ inline constexpr ByteCount kLeastMemory{112 * kMiB};
 
 struct StoreOptions {
   bool read_only = false;
-  std::chrono::milliseconds commit_interval{5000};   // the most that a crash may take back
-  std::chrono::milliseconds close_delay{1000};       // a closed file's commit begins within this
+  std::chrono::milliseconds commit_interval{5000};  // the most that a crash may take back
+  std::chrono::milliseconds close_delay{1000};      // a closed file's commit begins within this
   bool sync_on_close = false;
-  ByteCount memory{384 * kMiB};                      // all I/O buffers together, at least kLeastMemory
-  bool verify = true;                                // check checksums on read; false for measurements only
+  ByteCount memory{384 * kMiB};  // all I/O buffers together, at least kLeastMemory
+  bool verify = true;            // check checksums on read; false for measurements only
   size_t resident_inodes = 16384;
   // How much of each device belongs to the store, as its superblock says; empty: all of it. A device may have grown.
   std::vector<ByteCount> device_sizes = {};
@@ -35,13 +35,13 @@ struct StoreOptions {
 
 // Counters since Open, and gauges. Everything in bytes unless named otherwise.
 struct StoreStatistics {
-  uint64_t read_bytes = 0, written_bytes = 0;                  // of callers
-  uint64_t device_read_bytes = 0, device_written_bytes = 0;    // those of leases included
-  uint64_t leased_read_bytes = 0, leased_written_bytes = 0;    // covered by leases for reading; committed by the others
+  uint64_t read_bytes = 0, written_bytes = 0;                // of callers
+  uint64_t device_read_bytes = 0, device_written_bytes = 0;  // those of leases included
+  uint64_t leased_read_bytes = 0, leased_written_bytes = 0;  // covered by leases for reading; committed by the others
   uint64_t commits = 0, flushes = 0, checksum_errors = 0;
   uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;
   uint64_t resident_inodes = 0;
-  uint64_t pinned_bytes = 0, granted_bytes = 0;                // of leases for reading and for writing
+  uint64_t pinned_bytes = 0, granted_bytes = 0;  // of leases for reading and for writing
   bool read_only = false;
 };
 
@@ -78,7 +78,7 @@ class Store {
 
   // Reads at most `size` bytes, fewer at the end of the file only. `stream` may be null.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
-  Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);   // waits
+  Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);  // waits
 
   // Forgets what read-ahead has of the file; the next read comes from the devices.
   void DropCached(const InodePtr& inode);
@@ -104,8 +104,8 @@ class Store {
                              uint64_t length);
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
 
-  // fsync(2): data, attributes, the name, and every namespace change before it. SyncAll: everything. `kept`: an error of
-  // the file's earlier writes is told to the next caller too.
+  // fsync(2): data, attributes, the name, and every namespace change before it. SyncAll: everything. `kept`: an error
+  // of the file's earlier writes is told to the next caller too.
   void Sync(const InodePtr& inode, Done done, bool kept = false);
   void SyncAll(Done done);
   Result<void> Sync(const InodePtr& inode);

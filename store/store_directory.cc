@@ -100,12 +100,12 @@ Result<void> CheckMatch(const std::string& directory, const StoreDescription& de
                         const std::string& path, const Superblock& superblock) {
   const auto& expected = description.devices[index];
   const auto refuse = [&](std::string why) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: {}; correct the paths in {}/{}", path, why, directory,
-                                                  kDescriptionName)};
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: {}; correct the paths in {}/{}", path, why, directory, kDescriptionName)};
   };
   if (superblock.store_id != description.id) {
-    return refuse(fmt::format("belongs to the store {}, not to {}", ToString(superblock.store_id),
-                              ToString(description.id)));
+    return refuse(
+        fmt::format("belongs to the store {}, not to {}", ToString(superblock.store_id), ToString(description.id)));
   }
   if (superblock.device_index.value != index) {
     return refuse(fmt::format("is device {} of the store, not device {}", superblock.device_index.value, index));
@@ -114,23 +114,23 @@ Result<void> CheckMatch(const std::string& directory, const StoreDescription& de
     return refuse(fmt::format("is the device {}, not {}", ToString(superblock.device_id), ToString(expected.id)));
   }
   if (superblock.device_count != description.devices.size()) {
-    return refuse(fmt::format("is one of {} devices, {} are listed", superblock.device_count,
-                              description.devices.size()));
+    return refuse(
+        fmt::format("is one of {} devices, {} are listed", superblock.device_count, description.devices.size()));
   }
   if (superblock.device_size != expected.size) {
-    return refuse(fmt::format("was formatted with {} bytes, {} are listed", superblock.device_size.value,
-                              expected.size.value));
+    return refuse(
+        fmt::format("was formatted with {} bytes, {} are listed", superblock.device_size.value, expected.size.value));
   }
   return {};
 }
 
-// A device that is a file of the store's directory. The path of any other was chosen by who made the store, and may lead
-// over links (/dev/disk/by-id).
+// A device that is a file of the store's directory. The path of any other was chosen by who made the store, and may
+// lead over links (/dev/disk/by-id).
 Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& path) {
   auto checked = store.CheckFile(path, /*or_block_device=*/true);
-  if (checked.has_value() || checked.error().code != ErrorCode::kPermission) return {};   // FileDevice says the rest
-  return Error{checked.error().code,
-               fmt::format("{}, or write its whole path into {}", checked.error().what, store.PathOf(kDescriptionName))};
+  if (checked.has_value() || checked.error().code != ErrorCode::kPermission) return {};  // FileDevice says the rest
+  return Error{checked.error().code, fmt::format("{}, or write its whole path into {}", checked.error().what,
+                                                 store.PathOf(kDescriptionName))};
 }
 
 Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
@@ -175,8 +175,8 @@ Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uui
   return {};
 }
 
-// Opening for writing recovers the log and so changes the directory: a look without writing comes first, for the catalog
-// may be another store's.
+// Opening for writing recovers the log and so changes the directory: a look without writing comes first, for the
+// catalog may be another store's.
 Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
   const std::string path = directory + "/" + kCatalogName;
   RocksKvStore::Options catalog_options;

@@ -54,13 +54,13 @@ struct StoreDescription {
 };
 
 struct FormatOptions {
-  ByteCount size;                        // of the pool file; 0 with devices
-  std::vector<std::string> devices;      // raw block devices or files; empty: the store's own `pool` file
-  bool force = false;                    // overwrite what is there
-  bool preallocate = true;               // write pool files once with zeros; sparse otherwise
+  ByteCount size;                    // of the pool file; 0 with devices
+  std::vector<std::string> devices;  // raw block devices or files; empty: the store's own `pool` file
+  bool force = false;                // overwrite what is there
+  bool preallocate = true;           // write pool files once with zeros; sparse otherwise
   uint32_t root_uid = 0, root_gid = 0;
-  std::function<void(ByteCount done, ByteCount total)> progress;   // of the zeroing; may be empty
-  const std::atomic<bool>* cancel = nullptr;   // once true, format gives up and removes what it began; may be null
+  std::function<void(ByteCount done, ByteCount total)> progress;  // of the zeroing; may be empty
+  const std::atomic<bool>* cancel = nullptr;  // once true, format gives up and removes what it began; may be null
 };
 
 // Makes a store. Full-line errors; kExists when the directory, a pool file or a device holds something and `force` is
@@ -83,11 +83,11 @@ std::string DevicePath(const std::string& directory, const StoreDescription::Dev
 // the flock alone.
 struct StoreHolder {
   enum class State : unsigned char { kUnknown, kServing, kClosing };
-  pid_t process = 0;        // 0: nobody, or the last holder closed the store
+  pid_t process = 0;  // 0: nobody, or the last holder closed the store
   State state = State::kUnknown;
-  std::string device;       // kServing: "MAJOR:MINOR" of the mounted filesystem
-  std::string directory;    // kServing: where it was mounted
-  std::string error;        // of a holder that could not write everything; empty otherwise
+  std::string device;     // kServing: "MAJOR:MINOR" of the mounted filesystem
+  std::string directory;  // kServing: where it was mounted
+  std::string error;      // of a holder that could not write everything; empty otherwise
 };
 
 // Of the store in `directory`; a default StoreHolder where the file cannot be read. Never blocks.
@@ -133,7 +133,7 @@ struct OpenOptions {
   unsigned queue_depth = 256;
   unsigned rings = 1;
   ByteCount catalog_cache{32 * kMiB};
-  bool lock = true;                      // false: look without the lock (info beside a mount); implies read_only
+  bool lock = true;  // false: look without the lock (info beside a mount); implies read_only
 };
 
 // The parts of an opened store: locked, matched to one another, ready for Store::Open or fsck. The lock goes last.
@@ -141,16 +141,16 @@ struct StoreParts {
   StoreLock lock;
   StoreDescription description;
   std::vector<Superblock> superblocks;
-  std::vector<std::unique_ptr<BlockDevice>> devices;     // in index order
+  std::vector<std::unique_ptr<BlockDevice>> devices;  // in index order
   std::unique_ptr<KvStore> catalog;
-  bool was_clean = true;                 // every superblock was marked clean before it was opened
+  bool was_clean = true;  // every superblock was marked clean before it was opened
 };
 
 // Opens and checks: the lock (kBusy names the holder's process), each device's superblock against store.json and the
 // catalog's id (a device of another store, a swapped index, a truncated pool, a newer version: one full line each,
 // nothing changed), and that no file of the directory is a link or somebody else's (GuardedDirectory; kPermission).
-// Unless read_only, superblocks are marked in use (MarkClean marks them clean again), and the permissions of other users
-// are taken from the lock, the log, the pool file and the catalog.
+// Unless read_only, superblocks are marked in use (MarkClean marks them clean again), and the permissions of other
+// users are taken from the lock, the log, the pool file and the catalog.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
 
 // How much of each device belongs to the store, for StoreOptions and FsckOptions.

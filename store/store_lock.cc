@@ -57,7 +57,7 @@ StoreHolder ParseNote(std::string_view text) {
 }
 
 Error OpenError(const GuardedDirectory& store, const Error& error) {
-  if (error.code == ErrorCode::kPermission) return error;   // says all
+  if (error.code == ErrorCode::kPermission) return error;  // says all
   return {error.code, fmt::format("{}; check the directory of the store, its owner and its free space",
                                   error.what.empty() ? store.PathOf(kLockName) : error.what)};
 }
@@ -94,12 +94,12 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   const int descriptor = lock.file_.get();
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
-      return Error{ErrorCode::kIo, fmt::format("{}: cannot be locked: {}", store.PathOf(kLockName),
-                                               std::strerror(errno))};
+      return Error{ErrorCode::kIo,
+                   fmt::format("{}: cannot be locked: {}", store.PathOf(kLockName), std::strerror(errno))};
     }
     const pid_t holder = ParseNote(ReadNote(descriptor)).process;
-    return Error{ErrorCode::kBusy, fmt::format("{}: the store is in use by {}; unmount it first", directory,
-                                               DescribeProcess(holder))};
+    return Error{ErrorCode::kBusy,
+                 fmt::format("{}: the store is in use by {}; unmount it first", directory, DescribeProcess(holder))};
   }
   lock.holder_was_killed_ = ParseNote(ReadNote(descriptor)).process > 0;
   return lock;

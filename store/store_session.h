@@ -42,7 +42,7 @@ class StoreSession {
   StoreLock lock_;
   StoreDescription description_;
   std::vector<Superblock> superblocks_;
-  std::vector<BlockDevice*> devices_;   // of store_
+  std::vector<BlockDevice*> devices_;  // of store_
   bool read_only_ = false;
   bool was_clean_ = true;
   bool closed_ = false;

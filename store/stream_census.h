@@ -38,7 +38,7 @@ class StreamCensus {
   };
 
   Mutex mutex_;
-  std::array<Place, kReads> recent_ GUARDED_BY(mutex_);   // no file has the inode number 0
+  std::array<Place, kReads> recent_ GUARDED_BY(mutex_);  // no file has the inode number 0
   size_t next_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<Place, unsigned, Hash> counts_ GUARDED_BY(mutex_);
 };

@@ -28,13 +28,13 @@ struct Attributes {
   uint32_t mode = 0, uid = 0, gid = 0, links = 0;
   uint32_t device_major = 0, device_minor = 0;
   uint64_t size = 0;
-  uint64_t blocks_512 = 0;         // st_blocks: allocated space, data still in memory included
+  uint64_t blocks_512 = 0;  // st_blocks: allocated space, data still in memory included
   Timestamp accessed, modified, changed, created;
 };
 
 // setattr(2)-like: each member that has a value is set. `changed` becomes now unless given.
 struct AttributeChange {
-  std::optional<uint32_t> mode;    // permission bits only
+  std::optional<uint32_t> mode;  // permission bits only
   std::optional<uint32_t> uid, gid;
   std::optional<uint64_t> size;
   std::optional<Timestamp> accessed, modified, changed;
@@ -45,14 +45,14 @@ struct AttributeChange {
 struct CreateRequest {
   uint32_t mode = 0, uid = 0, gid = 0, umask = 0;
   uint32_t device_major = 0, device_minor = 0;
-  std::string_view symlink;        // the target, for S_IFLNK
+  std::string_view symlink;  // the target, for S_IFLNK
 };
 
 // Whose permissions count where the kernel does not look. User 0 has no right by its number: its capabilities give it.
 struct Credentials {
   uint32_t uid = 0, gid = 0;
-  std::vector<uint32_t> groups = {};   // supplementary
-  uint64_t capabilities = 0;           // effective; bit CAP_… of linux/capability.h
+  std::vector<uint32_t> groups = {};  // supplementary
+  uint64_t capabilities = 0;          // effective; bit CAP_… of linux/capability.h
   bool Can(unsigned capability) const { return (capabilities >> capability & 1) != 0; }
   bool Has(uint32_t group) const {
     return group == gid || std::find(groups.begin(), groups.end(), group) != groups.end();
@@ -62,18 +62,18 @@ struct Credentials {
 // A new file whose content lies on the devices already.
 struct DirectFile {
   std::string_view name;
-  uint64_t size = 0;               // bytes
+  uint64_t size = 0;  // bytes
 };
 
 struct DirectoryEntry {
   std::string name;
   InodeId ino;
-  uint32_t type = 0;               // S_IFMT bits
+  uint32_t type = 0;  // S_IFMT bits
 };
 
 enum class RenameMode : unsigned char { kReplace, kNoReplace, kExchange };
 
-enum class AttributeWrite : unsigned char { kAny, kCreate, kReplace };   // XATTR_CREATE, XATTR_REPLACE
+enum class AttributeWrite : unsigned char { kAny, kCreate, kReplace };  // XATTR_CREATE, XATTR_REPLACE
 
 // Bytes of a file as they lie in memory: pieces in order, kept alive by `holds`. Valid as long as the view lives.
 struct ReadView {
@@ -85,10 +85,10 @@ using ReadDone = std::function<void(Result<ReadView>)>;
 using Done = std::function<void(Result<void>)>;
 
 enum class FallocateMode : unsigned char {
-  kAllocate,           // mode 0: blocks for the range, the size grows to its end
-  kAllocateKeepSize,   // FALLOC_FL_KEEP_SIZE
-  kPunchHole,          // FALLOC_FL_PUNCH_HOLE | KEEP_SIZE
-  kZeroRange,          // FALLOC_FL_ZERO_RANGE
+  kAllocate,          // mode 0: blocks for the range, the size grows to its end
+  kAllocateKeepSize,  // FALLOC_FL_KEEP_SIZE
+  kPunchHole,         // FALLOC_FL_PUNCH_HOLE | KEEP_SIZE
+  kZeroRange,         // FALLOC_FL_ZERO_RANGE
   kZeroRangeKeepSize,
 };
 
@@ -103,19 +103,19 @@ struct FileExtent {
   BlockCount count;
   DeviceId device;
   DeviceBlock start;
-  uint32_t flags = 0;              // ExtentFlags
+  uint32_t flags = 0;  // ExtentFlags
 };
 
 struct SpaceStatistics {
-  BlockCount total, free, available;   // free counts space whose release waits for a commit; available less the reserve
-  uint64_t inodes = 0;                 // in use, about
+  BlockCount total, free, available;  // free counts space whose release waits for a commit; available less the reserve
+  uint64_t inodes = 0;                // in use, about
 };
 
 // The sequential reader behind one open handle: lets reads of one handle be recognised as a stream.
 struct ReadStream {
   Mutex mutex;
-  uint64_t next GUARDED_BY(mutex) = 0;      // where the stream would go on
-  uint64_t run GUARDED_BY(mutex) = 0;       // bytes read in sequence so far
+  uint64_t next GUARDED_BY(mutex) = 0;  // where the stream would go on
+  uint64_t run GUARDED_BY(mutex) = 0;   // bytes read in sequence so far
 };
 
 // Limits of the format, as POSIX names them.

@@ -69,7 +69,7 @@ class WriteBack::Operation final : public IoRequest {
   FileBlock first;
   DeviceRun run;
   uint64_t id = 0;
-  uint64_t seal = 0;   // FileState::seals when it was submitted
+  uint64_t seal = 0;  // FileState::seals when it was submitted
 
  private:
   WriteBack& owner_;
@@ -261,7 +261,7 @@ void WriteBack::NoteInFlight(int64_t bytes) {
 }
 
 void WriteBatch::Send() {
-  constexpr uint64_t kTogether = kMiB;   // small writes go to the device together
+  constexpr uint64_t kTogether = kMiB;  // small writes go to the device together
   IoBatch batch(owner_.devices_);
   uint64_t bytes = 0;
   for (IoRequest* request : std::exchange(operations_, {})) {
@@ -280,7 +280,7 @@ void WriteBack::Tear(const InodePtr& inode) {
   if (!file.error) file.error = Error{ErrorCode::kIo};
   if (std::exchange(file.torn, true)) return;
   ++file.failures;
-  file.refused = false;   // The next change is told of this one too.
+  file.refused = false;  // The next change is told of this one too.
   if (torn_) torn_(inode);
 }
 

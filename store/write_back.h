@@ -45,7 +45,7 @@ class IoBatch {
 
  private:
   DeviceSet& devices_;
-  std::vector<std::vector<IoRequest*>> requests_;   // by device, grown at need
+  std::vector<std::vector<IoRequest*>> requests_;  // by device, grown at need
 };
 
 class WriteBack;
@@ -63,7 +63,7 @@ class WriteBatch {
  private:
   friend class WriteBack;
   WriteBack& owner_;
-  std::vector<IoRequest*> operations_;   // WriteBack::Operation
+  std::vector<IoRequest*> operations_;  // WriteBack::Operation
 };
 
 // Thread-safe.
@@ -104,8 +104,7 @@ class WriteBack {
   class Operation;
   void SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, WriteBatch* batch)
       REQUIRES(inode->mutex);
-  void WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, WriteBatch* batch)
-      REQUIRES(inode->mutex);
+  void WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, WriteBatch* batch) REQUIRES(inode->mutex);
   void Sum(Operation& operation);
   void Complete(Operation& operation, Result<void> result);
   void Tear(const InodePtr& inode) REQUIRES(inode->mutex);
@@ -118,8 +117,8 @@ class WriteBack {
   std::atomic<uint64_t> next_write_{1};
   Mutex mutex_;
   std::deque<InodePtr> dirty_ GUARDED_BY(mutex_);
-  uint64_t in_flight_ GUARDED_BY(mutex_) = 0;   // bytes
-  std::deque<std::pair<uint64_t, std::function<void()>>> waiting_ GUARDED_BY(mutex_);   // by limit, first come first
+  uint64_t in_flight_ GUARDED_BY(mutex_) = 0;                                          // bytes
+  std::deque<std::pair<uint64_t, std::function<void()>>> waiting_ GUARDED_BY(mutex_);  // by limit, first come first
 };
 
 // Keeps attributes.blocks and the space statistics in step with the mapping around a change of it.

@@ -53,7 +53,7 @@ class File {
 // first touch, which is four times as slow as a second in a virtual machine. Movable.
 class Pages {
  public:
-  enum class Kind : unsigned char { kHuge, kSmall };   // small ones: of 4 KiB, for certain
+  enum class Kind : unsigned char { kHuge, kSmall };  // small ones: of 4 KiB, for certain
   Pages() = default;
   // kNoMemory with a full line.
   static Result<Pages> Create(uint64_t size, Kind kind = Kind::kHuge);

@@ -18,7 +18,7 @@ using client::Handle;
 using client::MemoryView;
 using Samples = Result<std::vector<Sample>>;
 
-constexpr unsigned kDepth = 32;   // that of the reference
+constexpr unsigned kDepth = 32;  // that of the reference
 constexpr uint64_t kSmallTensor = 64 * kKiB;
 constexpr const char* kName = "tensor";
 constexpr const char* kManyName = "tensors";
@@ -84,7 +84,8 @@ class Tensors {
   Result<void> CompareMany(const SmallFiles& files) {
     for (unsigned index = 0; index < files.count; ++index) {
       if (std::memcmp(Into(Memory::kHuge) + index * files.size, BytesOf(files, index), files.size) != 0) {
-        return Error{ErrorCode::kCorrupt, fmt::format("{}/{}: was read with wrong bytes", files.directory, NameOf(index))};
+        return Error{ErrorCode::kCorrupt,
+                     fmt::format("{}/{}: was read with wrong bytes", files.directory, NameOf(index))};
       }
     }
     return {};

@@ -33,8 +33,7 @@ Result<double> RunFio(const Lab& lab, const std::string& path, const FioJob& job
   const size_t begin = text.find('{');
   const auto json = nlohmann::json::parse(begin == std::string::npos ? "" : text.substr(begin), nullptr, false);
   const bool random = std::strcmp(job.mode, "randread") == 0;
-  const std::string pointer =
-      fmt::format("/jobs/0/{}/{}", write ? "write" : "read", random ? "iops" : "bw_bytes");
+  const std::string pointer = fmt::format("/jobs/0/{}/{}", write ? "write" : "read", random ? "iops" : "bw_bytes");
   const nlohmann::json::json_pointer place(pointer);
   if (json.is_discarded() || !json.contains(place) || !json.at(place).is_number()) {
     return Error{ErrorCode::kIo, fmt::format("fio gave no {} in its JSON", pointer)};

@@ -19,7 +19,8 @@ Group DirectGroup();
 Group HandlesGroup();
 Group DeviceGroup();
 
-// What several groups have in turn with their own. Where it cannot be measured the lab is told why, and nothing is added.
+// What several groups have in turn with their own. Where it cannot be measured the lab is told why, and nothing is
+// added.
 
 // The disk alone, as the hidden row `reference`: libaio on blocks that are there, read, or written over and synced.
 void AddRawRead(Lab& lab, std::vector<Case>* cases, std::string_view reference);

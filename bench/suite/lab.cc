@@ -124,7 +124,7 @@ Result<void> Lab::MakePlaces() {
 
 Result<void> Lab::WriteOverPool() {
   ShowProgress("writing over the store once");
-  constexpr uint64_t kLeft = 64 * kMiB;   // for what a full store still needs
+  constexpr uint64_t kLeft = 64 * kMiB;  // for what a full store still needs
   std::vector<std::string> paths;
   while (true) {
     ASSIGN_OR_RETURN(const uint64_t free, FreeSpace(weightfs_.directory()));
@@ -254,7 +254,10 @@ void Lab::ShowProgress(std::string_view step, uint64_t done, uint64_t total) {
 
 void Lab::ShowProgress(std::string_view step) const {
   if (!options_.progress) return;
-  options_.progress({.step = step, .done = parts_done_, .total = parts_, .unit = Progress::Unit::kParts,
+  options_.progress({.step = step,
+                     .done = parts_done_,
+                     .total = parts_,
+                     .unit = Progress::Unit::kParts,
                      // The preparations have no total, and no part in the rate of what follows.
                      .pass = parts_ == 0 ? 1U : 2U});
 }

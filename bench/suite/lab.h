@@ -137,7 +137,7 @@ class Lab {
   std::vector<uint64_t> places_;  // of the big file's MiBs on it
   std::string no_raw_reads_, no_raw_writes_;
   bool raw_ready_ = false;
-  uint64_t parts_ = 0;                         // of the whole run
+  uint64_t parts_ = 0;                          // of the whole run
   uint64_t phase_begin_ = 0, phase_parts_ = 0;  // of the phase under way
   uint64_t parts_done_ = 0;
   std::map<std::pair<std::string, Way>, std::string> not_measured_;

@@ -53,7 +53,7 @@ std::string HugePages() {
 // back: memory that was free for a moment costs a fault in the host when it is touched again.
 bool GivesMemoryBack() {
   constexpr const char* kBalloon = "0x0005";
-  constexpr size_t kReporting = 5;   // a bit of `features`, written as a digit each
+  constexpr size_t kReporting = 5;  // a bit of `features`, written as a digit each
   std::error_code error;
   for (const auto& device : std::filesystem::directory_iterator("/sys/bus/virtio/devices", error)) {
     std::ifstream kind(device.path() / "device"), bits(device.path() / "features");

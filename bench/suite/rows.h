@@ -32,10 +32,10 @@ std::string_view NameOf(Unit unit);
 struct Target {
   double reference = 0;
   double host = 0;
-  double slow_host = 0;  // instead of `host`, where the host stays under kSlowHost of the reference
-  double disk_host = 0;  // of the host, where its filesystem is none in memory
-  double in_memory = 0;  // of the reference, instead of all of these, where the host's filesystem is memory
-  double one_device = 0;  // of kThrottledDevices; they give at most that number times as much
+  double slow_host = 0;          // instead of `host`, where the host stays under kSlowHost of the reference
+  double disk_host = 0;          // of the host, where its filesystem is none in memory
+  double in_memory = 0;          // of the reference, instead of all of these, where the host's filesystem is memory
+  double one_device = 0;         // of kThrottledDevices; they give at most that number times as much
   double host_to_reference = 0;  // what the same program reaches on the host's files
   double beside = 0;             // of another row: RowSpec::beside
   double fio_in_memory = 0;

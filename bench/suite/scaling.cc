@@ -268,8 +268,8 @@ Result<std::vector<Curve>> ManyFilesCurves(Lab& lab) {
     const Utilisation utilisation;
     for (; made < goal; made += std::min(kInDirectory, goal - made)) {
       lab.ShowProgress("scaling: making files", made, many);
-      RETURN_IF_ERROR(CreateAll({place.Path(fmt::format("d{:05}", directories++)),
-                                 std::min(kInDirectory, goal - made), lab.content(), kFileSize, lab.cancel()}));
+      RETURN_IF_ERROR(CreateAll({place.Path(fmt::format("d{:05}", directories++)), std::min(kInDirectory, goal - made),
+                                 lab.content(), kFileSize, lab.cancel()}));
     }
     const auto x = static_cast<double>(made);
     rate.points.push_back({x, {{"weightfs", (made - first) / (Now() - begin)}}});

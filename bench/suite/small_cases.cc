@@ -51,8 +51,7 @@ Samples Life(Lab& lab, Place& place, const Turn& turn) {
 }
 
 Result<std::vector<Case>> Prepare(Lab& lab) {
-  const std::vector<std::string_view> rows = {"create", "stat",       "stat-again",
-                                               "list",   "list-again", "unlink"};
+  const std::vector<std::string_view> rows = {"create", "stat", "stat-again", "list", "list-again", "unlink"};
   std::vector<Case> cases;
   for (const auto& [place, way] : {std::pair{&lab.weightfs(), Way::kWeightfs}, {&lab.host(), Way::kHost}}) {
     cases.push_back({way, rows, [&lab, place = place](const Turn& turn) { return Life(lab, *place, turn); }});

@@ -30,8 +30,8 @@ bool IsNeeded(const Lab& lab, const Case& one) {
 // The share of a group in the progress of the run: its selected rows, once a round and once to warm up.
 uint64_t PartsOf(const Lab& lab, std::string_view group) {
   const auto rows = Rows();
-  const auto selected = std::count_if(
-      rows.begin(), rows.end(), [&](const RowSpec& row) { return row.group == group && lab.IsSelected(row.id); });
+  const auto selected = std::count_if(rows.begin(), rows.end(),
+                                      [&](const RowSpec& row) { return row.group == group && lab.IsSelected(row.id); });
   return static_cast<uint64_t>(selected) * Lab::kPartsOfRow * (lab.options().rounds + 1);
 }
 
@@ -50,10 +50,11 @@ class Runner {
     for (unsigned round = 0; round <= rounds; ++round) {
       std::shuffle(cases.begin(), cases.end(), random_);
       for (size_t at = 0; at < cases.size(); ++at) {
-        lab_.ShowProgress(fmt::format("{}: {}, {}", group.name,
-                                  round == 0 ? std::string("warming up") : fmt::format("round {} of {}", round, rounds),
-                                  cases[at].rows.front()),
-                      round * cases.size() + at, (rounds + 1) * cases.size());
+        lab_.ShowProgress(
+            fmt::format("{}: {}, {}", group.name,
+                        round == 0 ? std::string("warming up") : fmt::format("round {} of {}", round, rounds),
+                        cases[at].rows.front()),
+            round * cases.size() + at, (rounds + 1) * cases.size());
         RETURN_IF_ERROR(RunCase(cases[at], round == 0));
       }
     }
@@ -103,7 +104,7 @@ Result<Outcome> RunSuite(const SuiteOptions& asked) {
   ASSIGN_OR_RETURN(const auto lab, Lab::Create(options));
   ResetPeakMemory(lab->weightfs().daemon());
   Runner runner(*lab);
-  const Group groups[] = {ReadGroup(),  RandomGroup(), WriteGroup(),   TorchGroup(),   SafetensorsGroup(),
+  const Group groups[] = {ReadGroup(),  RandomGroup(), WriteGroup(),  TorchGroup(),   SafetensorsGroup(),
                           NumpyGroup(), SmallGroup(),  DirectGroup(), HandlesGroup(), DeviceGroup()};
   uint64_t parts = ScalingParts(*lab);
   for (const Group& group : groups) parts += PartsOf(*lab, group.name);

@@ -47,7 +47,8 @@ void AddBeside(const SampleTable& samples, RowOutcome* row) {
 void AddHostToReference(RowOutcome* row) {
   const double host = row->Rate(Way::kHost).median, reference = row->Rate(Way::kReference).median;
   const double target = row->spec->target.host_to_reference;
-  if (target > 0 && host > 0 && reference > 0) row->checks.push_back({"reference, on the host", host / reference, target});
+  if (target > 0 && host > 0 && reference > 0)
+    row->checks.push_back({"reference, on the host", host / reference, target});
 }
 
 // What a load needs beside the I/O: the same from memory.

@@ -60,8 +60,8 @@ struct Cuda::Functions {
   IoResult<void> Resolve(const SharedLibrary& library) {
     const auto need = [&](const char* name, auto** function) -> IoResult<void> {
       if (library.Find(name, function)) return {};
-      return IoError{
-          ENODEV, fmt::format("no GPU to use: {} has no {}; a newer NVIDIA driver has", library.name(), name)};
+      return IoError{ENODEV,
+                     fmt::format("no GPU to use: {} has no {}; a newer NVIDIA driver has", library.name(), name)};
     };
     RETURN_IF_ERROR(need("cuInit", &init));
     RETURN_IF_ERROR(need("cuDriverGetVersion", &driver_version));
@@ -94,8 +94,8 @@ IoResult<std::shared_ptr<const Cuda>> Cuda::Load() {
   const std::array<std::string, 1> names{named != nullptr && *named != '\0' ? named : "libcuda.so.1"};
   const auto library = SharedLibrary::Open(names);
   if (!library.has_value()) {
-    return IoError{ENODEV, fmt::format("no GPU to use: NVIDIA's driver library cannot be loaded ({})",
-                                       library.error().what)};
+    return IoError{ENODEV,
+                   fmt::format("no GPU to use: NVIDIA's driver library cannot be loaded ({})", library.error().what)};
   }
   auto functions = std::make_shared<Functions>();
   RETURN_IF_ERROR(functions->Resolve(*library));
@@ -127,9 +127,7 @@ IoResult<void> Cuda::Check(const char* action, int status) const {
   return Failed(action, status);
 }
 
-std::string Cuda::version() const {
-  return fmt::format("{}.{}", version_ / 1000, version_ % 1000 / 10);
-}
+std::string Cuda::version() const { return fmt::format("{}.{}", version_ / 1000, version_ % 1000 / 10); }
 
 IoResult<std::string> Cuda::DeviceName(int ordinal) const {
   int handle = 0;
@@ -183,9 +181,8 @@ IoResult<void> CudaDevice::Call(const char* action, Function function) const {
 IoResult<CudaEvent> CudaEvent::Create(std::shared_ptr<const CudaDevice> device) {
   CudaEvent event;
   event.device_ = std::move(device);
-  RETURN_IF_ERROR(event.device_->Call("cannot make an event", [&](const auto& cuda) {
-    return cuda.create_event(&event.event_, kEventWithoutTiming);
-  }));
+  RETURN_IF_ERROR(event.device_->Call(
+      "cannot make an event", [&](const auto& cuda) { return cuda.create_event(&event.event_, kEventWithoutTiming); }));
   return event;
 }
 
@@ -201,8 +198,7 @@ CudaEvent& CudaEvent::operator=(CudaEvent&& other) noexcept {
 CudaEvent::~CudaEvent() {
   if (event_ == nullptr) return;
   // A failure here is an older one of the context, which was reported, or the process ends.
-  [[maybe_unused]] const auto ignored =
-      device_->Call("", [&](const auto& cuda) { return cuda.destroy_event(event_); });
+  [[maybe_unused]] const auto ignored = device_->Call("", [&](const auto& cuda) { return cuda.destroy_event(event_); });
 }
 
 IoResult<void> CudaEvent::RecordOn(uintptr_t stream) const {
@@ -258,9 +254,8 @@ IoResult<void> CudaStream::CopyToDevice(uint64_t address, std::span<const std::b
 }
 
 IoResult<void> CudaStream::CopyToHost(std::span<std::byte> host, uint64_t address) const {
-  return device_->Call("cannot copy from the GPU", [&](const auto& cuda) {
-    return cuda.copy_to_host(host.data(), address, host.size(), stream_);
-  });
+  return device_->Call("cannot copy from the GPU",
+                       [&](const auto& cuda) { return cuda.copy_to_host(host.data(), address, host.size(), stream_); });
 }
 
 IoResult<void> CudaStream::Record(const CudaEvent& event) const {
@@ -289,8 +284,7 @@ PageLock& PageLock::operator=(PageLock&& other) noexcept {
 
 PageLock::~PageLock() {
   if (memory_ == nullptr) return;
-  [[maybe_unused]] const auto ignored =
-      device_->Call("", [&](const auto& cuda) { return cuda.unlock_host(memory_); });
+  [[maybe_unused]] const auto ignored = device_->Call("", [&](const auto& cuda) { return cuda.unlock_host(memory_); });
 }
 
 }  // namespace weightfs::client

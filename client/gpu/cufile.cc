@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -122,8 +122,8 @@ unsigned KindsOfDevice(dev_t number) {
 }
 
 unsigned KindsOfFile(int descriptor) {
-  struct stat status{};
-  struct statfs filesystem{};
+  struct stat status {};
+  struct statfs filesystem {};
   if (fstat(descriptor, &status) != 0 || fstatfs(descriptor, &filesystem) != 0) return 0;
   if (S_ISBLK(status.st_mode)) return KindsOfDevice(status.st_rdev);
   const auto magic = static_cast<long>(filesystem.f_type);
@@ -159,10 +159,9 @@ struct Cufile::Functions {
   IoResult<void> Resolve(const SharedLibrary& library) {
     const bool all = library.Find("cuFileDriverOpen", &open_driver) &&
                      library.Find("cuFileDriverGetProperties", &properties) &&
-                     library.Find("cuFileHandleRegister", &open) &&
-                     library.Find("cuFileHandleDeregister", &close) && library.Find("cuFileBufRegister", &pin) &&
-                     library.Find("cuFileBufDeregister", &unpin) && library.Find("cuFileRead", &read) &&
-                     library.Find("cuFileWrite", &write);
+                     library.Find("cuFileHandleRegister", &open) && library.Find("cuFileHandleDeregister", &close) &&
+                     library.Find("cuFileBufRegister", &pin) && library.Find("cuFileBufDeregister", &unpin) &&
+                     library.Find("cuFileRead", &read) && library.Find("cuFileWrite", &write);
     library.Find("cuFileGetVersion", &version);
     if (all) return {};
     return IoError{ENOENT, fmt::format("{} lacks functions of cuFile; install another version", library.name())};
@@ -208,9 +207,7 @@ std::string Cufile::DirectWay() const {
   return nvidia_fs_ ? "nvidia-fs" : "PCI P2PDMA";
 }
 
-bool Cufile::DirectFor(int descriptor) const {
-  return (kinds_ & KindsOfFile(descriptor)) != 0;
-}
+bool Cufile::DirectFor(int descriptor) const { return (kinds_ & KindsOfFile(descriptor)) != 0; }
 
 IoError Cufile::Failed(const char* action, int64_t code) {
   const auto* meaning =
@@ -245,21 +242,19 @@ IoResult<std::unique_ptr<const Cufile::File>> Cufile::Open(int descriptor) const
   return std::unique_ptr<const File>(new File(shared_from_this(), handle));
 }
 
-Cufile::File::~File() {
-  cufile_->functions_->close(handle_);
-}
+Cufile::File::~File() { cufile_->functions_->close(handle_); }
 
 IoResult<uint64_t> Cufile::File::Read(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
   errno = 0;
-  const ssize_t result = cufile_->functions_->read(handle_, Pointer(base), size, static_cast<off_t>(offset),
-                                                   static_cast<off_t>(at));
+  const ssize_t result =
+      cufile_->functions_->read(handle_, Pointer(base), size, static_cast<off_t>(offset), static_cast<off_t>(at));
   return Outcome("cuFileRead", result, errno);
 }
 
 IoResult<uint64_t> Cufile::File::Write(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
   errno = 0;
-  const ssize_t result = cufile_->functions_->write(handle_, Pointer(base), size, static_cast<off_t>(offset),
-                                                    static_cast<off_t>(at));
+  const ssize_t result =
+      cufile_->functions_->write(handle_, Pointer(base), size, static_cast<off_t>(offset), static_cast<off_t>(at));
   return Outcome("cuFileWrite", result, errno);
 }
 

@@ -72,8 +72,8 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
   static IoResult<uint64_t> Outcome(const char* action, int64_t result, int error_number);
 
   const std::shared_ptr<const Functions> functions_;
-  int version_ = 0;      // 1200 for 1.20; 0: unknown
-  unsigned kinds_ = 0;   // a bit for each kind of filesystem that is reached directly, as cuFile numbers them
+  int version_ = 0;     // 1200 for 1.20; 0: unknown
+  unsigned kinds_ = 0;  // a bit for each kind of filesystem that is reached directly, as cuFile numbers them
   bool nvidia_fs_ = false;
 };
 

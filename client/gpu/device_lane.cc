@@ -14,8 +14,8 @@ IoResult<Buffer> DeviceLane::TryBounce(const DeviceMemory& memory) {
 }
 
 IoResult<void> DeviceLane::MakeBounces(const DeviceMemory& memory) {
-  auto made = BufferPool::Create(
-      {.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers of GPUs"});
+  auto made =
+      BufferPool::Create({.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers of GPUs"});
   if (!made.has_value()) return IoError{ENOMEM, made.error().what};
   // All lie in one arena: taken together they tell where it is.
   std::vector<Buffer> all(options_.bounces);
@@ -42,14 +42,12 @@ IoResult<CopyQueue*> DeviceLane::QueueOf(const DeviceMemory& memory) {
   return queues_.back().get();
 }
 
-IoResult<void> DeviceLane::CopyIn(unsigned slot, const DeviceMemory& memory, uint64_t at,
-                                  std::span<std::byte> host) {
+IoResult<void> DeviceLane::CopyIn(unsigned slot, const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
   return queue->Start({.slot = slot, .to_device = true, .address = memory.address() + at, .host = host});
 }
 
-IoResult<void> DeviceLane::CopyOut(unsigned slot, const DeviceMemory& memory, uint64_t at,
-                                   std::span<std::byte> host) {
+IoResult<void> DeviceLane::CopyOut(unsigned slot, const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
   return queue->Start({.slot = slot, .address = memory.address() + at, .host = host});
 }

@@ -59,8 +59,8 @@ class DeviceLane {
   IoResult<CopyQueue*> QueueOf(const DeviceMemory& memory);
 
   const Options options_;
-  std::unique_ptr<BufferPool> bounces_;  // made when the first is asked for
-  std::optional<PageLock> lock_;         // of all of them; goes before they do
+  std::unique_ptr<BufferPool> bounces_;             // made when the first is asked for
+  std::optional<PageLock> lock_;                    // of all of them; goes before they do
   std::vector<std::unique_ptr<CopyQueue>> queues_;  // one for each GPU
   std::unique_ptr<CufileThreads> threads_;
 };

@@ -68,8 +68,8 @@ IoResult<void> Gpu::ChooseWay(GpuMode mode, const std::string& cufile_path) {
     return {};
   }
   facts_.mode = GpuMode::kCufile;
-  facts_.why = fmt::format("{}: {}", forced_ ? "it was asked for" : "it reaches the GPU directly",
-                           (*loaded)->DirectWay());
+  facts_.why =
+      fmt::format("{}: {}", forced_ ? "it was asked for" : "it reaches the GPU directly", (*loaded)->DirectWay());
   cufile_ = std::move(*loaded);
   return {};
 }
@@ -103,8 +103,7 @@ IoResult<std::shared_ptr<DeviceMemory>> Gpu::Describe(const MemoryView& memory) 
   return made;
 }
 
-IoResult<std::shared_ptr<DeviceMemory>> Gpu::Admit(const MemoryView& memory, const Target& target,
-                                                   uint64_t offset) {
+IoResult<std::shared_ptr<DeviceMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset) {
   ASSIGN_OR_RETURN(auto made, Describe(memory));
   ASSIGN_OR_RETURN(const bool direct, GoesDirect(memory, target, offset));
   if (!direct) return made;
@@ -129,11 +128,12 @@ IoResult<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, u
   // The host has to see the blocks of a lease, for their checksums.
   if (!forced_) return !target.leased() && descriptor >= 0 && cufile_->DirectFor(descriptor);
   if (target.leased()) {
-    return IoError{EOPNOTSUPP,
-                   fmt::format("mode cufile cannot be had for {} by a lease, whose blocks are checked by the host; mode "
-                               "auto or bounce takes it",
-                               target.path()),
-                   target.path(), offset};
+    return IoError{
+        EOPNOTSUPP,
+        fmt::format("mode cufile cannot be had for {} by a lease, whose blocks are checked by the host; mode "
+                    "auto or bounce takes it",
+                    target.path()),
+        target.path(), offset};
   }
   if (descriptor >= 0) return true;
   // So little that no block of it is whole, or hardly one.

@@ -20,8 +20,6 @@ IoResult<SharedLibrary> SharedLibrary::Open(std::span<const std::string> names) 
   return IoError{ENOENT, reason};
 }
 
-void* SharedLibrary::Symbol(const char* name) const {
-  return dlsym(handle_, name);
-}
+void* SharedLibrary::Symbol(const char* name) const { return dlsym(handle_, name); }
 
 }  // namespace weightfs::client

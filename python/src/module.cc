@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdint>
 #include <chrono>
+#include <cstdint>
 #include <tuple>
 #include <utility>
 
@@ -25,9 +25,7 @@ namespace weightfs::client {
 namespace {
 
 // Paths need not be UTF-8: Python's own way to carry such bytes in a str.
-py::object ToStr(const std::string& text) {
-  return py::bytes(text).attr("decode")("utf-8", "surrogateescape");
-}
+py::object ToStr(const std::string& text) { return py::bytes(text).attr("decode")("utf-8", "surrogateescape"); }
 
 // An OSError of the subclass that its errno has (FileNotFoundError, ...), with `offset` as an attribute.
 py::object MakeException(const IoError& error) {
@@ -106,8 +104,8 @@ Progress MakeProgress(const py::object& callable) {
 
 // (address, item size, shape, strides in bytes, stream). Without strides it is one run. Memory of the host has no
 // stream, that of a GPU has CUDA's handle of one, or kNoStream.
-using Memory = std::tuple<uintptr_t, size_t, std::vector<int64_t>, std::optional<std::vector<int64_t>>,
-                          std::optional<int64_t>>;
+using Memory =
+    std::tuple<uintptr_t, size_t, std::vector<int64_t>, std::optional<std::vector<int64_t>>, std::optional<int64_t>>;
 constexpr int64_t kNoStream = -1;
 
 MemoryView MakeMemory(const Memory& memory) {
@@ -264,16 +262,12 @@ ReadOptions MakeReadOptions(uint64_t offset, const py::object& progress, bool ve
 
 WriteOptions MakeWriteOptions(std::optional<uint64_t> offset, const py::object& progress, bool durable, bool atomic,
                               bool checksum) {
-  return {.offset = offset,
-          .durable = durable,
-          .atomic = atomic,
-          .progress = MakeProgress(progress),
-          .checksum = checksum};
+  return {
+      .offset = offset, .durable = durable, .atomic = atomic, .progress = MakeProgress(progress), .checksum = checksum};
 }
 
 void BindReads(HandleClass& type) {
-  type
-      .def("read",
+  type.def("read",
            [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
               const py::object& progress, bool verify) {
              const auto name = MakeFile(file);
@@ -282,21 +276,18 @@ void BindReads(HandleClass& type) {
              options.interrupted = &SignalRaised;
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
            })
-      .def("start_read",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
-              const py::object& progress, bool verify, bool own_errors) {
-             const auto name = MakeFile(file);
-             const auto memory = MakeMemory(arguments);
-             ReadOptions options = MakeReadOptions(offset, progress, verify);
-             options.own_errors = own_errors;
-             return Check(
-                 WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
-           });
+      .def("start_read", [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
+                            const py::object& progress, bool verify, bool own_errors) {
+        const auto name = MakeFile(file);
+        const auto memory = MakeMemory(arguments);
+        ReadOptions options = MakeReadOptions(offset, progress, verify);
+        options.own_errors = own_errors;
+        return Check(WithoutGil(self, [&](Handle& handle) { return handle.StartRead(name, memory, options); }));
+      });
 }
 
 void BindWrites(HandleClass& type) {
-  type
-      .def("write",
+  type.def("write",
            [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
               const py::object& progress, bool durable, bool atomic, bool checksum) {
              const auto name = MakeFile(file);
@@ -312,14 +303,12 @@ void BindWrites(HandleClass& type) {
              const auto memory = MakeMemory(arguments);
              WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum);
              options.own_errors = own_errors;
-             return Check(
-                 WithoutGil(self, [&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
+             return Check(WithoutGil(self, [&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
            });
 }
 
 void BindMany(HandleClass& type) {
-  type
-      .def("save_many",
+  type.def("save_many",
            [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool durable,
               uint32_t mode, bool checksum, const py::object& progress, const py::object& on_fallback) {
              const auto files = MakeFiles(items);
@@ -332,23 +321,21 @@ void BindMany(HandleClass& type) {
                  .on_fallback = [call = Callable(on_fallback)](const IoError& why) { call(why.what); }};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.SaveMany(directory, files, options); }));
            })
-      .def("load_many",
-           [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool verify,
-              const py::object& progress) {
-             const auto files = MakeFiles(items);
-             const LoadManyOptions options{
-                 .progress = MakeProgress(progress), .interrupted = &SignalRaised, .verify = verify};
-             const auto errors = Check(
-                 WithoutGil(self, [&](Handle& handle) { return handle.LoadMany(directory, files, options); }));
-             py::list out;
-             for (const auto& [name, error] : errors) out.append(py::make_tuple(py::bytes(name), MakeException(error)));
-             return out;
-           });
+      .def("load_many", [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items,
+                           bool verify, const py::object& progress) {
+        const auto files = MakeFiles(items);
+        const LoadManyOptions options{
+            .progress = MakeProgress(progress), .interrupted = &SignalRaised, .verify = verify};
+        const auto errors =
+            Check(WithoutGil(self, [&](Handle& handle) { return handle.LoadMany(directory, files, options); }));
+        py::list out;
+        for (const auto& [name, error] : errors) out.append(py::make_tuple(py::bytes(name), MakeException(error)));
+        return out;
+      });
 }
 
 void BindGpu(HandleClass& type) {
-  type
-      .def("gpu", &GpuOf)
+  type.def("gpu", &GpuOf)
       .def("pin",
            [](const PyHandle& self, const Memory& arguments) {
              const auto memory = MakeMemory(arguments);
@@ -373,8 +360,7 @@ void BindGpu(HandleClass& type) {
 
 void BindHandle(py::module_& module) {
   HandleClass type(module, "Handle");
-  type
-      .def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
+  type.def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
                        unsigned intra_op_parallelism, const std::string& direct, const std::string& mode,
                        const std::string& cufile_library) {
         return std::make_shared<PyHandle>(HandleOptions{.block_size = block_size,
@@ -409,8 +395,8 @@ bool WaitForOperation(const Operation& self, std::optional<double> timeout_s) {
   constexpr auto kBetweenSignals = std::chrono::milliseconds(100);
   // More than a century is for ever.
   const bool limited = timeout_s && *timeout_s < 4e9;
-  const auto end = Clock::now() + std::chrono::nanoseconds(
-                                      limited ? static_cast<int64_t>(std::max(*timeout_s, 0.0) * 1e9) : 0);
+  const auto end =
+      Clock::now() + std::chrono::nanoseconds(limited ? static_cast<int64_t>(std::max(*timeout_s, 0.0) * 1e9) : 0);
   for (;;) {
     const auto left = limited ? std::max(end - Clock::now(), Clock::duration::zero()) : kBetweenSignals;
     {
@@ -453,8 +439,8 @@ void BindMemory(py::module_& module) {
         }();
         return Check(std::move(made));
       }))
-      .def_property_readonly(
-          "address", [](const LockedMemory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
+      .def_property_readonly("address",
+                             [](const LockedMemory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
       .def_property_readonly("size", &LockedMemory::size)
       .def_buffer([](LockedMemory& self) {
         return py::buffer_info(self.data(), 1, py::format_descriptor<uint8_t>::format(),
@@ -466,13 +452,11 @@ void BindMemory(py::module_& module) {
   // The bytes themselves, to compare them; only for as long as their owner lives.
   module.def("view", [](uintptr_t address, size_t size) {
     if (size > INT64_MAX) throw py::value_error("a view has more bytes than memory holds");
-    return py::memoryview::from_memory(
-        reinterpret_cast<const void*>(address),  // NOLINT(performance-no-int-to-ptr)
-        static_cast<py::ssize_t>(size));
+    return py::memoryview::from_memory(reinterpret_cast<const void*>(address),  // NOLINT(performance-no-int-to-ptr)
+                                       static_cast<py::ssize_t>(size));
   });
   module.def("unlock", [](uintptr_t address) {
-    const auto memory =
-        FindLocked(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
+    const auto memory = FindLocked(reinterpret_cast<const void*>(address));  // NOLINT(performance-no-int-to-ptr)
     const ReleaseGil nogil;
     return memory != nullptr && memory->Unlock();
   });
@@ -484,23 +468,22 @@ void BindMemory(py::module_& module) {
     return py::make_tuple(reinterpret_cast<uintptr_t>(info.ptr), info.itemsize, info.shape,
                           contiguous ? py::object(py::none()) : py::cast(info.strides), info.readonly);
   });
-  module.def("copy",
-             [](const Memory& to, const Memory& from) {
-               const auto target = MakeHostMemory(to);
-               const auto source = MakeHostMemory(from);
-               if (target.size() != source.size()) throw py::value_error("the two have different sizes");
-               const ReleaseGil nogil;
-               const size_t size = source.size();
-               if (size == 0) return;
-               if (std::byte* whole = source.Direct(0, size)) return target.Scatter(0, {whole, size});
-               if (std::byte* whole = target.Direct(0, size)) return source.Gather(0, {whole, size});
-               std::vector<std::byte> piece(std::min<size_t>(size, 1 << 20));
-               for (size_t at = 0; at < size; at += piece.size()) {
-                 const std::span<std::byte> part(piece.data(), std::min(piece.size(), size - at));
-                 source.Gather(at, part);
-                 target.Scatter(at, part);
-               }
-             });
+  module.def("copy", [](const Memory& to, const Memory& from) {
+    const auto target = MakeHostMemory(to);
+    const auto source = MakeHostMemory(from);
+    if (target.size() != source.size()) throw py::value_error("the two have different sizes");
+    const ReleaseGil nogil;
+    const size_t size = source.size();
+    if (size == 0) return;
+    if (std::byte* whole = source.Direct(0, size)) return target.Scatter(0, {whole, size});
+    if (std::byte* whole = target.Direct(0, size)) return source.Gather(0, {whole, size});
+    std::vector<std::byte> piece(std::min<size_t>(size, 1 << 20));
+    for (size_t at = 0; at < size; at += piece.size()) {
+      const std::span<std::byte> part(piece.data(), std::min(piece.size(), size - at));
+      source.Gather(at, part);
+      target.Scatter(at, part);
+    }
+  });
 }
 
 void BindFiles(py::module_& module) {

@@ -20,16 +20,23 @@ class Workload {
     for (int step = 0; step < steps; ++step) {
       while (store_->Space().available < BlockCount{7 * kMiB / kBlockSize} && !Any().empty()) Unlink();
       switch (random_() % 22) {
-        case 0: case 1: case 2: Create(); break;
-        case 3: case 4: case 5: Overwrite(); break;
+        case 0:
+        case 1:
+        case 2: Create(); break;
+        case 3:
+        case 4:
+        case 5: Overwrite(); break;
         case 6: Append(); break;
         case 7: Truncate(); break;
-        case 8: case 9: ReplaceByRename(random_() % 2 == 0); break;
+        case 8:
+        case 9: ReplaceByRename(random_() % 2 == 0); break;
         case 10: Rename(); break;
         case 11: Unlink(); break;
         case 12: MakeDirectory(); break;
-        case 13: case 14: SyncOne(); break;
-        case 15: case 16: ReplaceDirect(); break;
+        case 13:
+        case 14: SyncOne(); break;
+        case 15:
+        case 16: ReplaceDirect(); break;
         case 17: Abandon(); break;
         case 18: Publish(); break;
         case 19: RenameDirectory(); break;
@@ -44,7 +51,7 @@ class Workload {
   static TestStoreOptions Options(uint64_t seed, size_t devices) {
     TestStoreOptions options;
     options.devices = devices;
-    options.device_size = ByteCount{(devices == 1 ? 18 : 10) * kMiB};   // small: freed space is soon used again
+    options.device_size = ByteCount{(devices == 1 ? 18 : 10) * kMiB};  // small: freed space is soon used again
     options.device = {.reorder = true, .seed = seed};
     options.store.memory = ByteCount{32 * kMiB};
     options.store.commit_interval = std::chrono::milliseconds(seed % 2 == 0 ? 2 : 20);
@@ -287,8 +294,8 @@ void ReadTree(TestStore& store, InodeId directory, const std::string& prefix, Hi
 }
 
 void CheckCut(Workload& workload, uint64_t seed, size_t devices, size_t cut, CrashOptions crash) {
-  SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed) + ", cut after event " + std::to_string(cut) +
-               ", crash seed " + std::to_string(crash.seed));
+  SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed) + ", cut after event " + std::to_string(cut) + ", crash seed " +
+               std::to_string(crash.seed));
   TestStore store(workload.journal().ImageAt(cut, crash), Workload::Options(seed, devices));
   ASSERT_TRUE(store.opened().has_value()) << ToString(store.opened().error());
   ASSERT_FALSE(store->read_only()) << "recovery found damage";

@@ -20,7 +20,8 @@ void History::Synced(FileId file, size_t done) {
 }
 
 void History::SyncedAll(size_t done) {
-  for (FileId file = 0; file < files_.size(); ++file) files_[file].syncs.push_back({done, files_[file].versions.size() - 1});
+  for (FileId file = 0; file < files_.size(); ++file)
+    files_[file].syncs.push_back({done, files_[file].versions.size() - 1});
   name_syncs_.push_back({done, changes_.size() - 1});
 }
 
@@ -66,7 +67,8 @@ std::string History::CheckChange(size_t cut, size_t change, const Tree& found) c
     }
     bool allowed = false;
     for (size_t version = oldest; version < file.versions.size() && !allowed; ++version) {
-      allowed = (version == oldest || file.versions[version].began <= cut) && file.versions[version].data == match->second;
+      allowed =
+          (version == oldest || file.versions[version].began <= cut) && file.versions[version].data == match->second;
     }
     if (!allowed) {
       return "state " + std::to_string(change) + ": content of " + path + " (" + std::to_string(match->second.size()) +

@@ -14,7 +14,7 @@ namespace weightfs {
 class History {
  public:
   using FileId = size_t;
-  using Tree = std::map<std::string, std::string>;   // path → content; a directory ends in '/' and has none
+  using Tree = std::map<std::string, std::string>;  // path → content; a directory ends in '/' and has none
 
   // The content of the file is `data` from now on.
   void Wrote(FileId file, size_t began, std::string data);
@@ -42,7 +42,7 @@ class History {
   };
   struct Sync {
     size_t done;
-    size_t version;   // at least this one
+    size_t version;  // at least this one
   };
   struct File {
     std::vector<Version> versions;
@@ -51,14 +51,14 @@ class History {
   struct Change {
     size_t began;
     Names names;
-    std::vector<std::pair<FileId, size_t>> ordered;   // file and its version then
+    std::vector<std::pair<FileId, size_t>> ordered;  // file and its version then
   };
 
   std::string CheckChange(size_t cut, size_t change, const Tree& found) const;
 
   std::vector<File> files_;
   std::vector<Change> changes_ = {{0, {}, {}}};
-  std::vector<Sync> name_syncs_;   // `version` is an index into changes_
+  std::vector<Sync> name_syncs_;  // `version` is an index into changes_
 };
 
 }  // namespace weightfs

@@ -35,14 +35,14 @@ class Model {
     for (uint64_t b = space_.start.value; b < space_.end().value; ++b) {
       if (!IsFree(b)) continue;
       const bool goes_on = !extents.empty() && extents.back().end().value == b && GroupOf(b) == GroupOf(b - 1);
-      if (goes_on) extents.back().count += BlockCount{1};
-      else extents.push_back({{b}, {1}});
+      if (goes_on)
+        extents.back().count += BlockCount{1};
+      else
+        extents.push_back({{b}, {1}});
     }
     return extents;
   }
-  uint64_t GroupOf(uint64_t block) const {
-    return (block - RoundDown(space_.start.value, alignment_)) / group_blocks_;
-  }
+  uint64_t GroupOf(uint64_t block) const { return (block - RoundDown(space_.start.value, alignment_)) / group_blocks_; }
   uint64_t Longest(bool aligned) const {
     uint64_t longest = 0;
     for (const BlockRun extent : FreeExtents()) {
@@ -117,8 +117,10 @@ class Harness {
     const bool valid = model_.InSpace(run) && model_.All(run, true);
     const auto result = allocator_->MarkUsed(run);
     ASSERT_EQ(result.has_value(), valid);
-    if (valid) model_.Set(run, false);
-    else ASSERT_EQ(result.error().code, ErrorCode::kCorrupt);
+    if (valid)
+      model_.Set(run, false);
+    else
+      ASSERT_EQ(result.error().code, ErrorCode::kCorrupt);
   }
 
   void FreeSomething() {
@@ -130,8 +132,10 @@ class Harness {
     const bool valid = model_.InSpace(run) && model_.All(run, false);
     const auto result = allocator_->Free(run);
     ASSERT_EQ(result.has_value(), valid);
-    if (valid) model_.Set(run, true);
-    else ASSERT_EQ(result.error().code, ErrorCode::kCorrupt);
+    if (valid)
+      model_.Set(run, true);
+    else
+      ASSERT_EQ(result.error().code, ErrorCode::kCorrupt);
   }
 
   void AllocateSomething() {

@@ -44,17 +44,27 @@ class FileRun {
 
   void Step() {
     switch (random_() % 24) {
-      case 0: case 1: case 2: case 3: case 4: case 5: return Write();
+      case 0:
+      case 1:
+      case 2:
+      case 3:
+      case 4:
+      case 5: return Write();
       case 6: return random_() % 2 == 0 ? WriteAligned() : WriteUnaligned();
-      case 7: case 8: return Append();
-      case 9: case 10: case 11: case 12: return Read();
+      case 7:
+      case 8: return Append();
+      case 9:
+      case 10:
+      case 11:
+      case 12: return Read();
       case 13: return Truncate();
       case 14: return Fallocate();
       case 15: return Copy();
       case 16: return Sync();
       case 17: return Seek();
       case 18: return Reopen();
-      case 19: case 20: return WriteDirect();
+      case 19:
+      case 20: return WriteDirect();
       case 21: return ReadDirect();
       case 22: return HoldLease();
       default: return random_() % 8 == 0 ? Remount() : ReadStreamed();
@@ -66,7 +76,8 @@ class FileRun {
     ASSERT_TRUE(text.has_value()) << ToString(text.error());
     ASSERT_EQ(text->size(), model_.data.size());
     ASSERT_TRUE(*text == model_.data) << "first difference at "
-        << std::mismatch(text->begin(), text->end(), model_.data.begin()).first - text->begin();
+                                      << std::mismatch(text->begin(), text->end(), model_.data.begin()).first -
+                                             text->begin();
   }
   void Remount() {
     held_.reset();

@@ -46,12 +46,8 @@ class Damage {
   void Once() {
     const auto at = Any();
     switch (Below(7)) {
-      case 0:
-        kv_.erase(at);
-        return;
-      case 1:
-        at->second.resize(at->second.size() / 2);
-        return;
+      case 0: kv_.erase(at); return;
+      case 1: at->second.resize(at->second.size() / 2); return;
       case 2:
         if (!at->second.empty()) at->second[Below(at->second.size())] ^= static_cast<char>(1U << Below(8));
         return;
@@ -106,7 +102,7 @@ FsckReport Check(CrashImage& image, bool repair) {
 }
 
 // Seeds that found something once.
-constexpr uint64_t kKnownSeeds[] = {2604368040};   // a record at the number that lost+found gets
+constexpr uint64_t kKnownSeeds[] = {2604368040};  // a record at the number that lost+found gets
 
 void ExpectMended(const CrashImage& intact, uint64_t seed) {
   SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed));

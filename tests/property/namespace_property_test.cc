@@ -30,14 +30,14 @@ struct Node {
   uint32_t links = 1;
   int opens = 0;
   uint64_t lookups = 0;
-  Node* parent = nullptr;                   // of a directory
+  Node* parent = nullptr;  // of a directory
   std::map<std::string, Node*> children;
   InodeId ino;
   std::map<std::string, std::string> attributes;
   uint32_t mode = 0;
   bool unnamed = false;
 };
-using Outcome = std::optional<ErrorCode>;   // nullopt: success
+using Outcome = std::optional<ErrorCode>;  // nullopt: success
 
 class Model {
  public:
@@ -59,7 +59,7 @@ class Model {
     return found == parent->children.end() ? nullptr : found->second;
   }
   static bool IsBelow(const Node* node, const Node* above) {
-    if (node->links == 0) return false;   // It was removed.
+    if (node->links == 0) return false;  // It was removed.
     for (; node->parent != node; node = node->parent) {
       if (node == above) return true;
     }
@@ -242,8 +242,10 @@ class Harness {
     const std::string name = Name();
     const CreateRequest request{.mode = node->mode | (node->directory ? S_IFDIR : S_IFREG)};
     const auto made = names_->Create(parent->ino, name, request);
-    if (Agree(made, model_.Create(parent, name, node))) node->ino = made->ino;
-    else model_.nodes.pop_back();
+    if (Agree(made, model_.Create(parent, name, node)))
+      node->ino = made->ino;
+    else
+      model_.nodes.pop_back();
   }
   void CreateUnnamed() {
     Node* parent = AnyDirectory();
@@ -289,7 +291,7 @@ class Harness {
     const auto [node, inode] = open_[index];
     open_.erase(open_.begin() + static_cast<ptrdiff_t>(index));
     names_->Close(inode);
-    if (--node->opens == 0 && node->lookups == 0) node->unnamed = false;   // its last use is over
+    if (--node->opens == 0 && node->lookups == 0) node->unnamed = false;  // its last use is over
   }
   void AddLookup() {
     Node* node = Any();

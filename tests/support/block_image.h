@@ -32,7 +32,7 @@ class BlockImage {
   void CheckRange(ByteOffset offset, size_t size) const;
 
   ByteCount size_;
-  std::unordered_map<uint64_t, std::shared_ptr<const std::byte>> blocks_;   // by block index; kBlockSize bytes each
+  std::unordered_map<uint64_t, std::shared_ptr<const std::byte>> blocks_;  // by block index; kBlockSize bytes each
 };
 
 }  // namespace weightfs

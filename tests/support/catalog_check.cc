@@ -63,8 +63,10 @@ class Check {
     for (const EntryRecord& entry : entries_[ino]) {
       const auto target = inodes_.find(entry.ino.value);
       if (!directory) Complain(ino, "is no directory but has entries");
-      if (target == inodes_.end()) Complain(ino, fmt::format("names inode {}, which is missing", entry.ino.value));
-      else if ((target->second.mode & S_IFMT) != entry.type) Complain(ino, "names a type wrongly");
+      if (target == inodes_.end())
+        Complain(ino, fmt::format("names inode {}, which is missing", entry.ino.value));
+      else if ((target->second.mode & S_IFMT) != entry.type)
+        Complain(ino, "names a type wrongly");
     }
   }
 
@@ -85,14 +87,16 @@ class Check {
     }
     for (const uint64_t ino : attributed_) {
       const auto inode = inodes_.find(ino);
-      if (inode == inodes_.end()) Complain(ino, "has attributes but no record");
-      else if ((inode->second.flags & kInodeHasAttributes) == 0) Complain(ino, "has attributes but not the flag");
+      if (inode == inodes_.end())
+        Complain(ino, "has attributes but no record");
+      else if ((inode->second.flags & kInodeHasAttributes) == 0)
+        Complain(ino, "has attributes but not the flag");
     }
   }
 
   const KvContent& content_;
   std::map<uint64_t, InodeRecord> inodes_;
-  std::map<uint64_t, std::vector<EntryRecord>> entries_;   // by parent
+  std::map<uint64_t, std::vector<EntryRecord>> entries_;  // by parent
   std::map<uint64_t, std::set<uint64_t>> parents_;
   std::map<uint64_t, uint64_t> names_;
   std::set<uint64_t> orphans_, attributed_;

@@ -67,10 +67,8 @@ void FaultDevice::Submit(std::span<IoRequest* const> requests) {
       if (!pending.failure) pending.failure = ChargeBudgetLocked(request->size);
       pending.bytes =
           std::make_shared<const std::vector<std::byte>>(request->data, request->data + request->size.value);
-      pending.event = journal_->Append({.kind = Journal::Event::Kind::kWrite,
-                                        .device = index_,
-                                        .offset = request->offset,
-                                        .bytes = pending.bytes});
+      pending.event = journal_->Append(
+          {.kind = Journal::Event::Kind::kWrite, .device = index_, .offset = request->offset, .bytes = pending.bytes});
     }
     pending_.push_back(std::move(pending));
   }

@@ -18,7 +18,7 @@ namespace weightfs {
 
 struct FaultDeviceOptions {
   std::string path = "fault-device";
-  bool reorder = false;   // requests in flight complete in an order drawn from `seed`
+  bool reorder = false;  // requests in flight complete in an order drawn from `seed`
   uint64_t seed = 1;
 };
 
@@ -46,7 +46,7 @@ class FaultDevice final : public BlockDevice {
     ErrorCode code = ErrorCode::kIo;
   };
   void Fail(Target target, Failure failure) EXCLUDES(mutex_);
-  void StopFailing() EXCLUDES(mutex_);   // also lifts the budget
+  void StopFailing() EXCLUDES(mutex_);  // also lifts the budget
 
   // Writes beyond this many bytes from now fail with `code`, whole requests at a time.
   void SetWriteBudget(ByteCount bytes, ErrorCode code = ErrorCode::kNoSpace) EXCLUDES(mutex_);
@@ -77,7 +77,7 @@ class FaultDevice final : public BlockDevice {
     std::optional<ErrorCode> failure = std::nullopt;
   };
   struct Trigger {
-    uint64_t left = 0;   // 0: not set
+    uint64_t left = 0;  // 0: not set
     bool and_later = false;
     ErrorCode code = ErrorCode::kIo;
   };
@@ -92,7 +92,7 @@ class FaultDevice final : public BlockDevice {
   const std::shared_ptr<Journal> journal_;
   const FaultDeviceOptions options_;
   const ByteCount size_;
-  const size_t index_;   // in the journal
+  const size_t index_;  // in the journal
   mutable Mutex mutex_;
   std::condition_variable changed_;
   BlockImage image_ GUARDED_BY(mutex_);
@@ -103,9 +103,9 @@ class FaultDevice final : public BlockDevice {
   ErrorCode budget_code_ GUARDED_BY(mutex_) = ErrorCode::kNoSpace;
   Counts counts_ GUARDED_BY(mutex_);
   bool held_ GUARDED_BY(mutex_) = false;
-  bool one_ GUARDED_BY(mutex_) = false;   // completes though it is held
+  bool one_ GUARDED_BY(mutex_) = false;  // completes though it is held
   bool stopping_ GUARDED_BY(mutex_) = false;
-  std::thread worker_;   // last: it uses all of the above
+  std::thread worker_;  // last: it uses all of the above
 };
 
 }  // namespace weightfs

@@ -22,25 +22,18 @@ class DeviceReplay {
   void Take(const std::vector<Event>& events, size_t number) {
     const Event& event = events[number];
     switch (event.kind) {
-      case Event::Kind::kWrite:
-        in_flight_.insert(number);
-        break;
+      case Event::Kind::kWrite: in_flight_.insert(number); break;
       case Event::Kind::kWriteDone:
       case Event::Kind::kWriteFailed:
         in_flight_.erase(event.subject);
         finished_.push_back({&events[event.subject], number, event.kind == Event::Kind::kWriteFailed});
         break;
-      case Event::Kind::kFlush:
-        Settle(event.subject);
-        break;
+      case Event::Kind::kFlush: Settle(event.subject); break;
       case Event::Kind::kFlushFailed:
         for (auto& write : finished_) write.in_doubt = true;
         break;
-      case Event::Kind::kCorruption:
-        image_.Write(event.offset, *event.bytes);
-        break;
-      default:
-        break;
+      case Event::Kind::kCorruption: image_.Write(event.offset, *event.bytes); break;
+      default: break;
     }
   }
 
@@ -75,8 +68,8 @@ class DeviceReplay {
   // Makes durable what completed before event `before`, in the order of completion: the order in which later
   // bytes replaced earlier ones.
   void Settle(size_t before) {
-    const auto end = std::find_if(finished_.begin(), finished_.end(),
-                                  [&](const Finished& write) { return write.when >= before; });
+    const auto end =
+        std::find_if(finished_.begin(), finished_.end(), [&](const Finished& write) { return write.when >= before; });
     for (auto write = finished_.begin(); write != end; ++write) {
       if (!write->in_doubt) {
         image_.WriteShared(write->event->offset, write->event->bytes);
@@ -119,12 +112,9 @@ size_t SurvivingBatches(size_t durable, size_t total, const CrashOptions& option
     return durable + static_cast<size_t>(std::llround(*options.kv_survival * static_cast<double>(open)));
   }
   switch (random() % 4) {
-    case 0:
-      return durable;
-    case 1:
-      return total;
-    default:
-      return durable + random() % (open + 1);
+    case 0: return durable;
+    case 1: return total;
+    default: return durable + random() % (open + 1);
   }
 }
 
@@ -134,12 +124,8 @@ void ApplyBatch(const KvBatch& batch, KvContent& content) {
   using Kind = KvBatch::Change::Kind;
   for (const auto& change : batch.changes()) {
     switch (change.kind) {
-      case Kind::kPut:
-        content.insert_or_assign(change.key, change.value);
-        break;
-      case Kind::kDelete:
-        content.erase(change.key);
-        break;
+      case Kind::kPut: content.insert_or_assign(change.key, change.value); break;
+      case Kind::kDelete: content.erase(change.key); break;
       case Kind::kDeleteRange:
         if (change.key < change.value) {
           content.erase(content.lower_bound(change.key), content.lower_bound(change.value));
@@ -190,19 +176,14 @@ CrashImage Journal::ImageAt(size_t cut, const CrashOptions& options) const {
     const Event& event = events_[number];
     switch (event.kind) {
       case Event::Kind::kBatch:
-      case Event::Kind::kBatchFailed:
-        batches.push_back(number);
-        break;
+      case Event::Kind::kBatchFailed: batches.push_back(number); break;
       case Event::Kind::kSync:
         durable = std::max<size_t>(
-            durable, static_cast<size_t>(std::lower_bound(batches.begin(), batches.end(), event.subject) -
-                                         batches.begin()));
+            durable,
+            static_cast<size_t>(std::lower_bound(batches.begin(), batches.end(), event.subject) - batches.begin()));
         break;
-      case Event::Kind::kSyncFailed:
-        break;
-      default:
-        devices[event.device].Take(events_, number);
-        break;
+      case Event::Kind::kSyncFailed: break;
+      default: devices[event.device].Take(events_, number); break;
     }
   }
   for (auto& device : devices) device.Crash(events_);

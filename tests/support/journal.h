@@ -23,15 +23,15 @@ void ApplyBatch(const KvBatch& batch, KvContent& content);
 
 // What is left after a crash. restart.h makes devices and a key-value store of it.
 struct CrashImage {
-  std::vector<BlockImage> devices;   // in the order in which they joined the journal
+  std::vector<BlockImage> devices;  // in the order in which they joined the journal
   KvContent kv;
-  size_t batches_survived = 0;       // of all batches before the cut
+  size_t batches_survived = 0;  // of all batches before the cut
 };
 
 struct CrashOptions {
   enum class Kind : unsigned char {
-    kPowerLoss,     // volatile caches are lost
-    kProcessKill,   // only what was never handed over is lost: completed writes and batches stay, in order
+    kPowerLoss,    // volatile caches are lost
+    kProcessKill,  // only what was never handed over is lost: completed writes and batches stay, in order
   };
   Kind kind = Kind::kPowerLoss;
   uint64_t seed = 1;
@@ -39,7 +39,7 @@ struct CrashOptions {
   // it, often none and often all: the extremes find most bugs.
   std::optional<double> device_survival = std::nullopt;
   std::optional<double> kv_survival = std::nullopt;
-  bool torn = true;   // a surviving unflushed write may have kept only some of its 512-byte sectors
+  bool torn = true;  // a surviving unflushed write may have kept only some of its 512-byte sectors
 };
 
 // Thread-safe. Events are numbered from 0 in the order in which they happened; an operation is acknowledged only after
@@ -48,23 +48,23 @@ class Journal {
  public:
   struct Event {
     enum class Kind : unsigned char {
-      kWrite,         // submitted
-      kWriteDone,     // completed: `subject` is its kWrite
-      kWriteFailed,   // completed with an error: the range holds the old bytes, the new ones or some of each
-      kFlush,         // durable: writes completed before event `subject`
-      kFlushFailed,   // writes completed before it are in doubt for ever; a later flush does not save them
-      kCorruption,    // bytes changed behind the device's back, durable at once
+      kWrite,        // submitted
+      kWriteDone,    // completed: `subject` is its kWrite
+      kWriteFailed,  // completed with an error: the range holds the old bytes, the new ones or some of each
+      kFlush,        // durable: writes completed before event `subject`
+      kFlushFailed,  // writes completed before it are in doubt for ever; a later flush does not save them
+      kCorruption,   // bytes changed behind the device's back, durable at once
       kBatch,
-      kBatchFailed,   // in doubt: recovery may find it
-      kSync,          // durable: batches before event `subject`
+      kBatchFailed,  // in doubt: recovery may find it
+      kSync,         // durable: batches before event `subject`
       kSyncFailed,
     };
     Kind kind;
     size_t device = 0;
     size_t subject = 0;
     ByteOffset offset = {};
-    SharedBytes bytes = nullptr;                      // of kWrite and kCorruption
-    std::shared_ptr<const KvBatch> batch = nullptr;   // of kBatch and kBatchFailed
+    SharedBytes bytes = nullptr;                     // of kWrite and kCorruption
+    std::shared_ptr<const KvBatch> batch = nullptr;  // of kBatch and kBatchFailed
   };
 
   // Joins a device with what it holds already (taken as durable); returns its index.

@@ -63,8 +63,7 @@ void KernelHooksTest::OnWrite(std::function<int(uint64_t, uint64_t)> hook) {
 
 extern "C" int io_setup(int depth, void** context);
 extern "C" int io_submit(void* context, long count, weightfs::KernelControl** controls);
-extern "C" int io_getevents(void* context, long minimum, long count, weightfs::KernelEvent* events,
-                            timespec* timeout);
+extern "C" int io_getevents(void* context, long minimum, long count, weightfs::KernelEvent* events, timespec* timeout);
 
 extern "C" int io_setup(int depth, void** context) {
   using namespace weightfs;
@@ -87,8 +86,7 @@ extern "C" int io_submit(void* context, long count, weightfs::KernelControl** co
   return static_cast<int>(rc < 0 ? -errno : rc);
 }
 
-extern "C" int io_getevents(void* context, long minimum, long count, weightfs::KernelEvent* events,
-                            timespec* timeout) {
+extern "C" int io_getevents(void* context, long minimum, long count, weightfs::KernelEvent* events, timespec* timeout) {
   using namespace weightfs;
   {
     MutexLock lock(TheHooks().mutex);

@@ -21,7 +21,7 @@ class MemoryKvStore final : public KvStore {
   Result<void> Write(const KvBatch& batch) override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
-  uint64_t EstimateSize(std::string_view prefix) const override;   // exact
+  uint64_t EstimateSize(std::string_view prefix) const override;  // exact
 
   // The `nth` operation of a kind from now on (the first is 1) fails with kIo. A failed Write or Sync makes the store
   // read-only for ever. A failed batch stays invisible here, but a crash image may hold it.
@@ -41,7 +41,7 @@ class MemoryKvStore final : public KvStore {
   class Iterator;
   struct State {
     Mutex mutex;
-    std::shared_ptr<KvContent> content GUARDED_BY(mutex);   // shared with iterators: copied before a change then
+    std::shared_ptr<KvContent> content GUARDED_BY(mutex);  // shared with iterators: copied before a change then
   };
 
   // Counts an operation down; true when it is the one to fail.
@@ -50,7 +50,7 @@ class MemoryKvStore final : public KvStore {
   const std::shared_ptr<Journal> journal_;
   const std::shared_ptr<State> state_;
   bool failed_ GUARDED_BY(state_->mutex) = false;
-  uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;      // operations left until one fails; 0: none will
+  uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // operations left until one fails; 0: none will
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
   std::function<void()> after_get_ GUARDED_BY(state_->mutex);

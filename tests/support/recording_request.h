@@ -21,7 +21,7 @@ class RecordingRequest final : public IoRequest {
     size = ByteCount{bytes.size()};
   }
 
-  std::function<void()> on_complete;   // runs inside OnComplete
+  std::function<void()> on_complete;  // runs inside OnComplete
 
   void SubmitTo(BlockDevice& device) {
     IoRequest* pointer = this;

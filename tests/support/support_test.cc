@@ -18,9 +18,7 @@ namespace {
 
 constexpr ByteCount kDeviceSize{64 * kBlockSize};
 
-ByteOffset Block(uint64_t index) {
-  return {index * kBlockSize};
-}
+ByteOffset Block(uint64_t index) { return {index * kBlockSize}; }
 
 KvBatch Put(std::string key, std::string value) {
   KvBatch batch;
@@ -125,8 +123,7 @@ TEST_F(SupportTest, FailedFlushLeavesEarlierWritesInDoubtForEver) {
   EXPECT_EQ(device_.Flush().error().code, ErrorCode::kIo);
   ASSERT_TRUE(device_.Flush().has_value());
   std::set<std::optional<char>> seen;
-  for (uint64_t seed = 0; seed < 100; ++seed)
-    seen.insert(Fill(CrashNow({.seed = seed, .torn = false}).devices[0], 0));
+  for (uint64_t seed = 0; seed < 100; ++seed) seen.insert(Fill(CrashNow({.seed = seed, .torn = false}).devices[0], 0));
   EXPECT_THAT(seen, testing::UnorderedElementsAre('a', '\0'));
 }
 
@@ -135,8 +132,7 @@ TEST_F(SupportTest, ALaterFlushedWriteReplacesAFailedOne) {
   device_.Fail(FaultDevice::Target::kWrite, {});
   EXPECT_FALSE(device_.Write(Block(0), memory.bytes()).has_value());
   std::set<std::optional<char>> seen;
-  for (uint64_t seed = 0; seed < 100; ++seed)
-    seen.insert(Fill(CrashNow({.seed = seed, .torn = false}).devices[0], 0));
+  for (uint64_t seed = 0; seed < 100; ++seed) seen.insert(Fill(CrashNow({.seed = seed, .torn = false}).devices[0], 0));
   EXPECT_THAT(seen, testing::UnorderedElementsAre('a', '\0')) << "a failed write may have happened";
   Write(0, 'b');
   ASSERT_TRUE(device_.Flush().has_value());
@@ -265,8 +261,7 @@ TEST(FaultDeviceTest, ReorderingCompletesInAnotherOrderThanSubmission) {
   const AlignedMemory memory(kBlockSize, 'a');
   std::vector<std::unique_ptr<RecordingRequest>> requests;
   for (uint64_t block = 0; block < 16; ++block) {
-    requests.push_back(
-        std::make_unique<RecordingRequest>(IoRequest::Operation::kWrite, Block(block), memory.bytes()));
+    requests.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kWrite, Block(block), memory.bytes()));
     requests.back()->SubmitTo(device);
   }
   device.Release();

@@ -41,13 +41,13 @@ class TestStore {
 
   // By path from the root, "a/b".
   Result<InodeId> Resolve(std::string_view path);
-  Result<InodePtr> Create(std::string_view path);                     // a regular file, open
+  Result<InodePtr> Create(std::string_view path);  // a regular file, open
   Result<InodePtr> OpenPath(std::string_view path, bool truncate = false);
   Result<std::string> ReadAll(const InodePtr& inode);
   Result<std::string> ReadPath(std::string_view path);
   Result<std::string> ReadAt(const InodePtr& inode, uint64_t offset, uint64_t size);
   Result<void> WriteAt(const InodePtr& inode, uint64_t offset, std::string_view data);
-  Result<void> WriteFile(std::string_view path, std::string_view data);   // create or replace, not synced
+  Result<void> WriteFile(std::string_view path, std::string_view data);  // create or replace, not synced
   uint64_t SizeOf(const InodePtr& inode);
 
   // As a holder of leases does it: the bytes go past the store, and reads check every block.
@@ -55,10 +55,10 @@ class TestStore {
     SpaceGrant grant;
     std::vector<uint32_t> checksums;
   };
-  Result<Filled> Fill(const InodePtr& inode, FileBlock first, std::string_view data);   // the last block with zeros
+  Result<Filled> Fill(const InodePtr& inode, FileBlock first, std::string_view data);  // the last block with zeros
   Result<void> WriteDirect(const InodePtr& inode, uint64_t offset, std::string_view data,
                            std::optional<uint64_t> new_size);
-  Result<std::string> ReadLeased(const ReadLease& lease);                               // all blocks of the range
+  Result<std::string> ReadLeased(const ReadLease& lease);  // all blocks of the range
   Result<std::string> ReadDirect(const InodePtr& inode, uint64_t offset, uint64_t length);
   struct NamedFile {
     std::string name, data;

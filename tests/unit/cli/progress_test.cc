@@ -109,11 +109,8 @@ TEST(FormatProgressTest, BytesHaveUnitsAndTimeLeft) {
 }
 
 TEST(FormatProgressTest, CountsHaveSeparators) {
-  const Progress progress{.step = "repairing",
-                          .done = 1234567,
-                          .total = 12345678,
-                          .unit = Progress::Unit::kItems,
-                          .items = "repairs"};
+  const Progress progress{
+      .step = "repairing", .done = 1234567, .total = 12345678, .unit = Progress::Unit::kItems, .items = "repairs"};
   EXPECT_THAT(FormatProgress("fsck", progress, RateEstimator(), 100),
               AllOf(HasSubstr(" 9%"), HasSubstr("1,234,567 of 12,345,678 repairs"), Not(HasSubstr("left"))));
 }
@@ -127,7 +124,8 @@ TEST(FormatProgressTest, SlowItemsAreCountedByTheMinute) {
 }
 
 TEST(FormatProgressTest, PartsAreAPercentageAndATime) {
-  const Progress progress{.step = "read: round 1 of 5", .done = kGiB, .total = 4 * kGiB, .unit = Progress::Unit::kParts};
+  const Progress progress{
+      .step = "read: round 1 of 5", .done = kGiB, .total = 4 * kGiB, .unit = Progress::Unit::kParts};
   EXPECT_EQ(FormatProgress("bench", progress, SteadyRate(256, kGiB), 100),
             "bench: read: round 1 of 5 [#######.......................] 25%  0:12 left");
 }
@@ -143,9 +141,8 @@ TEST(FormatProgressTest, MoreThanTheTotalIsAllOfIt) {
 }
 
 TEST(FormatProgressTest, NeverWiderThanTheTerminalAndThePercentageStays) {
-  const Progress progress{.step = "making a second store, mounted without verific\u00e4tion",
-                          .done = kGiB,
-                          .total = 4 * kGiB};
+  const Progress progress{
+      .step = "making a second store, mounted without verific\u00e4tion", .done = kGiB, .total = 4 * kGiB};
   const RateEstimator rate = SteadyRate(256, kGiB);
   for (size_t columns = 0; columns <= 160; ++columns) {
     const std::string line = FormatProgress("bench", progress, rate, columns);

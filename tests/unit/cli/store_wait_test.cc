@@ -33,7 +33,8 @@ TEST(WaitUntilReleasedTest, ReturnsAtOnceWhereNobodyHoldsTheStore) {
   EXPECT_TRUE(StoreLock::Acquire(scratch.path()).has_value());
 }
 
-// The holder is a child that ends once this process has begun to wait, or just before: either way the lock is free then.
+// The holder is a child that ends once this process has begun to wait, or just before: either way the lock is free
+// then.
 TEST(WaitUntilReleasedTest, WaitsForAHolderWhoseMountIsGone) {
   const TemporaryDirectory scratch;
   int ready[2], go[2];

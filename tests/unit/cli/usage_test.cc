@@ -20,7 +20,7 @@ using testing::StartsWith;
 
 struct Refused {
   std::vector<std::string> words;
-  std::string expected;   // in the line
+  std::string expected;  // in the line
 };
 
 // What the program prints, and its exit code.
@@ -69,8 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Refused{{"formt"}, "no command 'formt' (did you mean 'format'?)"},
                     Refused{{"xyzzy"}, "no command 'xyzzy';"},
                     Refused{{"--verison"}, "unknown option '--verison' (did you mean '--version'?)"},
-                    Refused{{"-x", "format"}, "unknown option '-x'"},
-                    Refused{{"--"}, "a command must come first"}),
+                    Refused{{"-x", "format"}, "unknown option '-x'"}, Refused{{"--"}, "a command must come first"}),
     NameOf);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -159,8 +158,8 @@ TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
     EXPECT_THAT(command->get_footer(), HasSubstr("\n  weightfs " + command->get_name())) << command->get_name();
     for (const CLI::Option* option : command->get_options()) {
       if (!option->nonpositional() || option->get_items_expected_max() == 0) continue;
-      const std::string name = option->get_lnames().empty() ? "-" + option->get_snames()[0]
-                                                            : "--" + option->get_lnames()[0];
+      const std::string name =
+          option->get_lnames().empty() ? "-" + option->get_snames()[0] : "--" + option->get_lnames()[0];
       EXPECT_NE(ExampleValue(name), "") << command->get_name() << " " << name;
     }
   }
@@ -172,11 +171,12 @@ TEST(UsageOfEveryCommandTest, NoCommandShowsTheWordsOfTheParser) {
   const auto app = MakeApp(&exit_code);
   for (const CLI::App* command : Commands(*app)) {
     const std::string name = command->get_name();
-    std::vector<std::vector<std::string>> lines = {{name, "--no-such-option"}, {name, "a", "b", "c", "d"}, {name, "-?"}};
+    std::vector<std::vector<std::string>> lines = {
+        {name, "--no-such-option"}, {name, "a", "b", "c", "d"}, {name, "-?"}};
     for (const CLI::Option* option : command->get_options()) {
       if (option->get_items_expected_min() == 0 || !option->nonpositional()) continue;
-      lines.push_back({name, option->get_lnames().empty() ? "-" + option->get_snames()[0]
-                                                          : "--" + option->get_lnames()[0]});
+      lines.push_back(
+          {name, option->get_lnames().empty() ? "-" + option->get_snames()[0] : "--" + option->get_lnames()[0]});
     }
     for (const auto& words : lines) {
       const auto [line, code] = RunWith(words);

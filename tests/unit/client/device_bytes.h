@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fake GPU (tests/support/fake_gpu) for tests of the client: its memory, and a fixture that sees that nothing stays.
+// The fake GPU (tests/support/fake_gpu) for tests of the client: its memory, and a fixture that sees that nothing
+// stays.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -44,9 +45,7 @@ class DeviceBytes {
   MemoryView View(std::optional<uintptr_t> stream = kDefaultStream) const {
     return MemoryView::OnDevice(address_, size_, stream);
   }
-  MemoryView Part(size_t at, size_t size) const {
-    return MemoryView::OnDevice(address_ + at, size, kDefaultStream);
-  }
+  MemoryView Part(size_t at, size_t size) const { return MemoryView::OnDevice(address_ + at, size, kDefaultStream); }
 
  private:
   const size_t size_;

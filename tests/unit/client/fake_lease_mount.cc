@@ -76,9 +76,7 @@ size_t FakeLeaseMount::requests(lease::Kind kind) const {
   const auto at = requests_.find(kind);
   return at == requests_.end() ? 0 : at->second;
 }
-size_t FakeLeaseMount::leases() const {
-  return leases_;
-}
+size_t FakeLeaseMount::leases() const { return leases_; }
 size_t FakeLeaseMount::connections() const {
   MutexLock lock(mutex_);
   return connections_;
@@ -144,8 +142,7 @@ bool FakeLeaseMount::Answer(Connection& connection) {
     ++requests_[kind];
   }
   const int refusal = on_request ? on_request(kind) : 0;
-  const bool ends =
-      kind == lease::Kind::kCommit || kind == lease::Kind::kCommitMany || kind == lease::Kind::kRelease;
+  const bool ends = kind == lease::Kind::kCommit || kind == lease::Kind::kCommitMany || kind == lease::Kind::kRelease;
   Reply reply;
   if (refusal != 0) {
     reply.error = refusal;
@@ -167,18 +164,12 @@ bool FakeLeaseMount::Answer(Connection& connection) {
 
 FakeLeaseMount::Reply FakeLeaseMount::Carry(Connection& connection, lease::Kind kind, lease::BodyReader body) {
   switch (kind) {
-    case lease::Kind::kRead:
-      return Read(connection, body);
-    case lease::Kind::kReserve:
-      return Reserve(connection, body);
-    case lease::Kind::kCommit:
-      return Commit(connection, body);
-    case lease::Kind::kReadMany:
-      return ReadMany(connection, body);
-    case lease::Kind::kCommitMany:
-      return CommitMany(connection, body);
-    default:
-      return {};
+    case lease::Kind::kRead: return Read(connection, body);
+    case lease::Kind::kReserve: return Reserve(connection, body);
+    case lease::Kind::kCommit: return Commit(connection, body);
+    case lease::Kind::kReadMany: return ReadMany(connection, body);
+    case lease::Kind::kCommitMany: return CommitMany(connection, body);
+    default: return {};
   }
 }
 
@@ -261,8 +252,8 @@ Bytes FakeLeaseMount::Collect(const std::vector<lease::Extent>& extents, uint64_
     if (extent == extents.end()) return {};
     const auto block = std::span(bytes).subspan(i * kBlockSize, kBlockSize);
     const uint64_t device_block = extent->device_block + (skip + i - extent->file_block);
-    Require(pread(device_descriptor_.get(), block.data(), kBlockSize,
-                  static_cast<off_t>(device_block * kBlockSize)) == kBlockSize);
+    Require(pread(device_descriptor_.get(), block.data(), kBlockSize, static_cast<off_t>(device_block * kBlockSize)) ==
+            kBlockSize);
     if (Crc32c(block) != checksums[i]) return {};
   }
   return bytes;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A mount that gives leases, in the test's own process: an ordinary folder whose files answer WEIGHTFS_IOC_LEASE, and a
-// scratch file in the place of the device. What is leased for reading is copied there first, what is committed is copied
-// from there; so the folder always has what a real mount would show. An executable that has fake_lease_mount.cc among
-// its sources puts an ioctl() in front of libc's, and a MountUser() (client/mount_user.h) in front of the library's.
+// scratch file in the place of the device. What is leased for reading is copied there first, what is committed is
+// copied from there; so the folder always has what a real mount would show. An executable that has fake_lease_mount.cc
+// among its sources puts an ioctl() in front of libc's, and a MountUser() (client/mount_user.h) in front of the
+// library's.
 #pragma once
 
 #include <atomic>
@@ -30,9 +31,9 @@ class FakeLeaseMount {
   std::string device() const { return device_.path(); }
 
   // For the time before the first request:
-  uint64_t extent_blocks = 100;  // of the longest extent; between two there are gaps
-  int ticket_error = 0;          // an errno that the ioctl answers with
-  uid_t user = geteuid();        // who serves it, as its clients are told
+  uint64_t extent_blocks = 100;            // of the longest extent; between two there are gaps
+  int ticket_error = 0;                    // an errno that the ioctl answers with
+  uid_t user = geteuid();                  // who serves it, as its clients are told
   std::map<std::string, int> file_errors;  // by name: errno's that a kReadMany answers with
   // Called with each request; an errno that is not 0 is its answer.
   std::function<int(lease::Kind)> on_request;

@@ -38,7 +38,7 @@ TEST(FileTargetTest, AFileIsCreatedForItsOwnerOnly) {
   const Folder folder;
   const auto target = Prepared(ToWrite(folder / "new", 4096));
   ASSERT_TRUE(target->Finish(true).has_value());
-  struct stat status{};
+  struct stat status {};
   ASSERT_EQ(stat((folder / "new").c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 07777, 0600U);
 }
@@ -63,9 +63,7 @@ TEST(FileTargetTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
 
 TEST(FileTargetTest, ATargetThatIsDroppedTakesItsFileAlong) {
   const Folder folder;
-  {
-    const auto target = Prepared(ToWrite(folder / "new", 4096));
-  }
+  { const auto target = Prepared(ToWrite(folder / "new", 4096)); }
   EXPECT_EQ(folder.entries(), 0U);
 }
 
@@ -85,9 +83,7 @@ TEST(FileTargetTest, AnAtomicWriteShowsOnlyWhenItIsFinished) {
   EXPECT_EQ(ReadFile(folder / "old"), RandomBytes(100, 2));
   EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
   EXPECT_EQ(std::filesystem::status(folder / "old").permissions(), std::filesystem::perms(0640));
-  {
-    const auto dropped = Prepared(options);
-  }
+  { const auto dropped = Prepared(options); }
   EXPECT_EQ(folder.entries(), 2U);
 }
 
@@ -155,12 +151,9 @@ TEST(FileTargetTest, ImpossibleWishesAreRefusedBeforeAnythingIsTouched) {
   EXPECT_EQ(ErrorOf(ToWrite(folder / ".", 1)), EISDIR);
   EXPECT_EQ(ErrorOf({.descriptor = 9999, .size = 1}), EBADF);
   EXPECT_EQ(ErrorOf({.path = folder / "x", .offset = UINT64_MAX, .size = 2}), EINVAL);
-  EXPECT_EQ(
-      ErrorOf(
-          {.direction = Direction::kWrite, .path = folder / "x", .offset = 1, .size = 2, .whole_file = true}),
-      EINVAL);
-  EXPECT_EQ(ErrorOf({.direction = Direction::kWrite, .path = folder / "x", .size = 2, .atomic = true}),
+  EXPECT_EQ(ErrorOf({.direction = Direction::kWrite, .path = folder / "x", .offset = 1, .size = 2, .whole_file = true}),
             EINVAL);
+  EXPECT_EQ(ErrorOf({.direction = Direction::kWrite, .path = folder / "x", .size = 2, .atomic = true}), EINVAL);
   WriteFile(folder / "ten", RandomBytes(10));
   EXPECT_EQ(ErrorOf({.path = folder / "ten", .offset = 5, .size = 6}), ENODATA);
   const int only_reads = open((folder / "ten").c_str(), O_RDONLY);

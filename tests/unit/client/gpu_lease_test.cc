@@ -17,12 +17,10 @@ using testing::HasSubstr;
 class GpuLeaseTest : public GpuTest {
  protected:
   static std::unique_ptr<Handle> Make(GpuMode mode, Direct direct = Direct::kRequire) {
-    return std::move(Handle::Create({.block_size = 65536,
-                                     .queue_depth = 8,
-                                     .intra_op_parallelism = 2,
-                                     .direct = direct,
-                                     .gpu = mode})
-                         .value());
+    return std::move(
+        Handle::Create(
+            {.block_size = 65536, .queue_depth = 8, .intra_op_parallelism = 2, .direct = direct, .gpu = mode})
+            .value());
   }
 
   FakeLeaseMount mount_;

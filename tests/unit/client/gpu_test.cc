@@ -36,25 +36,22 @@ class GpuWayTest : public GpuTest, public testing::WithParamInterface<Way> {
   }
 };
 
-std::string NameOf(const testing::TestParamInfo<Way>& info) {
-  return info.param.name;
-}
+std::string NameOf(const testing::TestParamInfo<Way>& info) { return info.param.name; }
 
 const HandleOptions kSmallBlocks{65536, 8, false, true, 1};
 const HandleOptions kThreads{65536, 8, false, false, 3};
 const HandleOptions kTiny{4096, 2, true, false, 2};
 
-INSTANTIATE_TEST_SUITE_P(
-    Ways, GpuWayTest,
-    testing::Values(Way{"OnDemand", GpuMode::kOnDemand, 0, {}, false},
-                    Way{"Bounce", GpuMode::kBounce, 0, kSmallBlocks, false},
-                    Way{"BounceThreads", GpuMode::kBounce, 0, kThreads, false},
-                    Way{"BounceTiny", GpuMode::kBounce, 0, kTiny, false},
-                    Way{"AutoBounce", GpuMode::kAuto, 0, kSmallBlocks, false},
-                    Way{"AutoCufile", GpuMode::kAuto, kEverywhere, kSmallBlocks, true},
-                    Way{"Cufile", GpuMode::kCufile, 0, kThreads, true},
-                    Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
-    NameOf);
+INSTANTIATE_TEST_SUITE_P(Ways, GpuWayTest,
+                         testing::Values(Way{"OnDemand", GpuMode::kOnDemand, 0, {}, false},
+                                         Way{"Bounce", GpuMode::kBounce, 0, kSmallBlocks, false},
+                                         Way{"BounceThreads", GpuMode::kBounce, 0, kThreads, false},
+                                         Way{"BounceTiny", GpuMode::kBounce, 0, kTiny, false},
+                                         Way{"AutoBounce", GpuMode::kAuto, 0, kSmallBlocks, false},
+                                         Way{"AutoCufile", GpuMode::kAuto, kEverywhere, kSmallBlocks, true},
+                                         Way{"Cufile", GpuMode::kCufile, 0, kThreads, true},
+                                         Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
+                         NameOf);
 
 TEST_P(GpuWayTest, EverySizeAndOffsetArrivesToTheLastByteAndNoFurther) {
   const auto handle = Make();
@@ -369,8 +366,8 @@ TEST_F(GpuTest, EachFailureIsReportedOnceWithItsReason) {
       const DeviceBytes memory(RandomBytes(1'000'000));
       WriteFile(folder_ / "source", RandomBytes(1'000'000));
       fake_gpu_fail(fault.function.c_str(), after, 1, fault.status);
-      const auto result = fault.read ? handle->Read(folder_ / "source", memory.View())
-                                     : handle->Write(folder_ / "new", memory.View());
+      const auto result =
+          fault.read ? handle->Read(folder_ / "source", memory.View()) : handle->Write(folder_ / "new", memory.View());
       // What is called once for all fails only the first time.
       if (after == 0 || !result.has_value()) {
         ASSERT_FALSE(result.has_value());

@@ -19,27 +19,22 @@ namespace {
 
 using std::chrono_literals::operator""ms;
 
-std::unique_ptr<Handle> Make(const HandleOptions& options = {}) {
-  return std::move(Handle::Create(options).value());
-}
+std::unique_ptr<Handle> Make(const HandleOptions& options = {}) { return std::move(Handle::Create(options).value()); }
 
 class HandleTest : public testing::TestWithParam<HandleOptions> {};
 
 std::string NameOf(const testing::TestParamInfo<HandleOptions>& info) {
   const HandleOptions& o = info.param;
-  return fmt::format("Block{}Depth{}{}{}Threads{}", o.block_size, o.queue_depth,
-                     o.single_submit ? "Single" : "", o.overlap_events ? "Overlap" : "",
-                     o.intra_op_parallelism);
+  return fmt::format("Block{}Depth{}{}{}Threads{}", o.block_size, o.queue_depth, o.single_submit ? "Single" : "",
+                     o.overlap_events ? "Overlap" : "", o.intra_op_parallelism);
 }
 
-INSTANTIATE_TEST_SUITE_P(Knobs, HandleTest,
-                         testing::Values(HandleOptions{}, HandleOptions{1024, 2, true, true, 2},
-                                         HandleOptions{1024, 2, false, false, 2},
-                                         HandleOptions{65536, 8, true, false, 1},
-                                         HandleOptions{65536, 8, false, true, 3},
-                                         HandleOptions{1000, 128, false, true, 5},
-                                         HandleOptions{8 << 20, 32, false, true, 1}),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Knobs, HandleTest,
+    testing::Values(HandleOptions{}, HandleOptions{1024, 2, true, true, 2}, HandleOptions{1024, 2, false, false, 2},
+                    HandleOptions{65536, 8, true, false, 1}, HandleOptions{65536, 8, false, true, 3},
+                    HandleOptions{1000, 128, false, true, 5}, HandleOptions{8 << 20, 32, false, true, 1}),
+    NameOf);
 
 // Sizes around blocks, slices and the border of small transfers; memory at every kind of alignment.
 TEST_P(HandleTest, EverySizeOffsetAndAlignmentArrivesToTheLastByteAndNoFurther) {
@@ -149,8 +144,7 @@ TEST(HandleBasicTest, PartsWrittenInAnyOrderBySeveralHandlesMakeOneFile) {
 TEST(HandleBasicTest, DescriptorsOfEveryKindTakeAnySizeAndMayBeClosedAtOnce) {
   const Folder folder;
   const auto handle = Make();
-  for (const int flags :
-       {O_WRONLY, O_RDWR, O_WRONLY | O_DIRECT, O_WRONLY | O_APPEND, O_WRONLY | O_DIRECT | O_APPEND}) {
+  for (const int flags : {O_WRONLY, O_RDWR, O_WRONLY | O_DIRECT, O_WRONLY | O_APPEND, O_WRONLY | O_DIRECT | O_APPEND}) {
     Bytes whole = RandomBytes(300'001, static_cast<unsigned>(flags));
     WriteFile(folder / "file", std::span(whole).first(100));
     const int descriptor = open((folder / "file").c_str(), flags);
@@ -244,7 +238,10 @@ TEST(HandleBasicTest, AnInterruptedWaitLosesNoCounts) {
   std::latch ended(1);
   const auto first = handle
                          ->StartWrite(folder / "first", View(bytes),
-                                      {.progress = [&](uint64_t done, uint64_t) { if (done == bytes.size()) ended.wait(); }})
+                                      {.progress =
+                                           [&](uint64_t done, uint64_t) {
+                                             if (done == bytes.size()) ended.wait();
+                                           }})
                          .value();
   ASSERT_TRUE(handle->StartWrite(folder / "second", View(bytes), {.own_errors = true}).has_value());
   EXPECT_EQ(handle->Wait([] { return true; }).count, 0U);
@@ -273,11 +270,9 @@ TEST(HandleBasicTest, CancelledOperationsEndAndTheirQueuedPartIsNotWritten) {
   StandingWrite standing(*handle, folder / "first", bytes, std::nullopt);
   std::vector<std::shared_ptr<Operation>> operations;
   for (int i = 0; i < 8; ++i) {
-    operations.push_back(
-        handle->StartWrite(folder / std::to_string(i), View(bytes), {.own_errors = true}).value());
+    operations.push_back(handle->StartWrite(folder / std::to_string(i), View(bytes), {.own_errors = true}).value());
   }
-  for (auto operation = operations.rbegin(); operation != operations.rend(); ++operation)
-    (*operation)->Cancel();
+  for (auto operation = operations.rbegin(); operation != operations.rend(); ++operation) (*operation)->Cancel();
   standing->Cancel();
   standing.LetGo();
   for (const auto& operation : operations) {
@@ -312,7 +307,7 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
   std::atomic<int> calls = 0;
   std::atomic<uint64_t> reported = 0;
   std::latch second_started(1);
-  std::latch asked_for(1);   // else it may have ended, and the callback runs here
+  std::latch asked_for(1);  // else it may have ended, and the callback runs here
   const auto first = handle
                          ->StartWrite(folder / "first", View(bytes),
                                       {.progress =
@@ -365,7 +360,8 @@ TEST(HandleBasicTest, AnOperationThatIsKeptKeepsNoCallback) {
   const auto handle = Make();
   Bytes bytes = RandomBytes(5000);
   const auto held = std::make_shared<int>();
-  const auto kept = handle->StartWrite(folder / "file", View(bytes), {.progress = [held](uint64_t, uint64_t) {}}).value();
+  const auto kept =
+      handle->StartWrite(folder / "file", View(bytes), {.progress = [held](uint64_t, uint64_t) {}}).value();
   handle->Wait();
   // It is forgotten right behind the end.
   while (held.use_count() > 1) std::this_thread::sleep_for(1ms);
@@ -382,8 +378,7 @@ TEST(HandleBasicTest, AHandleMayBeDestroyedInItsOwnCallback) {
     destroyed.count_down();
   });
   std::vector<std::shared_ptr<Operation>> others;
-  for (int i = 0; i < 5; ++i)
-    others.push_back(handle->StartWrite(folder / std::to_string(i), View(bytes)).value());
+  for (int i = 0; i < 5; ++i) others.push_back(handle->StartWrite(folder / std::to_string(i), View(bytes)).value());
   first.LetGo();
   destroyed.wait();
   for (const auto& other : others) EXPECT_TRUE(other->done());
@@ -451,8 +446,8 @@ TEST(HandleBasicTest, AForkedChildIsToldThatTheHandleIsNotItsOwn) {
 }
 
 TEST(HandleBasicTest, ImpossibleOptionsAreRefused) {
-  for (const HandleOptions& options : {HandleOptions{.block_size = 0}, HandleOptions{.queue_depth = 0},
-                                       HandleOptions{.intra_op_parallelism = 0}}) {
+  for (const HandleOptions& options :
+       {HandleOptions{.block_size = 0}, HandleOptions{.queue_depth = 0}, HandleOptions{.intra_op_parallelism = 0}}) {
     EXPECT_EQ(Handle::Create(options).error().error_number, EINVAL);
   }
 }
@@ -462,8 +457,7 @@ TEST(HandleBasicTest, NothingIsReadIntoElementsThatShareMemory) {
   const auto handle = Make();
   WriteFile(folder / "file", RandomBytes(64));
   Bytes row(16);
-  const auto view =
-      MemoryView::Strided(row.data(), 4, std::vector<int64_t>{4, 4}, std::vector<int64_t>{0, 4}).value();
+  const auto view = MemoryView::Strided(row.data(), 4, std::vector<int64_t>{4, 4}, std::vector<int64_t>{0, 4}).value();
   EXPECT_EQ(handle->Read(folder / "file", view).error().error_number, EINVAL);
   EXPECT_TRUE(handle->Write(folder / "copy", view).has_value());
 }

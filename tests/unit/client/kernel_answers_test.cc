@@ -38,14 +38,10 @@ TEST_F(KernelAnswersTest, WhatTheKernelDoesNotTakeNowIsSentAgain) {
   OnSubmit([&](Controls controls) -> long {
     // Nothing, a refusal, a prefix, in turn; the first ones with nothing in flight.
     switch (++calls % 4) {
-      case 1:
-        return -EAGAIN;
-      case 2:
-        return -EINTR;
-      case 3:
-        return static_cast<long>((controls.size() + 1) / 2);
-      default:
-        return static_cast<long>(controls.size());
+      case 1: return -EAGAIN;
+      case 2: return -EINTR;
+      case 3: return static_cast<long>((controls.size() + 1) / 2);
+      default: return static_cast<long>(controls.size());
     }
   });
   ExpectARoundTrip(*Make());
@@ -203,8 +199,7 @@ TEST_F(KernelAnswersTest, WithoutAnyContextTheErrorNamesTheLimit) {
   const auto handle = Handle::Create({.intra_op_parallelism = 3});
   ASSERT_FALSE(handle.has_value());
   EXPECT_EQ(handle.error().error_number, EAGAIN);
-  EXPECT_NE(handle.error().what.find("/proc/sys/fs/aio-max-nr is "), std::string::npos)
-      << handle.error().what;
+  EXPECT_NE(handle.error().what.find("/proc/sys/fs/aio-max-nr is "), std::string::npos) << handle.error().what;
   EXPECT_NE(handle.error().what.find("wants 384 (3 threads with a queue_depth of 128)"), std::string::npos)
       << handle.error().what;
   int made = 0;

@@ -189,8 +189,9 @@ TEST_F(LeaseManyTest, MoreThanOneCommitTakesIsRefusedBeforeAnythingIsReserved) {
     const auto handle = std::move(Handle::Create({.direct = direct}).value());
     const auto refused = handle->SaveMany(mount_.folder(), Files(contents_));
     EXPECT_EQ(refused.error().error_number, EINVAL);
-    EXPECT_EQ(refused.error().what, mount_.folder() + ": 131073 files: one commit takes 131072 at most; save them in "
-                                                      "several calls");
+    EXPECT_EQ(refused.error().what, mount_.folder() +
+                                        ": 131073 files: one commit takes 131072 at most; save them in "
+                                        "several calls");
     // So large that its checksums are more than a message; nobody looks at the bytes.
     Bytes some(1);
     const NamedMemory huge{"huge", MemoryView(std::span<std::byte>(some.data(), size_t{2} << 40))};

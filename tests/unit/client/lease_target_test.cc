@@ -49,8 +49,8 @@ TEST_F(LeaseTest, EveryRangeIsReadToTheLastByteAndNoFurther) {
     uint64_t count = 0;
     AlignedMemory memory(4 << 20);
     for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, uint64_t{4096}, uint64_t{12'000}, uint64_t{1'000'001}}) {
-      for (const size_t size : {size_t{1}, size_t{4095}, size_t{4096}, size_t{8193}, size_t{1'200'000},
-                                content.size() - offset}) {
+      for (const size_t size :
+           {size_t{1}, size_t{4095}, size_t{4096}, size_t{8193}, size_t{1'200'000}, content.size() - offset}) {
         for (const size_t misalignment : {size_t{0}, size_t{64}, size_t{offset % kBlockSize}}) {
           if (offset + size > content.size()) continue;
           SCOPED_TRACE(fmt::format("offset {} size {} memory +{}", offset, size, misalignment));
@@ -180,8 +180,7 @@ TEST_F(LeaseTest, WhoeverElseListensAtTheMountsSocketIsToldNothing) {
   EXPECT_EQ(refused.error().error_number, EACCES);
   const auto reason = fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens",
                                   geteuid() + 1, geteuid(), getpid());
-  EXPECT_NE(refused.error().what.find(reason), std::string::npos)
-      << refused.error().what;
+  EXPECT_NE(refused.error().what.find(reason), std::string::npos) << refused.error().what;
   EXPECT_EQ(handle->SaveMany(mount_.folder(), std::vector<NamedMemory>{{"a", View(bytes)}}).error().error_number,
             EACCES);
   EXPECT_EQ(mount_.requests(Kind::kReserve), 0U);
@@ -408,18 +407,18 @@ TEST_F(LeaseTest, NoMoreTransfersThanTheDepthAreInTheKernel) {
 TEST_F(LeaseTest, AnswersThatCannotBeAreRefused) {
   LeasedBlocks blocks;
   ASSERT_TRUE(blocks.Reset(10, 20).has_value());
-  EXPECT_FALSE(blocks.Add(10, 1, 1, 0).has_value());   // no such device
+  EXPECT_FALSE(blocks.Add(10, 1, 1, 0).has_value());  // no such device
   std::vector<Descriptor> devices;
   devices.emplace_back(open(mount_.device().c_str(), O_RDONLY));
   blocks.Adopt(std::move(devices));
-  EXPECT_FALSE(blocks.Add(9, 1, 1, 0).has_value());    // before the range
-  EXPECT_FALSE(blocks.Add(29, 2, 1, 0).has_value());   // behind it
+  EXPECT_FALSE(blocks.Add(9, 1, 1, 0).has_value());   // before the range
+  EXPECT_FALSE(blocks.Add(29, 2, 1, 0).has_value());  // behind it
   EXPECT_FALSE(blocks.Add(11, 0, 1, 0).has_value());
   EXPECT_FALSE(blocks.Add(11, UINT64_MAX, 1, 0).has_value());
   EXPECT_FALSE(blocks.Add(11, 2, UINT64_MAX, 0).has_value());
   ASSERT_TRUE(blocks.Add(12, 4, 100, 0).has_value());
-  EXPECT_FALSE(blocks.Add(15, 1, 200, 0).has_value()); // overlaps
-  ASSERT_TRUE(blocks.Add(16, 4, 104, 0).has_value());  // goes on: one run with the last
+  EXPECT_FALSE(blocks.Add(15, 1, 200, 0).has_value());  // overlaps
+  ASSERT_TRUE(blocks.Add(16, 4, 104, 0).has_value());   // goes on: one run with the last
   const auto run = blocks.Locate(13 * kBlockSize + 5, 1 << 20);
   EXPECT_EQ(run.offset, 101 * kBlockSize + 5);
   EXPECT_EQ(run.length, 7 * kBlockSize - 5);

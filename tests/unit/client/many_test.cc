@@ -16,9 +16,7 @@
 namespace weightfs::client {
 namespace {
 
-std::unique_ptr<Handle> Make(const HandleOptions& options = {}) {
-  return std::move(Handle::Create(options).value());
-}
+std::unique_ptr<Handle> Make(const HandleOptions& options = {}) { return std::move(Handle::Create(options).value()); }
 struct Many {
   explicit Many(size_t count) {
     for (size_t i = 0; i < count; ++i) contents.push_back(RandomBytes(i * 7919 % 150'000, static_cast<unsigned>(i)));
@@ -236,7 +234,7 @@ TEST(ManyTotalTest, MoreThanAnyFileHoldsTogetherIsRefused) {
   const MemoryView huge =
       MemoryView::Strided(&one, 1, std::vector<int64_t>{int64_t{1} << 62}, std::vector<int64_t>{0}).value();
   const std::vector<NamedMemory> files{{"a", huge}, {"b", huge}, {"c", huge}, {"d", huge}};
-  for (const size_t count : {size_t{2}, size_t{4}}) {   // 2^63 bytes, and 2^64, which would wrap to none
+  for (const size_t count : {size_t{2}, size_t{4}}) {  // 2^63 bytes, and 2^64, which would wrap to none
     const auto saved = handle->SaveMany(folder / ".", std::span(files).first(count));
     ASSERT_FALSE(saved.has_value());
     EXPECT_EQ(saved.error().error_number, EINVAL);
@@ -257,7 +255,7 @@ TEST_F(VerifyTest, WhatWasWrittenWithChecksumsIsVerified) {
     EXPECT_EQ(Verify("file", bytes.size() - 10, 10), EINVAL);
 
     // Behind the back of everybody: the time of the last change is as before.
-    struct stat before{};
+    struct stat before {};
     ASSERT_EQ(stat((folder_ / "file").c_str(), &before), 0);
     const int descriptor = open((folder_ / "file").c_str(), O_RDWR);
     const char flipped = static_cast<char>(static_cast<char>(bytes[2'500'000]) ^ 1);
@@ -301,9 +299,9 @@ TEST_F(VerifyTest, TheAttributeIsWhatTheFormatSays) {
   const std::string text = "123456789";
   Bytes bytes(text.size());
   std::memcpy(bytes.data(), text.data(), text.size());
-  const std::vector<unsigned char> example = {
-      1, 0, 0, 0, 0x14, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0xca, 0x9a, 0x3b, 0, 0, 0, 0,
-      0, 0x65, 0xcd, 0x1d, 0, 0, 0, 0, 0x83, 0x92, 0x06, 0xe3};
+  const std::vector<unsigned char> example = {1, 0,    0,    0,    0x14, 0,    0,    0,    9,    0,    0,    0,
+                                              0, 0,    0,    0,    0,    0xca, 0x9a, 0x3b, 0,    0,    0,    0,
+                                              0, 0x65, 0xcd, 0x1d, 0,    0,    0,    0,    0x83, 0x92, 0x06, 0xe3};
   const timespec times[] = {{1'000'000'000, 500'000'000}, {1'000'000'000, 500'000'000}};
   WriteFile(path, bytes);
   ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
@@ -314,7 +312,7 @@ TEST_F(VerifyTest, TheAttributeIsWhatTheFormatSays) {
   ASSERT_TRUE(handle_->Write(path, View(bytes), {.checksum = true}).has_value());
   std::vector<unsigned char> written(100);
   written.resize(static_cast<size_t>(getxattr(path.c_str(), ChecksumAttribute::kName, written.data(), 100)));
-  struct stat status{};
+  struct stat status {};
   ASSERT_EQ(stat(path.c_str(), &status), 0);
   auto expected = example;
   for (size_t i = 0; i < 8; ++i) {

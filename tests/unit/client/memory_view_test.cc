@@ -46,15 +46,13 @@ TEST(MemoryViewTest, EveryRangeIsGatheredAsTheIndicesSay) {
   const Bytes memory = RandomBytes(8192);
   for (const auto& layout : kLayouts) {
     SCOPED_TRACE(layout.name);
-    const Bytes expected =
-        GatherSlowly(memory.data() + layout.base, layout.item, layout.shape, layout.strides);
+    const Bytes expected = GatherSlowly(memory.data() + layout.base, layout.item, layout.shape, layout.strides);
     const auto view = MemoryView::Strided(const_cast<std::byte*>(memory.data()) + layout.base, layout.item,
                                           layout.shape, layout.strides);
     ASSERT_TRUE(view.has_value());
     ASSERT_EQ(view->size(), expected.size());
     for (size_t begin = 0; begin < expected.size(); begin += 1 + begin / 7) {
-      for (const size_t length :
-           {size_t{1}, size_t{5}, layout.item * 3, expected.size() / 2, expected.size()}) {
+      for (const size_t length : {size_t{1}, size_t{5}, layout.item * 3, expected.size() / 2, expected.size()}) {
         if (begin + length > expected.size()) continue;
         Bytes out(length);
         view->Gather(begin, out);
@@ -83,8 +81,8 @@ TEST(MemoryViewTest, ScatterPutsBackWhatGatherTookAndTouchesNothingElse) {
     }
     EXPECT_EQ(GatherSlowly(memory.data() + layout.base, layout.item, layout.shape, layout.strides), values);
     // The elements put back as they were: then nothing is different.
-    const auto was = MemoryView::Strided(const_cast<std::byte*>(before.data()) + layout.base, layout.item,
-                                         layout.shape, layout.strides)
+    const auto was = MemoryView::Strided(const_cast<std::byte*>(before.data()) + layout.base, layout.item, layout.shape,
+                                         layout.strides)
                          .value();
     Bytes original(view.size());
     was.Gather(0, original);
@@ -100,8 +98,7 @@ TEST(MemoryViewTest, LargeCopiesAreExactAtEveryAlignment) {
     for (const size_t to : {1, 15, 63, 64}) {
       for (const size_t length : {kSize, kSize - 1, kSize - 63}) {
         Bytes out(kSize + 256, std::byte{0x5a});
-        MemoryView(std::span<std::byte>(memory).subspan(from, kSize))
-            .Gather(0, std::span(out).subspan(to, length));
+        MemoryView(std::span<std::byte>(memory).subspan(from, kSize)).Gather(0, std::span(out).subspan(to, length));
         ASSERT_EQ(std::memcmp(out.data() + to, memory.data() + from, length), 0);
         ASSERT_EQ(out[to - 1], std::byte{0x5a});
         ASSERT_EQ(out[to + length], std::byte{0x5a});
@@ -141,8 +138,8 @@ TEST(MemoryViewTest, ImpossibleShapesAreRefused) {
   EXPECT_TRUE(refused(4, {-1}, {4}));
   EXPECT_TRUE(refused(4, {1, 2}, {4}));
   EXPECT_TRUE(refused(4, {INT64_MAX, INT64_MAX}, {4, 4}));
-  EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 32}, {0, 0}));   // 2^64 bytes
-  EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 31}, {0, 0}));   // 2^63
+  EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 32}, {0, 0}));  // 2^64 bytes
+  EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 31}, {0, 0}));  // 2^63
   EXPECT_TRUE(refused(1, {INT64_MIN}, {1}));
   // Strides that lead out of all addresses, to either side.
   EXPECT_TRUE(refused(1, {2}, {INT64_MIN}));
@@ -156,11 +153,10 @@ TEST(MemoryViewTest, ImpossibleShapesAreRefused) {
   EXPECT_EQ(repeated->size(), uint64_t{1} << 42);
   EXPECT_EQ(repeated->Direct((uint64_t{1} << 42) - 2, 2), memory.data() + 2);
   EXPECT_EQ(MemoryView::Strided(memory.data(), 4, std::vector<int64_t>{INT64_MAX, 0, INT64_MAX},
-                                std::vector<int64_t>{1, 1, 1})->size(),
+                                std::vector<int64_t>{1, 1, 1})
+                ->size(),
             0U);
-  EXPECT_EQ(
-      MemoryView::Strided(memory.data(), 4, std::vector<int64_t>{0, 5}, std::vector<int64_t>{4, 4})->size(),
-      0U);
+  EXPECT_EQ(MemoryView::Strided(memory.data(), 4, std::vector<int64_t>{0, 5}, std::vector<int64_t>{4, 4})->size(), 0U);
 }
 
 TEST(MemoryViewTest, JoinedViewsHaveZerosBetweenThem) {
@@ -187,7 +183,7 @@ TEST(MemoryViewTest, JoinedViewsHaveZerosBetweenThem) {
   EXPECT_EQ(joined.Direct(10, 90), first.data() + 10);
   EXPECT_EQ(joined.Direct(10, 91), nullptr);
   EXPECT_EQ(joined.Direct(100, 1), nullptr);
-  EXPECT_EQ(joined.Direct(128, 60), nullptr);   // strided
+  EXPECT_EQ(joined.Direct(128, 60), nullptr);  // strided
   const Bytes before = expected;
   std::fill(first.begin(), first.end(), std::byte{0});
   std::fill(matrix.begin(), matrix.end(), std::byte{0});

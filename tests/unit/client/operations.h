@@ -14,9 +14,7 @@
 
 namespace weightfs::client {
 
-inline MemoryView View(Bytes& bytes) {
-  return MemoryView(std::span<std::byte>(bytes));
-}
+inline MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
 
 // A write that stands still, and its ring with it, after its first transfer until it is let go.
 class StandingWrite {

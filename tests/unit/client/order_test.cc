@@ -144,10 +144,10 @@ TEST(OrderTest, AFileThatIsMadeAgainKeepsTheOrder) {
   std::latch go{1};
   StandingWrite standing(*handle, path, first, std::nullopt);
   const auto held = handle->StartWrite(path, View(second), {.progress = [&](uint64_t, uint64_t) {
-    if (begun.exchange(true)) return;
-    stands.count_down();
-    go.wait();
-  }});
+                                         if (begun.exchange(true)) return;
+                                         stands.count_down();
+                                         go.wait();
+                                       }});
   ASSERT_TRUE(held.has_value());
   standing->Cancel();
   standing.LetGo();
@@ -180,9 +180,9 @@ TEST(OrderTest, APathThatOthersGiveToAnotherFileKeepsItsOrder) {
 
 // It fails before its first transfer, and takes back the file that it made: not from those who waited for it.
 TEST(OrderTest, AWriteThatCannotBeginTakesNothingOfTheOneBehind) {
-  constexpr size_t kTooLarge = size_t{17} << 40;   // for a file of ext4: blocks cannot be reserved
+  constexpr size_t kTooLarge = size_t{17} << 40;  // for a file of ext4: blocks cannot be reserved
   const Folder folder;
-  struct statfs filesystem{};
+  struct statfs filesystem {};
   ASSERT_EQ(statfs((folder / "").c_str(), &filesystem), 0);
   if (filesystem.f_type != EXT4_SUPER_MAGIC) GTEST_SKIP() << "needs TMPDIR on ext4";
   void* reserved = mmap(nullptr, kTooLarge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -287,7 +287,8 @@ TEST(OrderTest, WhatIsVerifiedIsWhatIsThereWhenItsTurnComes) {
   Bytes old = RandomBytes(8192, 1);
   Bytes bytes = RandomBytes(8192, 2);
   Bytes target(bytes.size());
-  if (!handle->Write(folder / "file", View(old), {.checksum = true}).has_value()) GTEST_SKIP() << "no user attributes here";
+  if (!handle->Write(folder / "file", View(old), {.checksum = true}).has_value())
+    GTEST_SKIP() << "no user attributes here";
   StandingWrite standing(*handle, folder / "file", old);
   ASSERT_TRUE(handle->StartWrite(folder / "file", View(bytes), {.checksum = true}).has_value());
   const auto held = handle->StartRead(folder / "file", View(target), {.verify = true});
@@ -301,7 +302,7 @@ TEST(OrderTest, AHeldUpWriteThatIsCancelledChangesNothing) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
-  Bytes larger = RandomBytes(8 << 20, 2);   // for which blocks would be reserved
+  Bytes larger = RandomBytes(8 << 20, 2);  // for which blocks would be reserved
   Bytes none;
   StandingWrite standing(*handle, folder / "file", bytes, std::nullopt);
   for (Bytes* other : {&larger, &none}) {
@@ -409,8 +410,9 @@ TEST(OrderTest, WhatAnAtomicWriteHasJustMadeCanBeReadBehindIt) {
   Bytes target(bytes.size());
   for (int i = 0; i < 2000; ++i) {
     ASSERT_TRUE(handle->StartWrite(folder / "new", View(bytes), {.atomic = true}).has_value());
-    const auto begin = std::chrono::steady_clock::now();   // at every moment of the write
-    while (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(i % 200)) {}
+    const auto begin = std::chrono::steady_clock::now();  // at every moment of the write
+    while (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(i % 200)) {
+    }
     ASSERT_TRUE(handle->StartRead(folder / "new", View(target)).has_value()) << i;
     ASSERT_EQ(handle->Wait().count, 2U);
     ASSERT_EQ(target, bytes);
@@ -428,7 +430,7 @@ TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
   for (const char* directory : {".", "", "below/.."}) {
     WriteFile(folder / "a", Bytes(5000));
     std::filesystem::remove(folder / "b");
-    std::filesystem::create_hard_link(folder / "a", folder / "b");   // which is to wait for others, not for itself
+    std::filesystem::create_hard_link(folder / "a", folder / "b");  // which is to wait for others, not for itself
     for (const bool atomic : {false, true}) {
       StandingWrite standing(*handle, folder / "a", first, std::nullopt, atomic);
       std::thread go([&] {
@@ -499,7 +501,7 @@ TEST(OrderTest, ARelativePathNeedsNoRightToTheDirectoriesAbove) {
   Bytes target(bytes.size());
   IoResult<void> written, replaced, read;
   std::thread([&] {
-    setfsuid(65'534);   // of this thread
+    setfsuid(65'534);  // of this thread
     written = handle->Write("file", View(bytes));
     replaced = handle->Write("file", View(bytes), {.atomic = true});
     read = handle->Read("file", View(target));

@@ -12,9 +12,7 @@
 namespace weightfs {
 namespace {
 
-std::span<const std::byte> Bytes(std::string_view text) {
-  return std::as_bytes(std::span(text));
-}
+std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
 
 // The known answers of RFC 3720, appendix B.4.
 TEST(Crc32cTest, MatchesTheKnownAnswers) {
@@ -29,9 +27,7 @@ TEST(Crc32cTest, MatchesTheKnownAnswers) {
   EXPECT_EQ(Crc32c(bytes), 0x113FDB5CU);
 }
 
-TEST(Crc32cTest, OfNothingIsZero) {
-  EXPECT_EQ(Crc32c({}), 0U);
-}
+TEST(Crc32cTest, OfNothingIsZero) { EXPECT_EQ(Crc32c({}), 0U); }
 
 // Bit by bit from the polynomial: independent of the library.
 TEST(Crc32cTest, MatchesADefinitionAtEveryLengthAndAlignment) {
@@ -86,8 +82,7 @@ TEST(Crc32cTest, BlocksHaveOneChecksumEach) {
   for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<std::byte>(i / 100);
   std::vector<uint32_t> sums(4, 42);
   Crc32cBlocks(blocks, sums.data());
-  for (size_t i = 0; i < 3; ++i)
-    EXPECT_EQ(sums[i], Crc32c(std::span(blocks).subspan(i * kBlockSize, kBlockSize)));
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(sums[i], Crc32c(std::span(blocks).subspan(i * kBlockSize, kBlockSize)));
   EXPECT_EQ(sums[3], 42U) << "one more than there are blocks";
 }
 

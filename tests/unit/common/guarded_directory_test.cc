@@ -27,9 +27,7 @@ class GuardedDirectoryTest : public testing::Test {
     fs::create_directory(path_ / "d");
     before_ = umask(022);
   }
-  void TearDown() override {
-    umask(before_);
-  }
+  void TearDown() override { umask(before_); }
 
   fs::path At(const std::string& name) const { return path_ / "d" / name; }
   void Write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }

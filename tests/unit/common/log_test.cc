@@ -34,7 +34,8 @@ TEST_F(LogTest, AMessageIsOneLineWhateverNamesAreInIt) {
   LogToFile(Descriptor(dup(file)));
   spdlog::warn("inode 5: its entry '{}' leads nowhere", "a\nroot::0:0::/:/bin/sh\n\x1b[2J\xff");
   const std::string text = Content(file);
-  EXPECT_TRUE(text.ends_with(" warning inode 5: its entry 'a\\x0aroot::0:0::/:/bin/sh\\x0a\\x1b[2J\\xff' leads nowhere\n"))
+  EXPECT_TRUE(
+      text.ends_with(" warning inode 5: its entry 'a\\x0aroot::0:0::/:/bin/sh\\x0a\\x1b[2J\\xff' leads nowhere\n"))
       << text;
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   close(file);

@@ -14,9 +14,7 @@ namespace {
 
 class MachineMemoryTest : public testing::Test {
  protected:
-  MachineMemoryTest() {
-    Write("/proc/meminfo", "MemTotal:       8388608 kB\nMemFree:          100 kB\n");
-  }
+  MachineMemoryTest() { Write("/proc/meminfo", "MemTotal:       8388608 kB\nMemFree:          100 kB\n"); }
 
   void Write(const std::string& path, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root_ + path).parent_path());

@@ -8,9 +8,7 @@
 namespace weightfs {
 namespace {
 
-TEST(ShellQuoteTest, PlainWordsStayAsTheyAre) {
-  EXPECT_EQ(ShellQuote("/srv/tensors-1.0_x"), "/srv/tensors-1.0_x");
-}
+TEST(ShellQuoteTest, PlainWordsStayAsTheyAre) { EXPECT_EQ(ShellQuote("/srv/tensors-1.0_x"), "/srv/tensors-1.0_x"); }
 
 TEST(ShellQuoteTest, OneLineForEveryName) {
   EXPECT_EQ(ShellQuote("/mnt/my tensors"), "'/mnt/my tensors'");
@@ -20,8 +18,8 @@ TEST(ShellQuoteTest, OneLineForEveryName) {
 }
 
 TEST(ShellQuoteTest, AShellReadsTheWordBack) {
-  for (const std::string word : {"a b", "$(true)", "`x`", "it's", "a\nb", "tab\there's \\ one",
-                                 "*?[]{}~#!;&|<>\"", "\xc3\xa4"}) {
+  for (const std::string word :
+       {"a b", "$(true)", "`x`", "it's", "a\nb", "tab\there's \\ one", "*?[]{}~#!;&|<>\"", "\xc3\xa4"}) {
     std::FILE* shell = popen(("bash -c " + ShellQuote("printf %s " + ShellQuote(word))).c_str(), "r");
     ASSERT_NE(shell, nullptr);
     std::string out(64, '\0');

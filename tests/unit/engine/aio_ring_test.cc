@@ -30,8 +30,7 @@ class AioRingTest : public KernelHooksTest {
     auto ring = AioRing::Create({.descriptor = descriptor_, .path = "the-device", .queue_depth = 16});
     ASSERT_TRUE(ring.has_value()) << ToString(ring.error());
     ring_ = std::move(*ring);
-    for (size_t at = 0; at < memory_.size(); ++at)
-      memory_.bytes()[at] = static_cast<std::byte>(at / 512 * 37);
+    for (size_t at = 0; at < memory_.size(); ++at) memory_.bytes()[at] = static_cast<std::byte>(at / 512 * 37);
   }
   void TearDown() override {
     ring_.reset();
@@ -43,8 +42,8 @@ class AioRingTest : public KernelHooksTest {
     std::vector<std::unique_ptr<RecordingRequest>> requests;
     std::vector<IoRequest*> pointers;
     for (uint64_t at = 0; at < memory.size(); at += kRequestSize) {
-      requests.push_back(std::make_unique<RecordingRequest>(operation, ByteOffset{at},
-                                                            memory.bytes().subspan(at, kRequestSize)));
+      requests.push_back(
+          std::make_unique<RecordingRequest>(operation, ByteOffset{at}, memory.bytes().subspan(at, kRequestSize)));
       pointers.push_back(requests.back().get());
     }
     ring_->Submit(pointers);
@@ -95,9 +94,7 @@ TEST_F(AioRingTest, AFullKernelIsTriedAgainAfterACompletion) {
 
 TEST_F(AioRingTest, AFullKernelIsTriedAgainAlsoWhenNoCompletionWillCome) {
   int refusals = 20;
-  OnSubmit([&](Controls controls) {
-    return refusals-- > 0 ? -EAGAIN : static_cast<long>(controls.size());
-  });
+  OnSubmit([&](Controls controls) { return refusals-- > 0 ? -EAGAIN : static_cast<long>(controls.size()); });
   ExpectRoundTrip();
   EXPECT_LE(refusals, 0);
 }
@@ -106,14 +103,10 @@ TEST_F(AioRingTest, ARefusedRequestFailsAloneAndOutsideSubmit) {
   int calls = 0;
   OnSubmit([&](Controls controls) {
     switch (++calls) {
-      case 1:
-        return static_cast<long>(-EINVAL);
-      case 2:
-        return 2L;
-      case 3:
-        return static_cast<long>(-ENOSPC);
-      default:
-        return static_cast<long>(controls.size());
+      case 1: return static_cast<long>(-EINVAL);
+      case 2: return 2L;
+      case 3: return static_cast<long>(-ENOSPC);
+      default: return static_cast<long>(controls.size());
     }
   });
   const auto failures = Failures(Transfer(IoRequest::Operation::kWrite, memory_));
@@ -126,8 +119,7 @@ TEST_F(AioRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
     for (KernelControl* control : controls) {
       if (control->size < 4 * kBlockSize) continue;
       // Also ends inside a block: 512 bytes of it must be sent again.
-      control->size =
-          kBlockSize * (1 + static_cast<uint64_t>(shortened % 3)) + (shortened % 2 == 0 ? 512 : 0);
+      control->size = kBlockSize * (1 + static_cast<uint64_t>(shortened % 3)) + (shortened % 2 == 0 ? 512 : 0);
       ++shortened;
     }
     return static_cast<long>(controls.size());
@@ -149,26 +141,16 @@ TEST_F(AioRingTest, ErrorsInEventsReachTheirRequestsAlone) {
   int events = 0;
   OnEvent([&](KernelEvent& event) {
     switch (++events) {
-      case 5:
-        event.result = -ENOSPC;
-        break;
-      case 10:
-        event.result = -EDQUOT;
-        break;
-      case 15:
-        event.result = -EIO;
-        break;
-      case 20:
-        event.result = 0;
-        break;
-      default:
-        break;
+      case 5: event.result = -ENOSPC; break;
+      case 10: event.result = -EDQUOT; break;
+      case 15: event.result = -EIO; break;
+      case 20: event.result = 0; break;
+      default: break;
     }
   });
   auto failures = Failures(Transfer(IoRequest::Operation::kWrite, memory_));
   std::sort(failures.begin(), failures.end());
-  EXPECT_EQ(failures,
-            (std::vector{ErrorCode::kNoSpace, ErrorCode::kNoSpace, ErrorCode::kIo, ErrorCode::kIo}));
+  EXPECT_EQ(failures, (std::vector{ErrorCode::kNoSpace, ErrorCode::kNoSpace, ErrorCode::kIo, ErrorCode::kIo}));
 }
 
 TEST_F(AioRingTest, InterruptedWaitsGoOn) {
@@ -180,9 +162,8 @@ TEST_F(AioRingTest, InterruptedWaitsGoOn) {
 TEST_F(AioRingTest, DrainReturnsAfterTheLastOnComplete) {
   std::vector<std::unique_ptr<RecordingRequest>> requests;
   for (uint64_t i = 0; i < kRequests; ++i) {
-    requests.push_back(
-        std::make_unique<RecordingRequest>(IoRequest::Operation::kRead, ByteOffset{i * kRequestSize},
-                                           memory_.bytes().subspan(i * kRequestSize, kRequestSize)));
+    requests.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kRead, ByteOffset{i * kRequestSize},
+                                                          memory_.bytes().subspan(i * kRequestSize, kRequestSize)));
     IoRequest* pointer = requests.back().get();
     ring_->Submit({&pointer, 1});
   }

@@ -15,7 +15,7 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kWindow = 512;   // blocks of the default alignment
+constexpr uint64_t kWindow = 512;  // blocks of the default alignment
 
 BlockRun Blocks(uint64_t start, uint64_t count) { return {{start}, {count}}; }
 
@@ -95,8 +95,7 @@ TEST(ExtentAllocator, ContinuesIntoTheNextGroup) {
 
 TEST(ExtentAllocator, ContinuesWithAShorterRunThatKeepsTheAlignment) {
   const auto allocator = MakeWithFree(64 * kWindow, {Blocks(kWindow + 10, kWindow), Blocks(8 * kWindow, 8 * kWindow)});
-  const ExtentAllocator::Request request{
-      .count = {4 * kWindow}, .after = DeviceBlock{kWindow + 10}, .aligned = true};
+  const ExtentAllocator::Request request{.count = {4 * kWindow}, .after = DeviceBlock{kWindow + 10}, .aligned = true};
   const auto first = allocator->Allocate(request);
   ASSERT_TRUE(first.has_value());
   EXPECT_EQ(*first, Blocks(kWindow + 10, kWindow - 10));
@@ -121,8 +120,8 @@ TEST(ExtentAllocator, AWrongPlaceToContinueIsOnlyAHint) {
 }
 
 TEST(ExtentAllocator, TakesAChunkOfTheRightClassBeforeBreakingALargerOne) {
-  const auto allocator = MakeWithFree(
-      256 * kWindow, {Blocks(0, 64 * kWindow), Blocks(100 * kWindow, 4 * kWindow), Blocks(128 * kWindow, 16 * kWindow)});
+  const auto allocator = MakeWithFree(256 * kWindow, {Blocks(0, 64 * kWindow), Blocks(100 * kWindow, 4 * kWindow),
+                                                      Blocks(128 * kWindow, 16 * kWindow)});
   const auto run = allocator->Allocate({.count = {4 * kWindow}, .aligned = true});
   ASSERT_TRUE(run.has_value());
   EXPECT_EQ(*run, Blocks(100 * kWindow, 4 * kWindow));
@@ -132,8 +131,7 @@ TEST(ExtentAllocator, TakesAChunkOfTheRightClassBeforeBreakingALargerOne) {
 }
 
 TEST(ExtentAllocator, AnotherGroupOfTheRightClassComesBeforeBreakingAtHome) {
-  const auto allocator =
-      MakeWithFree(256 * kWindow, {Blocks(0, 64 * kWindow), Blocks(200 * kWindow, 4 * kWindow)}, 2);
+  const auto allocator = MakeWithFree(256 * kWindow, {Blocks(0, 64 * kWindow), Blocks(200 * kWindow, 4 * kWindow)}, 2);
   const auto run = allocator->Allocate({.count = {4 * kWindow}, .aligned = true, .group_hint = 0});
   ASSERT_TRUE(run.has_value());
   EXPECT_EQ(*run, Blocks(200 * kWindow, 4 * kWindow));
@@ -149,8 +147,8 @@ TEST(ExtentAllocator, TheHintChoosesTheGroup) {
 }
 
 TEST(ExtentAllocator, SmallRunsLeaveAlignedWindowsWholeWhileTheyCan) {
-  const auto allocator =
-      MakeWithFree(64 * kWindow, {Blocks(3, 200), Blocks(4 * kWindow, 4 * kWindow), Blocks(20 * kWindow - 30, kWindow + 50)});
+  const auto allocator = MakeWithFree(
+      64 * kWindow, {Blocks(3, 200), Blocks(4 * kWindow, 4 * kWindow), Blocks(20 * kWindow - 30, kWindow + 50)});
   // 200 in a small chunk, 30 before and 20 behind the window of the last.
   for (int i = 0; i < 25; ++i) {
     const auto run = allocator->Allocate({.count = {10}});
@@ -158,8 +156,7 @@ TEST(ExtentAllocator, SmallRunsLeaveAlignedWindowsWholeWhileTheyCan) {
     EXPECT_EQ(run->count.value, 10u);
   }
   EXPECT_EQ(allocator->statistics().free_extents, 2u);
-  EXPECT_EQ(allocator->Allocate({.count = {4 * kWindow}, .aligned = true}).value(),
-            Blocks(4 * kWindow, 4 * kWindow));
+  EXPECT_EQ(allocator->Allocate({.count = {4 * kWindow}, .aligned = true}).value(), Blocks(4 * kWindow, 4 * kWindow));
   EXPECT_EQ(allocator->Allocate({.count = {kWindow}, .aligned = true}).value(), Blocks(20 * kWindow, kWindow));
 }
 
@@ -185,7 +182,8 @@ TEST(ExtentAllocator, AlignedRequestsFallBackToUnalignedRuns) {
 }
 
 TEST(ExtentAllocator, NoSpaceOnlyWhenNoRunOfTheMinimumIsFreeAnywhere) {
-  const auto allocator = MakeWithFree(256 * kWindow, {Blocks(7, 100), Blocks(130 * kWindow, 101), Blocks(250 * kWindow, 99)}, 4);
+  const auto allocator =
+      MakeWithFree(256 * kWindow, {Blocks(7, 100), Blocks(130 * kWindow, 101), Blocks(250 * kWindow, 99)}, 4);
   EXPECT_EQ(CodeOf(allocator->Allocate({.count = {500}, .minimum = {102}})), ErrorCode::kNoSpace);
   EXPECT_EQ(allocator->Allocate({.count = {500}, .minimum = {101}}).value(), Blocks(130 * kWindow, 101));
   EXPECT_EQ(CodeOf(allocator->Allocate({.count = {500}, .minimum = {101}})), ErrorCode::kNoSpace);
@@ -211,9 +209,10 @@ TEST(ExtentAllocator, MarkUsedRefusesWhatIsTakenOrOutsideAndChangesNothing) {
   const auto allocator = Make(Blocks(100, 8 * kWindow), 4);
   ASSERT_TRUE(allocator->MarkUsed(Blocks(3000, 10)).has_value());
   const auto before = allocator->statistics();
-  for (const BlockRun wrong : {Blocks(99, 5), Blocks(0, 5), Blocks(100 + 8 * kWindow - 1, 2), Blocks(3005, 1), Blocks(2990, 11),
-                               Blocks(3009, 5), Blocks(100, 8 * kWindow), Blocks(200, std::numeric_limits<uint64_t>::max()),
-                               Blocks(std::numeric_limits<uint64_t>::max(), 2)})
+  for (const BlockRun wrong :
+       {Blocks(99, 5), Blocks(0, 5), Blocks(100 + 8 * kWindow - 1, 2), Blocks(3005, 1), Blocks(2990, 11),
+        Blocks(3009, 5), Blocks(100, 8 * kWindow), Blocks(200, std::numeric_limits<uint64_t>::max()),
+        Blocks(std::numeric_limits<uint64_t>::max(), 2)})
     EXPECT_EQ(CodeOf(allocator->MarkUsed(wrong)), ErrorCode::kCorrupt) << wrong.start.value;
   EXPECT_EQ(allocator->statistics().free, before.free);
   EXPECT_EQ(allocator->statistics().free_extents, before.free_extents);

@@ -112,8 +112,7 @@ TEST_P(FileDeviceShapeTest, ManyRequestsAtOnceAllArriveOnce) {
 INSTANTIATE_TEST_SUITE_P(Shapes, FileDeviceShapeTest,
                          testing::Values(std::tuple(1U, 1U, 64 * kKiB), std::tuple(4U, 1U, kBlockSize),
                                          std::tuple(256U, 1U, kMiB), std::tuple(256U, 1U, 2 * kMiB),
-                                         std::tuple(8U, 3U, 3 * kMiB + kBlockSize),
-                                         std::tuple(2U, 2U, 32 * kMiB)));
+                                         std::tuple(8U, 3U, 3 * kMiB + kBlockSize), std::tuple(2U, 2U, 32 * kMiB)));
 
 TEST(FileDeviceTest, OnCompleteNeverRunsInsideSubmit) {
   const ScratchFile file(kFileSize);
@@ -146,8 +145,8 @@ TEST(FileDeviceTest, OnCompleteMaySubmitAndDestructionWaitsForAllOfIt) {
   const AlignedMemory memory(kBlockSize);
   std::vector<std::unique_ptr<RecordingRequest>> chain;
   for (uint64_t i = 0; i < 100; ++i) {
-    chain.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kRead,
-                                                       ByteOffset{i * kBlockSize}, memory.bytes()));
+    chain.push_back(
+        std::make_unique<RecordingRequest>(IoRequest::Operation::kRead, ByteOffset{i * kBlockSize}, memory.bytes()));
   }
   {
     const auto device = OpenDevice(file.path(), {.queue_depth = 1, .rings = 2});
@@ -201,16 +200,13 @@ TEST(FileDeviceTest, RequestsPastTheEndOrMisalignedAreRefusedAndChangeNothing) {
   const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path());
   const AlignedMemory memory(2 * kBlockSize, 'x');
-  EXPECT_EQ(device->Write(ByteOffset{kFileSize - kBlockSize}, memory.bytes()).error().code,
-            ErrorCode::kInvalid);
+  EXPECT_EQ(device->Write(ByteOffset{kFileSize - kBlockSize}, memory.bytes()).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(device->Write(ByteOffset{~0ULL - 4095}, memory.bytes()).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(device->Write(ByteOffset{512}, memory.bytes()).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(device->Write(ByteOffset{0}, memory.bytes().first(100)).error().code, ErrorCode::kInvalid);
-  EXPECT_EQ(device->Read(ByteOffset{0}, memory.bytes().subspan(8, kBlockSize)).error().code,
-            ErrorCode::kInvalid);
+  EXPECT_EQ(device->Read(ByteOffset{0}, memory.bytes().subspan(8, kBlockSize)).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(std::filesystem::file_size(file.path()), kFileSize);
-  EXPECT_TRUE(device->Read(ByteOffset{kFileSize}, memory.bytes().first(0)).has_value())
-      << "nothing, at the end";
+  EXPECT_TRUE(device->Read(ByteOffset{kFileSize}, memory.bytes().first(0)).has_value()) << "nothing, at the end";
 }
 
 TEST(FileDeviceTest, AReadOnlyDeviceRefusesWrites) {
@@ -266,8 +262,7 @@ TEST(FileDeviceOpenTest, ImpossibleOptionsAreRefused) {
 TEST(FileDeviceOpenTest, AnExhaustedAioLimitNamesTheSysctlAndItsValue) {
   uint64_t limit = 0;
   std::ifstream("/proc/sys/fs/aio-max-nr") >> limit;
-  if (limit == 0 || limit > 4'000'000)
-    GTEST_SKIP() << "fs.aio-max-nr is " << limit << ": cannot be exceeded here";
+  if (limit == 0 || limit > 4'000'000) GTEST_SKIP() << "fs.aio-max-nr is " << limit << ": cannot be exceeded here";
   const ScratchFile file(kFileSize);
   const auto device = FileDevice::Open(file.path(), {.queue_depth = static_cast<unsigned>(limit + 1)});
   ASSERT_FALSE(device.has_value());
@@ -293,8 +288,7 @@ std::optional<std::string> Capture(const std::string& command) {
 class LoopDevice {
  public:
   explicit LoopDevice(const std::string& file) {
-    path_ =
-        Capture("PATH=$PATH:/sbin:/usr/sbin losetup --find --show '" + file + "' 2>/dev/null").value_or("");
+    path_ = Capture("PATH=$PATH:/sbin:/usr/sbin losetup --find --show '" + file + "' 2>/dev/null").value_or("");
   }
   ~LoopDevice() {
     if (!path_.empty() && !Capture("PATH=$PATH:/sbin:/usr/sbin losetup --detach " + path_)) {
@@ -343,7 +337,7 @@ TEST_F(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
 }
 
 TEST_F(FileDeviceBlockDeviceTest, WhoOnlyLooksAtABlockDeviceIsWaitedFor) {
-  const int looks = open(path().c_str(), O_RDONLY | O_CLOEXEC);   // as udevd does
+  const int looks = open(path().c_str(), O_RDONLY | O_CLOEXEC);  // as udevd does
   ASSERT_EQ(flock(looks, LOCK_SH), 0);
   auto opened = std::async(std::launch::async, [&] { return FileDevice::Open(path(), {}); });
   EXPECT_EQ(opened.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
@@ -366,8 +360,10 @@ class Again {
  public:
   Again(const FileDevice& device, bool write, uint64_t writer = 0) {
     auto opened = device.OpenAgain(write, writer);
-    if (opened.has_value()) descriptor_ = *opened;
-    else ADD_FAILURE() << ToString(opened.error());
+    if (opened.has_value())
+      descriptor_ = *opened;
+    else
+      ADD_FAILURE() << ToString(opened.error());
   }
   ~Again() { close(descriptor_); }
   Again(const Again&) = delete;
@@ -390,7 +386,7 @@ void ExpectWritersKeepTheNextOpenOut(const std::string& path) {
     EXPECT_EQ(pwrite(writes.get(), memory.data(), kBlockSize, kMiB), static_cast<ssize_t>(kBlockSize));
     EXPECT_EQ(pread(reads.get(), memory.data(), kBlockSize, kMiB), static_cast<ssize_t>(kBlockSize));
     EXPECT_EQ(pwrite(reads.get(), memory.data(), kBlockSize, kMiB), -1);
-    const Again second(*device, true);   // Writers keep each other out of nothing.
+    const Again second(*device, true);  // Writers keep each other out of nothing.
     device.reset();
     const auto refused = FileDevice::Open(path, {});
     ASSERT_FALSE(refused.has_value());
@@ -432,9 +428,7 @@ TEST(FileDeviceTest, AReadOnlyDeviceHasNoDescriptorForWriters) {
   const Again reads(*device, false);
 }
 
-TEST_F(FileDeviceBlockDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
-  ExpectWritersKeepTheNextOpenOut(path());
-}
+TEST_F(FileDeviceBlockDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) { ExpectWritersKeepTheNextOpenOut(path()); }
 
 }  // namespace
 }  // namespace weightfs

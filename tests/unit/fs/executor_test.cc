@@ -28,7 +28,7 @@ TEST(Executor, FullQueueSlowsTheCallerDownInsteadOfGrowing) {
     gate.wait();
   });
   started.get_future().wait();
-  executor.Run([gate] { gate.wait(); });   // fills the queue
+  executor.Run([gate] { gate.wait(); });  // fills the queue
   std::thread::id ran_on;
   executor.Run([&ran_on] { ran_on = std::this_thread::get_id(); });
   EXPECT_EQ(ran_on, std::this_thread::get_id());

@@ -16,9 +16,7 @@ namespace {
 
 constexpr size_t kLargestReply = 2 * kMiB;
 
-std::string WithZero(std::string_view name) {
-  return std::string(name).append(1, '\0');
-}
+std::string WithZero(std::string_view name) { return std::string(name).append(1, '\0'); }
 
 }  // namespace
 
@@ -52,7 +50,7 @@ FakeKernel::FakeKernel(const Offer& offer, MountOptions options) : options_(std:
 FakeKernel::~FakeKernel() {
   if (runner_.joinable()) (void)Disconnect();
   if (socket_ >= 0) close(socket_);
-  (void)store_->Close();   // gives back what it keeps of the session's buffers
+  (void)store_->Close();  // gives back what it keeps of the session's buffers
 }
 
 void FakeKernel::Send(uint32_t opcode, uint64_t node, std::string_view body) {
@@ -117,8 +115,7 @@ KernelReply FakeKernel::Open(uint64_t node, uint32_t flags) {
   return AskWith(FUSE_OPEN, node, in);
 }
 
-KernelReply FakeKernel::Write(uint64_t node, uint64_t handle, uint64_t offset, std::string_view data,
-                              uint32_t flags) {
+KernelReply FakeKernel::Write(uint64_t node, uint64_t handle, uint64_t offset, std::string_view data, uint32_t flags) {
   fuse_write_in in{};
   in.fh = handle;
   in.offset = offset;

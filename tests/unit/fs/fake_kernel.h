@@ -20,7 +20,7 @@ namespace weightfs {
 // What the session wrote: an answer (unique != 0) or a notification (unique 0, `error` is its code).
 struct KernelReply {
   uint64_t unique = 0;
-  int error = 0;             // negative errno
+  int error = 0;  // negative errno
   std::string body;
 
   template <typename T>

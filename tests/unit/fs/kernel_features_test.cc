@@ -91,7 +91,8 @@ TEST(ChooseFeatures, ModernKernelGetsDirectIoWithMappings) {
   EXPECT_EQ(used.max_write, kMiB);
   EXPECT_TRUE(used.flags & kernel_flag::kPosixAcl);
   EXPECT_FALSE(used.flags & kernel_flag::kWritebackCache);
-  EXPECT_FALSE(used.flags & (FUSE_POSIX_LOCKS | FUSE_FLOCK_LOCKS)) << "the kernel's own locks are right for one machine";
+  EXPECT_FALSE(used.flags & (FUSE_POSIX_LOCKS | FUSE_FLOCK_LOCKS))
+      << "the kernel's own locks are right for one machine";
 }
 
 TEST(ChooseFeatures, UsesOnlyWhatIsOffered) {

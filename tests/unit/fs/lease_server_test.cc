@@ -15,8 +15,8 @@
 #include "fs/filesystem.h"
 #include "store/store_session.h"
 #include "tests/support/aligned_memory.h"
-#include "tests/support/test_store.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/test_store.h"
 
 namespace weightfs {
 namespace {
@@ -71,13 +71,13 @@ class LeaseServerTest : public testing::Test {
   struct Program {
     Descriptor socket;
     std::vector<Descriptor> devices;
-    int error = 0;   // of the last answer
+    int error = 0;  // of the last answer
 
     explicit Program(const LeaseServer& server) : socket(lease::Connect(server.name()).value()) {}
     lease::Message Ask(lease::Kind kind, const std::vector<std::span<const std::byte>>& body) {
       lease::Header header;
       header.kind = static_cast<uint32_t>(kind);
-      error = ECONNRESET;   // where the server has ended the connection, on either way
+      error = ECONNRESET;  // where the server has ended the connection, on either way
       if (!lease::Send(socket.get(), header, body, {}).has_value()) return {};
       auto answer = lease::Receive(socket.get(), {});
       if (!answer.has_value()) return {};
@@ -193,7 +193,7 @@ TEST_F(LeaseServerTest, BlocksAreFreeOnceNobodyCanWriteThem) {
   store().CollectGrants();
   EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize);
   copy = Descriptor();
-  while (store().statistics().granted_bytes != 0) std::this_thread::yield();   // The server looks by itself.
+  while (store().statistics().granted_bytes != 0) std::this_thread::yield();  // The server looks by itself.
   store().CloseFile(file->inode);
 }
 

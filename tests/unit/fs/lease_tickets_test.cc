@@ -29,7 +29,8 @@ TEST(LeaseTickets, AreGoodForTheirUserOnly) {
 TEST(LeaseTickets, CarryTheCapabilitiesOfWhoeverAsked) {
   LeaseTickets tickets;
   const auto file = std::make_shared<FileHandle>();
-  const auto without = tickets.Issue({file, nullptr, 0}, 0).value(), with = tickets.Issue({file, nullptr, 2}, 0).value();
+  const auto without = tickets.Issue({file, nullptr, 0}, 0).value(),
+             with = tickets.Issue({file, nullptr, 2}, 0).value();
   EXPECT_NE(without, with) << "whoever has less must not find the ticket of whoever had more";
   EXPECT_EQ(tickets.Find(without, 0).capabilities, 0U);
   EXPECT_EQ(tickets.Find(with, 0).capabilities, 2U);

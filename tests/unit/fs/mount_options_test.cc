@@ -88,12 +88,21 @@ TEST(MountOptions, BackslashKeepsAComma) {
 }
 
 TEST(MountOptions, RefusalsNameTheOption) {
-  for (const auto& [text, named] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"frobnicate", "'frobnicate'"}, {"threads=0", "threads=0"},       {"threads=many", "threads=many"},
-           {"threads", "threads=N"},       {"memory=1M", "memory=1M"},       {"memory=big", "'big'"},
-           {"commit=-1", "commit=-1"},     {"commit=nan", "commit=nan"},     {"commit=1e9", "commit=1e9"},
-           {"ro=1", "ro=1"},               {"without=warp", "without=warp"}, {"without=", "without=FEATURE"},
-           {"inodes=3x", "inodes=3x"},     {"async_dio", "'async_dio'"}}) {
+  for (const auto& [text, named] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"frobnicate", "'frobnicate'"},
+                                                                  {"threads=0", "threads=0"},
+                                                                  {"threads=many", "threads=many"},
+                                                                  {"threads", "threads=N"},
+                                                                  {"memory=1M", "memory=1M"},
+                                                                  {"memory=big", "'big'"},
+                                                                  {"commit=-1", "commit=-1"},
+                                                                  {"commit=nan", "commit=nan"},
+                                                                  {"commit=1e9", "commit=1e9"},
+                                                                  {"ro=1", "ro=1"},
+                                                                  {"without=warp", "without=warp"},
+                                                                  {"without=", "without=FEATURE"},
+                                                                  {"inodes=3x", "inodes=3x"},
+                                                                  {"async_dio", "'async_dio'"}}) {
     const Parsed parsed = Parse(text);
     ASSERT_FALSE(parsed.result.has_value()) << text;
     EXPECT_EQ(parsed.result.error().code, ErrorCode::kInvalid) << text;
@@ -113,11 +122,11 @@ TEST(MountOptions, LessMemoryThanThePoolsNeedIsRefused) {
 }
 
 TEST(MountOptions, MoreMemoryThanTheMachineHasIsRefused) {
-  for (const auto& [text, named] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"memory=900T", "memory="},
-           {"write_buffers=900T", "write_buffers="},
-           {"read_ahead=900T", "read_ahead="},
-           {"inodes=4294967296,memory=900T", "memory="}}) {
+  for (const auto& [text, named] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"memory=900T", "memory="},
+                                                                  {"write_buffers=900T", "write_buffers="},
+                                                                  {"read_ahead=900T", "read_ahead="},
+                                                                  {"inodes=4294967296,memory=900T", "memory="}}) {
     const Parsed parsed = Parse(text);
     ASSERT_TRUE(parsed.result.has_value()) << text;
     const auto checked = CheckMemory(parsed.mount, parsed.store);
@@ -149,8 +158,9 @@ TEST(MountOptions, ARemountMayCarryWhatTheTableOfMountsSays) {
 
 TEST(MountOptions, HelpNamesEachOption) {
   const std::string help = MountOptionsHelp();
-  for (const char* name : {"ro", "threads=N", "commit=SECONDS", "without=FEATURE", "noatime", "context=", "auto_unmount", "async_dio",
-                           "parallel_direct_writes", "over_io_uring", "max_pages_limit, read_ahead"})
+  for (const char* name :
+       {"ro", "threads=N", "commit=SECONDS", "without=FEATURE", "noatime", "context=", "auto_unmount", "async_dio",
+        "parallel_direct_writes", "over_io_uring", "max_pages_limit, read_ahead"})
     EXPECT_THAT(help, HasSubstr(name));
 }
 

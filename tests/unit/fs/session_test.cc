@@ -20,7 +20,7 @@ using testing::HasSubstr;
 MountOptions Options(std::vector<std::string> without = {}) {
   MountOptions options;
   options.without = std::move(without);
-  options.without.push_back("max_pages_limit");   // whatever this machine's sysctl says
+  options.without.push_back("max_pages_limit");  // whatever this machine's sysctl says
   options.write_buffers = ByteCount{8 * kMiB};
   return options;
 }
@@ -48,8 +48,7 @@ TEST(SessionInit, AgreesOnDirectIoWithMappings) {
   EXPECT_EQ(init.flags2 & (1U << 4), 1U << 4) << "DIRECT_IO_ALLOW_MMAP";
   const uint32_t wanted = FUSE_ASYNC_READ | FUSE_ATOMIC_O_TRUNC | FUSE_BIG_WRITES | FUSE_DONT_MASK |
                           FUSE_AUTO_INVAL_DATA | FUSE_DO_READDIRPLUS | FUSE_READDIRPLUS_AUTO | FUSE_ASYNC_DIO |
-                          FUSE_PARALLEL_DIROPS | FUSE_POSIX_ACL | FUSE_MAX_PAGES | FUSE_CACHE_SYMLINKS |
-                          FUSE_INIT_EXT;
+                          FUSE_PARALLEL_DIROPS | FUSE_POSIX_ACL | FUSE_MAX_PAGES | FUSE_CACHE_SYMLINKS | FUSE_INIT_EXT;
   EXPECT_EQ(init.flags, wanted);
   EXPECT_EQ(init.max_write, kMiB);
   EXPECT_EQ(init.max_pages, 256);
@@ -220,7 +219,7 @@ TEST(SessionFiles, UnknownFallocateModeIsNotSupported) {
   fuse_fallocate_in in{};
   in.fh = file.handle;
   in.length = 4096;
-  in.mode = 8;   // FALLOC_FL_COLLAPSE_RANGE
+  in.mode = 8;  // FALLOC_FL_COLLAPSE_RANGE
   EXPECT_EQ(kernel.AskWith(FUSE_FALLOCATE, file.node, in).error, -EOPNOTSUPP);
 }
 
@@ -229,7 +228,7 @@ TEST(SessionFiles, UnknownIoctlIsNotATerminal) {
   const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
   fuse_ioctl_in in{};
   in.fh = file.handle;
-  in.cmd = 0x5401;   // TCGETS
+  in.cmd = 0x5401;  // TCGETS
   EXPECT_EQ(kernel.AskWith(FUSE_IOCTL, file.node, in).error, -ENOTTY);
   in.cmd = WEIGHTFS_IOC_INFO;
   in.out_size = sizeof(weightfs_info) - 1;
@@ -264,7 +263,7 @@ TEST(SessionDirectories, ListsInPartsAndCountsOnlyWhatWasSent) {
   const uint64_t handle = kernel.AskWith(FUSE_OPENDIR, FUSE_ROOT_ID, fuse_open_in{}).As<fuse_open_out>().fh;
   fuse_read_in in{};
   in.fh = handle;
-  in.size = 500;   // three entries of 160 bytes
+  in.size = 500;  // three entries of 160 bytes
   std::vector<std::string> names;
   while (true) {
     const auto part = ParsePlus(kernel.AskWith(FUSE_READDIRPLUS, FUSE_ROOT_ID, in).body);
@@ -286,7 +285,7 @@ TEST(SessionDirectories, EntryThatWasReplacedIsListedAsItIsNow) {
   const uint64_t handle = kernel.AskWith(FUSE_OPENDIR, FUSE_ROOT_ID, fuse_open_in{}).As<fuse_open_out>().fh;
   fuse_read_in in{};
   in.fh = handle;
-  in.size = 160;   // only "."
+  in.size = 160;  // only "."
   const auto first = ParsePlus(kernel.AskWith(FUSE_READDIRPLUS, FUSE_ROOT_ID, in).body);
   ASSERT_EQ(first.size(), 1U);
   ASSERT_EQ(kernel.Ask(FUSE_UNLINK, FUSE_ROOT_ID, std::string("a\0", 2)).error, 0);

@@ -11,8 +11,8 @@ namespace weightfs {
 namespace {
 
 constexpr uint64_t kMax = std::numeric_limits<uint64_t>::max();
-const std::vector<uint64_t> kAscending = {0, 1, 9, 10, 127, 128, 255, 256, 65535, 65536, 1ULL << 31, 1ULL << 32,
-                                          1ULL << 63, kMax - 1, kMax};
+const std::vector<uint64_t> kAscending = {0,     1,     9,          10,         127,        128,      255, 256,
+                                          65535, 65536, 1ULL << 31, 1ULL << 32, 1ULL << 63, kMax - 1, kMax};
 
 TEST(KeysTest, ByteOrderIsNumericOrder) {
   std::vector<std::string> by_inode, by_block, by_segment;

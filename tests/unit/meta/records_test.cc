@@ -101,7 +101,8 @@ void ForEveryByteFlip(const std::string& valid, Decode decode, Check check) {
       if (result.has_value()) {
         check(damaged, *result);
       } else {
-        EXPECT_TRUE(result.error().code == ErrorCode::kCorrupt || (at == 0 && result.error().code == ErrorCode::kVersion))
+        EXPECT_TRUE(result.error().code == ErrorCode::kCorrupt ||
+                    (at == 0 && result.error().code == ErrorCode::kVersion))
             << "byte " << at << " ^ " << change;
       }
     }

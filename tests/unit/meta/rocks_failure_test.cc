@@ -18,8 +18,8 @@
 
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
-#include "tests/unit/meta/sync_faults.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/unit/meta/sync_faults.h"
 
 namespace weightfs {
 namespace {
@@ -309,7 +309,8 @@ TEST(RocksWriterProcess, DISABLED_WritesUntilKilled) {
   std::vector<std::jthread> syncers;
   for (int syncer = 0; syncer < 2; ++syncer) {
     syncers.emplace_back([&] {
-      while (store.Sync().has_value()) {}
+      while (store.Sync().has_value()) {
+      }
     });
   }
   for (uint64_t number = CountNumbered(store) + 1;; ++number) {

@@ -133,7 +133,7 @@ TEST_F(RocksKvStoreTest, ASizeIsEstimatedByThePrefix) {
     EXPECT_GT(size, wanted / 2);
     EXPECT_LT(size, wanted * 2);
   };
-  expect(store->EstimateSize("a"), 4'000'000);   // in memory
+  expect(store->EstimateSize("a"), 4'000'000);  // in memory
   EXPECT_TRUE(store->Sync().has_value());
   store.reset();
   store = Open({.read_only = true});
@@ -182,8 +182,8 @@ TEST_F(RocksKvStoreTest, DeleteRangeTakesTheBeginAndLeavesTheEnd) {
   Put(*store, keys::Extent(InodeId{6}, FileBlock{0}), "other");
   KvBatch batch;
   batch.DeleteRange(keys::Extent(ino, FileBlock{10}), keys::Extent(ino, FileBlock{90}));
-  batch.DeleteRange(keys::Extent(ino, FileBlock{5}), keys::Extent(ino, FileBlock{5}));   // empty
-  batch.DeleteRange(keys::Extent(ino, FileBlock{9}), keys::Extent(ino, FileBlock{1}));   // the wrong way round
+  batch.DeleteRange(keys::Extent(ino, FileBlock{5}), keys::Extent(ino, FileBlock{5}));  // empty
+  batch.DeleteRange(keys::Extent(ino, FileBlock{9}), keys::Extent(ino, FileBlock{1}));  // the wrong way round
   ASSERT_TRUE(store->Write(batch).has_value());
   EXPECT_EQ(Scan(*store, keys::ExtentPrefix(ino)).size(), 20U);
   EXPECT_EQ(Get(*store, keys::Extent(ino, FileBlock{10})), std::nullopt);

@@ -11,8 +11,8 @@
 
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
-#include "tests/unit/meta/step_faults.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/unit/meta/step_faults.h"
 
 namespace weightfs {
 namespace {

@@ -17,7 +17,7 @@
 namespace weightfs {
 namespace {
 
-constexpr int kCurrentDirectory = -100;   // AT_FDCWD
+constexpr int kCurrentDirectory = -100;  // AT_FDCWD
 
 std::mutex mutex;
 std::string below;        // guarded by mutex; empty: no faults

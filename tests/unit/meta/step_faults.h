@@ -17,7 +17,7 @@ class ScopedStepFaults {
   ScopedStepFaults(const ScopedStepFaults&) = delete;
   ScopedStepFaults& operator=(const ScopedStepFaults&) = delete;
 
-  uint64_t failed() const;   // calls so far
+  uint64_t failed() const;  // calls so far
 };
 
 // For definitions of system calls elsewhere in the executable: the errno that a call on this descriptor fails with now,

@@ -18,8 +18,8 @@ namespace {
 
 std::atomic<uint64_t> sync_calls{0};
 std::mutex fault_mutex;
-std::string fault_suffix;   // guarded by fault_mutex
-int fault_error = 0;        // guarded by fault_mutex; 0: none
+std::string fault_suffix;  // guarded by fault_mutex
+int fault_error = 0;       // guarded by fault_mutex; 0: none
 
 int FaultOf(int descriptor) {
   const std::lock_guard lock(fault_mutex);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kUserObject = 1, kUser = 2, kGroupObject = 4, kGroup = 8, kMask = 16, kOther = 32;
 constexpr uint32_t kNone = UINT32_MAX;
-using Entries = std::vector<std::array<uint32_t, 3>>;   // tag, permissions, id
+using Entries = std::vector<std::array<uint32_t, 3>>;  // tag, permissions, id
 
 std::string Bytes(const Entries& entries, uint32_t version = 2) {
   std::string bytes;
@@ -28,7 +28,7 @@ std::string Bytes(const Entries& entries, uint32_t version = 2) {
 Acl Make(const Entries& entries) { return Acl::Decode(Bytes(entries)).value(); }
 
 const Entries kMinimal{{kUserObject, 7, kNone}, {kGroupObject, 5, kNone}, {kOther, 1, kNone}};
-const Entries kExtended{{kUserObject, 7, kNone}, {kUser, 6, 50},     {kUser, 4, 51}, {kGroupObject, 5, kNone},
+const Entries kExtended{{kUserObject, 7, kNone}, {kUser, 6, 50},    {kUser, 4, 51},    {kGroupObject, 5, kNone},
                         {kGroup, 3, 60},         {kMask, 6, kNone}, {kOther, 1, kNone}};
 
 TEST(Acl, DecodedListsEncodeToTheSameBytes) {

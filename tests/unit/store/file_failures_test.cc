@@ -55,7 +55,7 @@ TEST(FileFailures, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
 // One copy of a descriptor.
 Result<void> FlushOf(TestStore& store, const InodePtr& file, std::atomic<uint64_t>* told) {
   Result<void> result;
-  store->Flush(file, told, [&](Result<void> done) { result = std::move(done); });   // Waits for nothing.
+  store->Flush(file, told, [&](Result<void> done) { result = std::move(done); });  // Waits for nothing.
   return result;
 }
 
@@ -77,7 +77,7 @@ TEST(FileFailures, AFailedWriteIsTakenBackWhoeverWasToldFirst) {
     ASSERT_OK(store->Sync(file));
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
     store.device().Hold();
-    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));   // Stripes go out at once.
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));  // Stripes go out at once.
     store.device().WaitForHeld(2);
     store.device().CompleteOne();
     for (int call = 0; call < 2; ++call) {
@@ -86,7 +86,7 @@ TEST(FileFailures, AFailedWriteIsTakenBackWhoeverWasToldFirst) {
       EXPECT_EQ(told.error().code, ErrorCode::kIo);
     }
     store.device().Release();
-    static_cast<void>(store->Sync(file).has_value());   // an error where it is in the cycle that puts the file back
+    static_cast<void>(store->Sync(file).has_value());  // an error where it is in the cycle that puts the file back
     EXPECT_TRUE(Must(store.ReadAll(file)) == old);
     ASSERT_OK(store.WriteAt(file, 6 * kMiB, "new"));
     ASSERT_OK(CloseOf(store, file));
@@ -105,7 +105,7 @@ TEST(FileFailures, AFailedWriteThatNobodyWasToldOfIsReportedByTheNextCall) {
     store->OnReverted([&](InodeId) { back.set_value(); });
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1, .code = ErrorCode::kNoSpace});
     ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
-    back.get_future().wait();   // Nobody asked for a commit.
+    back.get_future().wait();  // Nobody asked for a commit.
     const auto ask = [&]() -> Result<void> {
       switch (call) {
         case kWrite: return store.WriteAt(file, 0, "x");
@@ -129,7 +129,7 @@ struct TornFile {
     store->OnReverted([this](InodeId) { back.set_value(); });
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
     store.device().Hold();
-    EXPECT_TRUE(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)).has_value());   // Stripes go out at once.
+    EXPECT_TRUE(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)).has_value());  // Stripes go out at once.
     store.device().WaitForHeld(2);
     store.device().CompleteOne();
   }
@@ -186,7 +186,8 @@ TEST(FileFailures, ASyncThatKeepsTheErrorLeavesItToTheNext) {
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
   ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 5000)));
   std::promise<Result<void>> done;
-  store->Sync(file, [&](Result<void> result) { done.set_value(std::move(result)); }, /*kept=*/true);
+  store->Sync(
+      file, [&](Result<void> result) { done.set_value(std::move(result)); }, /*kept=*/true);
   EXPECT_FALSE(done.get_future().get().has_value());
   EXPECT_FALSE(store->Sync(file).has_value());
   ASSERT_OK(store->Sync(file));
@@ -231,7 +232,7 @@ TEST(FileFailures, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit
   ASSERT_OK(store.Remount());
   const InodePtr file = store.OpenPath("a").value();
   const std::string data = Pattern(2, kMiB);
-  store.kv().AfterGet([&] {   // of the old extent
+  store.kv().AfterGet([&] {  // of the old extent
     ASSERT_OK(store.WriteAt(file, 0, data));
     ASSERT_OK(store->Sync(file));
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
@@ -247,7 +248,7 @@ TEST(FileFailures, ACopyDoesNotKeepTheFailedWriteOfItsTargetToItself) {
   const std::string data = Pattern(1, 24 * kMiB);
   ASSERT_OK(store.WriteAt(source, 0, data));
   ASSERT_OK(store->Sync(source));
-  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});   // of the first stripe, while the copy goes on
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});  // of the first stripe, while the copy goes on
   uint64_t done = 0;
   bool told = false;
   while (done < data.size() && !told) {
@@ -278,7 +279,7 @@ TEST(FileFailures, AFileDeletedWhileAWriteOfItFailsGivesAllItsSpaceBack) {
   ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 20 * kMiB + kBlock)));
   std::promise<void> synced;
   store->Sync(file, [&](Result<void>) { synced.set_value(); });
-  store.device().WaitForHeld(11);   // the last block too: the commit has taken what there is
+  store.device().WaitForHeld(11);  // the last block too: the commit has taken what there is
   store->CloseFile(file);
   ASSERT_OK(store->names().Unlink(kRootInode, "a"));
   store.device().Release();

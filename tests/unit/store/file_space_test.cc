@@ -129,7 +129,8 @@ TEST(FileSpace, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
     for (uint64_t at = 0; at < size; at += kMiB) ASSERT_OK(store.WriteAt(file, at, Pattern(round * 100 + at, kMiB)));
   }
   ASSERT_OK(store->Sync(file));
-  for (uint64_t at = 0; at < size; at += kMiB) EXPECT_TRUE(Must(store.ReadAt(file, at, kMiB)) == Pattern(700 + at, kMiB));
+  for (uint64_t at = 0; at < size; at += kMiB)
+    EXPECT_TRUE(Must(store.ReadAt(file, at, kMiB)) == Pattern(700 + at, kMiB));
 }
 
 }  // namespace

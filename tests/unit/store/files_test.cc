@@ -31,7 +31,7 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   const std::string data = Pattern(2, 5 * kMiB);
-  for (size_t at = 0; at < data.size();) {   // As Python's buffered writer sends them.
+  for (size_t at = 0; at < data.size();) {  // As Python's buffered writer sends them.
     const size_t step = at == 0 ? 1048560 : std::min<size_t>(kMiB, data.size() - at);
     ASSERT_OK(store.WriteAt(file, at, std::string_view(data).substr(at, step)));
     at += step;
@@ -122,7 +122,7 @@ TEST(Files, OverwriteOfBlocksBeingWrittenKeepsBoth) {
   const InodePtr file = store.Create("a").value();
   std::string data = Pattern(4, 4 * kMiB);
   store.device().Hold();
-  ASSERT_OK(store.WriteAt(file, 0, data));   // Two stripes go out and hang.
+  ASSERT_OK(store.WriteAt(file, 0, data));  // Two stripes go out and hang.
   store.device().WaitForHeld(2);
   const std::string patch = Pattern(5, 10000);
   ASSERT_OK(store.WriteAt(file, 5000, patch));
@@ -168,9 +168,8 @@ TEST(Files, HolesReadAsZerosAndSeekFindsThem) {
 std::string ReadNext(TestStore& store, const InodePtr& file, uint64_t offset, ReadStream* stream) {
   std::promise<std::string> promise;
   auto part = promise.get_future();
-  store->Read(file, ByteOffset{offset}, ByteCount{kMiB}, stream, [&](Result<ReadView> view) {
-    promise.set_value(view ? ToText(*view) : std::string());
-  });
+  store->Read(file, ByteOffset{offset}, ByteCount{kMiB}, stream,
+              [&](Result<ReadView> view) { promise.set_value(view ? ToText(*view) : std::string()); });
   return part.get();
 }
 
@@ -195,7 +194,7 @@ TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
 }
 
 TEST(Files, ManyStreamsLeaveEachOtherWhatTheyReadAhead) {
-  constexpr size_t kStreams = 6, kSize = 24 * kMiB;   // more than the memory for read-ahead, 24 MiB, holds of each
+  constexpr size_t kStreams = 6, kSize = 24 * kMiB;  // more than the memory for read-ahead, 24 MiB, holds of each
   TestStore store({.device_size = ByteCount{256 * kMiB}, .store = {.memory = ByteCount{48 * kMiB}}});
   std::vector<InodePtr> files;
   for (size_t index = 0; index < kStreams; ++index) {
@@ -229,7 +228,7 @@ TEST(Files, ACopyThatFailsInAHoleTellsWhatItCopied) {
   const InodePtr from = store.Create("a").value(), to = store.Create("b").value();
   ASSERT_OK(store.WriteAt(from, 0, Pattern(15, kBlock)));
   ASSERT_OK(store->Truncate(from, kMiB));
-  const uint64_t target = kMaximumFileSize - 2 * kBlock;   // The hole does not fit.
+  const uint64_t target = kMaximumFileSize - 2 * kBlock;  // The hole does not fit.
   const auto copied = store->CopyRange(from, 0, to, target, kMiB);
   ASSERT_OK(copied);
   EXPECT_EQ(*copied, kBlock);
@@ -287,7 +286,7 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
   ASSERT_OK(store->SyncAll());
   store.device().Hold();
   ASSERT_OK(store.WriteAt(file, 0, "data"));
-  store.device().WaitForHeld(1);   // The commit of the interval has sealed the file and waits for the device.
+  store.device().WaitForHeld(1);  // The commit of the interval has sealed the file and waits for the device.
   auto renamed = std::async(std::launch::async, [&] {
     return store->names().Rename(kRootInode, "temporary", kRootInode, "final", RenameMode::kReplace);
   });

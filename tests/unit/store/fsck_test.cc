@@ -258,8 +258,8 @@ TEST_F(Fsck, CountsAndParentsAreSetRight) {
 }
 
 TEST_F(Fsck, ADirectoryKeepsTheNameItRemembers) {
-  SetEntry(kRootInode, "a", sub_, S_IFDIR);          // before the right one, in the order of keys
-  SetEntry(directory_, "zzz", sub_, S_IFDIR);        // in the right directory, but second
+  SetEntry(kRootInode, "a", sub_, S_IFDIR);    // before the right one, in the order of keys
+  SetEntry(directory_, "zzz", sub_, S_IFDIR);  // in the right directory, but second
   SetEntry(sub_, "up", kRootInode, S_IFDIR);
   ExpectFoundAndRepaired({Kind::kSecondEntry, Kind::kSecondEntry, Kind::kSecondEntry});
   EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
@@ -296,7 +296,7 @@ TEST_F(Fsck, ExtentsThatCannotBeRightGo) {
   wrong.device = DeviceId{7};
   SetExtent(big_, 5000, wrong);
   wrong = extent;
-  wrong.start = DeviceBlock{1};   // where the superblock lies
+  wrong.start = DeviceBlock{1};  // where the superblock lies
   SetExtent(big_, 6000, wrong);
   wrong.start = DeviceBlock{32 * kMiB / kBlockSize};
   SetExtent(big_, 7000, wrong);
@@ -328,11 +328,11 @@ TEST_F(Fsck, OfOverlappingExtentsTheYoungerStays) {
   young.generation += 10;
   young.count = {1};
   young.start = small.start;
-  SetExtent(small_, 0, young);   // the same place, by the same file
+  SetExtent(small_, 0, young);  // the same place, by the same file
   ExtentRecord old = small;
   old.generation = 0;
   old.flags = kExtentUnwritten;
-  SetExtent(small_, 9, old);     // the place of the young one, again
+  SetExtent(small_, 9, old);  // the place of the young one, again
   ExpectFoundAndRepaired({Kind::kExtentOverlap});
   EXPECT_EQ(FirstExtent(small_).second, young);
 }
@@ -442,7 +442,7 @@ TEST_F(Fsck, ProgressHasATotalInEveryPass) {
   Restarted media = Restart(image_);
   BlockDevice* device = media.devices[0].get();
   std::vector<std::string> steps;
-  std::map<unsigned, Progress> last;   // by pass
+  std::map<unsigned, Progress> last;  // by pass
   const auto progress = [&](const Progress& now) {
     steps.emplace_back(now.step);
     EXPECT_GT(now.total, 0u) << now.step;
@@ -454,8 +454,7 @@ TEST_F(Fsck, ProgressHasATotalInEveryPass) {
     }
     last[now.pass] = now;
   };
-  const auto report =
-      CheckStore(*media.kv, {&device, 1}, {.repair = true, .verify_data = true, .progress = progress});
+  const auto report = CheckStore(*media.kv, {&device, 1}, {.repair = true, .verify_data = true, .progress = progress});
   ASSERT_TRUE(report);
   for (const char* step : {"inodes", "names", "extents", "checksums", "data", "repairing"}) {
     EXPECT_THAT(steps, Contains(step));

@@ -77,7 +77,7 @@ TEST(ReadLeases, RangesBehindTheEndAreEmpty) {
 TEST(ReadLeases, OfMoreThanTheyCoverAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
-  ASSERT_OK(store->Truncate(file, kMaximumFileSize));   // a hole
+  ASSERT_OK(store->Truncate(file, kMaximumFileSize));  // a hole
   const auto whole = store->LeaseRead(file, 0, kEnd);
   ASSERT_FALSE(whole.has_value());
   EXPECT_EQ(whole.error().code, ErrorCode::kFileTooBig);
@@ -95,7 +95,7 @@ TEST(ReadLeases, KeepBlocksThatWereOverwrittenUntilTheyEnd) {
     const auto lease = store->LeaseRead(file, 0, kEnd);
     ASSERT_OK(lease);
     EXPECT_EQ(store->statistics().pinned_bytes, old.size());
-    for (uint64_t round = 0; round < 4; ++round) {   // Freed blocks would be used again.
+    for (uint64_t round = 0; round < 4; ++round) {  // Freed blocks would be used again.
       ASSERT_OK(store.WriteAt(file, 0, Pattern(10 + round, old.size())));
       SyncTwice(store);
     }
@@ -142,7 +142,7 @@ TEST(ReadLeases, ThoseOfAFailedWriteAreRefused) {
   EXPECT_FALSE(store.WriteAt(file, 0, "x").has_value());
   EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value()) << "also after somebody was told";
   store.device().Release();
-  static_cast<void>(store->Sync(file).has_value());   // an error where it is in the cycle that puts the file back
+  static_cast<void>(store->Sync(file).has_value());  // an error where it is in the cycle that puts the file back
   EXPECT_EQ(Must(store.ReadDirect(file, 0, kEnd)), "") << "back at its last commit";
 }
 
@@ -379,7 +379,7 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
   ASSERT_OK(store->SetAttributes(kRootInode, change));
   EXPECT_EQ(publish(owner, "a"), "made");
   EXPECT_EQ(publish(member, "b"), "access denied");
-  change.mode = 03775;   // sticky, and the group goes on
+  change.mode = 03775;  // sticky, and the group goes on
   ASSERT_OK(store->SetAttributes(kRootInode, change));
   EXPECT_EQ(publish(member, "b"), "made");
   EXPECT_EQ(publish(member, "a"), "not permitted") << "another's file in a sticky directory";
@@ -405,12 +405,12 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
 }
 
 TEST(Publishing, WhatAFailedCatalogMayHaveKeptIsNobodys) {
-  for (uint64_t seed = 1; seed <= 4; ++seed) {   // Whether the batch is found is drawn.
+  for (uint64_t seed = 1; seed <= 4; ++seed) {  // Whether the batch is found is drawn.
     TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
     ASSERT_OK(store.WriteFile("a", Pattern(1, 20 * kMiB)));
     ASSERT_OK(store->SyncAll());
     const InodePtr file = store.OpenPath("a").value();
-    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 100000)));   // in memory still
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 100000)));  // in memory still
     store.kv().FailWrite(1);
     EXPECT_FALSE(store.Publish("", {{"a", Pattern(2, 20 * kMiB)}}).has_value());
     EXPECT_TRUE(store->read_only());

@@ -99,7 +99,7 @@ TEST_F(NamespaceAttributes, ChangesTouchTheInode) {
 }
 
 TEST_F(NamespaceAttributes, InodesThatNeverHadAnyAreNotLookedUp) {
-  kv_->FailGet(1);   // the next look at the catalog, whichever it is
+  kv_->FailGet(1);  // the next look at the catalog, whichever it is
   EXPECT_EQ(Code(names_->GetExtendedAttribute(file_, "security.capability")), ErrorCode::kNoAttribute);
   EXPECT_EQ(Code(names_->RemoveExtendedAttribute(file_, "user.a")), ErrorCode::kNoAttribute);
   EXPECT_EQ(Code(names_->Lookup(kRootInode, "f")), ErrorCode::kIo);
@@ -233,11 +233,13 @@ TEST_F(NamespaceAttributes, AChangeOfTheModeBesideAWriteStays) {
     std::atomic<int> ready{0};
     std::thread writer([&] {
       ++ready;
-      while (ready < 2) {}
+      while (ready < 2) {
+      }
       EXPECT_TRUE(names_->ClearPrivileges(file, true));
     });
     ++ready;
-    while (ready < 2) {}
+    while (ready < 2) {
+    }
     EXPECT_TRUE(names_->SetAttributes(file_, {.mode = 0600}));
     writer.join();
     ASSERT_EQ(names_->GetAttributes(file_)->mode & 07777, 0600U);

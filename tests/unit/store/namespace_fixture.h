@@ -50,10 +50,10 @@ class FakeDataOwner final : public DataOwner {
     return deleted_;
   }
 
-  std::function<void()> on_commit;            // once; set before use, for one thread
+  std::function<void()> on_commit;  // once; set before use, for one thread
   std::optional<ErrorCode> commit_error;
-  std::vector<InodePtr> uncommitted;          // set before use
-  int settled = 0;                            // calls, of one thread
+  std::vector<InodePtr> uncommitted;  // set before use
+  int settled = 0;                    // calls, of one thread
 
  private:
   Mutex mutex_;
@@ -133,7 +133,7 @@ class NamespaceTest : public ::testing::Test {
   FakeDataOwner data_;
   std::unique_ptr<InodeTable> inodes_;
   std::unique_ptr<Namespace> names_;
-  bool check_at_end_ = true;   // off for tests that damage the catalog
+  bool check_at_end_ = true;  // off for tests that damage the catalog
 };
 
 // What a call failed with; kNotFound is never mistaken for success.

@@ -157,7 +157,7 @@ TEST_F(NamespaceBasics, TheCommittedSizeIsWhatOperationsStore) {
   const InodePtr inode = *names_->Open(file);
   {
     MutexLock lock(inode->mutex);
-    inode->attributes.size = 12345;   // written, not yet committed
+    inode->attributes.size = 12345;  // written, not yet committed
   }
   ASSERT_TRUE(names_->SetAttributes(file, {.mode = 0600}));
   EXPECT_EQ(Stat(file).size, 12345u);
@@ -185,7 +185,7 @@ TEST_F(NamespaceBasics, AFailedWriteChangesNothing) {
   const InodeId directory = MakeDirectory(kRootInode, "d");
   const InodeId file = MakeFile(directory, "f");
   const Attributes before = Stat(directory), file_before = Stat(file);
-  kv_->FailWrite(1);   // and, as the contract has it, all later ones
+  kv_->FailWrite(1);  // and, as the contract has it, all later ones
   EXPECT_EQ(Code(names_->Create(directory, "g", File())), ErrorCode::kIo);
   EXPECT_TRUE(Code(names_->Create(directory, "h", Directory())));
   EXPECT_TRUE(Code(names_->Link(file, directory, "l")));

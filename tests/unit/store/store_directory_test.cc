@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/store_directory.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
@@ -385,7 +385,7 @@ char StateOf(pid_t thread) {
 // A killed process gives back its files in no promised order: the store's lock may be free before a device's.
 TEST_F(StoreDirectoryTest, ADeviceThatAKilledHolderHasYetToReleaseIsWaitedFor) {
   Format("s");
-  std::ofstream(Path("s/lock")) << "4194304\n";   // of a process that there is not
+  std::ofstream(Path("s/lock")) << "4194304\n";  // of a process that there is not
   const int pool = open(Path("s/pool").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(pool, 0);
   ASSERT_EQ(flock(pool, LOCK_EX), 0);

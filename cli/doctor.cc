@@ -11,7 +11,7 @@
 #include "cli/gpu_check.h"
 #include "cli/machine_checks.h"
 #include "cli/output.h"
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include "cli/usage.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {

@@ -13,8 +13,8 @@
 #include "cli/store_wait.h"
 #include "common/printable.h"
 #include "common/size_text.h"
-#include "store/fsck.h"
-#include "store/store_directory.h"
+#include "store/check/fsck.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {

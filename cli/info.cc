@@ -27,7 +27,7 @@
 #include "common/size_text.h"
 #include "lease/ioctl.h"
 #include "store/store.h"
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include "common/mount_users.h"
 #include "common/mounts.h"
 #include "common/result.h"
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 

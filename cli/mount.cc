@@ -28,7 +28,7 @@
 #include "common/shell_quote.h"
 #include "fs/mount.h"
 #include "fs/unmount.h"
-#include "store/store_session.h"
+#include "store/volume/store_session.h"
 
 namespace weightfs::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "common/shell_quote.h"
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 

@@ -12,7 +12,7 @@
 #include "common/descriptor.h"
 #include "common/mounts.h"
 #include "common/result.h"
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 

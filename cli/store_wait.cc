@@ -14,7 +14,7 @@
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
 #include "common/shell_quote.h"
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {

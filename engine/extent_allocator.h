@@ -19,6 +19,12 @@ struct BlockRun {
   constexpr bool operator==(const BlockRun&) const = default;
 };
 
+// A run of blocks on a named device.
+struct DeviceRun {
+  DeviceId device;
+  BlockRun run;
+};
+
 // Thread-safe. The space is cut into allocation groups, each with its own lock, so that threads working on
 // different files seldom meet; Allocate prefers a group that nobody is busy in. A call holds one lock at a time; only
 // MarkUsed and Free of a run over a border hold those of all its groups, taken in order of address. A run never

@@ -9,7 +9,7 @@
 
 #include "common/mutex.h"
 #include "fs/page_cache.h"
-#include "store/inode.h"
+#include "store/file/inode.h"
 #include "store/store.h"
 
 namespace weightfs {

@@ -12,7 +12,7 @@
 #include "common/descriptor.h"
 #include "common/mutex.h"
 #include "lease/channel.h"
-#include "store/leases.h"
+#include "store/file/lease.h"
 
 namespace weightfs {
 

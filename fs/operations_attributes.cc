@@ -12,7 +12,7 @@
 
 #include "fs/caller.h"
 #include "fs/operations.h"
-#include "store/acl.h"
+#include "store/names/acl.h"
 
 namespace weightfs {
 namespace {

@@ -10,13 +10,13 @@
 #include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "meta/keys.h"
-#include "store/committer.h"
-#include "store/file_io.h"
-#include "store/file_state.h"
-#include "store/reader.h"
-#include "store/recovery.h"
-#include "store/space_manager.h"
-#include "store/write_back.h"
+#include "store/commit/committer.h"
+#include "store/file/file_io.h"
+#include "store/file/file_state.h"
+#include "store/file/reader.h"
+#include "store/commit/recovery.h"
+#include "store/space/space_manager.h"
+#include "store/file/write_back.h"
 
 namespace weightfs {
 namespace {

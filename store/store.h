@@ -12,8 +12,8 @@
 #include "common/result.h"
 #include "engine/block_device.h"
 #include "meta/kv_store.h"
-#include "store/leases.h"
-#include "store/namespace.h"
+#include "store/file/lease.h"
+#include "store/names/namespace.h"
 #include "store/types.h"
 
 namespace weightfs {

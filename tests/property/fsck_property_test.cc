@@ -7,7 +7,7 @@
 #include <random>
 
 #include "meta/keys.h"
-#include "store/fsck.h"
+#include "store/check/fsck.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/seeds.h"
 #include "tests/support/test_store.h"

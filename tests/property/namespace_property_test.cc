@@ -6,8 +6,8 @@
 
 #include <random>
 
-#include "store/fsck.h"
-#include "store/namespace.h"
+#include "store/check/fsck.h"
+#include "store/names/namespace.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/memory_kv_store.h"
 #include "tests/support/seeds.h"

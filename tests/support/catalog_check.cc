@@ -8,7 +8,7 @@
 
 #include "meta/keys.h"
 #include "meta/records.h"
-#include "store/store_facts.h"
+#include "meta/facts.h"
 
 namespace weightfs {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <fstream>
 
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 #include "tests/support/temporary_directory.h"
 
 namespace weightfs::cli {

@@ -13,7 +13,7 @@
 
 #include "common/checksum.h"
 #include "fs/filesystem.h"
-#include "store/store_session.h"
+#include "store/volume/store_session.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_store.h"

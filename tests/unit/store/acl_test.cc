@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/acl.h"
+#include "store/names/acl.h"
 
 #include <gtest/gtest.h>
 

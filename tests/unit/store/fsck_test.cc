@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/fsck.h"
+#include "store/check/fsck.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "meta/keys.h"
-#include "store/acl.h"
-#include "store/store_facts.h"
+#include "store/names/acl.h"
+#include "meta/facts.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/test_store.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inodes in memory: which of them stay.
-#include "store/inode_table.h"
+#include "store/names/inode_table.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "common/bytes.h"
-#include "store/acl.h"
+#include "store/names/acl.h"
 
 namespace weightfs {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "meta/keys.h"
-#include "store/namespace.h"
+#include "store/names/namespace.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/memory_kv_store.h"
 

@@ -3,7 +3,7 @@
 
 #include <thread>
 
-#include "store/store_facts.h"
+#include "meta/facts.h"
 
 namespace weightfs {
 namespace {

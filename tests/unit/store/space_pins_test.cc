@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pins of blocks: counted for each block, and parked runs that wait for the last of them.
-#include "store/space_pins.h"
+#include "store/space/space_pins.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/store_directory.h"
+#include "store/volume/store_directory.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

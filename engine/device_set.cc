@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/device_set.h"
+
+#include <future>
+#include <utility>
+
+namespace weightfs {
+
+DeviceSet::DeviceSet(std::vector<BlockDevice*> devices)
+    : devices_(std::move(devices)), written_(std::make_unique<std::atomic<bool>[]>(devices_.size())) {}
+
+Result<size_t> DeviceSet::FlushWritten() {
+  std::vector<BlockDevice*> written;
+  for (size_t index = 0; index < devices_.size(); ++index) {
+    if (written_[index].exchange(false)) written.push_back(devices_[index]);
+  }
+  // All at once: a flush takes as long as its device's cache is full. Where there is no thread to be had, one by one.
+  constexpr auto kAsync = std::launch::async | std::launch::deferred;
+  std::vector<std::future<Result<void>>> others;
+  for (size_t index = 1; index < written.size(); ++index) {
+    others.push_back(std::async(kAsync, [device = written[index]] { return device->Flush(); }));
+  }
+  Result<void> result;
+  if (!written.empty()) result = written[0]->Flush();
+  for (auto& other : others) {
+    if (Result<void> flushed = other.get(); !flushed && result) result = std::move(flushed);
+  }
+  if (!result) return std::move(result).error();
+  return written.size();
+}
+
+void IoBatch::Add(DeviceId device, IoRequest* request) {
+  if (requests_.size() <= device.value) requests_.resize(device.value + size_t{1});
+  requests_[device.value].push_back(request);
+}
+
+void IoBatch::Submit() {
+  for (size_t index = 0; index < requests_.size(); ++index) {
+    auto requests = std::exchange(requests_[index], {});
+    if (!requests.empty()) devices_[DeviceId{static_cast<uint16_t>(index)}].Submit(requests);
+  }
+}
+
+}  // namespace weightfs

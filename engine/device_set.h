@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The devices of one store, and batches of requests to them.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "common/result.h"
+#include "engine/block_device.h"
+
+namespace weightfs {
+
+// Maps a DeviceId to its device and remembers which devices were written to since their last flush. Thread-safe; the
+// devices outlive it.
+class DeviceSet {
+ public:
+  explicit DeviceSet(std::vector<BlockDevice*> devices);
+
+  BlockDevice& operator[](DeviceId id) { return *devices_[id.value]; }
+  size_t size() const { return devices_.size(); }
+  void NoteWrite(DeviceId id) { written_[id.value].store(true); }
+  // Flushes every device written to since the last call, and says how many that were.
+  Result<size_t> FlushWritten();
+
+ private:
+  std::vector<BlockDevice*> devices_;
+  std::unique_ptr<std::atomic<bool>[]> written_;
+};
+
+// Requests that are submitted together once the caller has released its locks. Not thread-safe.
+class IoBatch {
+ public:
+  explicit IoBatch(DeviceSet& devices) : devices_(devices) {}
+  ~IoBatch() { Submit(); }
+  IoBatch(const IoBatch&) = delete;
+  IoBatch& operator=(const IoBatch&) = delete;
+  void Add(DeviceId device, IoRequest* request);
+  void Submit();
+
+ private:
+  DeviceSet& devices_;
+  std::vector<std::vector<IoRequest*>> requests_;  // by device, grown at need
+};
+
+}  // namespace weightfs

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// A check from end to end, and what its passes share.
+#include "store/check/fsck.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "store/check/fsck_internal.h"
+#include "store/names/namespace_internal.h"
+
+namespace weightfs {
+namespace fsck {
+namespace {
+
+FindingSeverity SeverityOf(FindingKind kind) {
+  switch (kind) {
+    case FindingKind::kWrongLinkCount:
+    case FindingKind::kWrongParent:
+    case FindingKind::kWrongOrphan:
+    case FindingKind::kStrayRecord:
+    case FindingKind::kWrongBlockCount:
+    case FindingKind::kWrongFlags:
+    case FindingKind::kWrongFact: return FindingSeverity::kMinor;
+    default: return FindingSeverity::kMajor;
+  }
+}
+
+bool IsRepairable(FindingKind kind) {
+  return kind != FindingKind::kDataMismatch && kind != FindingKind::kDataUnreadable;
+}
+
+}  // namespace
+
+std::string Quoted(std::string_view name) {
+  std::string out = "'";
+  for (const char c : name) out.push_back(static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c);
+  return out + "'";
+}
+
+Result<FsckReport> Checker::Run() {
+  uint64_t catalog_size = 0;
+  for (const char kind :
+       {keys::kInode, keys::kOrphan, keys::kEntry, keys::kExtent, keys::kAttribute, keys::kChecksums}) {
+    catalog_size += catalog_.EstimateSize(keys::KindPrefix(kind));
+  }
+  StartPass(Progress::Unit::kBytes, catalog_size);
+  RETURN_IF_ERROR(ScanInodes());
+  RETURN_IF_ERROR(ScanOrphans());
+  RETURN_IF_ERROR(ScanEntries());
+  RETURN_IF_ERROR(CheckTree());
+  RETURN_IF_ERROR(ScanExtents());
+  CheckOverlaps();
+  RETURN_IF_ERROR(ScanAttributes());
+  CheckCounts();
+  RETURN_IF_ERROR(ScanChecksums());
+  RETURN_IF_ERROR(CheckFacts());
+  if (options_.verify_data) RETURN_IF_ERROR(VerifyData());
+  FinishTexts();
+  if (options_.repair && report_.problems > 0) {
+    RETURN_IF_ERROR(Repair());
+    for (Finding& finding : report_.findings) finding.repaired = IsRepairable(finding.kind);
+  } else {
+    report_.repaired = 0;
+  }
+  return std::move(report_);
+}
+
+void Checker::StartPass(Progress::Unit unit, uint64_t total) {
+  const unsigned passes = 1 + (options_.verify_data ? 1 : 0) + (options_.repair ? 1 : 0);
+  progress_ = {.total = total, .unit = unit, .items = "repairs", .pass = ++pass_, .passes = passes};
+}
+
+void Checker::ShowProgress(std::string_view step) const {
+  if (!options_.progress) return;
+  Progress progress = progress_;
+  progress.step = step;
+  options_.progress(progress);
+}
+
+Result<void> Checker::CheckCancelled() const {
+  if (options_.cancel == nullptr || !options_.cancel->load()) return {};
+  return Error{ErrorCode::kShutdown, "the check was interrupted; nothing was changed"};
+}
+
+void Checker::Report(FindingKind kind, uint64_t ino, std::string what) {
+  ++report_.problems;
+  if (IsRepairable(kind)) ++report_.repaired;  // Run takes it back where nothing is repaired
+  if (report_.findings.size() >= FsckReport::kMaximumFindings) return;
+  report_.findings.push_back({kind, SeverityOf(kind), std::move(what)});
+  subjects_.push_back(ino);
+}
+
+Node* Checker::Find(uint64_t ino) {
+  const auto found = std::lower_bound(nodes_.begin(), nodes_.end(), ino,
+                                      [](const Node& node, uint64_t value) { return node.ino < value; });
+  return found == nodes_.end() || found->ino != ino ? nullptr : &*found;
+}
+
+Result<std::optional<std::string>> Checker::NameIn(uint64_t directory, uint64_t ino) {
+  const auto entries = catalog_.NewIterator(keys::EntryPrefix(InodeId{directory}));
+  for (; entries->Valid(); entries->Next()) {
+    const auto key = keys::ParseNamed(entries->key());
+    const auto entry = EntryRecord::Decode(entries->value());
+    const bool possible = key && CheckName(key->name) && !IsDots(key->name);  // others are dropped
+    if (possible && entry && entry->ino.value == ino) return std::optional(std::string(key->name));
+  }
+  RETURN_IF_ERROR(entries->status());
+  return std::optional<std::string>();
+}
+
+// "/a/b", or nothing where no path is known.
+std::string Checker::PathOf(uint64_t ino) {
+  if (ino == kRootInode.value) return "/";
+  if (const auto known = paths_.find(ino); known != paths_.end()) return known->second;
+  std::vector<std::pair<uint64_t, std::string>> names;  // from the inode upwards
+  std::string above;
+  for (uint64_t at = ino; at != kRootInode.value && names.size() <= nodes_.size();) {
+    if (const auto known = paths_.find(at); known != paths_.end()) {
+      above = known->second;
+      break;
+    }
+    const Node* node = Find(at);
+    if (node == nullptr || node->place == 0 || node->lost) return {};
+    const auto name = NameIn(node->place, at);
+    if (!name || !*name) return {};
+    names.emplace_back(at, **name);
+    at = node->place;
+  }
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    above += "/" + name->second;
+    paths_.emplace(name->first, above);
+  }
+  return above;
+}
+
+void Checker::FinishTexts() {
+  for (size_t i = 0; i < report_.findings.size(); ++i) {
+    const uint64_t ino = subjects_[i];
+    if (ino == 0) continue;
+    const std::string path = PathOf(ino);
+    std::string& text = report_.findings[i].text;
+    text = path.empty() ? fmt::format("inode {}: {}", ino, text)
+                        : fmt::format("{} (inode {}): {}", Quoted(path), ino, text);
+  }
+}
+
+}  // namespace fsck
+
+std::string_view FindingKindName(FindingKind kind) {
+  switch (kind) {
+    case FindingKind::kDamagedKey: return "damaged key";
+    case FindingKind::kDamagedRecord: return "damaged record";
+    case FindingKind::kLostInode: return "lost inode";
+    case FindingKind::kDanglingEntry: return "dangling entry";
+    case FindingKind::kWrongEntryType: return "wrong entry type";
+    case FindingKind::kWrongLinkCount: return "wrong link count";
+    case FindingKind::kWrongParent: return "wrong parent";
+    case FindingKind::kSecondEntry: return "second entry";
+    case FindingKind::kUnreachable: return "unreachable directory";
+    case FindingKind::kWrongOrphan: return "wrong orphan";
+    case FindingKind::kExtentOutside: return "extent outside";
+    case FindingKind::kExtentOverlap: return "extent overlap";
+    case FindingKind::kStrayRecord: return "stray record";
+    case FindingKind::kWrongBlockCount: return "wrong block count";
+    case FindingKind::kWrongFlags: return "wrong flags";
+    case FindingKind::kMissingChecksums: return "missing checksums";
+    case FindingKind::kWrongFact: return "wrong fact";
+    case FindingKind::kDataMismatch: return "data mismatch";
+    case FindingKind::kDataUnreadable: return "data unreadable";
+  }
+  return "unknown";
+}
+
+Result<FsckReport> CheckStore(KvStore& catalog, std::span<BlockDevice* const> devices, const FsckOptions& options) {
+  return fsck::Checker(catalog, devices, options).Run();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the catalog says about data: extents, checksums, and with verify_data the blocks themselves.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "common/checksum.h"
+#include "engine/superblock.h"
+#include "store/check/fsck_internal.h"
+#include "store/check/fsck_reader.h"
+#include "store/types.h"
+
+namespace weightfs::fsck {
+namespace {
+
+constexpr uint64_t kMaximumFileBlocks = kMaximumFileSize / kBlockSize;
+// A block is read this often before it counts as damaged: some errors of a transfer do not come twice.
+constexpr int kReadAttempts = 3;
+
+std::string Where(const Extent& extent) {
+  return fmt::format("the extent of bytes {} to {} (device {}, block {})", extent.first * kBlockSize,
+                     extent.end() * kBlockSize - 1, extent.record.device.value, extent.record.start.value);
+}
+
+}  // namespace
+
+Result<void> Checker::ScanExtents() {
+  return ForEach(keys::kExtent, "extents", [&](std::string_view key, std::string_view value) -> Result<void> {
+    TakeExtent(key, value);
+    return {};
+  });
+}
+
+DeviceBlock Checker::EndOf(DeviceId device) const {
+  ByteCount size = devices_[device.value]->size();
+  if (device.value < options_.device_sizes.size()) size = std::min(size, options_.device_sizes[device.value]);
+  return {size.value / kBlockSize};
+}
+
+void Checker::TakeExtent(std::string_view key, std::string_view value) {
+  ++report_.extents;
+  const auto parsed = keys::ParseIndexed(key);
+  if (!parsed) {
+    Report(FindingKind::kDamagedKey, 0, fmt::format("a key of {} bytes names no extent", key.size()));
+    return Drop(key);
+  }
+  const uint64_t ino = parsed->ino.value;
+  const auto record = ExtentRecord::Decode(key, value);
+  const Node* node = Find(ino);
+  if (!record) {
+    Report(FindingKind::kDamagedRecord, ino,
+           fmt::format("the extent at byte {} cannot be decoded: what lay there is lost", parsed->index * kBlockSize));
+    return Drop(key);
+  }
+  const Extent extent{ino, parsed->index, *record};
+  if (node == nullptr || !node->IsRegular()) {
+    Report(FindingKind::kStrayRecord, ino, fmt::format("is no file, but has {}", Where(extent)));
+    return Drop(key);
+  }
+  const bool on_device = record->device.value < devices_.size() && record->start.value >= kDataOffset / kBlockSize &&
+                         record->start + record->count <= EndOf(record->device);
+  if (!on_device || extent.end() > kMaximumFileBlocks) {
+    Report(FindingKind::kExtentOutside, ino,
+           fmt::format("{} lies outside the {}", Where(extent), on_device ? "largest file" : "devices"));
+    return Drop(key);
+  }
+  extents_.push_back(extent);
+}
+
+// First inside each file, then on each device. Of two extents in one place the older generation goes.
+void Checker::CheckOverlaps() {
+  const auto compare = [&](Extent* before, Extent* next, const char* where) {
+    Extent* loser = next->record.generation > before->record.generation ? before : next;
+    Report(FindingKind::kExtentOverlap, loser->ino,
+           fmt::format("{} overlaps another of inode {} {}", Where(*loser), loser == next ? before->ino : next->ino,
+                       where));
+    loser->dropped = true;
+    Drop(keys::Extent(InodeId{loser->ino}, FileBlock{loser->first}));
+    return loser == next ? before : next;
+  };
+  Extent* last = nullptr;
+  for (Extent& extent : extents_) {
+    const bool overlaps = last != nullptr && last->ino == extent.ino && extent.first < last->end();
+    last = overlaps ? compare(last, &extent, "in the file") : &extent;
+  }
+
+  std::vector<Extent*> order;
+  order.reserve(extents_.size());
+  for (Extent& extent : extents_) {
+    if (!extent.dropped) order.push_back(&extent);
+  }
+  std::sort(order.begin(), order.end(), [](const Extent* a, const Extent* b) {
+    return std::pair(a->record.device, a->record.start) < std::pair(b->record.device, b->record.start);
+  });
+  last = nullptr;
+  for (Extent* extent : order) {
+    const bool overlaps = last != nullptr && last->record.device == extent->record.device &&
+                          extent->record.start < last->record.start + last->record.count;
+    last = overlaps ? compare(last, extent, "on the device") : extent;
+  }
+
+  std::erase_if(extents_, [](const Extent& extent) { return extent.dropped; });
+  for (const Extent& extent : extents_) {
+    Node& node = *Find(extent.ino);
+    node.found_blocks += extent.record.count.value;
+    node.found_end = std::max(node.found_end, extent.end());
+    report_.mapped_blocks += extent.record.count;
+  }
+}
+
+// The segments that written extents need, in the order of their keys.
+std::optional<Segment> Checker::NextSegment() {
+  std::optional<Segment> found;
+  for (; segment_extent_ < extents_.size(); ++segment_extent_) {
+    const Extent& extent = extents_[segment_extent_];
+    if (!extent.IsWritten()) continue;
+    const uint64_t block = std::max(extent.first, segment_next_);
+    const uint64_t segment = block / keys::kSegmentBlocks;
+    if (found && (found->ino != extent.ino || found->segment != segment)) return found;
+    const uint64_t end = std::min(extent.end(), (segment + 1) * keys::kSegmentBlocks);
+    found = Segment{extent.ino, segment, end - segment * keys::kSegmentBlocks};
+    segment_next_ = end;
+    if (end < extent.end()) return found;
+    segment_next_ = 0;
+  }
+  return found;
+}
+
+// Walks the records and what the extents need side by side: both are in the order of the keys.
+Result<void> Checker::ScanChecksums() {
+  auto needed = NextSegment();
+  const auto missing = [&] {
+    Report(FindingKind::kMissingChecksums, needed->ino,
+           fmt::format("the checksums of the data from byte {} on are missing or damaged",
+                       needed->segment * keys::kSegmentBlocks * kBlockSize));
+    missing_checksums_.push_back(*needed);
+    needed = NextSegment();
+  };
+  const auto visit = [&](std::string_view key, std::string_view value) -> Result<void> {
+    const auto parsed = keys::ParseIndexed(key);
+    if (!parsed) {
+      Report(FindingKind::kDamagedKey, 0, fmt::format("a key of {} bytes names no checksums", key.size()));
+      Drop(key);
+      return {};
+    }
+    const std::pair here(parsed->ino.value, parsed->index);
+    while (needed && std::pair(needed->ino, needed->segment) < here) missing();
+    const bool wanted = needed && std::pair(needed->ino, needed->segment) == here;
+    const auto checksums = DecodeChecksums(value);
+    const Node* node = Find(parsed->ino.value);
+    if (wanted) {
+      if (checksums && checksums->size() >= needed->entries) {
+        needed = NextSegment();
+      } else {
+        missing();
+      }
+    } else if (node == nullptr || !node->IsRegular()) {
+      Report(FindingKind::kStrayRecord, parsed->ino.value, "is no file, but has checksums");
+      Drop(key);
+    } else if (!checksums) {
+      Report(FindingKind::kDamagedRecord, node->ino,
+             fmt::format("the checksums of segment {} cannot be decoded", parsed->index));
+      Drop(key);
+    } else if (parsed->index >= keys::SegmentsOf(node->SizeAfterRepair())) {
+      Report(FindingKind::kStrayRecord, node->ino,
+             fmt::format("has checksums of segment {}, behind its end", parsed->index));
+      Drop(key);
+    }
+    return {};
+  };
+  RETURN_IF_ERROR(ForEach(keys::kChecksums, "checksums", visit));
+  while (needed) missing();
+  return {};
+}
+
+namespace {
+
+// Bad blocks that follow each other make one finding.
+struct BadRun {
+  FindingKind kind = FindingKind::kDataMismatch;
+  uint64_t ino = 0, first = 0, count = 0;
+  DeviceId device;
+  uint64_t start = 0;  // device block
+
+  bool GoesOnWith(const BadRun& next) const {
+    return kind == next.kind && ino == next.ino && first + count == next.first && device == next.device &&
+           start + count == next.start;
+  }
+};
+
+}  // namespace
+
+// Reads every written block in the order of files. Blocks without checksums were reported by ScanChecksums.
+Result<void> Checker::VerifyData() {
+  constexpr size_t kDepth = 8;
+  uint64_t total = 0;
+  for (const Extent& extent : extents_) total += extent.IsWritten() ? extent.record.count.value * kBlockSize : 0;
+  StartPass(Progress::Unit::kBytes, total);
+  ChecksumReader checksums(catalog_);
+  ASSIGN_OR_RETURN(const auto reader, DataReader::Create(devices_, kDepth));
+  BadRun bad;
+  const auto report_bad = [&] {
+    if (bad.count == 0) return;
+    Report(bad.kind, bad.ino,
+           fmt::format("bytes {} to {} {} (device {}: {}, byte {})", bad.first * kBlockSize,
+                       (bad.first + bad.count) * kBlockSize - 1,
+                       bad.kind == FindingKind::kDataMismatch ? "differ from their checksums" : "cannot be read",
+                       bad.device.value, devices_[bad.device.value]->path(), bad.start * kBlockSize));
+    bad.count = 0;
+  };
+  ChunkCursor cursor(extents_);
+  std::vector<uint32_t> actual(kChunkBlocks);
+  while (const auto piece = reader->Next(cursor)) {
+    const Extent& extent = *piece->chunk.extent;
+    if (piece->result) Crc32cBlocks(piece->data, actual.data());
+    for (uint64_t i = 0; i < piece->chunk.count; ++i) {
+      const uint64_t block = piece->chunk.first + i;
+      ASSIGN_OR_RETURN(const auto expected, checksums.Get(extent.ino, block));
+      if (!expected || (piece->result && actual[i] == *expected)) continue;
+      const auto kind = CheckBlock(*reader, extent, block, *expected);
+      if (!kind) continue;
+      const BadRun next{*kind, extent.ino,           block,
+                        1,     extent.record.device, extent.record.start.value + block - extent.first};
+      if (bad.count > 0 && bad.GoesOnWith(next)) {
+        ++bad.count;
+      } else {
+        report_bad();
+        bad = next;
+      }
+    }
+    progress_.done += piece->chunk.count * kBlockSize;
+    RETURN_IF_ERROR(CheckCancelled());
+    ShowProgress("data");
+  }
+  report_bad();
+  report_.verified_bytes = {progress_.done};
+  return {};
+}
+
+// What is wrong with a block that did not read as it should, if it is still wrong.
+std::optional<FindingKind> Checker::CheckBlock(DataReader& reader, const Extent& extent, uint64_t block,
+                                               uint32_t expected) {
+  auto kind = FindingKind::kDataUnreadable;
+  for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
+    const auto checksum = reader.ReadOne(extent, block);
+    if (!checksum) continue;
+    if (*checksum == expected) return std::nullopt;
+    kind = FindingKind::kDataMismatch;
+  }
+  return kind;
+}
+
+// The data is taken as it lies there: it cannot be told from what was written any more. A block that cannot be read
+// gets a checksum that it will hardly ever match, so that reading it stays an error.
+Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segment) {
+  const std::string key = keys::Checksums(InodeId{segment.ino}, segment.segment);
+  ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));
+  std::vector<uint32_t> checksums;
+  if (bytes) {
+    if (auto decoded = DecodeChecksums(*bytes)) checksums = std::move(*decoded);
+  }
+  const uint64_t known = checksums.size(), first = segment.segment * keys::kSegmentBlocks;
+  checksums.resize(std::max<uint64_t>(known, segment.entries));
+  auto extent = std::lower_bound(extents_.begin(), extents_.end(), std::pair(segment.ino, first),
+                                 [](const Extent& e, const auto& place) { return std::pair(e.ino, e.end()) <= place; });
+  for (; extent != extents_.end() && extent->ino == segment.ino && extent->first < first + segment.entries; ++extent) {
+    if (!extent->IsWritten()) continue;
+    const uint64_t end = std::min(extent->end(), first + segment.entries);
+    for (uint64_t block = std::max(extent->first, first + known); block < end; ++block) {
+      checksums[block - first] = reader.ReadOne(*extent, block).value_or(0);
+    }
+  }
+  return Put(key, EncodeChecksums(checksums));
+}
+
+}  // namespace weightfs::fsck

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of a check. Nobody but fsck*.cc includes this.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/result.h"
+#include "engine/block_device.h"
+#include "meta/keys.h"
+#include "meta/kv_store.h"
+#include "meta/records.h"
+#include "store/check/fsck.h"
+
+namespace weightfs::fsck {
+
+class DataReader;
+
+// Records between two reports of progress and checks for cancellation.
+inline constexpr uint64_t kTickInterval = 1024;
+
+// An inode as far as the check knows it. What a pass finds wrong it sets right here; `rewrite` says that the catalog
+// differs.
+struct Node {
+  uint64_t ino = 0;
+  uint64_t parent = 0;        // as the record has it
+  uint64_t place = 0;         // the directory with the entry that leads here; 0: none
+  uint64_t size = 0;          // likewise
+  uint64_t blocks = 0;        // likewise
+  uint64_t found_blocks = 0;  // in its extents
+  uint64_t found_end = 0;     // the file block behind its last extent
+  uint32_t mode = 0;          // 0: damaged, and nothing told its type yet
+  uint32_t links = 0, flags = 0;
+  uint32_t names = 0;  // entries that lead here
+  uint32_t subdirectories = 0;
+  bool damaged = false;  // its record is to be made anew
+  bool orphan = false;
+  bool lost = false;  // gets a name in lost+found
+  bool rewrite = false;
+  bool attributes = false;                     // it has some
+  bool reaches_root = false, on_path = false;  // while the tree is walked
+
+  bool IsDirectory() const { return S_ISDIR(mode); }
+  bool IsRegular() const { return S_ISREG(mode); }
+  // Of a file: where nothing tells its size any more it ends with its last extent.
+  uint64_t SizeAfterRepair() const { return damaged ? found_end * kBlockSize : size; }
+};
+
+struct Extent {
+  uint64_t ino;
+  uint64_t first;
+  ExtentRecord record;
+  bool dropped = false;  // by CheckOverlaps
+
+  uint64_t end() const { return first + record.count.value; }
+  bool IsWritten() const { return (record.flags & kExtentUnwritten) == 0; }
+};
+
+// Checksums that one segment of a file must have.
+struct Segment {
+  uint64_t ino, segment;
+  uint64_t entries;  // at least
+};
+
+// Everything found about one store. The passes run in the order in which they are listed, each on what those before it
+// set right; Repair writes the difference. Not thread-safe.
+class Checker {
+ public:
+  Checker(KvStore& catalog, std::span<BlockDevice* const> devices, const FsckOptions& options)
+      : catalog_(catalog), devices_(devices), options_(options) {}
+  Result<FsckReport> Run();
+
+ private:
+  // Names (fsck_names.cc).
+  Result<void> ScanInodes();
+  Result<void> ScanOrphans();
+  Result<void> ScanEntries();
+  Result<void> CheckTree();
+  Result<void> TakeInode(InodeId ino, std::string_view value);
+  Result<void> TakeEntry(std::string_view key, std::string_view value);
+  Result<void> TakeDirectoryEntry(Node& node, InodeId parent, std::string_view key);
+  Result<void> ConnectToRoot(Node& node);
+  void CheckRoot();
+  void CheckLost();
+  void CheckCounts();
+  Result<void> ScanAttributes();
+  Result<void> CheckFacts();
+  Result<void> CheckFact(const char* name, uint64_t least, uint64_t most);
+
+  // Data (fsck_data.cc).
+  Result<void> ScanExtents();
+  DeviceBlock EndOf(DeviceId device) const;
+  void TakeExtent(std::string_view key, std::string_view value);
+  void CheckOverlaps();
+  Result<void> ScanChecksums();
+  std::optional<Segment> NextSegment();
+  Result<void> VerifyData();
+  std::optional<FindingKind> CheckBlock(DataReader& reader, const Extent& extent, uint64_t block, uint32_t expected);
+  Result<void> RebuildChecksums(DataReader& reader, const Segment& segment);
+
+  // Writing (fsck_repair.cc).
+  Result<void> Repair();
+  Result<void> MakeLostAndFound();
+  void SkipDroppedNumbers();
+  Result<void> NameLost(Node& node);
+  Result<void> RewriteInode(const Node& node);
+  Result<void> Put(std::string key, std::string value);
+  Result<void> WriteBatch();
+
+  // Passes every record of a kind to visit(key, value).
+  template <typename Visit>
+  Result<void> ForEach(char kind, std::string_view step, Visit visit);
+  // Shows the progress of the current pass.
+  void ShowProgress(std::string_view step) const;
+  // Starts the next pass of the progress.
+  void StartPass(Progress::Unit unit, uint64_t total);
+  // kShutdown once the check is cancelled.
+  Result<void> CheckCancelled() const;
+  // Counts one repair.
+  void CountRepair();
+
+  // Notes something wrong with, or in, an inode (0: with none).
+  void Report(FindingKind kind, uint64_t ino, std::string what);
+  void Drop(std::string_view key) { drops_.emplace_back(key); }
+  Node* Find(uint64_t ino);
+  // The name of an inode in a directory, for messages and repairs: a search through the directory.
+  Result<std::optional<std::string>> NameIn(uint64_t directory, uint64_t ino);
+  std::string PathOf(uint64_t ino);
+  void FinishTexts();
+
+  KvStore& catalog_;
+  const std::span<BlockDevice* const> devices_;
+  const FsckOptions& options_;
+
+  std::vector<Node> nodes_;                                // by number
+  std::vector<Extent> extents_;                            // by inode and file block
+  std::vector<std::string> drops_;                         // keys to delete
+  std::vector<std::pair<std::string, std::string>> puts_;  // records to write
+  std::vector<Segment> missing_checksums_;
+  uint64_t inode_records_ = 0;
+  uint64_t next_ino_ = 0;      // the bound, at least as great as it must be
+  size_t segment_extent_ = 0;  // where NextSegment goes on
+  uint64_t segment_next_ = 0;
+
+  Progress progress_;  // of the current pass, without its step
+  unsigned pass_ = 0;
+  FsckReport report_;
+  std::vector<uint64_t> subjects_;  // of the findings: their inodes
+  std::map<uint64_t, std::string> paths_;
+  KvBatch batch_;
+  uint64_t lost_and_found_ = 0;
+};
+
+template <typename Visit>
+Result<void> Checker::ForEach(char kind, std::string_view step, Visit visit) {
+  const std::string prefix = keys::KindPrefix(kind);
+  // The estimate is one: the pass ends at its total whatever the records took.
+  const uint64_t end = progress_.done + catalog_.EstimateSize(prefix);
+  const auto iterator = catalog_.NewIterator(prefix);
+  for (uint64_t records = 0; iterator->Valid(); iterator->Next(), ++records) {
+    if (records % kTickInterval == 0) {
+      RETURN_IF_ERROR(CheckCancelled());
+      ShowProgress(step);
+    }
+    RETURN_IF_ERROR(visit(iterator->key(), iterator->value()));
+    progress_.done = std::min(progress_.done + iterator->key().size() + iterator->value().size(), end);
+  }
+  progress_.done = end;
+  return iterator->status();
+}
+
+// Names are anybody's bytes: what would disturb a terminal is shown as a question mark.
+std::string Quoted(std::string_view name);
+
+}  // namespace weightfs::fsck

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The write protocol: data completed → device flush → one batch a file in the catalog → catalog synced → space freed.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "meta/kv_store.h"
+#include "store/file/inode.h"
+#include "store/file/write_back.h"
+#include "store/types.h"
+
+namespace weightfs {
+
+// Thread-safe. One thread runs the cycles; every request that waits when a cycle begins shares its flush and sync.
+class Committer {
+ public:
+  struct Options {
+    std::chrono::milliseconds interval{5000};  // the longest that changed data stays uncommitted
+    std::chrono::milliseconds close_delay{1000};
+    std::chrono::milliseconds replace_delay{30000};  // likewise, for a file truncated to nothing and still open
+  };
+  enum class Level : unsigned char {
+    kOrdered,  // in the catalog: whatever the catalog is told later cannot survive without it
+    kDurable,
+  };
+
+  Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back, const Options& options);
+  ~Committer();
+
+  // The file differs from the catalog; it is committed within the interval.
+  void NoteChanged(const InodePtr& inode) REQUIRES(inode->mutex);
+  // The file was closed: it is committed within the close delay.
+  void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
+  // Commits the file now, and with kDurable everything the catalog was told before; `done` gets the file's error,
+  // which thereby counts as reported unless it is `kept` for others. Null: nobody waits.
+  void Commit(const InodePtr& inode, Level level, Done done, bool kept = false) EXCLUDES(mutex_);
+  // Every file that differs from the catalog. kSettled leaves out those that are being replaced (O_TRUNC and not closed
+  // yet): a crash shall find the old content or the new.
+  enum class Scope : unsigned char { kNone, kSettled, kEverything };
+  void CommitAll(Scope scope, Level level, Done done) EXCLUDES(mutex_);
+  // The files that were changed, or whose writes failed, since their last commit; others may be among them.
+  std::vector<InodePtr> Uncommitted() EXCLUDES(mutex_);
+  // What others wrote to the devices before the call (DeviceSet::NoteWrite) is on stable storage when `done` runs.
+  void FlushDevices(Done done) EXCLUDES(mutex_);
+  // The space of a file whose deletion the catalog has been told of.
+  void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
+
+  // `notify` runs on the committer's thread, for each file that a failed write has put back to its last commit: what
+  // others keep of its data and size is no longer so. notify_mutex_ is held, and no other lock; it must not wait for
+  // the store, and not call this. Null: nobody; when the call returns, none is running.
+  void OnReverted(std::function<void(InodeId)> notify) EXCLUDES(notify_mutex_);
+
+  // Commits everything and stops the thread. Later requests get kShutdown.
+  Result<void> Stop();
+
+  // Set for ever by a failed flush or catalog write, whoever wrote: nothing can be made durable any more.
+  bool failed() const { return failed_.load() || catalog_.failed(); }
+  uint64_t commits() const { return commits_.load(); }
+  uint64_t flushes() const { return flushes_.load(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Request {
+    InodePtr inode;  // null: the catalog alone, or everything
+    Level level;
+    Done done;
+    bool flush = false;  // of the devices, and nothing else
+    bool kept = false;   // the file's error
+  };
+  struct Deletion {
+    InodePtr inode;
+    std::vector<DeviceRun> runs;
+  };
+  struct Sealed;
+  struct Cycle;
+
+  void Add(Request request, Scope scope) EXCLUDES(mutex_);
+  void Run();
+  bool TakeWorkLocked(Cycle* cycle) REQUIRES(mutex_);
+  void RunCycle(Cycle cycle);
+  void Seal(Cycle* cycle);
+  void WaitForWrites(Cycle* cycle);
+  void NoteFailed(const InodePtr& inode) EXCLUDES(mutex_);
+  void WriteCatalog(Cycle* cycle);
+  Result<void> WriteOne(Sealed* sealed);
+  Result<void> BuildBatch(Sealed& sealed, KvBatch* batch) REQUIRES(sealed.inode->mutex);
+  void Finish(Cycle* cycle, Level level);
+  void Revert(Sealed* sealed) REQUIRES(sealed->inode->mutex);
+  Error Fail(const Error& error, const char* what);
+
+  KvStore& catalog_;
+  DeviceSet& devices_;
+  SpaceManager& space_;
+  WriteBack& write_back_;
+  const Options options_;
+  std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> commits_{0}, flushes_{0};
+  Mutex mutex_;
+  std::condition_variable wake_;
+  std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);  // by when they are due
+  std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
+  std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // taken from the others, perhaps not in the catalog yet
+  std::vector<std::weak_ptr<Inode>> failed_files_ GUARDED_BY(mutex_);  // that have, or had, an error to report
+  Clock::time_point closed_due_ GUARDED_BY(mutex_);
+  std::vector<Request> requests_ GUARDED_BY(mutex_);
+  std::vector<Deletion> deletions_ GUARDED_BY(mutex_);
+  Clock::time_point deletions_due_ GUARDED_BY(mutex_);
+  Scope scope_ GUARDED_BY(mutex_) = Scope::kNone;  // the widest asked for
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  Mutex notify_mutex_;  // held while it runs: who takes it back has seen its end
+  std::function<void(InodeId)> reverted_ GUARDED_BY(notify_mutex_);
+  std::thread thread_;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/file/read_cache.h"
+
+#include <utility>
+
+namespace weightfs {
+namespace {
+
+// A chunk that nobody has read is old when the whole cache could have been filled so many times since its last use.
+constexpr uint64_t kOldTurns = 8;
+
+}  // namespace
+
+void ReadChunk::WhenReady(std::function<void()> done) {
+  {
+    MutexLock lock(mutex_);
+    if (!finished_) {
+      waiters_.push_back(std::move(done));
+      return;
+    }
+  }
+  done();
+}
+
+void ReadChunk::Finish(Result<void> result, std::vector<std::span<const std::byte>> bad) {
+  std::vector<std::function<void()>> waiters;
+  {
+    MutexLock lock(mutex_);
+    result_ = std::move(result);
+    bad_ = std::move(bad);
+    finished_ = true;
+    waiters.swap(waiters_);
+  }
+  for (auto& waiter : waiters) waiter();
+}
+
+Result<void> ReadChunk::Check(std::span<const std::byte> bytes) const {
+  MutexLock lock(mutex_);
+  for (const auto& bad : bad_) {
+    if (bad.data() < bytes.data() + bytes.size() && bytes.data() < bad.data() + bad.size()) return result_;
+  }
+  return {};
+}
+
+bool ReadChunk::ready() const {
+  MutexLock lock(mutex_);
+  return finished_ && result_.has_value();
+}
+
+ChunkPtr ReadCache::Find(InodeId ino, uint64_t index) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return nullptr;
+  const auto found = file->second.chunks.find(index);
+  if (found == file->second.chunks.end()) return nullptr;
+  Entries& entries = ListOf(*found->second);
+  entries.splice(entries.end(), entries, found->second);
+  found->second->used = begun_;
+  return found->second->chunk;
+}
+
+ChunkPtr ReadCache::Begin(InodeId ino, uint64_t index, Purpose purpose) {
+  MutexLock lock(mutex_);
+  Buffer buffer = pool_.TryAllocate();
+  while (!buffer && EvictLocked(purpose)) buffer = pool_.TryAllocate();
+  if (!buffer) return nullptr;
+  auto chunk = std::make_shared<ReadChunk>(std::move(buffer));
+  const auto entry = unread_.insert(unread_.end(), Entry{ino, index, chunk, false, ++begun_});
+  files_[ino].chunks[index] = entry;
+  return chunk;
+}
+
+void ReadCache::NoteRead(InodeId ino, uint64_t index) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return;
+  const auto found = file->second.chunks.find(index);
+  if (found == file->second.chunks.end()) return;
+  Entries& from = ListOf(*found->second);
+  found->second->read = true;
+  read_.splice(read_.end(), from, found->second);
+}
+
+bool ReadCache::EvictLocked(Purpose purpose) {
+  const uint64_t age = kOldTurns * pool_.capacity();
+  const uint64_t old = begun_ > age ? begun_ - age : 0;
+  return EvictFromLocked(read_, UINT64_MAX) || EvictFromLocked(unread_, purpose == Purpose::kNeeded ? UINT64_MAX : old);
+}
+
+// Drops the least recently used chunk of the list that nobody loads or reads from.
+bool ReadCache::EvictFromLocked(Entries& entries, uint64_t used_before) {
+  for (auto entry = entries.begin(); entry != entries.end() && entry->used < used_before; ++entry) {
+    if (entry->chunk.use_count() > 1 || !entry->chunk->ready()) continue;
+    EraseLocked(entry);
+    return true;
+  }
+  return false;
+}
+
+void ReadCache::EraseLocked(Entries::iterator entry) {
+  const auto file = files_.find(entry->ino);
+  file->second.chunks.erase(entry->index);
+  if (file->second.chunks.empty()) files_.erase(file);
+  ListOf(*entry).erase(entry);
+}
+
+void ReadCache::Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return;
+  const auto found = file->second.chunks.find(index);
+  if (found != file->second.chunks.end() && found->second->chunk.get() == chunk) EraseLocked(found->second);
+}
+
+void ReadCache::Invalidate(InodeId ino, uint64_t offset, uint64_t end) {
+  MutexLock lock(mutex_);
+  const auto file = files_.find(ino);
+  if (file == files_.end()) return;
+  const uint64_t first = offset / kChunkBytes;
+  const uint64_t last = end == 0 ? 0 : (end - 1) / kChunkBytes;
+  std::vector<Entries::iterator> gone;
+  if (last - first < file->second.chunks.size()) {
+    for (uint64_t index = first; index <= last; ++index) {
+      const auto found = file->second.chunks.find(index);
+      if (found != file->second.chunks.end()) gone.push_back(found->second);
+    }
+  } else {
+    for (const auto& [index, entry] : file->second.chunks) {
+      if (index >= first && index <= last) gone.push_back(entry);
+    }
+  }
+  for (const auto& entry : gone) EraseLocked(entry);
+}
+
+}  // namespace weightfs

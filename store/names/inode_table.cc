@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/names/inode_table.h"
+
+#include <fmt/format.h>
+
+#include "common/log.h"
+#include "meta/keys.h"
+
+namespace weightfs {
+
+InodePtr InodeTable::Find(InodeId ino) {
+  MutexLock lock(mutex_);
+  const auto found = inodes_.find(ino);
+  return found == inodes_.end() ? nullptr : found->second;
+}
+
+Result<InodePtr> InodeTable::Get(InodeId ino) {
+  uint64_t departed;
+  {
+    MutexLock lock(mutex_);
+    if (const auto found = inodes_.find(ino); found != inodes_.end()) return found->second;
+    departed = departed_;
+  }
+  // Read without the lock. A record read before a concurrent change can only be installed where no other thread
+  // has the inode, and a change needs the inode in the table: so look again before inserting where one has left it.
+  while (true) {
+    ASSIGN_OR_RETURN(auto bytes, catalog_.Get(keys::Inode(ino)));
+    if (!bytes) return ErrorCode::kStale;
+    auto record = InodeRecord::Decode(*bytes);
+    if (!record) {
+      spdlog::error("inode {}: its record is damaged: {}; run weightfs fsck", ino.value, ToString(record.error()));
+      return record.error();
+    }
+    MutexLock lock(mutex_);
+    if (const auto found = inodes_.find(ino); found != inodes_.end()) return found->second;
+    if (departed_ != departed) {
+      ASSIGN_OR_RETURN(auto again, catalog_.Get(keys::Inode(ino)));
+      if (!again) return ErrorCode::kStale;
+      if (*again != *bytes) continue;
+    }
+    auto inode = std::make_shared<Inode>(ino, std::move(*record));
+    inodes_.emplace(ino, inode);
+    TrimLocked();
+    return inode;
+  }
+}
+
+InodePtr InodeTable::Insert(InodeId ino, InodeRecord record) {
+  auto inode = std::make_shared<Inode>(ino, std::move(record));
+  MutexLock lock(mutex_);
+  inodes_[ino] = inode;
+  TrimLocked();
+  return inode;
+}
+
+void InodeTable::Erase(InodeId ino) {
+  MutexLock lock(mutex_);
+  departed_ += inodes_.erase(ino);
+}
+
+void InodeTable::AddLookups(InodeId ino, uint64_t count) {
+  MutexLock lock(mutex_);
+  lookups_[ino] += count;
+}
+
+uint64_t InodeTable::DropLookups(InodeId ino, uint64_t count) {
+  MutexLock lock(mutex_);
+  const auto found = lookups_.find(ino);
+  if (found == lookups_.end()) return 0;
+  if (found->second > count) return found->second -= count;
+  lookups_.erase(found);
+  return 0;
+}
+
+uint64_t InodeTable::lookups(InodeId ino) const {
+  MutexLock lock(mutex_);
+  const auto found = lookups_.find(ino);
+  return found == lookups_.end() ? 0 : found->second;
+}
+
+size_t InodeTable::size() const {
+  MutexLock lock(mutex_);
+  return inodes_.size();
+}
+
+// Only the table gives out references, under its lock: a count of one means that nobody else has the inode, and
+// dirty inodes are held by the committer. Everything such an inode knows is in the catalog.
+void InodeTable::TrimLocked() {
+  // A few buckets for each inode that comes, one after another: no call looks through a table that is all in use.
+  constexpr int kBuckets = 16;
+  for (int step = 0; step < kBuckets && inodes_.size() > resident_; ++step) {
+    hand_ = (hand_ + 1) % inodes_.bucket_count();
+    std::vector<InodeId> idle;
+    for (auto at = inodes_.begin(hand_); at != inodes_.end(hand_); ++at) {
+      if (at->second.use_count() == 1) idle.push_back(at->first);
+    }
+    for (const InodeId ino : idle) departed_ += inodes_.erase(ino);
+  }
+}
+
+}  // namespace weightfs

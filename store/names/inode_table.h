@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inodes in memory, and how often the kernel knows each.
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "meta/kv_store.h"
+#include "store/file/inode.h"
+
+namespace weightfs {
+
+// Thread-safe. About `resident` inodes stay in memory, and those that are referenced; the catalog has the rest.
+class InodeTable {
+ public:
+  InodeTable(KvStore& catalog, size_t resident) : catalog_(catalog), resident_(resident) {}
+
+  // The inode, loaded from the catalog where needed. kStale when there is none, kCorrupt when its record is damaged.
+  Result<InodePtr> Get(InodeId ino) EXCLUDES(mutex_);
+
+  // The inode if it is in memory.
+  InodePtr Find(InodeId ino) EXCLUDES(mutex_);
+
+  // Adds a new inode whose record is (about to be) in the catalog.
+  InodePtr Insert(InodeId ino, InodeRecord record) EXCLUDES(mutex_);
+
+  // Forgets a deleted inode, so that Get gives kStale.
+  void Erase(InodeId ino) EXCLUDES(mutex_);
+
+  // References that the kernel holds (FUSE lookups). DropLookups returns how many are left.
+  void AddLookups(InodeId ino, uint64_t count) EXCLUDES(mutex_);
+  uint64_t DropLookups(InodeId ino, uint64_t count) EXCLUDES(mutex_);
+  uint64_t lookups(InodeId ino) const EXCLUDES(mutex_);
+
+  size_t size() const EXCLUDES(mutex_);
+
+ private:
+  void TrimLocked() REQUIRES(mutex_);
+
+  KvStore& catalog_;
+  const size_t resident_;
+  mutable Mutex mutex_;
+  std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);
+  size_t hand_ GUARDED_BY(mutex_) = 0;        // the bucket that was looked at last
+  uint64_t departed_ GUARDED_BY(mutex_) = 0;  // inodes that have left the table
+  std::unordered_map<InodeId, uint64_t> lookups_ GUARDED_BY(mutex_);
+};
+
+}  // namespace weightfs

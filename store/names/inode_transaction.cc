@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/names/inode_transaction.h"
+
+#include <algorithm>
+#include <cassert>
+#include <utility>
+
+#include "meta/keys.h"
+#include "store/names/inode_table.h"
+#include "store/names/namespace.h"
+
+namespace weightfs {
+
+InodeTransaction::InodeTransaction(KvStore& catalog, const std::vector<InodePtr>& inodes) : catalog_(catalog) {
+  std::vector<InodePtr> ordered = inodes;
+  std::erase(ordered, nullptr);
+  std::sort(ordered.begin(), ordered.end(), [](const InodePtr& a, const InodePtr& b) { return a->id < b->id; });
+  ordered.erase(std::unique(ordered.begin(), ordered.end()), ordered.end());
+  members_.reserve(ordered.size());
+  for (InodePtr& inode : ordered) {
+    inode->mutex.lock();
+    const InodeRecord& record = inode->attributes;
+    members_.push_back({std::move(inode), record});
+  }
+}
+
+InodeTransaction::~InodeTransaction() {
+  for (auto member = members_.rbegin(); member != members_.rend(); ++member) member->inode->mutex.unlock();
+}
+
+InodeTransaction::Member& InodeTransaction::Find(const InodePtr& inode) {
+  const auto found = std::lower_bound(members_.begin(), members_.end(), inode->id,
+                                      [](const Member& member, InodeId id) { return member.inode->id < id; });
+  assert(found != members_.end() && found->inode == inode);
+  return *found;
+}
+
+bool InodeTransaction::deleted(const InodePtr& inode) const { return inode->deleted; }
+
+bool InodeTransaction::InUse(const InodePtr& inode, const InodeTable& inodes) const {
+  return inode->open_handles > 0 || inodes.lookups(inode->id) > 0;
+}
+
+Result<void> InodeTransaction::Delete(const InodePtr& inode, DataOwner& data) {
+  Member& member = Find(inode);
+  KvBatch batch;  // Nothing of it counts unless all can be found.
+  if ((member.record.flags & kInodeHasAttributes) != 0) {
+    const auto attributes = catalog_.NewIterator(keys::AttributePrefix(inode->id));
+    for (; attributes->Valid(); attributes->Next()) batch.Delete(std::string(attributes->key()));
+    RETURN_IF_ERROR(attributes->status());
+  }
+  if (S_ISREG(member.record.mode)) {
+    ASSIGN_OR_RETURN(member.runs, data.DeleteRecords(inode, &batch));
+  }
+  batch.Delete(keys::Inode(inode->id));
+  batch_.Append(std::move(batch));
+  member.deletes_from = &data;
+  return {};
+}
+
+Result<void> InodeTransaction::Commit() {
+  // The records are encoded from the inodes, which know what of theirs is committed; nobody else sees them yet.
+  for (Member& member : members_) {
+    std::swap(member.inode->attributes, member.record);
+    if (member.deletes_from != nullptr || member.inode->attributes == member.record) continue;
+    batch_.Put(keys::Inode(member.inode->id), member.inode->CatalogRecord().Encode());
+  }
+  auto written = batch_.empty() ? Result<void>() : catalog_.Write(batch_);
+  for (Member& member : members_) {
+    if (!written) std::swap(member.inode->attributes, member.record);
+    ++member.inode->changes;
+    if (!written || member.deletes_from == nullptr) continue;
+    member.inode->deleted = true;
+    if (S_ISREG(member.inode->attributes.mode)) member.deletes_from->DropData(member.inode, std::move(member.runs));
+  }
+  return written;
+}
+
+Attributes InodeTransaction::Stat(const InodePtr& inode) const { return inode->Stat(); }
+
+}  // namespace weightfs

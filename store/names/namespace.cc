@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Looking up, attributes of inodes, and the life of inodes without links.
+#include "store/names/namespace.h"
+
+#include <fmt/format.h>
+
+#include "common/log.h"
+#include "meta/facts.h"
+#include "meta/keys.h"
+#include "store/file/file_state.h"
+#include "store/names/acl.h"
+#include "store/names/namespace_internal.h"
+
+namespace weightfs {
+namespace {
+
+// As the catalog says, or counted where it does not.
+Result<uint64_t> CountInodes(KvStore& catalog) {
+  const auto fact = ReadFact(catalog, kInodeCountFact);
+  if (fact && *fact) return **fact;
+  if (!fact && fact.error().code == ErrorCode::kIo) return fact.error();
+  uint64_t count = 0;
+  const auto inodes = catalog.NewIterator(keys::KindPrefix(keys::kInode));
+  for (; inodes->Valid(); inodes->Next()) ++count;
+  RETURN_IF_ERROR(inodes->status());
+  return count;
+}
+
+}  // namespace
+
+Error Namespace::Damaged(InodeId ino, std::string_view text) {
+  spdlog::error("inode {}: {}; run weightfs fsck", ino.value, text);
+  return {ErrorCode::kCorrupt};
+}
+
+Result<void> Namespace::CheckWritable() const {
+  if (read_only_) return ErrorCode::kReadOnly;
+  return {};
+}
+
+Result<void> Namespace::Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid) {
+  ASSIGN_OR_RETURN(const auto existing, catalog.Get(keys::Inode(kRootInode)));
+  if (existing) return Error{ErrorCode::kExists, "the catalog holds a filesystem already"};
+  InodeRecord root;
+  root.mode = S_IFDIR | 0755;
+  root.uid = root_uid;
+  root.gid = root_gid;
+  root.links = 2;
+  root.generation = 1;
+  root.parent = kRootInode.value;
+  root.accessed = root.modified = root.changed = root.created = Timestamp::Now();
+  KvBatch batch;
+  batch.Put(keys::Inode(kRootInode), root.Encode());
+  batch.Put(keys::Store(kNextInodeFact), EncodeFact(kRootInode.value + 1));
+  batch.Put(keys::Store(kInodeCountFact), EncodeFact(1));
+  return catalog.Write(batch);
+}
+
+Result<void> Namespace::Recover(bool read_only) {
+  read_only_ = read_only;
+  const auto bound = ReadFact(catalog_, kNextInodeFact);
+  if (!bound || !*bound || **bound <= kRootInode.value) {
+    return Error{ErrorCode::kCorrupt, "the catalog does not say which inode numbers are used; run weightfs fsck"};
+  }
+  ASSIGN_OR_RETURN(inode_count_, CountInodes(catalog_));
+  {
+    MutexLock lock(mutex_);
+    next_ino_ = ino_bound_ = **bound;
+  }
+  if (auto root = GetDirectory(kRootInode); !root) {
+    return Error{ErrorCode::kCorrupt, "the root directory is missing or damaged; run weightfs fsck"};
+  }
+  if (read_only_) return {};
+  const auto orphans = catalog_.NewIterator(keys::KindPrefix(keys::kOrphan));
+  for (; orphans->Valid(); orphans->Next()) {
+    if (const auto key = keys::ParseInode(orphans->key())) {
+      RETURN_IF_ERROR(RecoverOrphan(key->ino));
+    } else {
+      spdlog::error("an orphan key is damaged; run weightfs fsck");
+    }
+  }
+  return orphans->status();
+}
+
+// Damage stays for fsck and stops nothing; an error of the catalog does.
+Result<void> Namespace::RecoverOrphan(InodeId ino) {
+  const auto inode = inodes_.Get(ino);
+  if (!inode && inode.error().code == ErrorCode::kIo) return inode.error();
+  if (!inode) {
+    spdlog::error("inode {}: listed as deleted, but its record is missing or damaged; run weightfs fsck", ino.value);
+    return {};
+  }
+  MutexLock lock(mutex_);
+  orphans_.emplace(ino, *inode);
+  auto deleted = DeleteOrphansLocked({*inode});
+  orphans_.erase(ino);
+  const bool damaged =
+      !deleted && (deleted.error().code == ErrorCode::kCorrupt || deleted.error().code == ErrorCode::kVersion);
+  if (!damaged) return deleted;
+  spdlog::error("inode {}: listed as deleted, but it cannot be: its records are damaged; run weightfs fsck", ino.value);
+  return {};
+}
+
+Result<InodePtr> Namespace::GetDirectory(InodeId ino) {
+  ASSIGN_OR_RETURN(InodePtr inode, inodes_.Get(ino));
+  MutexLock lock(inode->mutex);
+  if (!inode->IsDirectory()) return ErrorCode::kNotDirectory;
+  if (inode->deleted) return ErrorCode::kStale;
+  return inode;
+}
+
+Result<std::optional<EntryRecord>> Namespace::FindEntry(InodeId parent, std::string_view name) {
+  ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(keys::Entry(parent, name)));
+  if (!bytes) return std::optional<EntryRecord>();
+  const auto entry = EntryRecord::Decode(*bytes);
+  if (!entry) return Damaged(parent, fmt::format("its entry '{}' is damaged", name));
+  return std::optional(*entry);
+}
+
+Result<Attributes> Namespace::Lookup(InodeId parent, std::string_view name) {
+  RETURN_IF_ERROR(CheckName(name));
+  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(parent));
+  if (name == ".") return GetAttributes(parent);
+  if (name == "..") {
+    MutexLock lock(directory->mutex);
+    const InodeId above{directory->attributes.parent};
+    lock.Unlock();
+    return GetAttributes(above);
+  }
+  // An inode that goes between the two looks was unlinked meanwhile: what does the name say now?
+  std::optional<InodeId> vanished;
+  while (true) {
+    ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
+    if (!entry) return ErrorCode::kNotFound;
+    auto attributes = GetAttributes(entry->ino);
+    if (attributes || attributes.error().code != ErrorCode::kStale) return attributes;
+    if (vanished == entry->ino) return Damaged(parent, fmt::format("its entry '{}' leads to no inode", name));
+    vanished = entry->ino;
+  }
+}
+
+Result<Attributes> Namespace::GetAttributes(InodeId ino) {
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  MutexLock lock(inode->mutex);
+  if (inode->deleted) return ErrorCode::kStale;
+  return inode->Stat();
+}
+
+Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& change) {
+  const bool any = change.mode || change.uid || change.gid || change.accessed || change.modified || change.changed;
+  if (!any) return GetAttributes(ino);
+  RETURN_IF_ERROR(CheckWritable());
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  InodeTransaction transaction(catalog_, {inode});
+  if (transaction.deleted(inode)) return ErrorCode::kStale;
+  InodeRecord& record = transaction.record(inode);
+  record.uid = change.uid.value_or(record.uid);
+  record.gid = change.gid.value_or(record.gid);
+  record.accessed = change.accessed.value_or(record.accessed);
+  record.modified = change.modified.value_or(record.modified);
+  record.changed = change.changed ? *change.changed : Timestamp::Now();
+  if (change.mode) {
+    record.mode = (record.mode & S_IFMT) | (*change.mode & 07777);
+    if ((record.flags & kInodeHasAttributes) != 0 && !S_ISLNK(record.mode)) {
+      ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(keys::Attribute(ino, kAccessAclName)));
+      if (bytes) {
+        auto acl = Acl::Decode(*bytes);
+        if (!acl) return Damaged(ino, "its access control list is damaged");
+        acl->SetMode(record.mode);
+        transaction.batch().Put(keys::Attribute(ino, kAccessAclName), acl->Encode());
+      }
+    }
+  }
+  RETURN_IF_ERROR(transaction.Commit());
+  return transaction.Stat(inode);
+}
+
+Result<std::string> Namespace::ReadLink(InodeId ino) {
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  MutexLock lock(inode->mutex);
+  if (inode->deleted) return ErrorCode::kStale;
+  if (!S_ISLNK(inode->attributes.mode)) return ErrorCode::kInvalid;
+  return inode->attributes.symlink;
+}
+
+Result<std::vector<DirectoryEntry>> Namespace::ReadDirectory(InodeId ino) {
+  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
+  std::vector<DirectoryEntry> entries;
+  entries.push_back({".", ino, S_IFDIR});
+  {
+    MutexLock lock(directory->mutex);
+    entries.push_back({"..", InodeId{directory->attributes.parent}, S_IFDIR});
+  }
+  const auto iterator = catalog_.NewIterator(keys::EntryPrefix(ino));
+  for (; iterator->Valid(); iterator->Next()) {
+    const auto key = keys::ParseNamed(iterator->key());
+    const auto entry = EntryRecord::Decode(iterator->value());
+    if (!key || !entry) return Damaged(ino, "one of its entries is damaged");
+    entries.push_back({std::string(key->name), entry->ino, entry->type});
+  }
+  RETURN_IF_ERROR(iterator->status());
+  return entries;
+}
+
+Result<InodePtr> Namespace::Open(InodeId ino) {
+  ASSIGN_OR_RETURN(InodePtr inode, inodes_.Get(ino));
+  MutexLock lock(inode->mutex);
+  if (inode->deleted) return ErrorCode::kStale;
+  ++inode->open_handles;
+  return inode;
+}
+
+void Namespace::Close(const InodePtr& inode) {
+  {
+    MutexLock lock(inode->mutex);
+    if (--inode->open_handles > 0 || inode->attributes.links > 0) return;
+  }
+  DeleteOrphan(inode);
+}
+
+void Namespace::Forget(InodeId ino, uint64_t count) {
+  if (inodes_.DropLookups(ino, count) > 0) return;
+  InodePtr inode;
+  {
+    MutexLock lock(mutex_);
+    const auto found = orphans_.find(ino);
+    if (found == orphans_.end()) return;
+    inode = found->second;
+  }
+  DeleteOrphan(inode);
+}
+
+BlockCount Namespace::LeavingBlocks() {
+  BlockCount blocks;
+  MutexLock lock(mutex_);
+  for (const auto& [ino, inode] : orphans_) {
+    MutexLock inode_lock(inode->mutex);
+    if (inode->open_handles > 0 || inode->deleted || !inode->file) continue;
+    blocks += BlockCount{inode->attributes.blocks} + inode->file->reservation.held();
+  }
+  return blocks;
+}
+
+bool Namespace::HasOrphans() {
+  MutexLock lock(mutex_);
+  return !orphans_.empty();
+}
+
+void Namespace::DeleteOrphan(const InodePtr& inode) {
+  if (read_only_) return;
+  MutexLock lock(mutex_);
+  if (!orphans_.contains(inode->id)) return;
+  if (auto deleted = DeleteOrphansLocked({inode}); !deleted) {
+    spdlog::error("inode {}: cannot be deleted ({}); the next mount tries again", inode->id.value,
+                  ToString(deleted.error()));
+  }
+}
+
+void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
+  if (read_only_) return;
+  constexpr size_t kAtOnce = 32;  // for each hold of the mutex
+  for (size_t at = 0; at < inodes.size(); at += kAtOnce) {
+    const auto some = inodes.subspan(at, std::min(kAtOnce, inodes.size() - at));
+    MutexLock lock(mutex_);
+    std::vector<InodePtr> group;
+    for (const InodePtr& inode : some) {
+      if (orphans_.contains(inode->id)) group.push_back(inode);
+    }
+    if (DeleteOrphansLocked(group)) continue;
+    lock.Unlock();
+    for (const InodePtr& inode : some) DeleteOrphan(inode);  // Says which cannot go.
+  }
+}
+
+Result<void> Namespace::DeleteOrphansLocked(const std::vector<InodePtr>& inodes) {
+  InodeTransaction transaction(catalog_, inodes);
+  std::vector<InodeId> gone;
+  Result<void> result;
+  for (const InodePtr& inode : inodes) {
+    const bool linked = transaction.record(inode).links > 0;
+    if (!linked && (transaction.deleted(inode) || transaction.InUse(inode, inodes_))) continue;
+    auto deleted = linked ? Result<void>(ErrorCode::kCorrupt) : transaction.Delete(inode, data_);
+    if (!deleted) {
+      if (result) result = std::move(deleted);
+      continue;
+    }
+    transaction.batch().Delete(keys::Orphan(inode->id));
+    gone.push_back(inode->id);
+  }
+  if (gone.empty()) return result;
+  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - gone.size()));
+  RETURN_IF_ERROR(transaction.Commit());
+  inode_count_ -= gone.size();
+  for (const InodeId ino : gone) {
+    inodes_.Erase(ino);
+    orphans_.erase(ino);
+  }
+  return result;
+}
+
+Result<void> Namespace::CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) {
+  if (victim != nullptr) transaction.record(victim).changed = now;
+  if (victim == nullptr || transaction.record(victim).links > 0) return transaction.Commit();
+  if (transaction.InUse(victim, inodes_)) {
+    transaction.batch().Put(keys::Orphan(victim->id), "");
+    RETURN_IF_ERROR(transaction.Commit());
+    orphans_.emplace(victim->id, victim);
+    return {};
+  }
+  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - 1));
+  RETURN_IF_ERROR(transaction.Delete(victim, data_));
+  RETURN_IF_ERROR(transaction.Commit());
+  --inode_count_;
+  inodes_.Erase(victim->id);
+  return {};
+}
+
+}  // namespace weightfs

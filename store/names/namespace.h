@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names, links and attributes: the operations of a filesystem that move no file data.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "meta/kv_store.h"
+#include "store/file/extent_map.h"
+#include "store/file/inode.h"
+#include "store/names/inode_table.h"
+#include "store/names/inode_transaction.h"
+#include "store/types.h"
+
+namespace weightfs {
+
+// What the namespace asks of the owner of file data (FileIo).
+class DataOwner {
+ public:
+  virtual ~DataOwner() = default;
+
+  // The data of these files as of the call is in the catalog (ordered, not yet synced) on return: a name that is
+  // written after it cannot survive a crash without the data. The first error of a file, which counts as reported.
+  // Blocks; called without locks.
+  virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files) = 0;
+  // The same for every file that no one is replacing (O_TRUNC and not closed yet); errors stay with their files.
+  virtual void CommitSettledBeforeNaming() = 0;
+  // The files whose data may differ from the catalog, or that have an error to report.
+  virtual std::vector<InodePtr> UncommittedFiles() = 0;
+
+  // The file is being deleted: appends the removal of its extent and checksum records to `batch`. For DropData.
+  virtual Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch)
+      REQUIRES(inode->mutex) = 0;
+  // That batch is in the catalog, under the same hold of the mutex: drops what is in memory of the file, and queues its
+  // space, which returns once the batch is durable and no read or write of it is in flight.
+  virtual void DropData(const InodePtr& inode, std::vector<DeviceRun> runs) REQUIRES(inode->mutex) = 0;
+};
+
+// Thread-safe. Changes are serialised by one mutex and are visible, and ordered in the catalog's log, when a call
+// returns; they are durable after the next KvStore::Sync. Look-ups take no common lock. Permissions are the kernel's
+// (default_permissions) where nothing else is said; ACLs are kept in step with the mode here (fs/ sets FUSE_POSIX_ACL).
+// Error codes are those POSIX gives the system call of the same name.
+class Namespace {
+ public:
+  Namespace(KvStore& catalog, InodeTable& inodes, DataOwner& data) : catalog_(catalog), inodes_(inodes), data_(data) {}
+
+  // Writes the root directory and the store's facts into an empty catalog. For format.
+  static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
+
+  // Reads the inode-number bound and deletes what orphans are left. Once, before any other call; `read_only` leaves
+  // the orphans.
+  Result<void> Recover(bool read_only);
+
+  Result<Attributes> Lookup(InodeId parent, std::string_view name);
+  Result<Attributes> GetAttributes(InodeId ino);
+
+  // All members but `size` (FileIo truncates first). A chmod keeps a POSIX ACL's mask in step.
+  Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
+
+  // Any type of inode. A set-group-id parent passes its group (and the bit, to directories) on; a default ACL of the
+  // parent is inherited.
+  Result<Attributes> Create(InodeId parent, std::string_view name, const CreateRequest& request);
+  // An inode without a name (O_TMPFILE): an orphan until Link.
+  Result<Attributes> CreateUnnamed(InodeId parent, const CreateRequest& request);
+
+  Result<Attributes> Link(InodeId ino, InodeId new_parent, std::string_view new_name);
+  Result<void> Unlink(InodeId parent, std::string_view name);
+  Result<void> RemoveDirectory(InodeId parent, std::string_view name);
+  Result<void> Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,
+                      RenameMode mode);
+
+  // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it,
+  // and are on stable storage. Each takes the place of what has its name, as a rename would, unless that is a
+  // directory: one batch, so all of them or none. For somebody whose permissions nobody has looked at yet. The inodes
+  // that had the names. On an error nothing has changed, and `failed` is the index of the file at fault, or their
+  // number.
+  Result<std::vector<InodeId>> Publish(InodeId directory, const Credentials& who, uint32_t mode,
+                                       std::span<const DirectFile> files, std::span<const DeviceRun> runs,
+                                       std::span<const uint32_t> checksums, size_t* failed);
+
+  // kAccess where the mode, or the access control list, does not let `who` do `wanted`, a sum of these.
+  static constexpr uint16_t kMayRead = 4, kMayWrite = 2, kMaySearch = 1;
+  Result<void> CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted);
+
+  Result<std::string> ReadLink(InodeId ino);
+
+  // Every entry, "." and ".." first, as of now.
+  Result<std::vector<DirectoryEntry>> ReadDirectory(InodeId ino);
+
+  Result<std::string> GetExtendedAttribute(InodeId ino, std::string_view name);
+  // An access control list that somebody sets who is neither in the file's group nor has CAP_FSETID takes the
+  // set-group-id bit away: `keeps_set_group_id` is false for him.
+  Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode,
+                                    bool keeps_set_group_id = true);
+  Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
+  Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
+  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
+  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
+  Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
+
+  // One more open handle / one less; the last one of an inode without links and without lookups deletes it.
+  Result<InodePtr> Open(InodeId ino);
+  void Close(const InodePtr& inode);
+
+  // The kernel forgot `count` lookups. Every Attributes that Lookup, Create and Link return to the kernel counts one
+  // (the caller adds them with InodeTable::AddLookups before it replies).
+  void Forget(InodeId ino, uint64_t count);
+  // Of the files without links that nobody has open: they go as soon as the kernel says so, which it does unasked and
+  // after the unlink. To everybody else their space is free already.
+  BlockCount LeavingBlocks() EXCLUDES(mutex_);
+  // Whether any deleted file still has its space: it is open, or not forgotten.
+  bool HasOrphans() EXCLUDES(mutex_);
+
+  uint64_t inode_count() const { return inode_count_.load(); }  // orphans included
+
+ private:
+  // A name with what it leads to; without an entry `inode` is null.
+  struct Place {
+    InodePtr directory;
+    std::string_view name;
+    InodePtr inode;
+    uint32_t type = 0;  // S_IFMT bits of the inode
+  };
+
+  // Logs damage once, as "inode N: TEXT", and gives kCorrupt.
+  static Error Damaged(InodeId ino, std::string_view text);
+  Result<void> CheckWritable() const;
+
+  Result<InodePtr> GetDirectory(InodeId ino);
+  Result<std::optional<EntryRecord>> FindEntry(InodeId parent, std::string_view name);
+  Result<Place> FindPlace(InodeId parent, std::string_view name) REQUIRES(mutex_);
+  Result<void> CheckEmpty(InodeId directory) REQUIRES(mutex_);
+  // kInvalid when `directory` is `inode` or lies below it: it cannot move there.
+  Result<void> CheckNotBelow(const InodePtr& inode, InodePtr directory) REQUIRES(mutex_);
+
+  Result<Attributes> CreateLocked(const InodePtr& parent, std::string_view name, const CreateRequest& request)
+      REQUIRES(mutex_);
+  // A new inode as it is asked for, before it inherits anything.
+  static Result<InodeRecord> NewRecord(const CreateRequest& request);
+  Result<void> InheritAcl(const InodePtr& parent, InodeId ino, const CreateRequest& request, InodeRecord* record,
+                          KvBatch* batch);
+  // The first of `count` numbers never used before; what the catalog must know of them goes into `batch`. They are used
+  // up when next_ino_ has moved behind them, and ino_bound_ to `bound`.
+  InodeId NextInodeLocked(uint64_t count, KvBatch* batch, uint64_t* bound) REQUIRES(mutex_);
+
+  // Numbers never used before, the caller's alone from here on, whatever becomes of them.
+  Result<InodeId> TakeInodesLocked(uint64_t count) REQUIRES(mutex_);
+
+  struct Publication;
+  Result<InodePtr> FindVictim(const Publication& work, std::string_view name);
+  Result<void> FindVictims(Publication& work, size_t* failed);
+  Result<void> UpdateVictimsLocked(Publication& work, size_t* failed) REQUIRES(mutex_);
+  Result<void> BuildFiles(Publication& work, uint32_t mode, std::span<const DeviceRun> runs,
+                          std::span<const uint32_t> checksums, InodeId first);
+  Result<void> PublishLocked(Publication& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
+
+  Result<void> RemoveLocked(const Place& place) REQUIRES(mutex_);
+  Result<InodeId> CommitData(InodeId parent, std::string_view name);
+  Result<void> CommitTree(InodeId directory);
+  Result<std::vector<InodePtr>> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates);
+  Result<void> MoveLocked(const Place& from, const Place& to) REQUIRES(mutex_);
+  Result<void> ExchangeLocked(const Place& from, const Place& to) REQUIRES(mutex_);
+  Result<void> CheckMove(const Place& from, const Place& to) REQUIRES(mutex_);
+
+  // Commits a transaction in which `victim` (which may be null) may have lost its last link: it becomes an orphan while
+  // it is in use, and goes otherwise.
+  Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) REQUIRES(mutex_);
+  // Deletes the orphan unless it is in use or has got a link again.
+  void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
+  // The same for many, a few at a time.
+  void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
+  // Those that can go do; the error of the first that cannot.
+  Result<void> DeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
+  Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
+
+  Result<std::string> ReadAttribute(InodeId ino, std::string_view name);
+  Result<void> SetAcl(const InodePtr& inode, std::string_view name, std::string_view value, bool keeps_set_group_id);
+  Result<void> CheckAttributeRoom(InodeId ino, std::string_view name);
+
+  KvStore& catalog_;
+  InodeTable& inodes_;
+  DataOwner& data_;
+  bool read_only_ = false;  // set by Recover, before any other call
+  Mutex mutex_;
+  uint64_t next_ino_ GUARDED_BY(mutex_) = 0;
+  uint64_t ino_bound_ GUARDED_BY(mutex_) = 0;
+  // Inodes without links that are in use: they stay in memory, so that the last Close or Forget finds them here.
+  std::unordered_map<InodeId, InodePtr> orphans_ GUARDED_BY(mutex_);
+  std::atomic<uint64_t> inode_count_{0};
+};
+
+}  // namespace weightfs

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Extended attributes, and the access control lists among them.
+#include "common/log.h"
+#include "meta/keys.h"
+#include "store/names/acl.h"
+#include "store/names/namespace.h"
+#include "store/names/namespace_internal.h"
+
+namespace weightfs {
+namespace {
+
+// XATTR_LIST_MAX of Linux: longer lists could be stored but never be shown.
+constexpr size_t kMaximumAttributeList = 65536;
+
+bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
+
+// As xattr(7) has it: a name that is missing or too long is out of range, and names live in the namespaces of Linux.
+Result<void> CheckAttributeName(std::string_view name) {
+  if (name.empty() || name.size() > kMaximumAttributeName) return ErrorCode::kRange;
+  if (name.find('\0') != name.npos) return ErrorCode::kInvalid;
+  if (IsAcl(name)) return {};
+  for (const std::string_view space : {"user.", "trusted.", "security."}) {
+    if (!name.starts_with(space)) continue;
+    if (name.size() == space.size()) return ErrorCode::kInvalid;
+    return {};
+  }
+  return ErrorCode::kNotSupported;
+}
+
+}  // namespace
+
+// Programs and the kernel ask every file for attributes that hardly any has: those questions stay in memory.
+Result<std::string> Namespace::ReadAttribute(InodeId ino, std::string_view name) {
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  {
+    MutexLock lock(inode->mutex);
+    if (inode->deleted) return ErrorCode::kStale;
+    if ((inode->attributes.flags & kInodeHasAttributes) == 0) return ErrorCode::kNoAttribute;
+  }
+  ASSIGN_OR_RETURN(auto value, catalog_.Get(keys::Attribute(ino, name)));
+  if (!value) return ErrorCode::kNoAttribute;
+  return std::move(*value);
+}
+
+Result<std::string> Namespace::GetExtendedAttribute(InodeId ino, std::string_view name) {
+  RETURN_IF_ERROR(CheckAttributeName(name));
+  return ReadAttribute(ino, name);
+}
+
+Result<std::vector<std::string>> Namespace::ListExtendedAttributes(InodeId ino) {
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  std::vector<std::string> names;
+  {
+    MutexLock lock(inode->mutex);
+    if (inode->deleted) return ErrorCode::kStale;
+    if ((inode->attributes.flags & kInodeHasAttributes) == 0) return names;
+  }
+  const auto attributes = catalog_.NewIterator(keys::AttributePrefix(ino));
+  for (; attributes->Valid(); attributes->Next()) {
+    const auto key = keys::ParseNamed(attributes->key());
+    if (!key) return Damaged(ino, "the name of one of its attributes is damaged");
+    names.emplace_back(key->name);
+  }
+  RETURN_IF_ERROR(attributes->status());
+  return names;
+}
+
+Result<void> Namespace::CheckAttributeRoom(InodeId ino, std::string_view name) {
+  size_t size = name.size() + 1;
+  const auto attributes = catalog_.NewIterator(keys::AttributePrefix(ino));
+  const size_t prefix = keys::AttributePrefix(ino).size();
+  for (; attributes->Valid(); attributes->Next()) size += attributes->key().size() - prefix + 1;
+  RETURN_IF_ERROR(attributes->status());
+  if (size > kMaximumAttributeList) return ErrorCode::kNoSpace;
+  return {};
+}
+
+Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value,
+                                             AttributeWrite mode, bool keeps_set_group_id) {
+  RETURN_IF_ERROR(CheckAttributeName(name));
+  if (value.size() > kMaximumAttributeValue) return ErrorCode::kTooLarge;
+  RETURN_IF_ERROR(CheckWritable());
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  // Access control lists are not written by xattr's rules: the flags mean nothing for them.
+  if (IsAcl(name)) return SetAcl(inode, name, value, keeps_set_group_id);
+  InodeTransaction transaction(catalog_, {inode});
+  if (transaction.deleted(inode)) return ErrorCode::kStale;
+  std::string key = keys::Attribute(ino, name);
+  ASSIGN_OR_RETURN(const auto existing, catalog_.Get(key));
+  if (existing && mode == AttributeWrite::kCreate) return ErrorCode::kExists;
+  if (!existing && mode == AttributeWrite::kReplace) return ErrorCode::kNoAttribute;
+  if (!existing) RETURN_IF_ERROR(CheckAttributeRoom(ino, name));
+  InodeRecord& record = transaction.record(inode);
+  record.flags |= kInodeHasAttributes;
+  record.changed = Timestamp::Now();
+  transaction.batch().Put(std::move(key), std::string(value));
+  return transaction.Commit();
+}
+
+Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std::string_view value,
+                               bool keeps_set_group_id) {
+  ASSIGN_OR_RETURN(const Acl acl, Acl::Decode(value));
+  InodeTransaction transaction(catalog_, {inode});
+  if (transaction.deleted(inode)) return ErrorCode::kStale;
+  InodeRecord& record = transaction.record(inode);
+  const bool access = name == kAccessAclName;
+  if (S_ISLNK(record.mode)) return ErrorCode::kNotSupported;
+  if (!access && !acl.empty() && !S_ISDIR(record.mode)) return ErrorCode::kAccess;
+  if (access) record.mode = acl.ApplyToMode(record.mode);
+  // As with chmod(2). Taking a list away changes no permission that was given to the group.
+  if (access && !acl.empty() && !keeps_set_group_id) record.mode &= ~static_cast<uint32_t>(S_ISGID);
+  // An access list that says no more than the mode would only go stale.
+  const bool store = !acl.empty() && !(access && acl.IsMode());
+  if (store) {
+    transaction.batch().Put(keys::Attribute(inode->id, name), acl.Encode());
+    record.flags |= kInodeHasAttributes;
+  } else if ((record.flags & kInodeHasAttributes) != 0) {
+    transaction.batch().Delete(keys::Attribute(inode->id, name));
+  }
+  record.changed = Timestamp::Now();
+  return transaction.Commit();
+}
+
+Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
+  const auto kept = [set_ids](uint32_t mode) {
+    if (set_ids) mode &= ~static_cast<uint32_t>((mode & S_IXGRP) != 0 ? S_ISUID | S_ISGID : S_ISUID);
+    return mode;
+  };
+  {
+    MutexLock lock(inode->mutex);  // Every write asks, and hardly any file has anything to lose.
+    const InodeRecord& now = inode->attributes;
+    if ((now.flags & kInodeHasAttributes) == 0 && kept(now.mode) == now.mode) return false;
+  }
+  RETURN_IF_ERROR(CheckWritable());
+  InodeTransaction transaction(catalog_, {inode});
+  if (transaction.deleted(inode)) return ErrorCode::kStale;
+  InodeRecord& record = transaction.record(inode);
+  if ((record.flags & kInodeHasAttributes) != 0) {
+    std::string key = keys::Attribute(inode->id, "security.capability");
+    ASSIGN_OR_RETURN(const auto capabilities, catalog_.Get(key));
+    if (capabilities) transaction.batch().Delete(std::move(key));
+  }
+  const bool changes = kept(record.mode) != record.mode;
+  if (!changes && transaction.batch().empty()) return false;
+  record.mode = kept(record.mode);
+  record.changed = Timestamp::Now();
+  RETURN_IF_ERROR(transaction.Commit());
+  return changes;
+}
+
+Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {
+  RETURN_IF_ERROR(CheckAttributeName(name));
+  RETURN_IF_ERROR(CheckWritable());
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  // Taking away a list that is not there succeeds, as on the kernel's own filesystems.
+  if (IsAcl(name)) return SetAcl(inode, name, {}, /*keeps_set_group_id=*/true);
+  InodeTransaction transaction(catalog_, {inode});
+  if (transaction.deleted(inode)) return ErrorCode::kStale;
+  std::string key = keys::Attribute(ino, name);
+  InodeRecord& record = transaction.record(inode);
+  if ((record.flags & kInodeHasAttributes) == 0) return ErrorCode::kNoAttribute;
+  ASSIGN_OR_RETURN(const auto existing, catalog_.Get(key));
+  if (!existing) return ErrorCode::kNoAttribute;
+  record.changed = Timestamp::Now();
+  transaction.batch().Delete(std::move(key));
+  return transaction.Commit();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Links: giving names, taking them away, and moving them.
+#include <fmt/format.h>
+
+#include "common/log.h"
+#include "meta/keys.h"
+#include "store/names/namespace.h"
+#include "store/names/namespace_internal.h"
+
+namespace weightfs {
+namespace {
+
+// The kernel never sends these; a caller of the library may.
+Result<void> CheckRemovable(std::string_view name) {
+  RETURN_IF_ERROR(CheckName(name));
+  if (IsDots(name)) return ErrorCode::kInvalid;
+  return {};
+}
+
+}  // namespace
+
+Result<Namespace::Place> Namespace::FindPlace(InodeId parent, std::string_view name) {
+  Place place;
+  place.name = name;
+  ASSIGN_OR_RETURN(place.directory, GetDirectory(parent));
+  ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
+  if (!entry) return place;
+  auto inode = inodes_.Get(entry->ino);
+  if (!inode && inode.error().code == ErrorCode::kStale) {
+    return Damaged(parent, fmt::format("its entry '{}' leads to no inode", name));
+  }
+  if (!inode) return inode.error();
+  place.inode = std::move(*inode);
+  MutexLock lock(place.inode->mutex);
+  place.type = place.inode->attributes.mode & S_IFMT;
+  return place;
+}
+
+Result<void> Namespace::CheckEmpty(InodeId directory) {
+  const auto entries = catalog_.NewIterator(keys::EntryPrefix(directory));
+  if (entries->Valid()) return ErrorCode::kNotEmpty;
+  return entries->status();
+}
+
+Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory) {
+  // A path is no longer than there are directories, unless damage made a ring of parents.
+  for (uint64_t steps = 0; steps <= inode_count_; ++steps) {
+    if (directory == inode) return ErrorCode::kInvalid;
+    if (directory->id == kRootInode) return {};
+    InodeId parent;
+    {
+      MutexLock lock(directory->mutex);
+      if (directory->attributes.links == 0) return {};  // It was removed, and its parent may be gone.
+      parent.value = directory->attributes.parent;
+    }
+    ASSIGN_OR_RETURN(directory, GetDirectory(parent));
+  }
+  return Damaged(directory->id, "its parents lead round in a ring");
+}
+
+Result<Attributes> Namespace::Link(InodeId ino, InodeId new_parent, std::string_view new_name) {
+  RETURN_IF_ERROR(CheckName(new_name));
+  RETURN_IF_ERROR(CheckWritable());
+  if (IsDots(new_name)) return ErrorCode::kExists;
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  RETURN_IF_ERROR(data_.CommitBeforeNaming({&inode, 1}));
+  MutexLock lock(mutex_);
+  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(new_parent));
+  ASSIGN_OR_RETURN(const auto existing, FindEntry(new_parent, new_name));
+  if (existing) return ErrorCode::kExists;
+
+  if (inode == directory) return ErrorCode::kPermission;
+  InodeTransaction transaction(catalog_, {directory, inode});
+  if (transaction.deleted(inode)) return ErrorCode::kNotFound;
+  InodeRecord& record = transaction.record(inode);
+  InodeRecord& above = transaction.record(directory);
+  const bool unnamed = (record.flags & kInodeUnnamed) != 0;
+  if (S_ISDIR(record.mode)) return ErrorCode::kPermission;
+  if (above.links == 0 || (record.links == 0 && !unnamed)) return ErrorCode::kNotFound;
+  if (record.links >= kMaximumLinks) return ErrorCode::kTooManyLinks;
+  if (unnamed) transaction.batch().Delete(keys::Orphan(ino));
+  record.flags &= ~static_cast<uint32_t>(kInodeUnnamed);
+  ++record.links;
+  record.changed = above.modified = above.changed = Timestamp::Now();
+  transaction.batch().Put(keys::Entry(new_parent, new_name), EntryRecord{ino, record.mode & S_IFMT}.Encode());
+  RETURN_IF_ERROR(transaction.Commit());
+  if (unnamed) orphans_.erase(ino);
+  return transaction.Stat(inode);
+}
+
+Result<void> Namespace::Unlink(InodeId parent, std::string_view name) {
+  RETURN_IF_ERROR(CheckRemovable(name));
+  RETURN_IF_ERROR(CheckWritable());
+  MutexLock lock(mutex_);
+  ASSIGN_OR_RETURN(const Place place, FindPlace(parent, name));
+  if (place.inode == nullptr) return ErrorCode::kNotFound;
+  if (S_ISDIR(place.type)) return ErrorCode::kIsDirectory;
+  return RemoveLocked(place);
+}
+
+Result<void> Namespace::RemoveDirectory(InodeId parent, std::string_view name) {
+  RETURN_IF_ERROR(CheckName(name));
+  RETURN_IF_ERROR(CheckWritable());
+  if (IsDots(name)) return name == "." ? ErrorCode::kInvalid : ErrorCode::kNotEmpty;
+  MutexLock lock(mutex_);
+  ASSIGN_OR_RETURN(const Place place, FindPlace(parent, name));
+  if (place.inode == nullptr) return ErrorCode::kNotFound;
+  if (!S_ISDIR(place.type)) return ErrorCode::kNotDirectory;
+  RETURN_IF_ERROR(CheckEmpty(place.inode->id));
+  return RemoveLocked(place);
+}
+
+Result<void> Namespace::RemoveLocked(const Place& place) {
+  if (place.inode == place.directory) return Damaged(place.directory->id, "it is listed in itself");
+  const Timestamp now = Timestamp::Now();
+  InodeTransaction transaction(catalog_, {place.directory, place.inode});
+  InodeRecord& above = transaction.record(place.directory);
+  if (!DropLink(transaction.record(place.inode))) return Damaged(place.inode->id, "it has an entry but no links");
+  if (S_ISDIR(place.type) && above.links > 0) --above.links;
+  above.modified = above.changed = now;
+  transaction.batch().Delete(keys::Entry(place.directory->id, place.name));
+  return CommitLocked(transaction, place.inode, now);
+}
+
+// The inode that the name leads to; 0 where there is none. Before it gets another name, the data that the new name
+// publishes is in the catalog: of a file its own, of a directory that of all files below it. A symbolic link may lead
+// anywhere, so everything is committed that may be.
+Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
+  ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
+  if (!entry) return InodeId{};
+  if (S_ISREG(entry->type)) {
+    const auto inode = inodes_.Get(entry->ino);
+    if (inode) RETURN_IF_ERROR(data_.CommitBeforeNaming({&*inode, 1}));
+  } else if (S_ISDIR(entry->type)) {
+    RETURN_IF_ERROR(CommitTree(entry->ino));
+  } else if (S_ISLNK(entry->type) && !data_.UncommittedFiles().empty()) {
+    data_.CommitSettledBeforeNaming();
+  }
+  return entry->ino;
+}
+
+Result<void> Namespace::CommitTree(InodeId directory) {
+  const std::vector<InodePtr> candidates = data_.UncommittedFiles();
+  if (candidates.empty()) return {};
+  ASSIGN_OR_RETURN(const std::vector<InodePtr> files, FilesBelow(directory, candidates));
+  return data_.CommitBeforeNaming(files);
+}
+
+// Those of the candidates that have a name in the directory or below it. In a tree that is too large to be searched
+// while somebody waits, every one may have.
+Result<std::vector<InodePtr>> Namespace::FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates) {
+  constexpr size_t kMostEntries = 100'000;
+  std::unordered_map<InodeId, InodePtr> missing;
+  for (const InodePtr& file : candidates) missing.emplace(file->id, file);
+  std::vector<InodePtr> found;
+  std::vector<InodeId> directories = {directory};
+  size_t entries = 0;
+  while (!directories.empty() && !missing.empty()) {
+    const auto entry = catalog_.NewIterator(keys::EntryPrefix(directories.back()));
+    directories.pop_back();
+    for (; entry->Valid() && !missing.empty(); entry->Next()) {
+      if (++entries > kMostEntries) return candidates;
+      const auto record = EntryRecord::Decode(entry->value());
+      if (!record) continue;  // Damage is told when somebody asks for that name.
+      if (S_ISDIR(record->type)) directories.push_back(record->ino);
+      if (const auto file = missing.extract(record->ino)) found.push_back(file.mapped());
+    }
+    RETURN_IF_ERROR(entry->status());
+  }
+  return found;
+}
+
+Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,
+                               RenameMode mode) {
+  RETURN_IF_ERROR(CheckRemovable(name));
+  RETURN_IF_ERROR(CheckRemovable(new_name));
+  RETURN_IF_ERROR(CheckWritable());
+  const bool exchange = mode == RenameMode::kExchange;
+  while (true) {
+    ASSIGN_OR_RETURN(const InodeId committed, CommitData(parent, name));
+    InodeId other_committed;
+    if (exchange) {
+      ASSIGN_OR_RETURN(other_committed, CommitData(new_parent, new_name));
+    }
+    MutexLock lock(mutex_);
+    ASSIGN_OR_RETURN(const Place from, FindPlace(parent, name));
+    ASSIGN_OR_RETURN(const Place to, FindPlace(new_parent, new_name));
+    if (from.inode == nullptr || (exchange && to.inode == nullptr)) return ErrorCode::kNotFound;
+    // A name that changed hands since: the file it leads to now is to be committed first.
+    if (from.inode->id != committed || (exchange && to.inode->id != other_committed)) continue;
+    if (from.inode == from.directory) return Damaged(parent, "it is listed in itself");
+    if (to.inode == to.directory) return Damaged(new_parent, "it is listed in itself");
+    if (mode == RenameMode::kNoReplace && to.inode != nullptr) return ErrorCode::kExists;
+    if (from.inode == to.inode) return {};
+    return exchange ? ExchangeLocked(from, to) : MoveLocked(from, to);
+  }
+}
+
+// What a directory on the way from one place to the other must fulfil.
+Result<void> Namespace::CheckMove(const Place& from, const Place& to) {
+  if (!S_ISDIR(from.type) || from.directory == to.directory) return {};
+  return CheckNotBelow(from.inode, to.directory);
+}
+
+Result<void> Namespace::MoveLocked(const Place& from, const Place& to) {
+  RETURN_IF_ERROR(CheckMove(from, to));
+  const bool directory = S_ISDIR(from.type), moves = from.directory != to.directory;
+  if (to.inode != nullptr) {
+    if (directory && !S_ISDIR(to.type)) return ErrorCode::kNotDirectory;
+    if (!directory && S_ISDIR(to.type)) return ErrorCode::kIsDirectory;
+    if (directory) RETURN_IF_ERROR(CheckEmpty(to.inode->id));
+  }
+  const Timestamp now = Timestamp::Now();
+  InodeTransaction transaction(catalog_, {from.directory, to.directory, from.inode, to.inode});
+  InodeRecord& moved = transaction.record(from.inode);
+  InodeRecord& source = transaction.record(from.directory);
+  InodeRecord& target = transaction.record(to.directory);
+  if (target.links == 0) return ErrorCode::kNotFound;
+  if (to.inode != nullptr && !DropLink(transaction.record(to.inode))) {
+    return Damaged(to.inode->id, "it has an entry but no links");
+  }
+  if (directory) {
+    // Each directory is a link to its parent.
+    if (moves && source.links > 0) --source.links;
+    if (moves) ++target.links;
+    if (to.inode != nullptr && target.links > 0) --target.links;
+    if (moves && target.links > kMaximumLinks) return ErrorCode::kTooManyLinks;
+    moved.parent = to.directory->id.value;
+  }
+  moved.changed = source.modified = source.changed = target.modified = target.changed = now;
+  transaction.batch().Delete(keys::Entry(from.directory->id, from.name));
+  transaction.batch().Put(keys::Entry(to.directory->id, to.name), EntryRecord{from.inode->id, from.type}.Encode());
+  return CommitLocked(transaction, to.inode, now);
+}
+
+Result<void> Namespace::ExchangeLocked(const Place& from, const Place& to) {
+  RETURN_IF_ERROR(CheckMove(from, to));
+  RETURN_IF_ERROR(CheckMove(to, from));
+  const Timestamp now = Timestamp::Now();
+  InodeTransaction transaction(catalog_, {from.directory, to.directory, from.inode, to.inode});
+  InodeRecord& first = transaction.record(from.directory);
+  InodeRecord& second = transaction.record(to.directory);
+  if (first.links == 0 || second.links == 0) return ErrorCode::kNotFound;
+  if (from.directory != to.directory && S_ISDIR(from.type) != S_ISDIR(to.type)) {
+    // One directory changes its parent and none comes back.
+    InodeRecord& loses = S_ISDIR(from.type) ? first : second;
+    InodeRecord& gains = S_ISDIR(from.type) ? second : first;
+    if (gains.links >= kMaximumLinks) return ErrorCode::kTooManyLinks;
+    --loses.links;
+    ++gains.links;
+  }
+  if (S_ISDIR(from.type)) transaction.record(from.inode).parent = to.directory->id.value;
+  if (S_ISDIR(to.type)) transaction.record(to.inode).parent = from.directory->id.value;
+  for (const InodePtr& inode : {from.inode, to.inode}) transaction.record(inode).changed = now;
+  for (InodeRecord* above : {&first, &second}) above->modified = above->changed = now;
+  transaction.batch().Put(keys::Entry(from.directory->id, from.name), EntryRecord{to.inode->id, to.type}.Encode());
+  transaction.batch().Put(keys::Entry(to.directory->id, to.name), EntryRecord{from.inode->id, from.type}.Encode());
+  return transaction.Commit();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many files at once, with their content; and permissions where the kernel does not look.
+#include <fmt/format.h>
+#include <linux/capability.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+#include <utility>
+
+#include "meta/facts.h"
+#include "meta/keys.h"
+#include "store/names/acl.h"
+#include "store/names/namespace.h"
+#include "store/names/namespace_internal.h"
+
+namespace weightfs {
+namespace {
+
+// Hands out the blocks of runs, and their checksums, file by file.
+class Content {
+ public:
+  Content(std::span<const DeviceRun> runs, std::span<const uint32_t> checksums) : runs_(runs), checksums_(checksums) {}
+
+  // Appends the records of a file of the next `count` blocks.
+  void Append(InodeId ino, BlockCount count, uint64_t generation, KvBatch* extents, KvBatch* sums) {
+    for (FileBlock at; at.value < count.value;) {
+      const BlockRun& run = runs_.front().run;
+      ExtentRecord record;
+      record.device = runs_.front().device;
+      record.start = run.start + used_;
+      record.count = {std::min({run.count.value - used_.value, count.value - at.value, kMaximumExtentBlocks})};
+      record.generation = generation;
+      std::string key = keys::Extent(ino, at);
+      std::string value = record.Encode(key);
+      extents->Put(std::move(key), std::move(value));
+      at += record.count;
+      used_ += record.count;
+      if (used_ < run.count) continue;
+      runs_ = runs_.subspan(1);
+      used_ = {};
+    }
+    for (uint64_t first = 0; first < count.value; first += keys::kSegmentBlocks) {
+      const auto segment = checksums_.first(std::min<uint64_t>(keys::kSegmentBlocks, count.value - first));
+      sums->Put(keys::Checksums(ino, first / keys::kSegmentBlocks), EncodeChecksums({segment.begin(), segment.end()}));
+      checksums_ = checksums_.subspan(segment.size());
+    }
+  }
+
+ private:
+  std::span<const DeviceRun> runs_;
+  std::span<const uint32_t> checksums_;
+  BlockCount used_;  // of the first run
+};
+
+Result<void> CheckNames(std::span<const DirectFile> files, size_t* failed) {
+  std::unordered_set<std::string_view> names;
+  for (size_t index = 0; index < files.size(); ++index) {
+    *failed = index;
+    RETURN_IF_ERROR(CheckName(files[index].name));
+    if (IsDots(files[index].name)) return ErrorCode::kIsDirectory;
+    if (!names.insert(files[index].name).second) return ErrorCode::kInvalid;
+    if (files[index].size > kMaximumFileSize) return ErrorCode::kFileTooBig;
+  }
+  *failed = files.size();
+  return {};
+}
+
+// capabilities(7): what the permissions of a file refuse may be done all the same.
+bool OverridesPermissions(const Credentials& who, bool directory, uint16_t wanted) {
+  if (who.Can(CAP_DAC_OVERRIDE)) return true;
+  const uint16_t looks = Namespace::kMayRead | (directory ? Namespace::kMaySearch : 0);
+  return (wanted & ~looks) == 0 && who.Can(CAP_DAC_READ_SEARCH);
+}
+
+}  // namespace
+
+Result<void> Namespace::CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted) {
+  uint32_t mode, uid, gid;
+  {
+    MutexLock lock(inode->mutex);
+    if (inode->deleted) return ErrorCode::kStale;
+    mode = inode->attributes.mode;
+    uid = inode->attributes.uid;
+    gid = inode->attributes.gid;
+  }
+  if (OverridesPermissions(who, S_ISDIR(mode), wanted)) return {};
+  const auto bytes = ReadAttribute(inode->id, kAccessAclName);
+  if (bytes) {
+    const auto acl = Acl::Decode(*bytes);
+    if (!acl) return Damaged(inode->id, "its access control list is damaged");
+    if (!acl->empty()) return acl->Permits(who, uid, gid, wanted) ? Result<void>() : ErrorCode::kAccess;
+  } else if (bytes.error().code != ErrorCode::kNoAttribute) {
+    return bytes.error();
+  }
+  const unsigned shift = who.uid == uid ? 6 : who.Has(gid) ? 3 : 0;
+  if (((mode >> shift) & wanted) != wanted) return ErrorCode::kAccess;
+  return {};
+}
+
+// Many files on their way into a directory. What can be found out and put together without Namespace::mutex_ is.
+struct Namespace::Publication {
+  const Credentials& who;
+  std::span<const DirectFile> files;
+  InodePtr directory;
+  // Inode::changes of the directory, from before the names were looked up; UINT64_MAX: they must be looked up again.
+  uint64_t seen = 0;
+  std::vector<InodePtr> victims;  // what has the name of each file, or null
+  KvBatch batch;                  // the new files
+};
+
+// What has the name of a file, which it may take.
+Result<InodePtr> Namespace::FindVictim(const Publication& work, std::string_view name) {
+  ASSIGN_OR_RETURN(const auto entry, FindEntry(work.directory->id, name));
+  if (!entry) return InodePtr();
+  auto inode = inodes_.Get(entry->ino);
+  if (!inode) return inode.error();
+  bool sticky;
+  uint32_t owner;
+  {
+    MutexLock lock(work.directory->mutex);
+    sticky = (work.directory->attributes.mode & S_ISVTX) != 0;
+    owner = work.directory->attributes.uid;
+  }
+  MutexLock lock((*inode)->mutex);
+  if ((*inode)->IsDirectory()) return ErrorCode::kIsDirectory;
+  const bool own = work.who.Can(CAP_FOWNER) || work.who.uid == owner || work.who.uid == (*inode)->attributes.uid;
+  if (sticky && !own) return ErrorCode::kPermission;
+  return inode;
+}
+
+Result<void> Namespace::FindVictims(Publication& work, size_t* failed) {
+  {
+    MutexLock lock(work.directory->mutex);
+    work.seen = work.directory->changes;
+  }
+  for (size_t index = 0; index < work.files.size(); ++index) {
+    *failed = index;
+    auto victim = FindVictim(work, work.files[index].name);
+    if (!victim && victim.error().code == ErrorCode::kStale) {  // Deleted meanwhile: what has the name now?
+      work.seen = UINT64_MAX;
+      victim = InodePtr();
+    }
+    if (!victim) return victim.error();
+    work.victims.push_back(std::move(*victim));
+  }
+  *failed = work.files.size();
+  return {};
+}
+
+// Looks the names up again where the directory has changed since.
+Result<void> Namespace::UpdateVictimsLocked(Publication& work, size_t* failed) {
+  {
+    MutexLock lock(work.directory->mutex);
+    if (work.directory->changes == work.seen) return {};
+  }
+  for (size_t index = 0; index < work.files.size(); ++index) {
+    *failed = index;
+    InodePtr& victim = work.victims[index];
+    ASSIGN_OR_RETURN(const auto entry, FindEntry(work.directory->id, work.files[index].name));
+    if (entry ? victim != nullptr && victim->id == entry->ino : victim == nullptr) continue;
+    auto found = FindVictim(work, work.files[index].name);
+    if (!found && found.error().code == ErrorCode::kStale) {
+      return Damaged(work.directory->id, fmt::format("its entry '{}' leads to no inode", work.files[index].name));
+    }
+    if (!found) return found.error();
+    victim = std::move(*found);
+  }
+  *failed = work.files.size();
+  return {};
+}
+
+// Puts the new files together, under numbers from `first` on.
+Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<const DeviceRun> runs,
+                                   std::span<const uint32_t> checksums, InodeId first) {
+  CreateRequest request;
+  request.mode = S_IFREG | (mode & 0777);
+  request.uid = work.who.uid;
+  request.gid = work.who.gid;
+  ASSIGN_OR_RETURN(InodeRecord asked, NewRecord(request));
+  {
+    MutexLock lock(work.directory->mutex);
+    const InodeRecord& above = work.directory->attributes;
+    if ((above.mode & S_ISGID) != 0) asked.gid = above.gid;
+  }
+  asked.accessed = asked.modified = asked.changed = asked.created = Timestamp::Now();
+  asked.data_version = 1;
+  // In the order of their keys: the catalog takes them in at half the cost, and everybody waits for that.
+  Content content(runs, checksums);
+  KvBatch lists, extents, sums;
+  for (size_t index = 0; index < work.files.size(); ++index) {
+    const DirectFile& file = work.files[index];
+    const InodeId ino{first.value + index};
+    const BlockCount blocks = BlocksFor(ByteCount{file.size});
+    InodeRecord record = asked;  // All inherit the same, each under its own number.
+    RETURN_IF_ERROR(InheritAcl(work.directory, ino, request, &record, &lists));
+    record.size = file.size;
+    record.blocks = blocks.value;
+    work.batch.Put(keys::Inode(ino), record.Encode());
+    content.Append(ino, blocks, record.data_version, &extents, &sums);
+  }
+  for (KvBatch* part : {&lists, &extents, &sums}) work.batch.Append(std::move(*part));
+  std::vector<size_t> by_name(work.files.size());
+  std::iota(by_name.begin(), by_name.end(), size_t{0});
+  std::sort(by_name.begin(), by_name.end(),
+            [&](size_t a, size_t b) { return work.files[a].name < work.files[b].name; });
+  for (const size_t index : by_name) {
+    const EntryRecord entry{InodeId{first.value + index}, S_IFREG};
+    work.batch.Put(keys::Entry(work.directory->id, work.files[index].name), entry.Encode());
+  }
+  return {};
+}
+
+Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* orphans) {
+  std::vector<InodePtr> members = work.victims;  // null for each name that nothing has
+  members.push_back(work.directory);
+  InodeTransaction transaction(catalog_, members);
+  InodeRecord& above = transaction.record(work.directory);
+  if (above.links == 0) return ErrorCode::kNotFound;
+  const Timestamp now = Timestamp::Now();
+  above.modified = above.changed = now;
+  KvBatch& batch = transaction.batch();
+  batch = std::move(work.batch);
+  // Those without a link left go later, in batches of their own, once they are orphans in the catalog.
+  for (const InodePtr& victim : work.victims) {
+    if (victim == nullptr) continue;
+    InodeRecord& gone = transaction.record(victim);
+    if (!DropLink(gone)) return Damaged(victim->id, "it has an entry but no links");
+    gone.changed = now;
+    if (gone.links == 0) orphans->push_back(victim);
+  }
+  std::sort(orphans->begin(), orphans->end(), [](const InodePtr& a, const InodePtr& b) { return a->id < b->id; });
+  for (const InodePtr& orphan : *orphans) batch.Put(keys::Orphan(orphan->id), "");
+  batch.Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + work.files.size()));
+  RETURN_IF_ERROR(transaction.Commit());
+  inode_count_ += work.files.size();
+  for (const InodePtr& orphan : *orphans) orphans_.emplace(orphan->id, orphan);
+  return {};
+}
+
+Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credentials& who, uint32_t mode,
+                                                std::span<const DirectFile> files, std::span<const DeviceRun> runs,
+                                                std::span<const uint32_t> checksums, size_t* failed) {
+  *failed = files.size();
+  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckNames(files, failed));
+  Publication work{who, files};
+  ASSIGN_OR_RETURN(work.directory, GetDirectory(parent));
+  RETURN_IF_ERROR(CheckAccess(work.directory, who, kMayWrite | kMaySearch));
+  RETURN_IF_ERROR(FindVictims(work, failed));
+  InodeId first;
+  {
+    MutexLock lock(mutex_);
+    ASSIGN_OR_RETURN(first, TakeInodesLocked(files.size()));
+  }
+  RETURN_IF_ERROR(BuildFiles(work, mode, runs, checksums, first));
+  std::vector<InodePtr> orphans;
+  {
+    MutexLock lock(mutex_);
+    RETURN_IF_ERROR(UpdateVictimsLocked(work, failed));
+    RETURN_IF_ERROR(PublishLocked(work, &orphans));
+  }
+  DeleteOrphans(orphans);
+  std::vector<InodeId> replaced;
+  for (const InodePtr& victim : work.victims) {
+    if (victim != nullptr) replaced.push_back(victim->id);
+  }
+  return replaced;
+}
+
+}  // namespace weightfs

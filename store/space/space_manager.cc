@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/space/space_manager.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "common/log.h"
+
+namespace weightfs {
+namespace {
+
+constexpr BlockCount kFirstWindow{2 * kMiB / kBlockSize};
+constexpr BlockCount kLargestWindow{256 * kMiB / kBlockSize};
+// A run this long is worth a start on a 2 MiB boundary.
+constexpr BlockCount kAlignedRun{2 * kMiB / kBlockSize};
+// With several devices consecutive stripes of a file lie on consecutive devices.
+constexpr uint64_t kStripeBlocks = 8 * kMiB / kBlockSize;
+
+}  // namespace
+
+void SpaceReservation::TrimTo(BlockCount keep) {
+  if (held_ <= keep) return;
+  space_->GiveBack(held_ - keep);
+  held_ = keep;
+}
+
+Result<std::unique_ptr<SpaceManager>> SpaceManager::Create(const std::vector<Device>& devices) {
+  std::unique_ptr<SpaceManager> space(new SpaceManager(devices.size()));
+  for (const Device& device : devices) {
+    ExtentAllocator::Options options;
+    options.space = device.space;
+    ASSIGN_OR_RETURN(auto allocator, ExtentAllocator::Create(options));
+    space->allocators_.push_back(std::move(allocator));
+    space->total_ += device.space.count;
+  }
+  space->held_back_ = {std::min(space->total_.value / 100, 64 * kMiB / kBlockSize)};
+  return space;
+}
+
+Result<void> SpaceManager::MarkUsed(const DeviceRun& run) {
+  if (run.device.value >= allocators_.size()) return ErrorCode::kCorrupt;
+  RETURN_IF_ERROR(allocators_[run.device.value]->MarkUsed(run.run));
+  used_ += static_cast<int64_t>(run.run.count.value);
+  return {};
+}
+
+uint64_t SpaceManager::FreeLocked() const {
+  uint64_t free = 0;
+  for (const auto& allocator : allocators_) free += allocator->free_blocks().value;
+  return free;
+}
+
+Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount count, bool privileged) {
+  MutexLock lock(mutex_);
+  const uint64_t kept = reserved_ + (privileged ? 0 : held_back_.value);
+  if (count.value > 0 && FreeLocked() < kept + count.value) return ErrorCode::kNoSpace;
+  reserved_ += count.value;
+  reservation->space_ = this;
+  reservation->held_ += count;
+  return {};
+}
+
+void SpaceManager::GiveBack(BlockCount count) {
+  MutexLock lock(mutex_);
+  reserved_ -= count.value;
+}
+
+// A run on `device` of at most `count` blocks: the rest of the file's window, a new window for a stream, or a plain
+// allocation.
+Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId device, BlockCount count) {
+  ExtentAllocator& allocator = *allocators_[device.value];
+  std::optional<DeviceBlock> after;
+  if (request.after && request.after->device == device) after = request.after->run.end();
+  Window* window = nullptr;
+  if (const auto found = windows_.find(request.ino); found != windows_.end()) {
+    for (auto& candidate : found->second) {
+      if (candidate.device == device) window = &candidate;
+    }
+  }
+  if (window != nullptr && window->rest.count.value > 0) {
+    const BlockCount step = std::min(count, window->rest.count);
+    const BlockRun run{window->rest.start, step};
+    window->rest = {run.end(), window->rest.count - step};
+    return run;
+  }
+  if (window != nullptr && !after) after = window->rest.start;
+  ExtentAllocator::Request wanted;
+  wanted.count = count;
+  wanted.after = after;
+  wanted.aligned = count >= kAlignedRun || request.stream;
+  wanted.group_hint = static_cast<unsigned>(request.ino.value);
+  BlockCount size = window != nullptr ? window->next_size : kFirstWindow;
+  if (request.stream) {
+    if (request.expected > 0) size = std::clamp(BlockCount{request.expected}, size, kLargestWindow);
+    // A window may take only what nobody was promised.
+    const uint64_t free = FreeLocked(), spare = free > reserved_ ? free - reserved_ : 0;
+    wanted.count = std::max(count, std::min(size, BlockCount{spare / 4}));
+  }
+  ASSIGN_OR_RETURN(BlockRun run, allocator.Allocate(wanted));
+  const BlockCount step = std::min(count, run.count);
+  if (request.stream) {
+    if (window == nullptr) window = &windows_[request.ino].emplace_back(Window{device, {}, kFirstWindow});
+    window->rest = {run.start + step, run.count - step};
+    window->next_size = std::min(BlockCount{size.value * 2}, kLargestWindow);
+  }
+  return BlockRun{run.start, step};
+}
+
+Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, SpaceReservation* reservation) {
+  std::vector<DeviceRun> runs;
+  std::vector<DeviceRun> ready;
+  Request step = request;
+  const size_t devices = allocators_.size();
+  {
+    MutexLock lock(mutex_);
+    CollectRetired(&ready);
+    while (step.count.value > 0) {
+      const uint64_t stripe = step.first.value / kStripeBlocks;
+      BlockCount count = step.count;
+      if (devices > 1) count = std::min(count, BlockCount{(stripe + 1) * kStripeBlocks - step.first.value});
+      Result<BlockRun> run = ErrorCode::kNoSpace;
+      DeviceId device;
+      for (size_t attempt = 0; attempt < devices && !run; ++attempt) {
+        device.value = static_cast<uint16_t>((stripe + request.ino.value + attempt) % devices);
+        run = TakeRunLocked(step, device, count);
+      }
+      if (!run) break;
+      // A window that was taken before the pool filled up pays from the reservation all the same.
+      const BlockCount paid = std::min(run->count, reservation->held_);
+      reservation->held_ -= paid;
+      reserved_ -= paid.value;
+      runs.push_back({device, *run});
+      step.first += run->count;
+      step.count -= run->count;
+      step.after = runs.back();
+    }
+  }
+  for (const auto& run : ready) FreeRun(run);
+  if (step.count.value == 0) return runs;
+  for (const auto& run : runs) FreeRun(run);
+  return ErrorCode::kNoSpace;
+}
+
+void SpaceManager::ReleaseWindow(InodeId ino) {
+  std::vector<Window> windows;
+  {
+    MutexLock lock(mutex_);
+    const auto found = windows_.find(ino);
+    if (found == windows_.end()) return;
+    windows = std::move(found->second);
+    windows_.erase(found);
+  }
+  for (const Window& window : windows) FreeRun({window.device, window.rest});
+}
+
+void SpaceManager::ReleaseAllWindows() {
+  std::unordered_map<InodeId, std::vector<Window>> windows;
+  {
+    MutexLock lock(mutex_);
+    windows.swap(windows_);
+  }
+  for (const auto& [ino, list] : windows) {
+    for (const Window& window : list) FreeRun({window.device, window.rest});
+  }
+}
+
+void SpaceManager::FreeRun(const DeviceRun& run) {
+  if (run.run.count.value == 0) return;
+  if (auto freed = allocators_[run.device.value]->Free(run.run); !freed) {
+    spdlog::critical("device {}: blocks {}+{} were freed twice; they stay allocated until the next mount",
+                     run.device.value, run.run.start.value, run.run.count.value);
+  }
+}
+
+uint64_t SpaceManager::EnterRead() {
+  MutexLock lock(mutex_);
+  ++readers_.back();
+  return first_epoch_ + readers_.size() - 1;
+}
+
+void SpaceManager::LeaveRead(uint64_t ticket) {
+  std::vector<DeviceRun> ready;
+  {
+    MutexLock lock(mutex_);
+    --readers_[ticket - first_epoch_];
+    CollectRetired(&ready);
+  }
+  for (const auto& run : ready) FreeRun(run);
+}
+
+void SpaceManager::Retire(std::vector<DeviceRun> runs) {
+  if (runs.empty()) return;
+  std::vector<DeviceRun> ready;
+  {
+    MutexLock lock(mutex_);
+    retired_.push_back({first_epoch_ + readers_.size() - 1, std::move(runs)});
+    readers_.push_back(0);
+    CollectRetired(&ready);
+  }
+  for (const auto& run : ready) FreeRun(run);
+}
+
+void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
+  while (readers_.size() > 1 && readers_.front() == 0) {
+    readers_.pop_front();
+    ++first_epoch_;
+  }
+  const BlockCount parked = pins_.parked();
+  while (!retired_.empty() && retired_.front().after < first_epoch_) {
+    for (const DeviceRun& run : retired_.front().runs) pins_.Park(run, ready);
+    retired_.pop_front();
+  }
+  used_ += static_cast<int64_t>((pins_.parked() - parked).value);
+}
+
+SpacePin SpaceManager::Pin(std::vector<DeviceRun> runs) {
+  SpacePin pin;
+  pin.space_ = this;
+  pin.runs_ = std::move(runs);
+  MutexLock lock(mutex_);
+  for (const DeviceRun& run : pin.runs_) pins_.Add(run);
+  return pin;
+}
+
+void SpaceManager::Unpin(const std::vector<DeviceRun>& runs) {
+  std::vector<DeviceRun> ready;
+  {
+    MutexLock lock(mutex_);
+    const BlockCount parked = pins_.parked();
+    for (const DeviceRun& run : runs) pins_.Remove(run, &ready);
+    used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
+  }
+  for (const auto& run : ready) FreeRun(run);
+}
+
+BlockCount SpaceManager::pinned() const {
+  MutexLock lock(mutex_);
+  return pins_.pinned();
+}
+
+SpacePin::~SpacePin() {
+  if (!runs_.empty()) space_->Unpin(runs_);
+}
+
+void SpacePin::Join(SpacePin other) {
+  if (other.runs_.empty()) return;
+  space_ = other.space_;
+  auto taken = std::exchange(other.runs_, {});
+  runs_.insert(runs_.end(), taken.begin(), taken.end());
+}
+
+Result<SpaceGrant> SpaceManager::Grant(const Request& request, SpaceReservation* reservation) {
+  SpaceGrant grant;
+  grant.space_ = this;
+  ASSIGN_OR_RETURN(grant.runs_, Allocate(request, reservation));
+  granted_ += request.count.value;
+  AddUsed(static_cast<int64_t>(request.count.value));
+  return grant;
+}
+
+SpaceGrant::~SpaceGrant() {
+  if (!runs_.empty()) space_->Leave({writer_, std::move(runs_)});
+}
+
+// A holder who said nothing may be gone while a write of his is still on its way: it must not meet another's data.
+void SpaceManager::Leave(Remains remains) {
+  if (TryFree(remains)) return;
+  MutexLock lock(mutex_);
+  remains_.push_back(std::move(remains));
+}
+
+bool SpaceManager::TryFree(const Remains& remains) {
+  if (remains.writer != 0 && has_writer_ && has_writer_(remains.writer)) return false;
+  BlockCount count;
+  for (const DeviceRun& run : remains.runs) count += run.run.count;
+  granted_ -= count.value;
+  AddUsed(-static_cast<int64_t>(count.value));
+  for (const DeviceRun& run : remains.runs) FreeRun(run);
+  return true;
+}
+
+bool SpaceManager::CollectGrants() {
+  MutexLock collecting(collecting_);  // Whoever comes in between must not take what is being looked at for nothing.
+  std::vector<Remains> left;
+  {
+    MutexLock lock(mutex_);
+    left.swap(remains_);
+  }
+  std::erase_if(left, [this](const Remains& remains) { return TryFree(remains); });
+  if (left.empty()) return false;
+  MutexLock lock(mutex_);
+  std::move(left.begin(), left.end(), std::back_inserter(remains_));
+  return true;
+}
+
+BlockCount SpaceGrant::count() const {
+  BlockCount count;
+  for (const DeviceRun& run : runs_) count += run.run.count;
+  return count;
+}
+
+std::vector<DeviceRun> SpaceGrant::Take(BlockCount count) {
+  std::vector<DeviceRun> taken;
+  if (space_ == nullptr) return taken;
+  space_->granted_ -= count.value;
+  space_->AddUsed(-static_cast<int64_t>(count.value));
+  size_t whole = 0;
+  while (count.value > 0) {
+    DeviceRun& run = runs_[whole];
+    const BlockCount step = std::min(count, run.run.count);
+    taken.push_back({run.device, {run.run.start, step}});
+    run.run = {run.run.start + step, run.run.count - step};
+    if (run.run.count.value == 0) ++whole;
+    count -= step;
+  }
+  runs_.erase(runs_.begin(), runs_.begin() + static_cast<ptrdiff_t>(whole));
+  return taken;
+}
+
+SpaceStatistics SpaceManager::Statistics(BlockCount leaving) const {
+  const int64_t used = std::max<int64_t>(0, used_.load());
+  uint64_t reserved;
+  {
+    MutexLock lock(mutex_);
+    reserved = reserved_;
+  }
+  uint64_t taken = static_cast<uint64_t>(used) + reserved;
+  taken -= std::min(taken, leaving.value);
+  SpaceStatistics statistics;
+  statistics.total = total_;
+  statistics.free = {total_.value > taken ? total_.value - taken : 0};
+  statistics.available = {statistics.free > held_back_ ? statistics.free.value - held_back_.value : 0};
+  return statistics;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+// Format. The order: everything that may be refused is checked and the space reserved; only then is what was there
+// removed; store.json comes last, so that a store that was not finished is no store.
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "common/buffer.h"
+#include "common/guarded_directory.h"
+#include "common/log.h"
+#include "common/size_text.h"
+#include "meta/keys.h"
+#include "meta/rocks_kv_store.h"
+#include "store/names/namespace.h"
+#include "store/volume/device_contents.h"
+#include "store/volume/pool_file.h"
+#include "store/volume/store_directory.h"
+
+namespace weightfs {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kZeroChunk = 8 * kMiB;
+
+Error SystemError(ErrorCode code, const std::string& path, std::string_view what) {
+  return {code, fmt::format("{}: {}: {}", path, what, std::strerror(errno))};
+}
+
+// Steps to take back, last first, unless all went well.
+class Undo {
+ public:
+  ~Undo() {
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) (*step)();
+  }
+  void Add(std::function<void()> step) { steps_.push_back(std::move(step)); }
+  void Dismiss() { steps_.clear(); }
+
+ private:
+  std::vector<std::function<void()>> steps_;
+};
+
+void Remove(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) spdlog::warn("{}: cannot be removed: {}", path, error.message());
+}
+
+Result<void> SyncDirectory(const std::string& directory) {
+  const int descriptor = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return SystemError(ErrorCode::kIo, directory, "cannot be opened");
+  const int status = fsync(descriptor);
+  const int error = errno;
+  close(descriptor);
+  errno = error;
+  if (status != 0) return SystemError(ErrorCode::kIo, directory, "cannot be made durable");
+  return {};
+}
+
+// One formatting under way. Members are set step by step, in the order of Run.
+class Formatter {
+ public:
+  Formatter(std::string directory, const FormatOptions& options)
+      : directory_(std::move(directory)), options_(options) {}
+
+  Result<StoreDescription> Run() {
+    RETURN_IF_ERROR(CheckOptions());
+    RETURN_IF_ERROR(PrepareDirectory());
+    if (options_.devices.empty()) {
+      RETURN_IF_ERROR(ReservePool());
+    } else {
+      RETURN_IF_ERROR(OpenGivenDevices());
+    }
+    RETURN_IF_ERROR(RemoveOldStore());
+    RETURN_IF_ERROR(ZeroDevices());
+    RETURN_IF_ERROR(WriteSuperblocks());
+    RETURN_IF_ERROR(MakeCatalog());
+    RETURN_IF_ERROR(WriteDescription());
+    undo_.Dismiss();
+    lock_.Clear();
+    return description_;
+  }
+
+ private:
+  struct Target {
+    std::unique_ptr<FileDevice> device;
+    ByteCount size;
+    bool zero = false;  // the whole of it, not only the head and the tail
+  };
+
+  Result<void> CheckOptions();
+  Result<void> PrepareDirectory();
+  Result<void> CheckEntries();
+  Result<void> ReservePool();
+  Result<void> ResizePool(off_t size);
+  Result<void> OpenGivenDevices();
+  Result<void> CheckEmpty(const std::string& path);
+  Result<void> AddTarget(const std::string& path, std::string recorded_path, ByteCount size);
+  Result<void> RemoveOldStore();
+  Result<void> ZeroDevices();
+  Result<void> ZeroRange(FileDevice& device, std::span<const std::byte> zeros, uint64_t first, uint64_t end);
+  Result<void> WriteSuperblocks();
+  Result<void> MakeCatalog();
+  Result<void> WriteDescription();
+  std::string In(const char* name) const { return directory_ + "/" + name; }
+  bool Cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
+
+  const std::string directory_;
+  const FormatOptions& options_;
+  std::optional<GuardedDirectory> store_;  // from PrepareDirectory on; outlives undo_
+  Undo undo_;
+  StoreLock lock_;              // outlives the targets
+  bool pool_is_given_ = false;  // as a --device
+  std::vector<Target> targets_;
+  StoreDescription description_;
+  ByteCount zeroed_, to_zero_;
+};
+
+Result<void> Formatter::CheckOptions() {
+  if (!options_.devices.empty() && options_.size.value != 0) {
+    return Error{ErrorCode::kInvalid, "--size is the size of a pool file; with --device leave it out"};
+  }
+  if (options_.devices.empty() && options_.size.value < kMinimumDeviceSize) {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("a store of {} is too small; --size must be at least {}", FormatSize(options_.size),
+                             FormatSize(ByteCount{kMinimumDeviceSize}))};
+  }
+  if (options_.devices.size() > kMaximumDevices) {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{} devices are given; a store has at most {}", options_.devices.size(), kMaximumDevices)};
+  }
+  return {};
+}
+
+Result<void> Formatter::PrepareDirectory() {
+  // The store holds everybody's data below the permissions of the mount: nobody else may look in.
+  if (mkdir(directory_.c_str(), 0700) == 0) {
+    undo_.Add([this] { rmdir(directory_.c_str()); });
+  } else if (errno != EEXIST) {
+    const auto code = errno == ENOENT ? ErrorCode::kNotFound : errno == EACCES ? ErrorCode::kAccess : ErrorCode::kIo;
+    return SystemError(code, directory_, "cannot be made");
+  }
+  struct stat status = {};
+  if (stat(directory_.c_str(), &status) != 0) return SystemError(ErrorCode::kIo, directory_, "cannot be looked at");
+  if (!S_ISDIR(status.st_mode)) {
+    return Error{ErrorCode::kNotDirectory, fmt::format("{}: not a directory; a store is a directory that holds its "
+                                                       "catalog (raw devices are given with --device)",
+                                                       directory_)};
+  }
+  const bool had_lock = access(In(kLockName).c_str(), F_OK) == 0;
+  if (!options_.force) RETURN_IF_ERROR(CheckEntries());
+  ASSIGN_OR_RETURN(store_, GuardedDirectory::Open(directory_));
+  ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_));
+  if (!had_lock) undo_.Add([this] { unlink(In(kLockName).c_str()); });
+  // A directory named as the catalog that is none is somebody's own: not even --force removes it.
+  std::error_code error;
+  const std::string catalog = In(kCatalogName);
+  if (fs::exists(catalog, error) && !fs::is_empty(catalog, error) && !fs::exists(catalog + "/CURRENT", error)) {
+    return Error{ErrorCode::kExists,
+                 fmt::format("{}: exists and is no catalog of a store; choose another directory", catalog)};
+  }
+  return {};
+}
+
+Result<void> Formatter::CheckEntries() {
+  std::error_code error;
+  for (fs::directory_iterator entry(directory_, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name == "lost+found") continue;
+    if (access(In(kDescriptionName).c_str(), F_OK) == 0) {
+      return Error{ErrorCode::kExists,
+                   fmt::format("{}: already holds a store; --force destroys it and makes a new one", directory_)};
+    }
+    return Error{ErrorCode::kExists, fmt::format("{}: not empty (it holds '{}'); choose an empty directory, or --force "
+                                                 "to make the store there",
+                                                 directory_, name)};
+  }
+  if (error) {
+    return Error{ErrorCode::kIo, fmt::format("{}: cannot be listed: {}", directory_, error.message())};
+  }
+  return {};
+}
+
+Result<void> Formatter::ReservePool() {
+  const std::string path = In(kPoolName);
+  const ByteCount size{RoundDown(options_.size.value, kBlockSize)};
+  struct stat before = {};
+  if (lstat(path.c_str(), &before) == 0) {
+    RETURN_IF_ERROR(store_->CheckFile(kPoolName));
+    RETURN_IF_ERROR(CheckEmpty(path));
+  }
+  bool made = false;
+  RETURN_IF_ERROR(ReservePoolFile(*store_, kPoolName, size, options_.preallocate, &made));
+  if (made) {
+    undo_.Add([path] { Remove(path); });
+  } else {
+    undo_.Add([this, size = before.st_size] {
+      if (auto cut = ResizePool(size); !cut.has_value()) spdlog::warn("{}", ToString(cut.error()));
+    });
+  }
+  return AddTarget(path, kPoolName, size);
+}
+
+Result<void> Formatter::ResizePool(off_t size) {
+  ASSIGN_OR_RETURN(const Descriptor file, store_->OpenFile(kPoolName, O_RDWR));
+  if (ftruncate(file.get(), size) == 0) return {};
+  return SystemError(ErrorCode::kIo, In(kPoolName), "cannot be resized");
+}
+
+Result<void> Formatter::CheckEmpty(const std::string& path) {
+  if (options_.force) return {};
+  ASSIGN_OR_RETURN(const auto contents, DescribeContents(path));
+  if (!contents.has_value()) return {};
+  return Error{ErrorCode::kExists, fmt::format("{}: already holds {}; --force overwrites it", path, *contents)};
+}
+
+Result<void> Formatter::OpenGivenDevices() {
+  std::set<std::pair<dev_t, ino_t>> seen;
+  for (const std::string& given : options_.devices) {
+    struct stat status = {};
+    if (stat(given.c_str(), &status) != 0) {
+      return SystemError(errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kIo, given, "cannot be looked at");
+    }
+    const bool block = S_ISBLK(status.st_mode);
+    if (!block && !S_ISREG(status.st_mode)) {
+      return Error{ErrorCode::kInvalid, fmt::format("{}: neither a block device nor a regular file", given)};
+    }
+    // Two names of one device would be two devices on the same bytes.
+    if (!seen.insert(block ? std::pair(status.st_rdev, ino_t{0}) : std::pair(status.st_dev, status.st_ino)).second) {
+      return Error{ErrorCode::kInvalid, fmt::format("{}: given twice", given)};
+    }
+    RETURN_IF_ERROR(CheckEmpty(given));
+    std::error_code error;
+    pool_is_given_ = pool_is_given_ || fs::equivalent(given, In(kPoolName), error);
+    const std::string path = fs::absolute(given).lexically_normal().string();
+    if (!block && options_.preallocate) {
+      RETURN_IF_ERROR(ReserveGivenFile(path, ByteCount{static_cast<uint64_t>(status.st_size)}));
+    }
+    RETURN_IF_ERROR(AddTarget(path, path, ByteCount{}));
+  }
+  return {};
+}
+
+// Opens the device for its user alone; `size` 0: all of it.
+Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_path, ByteCount size) {
+  Target target;
+  ASSIGN_OR_RETURN(target.device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
+  target.size = size.value != 0 ? size : target.device->size();
+  if (target.size.value < kMinimumDeviceSize) {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: {} is too small; a device has at least {}", path,
+                                                  FormatSize(target.size), FormatSize(ByteCount{kMinimumDeviceSize}))};
+  }
+  target.zero = options_.preallocate && !target.device->is_block_device();
+  description_.devices.push_back(
+      {DeviceId{static_cast<uint16_t>(targets_.size())}, NewUuid(), std::move(recorded_path), target.size});
+  targets_.push_back(std::move(target));
+  return {};
+}
+
+// The point of no return. The description goes first: from here to the end the directory is no store.
+Result<void> Formatter::RemoveOldStore() {
+  if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; nothing was changed"};
+  lock_.Claim();
+  if (unlink(In(kDescriptionName).c_str()) != 0 && errno != ENOENT) {
+    return SystemError(ErrorCode::kIo, In(kDescriptionName), "cannot be removed");
+  }
+  RETURN_IF_ERROR(SyncDirectory(directory_));
+  std::error_code error;
+  fs::remove_all(In(kCatalogName), error);
+  if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", In(kCatalogName), error.message())};
+  // The pool file of an earlier store may be longer than this one's, or not needed any more.
+  const std::string pool = In(kPoolName);
+  if (options_.devices.empty()) {
+    RETURN_IF_ERROR(ResizePool(static_cast<off_t>(targets_[0].size.value)));
+    store_->RestrictFile(kPoolName);
+  } else if (!pool_is_given_ && unlink(pool.c_str()) != 0 && errno != ENOENT) {
+    return SystemError(ErrorCode::kIo, pool, "cannot be removed");
+  }
+  if (unlink(In(kLogName).c_str()) != 0 && errno != ENOENT) {
+    return SystemError(ErrorCode::kIo, In(kLogName), "cannot be removed");
+  }
+  return {};
+}
+
+Result<void> Formatter::ZeroRange(FileDevice& device, std::span<const std::byte> zeros, uint64_t first, uint64_t end) {
+  for (uint64_t at = first; at < end;) {
+    if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; what it began is removed"};
+    const uint64_t step = std::min<uint64_t>(zeros.size(), end - at);
+    if (auto written = device.Write(ByteOffset{at}, zeros.first(step)); !written.has_value()) {
+      return Error{written.error().code, fmt::format("{}: cannot be written at byte {}: {}; check the device and the "
+                                                     "space of its filesystem",
+                                                     device.path(), at, ToString(written.error()))};
+    }
+    at += step;
+    zeroed_ += ByteCount{step};
+    if (options_.progress) options_.progress(zeroed_, to_zero_);
+  }
+  return {};
+}
+
+Result<void> Formatter::ZeroDevices() {
+  ASSIGN_OR_RETURN(auto pool, BufferPool::Create({.buffer_size = ByteCount{kZeroChunk}, .count = 1}));
+  Buffer buffer = pool->Allocate();
+  std::memset(buffer.data(), 0, buffer.size().value);
+  for (const Target& target : targets_) {
+    to_zero_ += target.zero ? target.size : ByteCount{std::min(2 * kDataOffset, target.size.value)};
+  }
+  for (Target& target : targets_) {
+    const uint64_t size = target.size.value;
+    // Old superblocks must not outlive the new ones, nor signatures of filesystems, which lie at both ends. A sparse
+    // file that was just made holds nothing: its tail is written all the same, at the cost of 2 MiB.
+    const uint64_t head = target.zero ? size : kDataOffset;
+    RETURN_IF_ERROR(ZeroRange(*target.device, buffer.bytes(), 0, head));
+    if (!target.zero) RETURN_IF_ERROR(ZeroRange(*target.device, buffer.bytes(), size - kDataOffset, size));
+    RETURN_IF_ERROR(target.device->Flush());
+  }
+  return {};
+}
+
+Result<void> Formatter::WriteSuperblocks() {
+  const auto now = std::chrono::system_clock::now();
+  description_.id = NewUuid();
+  description_.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(now)));
+  for (size_t index = 0; index < targets_.size(); ++index) {
+    Superblock superblock;
+    superblock.store_id = description_.id;
+    superblock.device_id = description_.devices[index].id;
+    superblock.device_index = description_.devices[index].index;
+    superblock.device_count = static_cast<uint16_t>(targets_.size());
+    superblock.device_size = targets_[index].size;
+    superblock.created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+    RETURN_IF_ERROR(WriteSuperblock(*targets_[index].device, superblock));
+  }
+  return {};
+}
+
+Result<void> Formatter::MakeCatalog() {
+  const std::string path = In(kCatalogName);
+  undo_.Add([path] { Remove(path); });
+  RocksKvStore::Options options;
+  options.create = true;
+  ASSIGN_OR_RETURN(auto catalog, RocksKvStore::Open(path, options));
+  RETURN_IF_ERROR(Namespace::Initialize(*catalog, options_.root_uid, options_.root_gid));
+  KvBatch batch;
+  batch.Put(keys::Store(kStoreIdFact), ToString(description_.id));
+  RETURN_IF_ERROR(catalog->Write(batch));
+  return catalog->Sync();
+}
+
+Result<void> Formatter::WriteDescription() {
+  const std::string text = ToJson(description_);
+  const std::string path = In(kDescriptionName), temporary = path + ".new";
+  // What an earlier format that was killed left there.
+  if (unlink(temporary.c_str()) != 0 && errno != ENOENT) {
+    return SystemError(ErrorCode::kIo, temporary, "cannot be removed");
+  }
+  undo_.Add([temporary] { unlink(temporary.c_str()); });
+  ASSIGN_OR_RETURN(const Descriptor file, store_->OpenFile(std::string(kDescriptionName) + ".new", O_WRONLY | O_CREAT));
+  errno = ENOSPC;  // of a short write
+  if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
+    const auto code = errno == ENOSPC || errno == EDQUOT ? ErrorCode::kNoSpace : ErrorCode::kIo;
+    return SystemError(code, temporary, "cannot be written");
+  }
+  if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(ErrorCode::kIo, path, "cannot be renamed");
+  undo_.Add([path] { unlink(path.c_str()); });
+  return SyncDirectory(directory_);
+}
+
+}  // namespace
+
+Result<StoreDescription> FormatStore(const std::string& directory, const FormatOptions& options) {
+  // A trailing slash or "." would only make messages ugly.
+  std::string path = fs::path(directory).lexically_normal().string();
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return Formatter(path, options).Run();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/volume/store_directory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "common/guarded_directory.h"
+#include "common/shell_quote.h"
+#include "meta/keys.h"
+#include "meta/rocks_kv_store.h"
+
+namespace weightfs {
+namespace {
+
+using Json = nlohmann::json;
+
+// Bounds what a damaged file makes us allocate.
+constexpr size_t kMaximumDescriptionBytes = kMiB;
+
+Error Damaged(const std::string& path, std::string_view what) {
+  return {ErrorCode::kCorrupt, fmt::format("{}: damaged: {}; restore it from a copy of the store", path, what)};
+}
+
+Result<std::string> ReadDescriptionFile(const std::string& directory, const std::string& path) {
+  const auto no_store = [&] {
+    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with: "
+                                                   "weightfs format {} --size 8G",
+                                                   directory, kDescriptionName, ShellQuote(directory))};
+  };
+  const auto store = GuardedDirectory::Open(directory);
+  if (!store.has_value() && store.error().code == ErrorCode::kNotDirectory) return no_store();
+  if (!store.has_value()) {
+    return Error{store.error().code, fmt::format("{}; check the path of the store", store.error().what)};
+  }
+  auto text = store->ReadFile(kDescriptionName, kMaximumDescriptionBytes + 1);
+  if (!text.has_value() && text.error().code == ErrorCode::kNotFound) return no_store();
+  if (!text.has_value()) return text.error();
+  if (text->size() > kMaximumDescriptionBytes) return Damaged(path, "it is too long");
+  return text;
+}
+
+std::optional<Uuid> UuidIn(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end() || !found->is_string()) return std::nullopt;
+  return ParseUuid(found->get_ref<const std::string&>());
+}
+
+std::optional<uint64_t> NumberIn(const Json& object, const char* name) {
+  const auto found = object.find(name);
+  if (found == object.end() || !found->is_number_unsigned()) return std::nullopt;
+  return found->get<uint64_t>();
+}
+
+Result<StoreDescription::Device> ParseDevice(const std::string& path, const Json& entry, size_t index) {
+  if (!entry.is_object()) return Damaged(path, fmt::format("device {} is not an object", index));
+  const auto id = UuidIn(entry, "id");
+  const auto number = NumberIn(entry, "index"), size = NumberIn(entry, "size");
+  const auto where = entry.find("path");
+  if (!id || !number || !size || where == entry.end() || !where->is_string()) {
+    return Damaged(path, fmt::format("device {} lacks an id, index, size or path", index));
+  }
+  if (*number != index) return Damaged(path, fmt::format("device {} is listed at place {}", *number, index));
+  return StoreDescription::Device{DeviceId{static_cast<uint16_t>(index)}, *id, where->get<std::string>(),
+                                  ByteCount{*size}};
+}
+
+Result<StoreDescription> ParseDescription(const std::string& path, const std::string& text) {
+  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return Damaged(path, "it is not a JSON object");
+  const auto format = NumberIn(root, "format");
+  if (!format) return Damaged(path, "it has no format number");
+  if (*format > kFormatVersion) {
+    return Error{ErrorCode::kVersion, fmt::format("{}: format {} is newer than this program's {}; use a newer weightfs",
+                                                  path, *format, kFormatVersion)};
+  }
+  StoreDescription description;
+  description.format = static_cast<uint32_t>(*format);
+  const auto id = UuidIn(root, "id");
+  const auto devices = root.find("devices");
+  if (!id) return Damaged(path, "it has no valid id");
+  if (devices == root.end() || !devices->is_array() || devices->empty()) return Damaged(path, "it lists no devices");
+  if (devices->size() > kMaximumDevices) {
+    return Damaged(path, fmt::format("it lists {} devices, of {} at most", devices->size(), kMaximumDevices));
+  }
+  description.id = *id;
+  if (const auto created = root.find("created"); created != root.end() && created->is_string()) {
+    description.created = created->get<std::string>();
+  }
+  for (const Json& entry : *devices) {
+    ASSIGN_OR_RETURN(auto device, ParseDevice(path, entry, description.devices.size()));
+    description.devices.push_back(std::move(device));
+  }
+  return description;
+}
+
+// A superblock that is valid in itself must also be the one store.json speaks of.
+Result<void> CheckMatch(const std::string& directory, const StoreDescription& description, size_t index,
+                        const std::string& path, const Superblock& superblock) {
+  const auto& expected = description.devices[index];
+  const auto refuse = [&](std::string why) {
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("{}: {}; correct the paths in {}/{}", path, why, directory, kDescriptionName)};
+  };
+  if (superblock.store_id != description.id) {
+    return refuse(
+        fmt::format("belongs to the store {}, not to {}", ToString(superblock.store_id), ToString(description.id)));
+  }
+  if (superblock.device_index.value != index) {
+    return refuse(fmt::format("is device {} of the store, not device {}", superblock.device_index.value, index));
+  }
+  if (superblock.device_id != expected.id) {
+    return refuse(fmt::format("is the device {}, not {}", ToString(superblock.device_id), ToString(expected.id)));
+  }
+  if (superblock.device_count != description.devices.size()) {
+    return refuse(
+        fmt::format("is one of {} devices, {} are listed", superblock.device_count, description.devices.size()));
+  }
+  if (superblock.device_size != expected.size) {
+    return refuse(
+        fmt::format("was formatted with {} bytes, {} are listed", superblock.device_size.value, expected.size.value));
+  }
+  return {};
+}
+
+// A device that is a file of the store's directory. The path of any other was chosen by who made the store, and may
+// lead over links (/dev/disk/by-id).
+Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& path) {
+  auto checked = store.CheckFile(path, /*or_block_device=*/true);
+  if (checked.has_value() || checked.error().code != ErrorCode::kPermission) return {};  // FileDevice says the rest
+  return Error{checked.error().code, fmt::format("{}, or write its whole path into {}", checked.error().what,
+                                                 store.PathOf(kDescriptionName))};
+}
+
+Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  FileDevice::Options device_options{.queue_depth = options.queue_depth,
+                                     .rings = options.rings,
+                                     .read_only = options.read_only,
+                                     .exclusive = options.lock,
+                                     .lock_wait = DeviceLockWait(parts->lock)};
+  for (size_t index = 0; index < parts->description.devices.size(); ++index) {
+    const StoreDescription::Device& listed = parts->description.devices[index];
+    const std::string path = DevicePath(directory, listed);
+    device_options.follow_links = listed.path.starts_with('/');
+    if (!device_options.follow_links) RETURN_IF_ERROR(CheckOwnDevice(store, listed.path));
+    ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, device_options));
+    ASSIGN_OR_RETURN(const Superblock superblock, ReadSuperblock(*device));
+    RETURN_IF_ERROR(CheckMatch(directory, parts->description, index, path, superblock));
+    if (superblock.read_only_features && !options.read_only) {
+      return Error{ErrorCode::kReadOnly, fmt::format("{}: a newer weightfs left features here that this one cannot "
+                                                     "write; mount with -o ro or use the newer one",
+                                                     path)};
+    }
+    parts->devices.push_back(std::move(device));
+    parts->superblocks.push_back(superblock);
+    parts->was_clean = parts->was_clean && superblock.clean;
+  }
+  return {};
+}
+
+Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uuid& store) {
+  ASSIGN_OR_RETURN(const auto id, catalog.Get(keys::Store(kStoreIdFact)));
+  if (!id.has_value()) {
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog says of no store that it belongs to; restore it "
+                                                  "from a copy",
+                                                  path)};
+  }
+  if (*id != ToString(store)) {
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog belongs to the store {}, not to {}; restore the "
+                                                  "right one",
+                                                  path, *id, ToString(store))};
+  }
+  return {};
+}
+
+// Opening for writing recovers the log and so changes the directory: a look without writing comes first, for the
+// catalog may be another store's.
+Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
+  const std::string path = directory + "/" + kCatalogName;
+  RocksKvStore::Options catalog_options;
+  catalog_options.read_only = true;
+  catalog_options.cache = options.catalog_cache;
+  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
+  RETURN_IF_ERROR(CheckCatalogId(*parts->catalog, path, parts->description.id));
+  if (options.read_only) return {};
+  parts->catalog.reset();
+  catalog_options.read_only = false;
+  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
+  return {};
+}
+
+// Names, or the data of all files, would show in these. store.json has neither and stays as it is.
+Result<void> TakePermissionsOfOthers(const std::string& directory, const StoreDescription& description) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  for (const char* name : {kLockName, kLogName}) store.RestrictFile(name);
+  for (const StoreDescription::Device& device : description.devices) {
+    if (device.path == kPoolName) store.RestrictFile(device.path);
+  }
+  return {};
+}
+
+Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks, bool clean) {
+  for (size_t index = 0; index < devices.size(); ++index) {
+    superblocks[index].clean = clean;
+    RETURN_IF_ERROR(WriteSuperblock(*devices[index], superblocks[index]));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Descriptor> OpenLog(const std::string& directory) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  return store.OpenFile(kLogName, O_WRONLY | O_APPEND | O_CREAT);
+}
+
+std::string DevicePath(const std::string& directory, const StoreDescription::Device& device) {
+  return device.path.starts_with('/') ? device.path : directory + "/" + device.path;
+}
+
+Result<StoreDescription> ReadStoreDescription(const std::string& directory) {
+  const std::string path = directory + "/" + kDescriptionName;
+  ASSIGN_OR_RETURN(const std::string text, ReadDescriptionFile(directory, path));
+  return ParseDescription(path, text);
+}
+
+std::string ToJson(const StoreDescription& description) {
+  using Ordered = nlohmann::ordered_json;
+  Ordered root = {{"format", description.format},
+                  {"id", ToString(description.id)},
+                  {"devices", Ordered::array()},
+                  {"created", description.created}};
+  for (const auto& device : description.devices) {
+    root["devices"].push_back({{"index", device.index.value},
+                               {"id", ToString(device.id)},
+                               {"path", device.path},
+                               {"size", device.size.value}});
+  }
+  return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options) {
+  OpenOptions effective = options;
+  if (!options.lock) effective.read_only = true;
+  StoreParts parts;
+  ASSIGN_OR_RETURN(parts.description, ReadStoreDescription(directory));
+  if (options.lock) {
+    ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory));
+  }
+  // The devices first: opening the catalog may write to it, and a wrong device must change nothing.
+  RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));
+  RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
+  parts.lock.Claim();
+  if (!effective.read_only) {
+    RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
+    const auto devices = Borrow(parts.devices);
+    RETURN_IF_ERROR(WriteAll(devices, parts.superblocks, /*clean=*/false));
+  }
+  return parts;
+}
+
+Result<void> MarkClean(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks) {
+  return WriteAll(devices, superblocks, /*clean=*/true);
+}
+
+Result<void> MarkClean(std::vector<std::unique_ptr<BlockDevice>>& devices, std::vector<Superblock>& superblocks) {
+  return MarkClean(Borrow(devices), superblocks);
+}
+
+std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>& devices) {
+  std::vector<BlockDevice*> borrowed;
+  for (const auto& device : devices) borrowed.push_back(device.get());
+  return borrowed;
+}
+
+std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks) {
+  std::vector<ByteCount> sizes;
+  for (const Superblock& superblock : superblocks) sizes.push_back(superblock.device_size);
+  return sizes;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <climits>
+#include <cstring>
+#include <fstream>
+
+#include "common/guarded_directory.h"
+#include "common/printable.h"
+#include "store/volume/store_directory.h"
+
+namespace weightfs {
+namespace {
+
+constexpr std::string_view kServingWord = "serving ", kClosingWord = "closing", kErrorWord = "error: ";
+
+// Advisory contents: losing them costs a name in a message, so a failure is no error. Never empty in between.
+void Rewrite(int descriptor, const std::string& text) {
+  const bool written = pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);
+}
+
+std::string ReadNote(int descriptor) {
+  std::string text(2 * PATH_MAX, '\0');
+  const ssize_t got = pread(descriptor, text.data(), text.size(), 0);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
+}
+
+// docs/FORMAT.md, "Locks".
+StoreHolder ParseNote(std::string_view text) {
+  StoreHolder holder;
+  const size_t end = text.find('\n');
+  const std::string_view first = text.substr(0, end);
+  if (first.starts_with(kErrorWord)) {
+    holder.error = first.substr(kErrorWord.size());
+    return holder;
+  }
+  const auto parsed = std::from_chars(first.data(), first.data() + first.size(), holder.process);
+  if (parsed.ec != std::errc() || holder.process <= 0) return {};
+  std::string_view second = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+  if (second.starts_with(kClosingWord)) holder.state = StoreHolder::State::kClosing;
+  const size_t blank = second.find(' ', kServingWord.size());
+  // The directory ends with the last newline: it may hold others.
+  if (!second.starts_with(kServingWord) || blank == std::string_view::npos || !second.ends_with('\n')) return holder;
+  holder.state = StoreHolder::State::kServing;
+  holder.device = second.substr(kServingWord.size(), blank - kServingWord.size());
+  second.remove_suffix(1);
+  holder.directory = second.substr(blank + 1);
+  return holder;
+}
+
+Error OpenError(const GuardedDirectory& store, const Error& error) {
+  if (error.code == ErrorCode::kPermission) return error;  // says all
+  return {error.code, fmt::format("{}; check the directory of the store, its owner and its free space",
+                                  error.what.empty() ? store.PathOf(kLockName) : error.what)};
+}
+
+}  // namespace
+
+StoreHolder ReadStoreHolder(const std::string& directory) {
+  const auto file = StoreLock::OpenToWatch(directory);
+  return file.has_value() ? ParseNote(ReadNote(file->get())) : StoreHolder();
+}
+
+std::string DescribeProcess(pid_t process) {
+  if (process <= 0) return "another process";
+  std::string name;
+  std::ifstream comm(fmt::format("/proc/{}/comm", process));
+  if (std::getline(comm, name)) return fmt::format("process {} ({})", process, Printable(name));
+  return fmt::format("process {}", process);
+}
+
+std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
+  // The kernel releases the files of a killed process in no promised order, and a device only after the last of its
+  // transfers.
+  constexpr auto kAfterKill = std::chrono::seconds(10);
+  return lock.holder_was_killed() ? kAfterKill : std::chrono::seconds(0);
+}
+
+Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  auto file = store.OpenFile(kLockName, O_RDWR | O_CREAT);
+  // A store on a read-only filesystem can be locked as well, without a name in the file.
+  if (!file.has_value() && file.error().code == ErrorCode::kReadOnly) file = store.OpenFile(kLockName, O_RDONLY);
+  if (!file.has_value()) return OpenError(store, file.error());
+  StoreLock lock(std::move(*file));
+  const int descriptor = lock.file_.get();
+  if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      return Error{ErrorCode::kIo,
+                   fmt::format("{}: cannot be locked: {}", store.PathOf(kLockName), std::strerror(errno))};
+    }
+    const pid_t holder = ParseNote(ReadNote(descriptor)).process;
+    return Error{ErrorCode::kBusy,
+                 fmt::format("{}: the store is in use by {}; unmount it first", directory, DescribeProcess(holder))};
+  }
+  lock.holder_was_killed_ = ParseNote(ReadNote(descriptor)).process > 0;
+  return lock;
+}
+
+Result<Descriptor> StoreLock::OpenToWatch(const std::string& directory) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  return store.OpenFile(kLockName, O_RDONLY);
+}
+
+void StoreLock::Claim() {
+  if (file_) Rewrite(file_.get(), fmt::format("{}\n", getpid()));
+}
+
+void StoreLock::NoteServing(const std::string& device, const std::string& directory) {
+  if (file_) Rewrite(file_.get(), fmt::format("{}\n{}{} {}\n", getpid(), kServingWord, device, directory));
+}
+
+void StoreLock::NoteClosing() {
+  if (file_) Rewrite(file_.get(), fmt::format("{}\n{}\n", getpid(), kClosingWord));
+}
+
+void StoreLock::Clear(const std::string& note) {
+  if (file_) Rewrite(file_.get(), note.empty() ? note : fmt::format("{}{}\n", kErrorWord, Printable(note)));
+}
+
+}  // namespace weightfs

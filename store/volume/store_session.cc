@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/volume/store_session.h"
+
+#include "common/log.h"
+
+namespace weightfs {
+
+Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& directory, const OpenOptions& open,
+                                                         const StoreOptions& options) {
+  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, open));
+  std::unique_ptr<StoreSession> session(new StoreSession);
+  session->lock_ = std::move(parts.lock);
+  session->description_ = std::move(parts.description);
+  session->superblocks_ = std::move(parts.superblocks);
+  session->devices_ = Borrow(parts.devices);
+  session->was_clean_ = parts.was_clean;
+  session->read_only_ = open.read_only || options.read_only;
+  StoreOptions effective = options;
+  effective.read_only = session->read_only_;
+  effective.device_sizes = DeviceSizes(session->superblocks_);
+  ASSIGN_OR_RETURN(session->store_, Store::Open(std::move(parts.catalog), std::move(parts.devices), effective));
+  return session;
+}
+
+StoreSession::~StoreSession() {
+  if (store_ == nullptr) return;
+  if (auto closed = Close(); !closed.has_value()) spdlog::error("closing the store: {}", ToString(closed.error()));
+}
+
+Result<void> StoreSession::CloseStore() {
+  // A store that gave up writing while it ran must be recovered by the next mount, so its superblocks stay in use.
+  const bool gave_up = store_->read_only();
+  RETURN_IF_ERROR(store_->Close());
+  if (read_only_ || gave_up) return {};
+  return MarkClean(devices_, superblocks_);
+}
+
+Result<void> StoreSession::Close() {
+  if (closed_) return {};
+  closed_ = true;
+  auto result = CloseStore();
+  lock_.Clear(result.has_value() ? std::string() : ToString(result.error()));
+  return result;
+}
+
+}  // namespace weightfs

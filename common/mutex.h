@@ -38,26 +38,54 @@ namespace weightfs {
 
 class CAPABILITY("mutex") Mutex {
  public:
-  void lock() ACQUIRE() { mutex_.lock(); }
-  void unlock() RELEASE() { mutex_.unlock(); }
+  // What a thread must not do while it holds the mutex.
+  enum class Rule : unsigned char { kNone, kNoCatalogReads };
+
+  explicit Mutex(Rule rule = Rule::kNone) : rule_(rule) {}
+  void lock() ACQUIRE() {
+    mutex_.lock();
+    Note(1);
+  }
+  void unlock() RELEASE() {
+    Note(-1);
+    mutex_.unlock();
+  }
   std::mutex& native() { return mutex_; }
 
+  // False while the current thread holds a mutex under which the catalog must not be read.
+  static bool MayReadCatalog() { return no_catalog_reads_ == 0; }
+
  private:
+  void Note(int locks) {
+    if (rule_ == Rule::kNoCatalogReads) no_catalog_reads_ += locks;
+  }
+
+  static inline thread_local int no_catalog_reads_ = 0;
   std::mutex mutex_;
+  const Rule rule_;
 };
 
 // Scoped lock that can wait on a condition and be released early.
 class SCOPED_CAPABILITY MutexLock {
  public:
-  explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : lock_(mutex.native()) {}
-  ~MutexLock() RELEASE() {}
+  explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { Lock(); }
+  ~MutexLock() RELEASE() {
+    if (lock_.owns_lock()) Unlock();
+  }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
-  void Unlock() RELEASE() { lock_.unlock(); }
-  void Lock() ACQUIRE() { lock_.lock(); }
+  void Unlock() RELEASE() {
+    lock_.release();
+    mutex_.unlock();
+  }
+  void Lock() ACQUIRE() {
+    mutex_.lock();
+    lock_ = std::unique_lock(mutex_.native(), std::adopt_lock);
+  }
   std::unique_lock<std::mutex>& native() { return lock_; }
 
  private:
+  Mutex& mutex_;
   std::unique_lock<std::mutex> lock_;
 };
 

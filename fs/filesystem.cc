@@ -111,7 +111,7 @@ void Filesystem::DropHandle(uint64_t number) {
                          handle->mode == OpenMode::kHot);
   }
   page_cache_.Close(handle->inode->id, handle->mode, handle->mappable());
-  store_.CloseFile(handle->inode, handle->told.load());
+  store_.CloseFile(handle->inode, handle->reported_failure.load());
 }
 
 Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {

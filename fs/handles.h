@@ -23,7 +23,7 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
   std::atomic<uint64_t> read_bytes{0};  // asked of the daemon
-  std::atomic<uint64_t> told{0};        // Store::Flush
+  std::atomic<uint64_t> reported_failure{0};  // Store::Flush
 
   bool writable() const;
   bool mappable() const;  // shared and writable: opened for reading and writing

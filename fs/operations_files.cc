@@ -201,7 +201,7 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kAnywhere, answer);
 }
 
-// Only a handle that could write is told of failed writes: a reader cannot act on them.
+// Failed writes are reported to handles that could write only: a reader cannot act on them.
 void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file) {
   if (!file->writable()) {
     reply.Ok();
@@ -209,7 +209,7 @@ void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file) {
   }
   // The handle lives until the answer.
   const auto answer = [file, kept = Share(std::move(reply))](const Result<void>& result) { kept->Finish(result); };
-  filesystem.store().Flush(file->inode, &file->told, answer);
+  filesystem.store().Flush(file->inode, &file->reported_failure, answer);
 }
 
 void Release(Filesystem& filesystem, Reply reply, uint64_t handle) {

@@ -56,7 +56,8 @@ class KvIterator {
   virtual Result<void> status() const = 0;  // check once Valid() is false: an error is not the end
 };
 
-// Thread-safe. Any failed write makes the store read-only: later writes fail with kReadOnly.
+// Thread-safe. Any failed write makes the store read-only: later writes fail with kReadOnly. Reading asserts
+// Mutex::MayReadCatalog: no inode's mutex is held.
 class KvStore {
  public:
   virtual ~KvStore() = default;

@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <set>
 
+#include "common/assert.h"
 #include "common/log.h"
 #include "common/mutex.h"
 #include "meta/catalog_directory.h"
@@ -364,6 +365,7 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
 }
 
 Result<std::optional<std::string>> RocksKvStore::Get(std::string_view key) {
+  WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   std::string value;
   CountNothing();
   const auto status = impl_->database->db->Get(rocksdb::ReadOptions(), ToSlice(key), &value);
@@ -392,6 +394,7 @@ Result<void> RocksKvStore::Sync() {
 }
 
 std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix) {
+  WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   return std::make_unique<Iterator>(impl_->database, prefix);
 }
 

@@ -11,32 +11,32 @@
 #include "engine/superblock.h"
 #include "meta/keys.h"
 #include "store/commit/committer.h"
-#include "store/file/file_io.h"
-#include "store/file/file_state.h"
-#include "store/file/reader.h"
 #include "store/commit/recovery.h"
-#include "store/space/space_manager.h"
+#include "store/file/file.h"
+#include "store/file/file_io.h"
+#include "store/file/reader.h"
 #include "store/file/write_back.h"
+#include "store/space/space_manager.h"
 
 namespace weightfs {
 namespace {
 
-constexpr ByteCount kLargeBuffer{2 * kMiB}, kSmallBuffer{64 * kKiB};
+constexpr ByteCount kLargeBuffer = kStripeStaging, kSmallBuffer = kSmallStaging;
 
 // How the memory of a store is divided. Every pool keeps enough for its threads to go on one after another.
 struct PoolCounts {
-  size_t chunks, large_reads, small_reads, stripes, windows;
+  size_t chunks, large_reads, small_reads, stripes, small_writes;
   explicit constexpr PoolCounts(ByteCount memory) {
     const uint64_t large = memory.value / kLargeBuffer.value, small = memory.value / kSmallBuffer.value;
     chunks = std::max<uint64_t>(8, large / 2);
     large_reads = std::max<uint64_t>(8, large / 8);
     stripes = std::max<uint64_t>(12, large / 5);
-    windows = std::max<uint64_t>(64, small / 12);
+    small_writes = std::max<uint64_t>(64, small / 12);
     small_reads = std::max<uint64_t>(64, small / 24);
   }
   constexpr ByteCount total() const {
     return ByteCount{(chunks + large_reads + stripes) * kLargeBuffer.value +
-                     (windows + small_reads) * kSmallBuffer.value};
+                     (small_writes + small_reads) * kSmallBuffer.value};
   }
 };
 // What is asked for is a bound from here on.
@@ -69,9 +69,10 @@ bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_
 struct Store::Parts {
   std::unique_ptr<KvStore> catalog;
   std::vector<std::unique_ptr<BlockDevice>> devices;
-  std::unique_ptr<BufferPool> chunks, large_reads, small_reads, stripes, windows;
+  std::unique_ptr<BufferPool> chunks, large_reads, small_reads, stripes, small_writes;
   std::unique_ptr<DeviceSet> device_set;
   std::unique_ptr<SpaceManager> space;
+  std::unique_ptr<ReadCache> cache;
   std::unique_ptr<InodeTable> inodes;
   std::unique_ptr<WriteBack> write_back;
   std::unique_ptr<Reader> reader;
@@ -98,7 +99,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   ASSIGN_OR_RETURN(parts->large_reads, pool(kLargeBuffer, counts.large_reads, "large reads"));
   ASSIGN_OR_RETURN(parts->small_reads, pool(kSmallBuffer, counts.small_reads, "small reads"));
   ASSIGN_OR_RETURN(parts->stripes, pool(kLargeBuffer, counts.stripes, "write stripes"));
-  ASSIGN_OR_RETURN(parts->windows, pool(kSmallBuffer, counts.windows, "write windows"));
+  ASSIGN_OR_RETURN(parts->small_writes, pool(kSmallBuffer, counts.small_writes, "small writes"));
 
   std::vector<SpaceManager::Device> spaces;
   std::vector<BlockDevice*> pointers;
@@ -116,7 +117,9 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->catalog = std::move(catalog);
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
-  parts->inodes = std::make_unique<InodeTable>(*parts->catalog, options.resident_inodes);
+  parts->cache = std::make_unique<ReadCache>(*parts->chunks);
+  parts->inodes = std::make_unique<InodeTable>(*parts->catalog, FileServices{*parts->space, *parts->cache},
+                                               options.resident_inodes);
 
   ASSIGN_OR_RETURN(const SpaceRecovery recovery, RecoverSpace(*parts->catalog, *parts->space));
   if (recovery.damaged > 0) {
@@ -124,10 +127,9 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
                   recovery.damaged);
     parts->read_only = true;
   }
-  parts->write_back = std::make_unique<WriteBack>(*parts->device_set, *parts->space);
-  const Reader::Pools read_pools{*parts->chunks, *parts->large_reads, *parts->small_reads};
-  parts->reader =
-      std::make_unique<Reader>(*parts->catalog, *parts->device_set, *parts->space, read_pools, options.verify);
+  parts->write_back = std::make_unique<WriteBack>(*parts->device_set);
+  parts->reader = std::make_unique<Reader>(*parts->catalog, *parts->device_set, *parts->space, *parts->cache,
+                                           Reader::Pools{*parts->large_reads, *parts->small_reads}, options.verify);
   Committer::Options commit;
   commit.interval = options.commit_interval;
   commit.close_delay = options.close_delay;
@@ -135,7 +137,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
       std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);
   parts->files =
       std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
-                                             *parts->committer, *parts->reader, *parts->stripes, *parts->windows});
+                                             *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
   return std::unique_ptr<Store>(new Store(std::move(parts)));
@@ -185,49 +187,50 @@ Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
   return inode;
 }
 
-void Store::Flush(const InodePtr& inode, std::atomic<uint64_t>* told, Done done) {
+void Store::Flush(const InodePtr& inode, std::atomic<uint64_t>* reported_failure, Done done) {
   {
     MutexLock lock(inode->mutex);
-    FileState* file = inode->file.get();
+    const File* file = inode->file.get();
     if (file == nullptr || inode->deleted) {
       lock.Unlock();
       return done({});
     }
-    if (file->error) {
-      Error error = *file->error;
-      *told = file->failures;
+    if (file->write_error().error()) {
+      Error error = *file->write_error().error();
+      *reported_failure = file->write_error().failures();
       lock.Unlock();
       return done(std::move(error));
     }
   }
   if (!p_->options.sync_on_close || p_->read_only) return done({});
   // A clean file may still wait for the sync of its last commit.
-  const auto tell = [inode, told, done = std::move(done)](Result<void> result) {
+  const auto finish = [inode, reported_failure, done = std::move(done)](Result<void> result) {
     if (!result) {
       MutexLock lock(inode->mutex);
-      *told = inode->file->failures;
+      *reported_failure = inode->file->write_error().failures();
     }
     done(std::move(result));
   };
-  p_->committer->Commit(inode, Committer::Level::kDurable, tell, /*kept=*/true);
+  p_->committer->Commit(inode, CommitLevel::kDurable, finish, /*kept=*/true);
 }
 
-void Store::CloseFile(const InodePtr& inode, uint64_t told) {
+void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure) {
   p_->space->ReleaseWindow(inode->id);
   p_->names->Close(inode);
-  bool commit;
+  bool commit = false;
   {
     MutexLock lock(inode->mutex);
-    if (inode->file && told != 0) inode->file->NoteTold(told);
-    // One handle of a file that is being replaced says nothing about whether the new content is whole.
-    const bool settled = inode->open_handles == 0 || (inode->file && !inode->file->replacing);
-    commit = inode->file && !inode->deleted && inode->file->changed && settled;
+    if (File* file = inode->file.get()) {
+      if (reported_failure != 0) file->write_error().Report(reported_failure);
+      // One handle of a file that is being replaced says nothing about whether the new content is whole.
+      const bool settled = inode->open_handles == 0 || !file->commit().replacing();
+      commit = !inode->deleted && file->commit().changed() && settled;
+    }
   }
   if (commit) p_->committer->CommitSoon(inode);
 }
 
 void Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
-  if (auto loaded = p_->files->Load(inode); !loaded) return done(loaded.error());
   p_->reader->Read(inode, offset, size, stream, std::move(done));
 }
 
@@ -237,21 +240,23 @@ Result<ReadView> Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount
 
 void Store::DropCached(const InodePtr& inode) {
   MutexLock lock(inode->mutex);
-  p_->reader->cache().Invalidate(inode->id, 0, UINT64_MAX);
+  p_->cache->Invalidate(inode->id, 0, UINT64_MAX);
 }
 
 Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
-  RETURN_IF_ERROR(CheckWritable());
-  WriteBatch batch(*p_->write_back);
-  return p_->files->Write(inode, offset, data, holder, WriteReach::kAnywhere, &batch);
+  Result<void> result;
+  Write(inode, offset, data, std::move(holder), WriteReach::kAnywhere,
+        [&](Result<void> done) { result = std::move(done); });
+  return result;
 }
 
 void Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
                   WriteReach reach, const std::function<void(Result<void>)>& accepted) {
-  WriteBatch batch(*p_->write_back);
+  PendingWrites writes;
   Result<void> result = CheckWritable();
-  if (result) result = p_->files->Write(inode, offset, data, holder, reach, &batch);
+  if (result) result = p_->files->Write(inode, offset, data, holder, reach, &writes);
   accepted(std::move(result));
+  p_->write_back->Submit(&writes);
 }
 
 void Store::WhenWritesBelow(ByteCount limit, std::function<void()> next) {
@@ -289,12 +294,12 @@ Result<std::vector<FileExtent>> Store::Extents(const InodePtr& inode, FileBlock 
 
 void Store::Sync(const InodePtr& inode, Done done, bool kept) {
   if (p_->read_only) return done({});
-  p_->committer->Commit(inode, Committer::Level::kDurable, std::move(done), kept);
+  p_->committer->Commit(inode, CommitLevel::kDurable, std::move(done), kept);
 }
 
 void Store::SyncAll(Done done) {
   if (p_->read_only) return done({});
-  p_->committer->CommitAll(Committer::Scope::kEverything, Committer::Level::kDurable, std::move(done));
+  p_->committer->CommitAll(CommitScope::kEverything, CommitLevel::kDurable, std::move(done));
 }
 
 Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {
@@ -397,12 +402,12 @@ StoreStatistics Store::statistics() const {
   statistics.flushes = p_->committer->flushes();
   statistics.checksum_errors = p_->reader->counters().checksum_errors;
   for (const BufferPool* pool :
-       {p_->chunks.get(), p_->large_reads.get(), p_->small_reads.get(), p_->stripes.get(), p_->windows.get()}) {
+       {p_->chunks.get(), p_->large_reads.get(), p_->small_reads.get(), p_->stripes.get(), p_->small_writes.get()}) {
     statistics.buffer_capacity += pool->capacity() * pool->buffer_size().value;
     statistics.buffer_in_use += pool->in_use() * pool->buffer_size().value;
   }
   statistics.dirty_bytes = p_->stripes->in_use() * p_->stripes->buffer_size().value +
-                           p_->windows->in_use() * p_->windows->buffer_size().value;
+                           p_->small_writes->in_use() * p_->small_writes->buffer_size().value;
   statistics.resident_inodes = p_->inodes->size();
   statistics.pinned_bytes = ToBytes(p_->space->pinned()).value;
   statistics.granted_bytes = ToBytes(p_->space->granted()).value;

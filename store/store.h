@@ -70,11 +70,12 @@ class Store {
   // is committed (at close, at fsync, or after 30 s).
   Result<InodePtr> OpenFile(InodeId ino, bool truncate);
   // For each close(2) of a descriptor: reports an error of earlier writes; with sync_on_close waits for a commit. Other
-  // processes have copies of a descriptor, and close theirs when they end or start a program, asking for no error: it
-  // is told again until the CloseFile that is given `told`, which is 0 at first and lives until then.
-  void Flush(const InodePtr& inode, std::atomic<uint64_t>* told, Done done);
+  // processes have copies of a descriptor and close theirs when they end or start a program, and ask for no error: the
+  // error is reported again until the CloseFile that is given `reported_failure`, which is 0 at first and lives until
+  // then.
+  void Flush(const InodePtr& inode, std::atomic<uint64_t>* reported_failure, Done done);
   // The end of one OpenFile: the file is committed soon.
-  void CloseFile(const InodePtr& inode, uint64_t told = 0);
+  void CloseFile(const InodePtr& inode, uint64_t reported_failure = 0);
 
   // Reads at most `size` bytes, fewer at the end of the file only. `stream` may be null.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);

@@ -9,18 +9,20 @@
 
 #include "common/log.h"
 #include "meta/keys.h"
-#include "store/file/file_state.h"
+#include "store/file/file.h"
 
 namespace weightfs {
 
-// One file's state between its seal and its batch.
+// One file between its seal and its batch.
 struct Committer::Sealed {
   InodePtr inode;
-  bool changed = false;
-  std::vector<ExtentMap::Change> changes;
-  std::vector<DeviceRun> freed;
-  uint64_t size = 0, blocks = 0, version = 0;
-  uint64_t shrunk_to = UINT64_MAX;
+  std::optional<SealedFile> content;  // none: it has not changed since its last commit
+};
+
+// The error of a file's writes, and which failure of the file it is.
+struct Committer::FileError {
+  Error error;
+  uint64_t failure;
 };
 
 struct Committer::Cycle {
@@ -28,7 +30,7 @@ struct Committer::Cycle {
   std::vector<Deletion> deletions;
   std::vector<std::pair<InodePtr, bool>> inodes;  // and whether somebody waits for it
   std::vector<Sealed> sealed;
-  std::unordered_map<const Inode*, Error> errors;
+  std::unordered_map<const Inode*, FileError> errors;
   std::optional<Error> error;  // of the cycle as a whole
   bool wrote = false;
 };
@@ -37,15 +39,13 @@ Committer::Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, 
                      const Options& options)
     : catalog_(catalog), devices_(devices), space_(space), write_back_(write_back), options_(options) {
   // At once: until then nobody can write to the file.
-  write_back_.OnTorn([this](const InodePtr& inode) { Commit(inode, Level::kOrdered, nullptr); });
+  write_back_.OnFailed([this](const InodePtr& inode) { Commit(inode, CommitLevel::kOrdered, nullptr); });
   thread_ = std::thread([this] { Run(); });
 }
 
 Committer::~Committer() { static_cast<void>(Stop().has_value()); }
 
 void Committer::NoteChanged(const InodePtr& inode) {
-  inode->file->changed = true;
-  if (std::exchange(inode->file->queued, true)) return;
   MutexLock lock(mutex_);
   const bool first = changed_.empty();
   changed_.emplace(Clock::now() + options_.interval, inode);
@@ -61,7 +61,7 @@ void Committer::CommitSoon(const InodePtr& inode) {
   closed_.push_back(inode);
 }
 
-void Committer::Add(Request request, Scope scope) {
+void Committer::Add(Request request, CommitScope scope) {
   {
     MutexLock lock(mutex_);
     if (!stopping_) {
@@ -74,11 +74,13 @@ void Committer::Add(Request request, Scope scope) {
   if (request.done) request.done(ErrorCode::kShutdown);
 }
 
-void Committer::Commit(const InodePtr& inode, Level level, Done done, bool kept) {
-  Add({.inode = inode, .level = level, .done = std::move(done), .kept = kept}, Scope::kNone);
+void Committer::Commit(const InodePtr& inode, CommitLevel level, Done done, bool kept) {
+  Add({.inode = inode, .level = level, .done = std::move(done), .kept = kept}, CommitScope::kNone);
 }
 
-void Committer::CommitAll(Scope scope, Level level, Done done) { Add({nullptr, level, std::move(done)}, scope); }
+void Committer::CommitAll(CommitScope scope, CommitLevel level, Done done) {
+  Add({nullptr, level, std::move(done)}, scope);
+}
 
 std::vector<InodePtr> Committer::Uncommitted() {
   MutexLock lock(mutex_);
@@ -101,7 +103,7 @@ void Committer::NoteFailed(const InodePtr& inode) {
 }
 
 void Committer::FlushDevices(Done done) {
-  Add({.inode = nullptr, .level = Level::kOrdered, .done = std::move(done), .flush = true}, Scope::kNone);
+  Add({.inode = nullptr, .level = CommitLevel::kOrdered, .done = std::move(done), .flush = true}, CommitScope::kNone);
 }
 
 void Committer::OnReverted(std::function<void(InodeId)> notify) {
@@ -124,8 +126,9 @@ Result<void> Committer::Stop() {
   {
     MutexLock lock(mutex_);
     if (stopping_) return {};
-    scope_ = Scope::kEverything;
-    requests_.push_back({nullptr, Level::kDurable, [&](Result<void> done) { promise.set_value(std::move(done)); }});
+    scope_ = CommitScope::kEverything;
+    requests_.push_back(
+        {nullptr, CommitLevel::kDurable, [&](Result<void> done) { promise.set_value(std::move(done)); }});
     stopping_ = true;
     wake_.notify_one();
   }
@@ -158,8 +161,8 @@ void Committer::Run() {
 // Moves what is due into `cycle`; false when nothing is.
 bool Committer::TakeWorkLocked(Cycle* cycle) {
   const auto now = Clock::now();
-  const Scope scope = std::exchange(scope_, Scope::kNone);
-  const bool all = scope != Scope::kNone;
+  const CommitScope scope = std::exchange(scope_, CommitScope::kNone);
+  const bool all = scope != CommitScope::kNone;
   const bool closed = !closed_.empty() && (all || closed_due_ <= now);
   const bool changed = !changed_.empty() && (all || changed_.begin()->first <= now);
   const bool deleted = !deletions_.empty() && (deletions_due_ <= now || all || !requests_.empty());
@@ -177,7 +180,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   // Files that fall due within a tenth of the interval share the flush.
   const auto horizon = all ? Clock::time_point::max() : now + options_.interval / 10;
   while (changed && !changed_.empty() && changed_.begin()->first <= horizon) {
-    add(std::move(changed_.begin()->second), scope == Scope::kEverything);
+    add(std::move(changed_.begin()->second), scope == CommitScope::kEverything);
     changed_.erase(changed_.begin());
   }
   for (const auto& [inode, urgent] : cycle->inodes) in_cycle_.push_back(inode);
@@ -188,8 +191,9 @@ void Committer::RunCycle(Cycle cycle) {
   if (failed()) cycle.error = Error{ErrorCode::kIo};
   if (!cycle.error) Seal(&cycle);
   WaitForWrites(&cycle);
-  const bool any = std::any_of(cycle.sealed.begin(), cycle.sealed.end(), [](const Sealed& s) { return s.changed; }) ||
-                   std::any_of(cycle.requests.begin(), cycle.requests.end(), [](const Request& r) { return r.flush; });
+  const bool any =
+      std::any_of(cycle.sealed.begin(), cycle.sealed.end(), [](const Sealed& s) { return s.content.has_value(); }) ||
+      std::any_of(cycle.requests.begin(), cycle.requests.end(), [](const Request& r) { return r.flush; });
   if (any && !cycle.error) {
     const auto flushed = devices_.FlushWritten();
     if (!flushed) {
@@ -203,53 +207,41 @@ void Committer::RunCycle(Cycle cycle) {
     MutexLock lock(mutex_);
     in_cycle_.clear();
   }
-  Finish(&cycle, Level::kOrdered);
+  Finish(&cycle, CommitLevel::kOrdered);
   const bool sync = cycle.wrote || !cycle.deletions.empty() || !cycle.requests.empty();
   if (sync && !cycle.error) {
     if (auto synced = catalog_.Sync(); !synced) cycle.error = Fail(synced.error(), "syncing the catalog failed");
   }
   if (!cycle.error) {
-    for (Sealed& sealed : cycle.sealed) space_.Retire(std::move(sealed.freed));
+    for (Sealed& sealed : cycle.sealed) {
+      if (sealed.content) space_.Retire(std::move(sealed.content->freed));
+    }
     for (Deletion& deletion : cycle.deletions) space_.Retire(std::move(deletion.runs));
     if (cycle.wrote) ++commits_;
   }
-  Finish(&cycle, Level::kDurable);
+  Finish(&cycle, CommitLevel::kDurable);
 }
 
-// Sends out every dirty block and takes the differences from the catalog as of this moment.
+// Starts the write of every dirty block and takes the differences from the catalog as of this moment.
 void Committer::Seal(Cycle* cycle) {
   for (auto& [inode, urgent] : cycle->inodes) {
-    WriteBatch batch(write_back_);
-    MutexLock lock(inode->mutex);
-    if (inode->deleted || !inode->file) continue;
-    FileState& file = *inode->file;
-    // Half of a replacement is nobody's wish: it waits for its last close, for an fsync, or for the delay.
-    const bool half = file.replacing && inode->open_handles > 0;
-    if (half && !urgent && Clock::now() - file.replacing_since < options_.replace_delay) {
-      MutexLock queue(mutex_);
-      changed_.emplace(file.replacing_since + options_.replace_delay, inode);
-      continue;
+    PendingWrites writes;
+    {
+      MutexLock lock(inode->mutex);
+      if (inode->deleted || !inode->file) continue;
+      File& file = *inode->file;
+      // Half of a replacement helps nobody: it waits for its last close, for an fsync, or for the delay.
+      const CommitState& state = file.commit();
+      const bool half = state.replacing() && inode->open_handles > 0;
+      if (half && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
+        MutexLock queue(mutex_);
+        changed_.emplace(state.replacing_since() + options_.replace_delay, inode);
+        continue;
+      }
+      write_back_.StartAll(inode, &writes);
+      cycle->sealed.push_back({inode, file.Seal()});
     }
-    write_back_.SubmitAll(inode, &batch);
-    Sealed sealed;
-    sealed.inode = inode;
-    file.queued = false;
-    file.replacing = false;
-    if (std::exchange(file.changed, false)) {
-      sealed.changed = true;
-      file.committing = true;
-      sealed.changes = file.extents.TakeChanges();
-      sealed.freed = std::exchange(file.freed, {});
-      sealed.size = inode->attributes.size;
-      sealed.blocks = file.extents.mapped().value;
-      sealed.version = ++inode->attributes.data_version;
-      sealed.shrunk_to = std::exchange(file.shrunk_to, UINT64_MAX);
-      write_back_.SumAll(*inode);
-      file.checksums.Seal(sealed.size);
-      file.writes_before_seal = std::exchange(file.writes_since_seal, 0);
-      ++file.seals;
-    }
-    cycle->sealed.push_back(std::move(sealed));
+    write_back_.Submit(&writes);
   }
 }
 
@@ -257,31 +249,29 @@ void Committer::WaitForWrites(Cycle* cycle) {
   for (Sealed& sealed : cycle->sealed) {
     Inode& inode = *sealed.inode;
     MutexLock lock(inode.mutex);
-    FileState& file = *inode.file;
-    file.drained.wait(lock.native(), [&] { return file.writes_before_seal == 0; });
-    if (file.error) {
-      cycle->errors.emplace(&inode, *file.error);
+    File& file = *inode.file;
+    file.WaitForSealedWrites(lock);
+    if (const auto& error = file.write_error().error()) {
+      cycle->errors.emplace(&inode, FileError{*error, file.write_error().failures()});
       NoteFailed(sealed.inode);
     }
-    if (!file.torn || inode.deleted) continue;  // Of a deleted one nothing is left to put back.
+    if (!file.write_error().failed() || inode.deleted) continue;  // Of a deleted file nothing is left to put back.
     // What was sent since goes too: once the file is back, no older write of it may come to where new ones go.
-    file.drained.wait(lock.native(), [&] { return file.writes_before_seal + file.writes_since_seal == 0; });
+    file.WaitForAllWrites(lock);
     Revert(&sealed);
     lock.Unlock();
     MutexLock notify(notify_mutex_);
     if (reverted_) reverted_(inode.id);
   }
   for (Deletion& deletion : cycle->deletions) {
-    Inode& inode = *deletion.inode;
-    MutexLock lock(inode.mutex);
-    inode.file->drained.wait(lock.native(),
-                             [&] { return inode.file->writes_before_seal + inode.file->writes_since_seal == 0; });
+    MutexLock lock(deletion.inode->mutex);
+    deletion.inode->file->WaitForAllWrites(lock);
   }
 }
 
 void Committer::WriteCatalog(Cycle* cycle) {
   for (Sealed& sealed : cycle->sealed) {
-    if (!sealed.changed) continue;
+    if (!sealed.content) continue;
     if (auto written = WriteOne(&sealed); !written) {
       cycle->error = Fail(written.error(), "writing the catalog failed");
       return;
@@ -292,29 +282,45 @@ void Committer::WriteCatalog(Cycle* cycle) {
 
 Result<void> Committer::WriteOne(Sealed* sealed) {
   Inode& inode = *sealed->inode;
-  MutexLock lock(inode.mutex);
-  if (inode.deleted) return {};
-  KvBatch batch;
+  ChecksumSegments loaded;
+  while (true) {
+    std::vector<uint64_t> missing;
+    {
+      MutexLock lock(inode.mutex);
+      if (inode.deleted) return {};
+      KvBatch batch;
+      ASSIGN_OR_RETURN(const bool complete, BuildBatch(*sealed, loaded, &missing, &batch));
+      if (complete) return WriteBatch(sealed, std::move(batch));
+    }
+    loaded.Load(catalog_, inode.id, missing);
+  }
+}
+
+Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
+  Inode& inode = *sealed->inode;
   const auto old = std::tuple(inode.committed_size, inode.committed_blocks, inode.committed_version);
-  auto written = BuildBatch(*sealed, &batch);
-  if (written) written = catalog_.Write(batch);
-  if (!written) {
+  inode.committed_size = sealed->content->size;
+  inode.committed_blocks = sealed->content->blocks;
+  inode.committed_version = sealed->content->version;
+  batch.Put(keys::Inode(inode.id), inode.CatalogRecord().Encode());
+  if (auto written = catalog_.Write(batch); !written) {
     std::tie(inode.committed_size, inode.committed_blocks, inode.committed_version) = old;
     return written;
   }
-  inode.file->checksums.DropSealed();
-  inode.file->committing = false;
+  inode.file->FinishCommit();
   return {};
 }
 
-Result<void> Committer::BuildBatch(Sealed& sealed, KvBatch* batch) {
-  Inode& inode = *sealed.inode;
-  const InodeId ino = inode.id;
+// Everything but the inode's record. False when checksums have to be loaded first.
+Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
+                                   KvBatch* batch) {
+  const Inode& inode = *sealed.inode;
+  const SealedFile& content = *sealed.content;
   // Segments behind the smallest size since the last commit go first: the ones written again follow.
-  const uint64_t first = sealed.shrunk_to == UINT64_MAX ? UINT64_MAX : keys::SegmentsOf(sealed.shrunk_to);
-  DeleteChecksums(ino, first, keys::SegmentsOf(inode.committed_size), batch);
-  for (const auto& change : sealed.changes) {
-    std::string key = keys::Extent(ino, change.key);
+  const uint64_t first = content.shrunk_to == UINT64_MAX ? UINT64_MAX : keys::SegmentsOf(content.shrunk_to);
+  DeleteChecksums(inode.id, first, keys::SegmentsOf(inode.committed_size), batch);
+  for (const auto& change : content.changes) {
+    std::string key = keys::Extent(inode.id, change.key);
     if (change.record) {
       std::string value = change.record->Encode(key);
       batch->Put(std::move(key), std::move(value));
@@ -322,36 +328,16 @@ Result<void> Committer::BuildBatch(Sealed& sealed, KvBatch* batch) {
       batch->Delete(std::move(key));
     }
   }
-  RETURN_IF_ERROR(inode.file->checksums.AppendSealed(catalog_, ino, batch));
-  inode.committed_size = sealed.size;
-  inode.committed_blocks = sealed.blocks;
-  inode.committed_version = sealed.version;
-  batch->Put(keys::Inode(ino), inode.CatalogRecord().Encode());
-  return {};
+  return inode.file->AppendChecksums(loaded, missing, batch);
 }
 
-// After a failed write the file is what its last commit says. The space of what was written since is not told from
-// the committed one any more: it comes back at the next mount.
+// After a failed write the file is what its last commit says.
 void Committer::Revert(Sealed* sealed) {
   Inode& inode = *sealed->inode;
-  FileState& file = *inode.file;
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
-  MappedBlocksUpdate update(inode, space_);
-  file.reverted = true;
-  file.loaded = false;
-  file.extents.Clear();
-  file.checksums.Clear();
-  file.unsummed.clear();
-  file.dirty.Clear();
-  file.reservation.TrimTo({});
-  file.freed.clear();
-  file.changed = file.committing = false;
-  file.shrunk_to = UINT64_MAX;
-  file.torn = false;
-  if (file.told) file.ForgetError();
-  inode.attributes.size = inode.committed_size;
-  sealed->changed = false;
-  sealed->freed.clear();
+  inode.file->Revert(inode.committed_size);
+  write_back_.UpdateQueue(sealed->inode);
+  sealed->content.reset();
 }
 
 Error Committer::Fail(const Error& error, const char* what) {
@@ -363,7 +349,7 @@ Error Committer::Fail(const Error& error, const char* what) {
 }
 
 // Answers the requests of one level and forgets them.
-void Committer::Finish(Cycle* cycle, Level level) {
+void Committer::Finish(Cycle* cycle, CommitLevel level) {
   for (Request& request : cycle->requests) {
     if (!request.done || request.level != level) continue;
     Result<void> result;
@@ -372,13 +358,14 @@ void Committer::Finish(Cycle* cycle, Level level) {
     } else if (request.inode) {
       const auto found = cycle->errors.find(request.inode.get());
       if (found != cycle->errors.end()) {
-        result = found->second;
+        result = found->second.error;
         MutexLock lock(request.inode->mutex);
-        FileState& file = *request.inode->file;
-        if (!file.torn && !request.kept) file.ForgetError();  // Torn again meanwhile: that was told to nobody yet.
+        // One that has failed again meanwhile keeps its error: nobody was told of that one yet.
+        WriteErrorState& state = request.inode->file->write_error();
+        if (!request.kept && !state.failed()) state.Report(found->second.failure);
       }
     } else if (!request.flush && !cycle->errors.empty()) {
-      result = cycle->errors.begin()->second;
+      result = cycle->errors.begin()->second.error;
     }
     std::exchange(request.done, nullptr)(std::move(result));
   }

@@ -12,6 +12,8 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "meta/kv_store.h"
+#include "store/file/commit_queue.h"
+#include "store/file/file.h"
 #include "store/file/inode.h"
 #include "store/file/write_back.h"
 #include "store/types.h"
@@ -19,38 +21,28 @@
 namespace weightfs {
 
 // Thread-safe. One thread runs the cycles; every request that waits when a cycle begins shares its flush and sync.
-class Committer {
+class Committer final : public CommitQueue {
  public:
   struct Options {
     std::chrono::milliseconds interval{5000};  // the longest that changed data stays uncommitted
     std::chrono::milliseconds close_delay{1000};
     std::chrono::milliseconds replace_delay{30000};  // likewise, for a file truncated to nothing and still open
   };
-  enum class Level : unsigned char {
-    kOrdered,  // in the catalog: whatever the catalog is told later cannot survive without it
-    kDurable,
-  };
 
   Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back, const Options& options);
   ~Committer();
 
-  // The file differs from the catalog; it is committed within the interval.
-  void NoteChanged(const InodePtr& inode) REQUIRES(inode->mutex);
+  void NoteChanged(const InodePtr& inode) override EXCLUDES(mutex_);
+  void Commit(const InodePtr& inode, CommitLevel level, Done done, bool kept = false) override EXCLUDES(mutex_);
+  void CommitAll(CommitScope scope, CommitLevel level, Done done) override EXCLUDES(mutex_);
+  std::vector<InodePtr> Uncommitted() override EXCLUDES(mutex_);
+  void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) override EXCLUDES(mutex_);
+  bool failed() const override { return failed_.load() || catalog_.failed(); }
+
   // The file was closed: it is committed within the close delay.
   void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
-  // Commits the file now, and with kDurable everything the catalog was told before; `done` gets the file's error,
-  // which thereby counts as reported unless it is `kept` for others. Null: nobody waits.
-  void Commit(const InodePtr& inode, Level level, Done done, bool kept = false) EXCLUDES(mutex_);
-  // Every file that differs from the catalog. kSettled leaves out those that are being replaced (O_TRUNC and not closed
-  // yet): a crash shall find the old content or the new.
-  enum class Scope : unsigned char { kNone, kSettled, kEverything };
-  void CommitAll(Scope scope, Level level, Done done) EXCLUDES(mutex_);
-  // The files that were changed, or whose writes failed, since their last commit; others may be among them.
-  std::vector<InodePtr> Uncommitted() EXCLUDES(mutex_);
   // What others wrote to the devices before the call (DeviceSet::NoteWrite) is on stable storage when `done` runs.
   void FlushDevices(Done done) EXCLUDES(mutex_);
-  // The space of a file whose deletion the catalog has been told of.
-  void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) EXCLUDES(mutex_);
 
   // `notify` runs on the committer's thread, for each file that a failed write has put back to its last commit: what
   // others keep of its data and size is no longer so. notify_mutex_ is held, and no other lock; it must not wait for
@@ -60,8 +52,6 @@ class Committer {
   // Commits everything and stops the thread. Later requests get kShutdown.
   Result<void> Stop();
 
-  // Set for ever by a failed flush or catalog write, whoever wrote: nothing can be made durable any more.
-  bool failed() const { return failed_.load() || catalog_.failed(); }
   uint64_t commits() const { return commits_.load(); }
   uint64_t flushes() const { return flushes_.load(); }
 
@@ -69,7 +59,7 @@ class Committer {
   using Clock = std::chrono::steady_clock;
   struct Request {
     InodePtr inode;  // null: the catalog alone, or everything
-    Level level;
+    CommitLevel level;
     Done done;
     bool flush = false;  // of the devices, and nothing else
     bool kept = false;   // the file's error
@@ -79,9 +69,10 @@ class Committer {
     std::vector<DeviceRun> runs;
   };
   struct Sealed;
+  struct FileError;
   struct Cycle;
 
-  void Add(Request request, Scope scope) EXCLUDES(mutex_);
+  void Add(Request request, CommitScope scope) EXCLUDES(mutex_);
   void Run();
   bool TakeWorkLocked(Cycle* cycle) REQUIRES(mutex_);
   void RunCycle(Cycle cycle);
@@ -90,8 +81,10 @@ class Committer {
   void NoteFailed(const InodePtr& inode) EXCLUDES(mutex_);
   void WriteCatalog(Cycle* cycle);
   Result<void> WriteOne(Sealed* sealed);
-  Result<void> BuildBatch(Sealed& sealed, KvBatch* batch) REQUIRES(sealed.inode->mutex);
-  void Finish(Cycle* cycle, Level level);
+  Result<void> WriteBatch(Sealed* sealed, KvBatch batch) REQUIRES(sealed->inode->mutex);
+  Result<bool> BuildBatch(const Sealed& sealed, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
+                          KvBatch* batch) REQUIRES(sealed.inode->mutex);
+  void Finish(Cycle* cycle, CommitLevel level);
   void Revert(Sealed* sealed) REQUIRES(sealed->inode->mutex);
   Error Fail(const Error& error, const char* what);
 
@@ -112,7 +105,7 @@ class Committer {
   std::vector<Request> requests_ GUARDED_BY(mutex_);
   std::vector<Deletion> deletions_ GUARDED_BY(mutex_);
   Clock::time_point deletions_due_ GUARDED_BY(mutex_);
-  Scope scope_ GUARDED_BY(mutex_) = Scope::kNone;  // the widest asked for
+  CommitScope scope_ GUARDED_BY(mutex_) = CommitScope::kNone;  // the widest asked for
   bool stopping_ GUARDED_BY(mutex_) = false;
   Mutex notify_mutex_;  // held while it runs: who takes it back has seen its end
   std::function<void(InodeId)> reverted_ GUARDED_BY(notify_mutex_);

@@ -2,7 +2,9 @@
 #include "store/file/checksum_table.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "common/assert.h"
 #include "meta/records.h"
 
 namespace weightfs {
@@ -30,14 +32,29 @@ void ChecksumTable::Set(FileBlock first, std::span<const uint32_t> checksums) {
   }
 }
 
-Result<const std::vector<uint32_t>*> ChecksumTable::Catalog(KvStore& catalog, InodeId ino, uint64_t segment) {
-  if (const auto* found = cached_.Find(segment)) return found;
-  ASSIGN_OR_RETURN(auto bytes, catalog.Get(keys::Checksums(ino, segment)));
-  std::vector<uint32_t> checksums;
-  if (bytes) {
-    ASSIGN_OR_RETURN(checksums, DecodeChecksums(*bytes));
+void ChecksumSegments::SetVersion(uint64_t version) {
+  if (version_ != version) segments_.clear();
+  version_ = version;
+}
+
+void ChecksumSegments::Load(KvStore& catalog, InodeId ino, std::span<const uint64_t> segments) {
+  const auto read = [&](uint64_t segment) -> Segment {
+    ASSIGN_OR_RETURN(const auto bytes, catalog.Get(keys::Checksums(ino, segment)));
+    return bytes ? DecodeChecksums(*bytes) : Segment(std::vector<uint32_t>());
+  };
+  for (const uint64_t segment : segments) {
+    if (!segments_.contains(segment)) segments_.emplace(segment, read(segment));
   }
-  return cached_.Add(segment, std::move(checksums));
+}
+
+Result<const std::vector<uint32_t>*> ChecksumTable::Stored(uint64_t segment, ChecksumSegments& loaded) {
+  if (const auto* found = cached_.Find(segment)) return found;
+  loaded.SetVersion(version_);
+  const auto found = loaded.segments_.find(segment);
+  if (found == loaded.segments_.end()) return static_cast<const std::vector<uint32_t>*>(nullptr);
+  if (!found->second) return found->second.error();
+  cached_.Add(segment, *found->second);
+  return static_cast<const std::vector<uint32_t>*>(&*found->second);
 }
 
 const std::vector<uint32_t>* ChecksumTable::Cache::Find(uint64_t segment) const {
@@ -45,12 +62,10 @@ const std::vector<uint32_t>* ChecksumTable::Cache::Find(uint64_t segment) const 
   return found == segments_.end() ? nullptr : &found->second;
 }
 
-const std::vector<uint32_t>* ChecksumTable::Cache::Add(uint64_t segment, std::vector<uint32_t> checksums) {
-  // Whichever goes is as good as any other: a stream needs none of them again, random reads any.
+void ChecksumTable::Cache::Add(uint64_t segment, const std::vector<uint32_t>& checksums) {
+  // Any victim is as good as another: a stream needs none of them again, random reads need any.
   if (segments_.size() >= kOwn && total_.load(std::memory_order_relaxed) >= kShared) Erase(segments_.begin()->first);
-  const auto [entry, added] = segments_.insert_or_assign(segment, std::move(checksums));
-  if (added) total_.fetch_add(1, std::memory_order_relaxed);
-  return &entry->second;
+  if (segments_.insert_or_assign(segment, checksums).second) total_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void ChecksumTable::Cache::Erase(uint64_t segment) {
@@ -62,67 +77,86 @@ void ChecksumTable::Cache::Clear() {
   segments_.clear();
 }
 
-Result<void> ChecksumTable::Get(KvStore& catalog, InodeId ino, FileBlock first, std::span<uint32_t> out) {
+Result<bool> ChecksumTable::Get(FileBlock first, std::span<uint32_t> out, ChecksumSegments& loaded,
+                                std::vector<uint64_t>* missing) {
   const auto layer_segment = [](const Layer& layer, uint64_t number) -> const Segment* {
     const auto found = layer.find(number);
     return found == layer.end() ? nullptr : found->second.get();
   };
+  bool complete = true;
   uint64_t block = first.value;
   for (size_t at = 0; at < out.size();) {
     const uint64_t number = block / keys::kSegmentBlocks;
     const Segment* fresh = layer_segment(fresh_, number);
     const Segment* sealed = layer_segment(sealed_, number);
     const std::vector<uint32_t>* stored = nullptr;
+    bool lacking = false;
     for (uint64_t index = block % keys::kSegmentBlocks; index < keys::kSegmentBlocks && at < out.size();
          ++index, ++at, ++block) {
       if (fresh != nullptr && fresh->known[index]) {
         out[at] = fresh->checksums[index];
       } else if (sealed != nullptr && sealed->known[index]) {
         out[at] = sealed->checksums[index];
-      } else {
+      } else if (!lacking) {
         if (stored == nullptr) {
-          ASSIGN_OR_RETURN(stored, Catalog(catalog, ino, number));
+          ASSIGN_OR_RETURN(stored, Stored(number, loaded));
         }
+        lacking = stored == nullptr;
+        if (lacking) continue;
         if (index >= stored->size()) return ErrorCode::kCorrupt;
         out[at] = (*stored)[index];
       }
     }
+    if (lacking) missing->push_back(number);
+    complete = complete && !lacking;
   }
-  return {};
+  return complete;
 }
 
 void ChecksumTable::Seal(uint64_t size) {
+  WEIGHTFS_ASSERT(sealed_.empty());
   fresh_.erase(fresh_.lower_bound(keys::SegmentsOf(size)), fresh_.end());
   std::swap(fresh_, sealed_);
 }
 
-Result<void> ChecksumTable::AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch) {
+Result<bool> ChecksumTable::AppendSealed(InodeId ino, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
+                                         KvBatch* batch) {
+  const size_t lacking = missing->size();
+  std::vector<std::pair<uint64_t, std::vector<uint32_t>>> merged;
   for (const auto& [number, segment] : sealed_) {
+    std::vector<uint32_t> checksums;
+    if (!segment->known.all()) {
+      ASSIGN_OR_RETURN(const auto* stored, Stored(number, loaded));
+      if (stored == nullptr) {
+        missing->push_back(number);
+        continue;
+      }
+      checksums = *stored;
+    }
     size_t size = keys::kSegmentBlocks;
     while (size > 0 && !segment->known[size - 1]) --size;
-    std::vector<uint32_t> merged;
-    if (segment->known.count() != keys::kSegmentBlocks) {
-      ASSIGN_OR_RETURN(const auto* stored, Catalog(catalog, ino, number));
-      merged = *stored;
-    }
-    merged.resize(std::max(size, merged.size()));
+    checksums.resize(std::max(size, checksums.size()));
     for (size_t index = 0; index < size; ++index) {
-      if (segment->known[index]) merged[index] = segment->checksums[index];
+      if (segment->known[index]) checksums[index] = segment->checksums[index];
     }
-    batch->Put(keys::Checksums(ino, number), EncodeChecksums(merged));
+    merged.emplace_back(number, std::move(checksums));
   }
-  return {};
+  if (missing->size() > lacking) return false;
+  for (const auto& [number, checksums] : merged) batch->Put(keys::Checksums(ino, number), EncodeChecksums(checksums));
+  return true;
 }
 
-void ChecksumTable::DropSealed() {
+void ChecksumTable::FinishCommit() {
   for (const auto& [number, segment] : sealed_) cached_.Erase(number);
   sealed_.clear();
+  ++version_;
 }
 
 void ChecksumTable::Clear() {
   fresh_.clear();
   sealed_.clear();
   cached_.Clear();
+  ++version_;
 }
 
 }  // namespace weightfs

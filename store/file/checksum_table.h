@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CRC-32C of the blocks of one file: what is in memory ahead of the catalog, and a small cache of what is in it.
+// CRC-32C of the blocks of one file: what is in memory ahead of the catalog, and a small cache of what the catalog has.
 #pragma once
 
 #include <array>
@@ -21,26 +21,47 @@ namespace weightfs {
 // Adds to `batch` the deletion of the segments [first, end) of a file's checksums in the catalog, there or not.
 void DeleteChecksums(InodeId ino, uint64_t first, uint64_t end, KvBatch* batch);
 
+// Segments of one file's checksums, read from the catalog without the inode's mutex. They are valid for a ChecksumTable
+// as long as its version() is the one they were read under.
+class ChecksumSegments {
+ public:
+  // Forgets everything unless `version` is the one that the segments belong to.
+  void SetVersion(uint64_t version);
+  // Reads the segments that are not here yet. An error of one segment is kept in its place.
+  void Load(KvStore& catalog, InodeId ino, std::span<const uint64_t> segments);
+
+ private:
+  friend class ChecksumTable;
+  using Segment = Result<std::vector<uint32_t>>;
+  uint64_t version_ = 0;
+  std::unordered_map<uint64_t, Segment> segments_;
+};
+
 // Three layers, the first that knows a block answers: blocks written since the last seal, those of the commit under
-// way, the catalog. Externally synchronised (Inode::mutex): a commit changes the catalog and drops its layer under the
-// same lock, so a look-up sees the checksum that belongs to the mapping of that moment.
+// way, the catalog. No call reads the catalog: it names the segments that it lacks, and the caller loads them into a
+// ChecksumSegments without the inode's mutex and asks again. Externally synchronized (Inode::mutex): a commit changes
+// the catalog, drops its layer and moves version() under the same lock, so an answer belongs to the mapping of its
+// moment.
 class ChecksumTable {
  public:
   void Set(FileBlock first, std::span<const uint32_t> checksums);
 
-  // The checksums of [first, first + out.size()), reading segments of the catalog as needed. kCorrupt when a block's
-  // segment is missing, short or damaged.
-  Result<void> Get(KvStore& catalog, InodeId ino, FileBlock first, std::span<uint32_t> out);
+  // Fills `out` with the checksums of [first, first + out.size()).
+  //
+  // Returns: true when `out` is filled; false when segments have to be loaded first, whose numbers are appended to
+  // `missing`. kCorrupt when a block's segment is missing in the catalog, short or damaged; the error of reading it.
+  Result<bool> Get(FileBlock first, std::span<uint32_t> out, ChecksumSegments& loaded, std::vector<uint64_t>* missing);
 
   // Moves what was set since the last seal into the layer of the commit under way, which must be empty: the segments of
   // a file of `size` bytes, for those behind its end would stay in the catalog.
   void Seal(uint64_t size);
 
-  // Appends the sealed segments, merged with the catalog's, to `batch`.
-  Result<void> AppendSealed(KvStore& catalog, InodeId ino, KvBatch* batch);
+  // Appends the sealed segments, merged with the catalog's, to `batch`. Returns false, and appends nothing, when
+  // segments have to be loaded first; their numbers are appended to `missing`.
+  Result<bool> AppendSealed(InodeId ino, ChecksumSegments& loaded, std::vector<uint64_t>* missing, KvBatch* batch);
 
   // The batch of AppendSealed is in the catalog.
-  void DropSealed();
+  void FinishCommit();
 
   void Clear();
 
@@ -59,7 +80,7 @@ class ChecksumTable {
     Cache(const Cache&) = delete;
     Cache& operator=(const Cache&) = delete;
     const std::vector<uint32_t>* Find(uint64_t segment) const;
-    const std::vector<uint32_t>* Add(uint64_t segment, std::vector<uint32_t> checksums);
+    void Add(uint64_t segment, const std::vector<uint32_t>& checksums);
     void Erase(uint64_t segment);
     void Clear();
 
@@ -69,11 +90,12 @@ class ChecksumTable {
     std::unordered_map<uint64_t, std::vector<uint32_t>> segments_;
   };
 
-  // The segment as the catalog has it (empty when absent), from the cache where it is there.
-  Result<const std::vector<uint32_t>*> Catalog(KvStore& catalog, InodeId ino, uint64_t segment);
+  // The segment as the catalog has it, empty when absent; null when it is not loaded.
+  Result<const std::vector<uint32_t>*> Stored(uint64_t segment, ChecksumSegments& loaded);
 
   Layer fresh_, sealed_;
   Cache cached_;
+  uint64_t version_ = 1;  // grows whenever the segments of the catalog change
 };
 
 }  // namespace weightfs

@@ -4,75 +4,73 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <optional>
 #include <span>
 
 #include "common/buffer.h"
+#include "common/interval_map.h"
 #include "common/units.h"
 
 namespace weightfs {
 
-// Blocks [key, key + count) of the file, held in `buffer`, whose memory begins at file block `window`.
-struct DirtySpan {
-  BlockCount count;
+// Memory of a range of file blocks. The buffer holds the file blocks from `buffer_first` up to buffer_end(); the range
+// is a part of these.
+struct DirtyBlocks {
   Buffer buffer;
-  FileBlock window;
-  uint64_t write = 0;  // 0: may still change; otherwise the id of the device write that reads this memory
-  uint64_t window_limit = UINT64_MAX;  // the window ends before this file block, where the buffer goes on
+  FileBlock buffer_first;
+  uint64_t buffer_limit = UINT64_MAX;  // the file's part of the buffer ends before this file block
+  uint64_t write = 0;                  // the device write that reads the memory; 0: none yet, the blocks may change
 
-  std::byte* memory(uint64_t block) const { return buffer.data() + (block - window.value) * kBlockSize; }
-  // The first file block behind the window.
-  uint64_t window_end() const { return std::min(window_limit, window.value + buffer.size().value / kBlockSize); }
-  bool frozen() const { return write != 0; }
+  std::byte* memory(uint64_t block) const { return buffer.data() + (block - buffer_first.value) * kBlockSize; }
+  uint64_t buffer_end() const { return std::min(buffer_limit, buffer_first.value + buffer.size().value / kBlockSize); }
+  bool under_writeback() const { return write != 0; }
 };
 
-// Spans never overlap. A buffer serves one window of the file; its spans are frozen all at once (WindowOf), so that no
-// block of memory that a device write reads is ever written again. Externally synchronised (Inode::mutex).
+// A block is dirty (it may change) or under writeback (a device write reads its memory, so nobody changes it). All
+// dirty blocks of one buffer go under writeback together, so that memory that a device write reads is never written
+// again. Externally synchronized (Inode::mutex).
 class DirtyMap {
  public:
-  using Spans = std::map<uint64_t, DirtySpan>;  // by first file block
+  using Ranges = IntervalMap<DirtyBlocks>;
 
-  // The span that covers `block`, or null.
-  const DirtySpan* Find(FileBlock block) const;
+  // Adds a range, dirty or under writeback, in place of what the map has there. Joins it with dirty neighbors in the
+  // same buffer.
+  void Insert(FileBlock first, BlockCount count, DirtyBlocks blocks);
 
-  // Adds a span; what it covers of older ones goes. Merges with unfrozen neighbours in the same buffer.
-  void Insert(FileBlock first, DirtySpan span);
-
-  // Forgets the blocks of a range; writes under way keep their memory.
+  // Forgets the blocks of a range. Writes under way keep their memory.
   void Remove(FileBlock first, BlockCount count);
 
-  // Forgets the blocks of [first, first + count) that still belong to the device write `write`.
+  // Forgets the blocks of a range that still belong to the device write `write`.
   void RemoveWrite(FileBlock first, BlockCount count, uint64_t write);
 
-  // Marks [first, first + count), which must be whole unfrozen spans or parts of them, as read by `write`.
-  void Freeze(FileBlock first, BlockCount count, uint64_t write);
+  // Marks a range, all of it dirty, as under writeback by `write`, which is not 0.
+  void StartWriteback(FileBlock first, BlockCount count, uint64_t write);
 
-  // Memory for the unfrozen block `block` and the unfrozen ones behind it in the same span; empty when it is not one.
+  // The blocks at `block`, or null where there are none.
+  const DirtyBlocks* Find(FileBlock block) const;
+
+  // Memory of the dirty block `block` and the dirty ones behind it in the same range; empty where it is not dirty.
   std::span<std::byte> Writable(FileBlock block) const;
 
-  // A buffer with an unfrozen span whose window holds `block`, or null: the block may live there.
-  const DirtySpan* WindowFor(FileBlock block) const;
+  // Dirty blocks next to `block` whose buffer has room for it, or null.
+  const DirtyBlocks* BufferFor(FileBlock block) const;
 
-  // Whether every block of the range is here and may still change.
-  bool CoversUnfrozen(FileBlock first, BlockCount count) const;
-
-  // Whether any block of the range is here.
+  // True when every block of the range is dirty.
+  bool IsDirty(FileBlock first, BlockCount count) const;
+  // True when a block of the range is in the map, or one that is under writeback.
   bool Overlaps(FileBlock first, BlockCount count) const;
+  bool HasWriteback(FileBlock first, BlockCount count) const;
 
-  // The first span that ends behind `block`.
-  Spans::const_iterator FirstFrom(FileBlock block) const;
-  const Spans& spans() const { return spans_; }
-  BlockCount unfrozen() const { return unfrozen_; }
-  bool empty() const { return spans_.empty(); }
+  // Every range, in order, each with its first block.
+  const Ranges& ranges() const { return ranges_; }
+  // The first range that ends behind `block`.
+  Ranges::const_iterator FirstFrom(FileBlock block) const { return ranges_.FirstFrom(block.value); }
+
+  BlockCount dirty() const { return dirty_; }
   void Clear();
 
  private:
-  void SplitAt(uint64_t block);
-  void MergeAround(Spans::iterator at);
-
-  Spans spans_;
-  BlockCount unfrozen_;
+  Ranges ranges_;
+  BlockCount dirty_;
 };
 
 }  // namespace weightfs

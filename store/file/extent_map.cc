@@ -2,63 +2,47 @@
 #include "store/file/extent_map.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+
+#include "common/assert.h"
 
 namespace weightfs {
 
 bool ExtentMap::Load(FileBlock first, const ExtentRecord& record) {
-  const auto next = extents_.lower_bound(first.value);
-  if (next != extents_.end() && next->first < first.value + record.count.value) return false;
-  if (next != extents_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second.count.value > first.value) return false;
-  }
-  extents_.emplace_hint(next, first.value, record);
+  const uint64_t end = first.value + record.count.value;
+  if (extents_.Overlaps(first.value, end)) return false;
+  extents_.Insert(first.value, end, {record.device, record.start, record.flags, record.generation});
   mapped_ += record.count;
   return true;
 }
 
 ExtentMap::Piece ExtentMap::Lookup(FileBlock first, BlockCount limit) const {
-  auto next = extents_.upper_bound(first.value);
-  if (next != extents_.begin()) {
-    const auto& [start, extent] = *std::prev(next);
-    const uint64_t skip = first.value - start;
-    if (skip < extent.count.value) {
-      ExtentRecord part = extent;
-      part.start += BlockCount{skip};
-      part.count = std::min(BlockCount{extent.count.value - skip}, limit);
-      return {first, part.count, part};
-    }
-  }
-  const uint64_t gap = next == extents_.end() ? limit.value : next->first - first.value;
-  return {first, std::min(BlockCount{gap}, limit), std::nullopt};
+  const auto at = extents_.FirstFrom(first.value);
+  if (at == extents_.end()) return {first, limit, std::nullopt};
+  if (at->first > first.value) return {first, std::min(BlockCount{at->first - first.value}, limit), std::nullopt};
+  Address address = at->second.value;
+  address.Advance(first.value - at->first);
+  const uint64_t count = std::min(at->second.end - first.value, limit.value);
+  return {first, {count}, address.ToRecord(count)};
 }
 
 void ExtentMap::SplitAt(uint64_t block) {
-  auto next = extents_.upper_bound(block);
-  if (next == extents_.begin()) return;
-  auto& [start, extent] = *std::prev(next);
-  const uint64_t head = block - start;
-  if (head == 0 || head >= extent.count.value) return;
-  ExtentRecord tail = extent;
-  tail.start += BlockCount{head};
-  tail.count -= BlockCount{head};
-  extent.count = {head};
-  changed_.insert(start);
+  const auto split = extents_.SplitAt(block);
+  if (!split) return;
+  changed_.insert(*split);
   changed_.insert(block);
-  extents_.emplace_hint(next, block, tail);
 }
 
 void ExtentMap::Unmap(FileBlock first, BlockCount count, std::vector<DeviceRun>* freed) {
   const uint64_t end = first.value + count.value;
   SplitAt(first.value);
   SplitAt(end);
-  auto at = extents_.lower_bound(first.value);
-  while (at != extents_.end() && at->first < end) {
-    freed->push_back({at->second.device, {at->second.start, at->second.count}});
-    mapped_ -= at->second.count;
+  for (auto at = extents_.LowerBound(first.value); at != extents_.end() && at->first < end; at = extents_.Erase(at)) {
+    const BlockCount blocks{at->second.end - at->first};
+    freed->push_back({at->second.value.device, {at->second.value.start, blocks}});
+    mapped_ -= blocks;
     changed_.insert(at->first);
-    at = extents_.erase(at);
   }
 }
 
@@ -67,45 +51,44 @@ void ExtentMap::Map(FileBlock first, const DeviceRun& run, uint32_t flags, uint6
   Unmap(first, run.run.count, freed);
   mapped_ += run.run.count;
   uint64_t block = first.value;
-  BlockRun rest = run.run;
-  // The extent before it goes on where the blocks do.
-  const auto next = extents_.upper_bound(block);
-  if (next != extents_.begin()) {
-    auto& [start, before] = *std::prev(next);
-    const bool continues = start + before.count.value == block && before.device == run.device &&
-                           before.start + before.count == rest.start && before.flags == flags &&
-                           before.generation == generation;
-    const uint64_t room = kMaximumExtentBlocks - std::min(kMaximumExtentBlocks, before.count.value);
-    if (continues && room > 0) {
-      const BlockCount step{std::min(room, rest.count.value)};
-      before.count += step;
-      changed_.insert(start);
-      block += step.value;
-      rest = {rest.start + step, rest.count - step};
+  const uint64_t end = block + run.run.count.value;
+  Address address{run.device, run.run.start, flags, generation};
+  const auto advance = [&](uint64_t blocks) {
+    block += blocks;
+    address.Advance(blocks);
+  };
+  // The extent before it goes on where its blocks do.
+  if (block > 0) {
+    auto before = extents_.FirstFrom(block - 1);
+    if (before != extents_.end() && before->second.end == block) {
+      const Address& last = before->second.value;
+      const uint64_t length = block - before->first;
+      const bool continues = last.device == run.device && last.start + BlockCount{length} == run.run.start &&
+                             last.flags == flags && last.generation == generation;
+      if (continues && length < kMaximumExtentBlocks) {
+        const uint64_t step = std::min(kMaximumExtentBlocks - length, end - block);
+        before->second.end += step;
+        changed_.insert(before->first);
+        advance(step);
+      }
     }
   }
-  while (rest.count.value > 0) {
-    const BlockCount step{std::min(kMaximumExtentBlocks, rest.count.value)};
-    ExtentRecord record;
-    record.device = run.device;
-    record.start = rest.start;
-    record.count = step;
-    record.flags = flags;
-    record.generation = generation;
-    extents_.emplace(block, record);
+  while (block < end) {
+    const uint64_t step = std::min(kMaximumExtentBlocks, end - block);
+    extents_.Insert(block, block + step, address);
     changed_.insert(block);
-    block += step.value;
-    rest = {rest.start + step, rest.count - step};
+    advance(step);
   }
 }
 
 void ExtentMap::MarkWritten(FileBlock first, BlockCount count, uint64_t generation) {
+  const uint64_t end = first.value + count.value;
   SplitAt(first.value);
-  SplitAt(first.value + count.value);
-  for (auto at = extents_.lower_bound(first.value); at != extents_.end() && at->first < first.value + count.value;
-       ++at) {
-    at->second.flags &= ~static_cast<uint32_t>(kExtentUnwritten);
-    at->second.generation = generation;
+  SplitAt(end);
+  for (auto at = extents_.LowerBound(first.value); at != extents_.end() && at->first < end; ++at) {
+    WEIGHTFS_ASSERT((at->second.value.flags & kExtentUnwritten) != 0);
+    at->second.value.flags &= ~static_cast<uint32_t>(kExtentUnwritten);
+    at->second.value.generation = generation;
     changed_.insert(at->first);
   }
 }
@@ -114,14 +97,26 @@ std::vector<ExtentMap::Change> ExtentMap::TakeChanges() {
   std::vector<Change> changes;
   changes.reserve(changed_.size());
   for (const uint64_t key : std::exchange(changed_, {})) {
-    const auto found = extents_.find(key);
-    changes.push_back({FileBlock{key}, found == extents_.end() ? std::nullopt : std::optional(found->second)});
+    const auto at = extents_.Find(key);
+    const bool begins = at != extents_.end() && at->first == key;
+    changes.push_back(
+        {FileBlock{key}, begins ? std::optional(at->second.value.ToRecord(at->second.end - key)) : std::nullopt});
   }
   return changes;
 }
 
+std::vector<FileExtent> ExtentMap::List(FileBlock first, size_t limit) const {
+  std::vector<FileExtent> list;
+  for (auto at = extents_.FirstFrom(first.value); at != extents_.end() && list.size() < limit; ++at) {
+    const Address& address = at->second.value;
+    list.push_back(
+        {FileBlock{at->first}, BlockCount{at->second.end - at->first}, address.device, address.start, address.flags});
+  }
+  return list;
+}
+
 void ExtentMap::Clear() {
-  extents_.clear();
+  extents_.Clear();
   changed_.clear();
   mapped_ = {};
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "store/file/file_change.h"
 #include "store/file/file_io.h"
-#include "store/file/file_io_internal.h"
 
 namespace weightfs {
 namespace {
@@ -13,47 +13,69 @@ constexpr uint64_t kCopyStep = kMiB;
 
 }  // namespace
 
-// Gives every hole of the range an unwritten extent.
-Result<FileIo::Need> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, WriteBatch* batch) {
-  FileState& file = *inode->file;
-  // Blocks in memory get their places first, so that what is a hole afterwards is one.
-  p_.write_back.SubmitRange(inode, first, end, false, batch);
-  std::vector<std::pair<FileBlock, BlockCount>> holes;
-  BlockCount total;
-  for (FileBlock at = first; at < end;) {
-    const auto piece = file.extents.Lookup(at, end - at);
-    if (!piece.extent) {
-      holes.emplace_back(at, piece.count);
+// Gives every hole of the range an unwritten extent, and makes the file at least `new_size` bytes long.
+Result<void> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, uint64_t new_size) {
+  struct Hole {
+    FileBlock first;
+    BlockCount count;
+  };
+  std::vector<Hole> holes;
+  PendingWrites writes;
+  Result<void> result;
+  const auto plan = [&](const File& file, WritePlan* out) -> Result<void> {
+    // Dirty blocks get their places first, so that what is a hole afterwards is one.
+    p_.write_back.Start(inode, first, end, false, &writes);
+    holes.clear();
+    BlockCount total;
+    file.extents().ForEachPiece(first, end, [&](const ExtentMap::Piece& piece) {
+      if (piece.extent) return true;
+      holes.push_back({piece.first, piece.count});
       total += piece.count;
+      return true;
+    });
+    if (total > p_.space.total()) return ErrorCode::kNoSpace;  // No search for space could help.
+    out->NeedSpace(total);
+    return {};
+  };
+  const auto apply = [&](File& file, WritePlan ready) {
+    for (const Hole& hole : holes) {
+      SpaceManager::Request request;
+      request.ino = inode->id;
+      request.first = hole.first;
+      request.count = hole.count;
+      const auto runs = p_.space.Allocate(request, &ready.supplies().space);
+      if (!runs) {
+        result = runs.error();
+        return;
+      }
+      file.MapUnwritten(hole.first, *runs);
+      Touch(inode);
     }
-    at += piece.count;
-  }
-  if (total.value == 0) return Need{};
-  if (total > p_.space.total()) return ErrorCode::kNoSpace;  // Nobody need give anything up for it.
-  SpaceReservation reservation;
-  if (!p_.space.Reserve(&reservation, total)) return Need{Need::Kind::kSpace, {}};
-  std::vector<std::vector<DeviceRun>> found;
-  for (const auto& [at, count] : holes) {
-    SpaceManager::Request request;
-    request.ino = inode->id;
-    request.first = at;
-    request.count = count;
-    auto runs = p_.space.Allocate(request, &reservation);
-    if (!runs) {
-      for (auto& taken : found) p_.space.Retire(std::move(taken));
-      return Need{Need::Kind::kSpace, {}};
-    }
-    found.push_back(std::move(*runs));
-  }
-  MappedBlocksUpdate update(*inode, p_.space);
-  for (size_t hole = 0; hole < holes.size(); ++hole) {
-    FileBlock block = holes[hole].first;
-    for (const DeviceRun& run : found[hole]) {
-      file.extents.Map(block, run, kExtentUnwritten, inode->attributes.data_version + 1, &file.freed);
-      block += run.run.count;
-    }
-  }
-  return Need{};
+    if (new_size > inode->attributes.size) file.SetSize(new_size);
+    Touch(inode);
+  };
+  auto changed = Change(inode, &writes, plan, apply);
+  p_.write_back.Submit(&writes);
+  RETURN_IF_ERROR(changed);
+  return result;
+}
+
+// Zeroes the bytes of [offset, end) in the blocks at its edges, and forgets the blocks between them.
+Result<void> FileIo::ZeroRange(const InodePtr& inode, uint64_t offset, uint64_t end) {
+  const uint64_t head_end = std::min(end, RoundUp(offset, kBlockSize));
+  const uint64_t tail = std::max(head_end, RoundDown(end, kBlockSize));
+  const auto plan = [&](const File& file, WritePlan* out) -> Result<void> {
+    if (offset < head_end) file.PlanZeros(offset, head_end, out);
+    if (tail < end) file.PlanZeros(tail, end, out);
+    return {};
+  };
+  const auto apply = [&](File& file, WritePlan ready) {
+    file.Apply(std::move(ready));
+    file.Unmap(BlockEnd(offset), BlockOf(end));
+    Touch(inode);
+    p_.write_back.UpdateQueue(inode);
+  };
+  return Change(inode, nullptr, plan, apply);
 }
 
 Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length) {
@@ -61,56 +83,28 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
   if (length == 0) return ErrorCode::kInvalid;
   if (end < offset || end > kMaximumFileSize) return ErrorCode::kFileTooBig;
   const bool allocate = mode == FallocateMode::kAllocate || mode == FallocateMode::kAllocateKeepSize;
-  const bool keep = mode == FallocateMode::kAllocateKeepSize || mode == FallocateMode::kZeroRangeKeepSize ||
-                    mode == FallocateMode::kPunchHole;
-  WriteBatch batch(p_.write_back);
-  return Retry(inode, &batch, [&](Spares* spares) -> Result<Need> {
-    const uint64_t size = inode->attributes.size;
-    // Blocks wholly inside the range; the bytes of the blocks at its edges are zeroed in place.
-    const FileBlock inner_first{(offset + kBlockSize - 1) / kBlockSize}, inner_end{end / kBlockSize};
-    if (!allocate) {
-      const uint64_t head_end = std::min(end, RoundUp(offset, kBlockSize));
-      if (offset < head_end) {
-        const Need need = ZeroInBlock(inode, offset, head_end, spares);
-        if (need.kind != Need::Kind::kNothing) return need;
-      }
-      const uint64_t tail = std::max(head_end, RoundDown(end, kBlockSize));
-      if (tail < end) {
-        const Need need = ZeroInBlock(inode, tail, end, spares);
-        if (need.kind != Need::Kind::kNothing) return need;
-      }
-      UnmapLocked(inode, inner_first, inner_end);
-      Touch(inode);  // The zeros are there, whatever comes; and a commit may give back what they have replaced.
-    }
-    if (mode != FallocateMode::kPunchHole) {
-      ASSIGN_OR_RETURN(const Need need,
-                       AllocateRange(inode, {offset / kBlockSize}, {(end + kBlockSize - 1) / kBlockSize}, &batch));
-      if (need.kind != Need::Kind::kNothing) return need;
-    }
-    if (!keep && end > size) {
-      p_.reader.cache().Invalidate(inode->id, size, UINT64_MAX);
-      inode->attributes.size = end;
-    }
-    Touch(inode);
-    return Need{};
-  });
+  const bool keep = mode == FallocateMode::kAllocateKeepSize || mode == FallocateMode::kZeroRangeKeepSize;
+  // The zeros stay, whatever comes; and a commit may give back the space that they have replaced.
+  if (!allocate) RETURN_IF_ERROR(ZeroRange(inode, offset, end));
+  if (mode == FallocateMode::kPunchHole) return {};
+  return AllocateRange(inode, BlockOf(offset), BlockEnd(end), keep ? 0 : end);
 }
 
 Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget target) {
   RETURN_IF_ERROR(Load(inode));
   MutexLock lock(inode->mutex);
-  const FileState& file = *inode->file;
+  const File& file = *inode->file;
   const uint64_t size = inode->attributes.size;
   if (offset >= size) return ErrorCode::kNoData;
-  const FileBlock end{(size + kBlockSize - 1) / kBlockSize};
-  for (FileBlock block{offset / kBlockSize}; block < end;) {
-    const DirtySpan* span = file.dirty.Find(block);
-    bool data = span != nullptr;
-    BlockCount count{1};
+  const FileBlock end = BlockEnd(size);
+  for (FileBlock block = BlockOf(offset); block < end;) {
+    const auto next = file.dirty().FirstFrom(block);
+    const bool none = next == file.dirty().ranges().end();
+    bool data = !none && next->first <= block.value;
+    BlockCount count{data ? next->second.end - block.value : 0};
     if (!data) {
-      const auto next = file.dirty.FirstFrom(block);
-      const uint64_t until = next == file.dirty.spans().end() ? end.value : std::min(end.value, next->first);
-      const auto piece = file.extents.Lookup(block, BlockCount{until - block.value});
+      const FileBlock until = none ? end : std::min(end, FileBlock{next->first});
+      const auto piece = file.extents().Lookup(block, until - block);
       data = piece.IsWritten();
       count = piece.count;
     }
@@ -145,10 +139,11 @@ Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const Inode
   ASSIGN_OR_RETURN(const ReadView view, ReadAndWait(from, ByteOffset{at}, ByteCount{step}));
   uint64_t done = 0;
   for (const iovec& piece : view.pieces) {
-    WriteBatch batch(p_.write_back);
+    PendingWrites writes;
     const auto written =
         Write(to, ByteOffset{target + done}, {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {},
-              WriteReach::kAnywhere, &batch);
+              WriteReach::kAnywhere, &writes);
+    p_.write_back.Submit(&writes);
     if (!written && done == 0) return written.error();
     if (!written) break;
     done += piece.iov_len;
@@ -178,28 +173,19 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
 
 // Makes the file at least `size` bytes long.
 Result<void> FileIo::GrowTo(const InodePtr& inode, uint64_t size) {
-  WriteBatch batch(p_.write_back);
-  return Retry(inode, &batch, [&](Spares*) -> Result<Need> {
-    if (inode->attributes.size >= size) return Need{};
-    p_.reader.cache().Invalidate(inode->id, inode->attributes.size, UINT64_MAX);
-    inode->attributes.size = size;
+  const auto plan = [](const File&, WritePlan*) -> Result<void> { return {}; };
+  const auto apply = [&](File& file, WritePlan) {
+    if (inode->attributes.size >= size) return;
+    file.SetSize(size);
     Touch(inode);
-    return Need{};
-  });
+  };
+  return Change(inode, nullptr, plan, apply);
 }
 
 Result<std::vector<FileExtent>> FileIo::Extents(const InodePtr& inode, FileBlock first, size_t limit) {
   RETURN_IF_ERROR(Load(inode));
   MutexLock lock(inode->mutex);
-  std::vector<FileExtent> list;
-  const auto& extents = inode->file->extents.extents();
-  auto at = extents.upper_bound(first.value);
-  if (at != extents.begin() && std::prev(at)->first + std::prev(at)->second.count.value > first.value) --at;
-  for (; at != extents.end() && list.size() < limit; ++at) {
-    const ExtentRecord& record = at->second;
-    list.push_back({FileBlock{at->first}, record.count, record.device, record.start, record.flags});
-  }
-  return list;
+  return inode->file->extents().List(first, limit);
 }
 
 }  // namespace weightfs

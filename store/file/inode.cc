@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/file/inode.h"
 
-#include "store/file/file_state.h"
+#include "store/file/file.h"
 
 namespace weightfs {
 
-Inode::Inode(InodeId ino, InodeRecord record)
+Inode::Inode(InodeId ino, InodeRecord record, const FileServices& services)
     : id(ino),
       attributes(std::move(record)),
       committed_size(attributes.size),
       committed_blocks(attributes.blocks),
       committed_version(attributes.data_version) {
-  if (S_ISREG(attributes.mode)) file = std::make_unique<FileState>();
+  if (S_ISREG(attributes.mode)) file = std::make_unique<File>(id, &attributes, services);
 }
 
 Inode::~Inode() = default;

@@ -11,19 +11,20 @@
 
 namespace weightfs {
 
-class FileState;  // store/file/file_state.h: extents, dirty blocks, read-ahead of a regular file
+class File;
+struct FileServices;
 
 // Shared by everything that works on the inode (open handles, the committer, requests under way); the table keeps one
 // for each inode, so a shared_ptr is the inode's identity while anybody holds it.
 class Inode {
  public:
-  Inode(InodeId ino, InodeRecord record);
+  Inode(InodeId ino, InodeRecord record, const FileServices& services);
   ~Inode();
   Inode(const Inode&) = delete;
   Inode& operator=(const Inode&) = delete;
 
   const InodeId id;
-  mutable Mutex mutex;
+  mutable Mutex mutex{Mutex::Rule::kNoCatalogReads};
 
   // As stat(2) shows it: ahead of the catalog by the data not yet committed.
   InodeRecord attributes GUARDED_BY(mutex);
@@ -37,8 +38,8 @@ class Inode {
   uint32_t open_handles GUARDED_BY(mutex) = 0;
   // Its records are gone from the catalog: nothing may be written for it any more.
   bool deleted GUARDED_BY(mutex) = false;
-  // Of regular files, made at first use (never null for one).
-  std::unique_ptr<FileState> file GUARDED_BY(mutex);
+  // The data of a regular file; null for every other type. Its content needs the mutex too.
+  std::unique_ptr<File> file GUARDED_BY(mutex);
 
   bool IsDirectory() const REQUIRES(mutex) { return S_ISDIR(attributes.mode); }
   bool IsRegular() const REQUIRES(mutex) { return S_ISREG(attributes.mode); }

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "common/assert.h"
+
 namespace weightfs {
 namespace {
 
@@ -59,14 +61,20 @@ ChunkPtr ReadCache::Find(InodeId ino, uint64_t index) {
   return found->second->chunk;
 }
 
-ChunkPtr ReadCache::Begin(InodeId ino, uint64_t index, Purpose purpose) {
+Buffer ReadCache::TakeBuffer(Purpose purpose) {
   MutexLock lock(mutex_);
   Buffer buffer = pool_.TryAllocate();
   while (!buffer && EvictLocked(purpose)) buffer = pool_.TryAllocate();
-  if (!buffer) return nullptr;
+  return buffer;
+}
+
+ChunkPtr ReadCache::Begin(InodeId ino, uint64_t index, Buffer buffer) {
+  WEIGHTFS_ASSERT(buffer && buffer.size().value == kChunkBytes);
+  MutexLock lock(mutex_);
   auto chunk = std::make_shared<ReadChunk>(std::move(buffer));
   const auto entry = unread_.insert(unread_.end(), Entry{ino, index, chunk, false, ++begun_});
-  files_[ino].chunks[index] = entry;
+  const bool added = files_[ino].chunks.emplace(index, entry).second;
+  WEIGHTFS_ASSERT(added);
   return chunk;
 }
 

@@ -43,10 +43,10 @@ class ReadChunk {
 
 using ChunkPtr = std::shared_ptr<ReadChunk>;
 
-// Chunks by inode and index. Out goes first what was read to its end longest ago; what read-ahead brought in and nobody
-// has read yet is taken by those who need a chunk now, and left alone by other read-ahead until it is old. Whoever
-// changes a file's mapping or dirty blocks invalidates under the inode's mutex; whoever begins a chunk does it under
-// that mutex too, so that no chunk is older than the state it is looked up in. Thread-safe.
+// Chunks by inode and index. The chunk that was read to its end longest ago is evicted first. A chunk that read-ahead
+// loaded and nobody has read yet is evicted for a chunk that is needed now; for other read-ahead only once it is old.
+// Every change of a file's mapping or dirty blocks invalidates under the inode's mutex, and chunks begin under that
+// mutex too, so that no chunk is older than the state it is looked up in. Thread-safe.
 class ReadCache {
  public:
   enum class Purpose : unsigned char { kNeeded, kAhead };
@@ -54,14 +54,18 @@ class ReadCache {
   explicit ReadCache(BufferPool& pool) : pool_(pool) {}
 
   ChunkPtr Find(InodeId ino, uint64_t index) EXCLUDES(mutex_);
-  // A new, loading chunk; null when no buffer can be had for that purpose.
-  ChunkPtr Begin(InodeId ino, uint64_t index, Purpose purpose) EXCLUDES(mutex_);
+  // A buffer for a new chunk, for which another chunk may go; empty when none can be had for that purpose.
+  Buffer TakeBuffer(Purpose purpose) EXCLUDES(mutex_);
+  // Adds a new, loading chunk. The cache does not have it.
+  ChunkPtr Begin(InodeId ino, uint64_t index, Buffer buffer) EXCLUDES(mutex_);
   // Somebody has read the chunk to its end.
   void NoteRead(InodeId ino, uint64_t index) EXCLUDES(mutex_);
   // Drops chunk `index` if it is still `chunk` (it failed).
   void Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) EXCLUDES(mutex_);
   // Drops the chunks that hold any of [offset, end).
   void Invalidate(InodeId ino, uint64_t offset, uint64_t end) EXCLUDES(mutex_);
+
+  size_t capacity() const { return pool_.capacity(); }
 
  private:
   struct Entry {

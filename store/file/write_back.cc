@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/file/write_back.h"
 
-#include <algorithm>
-#include <future>
-#include <unordered_set>
+#include <memory>
 #include <utility>
 
 #include "common/checksum.h"
@@ -11,39 +9,38 @@
 
 namespace weightfs {
 
-MappedBlocksUpdate::MappedBlocksUpdate(Inode& inode, SpaceManager& space)
-    : inode_(inode), space_(space), before_(inode.file->extents.mapped()) {}
-
-MappedBlocksUpdate::~MappedBlocksUpdate() {
-  const BlockCount after = inode_.file->extents.mapped();
-  space_.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
-  inode_.attributes.blocks = after.value;
-}
-
-// One device write of file blocks that lie together in memory and on the device. Owns itself.
+// A device write that is under way. Owns itself.
 class WriteBack::Operation final : public IoRequest {
  public:
-  Operation(WriteBack& owner, InodePtr of) : inode(std::move(of)), owner_(owner) {}
+  Operation(WriteBack& owner, InodePtr inode, BlockWrite write)
+      : owner_(owner), inode_(std::move(inode)), write_(std::move(write)) {
+    operation = IoRequest::Operation::kWrite;
+    offset = ToBytes(write_.run.run.start);
+    data = write_.data;
+    size = ToBytes(write_.run.run.count);
+  }
   void OnComplete(Result<void> result) override {
-    owner_.Complete(*this, std::move(result));
+    owner_.Complete(inode_, write_, result);
     delete this;
   }
 
-  InodePtr inode;
-  Buffer buffer;
-  FileBlock first;
-  DeviceRun run;
-  uint64_t id = 0;
-  uint64_t seal = 0;  // FileState::seals when it was submitted
-
  private:
   WriteBack& owner_;
+  const InodePtr inode_;
+  const BlockWrite write_;
 };
 
-void WriteBack::NoteDirty(const InodePtr& inode) {
-  if (std::exchange(inode->file->in_write_back_queue, true)) return;
+void WriteBack::UpdateQueue(const InodePtr& inode) {
+  File& file = *inode->file;
+  const bool dirty = file.dirty().dirty().value > 0, queued = file.queue_position != 0;
+  if (dirty == queued) return;
   MutexLock lock(mutex_);
-  dirty_.push_back(inode);
+  if (dirty) {
+    file.queue_position = ++last_position_;
+    dirty_.emplace(file.queue_position, inode);
+  } else {
+    dirty_.erase(std::exchange(file.queue_position, 0));
+  }
 }
 
 bool WriteBack::RelievePressure() {
@@ -51,154 +48,50 @@ bool WriteBack::RelievePressure() {
   {
     MutexLock lock(mutex_);
     if (dirty_.empty()) return false;
-    inode = std::move(dirty_.front());
-    dirty_.pop_front();
+    inode = std::move(dirty_.begin()->second);
+    dirty_.erase(dirty_.begin());
   }
-  WriteBatch batch(*this);
-  MutexLock lock(inode->mutex);
-  inode->file->in_write_back_queue = false;
-  SubmitAll(inode, &batch);
-  lock.Unlock();
+  PendingWrites writes;
+  {
+    MutexLock lock(inode->mutex);
+    inode->file->queue_position = 0;
+    StartAll(inode, &writes);
+  }
+  Submit(&writes);
   return true;
 }
 
-void WriteBack::SubmitAll(const InodePtr& inode, WriteBatch* batch) {
-  SubmitRange(inode, FileBlock{0}, FileBlock{UINT64_MAX}, false, batch);
+void WriteBack::Start(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, PendingWrites* writes) {
+  WEIGHTFS_ASSERT(writes->empty() || writes->inode_ == inode);
+  if (!inode->file->StartWriteback(first, end, stream, &writes->writes_)) Fail(inode);
+  if (!writes->empty()) writes->inode_ = inode;
+  UpdateQueue(inode);
 }
 
-void WriteBack::SubmitRange(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, WriteBatch* batch) {
-  DirtyMap& dirty = inode->file->dirty;
-  if (dirty.unfrozen().value == 0) return;
-  uint64_t until = end.value;
-  // A buffer is frozen whole, with what it holds outside the range; other buffers are left alone.
-  std::unordered_set<const std::byte*> buffers;
-  for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < end.value; ++at) {
-    const DirtySpan& span = at->second;
-    if (span.frozen() || !buffers.insert(span.buffer.data()).second) continue;
-    first = std::min(first, span.window);
-    until = std::max(until, span.window_end());
-  }
-  // Groups of adjacent blocks, found before any is frozen.
-  std::vector<std::pair<uint64_t, uint64_t>> groups;
-  for (auto at = dirty.FirstFrom(first); at != dirty.spans().end() && at->first < until; ++at) {
-    if (at->second.frozen() || !buffers.contains(at->second.buffer.data())) continue;
-    const uint64_t span_end = at->first + at->second.count.value;
-    if (!groups.empty() && groups.back().second == at->first) {
-      groups.back().second = span_end;
-    } else {
-      groups.emplace_back(at->first, span_end);
-    }
-  }
-  MappedBlocksUpdate update(*inode, space_);
-  for (const auto& [from, to] : groups) {
-    SubmitGroup(inode, FileBlock{from}, BlockCount{to - from}, stream, batch);
-  }
-  inode->file->reservation.TrimTo(dirty.unfrozen());
+void WriteBack::StartAll(const InodePtr& inode, PendingWrites* writes) {
+  Start(inode, FileBlock{0}, FileBlock{UINT64_MAX}, false, writes);
 }
 
-// Places the blocks: those over unwritten extents where they are, the others in new space.
-void WriteBack::SubmitGroup(const InodePtr& inode, FileBlock first, BlockCount count, bool stream, WriteBatch* batch) {
-  FileState& file = *inode->file;
-  const uint64_t generation = inode->attributes.data_version + 1;
-  while (count.value > 0) {
-    const ExtentMap::Piece piece = file.extents.Lookup(first, count);
-    if (piece.extent && !piece.IsWritten()) {
-      file.extents.MarkWritten(first, piece.count, generation);
-      WriteRun(inode, first, {piece.extent->device, {piece.extent->start, piece.count}}, batch);
-      first += piece.count;
-      count -= piece.count;
-      continue;
+void WriteBack::Submit(PendingWrites* writes) {
+  constexpr uint64_t kTogether = kMiB;  // small writes go to the device together
+  const InodePtr inode = std::move(writes->inode_);
+  IoBatch batch(devices_);
+  uint64_t bytes = 0;
+  for (BlockWrite& write : std::exchange(writes->writes_, {})) {
+    std::vector<uint32_t> checksums(write.run.run.count.value);
+    Crc32cBlocks(write.bytes(), checksums.data());
+    {
+      MutexLock lock(inode->mutex);
+      inode->file->SetChecksums(write, checksums);
     }
-    // Everything up to the next unwritten extent is allocated together, whatever lies there now.
-    BlockCount together = piece.count;
-    while (together < count) {
-      const auto next = file.extents.Lookup(first + together, count - together);
-      if (next.extent && !next.IsWritten()) break;
-      together += next.count;
-    }
-    SpaceManager::Request request;
-    request.ino = inode->id;
-    request.first = first;
-    request.count = together;
-    request.stream = stream;
-    const uint64_t blocks = BlocksFor(ByteCount{inode->attributes.size}).value;
-    if (stream && blocks > first.value) request.expected = blocks - first.value;
-    if (first.value > 0) {
-      const auto before = file.extents.Lookup(first - BlockCount{1}, BlockCount{1});
-      if (before.extent) request.after = DeviceRun{before.extent->device, {before.extent->start, BlockCount{1}}};
-    }
-    auto runs = space_.Allocate(request, &file.reservation);
-    if (!runs) {
-      spdlog::error("inode {}: no space for {} blocks that were reserved", inode->id.value, together.value);
-      Tear(inode);
-      return;
-    }
-    for (const DeviceRun& run : *runs) {
-      file.extents.Map(first, run, 0, generation, &file.freed);
-      WriteRun(inode, first, run, batch);
-      first += run.run.count;
-      count -= run.run.count;
-    }
+    const uint64_t size = write.bytes().size();
+    NoteInFlight(static_cast<int64_t>(size));
+    written_bytes_ += size;
+    bytes += size;
+    batch.Add(write.run.device, new Operation(*this, inode, std::move(write)));
+    if (bytes >= kTogether) batch.Submit(), bytes = 0;
   }
-}
-
-// Freezes file blocks that are together on the device; one operation for each piece of memory.
-void WriteBack::WriteRun(const InodePtr& inode, FileBlock first, const DeviceRun& run, WriteBatch* batch) {
-  FileState& file = *inode->file;
-  BlockRun rest = run.run;
-  SumOverlapping(file, first, rest.count);
-  while (rest.count.value > 0) {
-    const auto at = file.dirty.FirstFrom(first);
-    const DirtySpan& span = at->second;
-    const BlockCount step = std::min(rest.count, BlockCount{at->first + span.count.value - first.value});
-    auto* operation = new Operation(*this, inode);
-    operation->operation = IoRequest::Operation::kWrite;
-    operation->offset = ToBytes(rest.start);
-    operation->data = span.memory(first.value);
-    operation->size = ToBytes(step);
-    operation->buffer = span.buffer;
-    operation->first = first;
-    operation->run = {run.device, {rest.start, step}};
-    operation->id = next_write_.fetch_add(1);
-    operation->seal = file.seals;
-    file.unsummed.push_back({operation->id, first, {operation->data, operation->size.value}});
-    file.dirty.Freeze(first, step, operation->id);
-    ++file.writes_since_seal;
-    file.changed = true;
-    written_bytes_ += operation->size.value;
-    batch->operations_.push_back(operation);
-    first += step;
-    rest = {rest.start + step, rest.count - step};
-  }
-}
-
-// Older writes of the same blocks enter the table first: the newest checksum is the one that stays.
-void WriteBack::SumOverlapping(FileState& file, FileBlock first, BlockCount count) {
-  std::vector<uint32_t> checksums;
-  std::erase_if(file.unsummed, [&](const UnsummedWrite& write) {
-    const BlockCount blocks{write.data.size() / kBlockSize};
-    if (write.first >= first + count || first >= write.first + blocks) return false;
-    checksums.resize(blocks.value);
-    Crc32cBlocks(write.data, checksums.data());
-    file.checksums.Set(write.first, checksums);
-    return true;
-  });
-}
-
-void WriteBack::SumAll(Inode& inode) { SumOverlapping(*inode.file, FileBlock{0}, BlockCount{UINT64_MAX}); }
-
-// Computes the checksums of a frozen write without the mutex. Somebody who needed them at once may have been faster,
-// and after a failed write the file wants none of them.
-void WriteBack::Sum(Operation& operation) {
-  std::vector<uint32_t> checksums(operation.run.run.count.value);
-  Crc32cBlocks({operation.data, operation.size.value}, checksums.data());
-  MutexLock lock(operation.inode->mutex);
-  FileState& file = *operation.inode->file;
-  const auto entry = std::find_if(file.unsummed.begin(), file.unsummed.end(),
-                                  [&](const UnsummedWrite& write) { return write.write == operation.id; });
-  if (entry == file.unsummed.end()) return;
-  file.checksums.Set(operation.first, checksums);
-  file.unsummed.erase(entry);
+  batch.Submit();
 }
 
 void WriteBack::WhenBelow(ByteCount limit, std::function<void()> next) {
@@ -225,46 +118,24 @@ void WriteBack::NoteInFlight(int64_t bytes) {
   for (auto& next : ready) next();
 }
 
-void WriteBatch::Send() {
-  constexpr uint64_t kTogether = kMiB;  // small writes go to the device together
-  IoBatch batch(owner_.devices_);
-  uint64_t bytes = 0;
-  for (IoRequest* request : std::exchange(operations_, {})) {
-    auto& operation = *static_cast<WriteBack::Operation*>(request);
-    owner_.Sum(operation);
-    owner_.NoteInFlight(static_cast<int64_t>(operation.size.value));
-    bytes += operation.size.value;
-    batch.Add(operation.run.device, &operation);
-    if (bytes >= kTogether) batch.Submit(), bytes = 0;
-  }
+// Whatever the device said, the file has an I/O error: callers could wait out a want of space, but the device's is not
+// the pool's.
+void WriteBack::Fail(const InodePtr& inode) {
+  if (inode->file->write_error().WriteFailed(Error{ErrorCode::kIo}) && failed_) failed_(inode);
 }
 
-// Whatever the device said: a want of space of its own is not the pool's, which callers may wait out.
-void WriteBack::Tear(const InodePtr& inode) {
-  FileState& file = *inode->file;
-  if (!file.error) file.error = Error{ErrorCode::kIo};
-  if (std::exchange(file.torn, true)) return;
-  ++file.failures;
-  file.refused = false;  // The next change is told of this one too.
-  if (torn_) torn_(inode);
-}
-
-void WriteBack::Complete(Operation& operation, Result<void> result) {
-  devices_.NoteWrite(operation.run.device);
-  // First: with the last write of a file told, its store may go.
-  NoteInFlight(-static_cast<int64_t>(operation.size.value));
-  MutexLock lock(operation.inode->mutex);
-  FileState& file = *operation.inode->file;
-  file.dirty.RemoveWrite(operation.first, operation.run.run.count, operation.id);
-  auto& pending = operation.seal == file.seals ? file.writes_since_seal : file.writes_before_seal;
-  --pending;
-  if (!result && !file.torn) {
-    spdlog::error("inode {}: {} blocks from file block {} could not be written to device {}: {}",
-                  operation.inode->id.value, operation.run.run.count.value, operation.first.value,
-                  operation.run.device.value, ToString(result.error()));
-    Tear(operation.inode);
+void WriteBack::Complete(const InodePtr& inode, const BlockWrite& write, const Result<void>& result) {
+  devices_.NoteWrite(write.run.device);
+  // First: once the file hears of its last write, its store may be destroyed.
+  NoteInFlight(-static_cast<int64_t>(write.bytes().size()));
+  MutexLock lock(inode->mutex);
+  File& file = *inode->file;
+  if (!result && !file.write_error().failed()) {
+    spdlog::error("inode {}: {} blocks from file block {} could not be written to device {}: {}", inode->id.value,
+                  write.run.run.count.value, write.first.value, write.run.device.value, ToString(result.error()));
+    Fail(inode);
   }
-  if (pending == 0 || file.range_waiters > 0) file.drained.notify_all();
+  file.FinishWrite(write);
 }
 
 }  // namespace weightfs

@@ -38,7 +38,7 @@ Result<InodePtr> InodeTable::Get(InodeId ino) {
       if (!again) return ErrorCode::kStale;
       if (*again != *bytes) continue;
     }
-    auto inode = std::make_shared<Inode>(ino, std::move(*record));
+    auto inode = std::make_shared<Inode>(ino, std::move(*record), services_);
     inodes_.emplace(ino, inode);
     TrimLocked();
     return inode;
@@ -46,7 +46,7 @@ Result<InodePtr> InodeTable::Get(InodeId ino) {
 }
 
 InodePtr InodeTable::Insert(InodeId ino, InodeRecord record) {
-  auto inode = std::make_shared<Inode>(ino, std::move(record));
+  auto inode = std::make_shared<Inode>(ino, std::move(record), services_);
   MutexLock lock(mutex_);
   inodes_[ino] = inode;
   TrimLocked();

@@ -9,6 +9,7 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "meta/kv_store.h"
+#include "store/file/file.h"
 #include "store/file/inode.h"
 
 namespace weightfs {
@@ -16,7 +17,8 @@ namespace weightfs {
 // Thread-safe. About `resident` inodes stay in memory, and those that are referenced; the catalog has the rest.
 class InodeTable {
  public:
-  InodeTable(KvStore& catalog, size_t resident) : catalog_(catalog), resident_(resident) {}
+  InodeTable(KvStore& catalog, const FileServices& services, size_t resident)
+      : catalog_(catalog), services_(services), resident_(resident) {}
 
   // The inode, loaded from the catalog where needed. kStale when there is none, kCorrupt when its record is damaged.
   Result<InodePtr> Get(InodeId ino) EXCLUDES(mutex_);
@@ -41,6 +43,7 @@ class InodeTable {
   void TrimLocked() REQUIRES(mutex_);
 
   KvStore& catalog_;
+  const FileServices services_;
   const size_t resident_;
   mutable Mutex mutex_;
   std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);

@@ -2,12 +2,11 @@
 #include "store/names/inode_transaction.h"
 
 #include <algorithm>
-#include <cassert>
 #include <utility>
 
+#include "common/assert.h"
 #include "meta/keys.h"
 #include "store/names/inode_table.h"
-#include "store/names/namespace.h"
 
 namespace weightfs {
 
@@ -31,7 +30,7 @@ InodeTransaction::~InodeTransaction() {
 InodeTransaction::Member& InodeTransaction::Find(const InodePtr& inode) {
   const auto found = std::lower_bound(members_.begin(), members_.end(), inode->id,
                                       [](const Member& member, InodeId id) { return member.inode->id < id; });
-  assert(found != members_.end() && found->inode == inode);
+  WEIGHTFS_ASSERT(found != members_.end() && found->inode == inode);
   return *found;
 }
 
@@ -41,21 +40,37 @@ bool InodeTransaction::InUse(const InodePtr& inode, const InodeTable& inodes) co
   return inode->open_handles > 0 || inodes.lookups(inode->id) > 0;
 }
 
-Result<void> InodeTransaction::Delete(const InodePtr& inode, DataOwner& data) {
-  Member& member = Find(inode);
-  KvBatch batch;  // Nothing of it counts unless all can be found.
-  if ((member.record.flags & kInodeHasAttributes) != 0) {
-    const auto attributes = catalog_.NewIterator(keys::AttributePrefix(inode->id));
-    for (; attributes->Valid(); attributes->Next()) batch.Delete(std::string(attributes->key()));
+uint64_t InodeTransaction::changes(const InodePtr& inode) const { return inode->changes; }
+
+Result<DeletionRecords> InodeTransaction::ReadDeletion(KvStore& catalog, const InodePtr& inode, DataOwner& data) {
+  DeletionRecords records;
+  bool has_attributes, regular;
+  {
+    MutexLock lock(inode->mutex);
+    records.changes = inode->changes;
+    has_attributes = (inode->attributes.flags & kInodeHasAttributes) != 0;
+    regular = inode->IsRegular();
+  }
+  if (has_attributes) {
+    const auto attributes = catalog.NewIterator(keys::AttributePrefix(inode->id));
+    for (; attributes->Valid(); attributes->Next()) records.attributes.emplace_back(attributes->key());
     RETURN_IF_ERROR(attributes->status());
   }
-  if (S_ISREG(member.record.mode)) {
-    ASSIGN_OR_RETURN(member.runs, data.DeleteRecords(inode, &batch));
+  if (regular) {
+    ASSIGN_OR_RETURN(records.data, data.ReadRecords(inode));
   }
-  batch.Delete(keys::Inode(inode->id));
-  batch_.Append(std::move(batch));
+  return records;
+}
+
+bool InodeTransaction::Delete(const InodePtr& inode, DataOwner& data, DeletionRecords records) {
+  Member& member = Find(inode);
+  if (inode->changes != records.changes) return false;
+  if (S_ISREG(member.record.mode) && !data.DeleteRecords(inode, records.data, &batch_)) return false;
+  for (std::string& key : records.attributes) batch_.Delete(std::move(key));
+  batch_.Delete(keys::Inode(inode->id));
+  member.data = std::move(records.data);
   member.deletes_from = &data;
-  return {};
+  return true;
 }
 
 Result<void> InodeTransaction::Commit() {
@@ -71,7 +86,7 @@ Result<void> InodeTransaction::Commit() {
     ++member.inode->changes;
     if (!written || member.deletes_from == nullptr) continue;
     member.inode->deleted = true;
-    if (S_ISREG(member.inode->attributes.mode)) member.deletes_from->DropData(member.inode, std::move(member.runs));
+    if (S_ISREG(member.inode->attributes.mode)) member.deletes_from->DropData(member.inode, member.data);
   }
   return written;
 }

@@ -7,7 +7,7 @@
 #include "common/log.h"
 #include "meta/facts.h"
 #include "meta/keys.h"
-#include "store/file/file_state.h"
+#include "store/file/file.h"
 #include "store/names/acl.h"
 #include "store/names/namespace_internal.h"
 
@@ -151,28 +151,28 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
   if (!any) return GetAttributes(ino);
   RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
-  InodeTransaction transaction(catalog_, {inode});
-  if (transaction.deleted(inode)) return ErrorCode::kStale;
-  InodeRecord& record = transaction.record(inode);
-  record.uid = change.uid.value_or(record.uid);
-  record.gid = change.gid.value_or(record.gid);
-  record.accessed = change.accessed.value_or(record.accessed);
-  record.modified = change.modified.value_or(record.modified);
-  record.changed = change.changed ? *change.changed : Timestamp::Now();
-  if (change.mode) {
-    record.mode = (record.mode & S_IFMT) | (*change.mode & 07777);
-    if ((record.flags & kInodeHasAttributes) != 0 && !S_ISLNK(record.mode)) {
-      ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(keys::Attribute(ino, kAccessAclName)));
-      if (bytes) {
-        auto acl = Acl::Decode(*bytes);
-        if (!acl) return Damaged(ino, "its access control list is damaged");
-        acl->SetMode(record.mode);
-        transaction.batch().Put(keys::Attribute(ino, kAccessAclName), acl->Encode());
-      }
+  while (true) {
+    // A chmod changes the access control list too.
+    ASSIGN_OR_RETURN(const StoredAttribute list, ReadStored(inode, change.mode ? kAccessAclName : std::string_view()));
+    InodeTransaction transaction(catalog_, {inode});
+    if (transaction.deleted(inode)) return ErrorCode::kStale;
+    if (transaction.changes(inode) != list.changes) continue;
+    InodeRecord& record = transaction.record(inode);
+    record.uid = change.uid.value_or(record.uid);
+    record.gid = change.gid.value_or(record.gid);
+    record.accessed = change.accessed.value_or(record.accessed);
+    record.modified = change.modified.value_or(record.modified);
+    record.changed = change.changed ? *change.changed : Timestamp::Now();
+    if (change.mode) record.mode = (record.mode & S_IFMT) | (*change.mode & 07777);
+    if (change.mode && list.value && !S_ISLNK(record.mode)) {
+      auto acl = Acl::Decode(*list.value);
+      if (!acl) return Damaged(ino, "its access control list is damaged");
+      acl->SetMode(record.mode);
+      transaction.batch().Put(keys::Attribute(ino, kAccessAclName), acl->Encode());
     }
+    RETURN_IF_ERROR(transaction.Commit());
+    return transaction.Stat(inode);
   }
-  RETURN_IF_ERROR(transaction.Commit());
-  return transaction.Stat(inode);
 }
 
 Result<std::string> Namespace::ReadLink(InodeId ino) {
@@ -236,7 +236,7 @@ BlockCount Namespace::LeavingBlocks() {
   for (const auto& [ino, inode] : orphans_) {
     MutexLock inode_lock(inode->mutex);
     if (inode->open_handles > 0 || inode->deleted || !inode->file) continue;
-    blocks += BlockCount{inode->attributes.blocks} + inode->file->reservation.held();
+    blocks += BlockCount{inode->attributes.blocks} + inode->file->reserved();
   }
   return blocks;
 }
@@ -273,17 +273,31 @@ void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
 }
 
 Result<void> Namespace::DeleteOrphansLocked(const std::vector<InodePtr>& inodes) {
+  return WhileStale([&] { return TryDeleteOrphansLocked(inodes); });
+}
+
+// kAgain when something of an inode changed between the reading of its records and their deletion.
+Result<void> Namespace::TryDeleteOrphansLocked(const std::vector<InodePtr>& inodes) {
+  Result<void> result;
+  std::vector<std::pair<InodePtr, DeletionRecords>> readable;
+  for (const InodePtr& inode : inodes) {
+    auto records = InodeTransaction::ReadDeletion(catalog_, inode, data_);
+    if (records) {
+      readable.emplace_back(inode, std::move(*records));
+    } else if (result) {
+      result = records.error();
+    }
+  }
   InodeTransaction transaction(catalog_, inodes);
   std::vector<InodeId> gone;
-  Result<void> result;
-  for (const InodePtr& inode : inodes) {
+  for (auto& [inode, records] : readable) {
     const bool linked = transaction.record(inode).links > 0;
     if (!linked && (transaction.deleted(inode) || transaction.InUse(inode, inodes_))) continue;
-    auto deleted = linked ? Result<void>(ErrorCode::kCorrupt) : transaction.Delete(inode, data_);
-    if (!deleted) {
-      if (result) result = std::move(deleted);
+    if (linked) {
+      if (result) result = ErrorCode::kCorrupt;
       continue;
     }
+    if (!transaction.Delete(inode, data_, std::move(records))) return ErrorCode::kAgain;
     transaction.batch().Delete(keys::Orphan(inode->id));
     gone.push_back(inode->id);
   }
@@ -298,20 +312,33 @@ Result<void> Namespace::DeleteOrphansLocked(const std::vector<InodePtr>& inodes)
   return result;
 }
 
-Result<void> Namespace::CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) {
-  if (victim != nullptr) transaction.record(victim).changed = now;
-  if (victim == nullptr || transaction.record(victim).links > 0) return transaction.Commit();
-  if (transaction.InUse(victim, inodes_)) {
-    transaction.batch().Put(keys::Orphan(victim->id), "");
+Result<std::optional<DeletionRecords>> Namespace::ReadReplaced(const InodePtr& replaced) {
+  std::optional<DeletionRecords> records;
+  if (replaced == nullptr || inodes_.lookups(replaced->id) > 0) return records;
+  {
+    MutexLock lock(replaced->mutex);
+    const uint32_t last = replaced->IsDirectory() ? 2 : 1;
+    if (replaced->attributes.links > last || replaced->open_handles > 0) return records;
+  }
+  ASSIGN_OR_RETURN(records, InodeTransaction::ReadDeletion(catalog_, replaced, data_));
+  return records;
+}
+
+Result<void> Namespace::CommitLocked(InodeTransaction& transaction, const InodePtr& replaced,
+                                     std::optional<DeletionRecords> records, Timestamp now) {
+  if (replaced != nullptr) transaction.record(replaced).changed = now;
+  if (replaced == nullptr || transaction.record(replaced).links > 0) return transaction.Commit();
+  if (transaction.InUse(replaced, inodes_)) {
+    transaction.batch().Put(keys::Orphan(replaced->id), "");
     RETURN_IF_ERROR(transaction.Commit());
-    orphans_.emplace(victim->id, victim);
+    orphans_.emplace(replaced->id, replaced);
     return {};
   }
+  if (!records || !transaction.Delete(replaced, data_, *std::move(records))) return ErrorCode::kAgain;
   transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - 1));
-  RETURN_IF_ERROR(transaction.Delete(victim, data_));
   RETURN_IF_ERROR(transaction.Commit());
   --inode_count_;
-  inodes_.Erase(victim->id);
+  inodes_.Erase(replaced->id);
   return {};
 }
 

@@ -13,35 +13,13 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "meta/kv_store.h"
-#include "store/file/extent_map.h"
+#include "store/file/data_owner.h"
 #include "store/file/inode.h"
 #include "store/names/inode_table.h"
 #include "store/names/inode_transaction.h"
 #include "store/types.h"
 
 namespace weightfs {
-
-// What the namespace asks of the owner of file data (FileIo).
-class DataOwner {
- public:
-  virtual ~DataOwner() = default;
-
-  // The data of these files as of the call is in the catalog (ordered, not yet synced) on return: a name that is
-  // written after it cannot survive a crash without the data. The first error of a file, which counts as reported.
-  // Blocks; called without locks.
-  virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files) = 0;
-  // The same for every file that no one is replacing (O_TRUNC and not closed yet); errors stay with their files.
-  virtual void CommitSettledBeforeNaming() = 0;
-  // The files whose data may differ from the catalog, or that have an error to report.
-  virtual std::vector<InodePtr> UncommittedFiles() = 0;
-
-  // The file is being deleted: appends the removal of its extent and checksum records to `batch`. For DropData.
-  virtual Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch)
-      REQUIRES(inode->mutex) = 0;
-  // That batch is in the catalog, under the same hold of the mutex: drops what is in memory of the file, and queues its
-  // space, which returns once the batch is durable and no read or write of it is in flight.
-  virtual void DropData(const InodePtr& inode, std::vector<DeviceRun> runs) REQUIRES(inode->mutex) = 0;
-};
 
 // Thread-safe. Changes are serialised by one mutex and are visible, and ordered in the catalog's log, when a call
 // returns; they are durable after the next KvStore::Sync. Look-ups take no common lock. Permissions are the kernel's
@@ -162,27 +140,44 @@ class Namespace {
   Result<void> PublishLocked(Publication& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const Place& place) REQUIRES(mutex_);
+  Result<void> TryRemoveLocked(const Place& place) REQUIRES(mutex_);
   Result<InodeId> CommitData(InodeId parent, std::string_view name);
   Result<void> CommitTree(InodeId directory);
-  Result<std::vector<InodePtr>> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates);
+  Result<std::optional<std::vector<InodePtr>>> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates);
   Result<void> MoveLocked(const Place& from, const Place& to) REQUIRES(mutex_);
+  Result<void> TryMoveLocked(const Place& from, const Place& to) REQUIRES(mutex_);
   Result<void> ExchangeLocked(const Place& from, const Place& to) REQUIRES(mutex_);
   Result<void> CheckMove(const Place& from, const Place& to) REQUIRES(mutex_);
 
-  // Commits a transaction in which `victim` (which may be null) may have lost its last link: it becomes an orphan while
-  // it is in use, and goes otherwise.
-  Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& victim, Timestamp now) REQUIRES(mutex_);
+  // What the catalog has of an inode that is about to lose its last link, null for none; nullopt where it is not going
+  // to be deleted at once.
+  Result<std::optional<DeletionRecords>> ReadReplaced(const InodePtr& replaced) REQUIRES(mutex_);
+  // Commits a transaction in which `replaced` (which may be null) may have lost its last link: it becomes an orphan
+  // while it is in use, and is deleted otherwise. `records` are from ReadReplaced; kAgain, and nothing has happened,
+  // when they are out of date.
+  Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& replaced,
+                            std::optional<DeletionRecords> records, Timestamp now) REQUIRES(mutex_);
   // Deletes the orphan unless it is in use or has got a link again.
   void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
   // The same for many, a few at a time.
   void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
-  // Those that can go do; the error of the first that cannot.
+  // Deletes those that can be deleted; the error of the first that cannot.
   Result<void> DeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
+  Result<void> TryDeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
   Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
 
   Result<std::string> ReadAttribute(InodeId ino, std::string_view name);
+  // An extended attribute as the catalog has it, and the Inode::changes that it belongs to.
+  struct StoredAttribute {
+    uint64_t changes = 0;
+    std::optional<std::string> value;
+  };
+  Result<StoredAttribute> ReadStored(const InodePtr& inode, std::string_view name);
+  Result<void> TrySetAttribute(const InodePtr& inode, std::string_view name, std::string_view value,
+                               AttributeWrite mode);
+  Result<void> TryRemoveAttribute(const InodePtr& inode, std::string_view name);
   Result<void> SetAcl(const InodePtr& inode, std::string_view name, std::string_view value, bool keeps_set_group_id);
-  Result<void> CheckAttributeRoom(InodeId ino, std::string_view name);
+  Result<void> CheckAttributeList(InodeId ino, std::string_view name);
 
   KvStore& catalog_;
   InodeTable& inodes_;

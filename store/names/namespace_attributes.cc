@@ -42,6 +42,20 @@ Result<std::string> Namespace::ReadAttribute(InodeId ino, std::string_view name)
   return std::move(*value);
 }
 
+Result<Namespace::StoredAttribute> Namespace::ReadStored(const InodePtr& inode, std::string_view name) {
+  StoredAttribute attribute;
+  bool any;
+  {
+    MutexLock lock(inode->mutex);
+    attribute.changes = inode->changes;
+    any = (inode->attributes.flags & kInodeHasAttributes) != 0;
+  }
+  if (any && !name.empty()) {
+    ASSIGN_OR_RETURN(attribute.value, catalog_.Get(keys::Attribute(inode->id, name)));
+  }
+  return attribute;
+}
+
 Result<std::string> Namespace::GetExtendedAttribute(InodeId ino, std::string_view name) {
   RETURN_IF_ERROR(CheckAttributeName(name));
   return ReadAttribute(ino, name);
@@ -65,7 +79,7 @@ Result<std::vector<std::string>> Namespace::ListExtendedAttributes(InodeId ino) 
   return names;
 }
 
-Result<void> Namespace::CheckAttributeRoom(InodeId ino, std::string_view name) {
+Result<void> Namespace::CheckAttributeList(InodeId ino, std::string_view name) {
   size_t size = name.size() + 1;
   const auto attributes = catalog_.NewIterator(keys::AttributePrefix(ino));
   const size_t prefix = keys::AttributePrefix(ino).size();
@@ -83,17 +97,22 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // Access control lists are not written by xattr's rules: the flags mean nothing for them.
   if (IsAcl(name)) return SetAcl(inode, name, value, keeps_set_group_id);
+  return WhileStale([&] { return TrySetAttribute(inode, name, value, mode); });
+}
+
+Result<void> Namespace::TrySetAttribute(const InodePtr& inode, std::string_view name, std::string_view value,
+                                        AttributeWrite mode) {
+  ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
+  if (stored.value && mode == AttributeWrite::kCreate) return ErrorCode::kExists;
+  if (!stored.value && mode == AttributeWrite::kReplace) return ErrorCode::kNoAttribute;
+  if (!stored.value) RETURN_IF_ERROR(CheckAttributeList(inode->id, name));
   InodeTransaction transaction(catalog_, {inode});
   if (transaction.deleted(inode)) return ErrorCode::kStale;
-  std::string key = keys::Attribute(ino, name);
-  ASSIGN_OR_RETURN(const auto existing, catalog_.Get(key));
-  if (existing && mode == AttributeWrite::kCreate) return ErrorCode::kExists;
-  if (!existing && mode == AttributeWrite::kReplace) return ErrorCode::kNoAttribute;
-  if (!existing) RETURN_IF_ERROR(CheckAttributeRoom(ino, name));
+  if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
   InodeRecord& record = transaction.record(inode);
   record.flags |= kInodeHasAttributes;
   record.changed = Timestamp::Now();
-  transaction.batch().Put(std::move(key), std::string(value));
+  transaction.batch().Put(keys::Attribute(inode->id, name), std::string(value));
   return transaction.Commit();
 }
 
@@ -132,20 +151,21 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
     if ((now.flags & kInodeHasAttributes) == 0 && kept(now.mode) == now.mode) return false;
   }
   RETURN_IF_ERROR(CheckWritable());
-  InodeTransaction transaction(catalog_, {inode});
-  if (transaction.deleted(inode)) return ErrorCode::kStale;
-  InodeRecord& record = transaction.record(inode);
-  if ((record.flags & kInodeHasAttributes) != 0) {
-    std::string key = keys::Attribute(inode->id, "security.capability");
-    ASSIGN_OR_RETURN(const auto capabilities, catalog_.Get(key));
-    if (capabilities) transaction.batch().Delete(std::move(key));
+  while (true) {
+    constexpr std::string_view kCapability = "security.capability";
+    ASSIGN_OR_RETURN(const StoredAttribute capability, ReadStored(inode, kCapability));
+    InodeTransaction transaction(catalog_, {inode});
+    if (transaction.deleted(inode)) return ErrorCode::kStale;
+    if (transaction.changes(inode) != capability.changes) continue;
+    InodeRecord& record = transaction.record(inode);
+    const bool changes = kept(record.mode) != record.mode;
+    if (!changes && !capability.value) return false;
+    if (capability.value) transaction.batch().Delete(keys::Attribute(inode->id, kCapability));
+    record.mode = kept(record.mode);
+    record.changed = Timestamp::Now();
+    RETURN_IF_ERROR(transaction.Commit());
+    return changes;
   }
-  const bool changes = kept(record.mode) != record.mode;
-  if (!changes && transaction.batch().empty()) return false;
-  record.mode = kept(record.mode);
-  record.changed = Timestamp::Now();
-  RETURN_IF_ERROR(transaction.Commit());
-  return changes;
 }
 
 Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {
@@ -154,15 +174,17 @@ Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view na
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // Taking away a list that is not there succeeds, as on the kernel's own filesystems.
   if (IsAcl(name)) return SetAcl(inode, name, {}, /*keeps_set_group_id=*/true);
+  return WhileStale([&] { return TryRemoveAttribute(inode, name); });
+}
+
+Result<void> Namespace::TryRemoveAttribute(const InodePtr& inode, std::string_view name) {
+  ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
   InodeTransaction transaction(catalog_, {inode});
   if (transaction.deleted(inode)) return ErrorCode::kStale;
-  std::string key = keys::Attribute(ino, name);
-  InodeRecord& record = transaction.record(inode);
-  if ((record.flags & kInodeHasAttributes) == 0) return ErrorCode::kNoAttribute;
-  ASSIGN_OR_RETURN(const auto existing, catalog_.Get(key));
-  if (!existing) return ErrorCode::kNoAttribute;
-  record.changed = Timestamp::Now();
-  transaction.batch().Delete(std::move(key));
+  if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
+  if (!stored.value) return ErrorCode::kNoAttribute;
+  transaction.record(inode).changed = Timestamp::Now();
+  transaction.batch().Delete(keys::Attribute(inode->id, name));
   return transaction.Commit();
 }
 

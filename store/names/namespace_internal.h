@@ -24,6 +24,16 @@ inline bool DropLink(InodeRecord& record) {
   return true;
 }
 
+// Repeats a step as long as it says kAgain: what it had read from the catalog, without the mutexes of inodes, had
+// changed by the time it took them.
+template <typename Step>
+Result<void> WhileStale(const Step& step) {
+  while (true) {
+    const Result<void> result = step();
+    if (result || result.error().code != ErrorCode::kAgain) return result;
+  }
+}
+
 inline bool IsDots(std::string_view name) { return name == "." || name == ".."; }
 
 }  // namespace weightfs

@@ -112,14 +112,19 @@ Result<void> Namespace::RemoveDirectory(InodeId parent, std::string_view name) {
 
 Result<void> Namespace::RemoveLocked(const Place& place) {
   if (place.inode == place.directory) return Damaged(place.directory->id, "it is listed in itself");
+  return WhileStale([&] { return TryRemoveLocked(place); });
+}
+
+Result<void> Namespace::TryRemoveLocked(const Place& place) {
   const Timestamp now = Timestamp::Now();
+  ASSIGN_OR_RETURN(auto records, ReadReplaced(place.inode));
   InodeTransaction transaction(catalog_, {place.directory, place.inode});
   InodeRecord& above = transaction.record(place.directory);
   if (!DropLink(transaction.record(place.inode))) return Damaged(place.inode->id, "it has an entry but no links");
   if (S_ISDIR(place.type) && above.links > 0) --above.links;
   above.modified = above.changed = now;
   transaction.batch().Delete(keys::Entry(place.directory->id, place.name));
-  return CommitLocked(transaction, place.inode, now);
+  return CommitLocked(transaction, place.inode, std::move(records), now);
 }
 
 // The inode that the name leads to; 0 where there is none. Before it gets another name, the data that the new name
@@ -142,13 +147,17 @@ Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
 Result<void> Namespace::CommitTree(InodeId directory) {
   const std::vector<InodePtr> candidates = data_.UncommittedFiles();
   if (candidates.empty()) return {};
-  ASSIGN_OR_RETURN(const std::vector<InodePtr> files, FilesBelow(directory, candidates));
-  return data_.CommitBeforeNaming(files);
+  ASSIGN_OR_RETURN(const auto files, FilesBelow(directory, candidates));
+  if (files) return data_.CommitBeforeNaming(*files);
+  // Errors of files that may lie elsewhere stay with them.
+  static_cast<void>(data_.CommitBeforeNaming(candidates, /*kept=*/true).has_value());
+  return {};
 }
 
-// Those of the candidates that have a name in the directory or below it. In a tree that is too large to be searched
-// while somebody waits, every one may have.
-Result<std::vector<InodePtr>> Namespace::FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates) {
+// Those of the candidates that have a name in the directory or below it; nullopt when the tree is too large to be
+// searched while somebody waits.
+Result<std::optional<std::vector<InodePtr>>> Namespace::FilesBelow(InodeId directory,
+                                                                   const std::vector<InodePtr>& candidates) {
   constexpr size_t kMostEntries = 100'000;
   std::unordered_map<InodeId, InodePtr> missing;
   for (const InodePtr& file : candidates) missing.emplace(file->id, file);
@@ -159,7 +168,7 @@ Result<std::vector<InodePtr>> Namespace::FilesBelow(InodeId directory, const std
     const auto entry = catalog_.NewIterator(keys::EntryPrefix(directories.back()));
     directories.pop_back();
     for (; entry->Valid() && !missing.empty(); entry->Next()) {
-      if (++entries > kMostEntries) return candidates;
+      if (++entries > kMostEntries) return std::optional<std::vector<InodePtr>>();
       const auto record = EntryRecord::Decode(entry->value());
       if (!record) continue;  // Damage is told when somebody asks for that name.
       if (S_ISDIR(record->type)) directories.push_back(record->ino);
@@ -167,7 +176,7 @@ Result<std::vector<InodePtr>> Namespace::FilesBelow(InodeId directory, const std
     }
     RETURN_IF_ERROR(entry->status());
   }
-  return found;
+  return std::optional(std::move(found));
 }
 
 Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,
@@ -204,13 +213,19 @@ Result<void> Namespace::CheckMove(const Place& from, const Place& to) {
 
 Result<void> Namespace::MoveLocked(const Place& from, const Place& to) {
   RETURN_IF_ERROR(CheckMove(from, to));
-  const bool directory = S_ISDIR(from.type), moves = from.directory != to.directory;
+  const bool directory = S_ISDIR(from.type);
   if (to.inode != nullptr) {
     if (directory && !S_ISDIR(to.type)) return ErrorCode::kNotDirectory;
     if (!directory && S_ISDIR(to.type)) return ErrorCode::kIsDirectory;
     if (directory) RETURN_IF_ERROR(CheckEmpty(to.inode->id));
   }
+  return WhileStale([&] { return TryMoveLocked(from, to); });
+}
+
+Result<void> Namespace::TryMoveLocked(const Place& from, const Place& to) {
+  const bool directory = S_ISDIR(from.type), moves = from.directory != to.directory;
   const Timestamp now = Timestamp::Now();
+  ASSIGN_OR_RETURN(auto records, ReadReplaced(to.inode));
   InodeTransaction transaction(catalog_, {from.directory, to.directory, from.inode, to.inode});
   InodeRecord& moved = transaction.record(from.inode);
   InodeRecord& source = transaction.record(from.directory);
@@ -230,7 +245,7 @@ Result<void> Namespace::MoveLocked(const Place& from, const Place& to) {
   moved.changed = source.modified = source.changed = target.modified = target.changed = now;
   transaction.batch().Delete(keys::Entry(from.directory->id, from.name));
   transaction.batch().Put(keys::Entry(to.directory->id, to.name), EntryRecord{from.inode->id, from.type}.Encode());
-  return CommitLocked(transaction, to.inode, now);
+  return CommitLocked(transaction, to.inode, std::move(records), now);
 }
 
 Result<void> Namespace::ExchangeLocked(const Place& from, const Place& to) {

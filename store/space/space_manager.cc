@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/assert.h"
 #include "common/log.h"
 
 namespace weightfs {
@@ -23,6 +24,13 @@ void SpaceReservation::TrimTo(BlockCount keep) {
   if (held_ <= keep) return;
   space_->GiveBack(held_ - keep);
   held_ = keep;
+}
+
+void SpaceReservation::Absorb(SpaceReservation& other) {
+  if (other.held_.value == 0) return;
+  WEIGHTFS_ASSERT(space_ == nullptr || space_ == other.space_);
+  space_ = other.space_;
+  held_ += std::exchange(other.held_, {});
 }
 
 Result<std::unique_ptr<SpaceManager>> SpaceManager::Create(const std::vector<Device>& devices) {
@@ -63,6 +71,7 @@ Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount cou
 
 void SpaceManager::GiveBack(BlockCount count) {
   MutexLock lock(mutex_);
+  WEIGHTFS_ASSERT(count.value <= reserved_);
   reserved_ -= count.value;
 }
 
@@ -179,11 +188,12 @@ uint64_t SpaceManager::EnterRead() {
   return first_epoch_ + readers_.size() - 1;
 }
 
-void SpaceManager::LeaveRead(uint64_t ticket) {
+void SpaceManager::LeaveRead(uint64_t epoch) {
   std::vector<DeviceRun> ready;
   {
     MutexLock lock(mutex_);
-    --readers_[ticket - first_epoch_];
+    WEIGHTFS_ASSERT(epoch >= first_epoch_ && readers_[epoch - first_epoch_] > 0);
+    --readers_[epoch - first_epoch_];
     CollectRetired(&ready);
   }
   for (const auto& run : ready) FreeRun(run);

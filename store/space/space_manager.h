@@ -30,6 +30,8 @@ class SpaceReservation {
 
   BlockCount held() const { return held_; }
   void TrimTo(BlockCount keep);
+  // Takes over what `other` holds.
+  void Absorb(SpaceReservation& other);
 
  private:
   friend class SpaceManager;
@@ -136,9 +138,9 @@ class SpaceManager {
   void ReleaseWindow(InodeId ino);
   void ReleaseAllWindows();
 
-  // Readers of the device hold a ticket from before they look up an extent until their I/O ends.
+  // Readers of a device are in a read epoch from before they look up an extent until their I/O ends.
   uint64_t EnterRead();
-  void LeaveRead(uint64_t ticket);
+  void LeaveRead(uint64_t epoch);
   // Frees the runs once every reader that entered before has left and nobody pins them. Only after the commit that
   // dropped them.
   void Retire(std::vector<DeviceRun> runs);
@@ -159,7 +161,7 @@ class SpaceManager {
     BlockCount next_size;
   };
   struct Retired {
-    uint64_t after;  // the last ticket that may read it
+    uint64_t after;  // the last read epoch that may read it
     std::vector<DeviceRun> runs;
   };
 
@@ -185,7 +187,7 @@ class SpaceManager {
   mutable Mutex mutex_;
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<InodeId, std::vector<Window>> windows_ GUARDED_BY(mutex_);
-  // Tickets are epochs: readers_[i] counts those of epoch first_epoch_ + i; the last one is the current.
+  // readers_[i] counts the readers of epoch first_epoch_ + i; the last epoch is the current one.
   std::deque<uint32_t> readers_ GUARDED_BY(mutex_) = {0};
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
@@ -193,6 +195,19 @@ class SpaceManager {
   Mutex collecting_;  // taken before mutex_
   std::function<bool(uint64_t writer)> has_writer_;
   std::vector<Remains> remains_ GUARDED_BY(mutex_);  // of grants, while their writers are there
+};
+
+// One read epoch of a reader, from its beginning to its end. Not thread-safe.
+class ReadEpoch {
+ public:
+  explicit ReadEpoch(SpaceManager& space) : space_(space), epoch_(space.EnterRead()) {}
+  ~ReadEpoch() { space_.LeaveRead(epoch_); }
+  ReadEpoch(const ReadEpoch&) = delete;
+  ReadEpoch& operator=(const ReadEpoch&) = delete;
+
+ private:
+  SpaceManager& space_;
+  const uint64_t epoch_;
 };
 
 }  // namespace weightfs

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that holders of leases read past the store: they keep what they hold, also when no file has them any more.
+// Blocks that lease holders read past the store: they keep their content, also when no file maps them any more.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <vector>
 
+#include "common/interval_map.h"
 #include "common/units.h"
 #include "engine/extent_allocator.h"
 
 namespace weightfs {
 
-// Externally synchronised (SpaceManager::mutex_). Blocks are pinned while they are mapped, so none is free.
+// Externally synchronized (SpaceManager::mutex_). Blocks are pinned while a file maps them, so none is free.
 class SpacePins {
  public:
   explicit SpacePins(size_t devices) : devices_(devices) {}
 
-  // One pin more on each block of the run.
+  // Adds one pin to each block of the run.
   void Add(const DeviceRun& run);
-  // One pin less. Appends to `free` the parked blocks that have none left.
+  // Removes one pin from each block of the run. Appends to `free` the parked blocks that have none left.
   void Remove(const DeviceRun& run, std::vector<DeviceRun>* free);
-  // The run is to be free: appends what nobody has pinned to `free` and parks the rest until its last pin goes.
+  // No file maps the run any more: appends its unpinned blocks to `free` and parks the others until their last pin
+  // goes.
   void Park(const DeviceRun& run, std::vector<DeviceRun>* free);
 
   BlockCount pinned() const { return pinned_; }  // with at least one pin, parked ones included
   BlockCount parked() const { return parked_; }
 
  private:
-  struct Span {
-    uint64_t end;  // the first block behind it
-    uint64_t pins;
+  struct Pins {
+    uint64_t count;
     bool parked;
   };
-  using Spans = std::map<uint64_t, Span>;  // by first block; they never overlap
+  using Blocks = IntervalMap<Pins>;  // of one device
 
-  // Makes `block` a border between spans.
-  static void SplitAt(Spans& spans, uint64_t block);
+  // The pins of the run's device, with borders at both ends of the run.
+  Blocks& Split(const DeviceRun& run);
 
-  std::vector<Spans> devices_;
+  std::vector<Blocks> devices_;
   BlockCount pinned_, parked_;
 };
 

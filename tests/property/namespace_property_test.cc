@@ -9,6 +9,7 @@
 #include "store/check/fsck.h"
 #include "store/names/namespace.h"
 #include "tests/support/catalog_check.h"
+#include "tests/support/file_services.h"
 #include "tests/support/memory_kv_store.h"
 #include "tests/support/seeds.h"
 
@@ -17,11 +18,12 @@ namespace {
 
 class NoData final : public DataOwner {
  public:
-  Result<void> CommitBeforeNaming(std::span<const InodePtr>) override { return {}; }
+  Result<void> CommitBeforeNaming(std::span<const InodePtr>, bool) override { return {}; }
   void CommitSettledBeforeNaming() override {}
   std::vector<InodePtr> UncommittedFiles() override { return {}; }
-  Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr&, KvBatch*) override { return std::vector<DeviceRun>(); }
-  void DropData(const InodePtr&, std::vector<DeviceRun>) override {}
+  Result<DataRecords> ReadRecords(const InodePtr&) override { return DataRecords(); }
+  bool DeleteRecords(const InodePtr&, const DataRecords&, KvBatch*) override { return true; }
+  void DropData(const InodePtr&, const DataRecords&) override {}
 };
 
 // A tree of nodes; every rule is the shortest that says it.
@@ -230,7 +232,7 @@ class Harness {
   }
 
   void Mount() {
-    inodes_ = std::make_unique<InodeTable>(*kv_, 8);
+    inodes_ = std::make_unique<InodeTable>(*kv_, file_services_.services(), 8);
     names_ = std::make_unique<Namespace>(*kv_, *inodes_, data_);
     ASSERT_TRUE(names_->Recover(false));
   }
@@ -355,6 +357,7 @@ class Harness {
   std::shared_ptr<Journal> journal_;
   std::unique_ptr<MemoryKvStore> kv_;
   NoData data_;
+  TestFileServices file_services_;
   std::unique_ptr<InodeTable> inodes_;
   std::unique_ptr<Namespace> names_;
   Model model_;

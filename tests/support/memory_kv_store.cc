@@ -3,6 +3,9 @@
 
 #include <limits>
 
+#include "common/assert.h"
+#include "common/mutex.h"
+
 namespace weightfs {
 
 class MemoryKvStore::Iterator final : public KvIterator {
@@ -58,6 +61,7 @@ MemoryKvStore::MemoryKvStore(std::shared_ptr<Journal> journal, KvContent content
 }
 
 Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
+  WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   MutexLock lock(state_->mutex);
   if (Due(get_failure_)) return ErrorCode::kIo;
   const auto found = state_->content->find(key);
@@ -98,6 +102,7 @@ Result<void> MemoryKvStore::Sync() {
 }
 
 std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix) {
+  WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   MutexLock lock(state_->mutex);
   const uint64_t keys = Due(iterator_failure_) ? iterator_keys_ : std::numeric_limits<uint64_t>::max();
   return std::make_unique<Iterator>(state_, state_->content, prefix, keys);

@@ -6,12 +6,13 @@
 
 #include <memory>
 
+#include "tests/support/file_services.h"
 #include "tests/support/memory_kv_store.h"
 
 namespace weightfs {
 namespace {
 
-InodeRecord File() {
+InodeRecord RegularFile() {
   InodeRecord record;
   record.mode = S_IFREG | 0644;
   record.links = 1;
@@ -20,13 +21,14 @@ InodeRecord File() {
 
 TEST(InodeTable, KeepsThoseInUseAndAboutAsManyOthersAsItShould) {
   MemoryKvStore catalog(std::make_shared<Journal>());
-  InodeTable table(catalog, 100);
+  TestFileServices services;
+  InodeTable table(catalog, services.services(), 100);
   std::vector<InodePtr> used;
-  for (uint64_t ino = 1; ino <= 1000; ++ino) used.push_back(table.Insert(InodeId{ino}, File()));
+  for (uint64_t ino = 1; ino <= 1000; ++ino) used.push_back(table.Insert(InodeId{ino}, RegularFile()));
   EXPECT_EQ(table.size(), 1000U);
   for (const InodePtr& inode : used) EXPECT_EQ(table.Find(inode->id), inode);
   used.clear();
-  for (uint64_t ino = 1001; ino <= 2000; ++ino) table.Insert(InodeId{ino}, File());
+  for (uint64_t ino = 1001; ino <= 2000; ++ino) table.Insert(InodeId{ino}, RegularFile());
   EXPECT_LE(table.size(), 101U);
   EXPECT_NE(table.Find(InodeId{2000}), nullptr) << "the last one was just asked for";
 }
@@ -34,9 +36,10 @@ TEST(InodeTable, KeepsThoseInUseAndAboutAsManyOthersAsItShould) {
 // With a look at all of them for each this lasts longer than a test may.
 TEST(InodeTable, ThoseInUseAreNotLookedAtForEachThatComes) {
   MemoryKvStore catalog(std::make_shared<Journal>());
-  InodeTable table(catalog, 16384);
+  TestFileServices services;
+  InodeTable table(catalog, services.services(), 16384);
   std::vector<InodePtr> used;
-  for (uint64_t ino = 1; ino <= 1'000'000; ++ino) used.push_back(table.Insert(InodeId{ino}, File()));
+  for (uint64_t ino = 1; ino <= 1'000'000; ++ino) used.push_back(table.Insert(InodeId{ino}, RegularFile()));
   EXPECT_EQ(table.size(), used.size());
 }
 

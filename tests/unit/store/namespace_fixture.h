@@ -14,6 +14,7 @@
 #include "meta/keys.h"
 #include "store/names/namespace.h"
 #include "tests/support/catalog_check.h"
+#include "tests/support/file_services.h"
 #include "tests/support/memory_kv_store.h"
 
 namespace weightfs {
@@ -21,23 +22,30 @@ namespace weightfs {
 // Thread-safe.
 class FakeDataOwner final : public DataOwner {
  public:
-  Result<void> CommitBeforeNaming(std::span<const InodePtr> files) override {
+  Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept) override {
     {
       MutexLock lock(mutex_);
       for (const InodePtr& inode : files) committed_.push_back(inode->id.value);
     }
     // Without the lock, as the real one: the call may use the namespace.
     if (on_commit) std::exchange(on_commit, nullptr)();
+    kept_errors = kept;
     if (commit_error && !files.empty()) return *commit_error;
     return {};
   }
   void CommitSettledBeforeNaming() override { ++settled; }
   std::vector<InodePtr> UncommittedFiles() override { return uncommitted; }
-  Result<std::vector<DeviceRun>> DeleteRecords(const InodePtr& inode, KvBatch* batch) override {
-    batch->Delete(keys::Extent(inode->id, FileBlock{0}));
-    return std::vector<DeviceRun>();
+  Result<DataRecords> ReadRecords(const InodePtr& inode) override {
+    if (on_read) std::exchange(on_read, nullptr)();
+    DataRecords records;
+    records.extents.push_back(keys::Extent(inode->id, FileBlock{0}));
+    return records;
   }
-  void DropData(const InodePtr& inode, std::vector<DeviceRun>) override {
+  bool DeleteRecords(const InodePtr&, const DataRecords& records, KvBatch* batch) override {
+    for (const std::string& key : records.extents) batch->Delete(key);
+    return true;
+  }
+  void DropData(const InodePtr& inode, const DataRecords&) override {
     MutexLock lock(mutex_);
     deleted_.push_back(inode->id.value);
   }
@@ -51,7 +59,9 @@ class FakeDataOwner final : public DataOwner {
   }
 
   std::function<void()> on_commit;  // once; set before use, for one thread
+  std::function<void()> on_read;    // once, when the records of a deletion are read
   std::optional<ErrorCode> commit_error;
+  bool kept_errors = false;           // of the last CommitBeforeNaming
   std::vector<InodePtr> uncommitted;  // set before use
   int settled = 0;                    // calls, of one thread
 
@@ -74,7 +84,7 @@ class NamespaceTest : public ::testing::Test {
   // A new mount of what the catalog holds.
   void Start() {
     names_.reset();
-    inodes_ = std::make_unique<InodeTable>(*kv_, 64);
+    inodes_ = std::make_unique<InodeTable>(*kv_, file_services_.services(), 64);
     names_ = std::make_unique<Namespace>(*kv_, *inodes_, data_);
     EXPECT_TRUE(names_->Recover(/*read_only=*/false));
   }
@@ -131,6 +141,7 @@ class NamespaceTest : public ::testing::Test {
   std::shared_ptr<Journal> journal_;
   std::unique_ptr<MemoryKvStore> kv_;
   FakeDataOwner data_;
+  TestFileServices file_services_;
   std::unique_ptr<InodeTable> inodes_;
   std::unique_ptr<Namespace> names_;
   bool check_at_end_ = true;  // off for tests that damage the catalog

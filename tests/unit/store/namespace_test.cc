@@ -209,7 +209,7 @@ TEST_F(NamespaceBasics, AReadOnlyNamespaceRefusesChangesAndKeepsOrphans) {
   MakeFile(kRootInode, "f");
   const auto before = kv_->content();
   names_.reset();
-  inodes_ = std::make_unique<InodeTable>(*kv_, 64);
+  inodes_ = std::make_unique<InodeTable>(*kv_, file_services_.services(), 64);
   names_ = std::make_unique<Namespace>(*kv_, *inodes_, data_);
   ASSERT_TRUE(names_->Recover(/*read_only=*/true));
   EXPECT_EQ(Code(names_->Create(kRootInode, "g", File())), ErrorCode::kReadOnly);
@@ -395,7 +395,7 @@ TEST_F(NamespaceDamage, AStoreWithoutItsFactsOrRootDoesNotMount) {
     auto content = kv_->content();
     content.erase(key);
     MemoryKvStore kv(std::make_shared<Journal>(), content);
-    InodeTable inodes(kv, 64);
+    InodeTable inodes(kv, file_services_.services(), 64);
     return Code(Namespace(kv, inodes, data_).Recover(false));
   };
   EXPECT_EQ(without(keys::Store(kNextInodeFact)), ErrorCode::kCorrupt);

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mapping, size and commit of a file. What changes its bytes is in file_writes.cc, what sends them out in
+// file_writeback.cc.
+#include "store/file/file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/assert.h"
+#include "store/file/mapping_update.h"
+#include "store/file/read_cache.h"
+
+namespace weightfs {
+namespace {
+
+constexpr FileBlock kNoLimit{UINT64_MAX / kBlockSize};
+
+}  // namespace
+
+void File::InvalidateCache(uint64_t offset, uint64_t end) { services_.cache.Invalidate(id_, offset, end); }
+
+void File::Load(ExtentMap extents) {
+  WEIGHTFS_ASSERT(!loaded_ && dirty_.ranges().empty());
+  InvalidateCache(0, UINT64_MAX);
+  // The scan at mount counted these blocks; a Revert took them out of the count.
+  if (std::exchange(uncounted_, false)) services_.space.AddUsed(static_cast<int64_t>(extents.mapped().value));
+  attributes_.blocks = extents.mapped().value;
+  extents_ = std::move(extents);
+  loaded_ = true;
+}
+
+std::optional<DeviceRun> File::RunBefore(FileBlock first) const {
+  if (first.value == 0) return std::nullopt;
+  const auto before = extents_.Lookup(first - BlockCount{1}, BlockCount{1});
+  if (!before.extent) return std::nullopt;
+  return DeviceRun{before.extent->device, {before.extent->start, BlockCount{1}}};
+}
+
+bool File::Touch() {
+  attributes_.modified = attributes_.changed = Timestamp::Now();
+  return commit_.Change();
+}
+
+bool File::BeginReplacement() {
+  attributes_.modified = attributes_.changed = Timestamp::Now();
+  return commit_.Replace(CommitState::Clock::now());
+}
+
+void File::Unmap(FileBlock first, FileBlock end) {
+  if (end <= first) return;
+  MappingUpdate update(*this);
+  InvalidateCache(ToBytes(first).value, end >= kNoLimit ? UINT64_MAX : ToBytes(end).value);
+  dirty_.Remove(first, end - first);
+  extents_.Unmap(first, end - first, &freed_);
+  reservation_.TrimTo(dirty_.dirty());
+}
+
+void File::SetSize(uint64_t size) {
+  const uint64_t old = attributes_.size;
+  if (size < old) {
+    shrunk_to_ = std::min(shrunk_to_, size);
+    write_next_ = write_sequence_ = 0;
+  }
+  // Blocks behind the end may be allocated (fallocate with KEEP_SIZE): a shrink or an equal size unmaps them too.
+  if (size <= old) Unmap(BlockEnd(size), kNoLimit);
+  InvalidateCache(std::min(old, size), UINT64_MAX);
+  attributes_.size = size;
+}
+
+void File::MapUnwritten(FileBlock first, std::span<const DeviceRun> runs) {
+  MappingUpdate update(*this);
+  for (const DeviceRun& run : runs) {
+    WEIGHTFS_ASSERT(!extents_.Lookup(first, run.run.count).extent);
+    extents_.Map(first, run, kExtentUnwritten, attributes_.data_version + 1, &freed_);
+    first += run.run.count;
+  }
+}
+
+void File::ReplaceBlocks(FileBlock first, std::span<const DeviceRun> runs, std::span<const uint32_t> checksums) {
+  const BlockCount count{checksums.size()};
+  // An older write of these blocks must not set its checksums after the new ones.
+  ComputePendingChecksums(first, count);
+  Unmap(first, first + count);
+  MappingUpdate update(*this);
+  FileBlock at = first;
+  for (const DeviceRun& run : runs) {
+    extents_.Map(at, run, 0, attributes_.data_version + 1, &freed_);
+    at += run.run.count;
+  }
+  WEIGHTFS_ASSERT(at - first == count);
+  checksums_.Set(first, checksums);
+}
+
+std::optional<SealedFile> File::Seal() {
+  if (!commit_.changed()) return std::nullopt;
+  WEIGHTFS_ASSERT(writes_before_seal_ == 0);
+  commit_.Seal();
+  SealedFile sealed;
+  sealed.changes = extents_.TakeChanges();
+  sealed.freed = std::exchange(freed_, {});
+  sealed.size = attributes_.size;
+  sealed.blocks = extents_.mapped().value;
+  sealed.version = ++attributes_.data_version;
+  sealed.shrunk_to = std::exchange(shrunk_to_, UINT64_MAX);
+  ComputePendingChecksums(FileBlock{0}, BlockCount{UINT64_MAX});
+  checksums_.Seal(sealed.size);
+  writes_before_seal_ = std::exchange(writes_since_seal_, 0);
+  ++seals_;
+  return sealed;
+}
+
+void File::WaitForSealedWrites(MutexLock& lock) {
+  drained_.wait(lock.native(), [&] { return writes_before_seal_ == 0; });
+}
+
+void File::WaitForAllWrites(MutexLock& lock) {
+  drained_.wait(lock.native(), [&] { return writes_before_seal_ + writes_since_seal_ == 0; });
+}
+
+void File::WaitForRange(MutexLock& lock, FileBlock first, BlockCount count) {
+  ++range_waiters_;
+  drained_.wait(lock.native(), [&] { return !dirty_.HasWriteback(first, count); });
+  --range_waiters_;
+}
+
+void File::FinishCommit() {
+  checksums_.FinishCommit();
+  commit_.Committed();
+}
+
+void File::ForgetContent() {
+  MappingUpdate update(*this);
+  extents_.Clear();
+  checksums_.Clear();
+  pending_checksums_.clear();
+  dirty_.Clear();
+  reservation_.TrimTo({});
+  freed_.clear();
+  shrunk_to_ = UINT64_MAX;
+  commit_.Revert();
+}
+
+void File::Revert(uint64_t committed_size) {
+  WEIGHTFS_ASSERT(writes_before_seal_ + writes_since_seal_ == 0);
+  ForgetContent();
+  // The space of what was written since the last commit cannot be told from the committed one: it comes back at the
+  // next mount.
+  uncounted_ = true;
+  loaded_ = false;
+  write_error_.Revert();
+  attributes_.size = committed_size;
+}
+
+std::vector<DeviceRun> File::Drop(std::vector<DeviceRun> committed) {
+  if (loaded_) {
+    WEIGHTFS_ASSERT(committed.empty());
+    extents_.ForEachPiece(FileBlock{0}, kNoLimit, [&](const ExtentMap::Piece& piece) {
+      if (piece.extent) committed.push_back({piece.extent->device, {piece.extent->start, piece.count}});
+      return true;
+    });
+  } else if (!uncounted_) {
+    for (const DeviceRun& run : committed) services_.space.AddUsed(-static_cast<int64_t>(run.run.count.value));
+  }
+  committed.insert(committed.end(), freed_.begin(), freed_.end());
+  ForgetContent();
+  InvalidateCache(0, UINT64_MAX);
+  uncounted_ = false;
+  loaded_ = true;  // empty: nothing in the catalog belongs to it any more
+  return committed;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the source files of FileIo share. Nobody else includes this.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "store/file/file.h"
+#include "store/file/file_io.h"
+
+namespace weightfs {
+
+template <typename Plan, typename Apply>
+Result<void> FileIo::Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply) {
+  WriteSupplies supplies;
+  SpaceSearch search;
+  while (true) {
+    RETURN_IF_ERROR(Load(inode));
+    WriteNeeds needs;
+    {
+      MutexLock lock(inode->mutex);
+      RETURN_IF_ERROR(CheckWritable(*inode));
+      if (!inode->file->loaded()) continue;  // A failed write has dropped the content since.
+      WritePlan write_plan(supplies);
+      RETURN_IF_ERROR(plan(*inode->file, &write_plan));
+      needs = write_plan.needs();
+      if (needs.empty()) {
+        apply(*inode->file, std::move(write_plan));
+        return {};
+      }
+    }
+    if (writes != nullptr) p_.write_back.Submit(writes);
+    RETURN_IF_ERROR(Fetch(inode, needs, &supplies, &search));
+  }
+}
+
+// What a move of the end of the file from `old` to `size` zeroes: the rest of the last block.
+inline void PlanShrink(const File& file, uint64_t old, uint64_t size, WritePlan* plan) {
+  if (size >= old || size % kBlockSize == 0) return;
+  file.PlanZeros(size, std::min(old, RoundUp(size, kBlockSize)), plan);
+}
+
+}  // namespace weightfs

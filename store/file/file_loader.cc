@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/file/file_loader.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/log.h"
+#include "meta/keys.h"
+#include "store/file/file.h"
+
+namespace weightfs {
+namespace {
+
+// What an inode's record says of its data.
+struct Committed {
+  uint64_t size = 0;
+  uint64_t blocks = 0;
+  uint64_t version = 0;
+};
+
+Committed CommittedOf(const Inode& inode) REQUIRES(inode.mutex) {
+  return {inode.committed_size, inode.committed_blocks, inode.committed_version};
+}
+
+// Calls visit(key, value) for each extent that the catalog has of a file, in order.
+template <typename Visit>
+Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const Committed& committed, const Visit& visit) {
+  // The few extents of a small file without holes are read one by one: an iterator costs as much as several of them.
+  constexpr size_t kFew = 4;
+  std::vector<std::pair<std::string, std::string>> few;
+  FileBlock end;
+  while (end.value < committed.blocks && few.size() < kFew) {
+    std::string key = keys::Extent(ino, end);
+    ASSIGN_OR_RETURN(auto value, catalog.Get(key));
+    const auto record = value ? ExtentRecord::Decode(key, *value) : Result<ExtentRecord>(ErrorCode::kNotFound);
+    if (!record) break;
+    end += record->count;
+    few.emplace_back(std::move(key), std::move(*value));
+  }
+  if (end.value == committed.blocks && end.value >= BlocksFor(ByteCount{committed.size}).value) {
+    for (const auto& [key, value] : few) RETURN_IF_ERROR(visit(key, value));
+    return {};
+  }
+  const auto extents = catalog.NewIterator(keys::ExtentPrefix(ino));
+  for (; extents->Valid(); extents->Next()) RETURN_IF_ERROR(visit(extents->key(), extents->value()));
+  return extents->status();
+}
+
+Result<ExtentMap> ReadExtents(KvStore& catalog, InodeId ino, const Committed& committed) {
+  ExtentMap extents;
+  const auto load = [&](std::string_view key, std::string_view value) -> Result<void> {
+    const auto parsed = keys::ParseIndexed(key);
+    const auto record = ExtentRecord::Decode(key, value);
+    if (parsed && record && extents.Load(FileBlock{parsed->index}, *record)) return {};
+    return ErrorCode::kCorrupt;
+  };
+  RETURN_IF_ERROR(ForEachExtent(catalog, ino, committed, load));
+  return extents;
+}
+
+}  // namespace
+
+Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
+  while (true) {
+    Committed committed;
+    {
+      MutexLock lock(inode->mutex);
+      if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
+      if (inode->file->loaded()) return {};
+      if (inode->deleted) return ErrorCode::kStale;
+      committed = CommittedOf(*inode);
+    }
+    auto extents = ReadExtents(catalog, inode->id, committed);
+    MutexLock lock(inode->mutex);
+    if (inode->file->loaded()) return {};
+    // Somebody else has loaded and committed it, and a failed write has dropped it again: what was read may be of both.
+    if (inode->committed_version != committed.version) continue;
+    if (!extents) {
+      if (extents.error().code == ErrorCode::kCorrupt) {
+        spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
+      }
+      return extents.error();
+    }
+    inode->file->Load(std::move(*extents));
+    return {};
+  }
+}
+
+Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode) {
+  DataRecords records;
+  Committed committed;
+  bool loaded;
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->file) return records;
+    committed = CommittedOf(*inode);
+    loaded = inode->file->loaded();
+  }
+  records.version = committed.version;
+  records.size = committed.size;
+  const auto add = [&](std::string_view key, std::string_view value) -> Result<void> {
+    records.extents.emplace_back(key);
+    const auto record = ExtentRecord::Decode(key, value);
+    if (record) records.runs.push_back({record->device, {record->start, record->count}});
+    // A file in memory knows its blocks; no other can be deleted without leaking them.
+    return record || loaded ? Result<void>() : record.error();
+  };
+  RETURN_IF_ERROR(ForEachExtent(catalog, inode->id, committed, add));
+  return records;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the sources of File share. Nobody else includes this.
+#pragma once
+
+#include "store/file/file.h"
+
+namespace weightfs {
+
+// Keeps the inode's blocks and the space statistics in step with the mapping around a change of it.
+class File::MappingUpdate {
+ public:
+  explicit MappingUpdate(File& file) : file_(file), before_(file.extents_.mapped()) {}
+  ~MappingUpdate() {
+    const BlockCount after = file_.extents_.mapped();
+    file_.services_.space.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
+    file_.attributes_.blocks = after.value;
+  }
+  MappingUpdate(const MappingUpdate&) = delete;
+  MappingUpdate& operator=(const MappingUpdate&) = delete;
+
+ private:
+  File& file_;
+  const BlockCount before_;
+};
+
+}  // namespace weightfs

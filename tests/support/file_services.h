@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the files of a store share, for tests of single classes.
+#pragma once
+
+#include <memory>
+
+#include "common/buffer.h"
+#include "engine/extent_allocator.h"
+#include "store/file/file.h"
+#include "store/file/read_cache.h"
+#include "store/space/space_manager.h"
+
+namespace weightfs {
+
+// 64 MiB of space on each device, and a few chunks. Not thread-safe itself; its parts are.
+class TestFileServices {
+ public:
+  explicit TestFileServices(size_t devices = 1)
+      : chunks_(BufferPool::Create({.buffer_size = ByteCount{kChunkBytes}, .count = 8, .name = "chunks"}).value()),
+        space_(SpaceManager::Create(std::vector<SpaceManager::Device>(devices, {{DeviceBlock{256}, kBlocks}})).value()),
+        cache_(*chunks_) {}
+
+  static constexpr BlockCount kBlocks{64 * kMiB / kBlockSize};
+  SpaceManager& space() { return *space_; }
+  ReadCache& cache() { return cache_; }
+  FileServices services() { return {*space_, cache_}; }
+
+ private:
+  std::unique_ptr<BufferPool> chunks_;
+  std::unique_ptr<SpaceManager> space_;
+  ReadCache cache_;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/commit/committer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "meta/keys.h"
+#include "tests/support/file_rig.h"
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+class CommitterTest : public ::testing::Test {
+ protected:
+  // Long delays: a commit comes when it is asked for.
+  CommitterTest()
+      : committer_(std::make_unique<Committer>(
+            rig_.kv(), rig_.devices(), rig_.space(), rig_.write_back(),
+            Committer::Options{std::chrono::hours(1), std::chrono::hours(1), std::chrono::hours(1)})) {}
+
+  InodePtr NewChangedFile(uint64_t ino, const std::string& data) {
+    InodePtr inode = rig_.NewFile(ino);
+    Change(inode, data);
+    return inode;
+  }
+  void Change(const InodePtr& inode, const std::string& data) {
+    rig_.Write(inode, 0, data);
+    MutexLock lock(inode->mutex);
+    committer_->NoteChanged(inode);
+  }
+  Result<void> Commit(const InodePtr& inode, CommitLevel level = CommitLevel::kDurable, bool kept = false) {
+    std::promise<Result<void>> done;
+    committer_->Commit(
+        inode, level, [&](Result<void> result) { done.set_value(std::move(result)); }, kept);
+    return done.get_future().get();
+  }
+  bool IsInCatalog(uint64_t ino) { return rig_.kv().Get(keys::Inode(InodeId{ino})).value().has_value(); }
+  bool IsUncommitted(const InodePtr& inode) {
+    MutexLock lock(inode->mutex);
+    return inode->file->Uncommitted();
+  }
+
+  FileRig rig_;
+  std::unique_ptr<Committer> committer_;
+};
+
+TEST_F(CommitterTest, ACommitWritesOneFileAndLeavesOthers) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, 2 * kBlockSize)), other = NewChangedFile(11, Pattern(2, 100));
+  EXPECT_TRUE(Commit(file));
+  EXPECT_TRUE(IsInCatalog(10));
+  EXPECT_FALSE(IsInCatalog(11));
+  EXPECT_FALSE(IsUncommitted(file));
+  EXPECT_THAT(committer_->Uncommitted(), ::testing::Contains(other));
+  MutexLock lock(file->mutex);
+  EXPECT_EQ(file->committed_size, 2 * kBlockSize);
+  EXPECT_EQ(file->committed_version, 1U);
+}
+
+TEST_F(CommitterTest, ACommitOfEverythingIsOneFlush) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize)), other = NewChangedFile(11, Pattern(2, kBlockSize));
+  std::promise<Result<void>> done;
+  committer_->CommitAll(CommitScope::kEverything, CommitLevel::kDurable,
+                        [&](Result<void> result) { done.set_value(std::move(result)); });
+  EXPECT_TRUE(done.get_future().get());
+  EXPECT_TRUE(IsInCatalog(10) && IsInCatalog(11));
+  EXPECT_EQ(rig_.device().counts().flushes, 1U);
+  EXPECT_FALSE(IsUncommitted(file) || IsUncommitted(other));
+}
+
+TEST_F(CommitterTest, AFileThatIsBeingReplacedWaitsUnlessAllAreWanted) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  {
+    MutexLock lock(file->mutex);
+    file->open_handles = 1;
+    static_cast<void>(file->file->BeginReplacement());
+  }
+  const auto commit = [&](CommitScope scope) {
+    std::promise<void> done;
+    committer_->CommitAll(scope, CommitLevel::kOrdered, [&](const Result<void>&) { done.set_value(); });
+    done.get_future().wait();
+  };
+  commit(CommitScope::kSettled);
+  EXPECT_FALSE(IsInCatalog(10));
+  commit(CommitScope::kEverything);
+  EXPECT_TRUE(IsInCatalog(10));
+}
+
+TEST_F(CommitterTest, AFailedWritePutsTheFileBackAndIsReportedOnce) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  ASSERT_TRUE(Commit(file));
+  std::vector<InodeId> reverted;
+  committer_->OnReverted([&](InodeId ino) { reverted.push_back(ino); });
+  rig_.device().Fail(FaultDevice::Target::kWrite, {});
+  Change(file, Pattern(2, kBlockSize));
+  EXPECT_EQ(Commit(file, CommitLevel::kDurable, /*kept=*/true).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(IsUncommitted(file)) << "the error is kept for others";
+  EXPECT_EQ(Commit(file).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(Commit(file));
+  EXPECT_FALSE(IsUncommitted(file));
+  committer_->OnReverted(nullptr);
+  EXPECT_EQ(reverted, std::vector<InodeId>{InodeId{10}});
+  MutexLock lock(file->mutex);
+  EXPECT_FALSE(file->file->loaded());
+  EXPECT_EQ(file->attributes.size, kBlockSize);
+}
+
+TEST_F(CommitterTest, AFailedFlushEndsAllCommits) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  rig_.device().Fail(FaultDevice::Target::kFlush, {});
+  EXPECT_EQ(Commit(file).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(committer_->failed());
+  EXPECT_FALSE(IsInCatalog(10));
+  EXPECT_EQ(Commit(file).error().code, ErrorCode::kIo);
+}
+
+TEST_F(CommitterTest, SpaceOfOverwrittenBlocksIsFreeAfterTheCommit) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, 256 * kBlockSize));
+  ASSERT_TRUE(Commit(file));
+  SpaceReservation all;
+  const BlockCount rest = TestFileServices::kBlocks - BlockCount{768};
+  ASSERT_TRUE(rig_.space().Reserve(&all, rest, /*privileged=*/true));
+  Change(file, Pattern(2, 256 * kBlockSize));
+  SpaceReservation more;
+  EXPECT_FALSE(rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true)) << "the old blocks may be needed";
+  ASSERT_TRUE(Commit(file));
+  EXPECT_TRUE(rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true));
+}
+
+TEST_F(CommitterTest, AfterStopRequestsAreRefused) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  EXPECT_TRUE(committer_->Stop());
+  EXPECT_TRUE(IsInCatalog(10)) << "the last cycle commits everything";
+  EXPECT_EQ(Commit(file).error().code, ErrorCode::kShutdown);
+}
+
+}  // namespace
+}  // namespace weightfs

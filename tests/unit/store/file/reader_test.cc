@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/file/reader.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "tests/support/file_rig.h"
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+class ReaderTest : public ::testing::Test {
+ protected:
+  Result<std::string> Read(uint64_t offset, uint64_t size, ReadStream* stream = nullptr) {
+    std::promise<Result<ReadView>> promise;
+    reader_.Read(inode_, ByteOffset{offset}, ByteCount{size}, stream,
+                 [&](Result<ReadView> view) { promise.set_value(std::move(view)); });
+    ASSIGN_OR_RETURN(const ReadView view, promise.get_future().get());
+    return ToText(view);
+  }
+  void WriteToDevice(const std::string& data) {
+    rig_.Write(inode_, 0, data);
+    rig_.WriteBackAll(inode_);
+  }
+
+  FileRig rig_;
+  Reader reader_{
+      rig_.kv(),      rig_.devices(), rig_.space(), rig_.cache(), Reader::Pools{rig_.stripes(), rig_.small()},
+      /*verify=*/true};
+  InodePtr inode_ = rig_.NewFile(3);
+};
+
+TEST_F(ReaderTest, JoinsDirtyMemoryHolesAndTheDevice) {
+  const std::string stored = Pattern(1, 2 * kBlockSize), fresh = Pattern(2, 1000);
+  WriteToDevice(stored);
+  rig_.Write(inode_, 4 * kBlockSize, fresh);
+  const std::string all = Read(0, kMiB).value();
+  EXPECT_EQ(all, stored + std::string(2 * kBlockSize, '\0') + fresh);
+  EXPECT_EQ(Read(kBlockSize - 10, 20).value(), stored.substr(kBlockSize - 10, 20));
+  EXPECT_EQ(Read(all.size(), 10).value(), "");
+}
+
+TEST_F(ReaderTest, DirtyMemoryCostsNoDeviceRead) {
+  const std::string data = Pattern(1, 3 * kBlockSize);
+  rig_.Write(inode_, 0, data);
+  EXPECT_EQ(Read(0, data.size()).value(), data);
+  EXPECT_EQ(rig_.device().counts().reads, 0U);
+}
+
+TEST_F(ReaderTest, AMismatchIsReadAgainAndThenAnError) {
+  WriteToDevice(Pattern(1, 4 * kBlockSize));
+  DeviceBlock start;
+  {
+    MutexLock lock(inode_->mutex);
+    start = inode_->file->extents().Lookup(FileBlock{1}, BlockCount{1}).extent->start;
+  }
+  rig_.device().Corrupt(ToBytes(start));
+  EXPECT_EQ(Read(kBlockSize, 10).error().code, ErrorCode::kCorrupt);
+  EXPECT_GE(reader_.counters().checksum_errors.load(), 4U);
+  EXPECT_TRUE(Read(0, kBlockSize)) << "only the damaged block is lost";
+  EXPECT_TRUE(Read(2 * kBlockSize, 2 * kBlockSize));
+}
+
+TEST_F(ReaderTest, ChecksumsComeFromTheCatalogWithoutTheMutex) {
+  const std::string data = Pattern(1, 2 * kMiB);
+  for (uint64_t at = 0; at < data.size(); at += kMiB / 2) rig_.Write(inode_, at, data.substr(at, kMiB / 2));
+  rig_.WriteBackAll(inode_);
+  {
+    // As a commit does it; afterwards the table has none of them in memory.
+    MutexLock lock(inode_->mutex);
+    ASSERT_TRUE(inode_->file->Seal());
+    ChecksumSegments loaded;
+    std::vector<uint64_t> missing;
+    KvBatch batch;
+    ASSERT_TRUE(inode_->file->AppendChecksums(loaded, &missing, &batch).value());
+    ASSERT_TRUE(rig_.kv().Write(batch));
+    inode_->file->FinishCommit();
+  }
+  EXPECT_EQ(Read(kMiB - 100, 200).value(), data.substr(kMiB - 100, 200));
+}
+
+TEST_F(ReaderTest, AStreamReadsAheadOnce) {
+  std::string data;
+  for (uint64_t at = 0; at < 8 * kMiB; at += kMiB) {
+    data += Pattern(at, kMiB);
+    rig_.Write(inode_, at, data.substr(at, kMiB));
+    rig_.WriteBackAll(inode_);
+  }
+  ReadStream stream;
+  for (uint64_t at = 0; at < data.size(); at += kMiB) EXPECT_EQ(Read(at, kMiB, &stream).value(), data.substr(at, kMiB));
+  EXPECT_EQ(rig_.device().counts().read.value, data.size()) << "every byte is read from the device once";
+}
+
+TEST_F(ReaderTest, AReadSeesWhatWasWrittenOverAChunk) {
+  WriteToDevice(Pattern(1, 2 * kBlockSize));
+  ASSERT_TRUE(Read(0, 2 * kBlockSize));
+  const std::string fresh = Pattern(2, kBlockSize);
+  rig_.Write(inode_, 0, fresh);
+  EXPECT_EQ(Read(0, kBlockSize).value(), fresh);
+  rig_.WriteBackAll(inode_);
+  EXPECT_EQ(Read(0, kBlockSize).value(), fresh);
+}
+
+}  // namespace
+}  // namespace weightfs

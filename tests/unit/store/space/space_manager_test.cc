@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/space/space_manager.h"
+
+#include <gtest/gtest.h>
+
+namespace weightfs {
+namespace {
+
+constexpr BlockCount kDevice{16 * kMiB / kBlockSize};
+
+class SpaceManagerTest : public ::testing::Test {
+ protected:
+  explicit SpaceManagerTest(size_t devices = 1)
+      : space_(
+            SpaceManager::Create(std::vector<SpaceManager::Device>(devices, {{DeviceBlock{256}, kDevice}})).value()) {}
+
+  Result<std::vector<DeviceRun>> Allocate(uint64_t ino, uint64_t first, BlockCount count, bool stream = false) {
+    SpaceReservation reservation;
+    RETURN_IF_ERROR(space_->Reserve(&reservation, count, /*privileged=*/true));
+    SpaceManager::Request request;
+    request.ino = InodeId{ino};
+    request.first = FileBlock{first};
+    request.count = count;
+    request.stream = stream;
+    return space_->Allocate(request, &reservation);
+  }
+  BlockCount Reservable() {
+    uint64_t low = 0, high = kDevice.value;
+    while (low < high) {
+      const uint64_t middle = (low + high + 1) / 2;
+      SpaceReservation trial;
+      if (space_->Reserve(&trial, BlockCount{middle}, /*privileged=*/true))
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return {low};
+  }
+
+  std::unique_ptr<SpaceManager> space_;
+};
+
+TEST_F(SpaceManagerTest, ReservationsNeverExceedWhatIsFree) {
+  SpaceReservation first, second;
+  EXPECT_TRUE(space_->Reserve(&first, kDevice, /*privileged=*/true));
+  EXPECT_EQ(space_->Reserve(&second, BlockCount{1}, /*privileged=*/true).error().code, ErrorCode::kNoSpace);
+  first.TrimTo(kDevice - BlockCount{5});
+  EXPECT_TRUE(space_->Reserve(&second, BlockCount{5}, /*privileged=*/true));
+  second.Absorb(first);
+  EXPECT_EQ(second.held(), kDevice);
+  EXPECT_EQ(first.held().value, 0U);
+}
+
+TEST_F(SpaceManagerTest, SomeBlocksAreHeldBackForOperationsThatFreeSpace) {
+  SpaceReservation most, rest;
+  uint64_t count = kDevice.value;
+  while (!space_->Reserve(&most, BlockCount{count})) --count;
+  EXPECT_LT(count, kDevice.value);
+  EXPECT_TRUE(space_->Reserve(&rest, kDevice - BlockCount{count}, /*privileged=*/true));
+}
+
+TEST_F(SpaceManagerTest, AnAllocationIsPaidFromItsReservation) {
+  SpaceReservation reservation;
+  ASSERT_TRUE(space_->Reserve(&reservation, BlockCount{100}));
+  SpaceManager::Request request;
+  request.ino = InodeId{1};
+  request.count = BlockCount{60};
+  ASSERT_TRUE(space_->Allocate(request, &reservation));
+  EXPECT_EQ(reservation.held().value, 40U);
+}
+
+TEST_F(SpaceManagerTest, FreedBlocksWaitForTheReadersFromBefore) {
+  auto runs = Allocate(1, 0, BlockCount{100}).value();
+  const uint64_t epoch = space_->EnterRead();
+  space_->Retire(std::move(runs));
+  const uint64_t later = space_->EnterRead();
+  EXPECT_EQ(Reservable(), kDevice - BlockCount{100});
+  space_->LeaveRead(epoch);
+  EXPECT_EQ(Reservable(), kDevice) << "a reader from after the commit cannot see them";
+  space_->LeaveRead(later);
+}
+
+TEST_F(SpaceManagerTest, PinnedBlocksWaitForTheirPin) {
+  auto runs = Allocate(1, 0, BlockCount{100}).value();
+  {
+    const SpacePin pin = space_->Pin(runs);
+    space_->Retire(std::move(runs));
+    EXPECT_EQ(Reservable(), kDevice - BlockCount{100});
+  }
+  EXPECT_EQ(Reservable(), kDevice);
+}
+
+TEST_F(SpaceManagerTest, AStreamGoesOnWhereItsPreallocationIs) {
+  const auto first = Allocate(1, 0, BlockCount{256}, true).value();
+  const auto other = Allocate(2, 0, BlockCount{256}, true).value();
+  const auto second = Allocate(1, 256, BlockCount{256}, true).value();
+  EXPECT_EQ(second[0].run.start.value, first[0].run.end().value);
+  EXPECT_NE(other[0].run.start.value, first[0].run.end().value);
+  space_->ReleaseAllWindows();
+  EXPECT_EQ(Reservable(), kDevice - BlockCount{768});
+}
+
+TEST_F(SpaceManagerTest, WhatALeaseLeavesIsFreeOnceItsWriterIsGone) {
+  bool there = true;
+  space_->AskForWriters([&](uint64_t writer) { return writer == 9 && there; });
+  SpaceManager::Request request;
+  request.ino = InodeId{1};
+  request.count = BlockCount{50};
+  {
+    SpaceReservation reservation;
+    ASSERT_TRUE(space_->Reserve(&reservation, request.count));
+    SpaceGrant grant = space_->Grant(request, &reservation).value();
+    grant.BeginWrites(9);
+    EXPECT_EQ(grant.Take(BlockCount{20}).size(), 1U);
+  }
+  EXPECT_TRUE(space_->CollectGrants());
+  EXPECT_EQ(Reservable(), kDevice - BlockCount{50});
+  there = false;
+  EXPECT_FALSE(space_->CollectGrants());
+  EXPECT_EQ(Reservable(), kDevice - BlockCount{20});
+  EXPECT_EQ(space_->granted().value, 0U);
+}
+
+TEST_F(SpaceManagerTest, RunsOutsideTheDeviceOrTakenTwiceAreCorrupt) {
+  const DeviceRun run{DeviceId{0}, {DeviceBlock{300}, BlockCount{10}}};
+  EXPECT_TRUE(space_->MarkUsed(run));
+  EXPECT_FALSE(space_->MarkUsed(run));
+  EXPECT_FALSE(space_->MarkUsed({DeviceId{3}, {DeviceBlock{300}, BlockCount{10}}}));
+  EXPECT_FALSE(space_->MarkUsed({DeviceId{0}, {DeviceBlock{0}, BlockCount{10}}}));
+}
+
+class TwoDevices : public SpaceManagerTest {
+ protected:
+  TwoDevices() : SpaceManagerTest(2) {}
+};
+
+TEST_F(TwoDevices, ConsecutiveStripesLieOnConsecutiveDevices) {
+  const auto runs = Allocate(1, 0, BlockCount{16 * kMiB / kBlockSize}).value();
+  ASSERT_EQ(runs.size(), 2U);
+  EXPECT_NE(runs[0].device, runs[1].device);
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -21,6 +21,18 @@ ALLOWED = {
     "bench/suite": {"common", "lease", "client", "bench"},   # handles are measured; the reference is its own
     "cli": {"common", "store", "fs", "lease", "client", "bench", "cli"},
 }
+# What each folder inside store/ may include of the others; "" is store/ itself, with store.h and types.h.
+STORE = {
+    "space": {""},
+    "file": {"", "space"},
+    "commit": {"", "file", "space"},
+    "names": {"", "file"},
+    "": {"commit", "file", "names", "space"},
+    "volume": {"", "names"},
+    "check": {"", "names"},
+}
+# Of store/ itself the folders below it know the types alone.
+BELOW_STORE = {"space", "file", "commit", "names"}
 # Where a library may be included, by a pattern of its headers.
 ROOMS = {
     r"rocksdb/": r"meta/rocks_kv_store\.cc",
@@ -55,8 +67,34 @@ def wrongs():
             yield f"{folder} may know {idle}, and includes nothing of it: take the arrow away"
 
 
+def folder_of(name):
+    parts = name.split("/")
+    return parts[1] if len(parts) == 3 else ""
+
+
+def wrongs_in_store():
+    used = {folder: set() for folder in STORE}
+    for source in [*ROOT.glob("store/**/*.h"), *ROOT.glob("store/**/*.cc")]:
+        name = source.relative_to(ROOT).as_posix()
+        folder = folder_of(name)
+        if folder not in STORE:
+            yield f"store/{folder}/ has no rule in this test"
+            continue
+        for ours, _ in INCLUDE.findall(source.read_text()):
+            if not ours.startswith("store/") or folder_of(ours) == folder:
+                continue
+            used[folder].add(folder_of(ours))
+            if folder_of(ours) not in STORE[folder]:
+                yield f"{name} includes {ours}: store/{folder} may know {', '.join(sorted(STORE[folder]))}"
+            elif folder in BELOW_STORE and folder_of(ours) == "" and ours != "store/types.h":
+                yield f"{name} includes {ours}: store/{folder} lies below it"
+    for folder, allowed in STORE.items():
+        for idle in sorted(allowed - used[folder]):
+            yield f"store/{folder} may know store/{idle}, and includes nothing of it: take the arrow away"
+
+
 def main():
-    found = list(wrongs())
+    found = [*wrongs(), *wrongs_in_store()]
     print("\n".join(found) or "every include follows the arrows")
     return 1 if found else 0
 

@@ -115,6 +115,10 @@ bool IsWeightfs(const MountEntry& mount) {
   return std::find(std::begin(kTypes), std::end(kTypes), mount.type) != std::end(kTypes);
 }
 
+bool HasOption(std::string_view list, std::string_view option) {
+  return fmt::format(",{},", list).find(fmt::format(",{},", option)) != std::string::npos;
+}
+
 Result<std::vector<MountEntry>> ParseMounts(const std::string& text) {
   std::vector<MountEntry> mounts;
   if (text.empty()) return mounts;

@@ -402,6 +402,7 @@ def test_umount_in_the_namespaces_of_a_container(mount):
     try:
         assert container.stdout.readline() == "1\n"
         (inside,) = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == container.pid]
+        refused("mount", mount.store.directory, mount.path, "--namespace", inside, saying="another PID namespace")
         weightfs("umount", "--timeout", "0", "--namespace", inside, mount.path, codes=(STILL_SERVED,))
         assert str(mount.path) not in process.run(["cat", f"/proc/{inside}/mounts"]).out
         assert mount.alive()

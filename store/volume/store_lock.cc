@@ -26,6 +26,13 @@ void Rewrite(int descriptor, const std::string& text) {
   [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);
 }
 
+// Takes the lock for a moment, shared.
+bool IsHeld(int descriptor) {
+  if (flock(descriptor, LOCK_SH | LOCK_NB) != 0) return errno == EWOULDBLOCK;
+  flock(descriptor, LOCK_UN);
+  return false;
+}
+
 std::string ReadNote(int descriptor) {
   std::string text(2 * PATH_MAX, '\0');
   const ssize_t got = pread(descriptor, text.data(), text.size(), 0);
@@ -74,14 +81,11 @@ StoreHolder ReadStoreHolder(const std::string& directory) {
 }
 
 StoreHolder ReadStoreHolder(const Descriptor& lock) {
-  const bool held = flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  const bool held = IsHeld(lock.get());
   StoreHolder holder = ParseNote(ReadNote(lock.get()));
-  holder.held = held;
-  if (held) {
-    holder.process = FindLockHolder(lock.get(), holder.noted);
-  } else {
-    flock(lock.get(), LOCK_UN);
-  }
+  if (held) holder.process = FindLockHolder(lock.get(), holder.noted);
+  // A holder that is not found may just have ended.
+  holder.held = held && (holder.process > 0 || IsHeld(lock.get()));
   return holder;
 }
 

@@ -304,7 +304,7 @@ def test_umount_of_a_dead_mount_leaves_another_mount_of_the_store(mount, factory
     second.fsck()
 
 
-@pytest.mark.parametrize("options", [["-l"], ["-f"], ["-l", "-f"]], ids=" ".join)
+@pytest.mark.parametrize("options", [["-l"], ["-f"], ["-l", "-f"], ["-lf"]], ids=" ".join)
 def test_umount_after_the_daemon_was_killed(mount, umount_helper, options):
     with Holder("file = open(sys.argv[1])", mount.path / "file"):
         pid = mount.pid

@@ -60,7 +60,7 @@ std::optional<MountEntry> FindMountOfStore(const std::string& directory, const S
 }
 
 std::optional<MountEntry> FindMountAbove(const std::string& path) {
-  auto mounts = WeightfsMounts();
+  auto mounts = ReadMounts();
   if (!mounts.has_value()) return std::nullopt;
   const std::string resolved = ResolvePath(path);
   MountEntry* best = nullptr;
@@ -68,7 +68,7 @@ std::optional<MountEntry> FindMountAbove(const std::string& path) {
     const bool inside = resolved == mount.directory || resolved.starts_with(mount.directory + "/");
     if (inside && (best == nullptr || mount.directory.size() >= best->directory.size())) best = &mount;
   }
-  return best == nullptr ? std::nullopt : std::optional(std::move(*best));
+  return best == nullptr || !IsWeightfs(*best) ? std::nullopt : std::optional(std::move(*best));
 }
 
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock) {

@@ -140,6 +140,17 @@ def test_doctor_does_not_take_a_mount_for_a_store(factory, store):
         assert "format" not in finished.err and "umount" not in finished.err
 
 
+@needs.root
+def test_another_filesystem_below_a_mount_is_no_part_of_it(factory, store):
+    mount = factory.mount(store)
+    (mount.path / "folder").mkdir()
+    process.run(["mount", "-t", "tmpfs", "none", mount.path / "folder"])
+    try:
+        refused("fsck", mount.path / "folder", saying="not a weightfs store", codes=(8,))
+    finally:
+        process.run(["umount", mount.path / "folder"])
+
+
 def test_advice_quotes_paths(factory, local):
     directory = local / "a store's"
     told = weightfs("format", directory, "--size", "32M", "--sparse").out

@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/gpu_check.h"
 #include "cli/machine_checks.h"
+#include "cli/mount_table.h"
 #include "cli/output.h"
 #include "store/volume/store_directory.h"
 
@@ -62,6 +63,9 @@ int Run(const Arguments& arguments) {
   add(CheckFuseFeatures());
   add(CheckGpus());
   if (!arguments.store.empty()) {
+    if (const auto checked = CheckIsNoMount(arguments.store, /*will_lock=*/false); !checked.has_value()) {
+      return Fail(checked.error());
+    }
     const auto description = ReadStoreDescription(arguments.store);
     if (!description.has_value()) return Fail(description.error());
     for (const auto& device : description->devices) {

@@ -1,41 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/helper_names.h"
 
-#include <fmt/format.h>
+#include <getopt.h>
 
 #include <algorithm>
+
+#include "common/mounts.h"
 
 namespace weightfs::cli {
 namespace {
 
 using Words = std::vector<std::string>;
 
-bool Contains(std::string_view list, std::string_view option) {
-  return fmt::format(",{},", list).find(fmt::format(",{},", option)) != std::string::npos;
+// An option of one letter, or with '\0' a word.
+struct Part {
+  char letter;
+  std::string value;
+};
+
+// By getopt(3), whose syntax `letters` has. What it does not know stays as it is: the subcommand refuses it.
+std::vector<Part> TakeApart(Words arguments, const std::string& letters) {
+  std::vector<char*> words = {nullptr};
+  for (std::string& argument : arguments) words.push_back(argument.data());
+  words.push_back(nullptr);
+  const int count = static_cast<int>(words.size()) - 1;
+  const option no_long_ones[] = {{}};
+  optind = 0;
+  std::vector<Part> parts;
+  for (int found = 0;
+       (found = getopt_long(count, words.data(), ("-:" + letters).c_str(), no_long_ones, nullptr)) != -1;) {
+    const bool refused = found == '?' || found == ':';
+    if (found == 1) {
+      parts.push_back({'\0', optarg});
+    } else if (refused && optopt == 0) {
+      parts.push_back({'\0', words[optind - 1]});  // "--json"
+    } else {
+      parts.push_back({static_cast<char>(refused ? optopt : found), optarg == nullptr ? "" : optarg});
+    }
+  }
+  while (optind < count) parts.push_back({'\0', words[optind++]});
+  return parts;
+}
+
+bool IsOneOf(char letter, std::string_view letters) { return letters.find(letter) != std::string_view::npos; }
+
+void PassOn(const Part& part, Words* words) {
+  words->push_back(part.letter == '\0' ? part.value : std::string{'-', part.letter});
+  if (part.letter != '\0' && !part.value.empty()) words->push_back(part.value);
 }
 
 // mount(8): SOURCE DIRECTORY [-sfnv] [-N namespace] [-o options] [-t type]
 Words TranslateMount(const Words& arguments, bool is_root) {
   Words words = {"mount"};
+  const std::vector<Part> parts = TakeApart(arguments, "sfnvrwo:t:N:");
+  const bool remount = std::any_of(parts.begin(), parts.end(), [](const Part& part) {
+    return part.letter == 'o' && HasOption(part.value, "remount");
+  });
   // Before the others, which win. A remount changes only what it names.
-  const bool remount = std::any_of(arguments.begin(), arguments.end(),
-                                   [](const std::string& list) { return Contains(list, "remount"); });
   if (is_root && !remount) words.insert(words.end(), {"-o", "dev,suid"});
-  for (size_t at = 0; at < arguments.size(); ++at) {
-    const std::string& argument = arguments[at];
-    const bool has_next = at + 1 < arguments.size();
-    if (argument == "-t" && has_next) {
-      ++at;
-    } else if (argument == "-N" && has_next) {
-      words.insert(words.end(), {"--namespace", arguments[++at]});
-    } else if (argument == "-o" && has_next) {
-      words.insert(words.end(), {"-o", arguments[++at]});
-    } else if (argument == "-f") {
-      return {"--version"};  // a rehearsal: nothing is mounted
-    } else if (argument == "-r") {
+  if (remount) words.emplace_back("--from-table");
+  for (const Part& part : parts) {
+    if (part.letter == 'f') return {"--version"};  // a rehearsal: nothing is mounted
+    if (part.letter == 'r') {
       words.insert(words.end(), {"-o", "ro"});
-    } else if (argument != "-s" && argument != "-n" && argument != "-v" && argument != "-w") {
-      words.push_back(argument);
+    } else if (!IsOneOf(part.letter, "snvwt")) {
+      PassOn(part, &words);
     }
   }
   return words;
@@ -44,28 +73,21 @@ Words TranslateMount(const Words& arguments, bool is_root) {
 // umount(8): [-nlfvr] [-N namespace] [-t type] DIRECTORY
 Words TranslateUmount(const Words& arguments) {
   Words words = {"umount"};
-  for (size_t at = 0; at < arguments.size(); ++at) {
-    const std::string& argument = arguments[at];
-    const bool has_next = at + 1 < arguments.size();
-    if (argument == "-t" && has_next) {
-      ++at;
-    } else if (argument == "-N" && has_next) {
-      words.insert(words.end(), {"--namespace", arguments[++at]});
-    } else if (argument == "-l" || argument == "-f" || argument == "-r" || !argument.starts_with('-')) {
-      words.push_back(argument);
-    }
+  for (const Part& part : TakeApart(arguments, "nlfvrt:N:")) {
+    if (!IsOneOf(part.letter, "nvt")) PassOn(part, &words);
   }
   return words;
 }
 
-// fsck(8): -a and -p repair unasked what can be, -y repairs, -n only looks, -C shows progress.
+// fsck(8): -a and -p repair unasked what can be, -y repairs, -n only looks, -C shows progress, -f checks a store that
+// was closed well, too.
 Words TranslateFsck(const Words& arguments) {
   Words words = {"fsck"};
-  for (const std::string& argument : arguments) {
-    if (argument == "-a" || argument == "-p" || argument == "-y" || argument == "-r") {
+  for (const Part& part : TakeApart(arguments, "apyrnfvVTMlC::t:")) {
+    if (IsOneOf(part.letter, "apyr")) {
       words.emplace_back("--repair");
-    } else if (argument.starts_with("--") || !argument.starts_with('-')) {
-      words.push_back(argument);
+    } else if (!IsOneOf(part.letter, "nfvVTMlCt")) {
+      PassOn(part, &words);
     }
   }
   return words;

@@ -2,7 +2,6 @@
 // weightfs info: what a store, a mount or a file is made of.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -23,6 +22,7 @@
 #include "cli/store_wait.h"
 #include "common/descriptor.h"
 #include "common/printable.h"
+#include "common/processes.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "lease/ioctl.h"
@@ -47,12 +47,6 @@ struct Space {
 struct StoreLook {
   std::optional<Space> space;
   std::optional<bool> clean_unmount;
-};
-
-// A daemon that serves the store though it is not mounted in this namespace.
-struct Hidden {
-  StoreHolder holder;
-  Keepers keepers;
 };
 
 void PrintJson(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace)); }
@@ -107,19 +101,12 @@ Result<StoreLook> LookAtMount(const std::string& directory) {
   return StoreLook{space, std::nullopt};
 }
 
-// Nothing where nobody has the store, or where this user may not ask.
-std::optional<Hidden> FindHidden(const std::string& directory) {
-  const Descriptor lock(open((directory + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (lock.get() < 0 || flock(lock.get(), LOCK_SH | LOCK_NB) == 0 || errno != EWOULDBLOCK) return std::nullopt;
-  StoreHolder holder = ReadStoreHolder(directory);
-  if (holder.state != StoreHolder::State::kServing || IsEnding(holder.process)) return std::nullopt;
-  Keepers keepers = FindKeepers(holder.device);
-  return Hidden{std::move(holder), std::move(keepers)};
-}
+bool IsServed(const StoreHolder& holder) { return holder.held && holder.state == StoreHolder::State::kServing; }
 
-// Only the daemon has the figures of a store that it changes; as root it can be reached through another namespace.
-Result<StoreLook> LookAtHidden(const Hidden& hidden) {
-  for (const NamespaceMounts& elsewhere : hidden.keepers.elsewhere) {
+// Only the holder has the figures of a store that it changes; as root a daemon can be reached through another
+// namespace.
+Result<StoreLook> LookAtHidden(const Keepers& keepers) {
+  for (const NamespaceMounts& elsewhere : keepers.elsewhere) {
     const std::string root = fmt::format("/proc/{}/root", elsewhere.processes.front());
     const auto look = LookAtMount(root + elsewhere.mounts.front().directory);
     if (look.has_value()) return look;
@@ -138,46 +125,54 @@ bool IsDead(const MountEntry& mount) {
   return statvfs(mount.directory.c_str(), &status) != 0 && errno == ENOTCONN;
 }
 
-std::string MountedOn(const std::optional<MountEntry>& mount, const std::optional<Hidden>& hidden,
+std::string MountedOn(const std::optional<MountEntry>& mount, const StoreHolder& holder, const Keepers& keepers,
                       const Result<StoreLook>& look) {
   if (mount.has_value()) return mount->directory;
-  if (hidden.has_value()) {
-    return fmt::format("not here; still served by {}: {}", DescribeProcess(hidden->holder.process),
-                       DescribeKeepers(hidden->keepers));
+  if (!holder.held) return NotMounted(look);
+  const std::string process = DescribeProcess(holder.process);
+  switch (holder.state) {
+    case StoreHolder::State::kServing:
+      return fmt::format("not here; still served by {}: {}", process, DescribeKeepers(keepers));
+    case StoreHolder::State::kClosing: return fmt::format("no; it is just being closed by {}", process);
+    case StoreHolder::State::kWorking: return fmt::format("no; in use by {}", process);
   }
-  return NotMounted(look);
+  return {};
 }
 
 int ShowStore(const Arguments& arguments) {
   const auto description = ReadStoreDescription(arguments.path);
   if (!description.has_value()) return Fail(description.error());
   // A daemon that was killed may still be ending; whatever else keeps the store is told below.
-  if (const pid_t holder = ReadStoreHolder(arguments.path).process; holder > 0 && IsEnding(holder)) {
+  StoreHolder holder = ReadStoreHolder(arguments.path);
+  if (holder.process > 0 && IsEnding(holder.process)) {
     static_cast<void>(WaitUntilReleased(arguments.path));
+    holder = ReadStoreHolder(arguments.path);
   }
-  auto mount = FindMountOfStore(arguments.path);
+  auto mount = FindMountOfStore(arguments.path, holder);
   std::string dead;
   if (mount.has_value() && IsDead(*mount)) {
     dead = fmt::format("\n         what is left on {} is dead: weightfs umount {}", mount->directory,
                        ShellQuote(mount->directory));
     mount.reset();
   }
-  const auto hidden = mount.has_value() ? std::nullopt : FindHidden(arguments.path);
-  const auto look = mount.has_value()    ? LookAtMount(mount->directory)
-                    : hidden.has_value() ? LookAtHidden(*hidden)
-                                         : LookAtStore(arguments.path);
+  const Keepers keepers = !mount.has_value() && IsServed(holder) ? FindKeepers(holder.device) : Keepers();
+  const auto look = mount.has_value() ? LookAtMount(mount->directory)
+                    : holder.held     ? LookAtHidden(keepers)
+                                      : LookAtStore(arguments.path);
   const bool counted = look.has_value() && look->space.has_value();
   if (arguments.json) {
     Json json = Json::parse(ToJson(*description));
     json["mounted_on"] = mount.has_value() ? Json(mount->directory) : Json();
-    if (hidden.has_value()) json["served_by"] = hidden->holder.process;
+    if (!mount.has_value() && IsServed(holder)) {
+      json["served_by"] = holder.process > 0 ? Json(holder.process) : Json();
+    }
     if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
     if (counted) AddSpace(&json, *look->space);
     PrintJson(json);
   } else {
     fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
                ToString(description->id), description->format, Printable(description->created),
-               Printable(MountedOn(mount, hidden, look) + dead));
+               Printable(MountedOn(mount, holder, keepers, look) + dead));
     if (counted) fmt::print("space    {}\n", SpaceLine(*look->space));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description->devices) {
@@ -189,21 +184,8 @@ int ShowStore(const Arguments& arguments) {
   return look.has_value() ? kSuccess : Fail(look.error());
 }
 
-// The mount that `path` lies on: the longest directory that leads to it.
-std::optional<MountEntry> MountAbove(const std::string& path) {
-  const auto mounts = WeightfsMounts();
-  if (!mounts.has_value()) return std::nullopt;
-  const std::string resolved = ResolvePath(path);
-  std::optional<MountEntry> best;
-  for (const MountEntry& mount : *mounts) {
-    const bool inside = resolved == mount.directory || resolved.starts_with(mount.directory + "/");
-    if (inside && (!best.has_value() || mount.directory.size() >= best->directory.size())) best = mount;
-  }
-  return best;
-}
-
 int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& info) {
-  const auto mount = MountAbove(arguments.path);
+  const auto mount = FindMountAbove(arguments.path);
   const auto space = SpaceOfMount(arguments.path);
   if (!space.has_value()) return Fail(space.error());
   weightfs_stats stats{};

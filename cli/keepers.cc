@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/processes.h"
 #include "common/shell_quote.h"
 
 namespace weightfs::cli {
@@ -61,8 +62,8 @@ std::string DescribeKeepers(const Keepers& keepers) {
                       : fmt::format("it is mounted in {} other mount namespaces, by {}", count, list);
   }
   if (!keepers.users.empty()) return fmt::format("its files are in use by {}", list);
-  return keepers.complete ? "a mount namespace without processes, or a file on its way through a socket, keeps it"
-                          : "a process of another user keeps it, which this user may not look at (root may)";
+  return keepers.complete ? "it has not ended yet"
+                          : "it has not ended yet; processes of other users may keep it (root sees them)";
 }
 
 std::string KeepersAdvice(const Keepers& keepers, pid_t daemon) {

@@ -36,7 +36,7 @@ namespace {
 struct Arguments {
   std::string store, directory, space;
   std::vector<std::string> options;
-  bool foreground = false, read_only = false;
+  bool foreground = false, read_only = false, from_table = false;
 };
 
 struct Plan {
@@ -194,20 +194,26 @@ Result<void> Serve(Plan plan, StartReport& report) {
 // remount comes with the other options, in any order and in any of the lists.
 bool AsksForRemount(const Arguments& arguments) {
   return std::any_of(arguments.options.begin(), arguments.options.end(),
-                     [](const std::string& list) { return ("," + list + ",").find(",remount,") != std::string::npos; });
+                     [](const std::string& list) { return HasOption(list, "remount"); });
 }
 
 int RunRemount(const Arguments& arguments) {
   std::vector<std::string> options = {"remount"};
   options.insert(options.end(), arguments.options.begin(), arguments.options.end());
   if (arguments.read_only) options.emplace_back("ro");
-  const auto changed = Remount(arguments.store, arguments.directory, options);
+  const auto changed = Remount(arguments.store, arguments.directory, options, arguments.from_table);
   return changed.has_value() ? kSuccess : Fail(changed.error());
 }
 
 int Run(const Arguments& arguments) {
   if (const auto entered = EnterMountNamespace(arguments.space); !entered.has_value()) return Fail(entered.error());
   if (AsksForRemount(arguments)) return RunRemount(arguments);
+  if (!arguments.space.empty() && access("/proc/self/", F_OK) != 0) {
+    return Fail(
+        {ErrorCode::kNotSupported, fmt::format("{}: /proc there belongs to another PID namespace, where a daemon "
+                                               "of here cannot run; mount from within that container",
+                                               arguments.space)});
+  }
   auto plan = MakePlan(arguments);
   if (!plan.has_value()) return Fail(plan.error());
   int descriptor = -1;
@@ -239,6 +245,7 @@ void AddMount(CLI::App& app, int* exit_code) {
   command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground and log to the terminal");
   command->add_option("-N,--namespace", arguments->space, "Mount in the mount namespace of this process, or file")
       ->type_name("PID");
+  command->add_flag("--from-table", arguments->from_table)->group("");  // of the helper of mount(8), for a remount
   command->footer("Options of -o:\n" + MountOptionsHelp() +
                   "\nA mount in the background logs to STORE/weightfs.log.\n\n"
                   "Examples:\n"

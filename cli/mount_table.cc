@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <filesystem>
 
 #include "common/shell_quote.h"
-#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 
@@ -38,28 +38,47 @@ Result<MountEntry> FindMount(const std::string& path) {
                                                  path)};
 }
 
-std::optional<MountEntry> FindMountOfStore(const std::string& directory) {
-  const std::string path = ResolvePath(directory);
-  const auto mounts = WeightfsMounts();
-  if (!mounts.has_value()) return std::nullopt;
-  for (auto mount = mounts->rbegin(); mount != mounts->rend(); ++mount) {
-    if (ResolvePath(mount->source) == path) return *mount;
+std::optional<MountEntry> FindServedMount(const StoreHolder& holder) {
+  // A free lock file may hold the number of a filesystem that is another one by now.
+  if (!holder.held || holder.state != StoreHolder::State::kServing) return std::nullopt;
+  std::vector<MountEntry> mounts = MountsOf(holder.device);
+  for (MountEntry& mount : mounts) {
+    if (mount.directory == holder.directory) return std::move(mount);
   }
-  // Its daemon may know the store by another path.
-  const std::string device = ReadStoreHolder(directory).device;
-  for (auto mount = mounts->rbegin(); mount != mounts->rend(); ++mount) {
-    if (mount->device == device) return *mount;
-  }
-  return std::nullopt;
+  return mounts.empty() ? std::nullopt : std::optional(std::move(mounts.back()));
 }
 
-Result<void> CheckIsNoMount(const std::string& path) {
-  const auto mount = FindMount(path);
+std::optional<MountEntry> FindMountOfStore(const std::string& directory, const StoreHolder& holder) {
+  // By the device first: the daemon may know the store by another path, and dead mounts may have this path.
+  if (auto served = FindServedMount(holder)) return served;
+  const std::string path = ResolvePath(directory);
+  auto mounts = WeightfsMounts();
+  if (!mounts.has_value()) return std::nullopt;
+  const auto found = std::find_if(mounts->rbegin(), mounts->rend(),
+                                  [&](const MountEntry& mount) { return ResolvePath(mount.source) == path; });
+  return found == mounts->rend() ? std::nullopt : std::optional(std::move(*found));
+}
+
+std::optional<MountEntry> FindMountAbove(const std::string& path) {
+  auto mounts = ReadMounts();
+  if (!mounts.has_value()) return std::nullopt;
+  const std::string resolved = ResolvePath(path);
+  MountEntry* best = nullptr;
+  for (MountEntry& mount : *mounts) {
+    const bool inside = resolved == mount.directory || resolved.starts_with(mount.directory + "/");
+    if (inside && (best == nullptr || mount.directory.size() >= best->directory.size())) best = &mount;
+  }
+  return best == nullptr || !IsWeightfs(*best) ? std::nullopt : std::optional(std::move(*best));
+}
+
+Result<void> CheckIsNoMount(const std::string& path, bool will_lock) {
+  const auto mount = FindMountAbove(path);
   if (!mount.has_value() || access((path + "/" + kDescriptionName).c_str(), F_OK) == 0) return {};
-  return Error{ErrorCode::kInvalid,
-               fmt::format("{}: this is the mount of the store {}; name the store, and unmount it before: weightfs "
-                           "umount {}",
-                           path, mount->source, ShellQuote(mount->directory))};
+  return Error{
+      ErrorCode::kInvalid,
+      fmt::format("{}: this {} the mount of the store {}; name the store{}", path,
+                  ResolvePath(path) == mount->directory ? "is" : "lies in", mount->source,
+                  will_lock ? ", and unmount it before: weightfs umount " + ShellQuote(mount->directory) : "")};
 }
 
 std::string ResolvePath(const std::string& path) {

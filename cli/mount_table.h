@@ -8,6 +8,7 @@
 
 #include "common/mounts.h"
 #include "common/result.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 
@@ -18,12 +19,19 @@ Result<std::vector<MountEntry>> WeightfsMounts();
 // gone, where every look at the path itself fails. kNotFound with a full line otherwise.
 Result<MountEntry> FindMount(const std::string& path);
 
-// The newest mount of the store in `directory`, if there is one.
-std::optional<MountEntry> FindMountOfStore(const std::string& directory);
+// The mount in this mount namespace that the holder of a store serves, if there is one: its own, or else the newest
+// bind mount of it.
+std::optional<MountEntry> FindServedMount(const StoreHolder& holder);
 
-// kInvalid, with a full line, where `path` is a mount of weightfs and no store of its own: the store that is meant is
-// named.
-Result<void> CheckIsNoMount(const std::string& path);
+// The same, or the newest mount of the store in `directory` that has lost its daemon.
+std::optional<MountEntry> FindMountOfStore(const std::string& directory, const StoreHolder& holder);
+
+// The mount of weightfs that `path` is or lies in, if there is one.
+std::optional<MountEntry> FindMountAbove(const std::string& path);
+
+// kInvalid, with a full line that names the store, where `path` is or lies in a mount of weightfs and is no store of
+// its own. `will_lock`: the caller needs a store that is not mounted.
+Result<void> CheckIsNoMount(const std::string& path, bool will_lock = true);
 
 // Absolute, with symbolic links resolved as far as `path` can be looked at without asking the filesystem there.
 std::string ResolvePath(const std::string& path);

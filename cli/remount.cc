@@ -20,8 +20,6 @@
 namespace weightfs::cli {
 namespace {
 
-bool IsReadOnly(const MountEntry& mount) { return ("," + mount.options + ",").find(",ro,") != std::string::npos; }
-
 Error Busy(const MountEntry& mount) {
   std::string users;
   for (const MountUser& user : FindMountUsers(mount.device).users) {
@@ -73,16 +71,17 @@ Result<void> RemountReadOnly(const MountEntry& mount, bool read_only, const std:
   return read_only ? TellDaemon(mount, directory.get(), true) : Result<void>();
 }
 
-Result<void> Remount(const std::string& store, const std::string& directory, const std::vector<std::string>& options) {
+Result<void> Remount(const std::string& store, const std::string& directory, const std::vector<std::string>& options,
+                     bool from_table) {
   ASSIGN_OR_RETURN(const MountEntry mount, FindMount(directory));
   if (ResolvePath(store) != ResolvePath(mount.source)) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: is the mount of {}, not of {}", directory, mount.source, store)};
   }
   MountOptions wanted;
   StoreOptions ignored;
-  wanted.read_only = IsReadOnly(mount);
+  wanted.read_only = HasOption(mount.options, "ro");
   for (const std::string& text : options) RETURN_IF_ERROR(ApplyMountOptions(text, wanted, ignored));
-  if (!wanted.own_options.empty()) {
+  if (!wanted.own_options.empty() && !from_table) {
     std::string names;
     for (const std::string& name : wanted.own_options) names += (names.empty() ? "" : ", ") + name;
     spdlog::warn("{}: a remount changes ro, rw and the kernel's options alone; these stay as they were: {}",

@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/server_watch.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <csignal>
-#include <cstring>
-#include <filesystem>
+
+#include "common/processes.h"
 
 namespace weightfs::cli {
 namespace {
@@ -33,59 +29,69 @@ ServerWatch::ServerWatch(const MountEntry& mount)
     : store_(mount.source),
       device_(mount.device),
       lock_(StoreLock::OpenToWatch(store_).value_or(Descriptor())),
-      holder_(ReadStoreHolder(store_)),
+      holder_(Look()),
       process_(holder_.process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, holder_.process, 0)) : -1) {}
 
+StoreHolder ServerWatch::Look() const { return lock_ ? ReadStoreHolder(lock_) : StoreHolder(); }
+
+bool ServerWatch::IsOther(const StoreHolder& holder) const {
+  if (holder.state == StoreHolder::State::kServing && holder.device != device_) return true;
+  return holder.noted > 0 && holder_.noted > 0 && holder.noted != holder_.noted;
+}
+
 bool ServerWatch::IsGone() const {
-  if (lock_.get() < 0 || flock(lock_.get(), LOCK_SH | LOCK_NB) != 0) return false;
-  flock(lock_.get(), LOCK_UN);
-  return true;
+  // A command that works on the store serves no mount.
+  return lock_ && (!holder_.held || holder_.state == StoreHolder::State::kWorking || IsOther(holder_) ||
+                   (holder_.process > 0 && IsEnding(holder_.process)));
 }
 
-// The number in the lock file may be that of another process here: of another pid namespace, or a later one.
-bool ServerWatch::HasLockOpen(pid_t process) const {
-  struct stat lock = {};
-  if (lock_.get() < 0 || fstat(lock_.get(), &lock) != 0) return false;
-  std::error_code error;
-  const std::string folder = fmt::format("/proc/{}/fd", process);
-  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    struct stat file = {};
-    if (stat(entry->path().c_str(), &file) != 0) continue;
-    if (file.st_dev == lock.st_dev && file.st_ino == lock.st_ino) return true;
+Result<void> ServerWatch::EndMount(milliseconds timeout, const std::function<bool()>& is_mounted) {
+  const bool serving = holder_.held && holder_.state == StoreHolder::State::kServing;
+  if (serving && holder_.process == 0) {
+    return Error{ErrorCode::kPermission,
+                 "its daemon runs in another PID namespace, where this command cannot ask it to "
+                 "end; unmount it there, or free the directory here with -l"};
   }
-  return false;
-}
-
-bool ServerWatch::AskToEnd() const {
-  return process_.get() >= 0 && HasLockOpen(holder_.process) &&
-         syscall(SYS_pidfd_send_signal, process_.get(), SIGTERM, nullptr, 0) == 0;
+  const auto start = Clock::now();
+  bool answers = holder_.IsEnding();
+  // The process again, now that process_ refers to it: the number might have passed to another process before.
+  if (serving && process_ && Look().process == holder_.process) {
+    answers = syscall(SYS_pidfd_send_signal, process_.get(), SIGTERM, nullptr, 0) == 0;
+  }
+  while (answers && is_mounted()) {
+    const StoreHolder now = Look();
+    if (!now.held || IsOther(now)) break;
+    const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+    const bool closing = now.state == StoreHolder::State::kClosing || now.noted == 0;
+    answers = waited < timeout || closing;
+    if (closing) Report(waited, timeout, std::nullopt);
+    Sleep();
+  }
+  if (!answers) {
+    fmt::print(stderr, "weightfs: {}: its daemon does not answer; what mappings changed may be lost\n", store_);
+  }
+  return {};
 }
 
 bool ServerWatch::IsMainMount(const std::string& directory) const {
   return holder_.directory.empty() || holder_.directory == directory;
 }
 
-// The lock tells: it is the last thing that the server gives back. Its process ends the sleep sooner.
-bool ServerWatch::IsReleased() {
-  if (flock(lock_.get(), LOCK_SH | LOCK_NB) == 0) return true;
-  // Somebody else has mounted the store already: then ours is closed.
-  const StoreHolder now = ReadStoreHolder(store_);
-  if (now.process > 0 && holder_.process > 0 && now.process != holder_.process) return true;
+void ServerWatch::Sleep() const {
   pollfd ended{process_.get(), POLLIN, 0};
-  poll(&ended, process_.get() >= 0 ? 1 : 0, static_cast<int>(kPoll.count()));
-  return false;
+  poll(&ended, process_ ? 1 : 0, static_cast<int>(kPoll.count()));
 }
 
 // What the server left in the lock file: nothing when all went well, its number when it never got there.
 Result<ServerWatch::End> ServerWatch::Verdict() const {
-  const StoreHolder left = ReadStoreHolder(store_);
-  if (left.process > 0 && left.process != holder_.process) return End{.closed = true};
+  const StoreHolder left = Look();
+  if (IsOther(left)) return End{.closed = true};
   if (!left.error.empty()) {
     return Error{ErrorCode::kIo, fmt::format("unmounted, but not everything reached the device: {}; run 'weightfs "
                                              "fsck'",
                                              left.error)};
   }
-  if (left.process == 0) return End{.closed = true};
+  if (left.noted == 0) return End{.closed = true};
   return Error{ErrorCode::kIo,
                "unmounted, but its process ended without closing the store; what was not synced may be "
                "lost, the next mount recovers the rest"};
@@ -94,9 +100,10 @@ Result<ServerWatch::End> ServerWatch::Verdict() const {
 void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::optional<Keepers>& keepers) {
   const bool kept = keepers.has_value() && !keepers->empty();
   if (HasTerminal() ? waited < kPoll : waited < kLong) return;
-  const std::string line = kept ? fmt::format("waiting {:g} s at most: {}", static_cast<double>(timeout.count()) / 1000,
-                                              DescribeKeepers(*keepers))
-                                : fmt::format("waiting until process {} has written everything", holder_.process);
+  const std::string line =
+      kept ? fmt::format("waiting {:g} s at most: {}", static_cast<double>(timeout.count()) / 1000,
+                         DescribeKeepers(*keepers))
+           : fmt::format("waiting until {} has written everything", DescribeProcess(holder_.process));
   if (line == reported_) return;
   reported_ = line;
   fmt::print(stderr, "weightfs: {}: {}\n", store_, line);
@@ -111,10 +118,10 @@ Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept
   const auto start = Clock::now();
   auto next_look = start + 5 * kPoll;  // a daemon that nobody keeps has noticed by then
   std::optional<Keepers> keepers;
-  while (!IsReleased()) {
+  // The lock tells: it is the last thing that the server gives back. Another server has it only once ours is closed.
+  for (StoreHolder holder = Look(); holder.held && !IsOther(holder); Sleep(), holder = Look()) {
     const auto now = Clock::now();
     const auto waited = std::chrono::duration_cast<milliseconds>(now - start);
-    const StoreHolder holder = ReadStoreHolder(store_);
     const bool serving = holder.state == StoreHolder::State::kServing && !forced;
     if (serving && now >= next_look) {
       keepers = FindKeepers(device_);

@@ -2,9 +2,8 @@
 // Waiting for the daemon of a store after an unmount.
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -35,18 +34,25 @@ class ServerWatch {
   // all the same. An error when the store was not closed well.
   Result<End> Wait(std::chrono::milliseconds timeout, bool leave_kept, bool forced);
 
-  // Sends the daemon SIGTERM, on which it ends the mount; false where it is not known or not ours.
-  bool AskToEnd() const;
-  // Whether the store is not served any more. Takes the lock for a moment, shared.
+  // Sends the daemon SIGTERM, on which it fetches what shared mappings changed and then ends its mount. Waits while
+  // `is_mounted`, until the store is closed: no longer than `timeout` until the daemon notes that it is closing, and
+  // without limit from then on. Says on standard error when the daemon does not answer. An error when it serves the
+  // mount and cannot be reached from this PID namespace.
+  Result<void> EndMount(std::chrono::milliseconds timeout, const std::function<bool()>& is_mounted);
+  // Whether the mount had lost its daemon when this was made.
   bool IsGone() const;
   // Whether the daemon knows `directory` as its own mount point; true when it says nothing about that.
   bool IsMainMount(const std::string& directory) const;
-  pid_t process() const { return holder_.process; }
+  // Who held the store when this was made.
+  const StoreHolder& holder() const { return holder_; }
 
  private:
+  StoreHolder Look() const;
+  // The holder is not the one of this mount.
+  bool IsOther(const StoreHolder& holder) const;
   Result<End> Verdict() const;
-  bool IsReleased();
-  bool HasLockOpen(pid_t process) const;
+  // Until the daemon ends, or for a moment.
+  void Sleep() const;
   void Report(std::chrono::milliseconds waited, std::chrono::milliseconds timeout,
               const std::optional<Keepers>& keepers);
 

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <thread>
 
 #include "cli/commands.h"
 #include "cli/mount_namespace.h"
@@ -16,7 +15,6 @@
 #include "cli/output.h"
 #include "cli/remount.h"
 #include "cli/server_watch.h"
-#include "cli/store_wait.h"
 #include "cli/usage.h"
 #include "common/shell_quote.h"
 #include "fs/unmount.h"
@@ -79,18 +77,6 @@ bool IsThere(const MountEntry& mount) {
   return std::any_of(mounts.begin(), mounts.end(), [&](const MountEntry& one) { return one.id == mount.id; });
 }
 
-// What shared mappings changed, and what programs are just writing, would go with the connection: so the daemon is
-// asked to end the mount itself. One that hangs does not in time.
-void AskToEnd(const ServerWatch& server, const MountEntry& mount, milliseconds limit) {
-  constexpr auto kPoll = milliseconds(10);
-  const auto end = std::chrono::steady_clock::now() + limit;
-  for (const bool asked = server.AskToEnd(); asked && std::chrono::steady_clock::now() < end;) {
-    if (!IsThere(mount)) return;
-    std::this_thread::sleep_for(kPoll);
-  }
-  fmt::print(stderr, "weightfs: {}: its daemon does not answer; what mappings changed may be lost\n", mount.directory);
-}
-
 // The daemon goes on: nobody's fault where it was asked for, else the promise of this command is not kept.
 int ReportKept(const Arguments& arguments, const MountEntry& mount, const ServerWatch::End& end) {
   const std::string text = fmt::format("{}: unmounted here, but {} still serves {}: {}; {}", mount.directory,
@@ -107,17 +93,24 @@ int Run(const Arguments& arguments) {
   ServerWatch server(*mount);
   // Called from inside the mount, this process must not be what keeps it busy.
   if (chdir("/") != 0) return Fail({ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))});
-  const bool was_gone = server.IsGone() || (server.process() > 0 && IsEnding(server.process()));
+  const bool was_gone = server.IsGone();
   const UnmountMode mode = arguments.mode();
-  if (mode == UnmountMode::kForce && !was_gone) AskToEnd(server, *mount, arguments.limit());
+  if (mode == UnmountMode::kForce && !was_gone) {
+    // What shared mappings changed, and what programs are just writing, would go with the connection.
+    const auto ended = server.EndMount(arguments.limit(), [&] { return IsThere(*mount); });
+    if (!ended.has_value())
+      return Fail({ended.error().code, fmt::format("{}: {}", mount->directory, Line(ended.error()))});
+  }
   const int error = IsThere(*mount) ? UnmountDirectory(mount->directory, mode, mount->device) : 0;
   // The daemon may have ended the mount meanwhile.
   if (error != 0 && (mode != UnmountMode::kForce || IsThere(*mount))) {
     return ReportFailure(arguments, *mount, error);
   }
   if (was_gone) {
-    fmt::print(stderr, "weightfs: {}: its process had ended before; the next mount recovers the store\n",
-               mount->source);
+    const bool is_served = server.holder().held && !server.holder().IsEnding();
+    fmt::print(stderr, "weightfs: {}: its process had ended before; {}\n", mount->source,
+               is_served ? fmt::format("now the store is in use by {}", DescribeProcess(server.holder().process))
+                         : "the next mount recovers the store");
     return kSuccess;
   }
   // A bind mount is gone, and the mount that it showed is not: nothing to wait for.
@@ -145,7 +138,8 @@ void AddUmount(CLI::App& app, int* exit_code) {
   command->add_flag("-r,--read-only", arguments->read_only, "Where it is in use, make it read-only instead");
   command
       ->add_option("--timeout", arguments->timeout,
-                   fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount ({:.0f})",
+                   fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount; with -f, "
+                               "for a daemon that does not react ({:.0f})",
                                kDefaultTimeout))
       ->type_name("SECONDS")
       ->check(CheckSeconds(kLongestTimeout));

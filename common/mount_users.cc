@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/mount_users.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <climits>
 #include <cstdio>
-#include <fstream>
-#include <memory>
 #include <optional>
 #include <sstream>
 
@@ -21,19 +17,13 @@
 namespace weightfs {
 namespace {
 
-std::string ReadLink(const std::string& path) {
-  char target[PATH_MAX];
-  const ssize_t size = readlink(path.c_str(), target, sizeof(target));
-  return size > 0 ? std::string(target, static_cast<size_t>(size)) : std::string();
-}
-
 // To root the refusals are those of single filesystems, which let their owner in alone.
 bool IsRefusal(int error) { return (error == EACCES || error == EPERM) && geteuid() != 0; }
 
 // What a link below /proc leads to lies on the device. Without AT_STATX_DONT_SYNC a FUSE daemon would be asked.
 bool LiesOn(const std::string& path, std::string_view device, bool* complete) {
   struct statx status = {};
-  if (statx(AT_FDCWD, path.c_str(), AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, 0, &status) != 0) {
+  if (statx(ProcDirectory(), path.c_str(), AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, 0, &status) != 0) {
     if (IsRefusal(errno)) *complete = false;
     return false;
   }
@@ -53,7 +43,7 @@ class Looker {
 
   // What the process uses of the filesystem first; nothing when it does not.
   std::optional<MountUser> LookAt(pid_t process) {
-    const std::string directory = fmt::format("/proc/{}", process);
+    const std::string directory = std::to_string(process);
     auto user = OpenFile(directory);
     constexpr std::pair<const char*, const char*> kLinks[] = {
         {"/cwd", "working directory"}, {"/root", "root directory"}, {"/exe", "running"}};
@@ -71,33 +61,31 @@ class Looker {
 
  private:
   static MountUser Use(const std::string& path, std::string_view what) {
-    return {.reason = fmt::format("{} ({})", ReadLink(path), what), .path = path};
+    return {.reason = fmt::format("{} ({})", ReadProcLink(path), what)};
   }
 
   std::optional<MountUser> OpenFile(const std::string& process) {
-    const std::string folder = process + "/fd";
-    const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
-    if (entries == nullptr) {
+    const std::string folder = process + "/fd/";
+    const auto names = ListProc(folder);
+    if (!names.has_value()) {
       if (IsRefusal(errno)) complete_ = false;
       return std::nullopt;
     }
-    while (const dirent* entry = readdir(entries.get())) {
-      if (entry->d_name[0] == '.') continue;
-      const std::string path = folder + "/" + entry->d_name;
-      if (LiesOn(path, device_, &complete_)) return Use(path, "open");
+    for (const std::string& name : *names) {
+      if (LiesOn(folder + name, device_, &complete_)) return Use(folder + name, "open");
     }
     return std::nullopt;
   }
 
   std::optional<MountUser> Mapping(const std::string& process) {
-    std::ifstream maps(process + "/maps");
+    std::istringstream maps(ReadProcFile(process + "/maps").value_or(""));
     for (std::string line; std::getline(maps, line);) {
       std::istringstream fields(line);
       std::string range, access, offset, device, inode, path;
       fields >> range >> access >> offset >> device >> inode;
       if (device != hex_device_) continue;
       std::getline(fields >> std::ws, path);
-      return MountUser{.reason = path + " (mapped)", .path = process + "/map_files/" + range};
+      return MountUser{.reason = path + " (mapped)"};
     }
     return std::nullopt;
   }
@@ -120,13 +108,6 @@ MountUsers FindMountUsers(std::string_view device) {
   }
   found.complete = looker.complete();
   return found;
-}
-
-std::string CommandOf(pid_t process) {
-  std::string command;
-  std::ifstream comm(fmt::format("/proc/{}/comm", process));
-  std::getline(comm, command);
-  return Printable(command);
 }
 
 }  // namespace weightfs

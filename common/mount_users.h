@@ -14,7 +14,6 @@ struct MountUser {
   pid_t process = 0;
   std::string command;
   std::string reason;  // "/mnt/t/model.pt (open)", "/mnt/t (working directory)", …
-  std::string path;    // below /proc: leads to what it uses, whatever is mounted where by now
 };
 
 struct MountUsers {
@@ -25,8 +24,5 @@ struct MountUsers {
 // Looks through /proc for open files, directories and mappings of the superblock `device` ("MAJOR:MINOR"), also after
 // its mount was detached. Asks the filesystem nothing, so it works when that is dead.
 MountUsers FindMountUsers(std::string_view device);
-
-// "weightfs" of a process; empty when it is gone.
-std::string CommandOf(pid_t process);
 
 }  // namespace weightfs

@@ -4,11 +4,9 @@
 #include <fmt/format.h>
 #include <libmount.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -21,7 +19,7 @@ namespace weightfs {
 namespace {
 
 constexpr std::string_view kTypes[] = {"fuse.weightfs", "fuseblk.weightfs"};
-constexpr const char* kOwnTable = "/proc/self/mountinfo";
+constexpr const char* kOwnTable = "self/mountinfo";
 
 struct TableEnd {
   void operator()(libmnt_table* table) const { mnt_unref_table(table); }
@@ -31,22 +29,6 @@ struct IteratorEnd {
 };
 
 std::string Text(const char* text) { return text == nullptr ? std::string() : text; }
-
-// The whole file; false with errno set when it cannot be read.
-bool ReadFile(const std::string& path, std::string* text) {
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);
-  if (file == nullptr) return false;
-  text->clear();
-  char piece[16384];
-  while (const size_t got = std::fread(piece, 1, sizeof(piece), file.get())) text->append(piece, got);
-  return std::ferror(file.get()) == 0;
-}
-
-std::string ReadLink(const std::string& path) {
-  char target[PATH_MAX];
-  const ssize_t size = readlink(path.c_str(), target, sizeof(target));
-  return size > 0 ? std::string(target, static_cast<size_t>(size)) : std::string();
-}
 
 std::vector<MountEntry> OfDevice(std::vector<MountEntry> mounts, std::string_view device) {
   std::erase_if(mounts, [&](const MountEntry& mount) { return mount.device != device; });
@@ -59,12 +41,12 @@ class Search {
  public:
   explicit Search(std::string_view device) : device_(device), needle_(fmt::format(" {} ", device)) {
     for (const MountEntry& mount : MountsOf(device)) own_.insert(mount.id);
-    const std::string own = TableKey("/proc/self");
+    const std::string own = TableKey("self");
     if (!own.empty()) tables_[own] = {};
   }
 
   void Visit(pid_t process) {
-    const std::string directory = fmt::format("/proc/{}", process);
+    const std::string directory = std::to_string(process);
     if (IsKernelThread(directory)) return;
     const std::string key = TableKey(directory);
     auto known = key.empty() ? tables_.end() : tables_.find(key);
@@ -93,24 +75,24 @@ class Search {
 
   // They share the first namespace and keep nothing mounted.
   static bool IsKernelThread(const std::string& process) {
-    return ReadLink(process + "/exe").empty() && errno == ENOENT;
+    return ReadProcLink(process + "/exe").empty() && errno == ENOENT;
   }
 
   // Empty when this user may not look.
   static std::string TableKey(const std::string& process) {
-    const std::string space = ReadLink(process + "/ns/mnt"), root = ReadLink(process + "/root");
+    const std::string space = ReadProcLink(process + "/ns/mnt"), root = ReadProcLink(process + "/root");
     return space.empty() || root.empty() ? std::string() : space + " " + root;
   }
 
   // The ids of the mounts in a table, but for those that this process sees as well.
   Ids Read(const std::string& process) {
-    std::string text;
-    if (!ReadFile(process + "/mountinfo", &text)) {
+    const auto text = ReadProcFile(process + "/mountinfo");
+    if (!text.has_value()) {
       if (errno == EACCES || errno == EPERM) complete_ = false;
       return {};
     }
-    if (text.find(needle_) == std::string::npos) return {};
-    auto parsed = ParseMounts(text);
+    if (text->find(needle_) == std::string::npos) return {};
+    auto parsed = ParseMounts(*text);
     if (!parsed.has_value()) return {};
     std::vector<MountEntry> mounts = OfDevice(std::move(*parsed), device_);
     std::erase_if(mounts, [this](const MountEntry& mount) { return own_.contains(mount.id); });
@@ -131,6 +113,10 @@ class Search {
 
 bool IsWeightfs(const MountEntry& mount) {
   return std::find(std::begin(kTypes), std::end(kTypes), mount.type) != std::end(kTypes);
+}
+
+bool HasOption(std::string_view list, std::string_view option) {
+  return fmt::format(",{},", list).find(fmt::format(",{},", option)) != std::string::npos;
 }
 
 Result<std::vector<MountEntry>> ParseMounts(const std::string& text) {
@@ -162,11 +148,9 @@ Result<std::vector<MountEntry>> ParseMounts(const std::string& text) {
 }
 
 Result<std::vector<MountEntry>> ReadMounts() {
-  std::string text;
-  if (!ReadFile(kOwnTable, &text)) {
-    return Error{ErrorCode::kIo, fmt::format("{} cannot be read; is /proc mounted?", kOwnTable)};
-  }
-  return ParseMounts(text);
+  const auto text = ReadProcFile(kOwnTable);
+  if (text.has_value()) return ParseMounts(*text);
+  return Error{ErrorCode::kIo, fmt::format("/proc/{} cannot be read; is /proc mounted?", kOwnTable)};
 }
 
 std::optional<MountEntry> TopMountOn(const std::string& path) {

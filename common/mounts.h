@@ -27,6 +27,9 @@ struct MountEntry {
 
 bool IsWeightfs(const MountEntry& mount);
 
+// Whether `option` is in a comma-separated list.
+bool HasOption(std::string_view list, std::string_view option);
+
 // Lines that cannot be decoded are left out.
 Result<std::vector<MountEntry>> ParseMounts(const std::string& text);
 

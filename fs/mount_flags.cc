@@ -109,11 +109,13 @@ unsigned long ChangeMountFlags(std::string_view current, std::span<const std::st
   // Without a word on access times the kernel has strictatime, which it does not list.
   if ((flags & kAccessTimes) == 0) flags |= MS_STRICTATIME;
   for (const std::string& option : options) Apply(option, &flags);
+  // The kernel takes no flag at all for "as before", and this is its own choice where nothing is said.
+  if ((flags & kAccessTimes) == 0) flags |= MS_RELATIME;
   return flags;
 }
 
 Result<void> AddMountFlags(const std::string& directory, std::span<const std::string> options) {
-  std::vector<std::string> late;
+  bool is_late = false;
   for (const std::string& option : options) {
     const Flag* flag = Find(option);
     if (flag == nullptr || flag->libfuse || (flag->set | flag->clear) == 0) continue;
@@ -122,12 +124,12 @@ Result<void> AddMountFlags(const std::string& directory, std::span<const std::st
           ErrorCode::kPermission,
           fmt::format("option {} needs root: fusermount3 cannot set it; mount as root or leave it out", option)};
     }
-    late.push_back(option);
+    is_late = true;
   }
-  if (late.empty() || geteuid() != 0) return {};
+  if (!is_late || geteuid() != 0) return {};
   ASSIGN_OR_RETURN(const MountEntry mount, MountOn(directory));
-  const bool read_only = ("," + mount.options + ",").find(",ro,") != std::string::npos;
-  return ChangeMount(directory, late, read_only);
+  // All of them, in their order: the last one wins, whoever set it first.
+  return ChangeMount(directory, options, HasOption(mount.options, "ro"));
 }
 
 Result<void> ChangeMount(const std::string& directory, std::span<const std::string> options, bool read_only) {

@@ -292,15 +292,18 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
                         {"read_ahead", mount.read_ahead, true}};
   ByteCount sum;
   std::string names;
+  const auto refuse = [&](std::string_view options, ByteCount size) {
+    return Error{ErrorCode::kNoMemory, fmt::format("option {}: {} of memory needed, and {} has {}; give less", options,
+                                                   FormatSize(size), limit->source, FormatSize(limit->size))};
+  };
   for (const Part& part : parts) {
     // What nobody asked for may exceed a small machine: it is reserved, and used only as far as it is needed.
     if (std::find(mount.own_options.begin(), mount.own_options.end(), part.option) == mount.own_options.end()) continue;
-    if (!part.kernel) sum += part.size;
-    if (!part.kernel || part.size > limit->size) names += fmt::format("{}{}=", names.empty() ? "" : " + ", part.option);
-    if (std::max(sum, part.kernel ? part.size : sum) <= limit->size) continue;
-    return Error{ErrorCode::kNoMemory,
-                 fmt::format("option {}: {} of memory needed, and {} has {}; give less", names,
-                             FormatSize(std::max(sum, part.size)), limit->source, FormatSize(limit->size))};
+    if (part.kernel && part.size > limit->size) return refuse(fmt::format("{}=", part.option), part.size);
+    if (part.kernel) continue;
+    sum += part.size;
+    names += fmt::format("{}{}=", names.empty() ? "" : " + ", part.option);
+    if (sum > limit->size) return refuse(names, sum);
   }
   return {};
 }

@@ -11,6 +11,7 @@ import ast
 import concurrent.futures
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -53,13 +54,21 @@ def head(url):
     return urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT_S, context=tls())
 
 
+def has_torch(index):
+    """Whether an index, a URL or a directory, can be reached and lists torch."""
+    parts = urllib.parse.urlsplit(index)
+    if parts.scheme in ("", "file"):
+        return Path(urllib.request.url2pathname(parts.path), "torch").is_dir()
+    try:
+        head(f"{index}/torch/").close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def cpu_index():
     """Options of pip for torch's CPU builds, none where that index cannot be reached."""
-    if not CPU_INDEX or os.environ.get("PIP_NO_INDEX"):
-        return []
-    try:
-        head(f"{CPU_INDEX}/torch/").close()
-    except OSError:
+    if not CPU_INDEX or os.environ.get("PIP_NO_INDEX") or not has_torch(CPU_INDEX):
         return []
     # The option replaces what the user has configured, unless that is named as well.
     configured = [line.partition("=")[2] for line in pip("config", "list").splitlines() if "extra-index-url=" in line]
@@ -170,10 +179,32 @@ def gpu_reason(packages, without):
     return f"pip finds its build for GPUs alone, {download([one for one in packages if one not in without])}"
 
 
+def install(planner, names, required):
+    """Installs all of `names`; where that fails, those that are required, and then one name after the other.
+
+    Returns name → why it could not be installed. Raises: Failure: of what is required.
+    """
+    try:
+        planner.install(names)
+        return {}
+    except Failure:
+        pass
+    missing, first = {}, sorted(required.intersection(names))
+    if first:
+        planner.install(first)
+    for name in (name for name in names if name not in required):
+        try:
+            planner.install([name])
+        except Failure as failure:
+            missing[name] = str(failure)
+    return missing
+
+
 def update_pip():
     """Takes a pip that looks without downloading; where there is none, the old one downloads earlier than it should."""
-    version = tuple(int(part) for part in pip("--version").split()[1].split(".")[:2])
-    if version < DRY_RUN_DOWNLOADS_BEFORE:
+    text = pip("--version").split()[1]   # "23.0.1", "24.1b1"
+    if tuple(int(part) for part in re.findall(r"\d+", text)[:2]) < DRY_RUN_DOWNLOADS_BEFORE:
+        print(f"    pip {text} downloads what it is asked about, so a newer pip is downloaded first (2 MB)", flush=True)
         try:
             pip("install", "--quiet", "--retries", "1", "--upgrade", "pip")
         except Failure:
@@ -193,18 +224,20 @@ def main():
     try:
         update_pip()
         planner = Planner(wanted)
-        choice = choose(planner, REQUIRED & wanted.keys(), arguments.gpu)
-        needless = arguments.demo and "torch" in choice.missing
+        required = REQUIRED & wanted.keys()
+        choice = choose(planner, required, arguments.gpu)
+        missing = dict(choice.missing)
+        needless = arguments.demo and "torch" in missing
         if choice.packages and not needless:
             count = f"{len(choice.packages)} package{'s' if len(choice.packages) > 1 else ''}"
             print(f"    pip installs {count} and downloads {download(choice.packages)}", flush=True)
-            planner.install(choice.names)
+            missing |= install(planner, choice.names, required)
     except Failure as failure:
         print(f"    {', '.join(sorted(wanted))} cannot be installed: {failure}", file=sys.stderr)
         return 1
-    for name, reason in choice.missing.items():
+    for name, reason in missing.items():
         print(f"    {wanted[name]} cannot be installed: {reason}", file=sys.stderr)
-    return 3 if choice.gpu_only else 4 if choice.missing else 0
+    return 3 if choice.gpu_only else 4 if missing else 0
 
 
 if __name__ == "__main__":

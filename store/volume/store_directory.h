@@ -79,21 +79,28 @@ std::string ToJson(const StoreDescription& description);
 // The path of a device of the store in `directory`.
 std::string DevicePath(const std::string& directory, const StoreDescription::Device& device);
 
-// What the lock file says about the last holder of the store. All of it is advice: who may use the store is decided by
-// the flock alone.
+// Who holds the lock of a store: `held` and `process` come from the kernel, the rest is the note that the last holder
+// left in the lock file, which may be out of date where the lock is free.
 struct StoreHolder {
-  enum class State : unsigned char { kUnknown, kServing, kClosing };
-  pid_t process = 0;  // 0: nobody, or the last holder closed the store
-  State state = State::kUnknown;
-  std::string device;     // kServing: "MAJOR:MINOR" of the mounted filesystem
-  std::string directory;  // kServing: where it was mounted
-  std::string error;      // of a holder that could not write everything; empty otherwise
+  enum class State : unsigned char { kWorking, kServing, kClosing };
+  bool held = false;
+  pid_t process = 0;  // of the holder, in this PID namespace; 0: nobody, or a process of another PID namespace
+  pid_t noted = 0;  // the holder's number in its own PID namespace; 0: none noted, or the last holder closed the store
+  State state = State::kWorking;  // kWorking: it checks, formats, or has not mounted yet
+  std::string device;             // kServing: "MAJOR:MINOR" of the mounted filesystem
+  std::string directory;          // kServing: where it was mounted
+  std::string error;              // of a holder that could not write everything; empty otherwise
+
+  // It has stopped using the store, or was killed: the lock will soon be free.
+  bool IsEnding() const;
 };
 
-// Of the store in `directory`; a default StoreHolder where the file cannot be read. Never blocks.
+// Of the store in `directory`, or of its lock file (StoreLock::OpenToWatch); a default StoreHolder where the file
+// cannot be read. Never blocks, and takes the lock for a moment, shared.
 StoreHolder ReadStoreHolder(const std::string& directory);
+StoreHolder ReadStoreHolder(const Descriptor& lock);
 
-// "process 4711 (weightfs)", "another process" where the number is not known.
+// "process 4711 (weightfs)", "another process" for 0.
 std::string DescribeProcess(pid_t process);
 
 // An exclusive flock on the store's lock file for as long as it lives. The file names the holder (StoreHolder) from

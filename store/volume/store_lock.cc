@@ -9,10 +9,10 @@
 #include <charconv>
 #include <climits>
 #include <cstring>
-#include <fstream>
 
 #include "common/guarded_directory.h"
 #include "common/printable.h"
+#include "common/processes.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs {
@@ -24,6 +24,13 @@ constexpr std::string_view kServingWord = "serving ", kClosingWord = "closing", 
 void Rewrite(int descriptor, const std::string& text) {
   const bool written = pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
   [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);
+}
+
+// Takes the lock for a moment, shared.
+bool IsHeld(int descriptor) {
+  if (flock(descriptor, LOCK_SH | LOCK_NB) != 0) return errno == EWOULDBLOCK;
+  flock(descriptor, LOCK_UN);
+  return false;
 }
 
 std::string ReadNote(int descriptor) {
@@ -42,8 +49,8 @@ StoreHolder ParseNote(std::string_view text) {
     holder.error = first.substr(kErrorWord.size());
     return holder;
   }
-  const auto parsed = std::from_chars(first.data(), first.data() + first.size(), holder.process);
-  if (parsed.ec != std::errc() || holder.process <= 0) return {};
+  const auto parsed = std::from_chars(first.data(), first.data() + first.size(), holder.noted);
+  if (parsed.ec != std::errc() || holder.noted <= 0) return {};
   std::string_view second = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   if (second.starts_with(kClosingWord)) holder.state = StoreHolder::State::kClosing;
   const size_t blank = second.find(' ', kServingWord.size());
@@ -64,17 +71,28 @@ Error OpenError(const GuardedDirectory& store, const Error& error) {
 
 }  // namespace
 
+bool StoreHolder::IsEnding() const {
+  return held && (state == State::kClosing || (process > 0 && weightfs::IsEnding(process)));
+}
+
 StoreHolder ReadStoreHolder(const std::string& directory) {
   const auto file = StoreLock::OpenToWatch(directory);
-  return file.has_value() ? ParseNote(ReadNote(file->get())) : StoreHolder();
+  return file.has_value() ? ReadStoreHolder(*file) : StoreHolder();
+}
+
+StoreHolder ReadStoreHolder(const Descriptor& lock) {
+  const bool held = IsHeld(lock.get());
+  StoreHolder holder = ParseNote(ReadNote(lock.get()));
+  if (held) holder.process = FindLockHolder(lock.get(), holder.noted);
+  // A holder that is not found may just have ended.
+  holder.held = held && (holder.process > 0 || IsHeld(lock.get()));
+  return holder;
 }
 
 std::string DescribeProcess(pid_t process) {
   if (process <= 0) return "another process";
-  std::string name;
-  std::ifstream comm(fmt::format("/proc/{}/comm", process));
-  if (std::getline(comm, name)) return fmt::format("process {} ({})", process, Printable(name));
-  return fmt::format("process {}", process);
+  const std::string command = CommandOf(process);
+  return command.empty() ? fmt::format("process {}", process) : fmt::format("process {} ({})", process, command);
 }
 
 std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
@@ -97,11 +115,12 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
       return Error{ErrorCode::kIo,
                    fmt::format("{}: cannot be locked: {}", store.PathOf(kLockName), std::strerror(errno))};
     }
-    const pid_t holder = ParseNote(ReadNote(descriptor)).process;
+    const StoreHolder holder = ReadStoreHolder(lock.file_);
     return Error{ErrorCode::kBusy,
-                 fmt::format("{}: the store is in use by {}; unmount it first", directory, DescribeProcess(holder))};
+                 fmt::format("{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process),
+                             holder.state == StoreHolder::State::kServing ? "unmount it first" : "wait for it to end")};
   }
-  lock.holder_was_killed_ = ParseNote(ReadNote(descriptor)).process > 0;
+  lock.holder_was_killed_ = ParseNote(ReadNote(descriptor)).noted > 0;
   return lock;
 }
 

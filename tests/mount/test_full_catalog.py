@@ -29,7 +29,7 @@ def fill(directory):
     return path
 
 
-@pytest.fixture(params=["tmpfs", "ext4"])
+@pytest.fixture(params=["tmpfs", pytest.param("ext4", marks=needs.loop_devices())])
 def small(factory, request):
     """A small filesystem to make a store in. RocksDB reserves some 18 MiB for a log, also for that of a killed mount."""
     path = factory.directory("small")

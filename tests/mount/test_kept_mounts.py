@@ -3,7 +3,10 @@
 
 The commands name whoever keeps it, wait no longer than they are told, and say nothing that is not so."""
 
+import contextlib
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -74,6 +77,26 @@ def bind(factory):
 def is_free(store):
     """Nobody serves the store, and it was closed well."""
     return (store.directory / "lock").read_bytes() == b""
+
+
+@contextlib.contextmanager
+def lock_note(store, note):
+    """This process holds the lock of a store, with a text in the file; the file is as before at the end."""
+    with open(store.directory / "lock", "r+b") as lock:
+        before = lock.read()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (store.directory / "lock").write_text(note)
+        yield
+        (store.directory / "lock").write_bytes(before)
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    process.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.kill(pid, signal.SIGCONT)
 
 
 def holder_of(store):
@@ -230,7 +253,58 @@ def test_forced_umount_of_a_daemon_that_hangs(mount):
     assert is_free(mount.store)
 
 
-@pytest.mark.parametrize("options", [["-l"], ["-f"], ["-l", "-f"]], ids=" ".join)
+def test_forced_umount_waits_for_a_daemon_that_is_closing(mount):
+    """It fetches what mappings changed, which may take longer than the time to react."""
+    daemon, lock = mount.pid, mount.store.directory / "lock"
+    with Holder(DIRTY_MAPPING, mount.path / "mapped"):
+        before = lock.read_text()
+        with stopped(daemon):
+            lock.write_text(f"{daemon}\nclosing\n")
+            umount = subprocess.Popen([program(), "umount", "-f", "--timeout", "0.1", mount.path], text=True,
+                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            assert f"waiting until process {daemon} (weightfs) has written everything" in umount.stderr.readline()
+            assert is_mounted(mount.path)
+            lock.write_text(before)
+            process.kill(daemon, signal.SIGTERM)
+        assert "does not answer" not in process.finish(umount).err
+        assert is_free(mount.store)
+    mount.mount()
+    assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
+
+
+def test_umount_of_a_daemon_that_has_not_noticed_gives_no_other_reason(mount):
+    daemon = mount.pid
+    with stopped(daemon):
+        finished = weightfs("umount", mount.path, "--timeout", "0.1", codes=(STILL_SERVED,))
+        assert "it has not ended yet" in finished.err and "namespace" not in finished.err
+    assert process.wait_gone(daemon) and is_free(mount.store)
+
+
+def test_forced_umount_of_a_bind_mount_ends_with_the_daemon(mount, factory, bind):
+    target = bind(mount.path, factory.directory("bind"))
+    # Longer than any test may take.
+    finished = weightfs("umount", "-f", "--timeout", "3600", target)
+    assert finished.err == "" and not is_mounted(target) and not is_mounted(mount.path)
+    assert is_free(mount.store)
+
+
+@pytest.mark.parametrize("options", [[], ["-l"], ["-f"]], ids=" ".join)
+def test_umount_of_a_dead_mount_leaves_another_mount_of_the_store(mount, factory, options):
+    with open(mount.path / "file", "rb") as stream:
+        os.fsync(stream.fileno())
+    pid = mount.pid
+    process.kill(pid)
+    assert process.wait_gone(pid)
+    second = factory.mount(mount.store)
+    daemon = second.pid
+    finished = weightfs("umount", *options, mount.path)
+    assert "had ended before" in finished.err and f"in use by process {daemon} (weightfs)" in finished.err
+    assert not is_mounted(mount.path)
+    assert second.alive() and second.pid == daemon and (second.path / "file").read_bytes() == b"content"
+    second.fsck()
+
+
+@pytest.mark.parametrize("options", [["-l"], ["-f"], ["-l", "-f"], ["-lf"]], ids=" ".join)
 def test_umount_after_the_daemon_was_killed(mount, umount_helper, options):
     with Holder("file = open(sys.argv[1])", mount.path / "file"):
         pid = mount.pid
@@ -250,6 +324,98 @@ def test_umount_in_the_namespace_of_another_process(mount):
         # Nobody else has it now.
         weightfs("umount", mount.path)
         assert is_free(mount.store)
+
+
+# Whoever has the store, in which state.
+@pytest.mark.parametrize("note, saying", [("4194304\nclosing\n", "is just being closed by"), ("4194304\n", "in use by")])
+def test_info_of_a_store_that_somebody_closes_or_checks(factory, note, saying):
+    store = factory.store("64M")
+    with lock_note(store, note):
+        told = weightfs("info", store.directory).out
+        assert f"{saying} process {os.getpid()} (" in told and "cleanly" not in told
+        told = json.loads(weightfs("info", "--json", store.directory).out)
+        assert told["mounted_on"] is None and told["clean_unmount"] is None
+    assert json.loads(weightfs("info", "--json", store.directory).out)["clean_unmount"] is True
+
+
+@pytest.mark.parametrize("command", [["fsck"], ["format", "--size", "64M", "--force"], ["mount"]], ids=" ".join)
+def test_a_store_that_a_command_works_on_is_not_to_be_unmounted(factory, point, command):
+    store = factory.store("64M")
+    words = [point] if command == ["mount"] else []
+    with lock_note(store, "4194304\n"):
+        line = refused(command[0], store.directory, *words, *command[1:], saying=f"in use by process {os.getpid()} (",
+                       codes=(1, 8))
+        assert "unmount" not in line and "4194304" not in line
+
+
+def test_the_device_number_in_a_free_lock_file_is_not_believed(mount, factory):
+    device = os.stat(mount.path).st_dev
+    other = factory.store("64M")
+    note = f"4194304\nserving {os.major(device)}:{os.minor(device)} {mount.path}\n"
+    (other.directory / "lock").write_text(note)
+    assert json.loads(weightfs("info", "--json", other.directory).out)["mounted_on"] is None
+    assert weightfs("info", other.directory).out.count(str(mount.path)) == 0
+
+
+# PID namespaces.
+IN_NEW_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def test_a_daemon_of_another_pid_namespace_is_found_from_outside(factory):
+    store, path = factory.store("64M"), factory.directory("point")
+    # The namespace lives as long as its first process, which mounts in this mount namespace.
+    outer = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", program(), "mount", "-f", store.directory, path],
+                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_until(lambda: is_mounted(path) and b"serving" in (store.directory / "lock").read_bytes())
+        assert holder_of(store) == 1, "as its own namespace numbers it"
+        line = refused("fsck", store.directory, saying="(weightfs); unmount it first", codes=(8,))
+        assert "process 1 " not in line
+        with Holder(DIRTY_MAPPING, path / "mapped"):
+            assert weightfs("umount", "-f", path).err == ""
+        assert is_free(store)
+    finally:
+        process.finish(outer, codes=None)
+        process.run(["umount", "-l", path], codes=None)
+    mount = factory.mount(store)
+    assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
+
+
+@pytest.mark.parametrize("command", [["fsck"], ["info"]], ids=" ".join)
+def test_a_daemon_of_an_unknown_number_is_not_ending(mount, command):
+    finished = process.run([*IN_NEW_PID_NAMESPACE, program(), *command, mount.store.directory], codes=(0, 8))
+    assert str(mount.pid) not in finished.out + finished.err and "kill" not in finished.err
+    assert (str(mount.path) in finished.out) if command == ["info"] else "in use by another process" in finished.err
+
+
+def test_forced_umount_in_another_pid_namespace_ends_no_daemon(mount):
+    finished = process.run([*IN_NEW_PID_NAMESPACE, program(), "umount", "-f", mount.path], codes=(1,))
+    assert "another PID namespace" in finished.err and "-l" in finished.err
+    assert mount.alive() and (mount.path / "file").read_bytes() == b"content"
+
+
+def test_umount_in_the_namespaces_of_a_container(mount):
+    """Its /proc knows no process of here."""
+    code = "import os, sys; print(os.readlink('/proc/self'), flush=True); sys.stdin.read()"
+    container = subprocess.Popen([*IN_NEW_PID_NAMESPACE, sys.executable, "-c", code], text=True, stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE)
+    try:
+        assert container.stdout.readline() == "1\n"
+        (inside,) = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and parent_of(pid) == container.pid]
+        refused("mount", mount.store.directory, mount.path, "--namespace", inside, saying="another PID namespace")
+        weightfs("umount", "--timeout", "0", "--namespace", inside, mount.path, codes=(STILL_SERVED,))
+        assert str(mount.path) not in process.run(["cat", f"/proc/{inside}/mounts"]).out
+        assert mount.alive()
+    finally:
+        process.finish(container, codes=None)
+
+
+def parent_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            return int(stream.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 @pytest.mark.parametrize("words", [["--timeout", "-1"], ["--timeout", "soon"]])

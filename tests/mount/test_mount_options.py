@@ -38,6 +38,8 @@ def flags_of(path):
 @pytest.mark.parametrize("options, there, gone", [
     ("noatime,nodiratime", {"noatime", "nodiratime"}, {"relatime"}),
     ("strictatime", set(), {"relatime", "noatime"}),
+    ("strictatime,noatime", {"noatime"}, {"relatime"}),
+    ("noatime,strictatime,nosuid,suid", set(), {"relatime", "noatime", "nosuid"}),
     ("lazytime,silent", {"lazytime", "relatime"}, set()),
     ("nosymfollow,noexec", {"nosymfollow", "noexec"}, set()),
     ("dev,suid,sync,dirsync,iversion,nomand,loud", {"sync", "dirsync"}, {"nodev", "nosuid"}),
@@ -48,6 +50,13 @@ def test_flags_of_the_kernel(factory, options, there, gone):
     flags = flags_of(mount.path)
     assert there <= flags and not gone & flags
     mount.umount()
+
+
+@needs.root
+def test_atime_of_a_remount_ends_noatime(factory):
+    mount = factory.mount(factory.store("64M"), "noatime")
+    weightfs("mount", mount.store.directory, mount.path, "-o", "remount,atime")
+    assert "relatime" in flags_of(mount.path) and "noatime" not in flags_of(mount.path)
 
 
 @needs.root
@@ -174,6 +183,7 @@ def test_remounted_by_mount(factory, overlaid, local, kind):
     first, second = (set(line.split(",")) for line in finished.out.splitlines())
     assert {"ro", "noatime"} <= first and {"rw", "noatime"} <= second, finished
     assert "Read-only file system" in finished.err
+    assert "remount" not in finished.err, "nobody is warned about what fstab and the mount table say"
 
 
 @needs.root

@@ -123,9 +123,32 @@ def test_a_mount_is_not_taken_for_a_store(factory, store, point, command):
                    codes=(1, 8))
     assert "format" not in line
     assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "umount", str(path)]
+    (path / "folder").mkdir()
+    line = refused(*command, path / "folder", *words, saying=f"the mount of the store {store.directory}", codes=(1, 8))
+    assert "format" not in line
     # Its daemon was killed: the same.
     process.kill(mount.pid)
     refused(*command, mount.path, *words, saying=f"the mount of the store {store.directory}", codes=(1, 8))
+
+
+def test_doctor_does_not_take_a_mount_for_a_store(factory, store):
+    mount = factory.mount(store)
+    (mount.path / "folder").mkdir()
+    for path in (mount.path, mount.path / "folder"):
+        finished = weightfs("doctor", path, codes=(1,))
+        assert f"the mount of the store {store.directory}; name the store" in finished.err
+        assert "format" not in finished.err and "umount" not in finished.err
+
+
+@needs.root
+def test_another_filesystem_below_a_mount_is_no_part_of_it(factory, store):
+    mount = factory.mount(store)
+    (mount.path / "folder").mkdir()
+    process.run(["mount", "-t", "tmpfs", "none", mount.path / "folder"])
+    try:
+        refused("fsck", mount.path / "folder", saying="not a weightfs store", codes=(8,))
+    finally:
+        process.run(["umount", mount.path / "folder"])
 
 
 def test_advice_quotes_paths(factory, local):

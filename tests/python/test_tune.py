@@ -178,6 +178,33 @@ def test_a_measurement_that_fails_leaves_the_best_so_far(local, capfd, config, m
     assert "the disk is full" in printed.err and re.match(BEST, printed.out)
 
 
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("stop,status", [(None, 1), (KeyboardInterrupt, 130), (SystemExit(143), 143)],
+                         ids=["to its end", "by Ctrl-C", "by SIGTERM"])
+def test_a_file_that_cannot_be_written_costs_no_result_and_no_status(local, capfd, config, monkeypatch, stop, status):
+    really, calls = tune.measure, []
+
+    def measure(settings):
+        calls.append(settings)
+        if len(calls) == 8:
+            (local / "log/sweep.json").unlink()
+            (local / "log").rmdir()
+            if stop is not None:
+                raise stop
+        return really(settings)
+
+    monkeypatch.setattr(tune, "measure", measure)
+    try:
+        ended = tune.main(["--nvme_dir", str(local), "--io_size", "1M", "--sweep_config", config, "--log_dir",
+                           str(local / "log")])
+    except SystemExit as end:
+        ended = end.code
+    printed = capfd.readouterr()
+    assert ended == status and re.match(BEST, printed.out)
+    assert f"{local}/log/sweep.json cannot be written: No such file or directory" in printed.err
+    assert "Traceback" not in printed.err
+
+
 # Its process waits in the third repetition, until it is ended.
 HELD = """
 import os, sys, threading

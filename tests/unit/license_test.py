@@ -4,25 +4,31 @@
 NOTICE names every library that the build links."""
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINE = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = {".cc", ".h", ".py", ".pyi", ".sh", ".html", ".cmake", ".in", ".map", ".toml"}
 NAMES = {"CMakeLists.txt"}
-NOT_OURS = {"build", "shared"}
 # Tools of the build and libraries of the tests; no binary that is installed contains them.
 NOT_LINKED = {"threads", "pkgconfig", "gtest", "benchmark", "python3", "python", "rapidcheck"}
 
 
-def sources(folder=ROOT):
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            hidden = path.name.startswith((".", "__", "weightfs-client.")) and path.name != ".ci"
-            if not hidden and path.name not in NOT_OURS:
-                yield from sources(path)
-        elif path.suffix in SOURCES or path.name in NAMES or path.parent in (ROOT / "scripts", ROOT / ".ci"):
-            yield path
+def files():
+    """Those that git has or would add; of a source archive all."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-coz", "--exclude-standard"], capture_output=True, text=True,
+                            check=False) if (ROOT / ".git").exists() else None
+    if listed is not None and listed.returncode == 0:
+        return [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [path for path in ROOT.rglob("*") if path.relative_to(ROOT).parts[0] != "build"]
+
+
+def sources():
+    for path in sorted(files()):
+        if path.suffix in SOURCES or path.name in NAMES or path.parent in (ROOT / "scripts", ROOT / ".ci"):
+            if path.is_file():
+                yield path
 
 
 def without_line():

@@ -33,9 +33,19 @@ def make_wheel(folder, name, version, requires=()):
         wheel.writestr(f"{info}/RECORD", "")
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
+class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
+
+    def do_GET(self):
+        """A package with a limit is sent that often."""
+        name, limits = self.path.strip("/").partition("/")[0], self.server.limits
+        if self.path.endswith(".whl") and name in limits:
+            limits[name] -= 1
+            if limits[name] < 0:
+                self.send_error(404)
+                return
+        super().do_GET()
 
 
 class Index:
@@ -44,8 +54,9 @@ class Index:
     def __init__(self, folder):
         self.folder = folder
         folder.mkdir()
-        handler = functools.partial(QuietHandler, directory=str(folder))
+        handler = functools.partial(Handler, directory=str(folder))
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.limits = {}
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever).start()
 
@@ -166,6 +177,30 @@ class Setup(unittest.TestCase):
         self.assertIn("pip installs 1 package and", self.setup_script())
         self.assert_has("h5py")
 
+    def test_an_optional_client_whose_download_breaks_off_does_not_stop_the_tests(self):
+        self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
+        self.pypi.server.limits["h5py"] = 1   # the look before the download
+        self.assertIn(f"h5py=={REQUIREMENTS['h5py']} cannot be installed: ", self.setup_script())
+        self.assert_has("torch", "safetensors", "pytest", "scikit_build_core")
+        self.assert_lacks("h5py")
+
+    def test_the_demo_runs_without_numpy(self):
+        self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
+        shutil.rmtree(self.pypi.folder / "numpy")
+        said = self.setup_script("--demo")
+        self.assertIn(f"numpy=={REQUIREMENTS['numpy']} cannot be installed: ", said)
+        self.assertEqual(self.asked.read_text(), "", "no torch of the distribution is installed")
+        self.assert_has("torch")
+
+    def test_the_index_of_torch_may_be_a_directory(self):
+        self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
+        folder = self.cpu.folder / "torch"
+        links = "".join(f'<a href="{wheel.name}">{wheel.name}</a>' for wheel in folder.glob("*.whl"))
+        (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+        self.setup_script("--demo", WEIGHTFS_TORCH_INDEX=str(self.cpu.folder))
+        self.assert_has("torch")
+        self.assert_lacks("triton")
+
     def test_tests_run_without_a_torch_that_is_for_gpus_alone(self):
         said = self.setup_script()
         self.assertIn("GPUs alone", said)
@@ -178,6 +213,19 @@ class Setup(unittest.TestCase):
         self.setup_script("--gpu")
         self.assert_has("torch", "triton")
         self.assertEqual(self.setup_script(), "")
+
+    def test_an_old_pip_is_updated_with_a_word_about_it(self):
+        module = self.folder / "fake/pip"
+        module.mkdir(parents=True)
+        (module / "__init__.py").touch()
+        (module / "__main__.py").write_text("import os, sys\nif sys.argv[-1] != '--version': sys.exit('no network')\n"
+                                            "print('pip', os.environ['FAKE_VERSION'], 'from here')\n")
+        for version, is_old in (("22.1b1", True), ("23.3b1", False)):
+            said = self.run_script(sys.executable, self.root / "scripts/clients.py", "--demo",
+                                   ROOT / "tests/requirements.txt", code=4, PYTHONPATH=str(module.parent),
+                                   FAKE_VERSION=version, WEIGHTFS_TORCH_INDEX="")
+            self.assertEqual(f"pip {version} downloads what it is asked about" in said, is_old, said)
+            self.assertIn("cannot be installed: no network", said)
 
     def find_torch(self, **environment):
         script = self.root / "find"

@@ -136,15 +136,21 @@ def choose(results):
 
 
 def report(args, results):
-    if args.log_dir:
-        rows = [result.options | result.speeds() for result in results]
-        (Path(args.log_dir) / "sweep.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="ascii")
-    if not results:
-        return
-    best = choose(results)
-    reached = ", ".join(f"{kind} = {speed:5.2f}" for kind, speed in best.speeds().items())
-    print(f"Best performance (GB/sec): {reached}", file=sys.stderr if args.json else sys.stdout)
-    print(json.dumps({"aio": best.options}, indent=2), flush=True)
+    """The best result first, because the file may fail. The exit status: 1 when it does."""
+    if results:
+        best = choose(results)
+        reached = ", ".join(f"{kind} = {speed:5.2f}" for kind, speed in best.speeds().items())
+        print(f"Best performance (GB/sec): {reached}", file=sys.stderr if args.json else sys.stdout)
+        print(json.dumps({"aio": best.options}, indent=2), flush=True)
+    if not args.log_dir:
+        return 0
+    rows, path = [result.options | result.speeds() for result in results], Path(args.log_dir) / "sweep.json"
+    try:
+        path.write_text(json.dumps(rows, indent=2) + "\n", encoding="ascii")
+    except OSError as error:
+        print(f"weightfs-tune: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def check_log_dir(parser, folder):
@@ -196,8 +202,7 @@ def _tune(args, io_size, sweep):
         print(f"weightfs-tune: {error}", file=sys.stderr)
         report(args, results)
         return 1
-    report(args, results)
-    return 0
+    return report(args, results)
 
 
 if __name__ == "__main__":

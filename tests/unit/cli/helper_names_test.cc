@@ -39,7 +39,7 @@ TEST(HelperNamesTest, MountAsRootAllowsWhatIsNotForbidden) {
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "rw,nosuid"}, /*is_root=*/true),
               ElementsAre("mount", "-o", "dev,suid", "s", "m", "-o", "rw,nosuid"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "remount,ro"}, /*is_root=*/true),
-              ElementsAre("mount", "s", "m", "-o", "remount,ro"));
+              ElementsAre("mount", "--from-table", "s", "m", "-o", "remount,ro"));
   EXPECT_THAT(TranslateHelperName("weightfs", {"mount", "s", "m"}, /*is_root=*/true), ElementsAre("mount", "s", "m"));
 }
 
@@ -48,11 +48,26 @@ TEST(HelperNamesTest, UmountKeepsItsOptions) {
               ElementsAre("umount", "/mnt/s", "-l", "-f", "-r"));
 }
 
+TEST(HelperNamesTest, ClustersAreTakenApart) {
+  EXPECT_THAT(TranslateHelperName("umount.weightfs", {"-lf", "/mnt/s"}), ElementsAre("umount", "-l", "-f", "/mnt/s"));
+  EXPECT_THAT(TranslateHelperName("umount.weightfs", {"/mnt/s", "-nrN7"}),
+              ElementsAre("umount", "/mnt/s", "-r", "-N", "7"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "d", "-sv", "-oro,noexec", "-nt", "weightfs"}),
+              ElementsAre("mount", "s", "d", "-o", "ro,noexec"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-aC0", "-TMl", "s"}), ElementsAre("fsck", "--repair", "s"));
+}
+
+TEST(HelperNamesTest, WhatIsUnknownIsLeftForTheSubcommandToRefuse) {
+  EXPECT_THAT(TranslateHelperName("umount.weightfs", {"-lx", "/mnt/s"}), ElementsAre("umount", "-l", "-x", "/mnt/s"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-z"}), ElementsAre("mount", "s", "m", "-z"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o"}), ElementsAre("mount", "s", "m", "-o"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-q", "s"}), ElementsAre("fsck", "-q", "s"));
+}
+
 TEST(HelperNamesTest, TheMountNamespaceIsHandedOn) {
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"/mnt/s", "-N", "/proc/7/ns/mnt"}),
-              ElementsAre("umount", "/mnt/s", "--namespace", "/proc/7/ns/mnt"));
-  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-N", "7"}),
-              ElementsAre("mount", "s", "m", "--namespace", "7"));
+              ElementsAre("umount", "/mnt/s", "-N", "/proc/7/ns/mnt"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-N", "7"}), ElementsAre("mount", "s", "m", "-N", "7"));
 }
 
 TEST(HelperNamesTest, FsckRepairsOnlyWhenAsked) {

@@ -16,7 +16,8 @@ TEST(MountTableTest, ADirectoryWithoutAMountIsNotFound) {
   const auto mount = FindMount(scratch.path());
   ASSERT_FALSE(mount.has_value());
   EXPECT_EQ(mount.error().code, ErrorCode::kNotFound);
-  EXPECT_FALSE(FindMountOfStore(scratch.path()).has_value());
+  EXPECT_FALSE(FindMountOfStore(scratch.path(), {}).has_value());
+  EXPECT_FALSE(FindMountAbove(scratch.path()).has_value());
 }
 
 TEST(MountTableTest, WhatIsNoMountMayBeAStore) {
@@ -32,6 +33,20 @@ TEST(MountTableTest, PathsAreResolvedAsFarAsTheyExist) {
   EXPECT_EQ(ResolvePath(real / "alias"), real / "store");
   EXPECT_EQ(ResolvePath(real / "alias" / "missing"), real / "store" / "missing");
   EXPECT_EQ(ResolvePath((real / "store" / "").string()), real / "store");
+}
+
+// The number of a filesystem that is gone may be that of another by now.
+TEST(MountTableTest, OnlyTheHolderOfTheLockServesAMount) {
+  const auto root = TopMountOn("/");
+  ASSERT_TRUE(root.has_value());
+  StoreHolder holder{.noted = 1, .state = StoreHolder::State::kServing, .device = root->device, .directory = "/"};
+  EXPECT_FALSE(FindServedMount(holder).has_value());
+  holder.held = true;
+  const auto served = FindServedMount(holder);
+  ASSERT_TRUE(served.has_value());
+  EXPECT_EQ(served->directory, "/");
+  holder.state = StoreHolder::State::kClosing;
+  EXPECT_FALSE(FindServedMount(holder).has_value());
 }
 
 }  // namespace

@@ -1,31 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/store_wait.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <fstream>
 
 #include "store/volume/store_directory.h"
+#include "tests/support/holding_child.h"
 #include "tests/support/temporary_directory.h"
 
 namespace weightfs::cli {
 namespace {
 
-TEST(IsEndingTest, AZombieAndAMissingProcessAre) {
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) _exit(0);
-  siginfo_t info{};
-  ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
-  EXPECT_TRUE(IsEnding(child));
-  ASSERT_EQ(waitpid(child, nullptr, 0), child);
-  EXPECT_TRUE(IsEnding(child));
-}
-
-TEST(IsEndingTest, ARunningProcessIsNot) { EXPECT_FALSE(IsEnding(getpid())); }
+using testing::HasSubstr;
+using testing::Not;
 
 TEST(WaitUntilReleasedTest, ReturnsAtOnceWhereNobodyHoldsTheStore) {
   const TemporaryDirectory scratch;
@@ -35,34 +24,46 @@ TEST(WaitUntilReleasedTest, ReturnsAtOnceWhereNobodyHoldsTheStore) {
 
 // The holder is a child that ends once this process has begun to wait, or just before: either way the lock is free
 // then.
-TEST(WaitUntilReleasedTest, WaitsForAHolderWhoseMountIsGone) {
+TEST(WaitUntilReleasedTest, WaitsForAHolderThatIsClosing) {
   const TemporaryDirectory scratch;
-  int ready[2], go[2];
-  ASSERT_EQ(pipe(ready), 0);
-  ASSERT_EQ(pipe(go), 0);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    close(go[1]);
+  HoldingChild child([&](const HoldingChild::Hold& hold) {
     auto lock = StoreLock::Acquire(scratch.path());
-    if (!lock.has_value()) _exit(1);
     lock->Claim();
-    char byte = 0;
-    if (write(ready[1], &byte, 1) != 1 || read(go[0], &byte, 1) != 0) _exit(1);
-    _exit(0);
-  }
-  char byte = 0;
-  ASSERT_EQ(read(ready[0], &byte, 1), 1);
+    lock->NoteClosing();
+    hold("locked");
+  });
   ASSERT_FALSE(StoreLock::Acquire(scratch.path()).has_value());
-  close(go[0]);
-  close(go[1]);
+  child.Release();
   EXPECT_TRUE(WaitUntilReleased(scratch.path()).has_value());
   EXPECT_TRUE(StoreLock::Acquire(scratch.path()).has_value());
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  close(ready[0]);
-  close(ready[1]);
+}
+
+TEST(WaitUntilReleasedTest, RefusesAStoreThatACommandWorksOn) {
+  const TemporaryDirectory scratch;
+  HoldingChild child([&](const HoldingChild::Hold& hold) {
+    auto lock = StoreLock::Acquire(scratch.path());
+    lock->Claim();
+    hold("locked");
+  });
+  const auto refused = WaitUntilReleased(scratch.path());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kBusy);
+  EXPECT_THAT(refused.error().what, HasSubstr("process " + std::to_string(child.process()) + " (unit_cli)"));
+  EXPECT_THAT(refused.error().what, Not(HasSubstr("unmount")));
+}
+
+// The holder of another PID namespace: its number in the lock file says nothing here.
+TEST(WaitUntilReleasedTest, NamesTheHolderAndNotTheNumberInTheFile) {
+  const TemporaryDirectory scratch;
+  HoldingChild child([&](const HoldingChild::Hold& hold) {
+    const auto lock = StoreLock::Acquire(scratch.path());
+    std::ofstream(scratch.path() / kLockName) << "4194304\n";
+    hold("locked");
+  });
+  const auto refused = WaitUntilReleased(scratch.path());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_THAT(refused.error().what, HasSubstr("process " + std::to_string(child.process()) + " "));
+  EXPECT_THAT(refused.error().what, Not(HasSubstr("4194304")));
 }
 
 }  // namespace

@@ -4,11 +4,8 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cstdlib>
-
+#include "tests/support/holding_child.h"
 #include "tests/support/temporary_directory.h"
 
 namespace weightfs {
@@ -53,44 +50,21 @@ TEST(MountsTest, FindsTheRootMount) {
 TEST(MountsTest, FindsMountsOfOtherNamespaces) {
   const TemporaryDirectory scratch;
   const std::string directory = scratch.path().string();
-  int ready[2], go[2];
-  ASSERT_EQ(pipe(ready), 0);
-  ASSERT_EQ(pipe(go), 0);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    close(go[1]);
+  HoldingChild child([&](const HoldingChild::Hold& hold) {
     const bool made = unshare(CLONE_NEWNS) == 0 && mount("", "/", "", MS_REC | MS_PRIVATE, "") == 0 &&
                       mount("tmpfs", directory.c_str(), "tmpfs", 0, "") == 0;
-    std::string device(32, '\0');
-    if (made) {
-      const auto own = TopMountOn(directory);
-      if (own.has_value()) device.replace(0, own->device.size(), own->device);
-    }
-    char byte = 0;
-    if (write(ready[1], device.data(), device.size()) != 32 || read(go[0], &byte, 1) != 0) _exit(1);
-    _exit(0);
-  }
-  close(go[0]);
-  char device[33] = {};
-  ASSERT_EQ(read(ready[0], device, 32), 32);
-  if (device[0] != '\0') {
-    const MountsElsewhere elsewhere = FindMountsElsewhere(device);
-    ASSERT_EQ(elsewhere.namespaces.size(), 1U);
-    EXPECT_EQ(elsewhere.namespaces[0].processes, std::vector<pid_t>{child});
-    ASSERT_EQ(elsewhere.namespaces[0].mounts.size(), 1U);
-    EXPECT_EQ(elsewhere.namespaces[0].mounts[0].directory, directory);
-  }
-  close(go[1]);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  if (device[0] != '\0') {
-    EXPECT_TRUE(FindMountsElsewhere(device).namespaces.empty());
-  }
-  close(ready[0]);
-  close(ready[1]);
-  if (device[0] == '\0') GTEST_SKIP() << "needs the right to make a mount namespace";
+    const auto own = made ? TopMountOn(directory) : std::nullopt;
+    if (own.has_value()) hold(own->device);
+  });
+  const std::string device = child.text();
+  if (device.empty()) GTEST_SKIP() << "needs the right to make a mount namespace";
+  const MountsElsewhere elsewhere = FindMountsElsewhere(device);
+  ASSERT_EQ(elsewhere.namespaces.size(), 1U);
+  EXPECT_EQ(elsewhere.namespaces[0].processes, std::vector<pid_t>{child.process()});
+  ASSERT_EQ(elsewhere.namespaces[0].mounts.size(), 1U);
+  EXPECT_EQ(elsewhere.namespaces[0].mounts[0].directory, directory);
+  child.End();
+  EXPECT_TRUE(FindMountsElsewhere(device).namespaces.empty());
 }
 
 }  // namespace

@@ -19,6 +19,11 @@ TEST(MountFlagsTest, OneKindOfAccessTimesAtATime) {
   EXPECT_EQ(ChangeMountFlags("rw", {}), 0UL | MS_STRICTATIME) << "which the kernel does not list";
 }
 
+TEST(MountFlagsTest, WithoutAKindOfAccessTimesTheKernelsDefaultIsNamed) {
+  EXPECT_EQ(ChangeMountFlags("rw,noatime", std::vector<std::string>{"atime"}), 0UL | MS_RELATIME);
+  EXPECT_EQ(ChangeMountFlags("rw", std::vector<std::string>{"nostrictatime"}), 0UL | MS_RELATIME);
+}
+
 TEST(MountFlagsTest, TheLastOptionWins) {
   EXPECT_EQ(ChangeMountFlags("rw,noatime", std::vector<std::string>{"nodiratime", "diratime", "nosuid", "suid"}),
             0UL | MS_NOATIME);

@@ -122,11 +122,13 @@ TEST(MountOptions, LessMemoryThanThePoolsNeedIsRefused) {
 }
 
 TEST(MountOptions, MoreMemoryThanTheMachineHasIsRefused) {
-  for (const auto& [text, named] :
-       std::initializer_list<std::pair<const char*, const char*>>{{"memory=900T", "memory="},
-                                                                  {"write_buffers=900T", "write_buffers="},
-                                                                  {"read_ahead=900T", "read_ahead="},
-                                                                  {"inodes=4294967296,memory=900T", "memory="}}) {
+  for (const auto& [text, named] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"memory=900T", "option memory=:"},
+           {"write_buffers=900T", "option write_buffers=:"},
+           {"read_ahead=900T", "option read_ahead=:"},
+           {"memory=112M,read_ahead=900T", "option read_ahead=:"},
+           {"memory=112M,write_buffers=900T", "option memory= + write_buffers=:"},
+           {"inodes=4294967296,memory=900T", "memory="}}) {
     const Parsed parsed = Parse(text);
     ASSERT_TRUE(parsed.result.has_value()) << text;
     const auto checked = CheckMemory(parsed.mount, parsed.store);

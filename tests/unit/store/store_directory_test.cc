@@ -355,23 +355,43 @@ TEST_F(StoreDirectoryTest, TheLockFileTellsWhoServesWhatWhere) {
   auto lock = StoreLock::Acquire(directory);
   ASSERT_TRUE(lock.has_value());
   EXPECT_FALSE(lock->holder_was_killed());
-  EXPECT_EQ(ReadStoreHolder(directory).process, 0);
-  lock->Claim();
+  EXPECT_TRUE(ReadStoreHolder(directory).held);
   EXPECT_EQ(ReadStoreHolder(directory).process, getpid());
-  EXPECT_EQ(ReadStoreHolder(directory).state, StoreHolder::State::kUnknown);
+  EXPECT_EQ(ReadStoreHolder(directory).noted, 0);
+  lock->Claim();
+  EXPECT_EQ(ReadStoreHolder(directory).noted, getpid());
+  EXPECT_EQ(ReadStoreHolder(directory).state, StoreHolder::State::kWorking);
+  EXPECT_FALSE(ReadStoreHolder(directory).IsEnding());
   lock->NoteServing("0:47", "/mnt/a\nb c");
   const StoreHolder serving = ReadStoreHolder(directory);
   EXPECT_EQ(serving.state, StoreHolder::State::kServing);
   EXPECT_EQ(serving.device, "0:47");
   EXPECT_EQ(serving.directory, "/mnt/a\nb c");
   lock->NoteClosing();
-  EXPECT_EQ(ReadStoreHolder(directory).process, getpid());
+  EXPECT_EQ(ReadStoreHolder(directory).noted, getpid());
   EXPECT_EQ(ReadStoreHolder(directory).state, StoreHolder::State::kClosing);
+  EXPECT_TRUE(ReadStoreHolder(directory).IsEnding());
   lock->Clear("device full");
-  EXPECT_EQ(ReadStoreHolder(directory).process, 0);
+  EXPECT_EQ(ReadStoreHolder(directory).noted, 0);
   EXPECT_EQ(ReadStoreHolder(directory).error, "device full");
   lock->Clear();
   EXPECT_EQ(Slurp(directory + "/lock"), "");
+}
+
+// The number in the file may be that of another process: of another PID namespace, or a later one.
+TEST_F(StoreDirectoryTest, TheHolderIsWhoHasTheLockAndNotWhoIsNoted) {
+  const std::string directory = Path("held");
+  fs::create_directory(directory);
+  std::ofstream(directory + "/lock") << "1\nserving 0:47 /mnt/a\n";
+  const StoreHolder free = ReadStoreHolder(directory);
+  EXPECT_FALSE(free.held);
+  EXPECT_EQ(free.process, 0);
+  EXPECT_EQ(free.noted, 1);
+  const auto lock = StoreLock::Acquire(directory);
+  const StoreHolder holder = ReadStoreHolder(directory);
+  EXPECT_TRUE(holder.held);
+  EXPECT_EQ(holder.process, getpid());
+  EXPECT_EQ(holder.noted, 1);
 }
 
 // 'R', 'S', … of a thread of this process.

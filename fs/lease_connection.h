@@ -35,7 +35,7 @@ class LeaseConnection {
   const Credentials& peer() const { return peer_; }
 
   // A lease for reading or for writing begins; there was none. `devices`, of readers, stay open as long.
-  void Begin(SpacePin pin, SpaceGrant grant, LeaseDevicesPtr devices) EXCLUDES(mutex_) {
+  void Begin(SpacePin pin, BlockReservation grant, LeaseDevicesPtr devices) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     pin_ = std::move(pin);
     grant_ = std::move(grant);
@@ -64,8 +64,8 @@ class LeaseConnection {
   }
   // Ends the lease, whose holder says that he transfers nothing any more; the blocks that it had for writing, none
   // where it had not, are the caller's.
-  SpaceGrant TakeGrant() EXCLUDES(mutex_) {
-    SpaceGrant grant = Take();
+  BlockReservation TakeGrant() EXCLUDES(mutex_) {
+    BlockReservation grant = Take();
     grant.EndWrites();
     return grant;
   }
@@ -73,7 +73,7 @@ class LeaseConnection {
   void Abandon() EXCLUDES(mutex_) { Take(); }
 
  private:
-  SpaceGrant Take() EXCLUDES(mutex_) {
+  BlockReservation Take() EXCLUDES(mutex_) {
     SpacePin pin;  // goes without the mutex
     LeaseDevicesPtr devices;
     MutexLock lock(mutex_);
@@ -93,7 +93,7 @@ class LeaseConnection {
   bool serving_ GUARDED_BY(mutex_) = false;
   Time idle_since_ GUARDED_BY(mutex_) = std::chrono::steady_clock::now();
   SpacePin pin_ GUARDED_BY(mutex_);
-  SpaceGrant grant_ GUARDED_BY(mutex_);
+  BlockReservation grant_ GUARDED_BY(mutex_);
   LeaseDevicesPtr devices_ GUARDED_BY(mutex_);
   bool held_ GUARDED_BY(mutex_) = false;
 };

@@ -26,7 +26,7 @@ lease::Extent ToWire(const FileExtent& extent) {
 }
 
 // The runs of a grant as extents counted from its start.
-std::vector<lease::Extent> ToWire(const SpaceGrant& grant) {
+std::vector<lease::Extent> ToWire(const BlockReservation& grant) {
   std::vector<lease::Extent> extents;
   uint64_t at = 0;
   for (const DeviceRun& run : grant.runs()) {
@@ -280,8 +280,8 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   const uint64_t writer = ++writers_;
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, OpenDevices(true, writer));
-  ASSIGN_OR_RETURN(SpaceGrant grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
-                                                                 BlockCount{asked.blocks}));
+  ASSIGN_OR_RETURN(BlockReservation grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
+                                                                       BlockCount{asked.blocks}));
   const std::vector<lease::Extent> extents = ToWire(grant);
   const lease::ReserveAnswer answer{extents.size()};
   grant.BeginWrites(writer);
@@ -291,7 +291,7 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
 }
 
 Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
-  SpaceGrant grant = request.connection->TakeGrant();
+  BlockReservation grant = request.connection->TakeGrant();
   lease::CommitRequest asked;
   std::vector<uint32_t> checksums;
   if (!body.Take(&asked) || !body.Take(asked.length / kBlockSize + (asked.length % kBlockSize != 0), &checksums) ||
@@ -317,7 +317,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
 }
 
 Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body) {
-  SpaceGrant grant = request.connection->TakeGrant();
+  BlockReservation grant = request.connection->TakeGrant();
   lease::CommitManyRequest asked;
   std::vector<lease::FileEntry> entries;
   if (!body.Take(&asked) || asked.files > lease::kMaximumFiles || !body.Take(asked.files, &entries)) return Malformed();

@@ -172,7 +172,8 @@ int LeaseServer::LookAtWriters() {
   if (look_after_ == milliseconds(0)) return -1;
   const auto now = std::chrono::steady_clock::now();
   if (now < next_look_) return static_cast<int>(std::chrono::ceil<milliseconds>(next_look_ - now).count());
-  look_after_ = filesystem_.store().CollectGrants() ? std::min(look_after_ * 2, kRarestLook) : milliseconds(0);
+  look_after_ =
+      filesystem_.store().CollectOrphanedReservations() ? std::min(look_after_ * 2, kRarestLook) : milliseconds(0);
   next_look_ = now + look_after_;
   return look_after_ == milliseconds(0) ? -1 : static_cast<int>(look_after_.count());
 }
@@ -253,7 +254,7 @@ void LeaseServer::Drop(int socket) {
   lock.Unlock();
   if (connection == nullptr) return;
   connection->Abandon();
-  if (filesystem_.store().CollectGrants()) Wake();
+  if (filesystem_.store().CollectOrphanedReservations()) Wake();
 }
 
 void LeaseServer::Serve(const LeaseConnectionPtr& connection) {

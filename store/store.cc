@@ -215,7 +215,7 @@ void Store::Flush(const InodePtr& inode, std::atomic<uint64_t>* reported_failure
 }
 
 void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure) {
-  p_->space->ReleaseWindow(inode->id);
+  p_->space->ReleasePreallocation(inode->id);
   p_->names->Close(inode);
   bool commit = false;
   {
@@ -312,12 +312,12 @@ Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint6
   return lease;
 }
 
-Result<SpaceGrant> Store::Reserve(const InodePtr& inode, FileBlock first, BlockCount count) {
+Result<BlockReservation> Store::Reserve(const InodePtr& inode, FileBlock first, BlockCount count) {
   RETURN_IF_ERROR(CheckWritable());
   return p_->files->ReserveDirect(inode, first, count);
 }
 
-Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant) {
+Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant) {
   RETURN_IF_ERROR(CheckWritable());
   RETURN_IF_ERROR(p_->files->CommitDirect(inode, write, std::move(grant)));
   leased_.written_bytes += write.length;
@@ -327,7 +327,7 @@ Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write
 
 Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
                                             std::span<const DirectFile> files, std::span<const uint32_t> checksums,
-                                            SpaceGrant grant, size_t* failed) {
+                                            BlockReservation grant, size_t* failed) {
   *failed = files.size();
   RETURN_IF_ERROR(CheckWritable());
   BlockCount blocks;
@@ -362,7 +362,7 @@ Result<int> Store::OpenDevice(DeviceId device, bool write, uint64_t writer) {
   return file->OpenAgain(write, writer);
 }
 
-bool Store::CollectGrants() { return p_->space->CollectGrants(); }
+bool Store::CollectOrphanedReservations() { return p_->space->CollectOrphanedReservations(); }
 
 size_t Store::device_count() const { return p_->devices.size(); }
 

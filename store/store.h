@@ -119,20 +119,20 @@ class Store {
   // kLargestLease.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
   // Space for `count` blocks of the file from `first` on, or of files of a directory (`first` is 0). kNoSpace.
-  Result<SpaceGrant> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);
+  Result<BlockReservation> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);
   // The first blocks of the grant, which hold them already, become bytes of the file, as one step; what is left of the
   // grant is free. As durable as a write; the file is as it was when this fails.
-  Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
+  Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
   // The blocks of the grant become files of the directory: Namespace::Publish, which says what it returns and what
   // `failed` is. Waits until their content is on stable storage.
   Result<std::vector<InodeId>> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
                                        std::span<const DirectFile> files, std::span<const uint32_t> checksums,
-                                       SpaceGrant grant, size_t* failed);
+                                       BlockReservation grant, size_t* failed);
   // A new descriptor of a device for holders of leases; the caller closes it. FileDevice::OpenAgain. Who writes a grant
-  // has descriptors of a writer of his own, and the grant knows it (SpaceGrant::BeginWrites).
+  // has descriptors of a writer of his own, and the grant knows it (BlockReservation::BeginWrites).
   Result<int> OpenDevice(DeviceId device, bool write, uint64_t writer = 0);
   // Frees the blocks of grants that have ended whose writers are gone by now. True when some are left.
-  bool CollectGrants();
+  bool CollectOrphanedReservations();
   size_t device_count() const;
 
   // `notify` runs for each file that a failed write has put back to its last commit: on a thread of the store, which it

@@ -49,8 +49,8 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     if (search->attempts == 3) return ErrorCode::kNoSpace;
     if (search->attempts == 1 && wait_for_closes_) wait_for_closes_();
     const CommitScope scope = search->attempts++ < 2 ? CommitScope::kSettled : CommitScope::kEverything;
-    p_.space.ReleaseAllWindows();
-    p_.space.CollectGrants();
+    p_.space.ReleaseAllPreallocations();
+    p_.space.CollectOrphanedReservations();
     std::promise<void> done;
     p_.commits.CommitAll(scope, CommitLevel::kDurable, [&](const Result<void>&) { done.set_value(); });
     done.get_future().wait();
@@ -241,7 +241,7 @@ void FileIo::DropData(const InodePtr& inode, const DataRecords& records) {
   // The blocks of a file that is loaded are those of its memory.
   std::vector<DeviceRun> runs = file.Drop(file.loaded() ? std::vector<DeviceRun>() : records.runs);
   p_.write_back.UpdateQueue(inode);
-  p_.space.ReleaseWindow(inode->id);
+  p_.space.ReleasePreallocation(inode->id);
   p_.commits.AddDeleted(inode, std::move(runs));
 }
 

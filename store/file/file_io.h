@@ -56,8 +56,8 @@ class FileIo final : public DataOwner {
 
   // For programs that use the devices themselves; Store says what each means.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
-  Result<SpaceGrant> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
-  Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
+  Result<BlockReservation> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
+  Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
 
   // `wait`, or nothing, runs where the pool is full, without locks: Store::WaitForCloses.
   void WaitForCloses(std::function<void()> wait) { wait_for_closes_ = std::move(wait); }

@@ -119,7 +119,7 @@ Result<ReadLease> FileIo::LeaseRead(const InodePtr& inode, uint64_t offset, uint
   return Error{ErrorCode::kAgain, "the range is being written all the time"};
 }
 
-Result<SpaceGrant> FileIo::ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count) {
+Result<BlockReservation> FileIo::ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count) {
   if (count.value == 0) return ErrorCode::kInvalid;
   if (count > p_.space.total()) return ErrorCode::kNoSpace;
   SpaceManager::Request request;
@@ -134,10 +134,10 @@ Result<SpaceGrant> FileIo::ReserveDirect(const InodePtr& inode, FileBlock first,
   SpaceReservation reservation;
   SpaceSearch search;
   RETURN_IF_ERROR(FetchSpace(count, false, &reservation, &search));
-  return p_.space.Grant(request, &reservation);
+  return p_.space.ReserveBlocks(request, &reservation);
 }
 
-Result<void> FileIo::CommitDirect(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant) {
+Result<void> FileIo::CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant) {
   const uint64_t end = write.offset + write.length;
   const FileBlock first = BlockOf(write.offset), end_block = BlockEnd(end);
   if (write.offset % kBlockSize != 0 || write.length == 0 || write.new_size.value_or(end) < end) {

@@ -55,7 +55,7 @@ class Namespace {
                       RenameMode mode);
 
   // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it,
-  // and are on stable storage. Each takes the place of what has its name, as a rename would, unless that is a
+  // and are on stable storage. Each takes the location of what has its name, as a rename would, unless that is a
   // directory: one batch, so all of them or none. For somebody whose permissions nobody has looked at yet. The inodes
   // that had the names. On an error nothing has changed, and `failed` is the index of the file at fault, or their
   // number.
@@ -100,7 +100,7 @@ class Namespace {
 
  private:
   // A name with what it leads to; without an entry `inode` is null.
-  struct Place {
+  struct EntryLocation {
     InodePtr directory;
     std::string_view name;
     InodePtr inode;
@@ -113,7 +113,7 @@ class Namespace {
 
   Result<InodePtr> GetDirectory(InodeId ino);
   Result<std::optional<EntryRecord>> FindEntry(InodeId parent, std::string_view name);
-  Result<Place> FindPlace(InodeId parent, std::string_view name) REQUIRES(mutex_);
+  Result<EntryLocation> FindEntryLocation(InodeId parent, std::string_view name) REQUIRES(mutex_);
   Result<void> CheckEmpty(InodeId directory) REQUIRES(mutex_);
   // kInvalid when `directory` is `inode` or lies below it: it cannot move there.
   Result<void> CheckNotBelow(const InodePtr& inode, InodePtr directory) REQUIRES(mutex_);
@@ -132,22 +132,22 @@ class Namespace {
   Result<InodeId> TakeInodesLocked(uint64_t count) REQUIRES(mutex_);
 
   struct Publication;
-  Result<InodePtr> FindVictim(const Publication& work, std::string_view name);
-  Result<void> FindVictims(Publication& work, size_t* failed);
-  Result<void> UpdateVictimsLocked(Publication& work, size_t* failed) REQUIRES(mutex_);
+  Result<InodePtr> FindReplacedInode(const Publication& work, std::string_view name);
+  Result<void> FindReplaced(Publication& work, size_t* failed);
+  Result<void> UpdateReplacedLocked(Publication& work, size_t* failed) REQUIRES(mutex_);
   Result<void> BuildFiles(Publication& work, uint32_t mode, std::span<const DeviceRun> runs,
                           std::span<const uint32_t> checksums, InodeId first);
   Result<void> PublishLocked(Publication& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
 
-  Result<void> RemoveLocked(const Place& place) REQUIRES(mutex_);
-  Result<void> TryRemoveLocked(const Place& place) REQUIRES(mutex_);
+  Result<void> RemoveLocked(const EntryLocation& location) REQUIRES(mutex_);
+  Result<void> TryRemoveLocked(const EntryLocation& location) REQUIRES(mutex_);
   Result<InodeId> CommitData(InodeId parent, std::string_view name);
   Result<void> CommitTree(InodeId directory);
   Result<std::optional<std::vector<InodePtr>>> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates);
-  Result<void> MoveLocked(const Place& from, const Place& to) REQUIRES(mutex_);
-  Result<void> TryMoveLocked(const Place& from, const Place& to) REQUIRES(mutex_);
-  Result<void> ExchangeLocked(const Place& from, const Place& to) REQUIRES(mutex_);
-  Result<void> CheckMove(const Place& from, const Place& to) REQUIRES(mutex_);
+  Result<void> MoveLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
+  Result<void> TryMoveLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
+  Result<void> ExchangeLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
+  Result<void> CheckMove(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
 
   // What the catalog has of an inode that is about to lose its last link, null for none; nullopt where it is not going
   // to be deleted at once.

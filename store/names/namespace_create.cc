@@ -65,7 +65,7 @@ Result<InodeId> Namespace::TakeInodesLocked(uint64_t count) {
   return first;
 }
 
-// POSIX.1e 23.3.4: where the parent has a default list it takes the place of the umask.
+// POSIX.1e 23.3.4: where the parent has a default list it takes the location of the umask.
 Result<void> Namespace::InheritAcl(const InodePtr& parent, InodeId ino, const CreateRequest& request,
                                    InodeRecord* record, KvBatch* batch) {
   if (S_ISLNK(record->mode)) return {};

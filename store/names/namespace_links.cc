@@ -19,21 +19,21 @@ Result<void> CheckRemovable(std::string_view name) {
 
 }  // namespace
 
-Result<Namespace::Place> Namespace::FindPlace(InodeId parent, std::string_view name) {
-  Place place;
-  place.name = name;
-  ASSIGN_OR_RETURN(place.directory, GetDirectory(parent));
+Result<Namespace::EntryLocation> Namespace::FindEntryLocation(InodeId parent, std::string_view name) {
+  EntryLocation location;
+  location.name = name;
+  ASSIGN_OR_RETURN(location.directory, GetDirectory(parent));
   ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
-  if (!entry) return place;
+  if (!entry) return location;
   auto inode = inodes_.Get(entry->ino);
   if (!inode && inode.error().code == ErrorCode::kStale) {
     return Damaged(parent, fmt::format("its entry '{}' leads to no inode", name));
   }
   if (!inode) return inode.error();
-  place.inode = std::move(*inode);
-  MutexLock lock(place.inode->mutex);
-  place.type = place.inode->attributes.mode & S_IFMT;
-  return place;
+  location.inode = std::move(*inode);
+  MutexLock lock(location.inode->mutex);
+  location.type = location.inode->attributes.mode & S_IFMT;
+  return location;
 }
 
 Result<void> Namespace::CheckEmpty(InodeId directory) {
@@ -92,10 +92,10 @@ Result<void> Namespace::Unlink(InodeId parent, std::string_view name) {
   RETURN_IF_ERROR(CheckRemovable(name));
   RETURN_IF_ERROR(CheckWritable());
   MutexLock lock(mutex_);
-  ASSIGN_OR_RETURN(const Place place, FindPlace(parent, name));
-  if (place.inode == nullptr) return ErrorCode::kNotFound;
-  if (S_ISDIR(place.type)) return ErrorCode::kIsDirectory;
-  return RemoveLocked(place);
+  ASSIGN_OR_RETURN(const EntryLocation location, FindEntryLocation(parent, name));
+  if (location.inode == nullptr) return ErrorCode::kNotFound;
+  if (S_ISDIR(location.type)) return ErrorCode::kIsDirectory;
+  return RemoveLocked(location);
 }
 
 Result<void> Namespace::RemoveDirectory(InodeId parent, std::string_view name) {
@@ -103,28 +103,28 @@ Result<void> Namespace::RemoveDirectory(InodeId parent, std::string_view name) {
   RETURN_IF_ERROR(CheckWritable());
   if (IsDots(name)) return name == "." ? ErrorCode::kInvalid : ErrorCode::kNotEmpty;
   MutexLock lock(mutex_);
-  ASSIGN_OR_RETURN(const Place place, FindPlace(parent, name));
-  if (place.inode == nullptr) return ErrorCode::kNotFound;
-  if (!S_ISDIR(place.type)) return ErrorCode::kNotDirectory;
-  RETURN_IF_ERROR(CheckEmpty(place.inode->id));
-  return RemoveLocked(place);
+  ASSIGN_OR_RETURN(const EntryLocation location, FindEntryLocation(parent, name));
+  if (location.inode == nullptr) return ErrorCode::kNotFound;
+  if (!S_ISDIR(location.type)) return ErrorCode::kNotDirectory;
+  RETURN_IF_ERROR(CheckEmpty(location.inode->id));
+  return RemoveLocked(location);
 }
 
-Result<void> Namespace::RemoveLocked(const Place& place) {
-  if (place.inode == place.directory) return Damaged(place.directory->id, "it is listed in itself");
-  return WhileStale([&] { return TryRemoveLocked(place); });
+Result<void> Namespace::RemoveLocked(const EntryLocation& location) {
+  if (location.inode == location.directory) return Damaged(location.directory->id, "it is listed in itself");
+  return WhileStale([&] { return TryRemoveLocked(location); });
 }
 
-Result<void> Namespace::TryRemoveLocked(const Place& place) {
+Result<void> Namespace::TryRemoveLocked(const EntryLocation& location) {
   const Timestamp now = Timestamp::Now();
-  ASSIGN_OR_RETURN(auto records, ReadReplaced(place.inode));
-  InodeTransaction transaction(catalog_, {place.directory, place.inode});
-  InodeRecord& above = transaction.record(place.directory);
-  if (!DropLink(transaction.record(place.inode))) return Damaged(place.inode->id, "it has an entry but no links");
-  if (S_ISDIR(place.type) && above.links > 0) --above.links;
+  ASSIGN_OR_RETURN(auto records, ReadReplaced(location.inode));
+  InodeTransaction transaction(catalog_, {location.directory, location.inode});
+  InodeRecord& above = transaction.record(location.directory);
+  if (!DropLink(transaction.record(location.inode))) return Damaged(location.inode->id, "it has an entry but no links");
+  if (S_ISDIR(location.type) && above.links > 0) --above.links;
   above.modified = above.changed = now;
-  transaction.batch().Delete(keys::Entry(place.directory->id, place.name));
-  return CommitLocked(transaction, place.inode, std::move(records), now);
+  transaction.batch().Delete(keys::Entry(location.directory->id, location.name));
+  return CommitLocked(transaction, location.inode, std::move(records), now);
 }
 
 // The inode that the name leads to; 0 where there is none. Before it gets another name, the data that the new name
@@ -192,8 +192,8 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
       ASSIGN_OR_RETURN(other_committed, CommitData(new_parent, new_name));
     }
     MutexLock lock(mutex_);
-    ASSIGN_OR_RETURN(const Place from, FindPlace(parent, name));
-    ASSIGN_OR_RETURN(const Place to, FindPlace(new_parent, new_name));
+    ASSIGN_OR_RETURN(const EntryLocation from, FindEntryLocation(parent, name));
+    ASSIGN_OR_RETURN(const EntryLocation to, FindEntryLocation(new_parent, new_name));
     if (from.inode == nullptr || (exchange && to.inode == nullptr)) return ErrorCode::kNotFound;
     // A name that changed hands since: the file it leads to now is to be committed first.
     if (from.inode->id != committed || (exchange && to.inode->id != other_committed)) continue;
@@ -205,13 +205,13 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
   }
 }
 
-// What a directory on the way from one place to the other must fulfil.
-Result<void> Namespace::CheckMove(const Place& from, const Place& to) {
+// What a directory on the way from one location to the other must fulfil.
+Result<void> Namespace::CheckMove(const EntryLocation& from, const EntryLocation& to) {
   if (!S_ISDIR(from.type) || from.directory == to.directory) return {};
   return CheckNotBelow(from.inode, to.directory);
 }
 
-Result<void> Namespace::MoveLocked(const Place& from, const Place& to) {
+Result<void> Namespace::MoveLocked(const EntryLocation& from, const EntryLocation& to) {
   RETURN_IF_ERROR(CheckMove(from, to));
   const bool directory = S_ISDIR(from.type);
   if (to.inode != nullptr) {
@@ -222,7 +222,7 @@ Result<void> Namespace::MoveLocked(const Place& from, const Place& to) {
   return WhileStale([&] { return TryMoveLocked(from, to); });
 }
 
-Result<void> Namespace::TryMoveLocked(const Place& from, const Place& to) {
+Result<void> Namespace::TryMoveLocked(const EntryLocation& from, const EntryLocation& to) {
   const bool directory = S_ISDIR(from.type), moves = from.directory != to.directory;
   const Timestamp now = Timestamp::Now();
   ASSIGN_OR_RETURN(auto records, ReadReplaced(to.inode));
@@ -248,7 +248,7 @@ Result<void> Namespace::TryMoveLocked(const Place& from, const Place& to) {
   return CommitLocked(transaction, to.inode, std::move(records), now);
 }
 
-Result<void> Namespace::ExchangeLocked(const Place& from, const Place& to) {
+Result<void> Namespace::ExchangeLocked(const EntryLocation& from, const EntryLocation& to) {
   RETURN_IF_ERROR(CheckMove(from, to));
   RETURN_IF_ERROR(CheckMove(to, from));
   const Timestamp now = Timestamp::Now();

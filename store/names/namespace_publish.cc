@@ -105,12 +105,12 @@ struct Namespace::Publication {
   InodePtr directory;
   // Inode::changes of the directory, from before the names were looked up; UINT64_MAX: they must be looked up again.
   uint64_t seen = 0;
-  std::vector<InodePtr> victims;  // what has the name of each file, or null
-  KvBatch batch;                  // the new files
+  std::vector<InodePtr> replaced;  // what has the name of each file, or null
+  KvBatch batch;                   // the new files
 };
 
 // What has the name of a file, which it may take.
-Result<InodePtr> Namespace::FindVictim(const Publication& work, std::string_view name) {
+Result<InodePtr> Namespace::FindReplacedInode(const Publication& work, std::string_view name) {
   ASSIGN_OR_RETURN(const auto entry, FindEntry(work.directory->id, name));
   if (!entry) return InodePtr();
   auto inode = inodes_.Get(entry->ino);
@@ -129,42 +129,43 @@ Result<InodePtr> Namespace::FindVictim(const Publication& work, std::string_view
   return inode;
 }
 
-Result<void> Namespace::FindVictims(Publication& work, size_t* failed) {
+Result<void> Namespace::FindReplaced(Publication& work, size_t* failed) {
   {
     MutexLock lock(work.directory->mutex);
     work.seen = work.directory->changes;
   }
   for (size_t index = 0; index < work.files.size(); ++index) {
     *failed = index;
-    auto victim = FindVictim(work, work.files[index].name);
-    if (!victim && victim.error().code == ErrorCode::kStale) {  // Deleted meanwhile: what has the name now?
+    auto replaced_inode = FindReplacedInode(work, work.files[index].name);
+    if (!replaced_inode &&
+        replaced_inode.error().code == ErrorCode::kStale) {  // Deleted meanwhile: what has the name now?
       work.seen = UINT64_MAX;
-      victim = InodePtr();
+      replaced_inode = InodePtr();
     }
-    if (!victim) return victim.error();
-    work.victims.push_back(std::move(*victim));
+    if (!replaced_inode) return replaced_inode.error();
+    work.replaced.push_back(std::move(*replaced_inode));
   }
   *failed = work.files.size();
   return {};
 }
 
 // Looks the names up again where the directory has changed since.
-Result<void> Namespace::UpdateVictimsLocked(Publication& work, size_t* failed) {
+Result<void> Namespace::UpdateReplacedLocked(Publication& work, size_t* failed) {
   {
     MutexLock lock(work.directory->mutex);
     if (work.directory->changes == work.seen) return {};
   }
   for (size_t index = 0; index < work.files.size(); ++index) {
     *failed = index;
-    InodePtr& victim = work.victims[index];
+    InodePtr& replaced_inode = work.replaced[index];
     ASSIGN_OR_RETURN(const auto entry, FindEntry(work.directory->id, work.files[index].name));
-    if (entry ? victim != nullptr && victim->id == entry->ino : victim == nullptr) continue;
-    auto found = FindVictim(work, work.files[index].name);
+    if (entry ? replaced_inode != nullptr && replaced_inode->id == entry->ino : replaced_inode == nullptr) continue;
+    auto found = FindReplacedInode(work, work.files[index].name);
     if (!found && found.error().code == ErrorCode::kStale) {
       return Damaged(work.directory->id, fmt::format("its entry '{}' leads to no inode", work.files[index].name));
     }
     if (!found) return found.error();
-    victim = std::move(*found);
+    replaced_inode = std::move(*found);
   }
   *failed = work.files.size();
   return {};
@@ -212,7 +213,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
 }
 
 Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* orphans) {
-  std::vector<InodePtr> members = work.victims;  // null for each name that nothing has
+  std::vector<InodePtr> members = work.replaced;  // null for each name that nothing has
   members.push_back(work.directory);
   InodeTransaction transaction(catalog_, members);
   InodeRecord& above = transaction.record(work.directory);
@@ -222,12 +223,12 @@ Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* 
   KvBatch& batch = transaction.batch();
   batch = std::move(work.batch);
   // Those without a link left go later, in batches of their own, once they are orphans in the catalog.
-  for (const InodePtr& victim : work.victims) {
-    if (victim == nullptr) continue;
-    InodeRecord& gone = transaction.record(victim);
-    if (!DropLink(gone)) return Damaged(victim->id, "it has an entry but no links");
+  for (const InodePtr& replaced_inode : work.replaced) {
+    if (replaced_inode == nullptr) continue;
+    InodeRecord& gone = transaction.record(replaced_inode);
+    if (!DropLink(gone)) return Damaged(replaced_inode->id, "it has an entry but no links");
     gone.changed = now;
-    if (gone.links == 0) orphans->push_back(victim);
+    if (gone.links == 0) orphans->push_back(replaced_inode);
   }
   std::sort(orphans->begin(), orphans->end(), [](const InodePtr& a, const InodePtr& b) { return a->id < b->id; });
   for (const InodePtr& orphan : *orphans) batch.Put(keys::Orphan(orphan->id), "");
@@ -247,7 +248,7 @@ Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credential
   Publication work{who, files};
   ASSIGN_OR_RETURN(work.directory, GetDirectory(parent));
   RETURN_IF_ERROR(CheckAccess(work.directory, who, kMayWrite | kMaySearch));
-  RETURN_IF_ERROR(FindVictims(work, failed));
+  RETURN_IF_ERROR(FindReplaced(work, failed));
   InodeId first;
   {
     MutexLock lock(mutex_);
@@ -257,13 +258,13 @@ Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credential
   std::vector<InodePtr> orphans;
   {
     MutexLock lock(mutex_);
-    RETURN_IF_ERROR(UpdateVictimsLocked(work, failed));
+    RETURN_IF_ERROR(UpdateReplacedLocked(work, failed));
     RETURN_IF_ERROR(PublishLocked(work, &orphans));
   }
   DeleteOrphans(orphans);
   std::vector<InodeId> replaced;
-  for (const InodePtr& victim : work.victims) {
-    if (victim != nullptr) replaced.push_back(victim->id);
+  for (const InodePtr& replaced_inode : work.replaced) {
+    if (replaced_inode != nullptr) replaced.push_back(replaced_inode->id);
   }
   return replaced;
 }

@@ -11,8 +11,8 @@
 namespace weightfs {
 namespace {
 
-constexpr BlockCount kFirstWindow{2 * kMiB / kBlockSize};
-constexpr BlockCount kLargestWindow{256 * kMiB / kBlockSize};
+constexpr BlockCount kFirstPreallocation{2 * kMiB / kBlockSize};
+constexpr BlockCount kLargestPreallocation{256 * kMiB / kBlockSize};
 // A run this long is worth a start on a 2 MiB boundary.
 constexpr BlockCount kAlignedRun{2 * kMiB / kBlockSize};
 // With several devices consecutive stripes of a file lie on consecutive devices.
@@ -75,43 +75,44 @@ void SpaceManager::GiveBack(BlockCount count) {
   reserved_ -= count.value;
 }
 
-// A run on `device` of at most `count` blocks: the rest of the file's window, a new window for a stream, or a plain
-// allocation.
+// A run on `device` of at most `count` blocks: the rest of the file's preallocation, a new preallocation for a stream,
+// or a plain allocation.
 Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId device, BlockCount count) {
   ExtentAllocator& allocator = *allocators_[device.value];
   std::optional<DeviceBlock> after;
   if (request.after && request.after->device == device) after = request.after->run.end();
-  Window* window = nullptr;
-  if (const auto found = windows_.find(request.ino); found != windows_.end()) {
+  Preallocation* preallocation = nullptr;
+  if (const auto found = preallocations_.find(request.ino); found != preallocations_.end()) {
     for (auto& candidate : found->second) {
-      if (candidate.device == device) window = &candidate;
+      if (candidate.device == device) preallocation = &candidate;
     }
   }
-  if (window != nullptr && window->rest.count.value > 0) {
-    const BlockCount step = std::min(count, window->rest.count);
-    const BlockRun run{window->rest.start, step};
-    window->rest = {run.end(), window->rest.count - step};
+  if (preallocation != nullptr && preallocation->rest.count.value > 0) {
+    const BlockCount step = std::min(count, preallocation->rest.count);
+    const BlockRun run{preallocation->rest.start, step};
+    preallocation->rest = {run.end(), preallocation->rest.count - step};
     return run;
   }
-  if (window != nullptr && !after) after = window->rest.start;
+  if (preallocation != nullptr && !after) after = preallocation->rest.start;
   ExtentAllocator::Request wanted;
   wanted.count = count;
   wanted.after = after;
   wanted.aligned = count >= kAlignedRun || request.stream;
   wanted.group_hint = static_cast<unsigned>(request.ino.value);
-  BlockCount size = window != nullptr ? window->next_size : kFirstWindow;
+  BlockCount size = preallocation != nullptr ? preallocation->next_size : kFirstPreallocation;
   if (request.stream) {
-    if (request.expected > 0) size = std::clamp(BlockCount{request.expected}, size, kLargestWindow);
-    // A window may take only what nobody was promised.
+    if (request.expected > 0) size = std::clamp(BlockCount{request.expected}, size, kLargestPreallocation);
+    // A preallocation may take only what nobody was promised.
     const uint64_t free = FreeLocked(), spare = free > reserved_ ? free - reserved_ : 0;
     wanted.count = std::max(count, std::min(size, BlockCount{spare / 4}));
   }
   ASSIGN_OR_RETURN(BlockRun run, allocator.Allocate(wanted));
   const BlockCount step = std::min(count, run.count);
   if (request.stream) {
-    if (window == nullptr) window = &windows_[request.ino].emplace_back(Window{device, {}, kFirstWindow});
-    window->rest = {run.start + step, run.count - step};
-    window->next_size = std::min(BlockCount{size.value * 2}, kLargestWindow);
+    if (preallocation == nullptr)
+      preallocation = &preallocations_[request.ino].emplace_back(Preallocation{device, {}, kFirstPreallocation});
+    preallocation->rest = {run.start + step, run.count - step};
+    preallocation->next_size = std::min(BlockCount{size.value * 2}, kLargestPreallocation);
   }
   return BlockRun{run.start, step};
 }
@@ -135,7 +136,7 @@ Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, Sp
         run = TakeRunLocked(step, device, count);
       }
       if (!run) break;
-      // A window that was taken before the pool filled up pays from the reservation all the same.
+      // A preallocation that was taken before the pool filled up pays from the reservation all the same.
       const BlockCount paid = std::min(run->count, reservation->held_);
       reservation->held_ -= paid;
       reserved_ -= paid.value;
@@ -151,26 +152,26 @@ Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, Sp
   return ErrorCode::kNoSpace;
 }
 
-void SpaceManager::ReleaseWindow(InodeId ino) {
-  std::vector<Window> windows;
+void SpaceManager::ReleasePreallocation(InodeId ino) {
+  std::vector<Preallocation> preallocations;
   {
     MutexLock lock(mutex_);
-    const auto found = windows_.find(ino);
-    if (found == windows_.end()) return;
-    windows = std::move(found->second);
-    windows_.erase(found);
+    const auto found = preallocations_.find(ino);
+    if (found == preallocations_.end()) return;
+    preallocations = std::move(found->second);
+    preallocations_.erase(found);
   }
-  for (const Window& window : windows) FreeRun({window.device, window.rest});
+  for (const Preallocation& preallocation : preallocations) FreeRun({preallocation.device, preallocation.rest});
 }
 
-void SpaceManager::ReleaseAllWindows() {
-  std::unordered_map<InodeId, std::vector<Window>> windows;
+void SpaceManager::ReleaseAllPreallocations() {
+  std::unordered_map<InodeId, std::vector<Preallocation>> preallocations;
   {
     MutexLock lock(mutex_);
-    windows.swap(windows_);
+    preallocations.swap(preallocations_);
   }
-  for (const auto& [ino, list] : windows) {
-    for (const Window& window : list) FreeRun({window.device, window.rest});
+  for (const auto& [ino, list] : preallocations) {
+    for (const Preallocation& preallocation : list) FreeRun({preallocation.device, preallocation.rest});
   }
 }
 
@@ -260,8 +261,8 @@ void SpacePin::Join(SpacePin other) {
   runs_.insert(runs_.end(), taken.begin(), taken.end());
 }
 
-Result<SpaceGrant> SpaceManager::Grant(const Request& request, SpaceReservation* reservation) {
-  SpaceGrant grant;
+Result<BlockReservation> SpaceManager::ReserveBlocks(const Request& request, SpaceReservation* reservation) {
+  BlockReservation grant;
   grant.space_ = this;
   ASSIGN_OR_RETURN(grant.runs_, Allocate(request, reservation));
   granted_ += request.count.value;
@@ -269,48 +270,48 @@ Result<SpaceGrant> SpaceManager::Grant(const Request& request, SpaceReservation*
   return grant;
 }
 
-SpaceGrant::~SpaceGrant() {
+BlockReservation::~BlockReservation() {
   if (!runs_.empty()) space_->Leave({writer_, std::move(runs_)});
 }
 
 // A holder who said nothing may be gone while a write of his is still on its way: it must not meet another's data.
-void SpaceManager::Leave(Remains remains) {
-  if (TryFree(remains)) return;
+void SpaceManager::Leave(OrphanedReservation orphaned) {
+  if (TryFree(orphaned)) return;
   MutexLock lock(mutex_);
-  remains_.push_back(std::move(remains));
+  orphaned_.push_back(std::move(orphaned));
 }
 
-bool SpaceManager::TryFree(const Remains& remains) {
-  if (remains.writer != 0 && has_writer_ && has_writer_(remains.writer)) return false;
+bool SpaceManager::TryFree(const OrphanedReservation& orphaned) {
+  if (orphaned.writer != 0 && has_writer_ && has_writer_(orphaned.writer)) return false;
   BlockCount count;
-  for (const DeviceRun& run : remains.runs) count += run.run.count;
+  for (const DeviceRun& run : orphaned.runs) count += run.run.count;
   granted_ -= count.value;
   AddUsed(-static_cast<int64_t>(count.value));
-  for (const DeviceRun& run : remains.runs) FreeRun(run);
+  for (const DeviceRun& run : orphaned.runs) FreeRun(run);
   return true;
 }
 
-bool SpaceManager::CollectGrants() {
+bool SpaceManager::CollectOrphanedReservations() {
   MutexLock collecting(collecting_);  // Whoever comes in between must not take what is being looked at for nothing.
-  std::vector<Remains> left;
+  std::vector<OrphanedReservation> left;
   {
     MutexLock lock(mutex_);
-    left.swap(remains_);
+    left.swap(orphaned_);
   }
-  std::erase_if(left, [this](const Remains& remains) { return TryFree(remains); });
+  std::erase_if(left, [this](const OrphanedReservation& orphaned) { return TryFree(orphaned); });
   if (left.empty()) return false;
   MutexLock lock(mutex_);
-  std::move(left.begin(), left.end(), std::back_inserter(remains_));
+  std::move(left.begin(), left.end(), std::back_inserter(orphaned_));
   return true;
 }
 
-BlockCount SpaceGrant::count() const {
+BlockCount BlockReservation::count() const {
   BlockCount count;
   for (const DeviceRun& run : runs_) count += run.run.count;
   return count;
 }
 
-std::vector<DeviceRun> SpaceGrant::Take(BlockCount count) {
+std::vector<DeviceRun> BlockReservation::Take(BlockCount count) {
   std::vector<DeviceRun> taken;
   if (space_ == nullptr) return taken;
   space_->granted_ -= count.value;

@@ -60,20 +60,20 @@ class SpacePin {
   std::vector<DeviceRun> runs_;
 };
 
-// Blocks taken for somebody who writes them past the store; what no file has got by its end is free again, as soon as
-// nobody can write it any more. Move-only; gone before the SpaceManager.
-class SpaceGrant {
+// Blocks taken for a lease holder, who writes them past the store. Those that no file has got by its end are free again
+// as soon as nobody can write them any more. Move-only; gone before the SpaceManager.
+class BlockReservation {
  public:
-  SpaceGrant() = default;
-  SpaceGrant(SpaceGrant&& other) noexcept
+  BlockReservation() = default;
+  BlockReservation(BlockReservation&& other) noexcept
       : space_(other.space_), runs_(std::exchange(other.runs_, {})), writer_(other.writer_) {}
-  SpaceGrant& operator=(SpaceGrant&& other) noexcept {
+  BlockReservation& operator=(BlockReservation&& other) noexcept {
     std::swap(space_, other.space_);
     std::swap(runs_, other.runs_);
     std::swap(writer_, other.writer_);
     return *this;
   }
-  ~SpaceGrant();
+  ~BlockReservation();
 
   // The writer, not 0, gets descriptors; and says that none of his writes is under way.
   void BeginWrites(uint64_t writer) { writer_ = writer; }
@@ -122,21 +122,21 @@ class SpaceManager {
   Result<std::vector<DeviceRun>> Allocate(const Request& request, SpaceReservation* reservation);
 
   // The same, for a holder who writes the blocks himself.
-  Result<SpaceGrant> Grant(const Request& request, SpaceReservation* reservation);
+  Result<BlockReservation> ReserveBlocks(const Request& request, SpaceReservation* reservation);
 
   // Pins blocks that a file has mapped, under that inode's mutex: what Retire gets of them is free after the last pin.
   SpacePin Pin(std::vector<DeviceRun> runs);
   BlockCount pinned() const EXCLUDES(mutex_);
   BlockCount granted() const { return {granted_.load()}; }
 
-  // `has_writer` tells whether a writer of a grant has descriptors left. Before the first grant.
+  // `has_writer` tells whether a writer has descriptors left. Before the first reservation of blocks.
   void AskForWriters(std::function<bool(uint64_t writer)> has_writer) { has_writer_ = std::move(has_writer); }
-  // Frees what ended grants have left whose writers are gone by now. True when others are not.
-  bool CollectGrants() EXCLUDES(collecting_, mutex_);
+  // Frees the blocks of ended reservations whose writers are gone by now. True when some writers are not.
+  bool CollectOrphanedReservations() EXCLUDES(collecting_, mutex_);
 
   // Gives the file's preallocated rest back (at close).
-  void ReleaseWindow(InodeId ino);
-  void ReleaseAllWindows();
+  void ReleasePreallocation(InodeId ino);
+  void ReleaseAllPreallocations();
 
   // Readers of a device are in a read epoch from before they look up an extent until their I/O ends.
   uint64_t EnterRead();
@@ -154,8 +154,8 @@ class SpaceManager {
  private:
   friend class SpaceReservation;
   friend class SpacePin;
-  friend class SpaceGrant;
-  struct Window {
+  friend class BlockReservation;
+  struct Preallocation {
     DeviceId device;
     BlockRun rest;
     BlockCount next_size;
@@ -171,13 +171,13 @@ class SpaceManager {
   void FreeRun(const DeviceRun& run);
   void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
-  // What a grant leaves.
-  struct Remains {
+  // Blocks of a lease whose holder ended without saying that it writes no more.
+  struct OrphanedReservation {
     uint64_t writer;
     std::vector<DeviceRun> runs;
   };
-  void Leave(Remains remains) EXCLUDES(mutex_);
-  bool TryFree(const Remains& remains);
+  void Leave(OrphanedReservation orphaned) EXCLUDES(mutex_);
+  bool TryFree(const OrphanedReservation& orphaned);
   void GiveBack(BlockCount count) EXCLUDES(mutex_);
 
   std::vector<std::unique_ptr<ExtentAllocator>> allocators_;
@@ -186,7 +186,7 @@ class SpaceManager {
   std::atomic<uint64_t> granted_{0};
   mutable Mutex mutex_;
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;
-  std::unordered_map<InodeId, std::vector<Window>> windows_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeId, std::vector<Preallocation>> preallocations_ GUARDED_BY(mutex_);
   // readers_[i] counts the readers of epoch first_epoch_ + i; the last epoch is the current one.
   std::deque<uint32_t> readers_ GUARDED_BY(mutex_) = {0};
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
@@ -194,7 +194,7 @@ class SpaceManager {
   SpacePins pins_ GUARDED_BY(mutex_);
   Mutex collecting_;  // taken before mutex_
   std::function<bool(uint64_t writer)> has_writer_;
-  std::vector<Remains> remains_ GUARDED_BY(mutex_);  // of grants, while their writers are there
+  std::vector<OrphanedReservation> orphaned_ GUARDED_BY(mutex_);  // while their writers are there
 };
 
 // One read epoch of a reader, from its beginning to its end. Not thread-safe.

@@ -52,7 +52,7 @@ class TestStore {
 
   // As a holder of leases does it: the bytes go past the store, and reads check every block.
   struct Filled {
-    SpaceGrant grant;
+    BlockReservation grant;
     std::vector<uint32_t> checksums;
   };
   Result<Filled> Fill(const InodePtr& inode, FileBlock first, std::string_view data);  // the last block with zeros

@@ -38,7 +38,7 @@ class LeaseServerTest : public testing::Test {
   }
   void TearDown() override {
     filesystem_->Finish();
-    EXPECT_FALSE(store().CollectGrants()) << "every program has ended";
+    EXPECT_FALSE(store().CollectOrphanedReservations()) << "every program has ended";
     EXPECT_EQ(store().statistics().pinned_bytes, 0U);
     EXPECT_EQ(store().statistics().granted_bytes, 0U);
     EXPECT_TRUE(session_->Close().has_value());
@@ -190,7 +190,7 @@ TEST_F(LeaseServerTest, BlocksAreFreeOnceNobodyCanWriteThem) {
     EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize) << "whoever releases has ended his writes";
   }
   WaitForLeases(0);
-  store().CollectGrants();
+  store().CollectOrphanedReservations();
   EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize);
   copy = Descriptor();
   while (store().statistics().granted_bytes != 0) std::this_thread::yield();  // The server looks by itself.

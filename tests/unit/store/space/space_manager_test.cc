@@ -96,7 +96,7 @@ TEST_F(SpaceManagerTest, AStreamGoesOnWhereItsPreallocationIs) {
   const auto second = Allocate(1, 256, BlockCount{256}, true).value();
   EXPECT_EQ(second[0].run.start.value, first[0].run.end().value);
   EXPECT_NE(other[0].run.start.value, first[0].run.end().value);
-  space_->ReleaseAllWindows();
+  space_->ReleaseAllPreallocations();
   EXPECT_EQ(Reservable(), kDevice - BlockCount{768});
 }
 
@@ -109,14 +109,14 @@ TEST_F(SpaceManagerTest, WhatALeaseLeavesIsFreeOnceItsWriterIsGone) {
   {
     SpaceReservation reservation;
     ASSERT_TRUE(space_->Reserve(&reservation, request.count));
-    SpaceGrant grant = space_->Grant(request, &reservation).value();
+    BlockReservation grant = space_->ReserveBlocks(request, &reservation).value();
     grant.BeginWrites(9);
     EXPECT_EQ(grant.Take(BlockCount{20}).size(), 1U);
   }
-  EXPECT_TRUE(space_->CollectGrants());
+  EXPECT_TRUE(space_->CollectOrphanedReservations());
   EXPECT_EQ(Reservable(), kDevice - BlockCount{50});
   there = false;
-  EXPECT_FALSE(space_->CollectGrants());
+  EXPECT_FALSE(space_->CollectOrphanedReservations());
   EXPECT_EQ(Reservable(), kDevice - BlockCount{20});
   EXPECT_EQ(space_->granted().value, 0U);
 }

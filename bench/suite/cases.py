@@ -79,7 +79,8 @@ def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
         words += ["--time_based", f"--runtime={seconds * 1000:.0f}ms"] * (seconds > 0)
         cpu = children_cpu_seconds()
         out = command("fio", *words)
-        figures = json.loads(out[out.index("{"):])["jobs"][0]["write" if mode == "write" else "read"]   # notes before it
+        job = json.loads(out[out.index("{"):])["jobs"][0]   # notes may stand before it
+        figures = job["write" if mode == "write" else "read"]
         if mode == "write":
             run.forget_raw_file()   # it has fio's bytes now
         # The start and the end of a timed run are not reading, so its costs have no meaning.
@@ -124,7 +125,8 @@ def read_cases(run):
         return Case(way, directory, [Step("readers-8", work, before=lambda _: directory.make_large_file_cold())])
 
     def whole_reads(way, directory):
-        return [cold_pass(way, directory, "read-1m", "read"), cold_pass(way, directory, "read-whole", "read", call=run.size)]
+        return [cold_pass(way, directory, "read-1m", "read"),
+                cold_pass(way, directory, "read-whole", "read", call=run.size)]
 
     cases = raw_read(run, "reference-read") + fio(run, "read-1m", "read")
     for way, directory in compared(run):
@@ -229,12 +231,13 @@ ALIGNMENTS = ["", "-unaligned", "-4k-pages"]
 
 
 def direct_cases(run):
-    def tensor(do, way, directory, path, alignment, **job):
-        return {**run.worker.ask(do, path=path, direct=way == "weightfs", alignment=alignment, **job), "bytes": run.size}
+    def tensor(do, way, path, alignment, **job):
+        answer = run.worker.ask(do, path=path, direct=way == "weightfs", alignment=alignment, **job)
+        return {**answer, "bytes": run.size}
 
     def read(way, directory, alignment):
         return Step(f"direct-read{ALIGNMENTS[alignment]}",
-                    lambda turn: tensor("tensor-read", way, directory, directory.large_file, alignment, check=turn.warm_up),
+                    lambda turn: tensor("tensor-read", way, directory.large_file, alignment, check=turn.warm_up),
                     before=lambda _: directory.make_large_file_cold())
 
     def write(way, directory, alignment):
@@ -247,7 +250,7 @@ def direct_cases(run):
                 run.worker.ask("read", path=path, check=True, unaligned=ALIGNMENTS[alignment] == "-unaligned")
 
         return Step(f"direct-write{ALIGNMENTS[alignment]}",
-                    lambda _: tensor("tensor-write", way, directory, path, alignment), after=after)
+                    lambda _: tensor("tensor-write", way, path, alignment), after=after)
 
     def many(way, directory):
         """Saved under new names, loaded, and removed outside the time. On the host each is a file of its own: written
@@ -261,15 +264,15 @@ def direct_cases(run):
             directory.make_cold(*(f"{files['path']}/{name}" for name in os.listdir(files["path"])))
 
         return [Step("save-many", lambda _: {**run.worker.ask(save, **files), **moved}),
-                Step("load-many", lambda turn: {**run.worker.ask(load, check=turn.warm_up, **files), **moved}, make_cold,
-                     after=lambda _: run.worker.ask("unlink", **files))]
+                Step("load-many", lambda turn: {**run.worker.ask(load, check=turn.warm_up, **files), **moved},
+                     make_cold, after=lambda _: run.worker.ask("unlink", **files))]
 
     cases = raw_read(run, "reference-direct-read") + raw_write(run, "reference-direct-write")
     for do in ("read", "write"):
         cases += fio(run, f"direct-{do}", do, aio_in_memory=True)
     ways = dict(compared(run))
     try:
-        tensor("tensor-write", "weightfs", run.weightfs, run.weightfs.file("tensor"), 0)
+        tensor("tensor-write", "weightfs", run.weightfs.file("tensor"), 0)
     except Failure as error:
         del ways["weightfs"]
         for row in run.rows_of("direct"):
@@ -326,14 +329,17 @@ def library_cases(run, library, save_row, load_row):
         return {**client.ask(do, path=path, check=check), "amount": run.size, "bytes": run.size}
 
     def save(directory):
+        def remove(_):
+            directory.remove(f"saved-{library}")
+
         def check_and_remove(turn):
             if turn.warm_up:
                 directory.make_cold(path)
                 work("load", path, check=True)
-            directory.remove(f"saved-{library}")
+            remove(turn)
 
         path = directory.file(f"saved-{library}")
-        return Step(save_row, lambda _: work("save", path), lambda _: directory.remove(f"saved-{library}"), check_and_remove)
+        return Step(save_row, lambda _: work("save", path), remove, check_and_remove)
 
     def load(directory):
         path = directory.file(f"loaded-{library}")
@@ -342,7 +348,8 @@ def library_cases(run, library, save_row, load_row):
 
     cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in (save, load)]
     needed = run.size * 5 // 4
-    if not os.access("/dev/shm", os.W_OK) or free_space("/dev/shm") < needed or kernel_figure("MemAvailable") < 3 * needed:
+    if (not os.access("/dev/shm", os.W_OK) or free_space("/dev/shm") < needed or
+            kernel_figure("MemAvailable") < 3 * needed):
         run.results.not_measured(load_row, "memory", "/dev/shm has no space for the file")
         return cases
     memory = run.memory_directory()

@@ -8,7 +8,7 @@ import shutil
 import time
 
 from suite.cases import Case, Step
-from suite.system import MIB, Failure, Impossible, Store, command, read_text, write_text
+from suite.system import MIB, Failure, Impossible, Store, command, read_text, uninterrupted, write_text
 from suite.verdict import THROTTLED_DEVICES, THROTTLED_RATE
 
 # A device that has been idle for a tenth of a second gets as much again at once, unthrottled (20 MB at our rate). Two
@@ -33,18 +33,22 @@ def throttling_cgroup():
     else:
         raise Impossible("this machine has no cgroup that limits I/O (controller io or blkio)")
     path = f"{root}/weightfs-bench-{os.getpid()}"
+    made = False
     try:
-        os.mkdir(path, 0o755)
-    except OSError as error:
-        raise Impossible(f"{path}: cannot be made: {error.strerror}") from error
-    try:
+        try:
+            with uninterrupted():
+                os.mkdir(path, 0o755)
+                made = True
+        except OSError as error:
+            raise Impossible(f"{path}: cannot be made: {error.strerror}") from error
         yield path
     finally:
-        for _ in range(200):   # a daemon that has given back its store may still be ending
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-                break
-            time.sleep(0.02)
+        with uninterrupted():
+            for _ in range(200 * made):   # a daemon that has given back its store may still be ending
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
+                    break
+                time.sleep(0.02)
 
 
 def limit(cgroup, device):
@@ -59,21 +63,24 @@ def limit(cgroup, device):
 @contextlib.contextmanager
 def loop_device(run, path, size, cgroup):
     """A throttled device on a new file."""
+    device = ""
     try:
-        with open(path, "wb") as stream:
-            os.posix_fallocate(stream.fileno(), 0, size)
-        direct = "off" if run.in_memory else "on"
-        device = command("losetup", f"--direct-io={direct}", "--find", "--show", path).strip()
-    except (Failure, OSError) as error:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        raise Impossible(str(error)) from error
-    try:
+        try:
+            with open(path, "wb") as stream:
+                os.posix_fallocate(stream.fileno(), 0, size)
+            direct = "off" if run.in_memory else "on"
+            with uninterrupted():
+                device = command("losetup", f"--direct-io={direct}", "--find", "--show", path).strip()
+        except (Failure, OSError) as error:
+            raise Impossible(str(error)) from error
         limit(cgroup, device)
         yield device
     finally:
-        command("losetup", "--detach", device)
-        os.unlink(path)
+        with uninterrupted():
+            if device:
+                command("losetup", "--detach", device)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def device_stores(run, size, stack):

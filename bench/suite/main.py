@@ -263,15 +263,16 @@ def main(job):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with contextlib.ExitStack() as stack:
-            run = Run(job, stack, answer)
-            outcome = measure_all(run)
-            run.show("cleaning up")
-        line = {"outcome": outcome}
+            try:
+                run = Run(job, stack, answer)
+                line = {"outcome": measure_all(run)}
+                run.show("cleaning up")
+            finally:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except Interrupted:
         line = {"error": "interrupted; what the benchmark made is removed"}
     except (Failure, OSError) as error:
         name = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         line = {"error": name}
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(OSError):   # nobody listens when the command was killed
         answer(line)

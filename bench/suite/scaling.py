@@ -68,7 +68,8 @@ def streams(run, reference):
         else:
             for name in names[:count]:
                 directory.remove(name)
-        return gb_per_second(run.worker.ask("together", jobs=[{"do": do, "path": path, "size": size} for path in paths]))
+        jobs = [{"do": do, "path": path, "size": size} for path in paths]
+        return gb_per_second(run.worker.ask("together", jobs=jobs))
 
     for count in (1, 2, 4, 8):
         rates = {}
@@ -169,7 +170,8 @@ def many_files(run, _):
             directory = store.mount_it()
             mounts.append((made, {"weightfs": time.monotonic() - begin}))
     files = "files in the store"
-    return [curve("files-create", "Creating files", files, "files/s", rates, f"the processors are {busy * 100:.0f} % busy"),
+    return [curve("files-create", "Creating files", files, "files/s", rates,
+                  f"the processors are {busy * 100:.0f} % busy"),
             curve("files-memory", "The daemon's memory", files, "MiB", memory,
                   "before it was unmounted, with what it keeps of names and buffers"),
             curve("files-mount", "Mounting", files, "s", mounts, "after a clean unmount, until the mount answers")]

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/suite/suite.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -10,7 +9,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <random>
 
 #include "bench/suite/system.h"
@@ -76,15 +74,14 @@ class Interpreter {
     if (pid_ <= 0) return;
     kill(pid_, SIGTERM);
     socket_.Close();
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-    }
+    (void)Wait();
   }
 
   Result<void> Send(std::string text) {
     text += '\n';
     for (size_t sent = 0; sent < text.size();) {
       const ssize_t put = send(socket_.get(), text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
-      if (put < 0) return Error{ErrorCode::kIo, kNeedsPython};
+      if (put < 0) return Ended();
       sent += static_cast<size_t>(put);
     }
     return {};
@@ -100,7 +97,7 @@ class Interpreter {
       if (poll(&ready, 1, kPollMs) <= 0) continue;
       char piece[65536];
       const ssize_t got = read(socket_.get(), piece, sizeof(piece));
-      if (got <= 0) return Error{ErrorCode::kIo, kNeedsPython};
+      if (got <= 0) return Ended();
       received_.append(piece, static_cast<size_t>(got));
     }
     std::string line = received_.substr(0, end);
@@ -109,8 +106,23 @@ class Interpreter {
   }
 
  private:
-  static constexpr const char* kNeedsPython =
-      "python3, which the benchmark runs in, has ended; what it printed above says why";
+  int Wait() {
+    int status = 0;
+    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = -1;
+    return status;
+  }
+
+  Error Ended() {
+    const int status = Wait();
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound) {
+      return {ErrorCode::kNotFound, "the benchmark needs python3, and it is not in PATH: apt-get install python3"};
+    }
+    return {ErrorCode::kIo, "python3, in which the benchmark runs, has ended; what it printed above says why"};
+  }
+
+  static constexpr int kNotFound = 127;  // as of a shell
 
   [[noreturn]] static void Execute(pid_t parent, int socket) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -120,9 +132,7 @@ class Interpreter {
     dup2(socket, STDIN_FILENO);
     dup2(socket, STDOUT_FILENO);
     execlp("python3", "python3", "-c", kLoader, nullptr);
-    fmt::print(stderr, "python3: {}\n", std::strerror(errno));
-    std::fflush(stderr);
-    _exit(127);
+    _exit(kNotFound);
   }
 
   pid_t pid_ = -1;

@@ -32,6 +32,16 @@ def on_sigterm(*_):
     raise Interrupted
 
 
+@contextlib.contextmanager
+def uninterrupted():
+    """Holds SIGTERM back: around making what has to be undone, and undoing it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
 def read_text(path):
     try:
         with open(path, encoding="utf-8", errors="replace") as stream:
@@ -157,8 +167,8 @@ def gives_memory_back():
     balloon, reporting = "0x0005", 5
     devices = [f"/sys/bus/virtio/devices/{name}" for name in
                (os.listdir("/sys/bus/virtio/devices") if os.path.isdir("/sys/bus/virtio/devices") else [])]
-    return any(read_text(f"{device}/device").strip() == balloon and read_text(f"{device}/features")[reporting:][:1] == "1"
-               for device in devices)
+    return any(read_text(f"{device}/device").strip() == balloon and
+               read_text(f"{device}/features")[reporting:reporting + 1] == "1" for device in devices)
 
 
 def size_text(size):
@@ -172,7 +182,8 @@ def size_text(size):
 
 def facts(run):
     options = run.options
-    model = [line.split(": ", 1)[1] for line in read_text("/proc/cpuinfo").splitlines() if line.startswith("model name")]
+    models = [line.split(": ", 1)[1] for line in read_text("/proc/cpuinfo").splitlines()
+              if line.startswith("model name")]
     pages = read_text("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
     words = [f"--size {run.size // MIB}M --rounds {options.rounds} --seed {options.seed}"]
     words += ["--quick"] * options.quick + ["--drop-caches"] * options.drop_caches
@@ -182,9 +193,10 @@ def facts(run):
     return {"weightfs": options.version,
             "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
             "kernel": f"{platform.system()} {platform.release()}",
-            "processors": f"{os.cpu_count()} × {model[0] if model else 'unknown'}",
+            "processors": f"{os.cpu_count()} × {models[0] if models else 'unknown'}",
             "memory": size_text(kernel_figure("MemTotal")),
-            "free memory": "goes back to the host machine: slow when touched again" if gives_memory_back() else "is kept",
+            "free memory": ("goes back to the host machine: slow when touched again" if gives_memory_back()
+                            else "is kept"),
             "huge pages": pages or "unknown",
             "host's filesystem": "{} on {}".format(*mount_of(run.host.path)),
             "store": options.store or "made for this run",
@@ -242,14 +254,17 @@ class Directory:
 @contextlib.contextmanager
 def scratch_directory(parent, name="weightfs-bench"):
     """A new directory of this process; removed at the end with all in it."""
-    path = f"{parent}/{name}-{os.getpid()}"
-    os.mkdir(path, 0o755)
+    path, made = f"{parent}/{name}-{os.getpid()}", False
     try:
+        with uninterrupted():
+            os.mkdir(path, 0o755)
+            made = True
         yield path
     finally:
         # Never through a mount that could not be unmounted.
-        if not any(f" {path}/" in line for line in read_text("/proc/self/mounts").splitlines()):
-            shutil.rmtree(path)
+        if made and f" {path}/" not in read_text("/proc/self/mounts"):
+            with uninterrupted():
+                shutil.rmtree(path)
 
 
 def daemon_of(store):
@@ -290,12 +305,13 @@ class Store:
         command(self.run.options.program, "umount", self.mount)
 
     def __exit__(self, *_):
-        # Never cancelled. A mount that never came to be is no failure; one that stays keeps its store.
-        with contextlib.suppress(Failure):
-            self.unmount()
-        try:
-            os.rmdir(self.mount)
-        except OSError:
-            self.unmount()   # says why
-            raise
-        shutil.rmtree(self.path)
+        # A mount that never came to be is no failure; one that stays keeps its store.
+        with uninterrupted():
+            with contextlib.suppress(Failure):
+                self.unmount()
+            try:
+                os.rmdir(self.mount)
+            except OSError:
+                self.unmount()   # says why
+                raise
+            shutil.rmtree(self.path)

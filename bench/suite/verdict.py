@@ -87,9 +87,11 @@ def ratio_checks(row, ways, in_memory):
             yield check(name or against, median[way] / median[against], at_least)
 
     slow = median.get("reference", 0) > 0 and median.get("host", 0) < SLOW_HOST * median["reference"]
-    host = target("slow_host", 0) if slow and "slow_host" in row["at_least"] else max(target("host", 0), target("disk_host", 0))
+    host = max(target("host", 0), target("disk_host", 0))
     if in_memory:
         host = target("host", 0) if row["unit"] == "files/s" else 0
+    elif slow:
+        host = target("slow_host", host)
     yield from ratio("reference", target("in_memory" if in_memory else "reference", 0))
     yield from ratio("host", host)
     if not in_memory and target("host_to_reference"):

@@ -176,6 +176,14 @@ def test_without_a_python_the_rows_say_so(factory):
     assert left_in(directory) == []
 
 
+def test_without_python3_the_command_says_what_it_needs(factory, tmp_path):
+    directory = factory.directory("bench")
+    finished = process.run([program(), "bench", directory, "--quick", "--size", "32M"], codes=(1,),
+                           env={**os.environ, "PATH": str(tmp_path)})
+    assert "needs python3" in finished.err and finished.err.count("\n") == 1 and finished.out == ""
+    assert left_in(directory) == []
+
+
 def test_an_unwritable_report_is_refused_before_the_run(factory, tmp_path):
     directory = factory.directory("bench")
     for option in ("--json", "--report"):

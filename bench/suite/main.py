@@ -25,17 +25,17 @@ class Run:
 
     def __init__(self, job, stack, answer):
         self.options, self.stack, self.answer = types.SimpleNamespace(**job), stack, answer
-        self.results, self.clients, self.memory = verdict.Results(), [], None
+        self.results, self.worker, self.clients, self.memory = verdict.Results(), None, [], None
         self.raw_ready = self.located = False
         self.phases, self.phase, self.done = {}, None, 0   # parts of each phase of the progress; in it, 0 to 1
         self.has_own_store = not self.options.store
+
+    def prepare(self):
         self.host_root = self.options.host or (self.options.directory if self.has_own_store
                                                else os.path.dirname(self.options.store))
         self.in_memory = system.mount_of(self.host_root)[0] == "tmpfs"
         self.size = self.choose_size()
         self.worker = Client(self.options.program, "bench-worker")
-        stack.callback(self.worker.end)
-        stack.callback(self.end_clients)
         if not self.options.quick:
             self.show("warming the memory")
         self.worker.ask("prepare", bytes=self.size, warm=not self.options.quick)
@@ -154,6 +154,11 @@ class Run:
         while self.clients:
             self.clients.pop().end()
 
+    def end_processes(self):
+        self.end_clients()
+        if self.worker:
+            self.worker.end()
+
     # Rows
 
     def rows_of(self, group):
@@ -263,12 +268,14 @@ def main(job):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with contextlib.ExitStack() as stack:
+            run = Run(job, stack, answer)
             try:
-                run = Run(job, stack, answer)
+                run.prepare()
                 line = {"outcome": measure_all(run)}
                 run.show("cleaning up")
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                run.end_processes()   # first: they may be at work on a mount
     except Interrupted:
         line = {"error": "interrupted; what the benchmark made is removed"}
     except (Failure, OSError) as error:

@@ -116,13 +116,15 @@ class Interpreter {
 
   Error Ended() {
     const int status = Wait();
+    if (cancelled_) return {ErrorCode::kShutdown, kInterrupted};  // before it could say so
     if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound) {
       return {ErrorCode::kNotFound, "the benchmark needs python3, and it is not in PATH: apt-get install python3"};
     }
     return {ErrorCode::kIo, "python3, in which the benchmark runs, has ended; what it printed above says why"};
   }
 
-  static constexpr int kNotFound = 127;  // as of a shell
+  static constexpr int kNotFound = 127;                                                           // as of a shell
+  static constexpr const char* kInterrupted = "interrupted; what the benchmark made is removed";  // as in main.py
 
   [[noreturn]] static void Execute(pid_t parent, int socket) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);

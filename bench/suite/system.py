@@ -292,8 +292,8 @@ class Store:
         try:
             command(self.run.options.program, "format", f"{self.path}/store", *self.format_words)
             return self.mount_it()
-        except BaseException:
-            self.__exit__()
+        except BaseException as error:
+            self.__exit__(error)
             raise
 
     def mount_it(self):
@@ -304,9 +304,11 @@ class Store:
     def unmount(self):
         command(self.run.options.program, "umount", self.mount)
 
-    def __exit__(self, *_):
+    def __exit__(self, error, *_):
         # A mount that never came to be is no failure; one that stays keeps its store.
         with uninterrupted():
+            if error is not None:
+                self.run.end_processes()   # they may be at work on the mount
             with contextlib.suppress(Failure):
                 self.unmount()
             try:

@@ -7,8 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "bench/suite/outcome_json.h"
+#include "bench/suite/rows.h"
 #include "bench/suite/suite.h"
+#include "bench/suite/worker.h"
 #include "cli/bench_arguments.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -20,136 +21,140 @@
 namespace weightfs::cli {
 namespace {
 
-using bench::Check;
-using bench::Outcome;
-using bench::RowOutcome;
-using bench::Unit;
-using bench::Way;
+using Json = nlohmann::ordered_json;
 
 constexpr double kNoisy = 0.20;
+constexpr const char *kBytes = "GB/s", *kReads = "reads/s", *kFiles = "files/s";
 
 // "3.71", "26.1k": three digits.
-std::string Rate(Unit unit, double rate) {
-  if (unit == Unit::kBytes) return fmt::format("{:.2f}", rate / 1e9);
+std::string Rate(const std::string& unit, double rate) {
+  if (unit == kBytes) return fmt::format("{:.2f}", rate / 1e9);
   if (rate >= 1e6) return fmt::format("{:.2f}M", rate / 1e6);
   return rate >= 1000 ? fmt::format("{:.1f}k", rate / 1000) : fmt::format("{:.0f}", rate);
 }
 
-std::string RateCell(const RowOutcome& row, Way way, bool range) {
-  const bench::Spread rate = row.Rate(way);
-  if (rate.median <= 0) return "-";
-  const Unit unit = row.spec->unit;
-  if (!range) return Rate(unit, rate.median);
-  return fmt::format("{} ({}–{})", Rate(unit, rate.median), Rate(unit, rate.min), Rate(unit, rate.max));
+std::string RateCell(const Json& row, const char* way, bool range) {
+  if (!row["ways"].contains(way)) return "-";
+  const Json& rate = row["ways"][way];
+  const std::string unit = row["unit"], median = Rate(unit, rate["median"]);
+  return range ? fmt::format("{} ({}–{})", median, Rate(unit, rate["min"]), Rate(unit, rate["max"])) : median;
 }
 
-std::string CheckText(const Check& check) {
-  const std::string value = fmt::format("{:.2f}", check.value);
-  if (check.target <= 0) return value;
-  const bool ok = check.state() == Check::State::kOk;
-  const char* bound = check.at_most ? "≤" : "≥";
-  const char* verdict = ok ? "ok" : check.at_most ? "over" : "short";
-  const std::string target = fmt::format("{} {} {:.2f}", verdict, bound, check.target);
+std::string CheckText(const Json& check) {
+  const std::string value = fmt::format("{:.2f}", check["value"].get<double>());
+  const bool at_most = check.contains("at_most");
+  if (!at_most && !check.contains("at_least")) return value;
+  const bool ok = check["state"] == "ok";
+  const double bound = check[at_most ? "at_most" : "at_least"];
+  const std::string target = fmt::format("{} {} {:.2f}",
+                                         ok        ? "ok"
+                                         : at_most ? "over"
+                                                   : "short",
+                                         at_most ? "≤" : "≥", bound);
   return fmt::format("{} {}", value, Paint(ok ? Tone::kGood : Tone::kWarning, target));
 }
 
-std::string CheckCell(const RowOutcome& row, std::string_view against) {
-  for (const Check& check : row.checks) {
-    if (check.against == against) return CheckText(check);
+std::string CheckCell(const Json& row, const char* against) {
+  for (const Json& check : row["checks"]) {
+    if (check["against"] == against) return CheckText(check);
   }
   return "-";
 }
 
-void PrintRows(const Outcome& outcome, Unit unit) {
-  Table table({{fmt::format("{}", bench::NameOf(unit))},
+void PrintRows(const Json& outcome, const std::string& unit) {
+  Table table({{unit},
                {"weightfs"},
                {"reference"},
                {"host"},
                {"fio"},
                {"to reference"},
                {"to host"},
-               {unit == Unit::kFiles ? "" : "CPU s/GB", true}});
-  for (const RowOutcome& row : outcome.rows) {
-    if (row.spec->unit != unit || row.samples.empty()) continue;
-    const double cost = row.CpuPerGb(Way::kWeightfs);
-    table.Add({std::string(row.spec->id), RateCell(row, Way::kWeightfs, true), RateCell(row, Way::kReference, true),
-               RateCell(row, Way::kHost, true), RateCell(row, Way::kFio, false), CheckCell(row, "reference"),
-               CheckCell(row, "host"), cost > 0 && unit != Unit::kFiles ? fmt::format("{:.2f}", cost) : ""});
+               {unit == kFiles ? "" : "CPU s/GB", true}});
+  for (const Json& row : outcome["rows"]) {
+    if (row["unit"] != unit || row["ways"].empty()) continue;
+    const double cost = row["ways"].value("weightfs", Json::object()).value("cpu_seconds_per_gb", 0.0);
+    table.Add({row["id"], RateCell(row, "weightfs", true), RateCell(row, "reference", true),
+               RateCell(row, "host", true), RateCell(row, "fio", false), CheckCell(row, "reference"),
+               CheckCell(row, "host"), cost > 0 && unit != kFiles ? fmt::format("{:.2f}", cost) : ""});
   }
   if (!table.empty()) fmt::print("{}\n", table.ToString());
 }
 
 // What has no column of its own.
-void PrintBeside(const Outcome& outcome) {
-  for (const RowOutcome& row : outcome.rows) {
-    for (const Check& check : row.checks) {
-      if (check.against == "reference" || check.against == "host") continue;
-      fmt::print("{}: to {} {}\n", row.spec->id, check.against, CheckText(check));
+void PrintBeside(const Json& outcome) {
+  for (const Json& row : outcome["rows"]) {
+    const std::string id = row["id"];
+    for (const Json& check : row["checks"]) {
+      const std::string against = check["against"];
+      if (against != "reference" && against != "host") fmt::print("{}: to {} {}\n", id, against, CheckText(check));
     }
-    for (const auto& note : row.notes) fmt::print("{}: {}\n", row.spec->id, note);
-    for (const auto& [way, why] : row.not_measured) {
-      fmt::print("{} {}\n",
-                 Paint(Tone::kWarning, fmt::format("{}, {}: not measured:", row.spec->id, bench::NameOf(way))), why);
+    for (const std::string note : row["notes"]) fmt::print("{}: {}\n", id, note);
+    for (const auto& [way, why] : row["not_measured"].items()) {
+      fmt::print("{} {}\n", Paint(Tone::kWarning, fmt::format("{}, {}: not measured:", id, way)),
+                 why.get<std::string>());
     }
   }
 }
 
-void PrintCurve(const bench::Curve& curve) {
-  std::vector<Table::Column> columns = {{curve.x_title, true}};
-  for (const auto& [name, value] : curve.points.front().values) columns.push_back({name, true});
+void PrintCurve(const Json& curve) {
+  std::vector<Table::Column> columns = {{curve["x_title"], true}};
+  for (const auto& [name, value] : curve["points"][0]["values"].items()) columns.push_back({name, true});
   Table table(std::move(columns));
-  for (const auto& point : curve.points) {
-    std::vector<std::string> cells = {fmt::format("{:g}", point.x)};
-    for (const auto& [name, value] : point.values) cells.push_back(fmt::format("{:.{}f}", value, value < 100 ? 2 : 0));
+  for (const Json& point : curve["points"]) {
+    std::vector<std::string> cells = {fmt::format("{:g}", point["x"].get<double>())};
+    for (const double value : point["values"]) cells.push_back(fmt::format("{:.{}f}", value, value < 100 ? 2 : 0));
     table.Add(std::move(cells));
   }
-  fmt::print("{}, {}\n{}", Paint(Tone::kBold, curve.title), curve.unit, table.ToString());
-  for (const Check& check : curve.checks) fmt::print("{} {}\n", check.against, CheckText(check));
-  fmt::print("{}\n\n", curve.limit);
+  fmt::print("{}, {}\n{}", Paint(Tone::kBold, curve["title"].get<std::string>()), curve["unit"].get<std::string>(),
+             table.ToString());
+  for (const Json& check : curve["checks"]) {
+    fmt::print("{} {}\n", check["against"].get<std::string>(), CheckText(check));
+  }
+  fmt::print("{}\n\n", curve["limit"].get<std::string>());
 }
 
-void PrintNoise(const Outcome& outcome) {
-  const auto& noise = outcome.noise;
-  const bool referred = noise.read_reference.median + noise.write_reference.median > 0;
+void PrintNoise(const Json& outcome) {
+  const Json& noise = outcome["noise"];
+  const double widest = noise["widest"], steal = noise["steal"], read = noise["read_reference"]["median"],
+               write = noise["write_reference"]["median"];
   fmt::print("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n",
-             referred
-                 ? fmt::format("the references varied by {:.0f} % over {} rounds", noise.widest * 100, outcome.rounds)
-                 : "these rows have no reference",
-             noise.load_average, noise.steal * 100);
-  if (noise.widest > kNoisy) {
+             read + write > 0 ? fmt::format("the references varied by {:.0f} % over {} rounds", widest * 100,
+                                            outcome["rounds"].get<unsigned>())
+                              : "these rows have no reference",
+             noise["load_average"].get<double>(), steal * 100);
+  if (widest > kNoisy) {
     fmt::print("{}\n", Paint(Tone::kWarning,
                              "the run was noisy: read these figures with their ranges, or repeat it on a "
                              "quieter machine"));
   }
 }
 
-void Print(const Outcome& outcome) {
-  for (const auto& [name, value] : outcome.facts) fmt::print("{:<18} {}\n", name, value);
-  fmt::print("\nGB/s is 10^9 bytes per second; medians of {} rounds (minimum–maximum).\n\n", outcome.rounds);
-  for (const Unit unit : {Unit::kBytes, Unit::kReads, Unit::kFiles}) PrintRows(outcome, unit);
-  for (const bench::Curve& curve : outcome.curves) PrintCurve(curve);
+void Print(const Json& outcome) {
+  for (const auto& [name, value] : outcome["facts"].items()) fmt::print("{:<18} {}\n", name, value.get<std::string>());
+  fmt::print("\nGB/s is 10^9 bytes per second; medians of {} rounds (minimum–maximum).\n\n",
+             outcome["rounds"].get<unsigned>());
+  for (const char* unit : {kBytes, kReads, kFiles}) PrintRows(outcome, unit);
+  for (const Json& curve : outcome["curves"]) PrintCurve(curve);
   PrintBeside(outcome);
-  const auto& memory = outcome.memory;
-  if (memory.limit > 0) {
-    const Check check{"", static_cast<double>(memory.peak) / kMiB, static_cast<double>(memory.limit) / kMiB, true};
+  const Json& daemon = outcome["daemon"];
+  const double limit = daemon["memory_limit_bytes"], peak = daemon["memory_peak_bytes"];
+  if (limit > 0) {
+    const Json check = {{"value", peak / kMiB}, {"at_most", limit / kMiB}, {"state", peak <= limit ? "ok" : "short"}};
     fmt::print("the daemon's memory, MiB: at most {}\n", CheckText(check));
   }
-  fmt::print("the daemon's processor time while idle: {:.1f} ms a second\n", outcome.idle_cpu * 1000);
+  fmt::print("the daemon's processor time while idle: {:.1f} ms a second\n", daemon["idle_cpu"].get<double>() * 1000);
   PrintNoise(outcome);
 }
 
 void PrintList() {
   Table table({{"row"}, {"group"}, {"to reference"}, {"to host"}, {"what"}});
   for (const auto& row : bench::Rows()) {
-    table.Add({std::string(row.id), std::string(row.group), bench::ReferenceTargetText(row), bench::HostTargetText(row),
-               std::string(row.title)});
+    table.Add({row.id, row.group, bench::ReferenceTargetText(row), bench::HostTargetText(row), row.title});
   }
   fmt::print("{}", table.ToString());
 }
 
-std::string Dump(const nlohmann::ordered_json& json) {
-  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
-}
+std::string Dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
 int List(const BenchArguments& arguments) {
   std::optional<OutputFile> json;
@@ -182,11 +187,11 @@ Result<Outputs> OpenOutputs(const BenchArguments& arguments) {
   return outputs;
 }
 
-Result<void> WriteOutcome(const Outcome& outcome, Outputs* outputs) {
+Result<void> WriteOutcome(const Json& outcome, Outputs* outputs) {
   const bool quiet = (outputs->json.has_value() && outputs->json->is_standard_output()) ||
                      (outputs->report.has_value() && outputs->report->is_standard_output());
   if (!quiet) Print(outcome);
-  if (outputs->json.has_value()) RETURN_IF_ERROR(outputs->json->Write(Dump(bench::ToJson(outcome))));
+  if (outputs->json.has_value()) RETURN_IF_ERROR(outputs->json->Write(Dump(outcome)));
   if (outputs->report.has_value()) RETURN_IF_ERROR(outputs->report->Write(bench::ToHtml(outcome)));
   return {};
 }
@@ -198,7 +203,7 @@ int Run(BenchArguments& arguments) {
   auto outputs = OpenOutputs(arguments);
   if (!outputs.has_value()) return Fail(outputs.error());
   arguments.suite.cancel = &CatchInterrupts();
-  Result<Outcome> outcome = ErrorCode::kInvalid;
+  Result<Json> outcome = ErrorCode::kInvalid;
   {
     ProgressBar bar("bench");
     arguments.suite.progress = [&bar](const Progress& progress) { bar.Update(progress); };
@@ -214,6 +219,8 @@ int Run(BenchArguments& arguments) {
 void AddBench(CLI::App& app, int* exit_code) {
   constexpr unsigned kMany = 1'000'000'000;
   auto* command = app.add_subcommand("bench", "Measure a mount beside the raw disk and the host's filesystem");
+  // A process of a run, not listed by --help.
+  app.add_subcommand("bench-worker")->group("")->callback([exit_code] { *exit_code = bench::RunWorker(); });
   auto arguments = std::make_shared<BenchArguments>();
   auto& suite = arguments->suite;
   command

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "bench/suite/rows.h"
 #include "cli/mount_table.h"
 #include "common/size_text.h"
 #include "fs/mount_options.h"
@@ -110,8 +111,8 @@ Result<void> CheckScalingOptions(const BenchArguments& arguments) {
 }
 
 Result<void> CheckSelection(const bench::SuiteOptions& suite) {
-  const auto rows = bench::Rows();
-  const auto curves = bench::CurveNames();
+  const auto& rows = bench::Rows();
+  const auto& curves = bench::CurveNames();
   for (const auto& pattern : suite.only) {
     const bool curve = std::find(curves.begin(), curves.end(), pattern) != curves.end();
     if (curve && suite.scaling) continue;

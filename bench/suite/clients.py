@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python side of `weightfs bench`: a process that has imported its library once, and saves and loads as programs do.
+"""A Python library in `weightfs bench`: a process that has imported it once, and saves and loads as programs do.
 
-Each line on standard input is a job in JSON, each line on standard output its answer: {"seconds", "cpu"} of the saving or
-loading alone, or {"error"}. The first job is {"do": "prepare", "library", "bytes"}, answered with the library's version."""
+Each line on standard input is a job in JSON, each line on standard output its answer: {"seconds", "cpu"} of the saving
+or loading alone, or {"error"}. The first job is {"do": "prepare", "library", "bytes"}, answered with the version."""
 
 import importlib
 import json

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "bench/suite/basics.h"
+#include "bench/suite/system.h"
 
 namespace weightfs::bench {
 namespace {
@@ -39,13 +39,12 @@ class Pass {
     for (unsigned slot = 0; slot < loop_.depth; ++slot) Prepare(slot);
     RETURN_IF_ERROR(Submit());
     while (in_flight_ > 0) RETURN_IF_ERROR(Reap());
-    if (IsSet(loop_.cancel)) return Interrupted();
     return done_;
   }
 
  private:
   void Prepare(unsigned slot) {
-    const auto offset = IsSet(loop_.cancel) ? std::nullopt : loop_.next();
+    const auto offset = loop_.next();
     if (!offset.has_value()) return;
     iocb& control = controls_[slot];
     const auto prepare = loop_.write ? io_prep_pwrite : io_prep_pread;

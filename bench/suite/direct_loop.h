@@ -2,7 +2,6 @@
 // The reference: the shortest libaio loop that keeps a number of requests in flight. Nothing of weightfs is in it.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,7 +24,6 @@ struct DirectLoop {
   std::function<std::byte*(unsigned slot, uint64_t offset)> memory;
   // Looks at what was read; false makes the loop fail with kCorrupt. May be empty.
   std::function<bool(const std::byte* data, uint64_t offset)> check;
-  const std::atomic<bool>* cancel = nullptr;
 };
 
 // The number of requests done. Every request must be done in full.

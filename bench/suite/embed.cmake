@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-# Writes OUTPUT, a header with the text of INPUT as the constant NAME: cmake -DINPUT= -DOUTPUT= -DNAME= -P embed.cmake.
-# A literal may be limited to 64 KiB by a compiler, so the text comes in pieces that the compiler joins.
-file(READ ${INPUT} text)
-string(LENGTH "${text}" length)
-set(pieces "")
-set(at 0)
-while(at LESS length)
-  string(SUBSTRING "${text}" ${at} 8000 piece)
-  string(APPEND pieces "R\"TEXT(${piece})TEXT\"\n")
-  math(EXPR at "${at} + 8000")
-endwhile()
-file(WRITE ${OUTPUT} "// Made from ${INPUT}; change that.\n#pragma once\n\nnamespace weightfs::bench {\n\n"
-  "inline constexpr const char* ${NAME} =\n${pieces};\n\n}  // namespace weightfs::bench\n")
+# Writes OUTPUT, a header with the texts of FILES: cmake -DFILES= -DMODULES= -DOUTPUT= -P embed.cmake. NAME.EXTENSION
+# becomes the constant kNameText; those named in MODULES are also listed in kModules.
+# A literal may be limited to 64 KiB by a compiler, so a text comes in pieces that the compiler joins.
+file(WRITE ${OUTPUT} "// Made by embed.cmake; change the files that it reads.\n#pragma once\n\n#include <utility>\n\n"
+  "namespace weightfs::bench {\n\n")
+set(modules "")
+foreach(input ${FILES})
+  get_filename_component(name ${input} NAME_WE)
+  string(SUBSTRING ${name} 0 1 first)
+  string(TOUPPER ${first} first)
+  string(SUBSTRING ${name} 1 -1 rest)
+  set(constant k${first}${rest}Text)
+  file(READ ${input} text)
+  string(LENGTH "${text}" length)
+  set(pieces "")
+  foreach(at RANGE 0 ${length} 8000)
+    string(SUBSTRING "${text}" ${at} 8000 piece)
+    string(APPEND pieces "R\"TEXT(${piece})TEXT\"\n")
+  endforeach()
+  file(APPEND ${OUTPUT} "inline constexpr const char* ${constant} =\n${pieces};\n\n")
+  if(name IN_LIST MODULES)
+    string(APPEND modules "    {\"${name}\", ${constant}},\n")
+  endif()
+endforeach()
+file(APPEND ${OUTPUT} "inline constexpr std::pair<const char*, const char*> kModules[] = {\n${modules}};\n\n"
+  "}  // namespace weightfs::bench\n")

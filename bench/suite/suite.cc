@@ -1,132 +1,175 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/suite/suite.h"
 
-#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include <algorithm>
+#include <cerrno>
 #include <random>
 
-#include "bench/suite/groups.h"
-#include "bench/suite/lab.h"
-#include "bench/suite/machine.h"
-#include "bench/suite/scaling.h"
-#include "bench/suite/verdict.h"
+#include "bench/suite/system.h"
+#include "bench/suite/texts.h"
 
 namespace weightfs::bench {
 namespace {
 
-bool IsHidden(std::string_view row) { return FindRow(row) == nullptr; }
+using Json = nlohmann::ordered_json;
 
-// Whether a case is needed: for a row that was asked for, or as the reference of one.
-bool IsNeeded(const Lab& lab, const Case& one) {
-  return std::any_of(one.rows.begin(), one.rows.end(), [&](std::string_view row) {
-    if (!IsHidden(row)) return lab.IsSelected(row);
-    const auto rows = Rows();
-    return std::any_of(rows.begin(), rows.end(),
-                       [&](const RowSpec& spec) { return spec.reference == row && lab.IsSelected(spec.id); });
-  });
+// Executes the modules that the first line of standard input carries, in their order, as the package `suite`.
+constexpr const char* kLoader = R"(
+import json, sys, types
+job = json.loads(sys.stdin.readline())
+sys.modules["suite"] = types.ModuleType("suite")
+for name, text in job["modules"].items():
+    module = sys.modules["suite." + name] = types.ModuleType("suite." + name)
+    setattr(sys.modules["suite"], name, module)
+    exec(compile(text, name + ".py", "exec"), module.__dict__)
+sys.modules["suite.main"].main(job)
+)";
+
+Json JobOf(const SuiteOptions& options) {
+  Json job = {{"directory", options.directory},
+              {"store", options.store},
+              {"host", options.host},
+              {"mount_options", options.mount_options},
+              {"program", options.program},
+              {"python", options.python},
+              {"only", options.only},
+              {"size", options.size},
+              {"rounds", options.rounds},
+              {"seed", options.seed == 0 ? std::random_device()() : options.seed},
+              {"quick", options.quick},
+              {"drop_caches", options.drop_caches},
+              {"scaling", options.scaling},
+              {"large_size", options.large_size},
+              {"many_files", options.many_files},
+              {"version", WEIGHTFS_VERSION},
+              {"rows", Json::parse(kRowsText)},
+              {"clients", kClientsText}};
+  for (const auto& [name, text] : kModules) job["modules"][name] = text;
+  return job;
 }
 
-// The share of a group in the progress of the run: its selected rows, once a round and once to warm up.
-uint64_t PartsOf(const Lab& lab, std::string_view group) {
-  const auto rows = Rows();
-  const auto selected = std::count_if(rows.begin(), rows.end(),
-                                      [&](const RowSpec& row) { return row.group == group && lab.IsSelected(row.id); });
-  return static_cast<uint64_t>(selected) * Lab::kPartsOfRow * (lab.options().rounds + 1);
-}
-
-class Runner {
+// The interpreter of the suite. It runs in a session of its own, so that the signals of the terminal do not reach it;
+// SIGTERM makes it clean up and end, and the kernel sends that also when this process is killed.
+class Interpreter {
  public:
-  explicit Runner(Lab& lab) : lab_(lab), random_(lab.options().seed) {}
+  Result<void> Start() {
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+      return SystemError("socketpair", "cannot be made");
+    socket_ = Descriptor(ends[0]);
+    const Descriptor other(ends[1]);
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ < 0) return SystemError("python3", "fork");
+    if (pid_ == 0) Execute(parent, other.get());
+    return {};
+  }
+  ~Interpreter() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGTERM);
+    socket_.Close();
+    (void)Wait();
+  }
 
-  Result<void> Run(const Group& group) {
-    const uint64_t parts = PartsOf(lab_, group.name);
-    if (parts == 0) return {};
-    lab_.StartPhase(parts);
-    lab_.ShowProgress(fmt::format("{}: preparing", group.name));
-    ASSIGN_OR_RETURN(std::vector<Case> cases, group.prepare(lab_));
-    std::erase_if(cases, [this](const Case& one) { return !IsNeeded(lab_, one); });
-    const unsigned rounds = lab_.options().rounds;
-    for (unsigned round = 0; round <= rounds; ++round) {
-      std::shuffle(cases.begin(), cases.end(), random_);
-      for (size_t at = 0; at < cases.size(); ++at) {
-        lab_.ShowProgress(
-            fmt::format("{}: {}, {}", group.name,
-                        round == 0 ? std::string("warming up") : fmt::format("round {} of {}", round, rounds),
-                        cases[at].rows.front()),
-            round * cases.size() + at, (rounds + 1) * cases.size());
-        RETURN_IF_ERROR(RunCase(cases[at], round == 0));
-      }
+  Result<void> Send(std::string text) {
+    text += '\n';
+    for (size_t sent = 0; sent < text.size();) {
+      const ssize_t put = send(socket_.get(), text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+      if (put < 0) return Ended();
+      sent += static_cast<size_t>(put);
     }
-    if (group.finish) RETURN_IF_ERROR(group.finish(lab_));
     return {};
   }
 
-  SampleTable& samples() { return samples_; }
+  // The next line. Sends SIGTERM once `cancel` is set, and goes on to receive.
+  Result<std::string> Receive(const std::atomic<bool>* cancel) {
+    constexpr int kPollMs = 100;
+    size_t end = 0;
+    while ((end = received_.find('\n')) == std::string::npos) {
+      if (!cancelled_ && cancel != nullptr && cancel->load()) cancelled_ = kill(pid_, SIGTERM) == 0;
+      pollfd ready{socket_.get(), POLLIN, 0};
+      if (poll(&ready, 1, kPollMs) <= 0) continue;
+      char piece[65536];
+      const ssize_t got = read(socket_.get(), piece, sizeof(piece));
+      if (got <= 0) return Ended();
+      received_.append(piece, static_cast<size_t>(got));
+    }
+    std::string line = received_.substr(0, end);
+    received_.erase(0, end + 1);
+    return line;
+  }
 
  private:
-  Result<void> RunCase(const Case& one, bool warm_up) {
-    if (IsSet(lab_.cancel())) return Interrupted();
-    auto samples = one.run({warm_up, random_()});
-    if (!samples.has_value()) {
-      if (samples.error().code == ErrorCode::kShutdown) return samples.error();
-      return Error{samples.error().code,
-                   fmt::format("{}, {}: {}", one.rows.front(), NameOf(one.way), ToString(samples.error()))};
+  int Wait() {
+    int status = 0;
+    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
     }
-    if (warm_up) return {};
-    for (size_t row = 0; row < one.rows.size(); ++row) {
-      samples_[{std::string(one.rows[row]), one.way}].push_back(std::move((*samples)[row]));
-    }
-    return {};
+    pid_ = -1;
+    return status;
   }
 
-  Lab& lab_;
-  std::mt19937_64 random_;
-  SampleTable samples_;
-};
+  Error Ended() {
+    const int status = Wait();
+    if (cancelled_) return {ErrorCode::kShutdown, kInterrupted};  // before it could say so
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound) {
+      return {ErrorCode::kNotFound, "the benchmark needs python3, and it is not in PATH: apt-get install python3"};
+    }
+    return {ErrorCode::kIo, "python3, in which the benchmark runs, has ended; what it printed above says why"};
+  }
 
-// What the daemon costs while nobody asks it anything: seconds a second.
-double IdleCpu(const Place& place, bool quick) {
-  // Commits that are still due end first.
-  constexpr unsigned kSettleUs = 1'500'000, kWatchUs = 2'000'000, kQuickUs = 200'000;
-  usleep(quick ? kQuickUs : kSettleUs);
-  const double before = place.CpuSeconds(), begin = Now();
-  usleep(quick ? kQuickUs : kWatchUs);
-  return (place.CpuSeconds() - before) / (Now() - begin);
-}
+  static constexpr int kNotFound = 127;                                                           // as of a shell
+  static constexpr const char* kInterrupted = "interrupted; what the benchmark made is removed";  // as in main.py
+
+  [[noreturn]] static void Execute(pid_t parent, int socket) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);  // the parent ended before the prctl
+    setsid();
+    for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(number, SIG_DFL);
+    dup2(socket, STDIN_FILENO);
+    dup2(socket, STDOUT_FILENO);
+    execlp("python3", "python3", "-c", kLoader, nullptr);
+    _exit(kNotFound);
+  }
+
+  pid_t pid_ = -1;
+  Descriptor socket_;
+  std::string received_;
+  bool cancelled_ = false;
+};
 
 }  // namespace
 
-Result<Outcome> RunSuite(const SuiteOptions& asked) {
-  SuiteOptions options = asked;
-  if (options.seed == 0) options.seed = std::random_device()();
-  const ProcessorTimes before = ReadProcessorTimes();
-  ASSIGN_OR_RETURN(const auto lab, Lab::Create(options));
-  ResetPeakMemory(lab->weightfs().daemon());
-  Runner runner(*lab);
-  const Group groups[] = {ReadGroup(),  RandomGroup(), WriteGroup(),  TorchGroup(),   SafetensorsGroup(),
-                          NumpyGroup(), SmallGroup(),  DirectGroup(), HandlesGroup(), DeviceGroup()};
-  uint64_t parts = ScalingParts(*lab);
-  for (const Group& group : groups) parts += PartsOf(*lab, group.name);
-  lab->PlanProgress(parts);
-  for (const Group& group : groups) RETURN_IF_ERROR(runner.Run(group));
-  Outcome outcome;
-  ASSIGN_OR_RETURN(outcome.curves, MeasureScaling(*lab));
-  lab->ShowProgress("idle");
-  outcome.idle_cpu = IdleCpu(lab->weightfs(), options.quick);
-  outcome.memory = MemoryOf(lab->weightfs());
-  outcome.seed = options.seed;
-  outcome.size = lab->size();
-  outcome.rounds = options.rounds;
-  outcome.in_memory = lab->in_memory();
-  outcome.facts = FactsOf(*lab);
-  outcome.rows = Judge(*lab, runner.samples());
-  outcome.noise = NoiseOf(runner.samples());
-  outcome.noise.steal = StealBetween(before, ReadProcessorTimes());
-  outcome.noise.load_average = LoadAverage();
-  lab->ShowProgress("cleaning up");
-  RETURN_IF_ERROR(lab->Close());
-  return outcome;
+Result<Json> RunSuite(const SuiteOptions& options) {
+  Interpreter interpreter;
+  RETURN_IF_ERROR(interpreter.Start());
+  RETURN_IF_ERROR(interpreter.Send(JobOf(options).dump()));
+  while (true) {
+    ASSIGN_OR_RETURN(const std::string line, interpreter.Receive(options.cancel));
+    Json answer = Json::parse(line);
+    if (answer.contains("error")) return Error{ErrorCode::kIo, answer["error"].get<std::string>()};
+    if (answer.contains("outcome")) return std::move(answer["outcome"]);
+    if (!options.progress) continue;
+    options.progress({.step = answer["step"].get_ref<const std::string&>(),
+                      .done = answer["done"].get<uint64_t>(),
+                      .total = answer["total"].get<uint64_t>(),
+                      .unit = Progress::Unit::kParts,
+                      .pass = answer["pass"].get<unsigned>()});
+  }
+}
+
+std::string ToHtml(const Json& outcome) {
+  std::string json = outcome.dump(-1, ' ', false, Json::error_handler_t::replace);
+  // Inside a script element no text may look like its end.
+  for (size_t at = 0; (at = json.find("</", at)) != std::string::npos; at += 3) json.insert(at + 1, 1, '\\');
+  std::string page = kReportText;
+  constexpr std::string_view kMark = "@DATA@";
+  return page.replace(page.find(kMark), kMark.size(), json);
 }
 
 }  // namespace weightfs::bench

@@ -114,23 +114,36 @@ def test_nothing_is_left(run):
     assert run["left"] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_an_interrupted_run_leaves_nothing(factory, number):
-    directory = factory.directory("bench")
+def files_written_below(directory):
+    """The file that the write rows write through the mount: there is one while the worker is busy with the mount."""
+    return [name for mount in mounts_below(directory) for name in os.listdir(mount) if name == "written"]
+
+
+MOMENTS = pytest.mark.parametrize("moment", [mounts_below, files_written_below], ids=["mounted", "writing"])
+
+
+def start_and_wait(directory, moment, **options):
     running = subprocess.Popen([program(), "bench", directory, "--quick", "--size", "32M", "--rounds", "1000", "--only",
-                                "write"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert wait_until(lambda: mounts_below(directory) or running.poll() is not None), "it never mounted"
+                                "write"], **options)
+    assert wait_until(lambda: moment(directory) or running.poll() is not None), "it never came so far"
+    return running
+
+
+@MOMENTS
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupted_run_leaves_nothing(factory, number, moment):
+    directory = factory.directory("bench")
+    running = start_and_wait(directory, moment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.kill(running.pid, number)
     finished = process.finish(running, limit=60, codes=(1,))
     assert "interrupted" in finished.err and finished.out == ""
     assert left_in(directory) == []
 
 
-def test_a_killed_run_leaves_nothing_either(factory):
+@MOMENTS
+def test_a_killed_run_leaves_nothing_either(factory, moment):
     directory = factory.directory("bench")
-    running = subprocess.Popen([program(), "bench", directory, "--quick", "--size", "32M", "--rounds", "1000", "--only",
-                                "write"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert wait_until(lambda: mounts_below(directory) or running.poll() is not None), "it never mounted"
+    running = start_and_wait(directory, moment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     running.kill()
     process.finish(running, codes=(-signal.SIGKILL,))
     assert wait_until(lambda: left_in(directory) == []), left_in(directory)
@@ -173,6 +186,14 @@ def test_without_a_python_the_rows_say_so(factory):
     out = bench(directory, "--quick", "--size", "32M", "--only", "numpy", "--python", "/nonexistent/python").out
     for row in ("numpy-save", "numpy-load"):
         assert f"{row}, weightfs: not measured" in out
+    assert left_in(directory) == []
+
+
+def test_without_python3_the_command_says_what_it_needs(factory, tmp_path):
+    directory = factory.directory("bench")
+    finished = process.run([program(), "bench", directory, "--quick", "--size", "32M"], codes=(1,),
+                           env={**os.environ, "PATH": str(tmp_path)})
+    assert "needs python3" in finished.err and finished.err.count("\n") == 1 and finished.out == ""
     assert left_in(directory) == []
 
 

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: the groups of rows, and the cases of each."""
+
+import dataclasses
+import json
+import os
+from typing import Callable
+
+from suite.system import MIB, Client, Failure, children_cpu_seconds, command, free_space, kernel_figure
+
+SMALL_FILE = 64 << 10
+
+
+def nothing(_):
+    pass
+
+
+@dataclasses.dataclass
+class Turn:
+    warm_up: bool   # not counted; what is read is compared
+    seed: int
+
+
+@dataclasses.dataclass
+class Step:
+    """What is timed for one row. `work` returns "seconds" and "cpu" of its own, and "amount" in the row's unit or
+    "rate"; "bytes" are those moved, 0 where that means nothing."""
+    row: str
+    work: Callable
+    before: Callable = nothing
+    after: Callable = nothing
+
+
+@dataclasses.dataclass
+class Case:
+    """Steps that are executed one after the other, and whose costs are those of `directory`."""
+    way: str
+    directory: object
+    steps: list
+
+
+def compared(run):
+    return (("weightfs", run.weightfs), ("host", run.host))
+
+
+# The disk alone: libaio on blocks that have been written, by the shortest loop that there is; fio beside it.
+
+def raw_read(run, row):
+    def work(turn):
+        answer = run.worker.ask("read" if run.in_memory else "aio-read", check=turn.warm_up, **run.raw_read())
+        return {**answer, "bytes": run.size}
+
+    if run.no_raw_reads:
+        run.results.not_measured(row, "reference", run.no_raw_reads)
+        return []
+    return [Case("reference", run.host, [Step(row, work, before=lambda _: run.raw_read())])]
+
+
+def raw_write(run, row):
+    def work(_):
+        answer = run.worker.ask("write" if run.in_memory else "aio-write", path=run.raw_file(), over_existing=True)
+        return {**answer, "bytes": run.size}
+
+    if run.no_raw_writes:
+        run.results.not_measured(row, "reference", run.no_raw_writes)
+        return []
+    return [Case("reference", run.host, [Step(row, work, before=lambda _: run.raw_file())])]
+
+
+def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
+    """fio on the file of the reference."""
+    def work(_):
+        by_aio = not run.in_memory or aio_in_memory
+        words = ["--name=weightfs-bench", "--output-format=json", "--thread", "--group_reporting", "--randrepeat=0",
+                 "--fallocate=none", "--allow_file_create=0", f"--filename={run.raw_file()}", f"--rw={mode}",
+                 f"--bs={call}", f"--size={run.size}", f"--ioengine={'libaio' if by_aio else 'psync'}"]
+        words += [f"--iodepth={depth}"] * by_aio + ["--direct=1"] * (not run.in_memory)
+        words += ["--end_fsync=1"] * (mode == "write")
+        words += ["--time_based", f"--runtime={seconds * 1000:.0f}ms"] * (seconds > 0)
+        cpu = children_cpu_seconds()
+        out = command("fio", *words)
+        job = json.loads(out[out.index("{"):])["jobs"][0]   # notes may stand before it
+        figures = job["write" if mode == "write" else "read"]
+        if mode == "write":
+            run.forget_raw_file()   # it has fio's bytes now
+        # The start and the end of a timed run are not reading, so its costs have no meaning.
+        rate = figures["iops" if mode == "randread" else "bw_bytes"]
+        return {"rate": rate, "cpu": children_cpu_seconds() - cpu, "bytes": 0 if seconds else run.size}
+
+    if why := run.why_no_fio():
+        run.results.not_measured(row, "fio", why)
+        return []
+    return [Case("fio", run.host, [Step(row, work, before=lambda _: run.raw_file())])]
+
+
+# Whole reads of the large file, cold but for `reread`
+
+def read_cases(run):
+    def cold_pass(way, directory, row, do, **job):
+        def work(turn):
+            answer = run.worker.ask(do, path=directory.large_file, check=turn.warm_up, **job)
+            return {**answer, "bytes": run.size}
+
+        return Case(way, directory, [Step(row, work, before=lambda _: directory.make_large_file_cold())])
+
+    def reread(way, directory):
+        """Three passes without making the file cold in between; the third counts."""
+        case = cold_pass(way, directory, "reread", "read")
+        step = case.steps[0]
+
+        def before(turn):
+            directory.make_large_file_cold()
+            step.work(turn)
+            step.work(turn)
+
+        case.steps = [Step("reread", step.work, before)]
+        return case
+
+    def readers(way, directory):
+        def work(turn):
+            job = {"do": "read", "path": directory.large_file, "check": turn.warm_up}
+            answer = run.worker.ask("together", jobs=[job] * 8)
+            return {**answer, "bytes": answer["amount"]}
+
+        return Case(way, directory, [Step("readers-8", work, before=lambda _: directory.make_large_file_cold())])
+
+    def whole_reads(way, directory):
+        return [cold_pass(way, directory, "read-1m", "read"),
+                cold_pass(way, directory, "read-whole", "read", call=run.size)]
+
+    cases = raw_read(run, "reference-read") + fio(run, "read-1m", "read")
+    for way, directory in compared(run):
+        cases += [*whole_reads(way, directory), cold_pass(way, directory, "mmap", "map"), reread(way, directory),
+                  readers(way, directory)]
+    cases += [cold_pass("weightfs", run.weightfs, f"aio-{depth}", "aio-read", depth=depth) for depth in (1, 32, 128)]
+    if not run.is_needed("read-1m") and not run.is_needed("read-whole"):
+        return cases
+    if not run.has_own_store:
+        run.results.not_measured("read-1m", "noverify",
+                                 "the mount was there before; in another directory the benchmark makes its own")
+        return cases
+    return cases + whole_reads("noverify", run.no_verify())
+
+
+def random_cases(run):
+    """Random reads for a fixed time: by libaio and O_DIRECT on the mount and on the raw file; on the host's filesystem
+    through the page cache, one at a time."""
+    seconds = 0.1 if run.options.quick else 1.0
+
+    def reads(way, directory, row, call, depth):
+        raw = way == "reference"
+
+        def work(turn):
+            job = run.raw_read() if raw else {"path": directory.large_file}
+            answer = run.worker.ask("random", **job, call=call, depth=depth, duration=seconds, seed=turn.seed,
+                                    check=turn.warm_up, buffered=way == "host")
+            return {**answer, "bytes": answer["amount"] * call}
+
+        return Case(way, directory, [Step(row, work, before=lambda _: run.raw_read() if raw
+                                          else directory.make_large_file_cold())])
+
+    cases = []
+    for kib in (4, 16, 64):
+        for depth in (1, 32):
+            row, call = f"random-{kib}k-{depth}", kib << 10
+            cases.append(reads("weightfs", run.weightfs, row, call, depth))
+            if run.no_raw_reads:
+                run.results.not_measured(row, "reference", run.no_raw_reads)
+            else:
+                cases.append(reads("reference", run.host, row, call, depth))
+            if depth == 1:
+                cases.append(reads("host", run.host, row, call, depth))
+            cases += fio(run, row, "randread", call, depth, seconds)
+    return cases
+
+
+def write_cases(run):
+    """A new file of the large file's size, with fsync; deleted outside the time."""
+    def new_file(way, directory, row, **job):
+        path = directory.file("written")
+
+        def work(_):
+            return {**run.worker.ask("write", path=path, **job), "bytes": run.size}
+
+        def after(turn):
+            if turn.warm_up:
+                directory.make_cold(path)
+                run.worker.ask("read", path=path, check=True, unaligned=job.get("unaligned", False))
+            directory.remove("written")
+
+        return Case(way, directory, [Step(row, work, lambda _: directory.remove("written"), after)])
+
+    cases = raw_write(run, "reference-write") + fio(run, "write-1m", "write")
+    for way, directory in compared(run):
+        cases += [new_file(way, directory, "write-1m"), new_file(way, directory, "write-whole", call=run.size),
+                  new_file(way, directory, "write-unaligned", unaligned=True),
+                  new_file(way, directory, "write-whole-unaligned", call=run.size, unaligned=True)]
+    return cases
+
+
+def small_cases(run):
+    """The life of many small files. Names and attributes are cold only where the caches of the whole machine may be
+    dropped; otherwise the rows measure what the kernel leaves to the filesystem."""
+    def life(way, directory):
+        files = {"path": directory.file("small"), "count": 200 if run.options.quick else 2000, "size": SMALL_FILE}
+
+        def step(row, do, before=nothing, after=nothing):
+            moved = files["count"] * SMALL_FILE if do == "create" else 0
+            return Step(row, lambda _: {**run.worker.ask(do, **files), "bytes": moved}, before, after)
+
+        def drop_names(_):
+            os.sync() if run.options.drop_caches else None
+            run.drop_caches()
+
+        def compare(turn):
+            if turn.warm_up:
+                run.worker.ask("read-all", **files)
+
+        return Case(way, directory, [
+            step("create", "create"), step("stat", "stat", drop_names), step("stat-again", "stat"),
+            step("list", "list", drop_names), step("list-again", "list", after=compare),
+            step("unlink", "unlink", after=lambda _: directory.sync("small"))])
+
+    return [life(way, directory) for way, directory in compared(run)]
+
+
+# Whole tensors by the client library: past the mount, by leases of the store's blocks, and the same handle on the
+# host's files; and thousands of small tensors in one commit.
+
+ALIGNMENTS = ["", "-unaligned", "-4k-pages"]
+
+
+def direct_cases(run):
+    def tensor(do, way, path, alignment, **job):
+        answer = run.worker.ask(do, path=path, direct=way == "weightfs", alignment=alignment, **job)
+        return {**answer, "bytes": run.size}
+
+    def read(way, directory, alignment):
+        return Step(f"direct-read{ALIGNMENTS[alignment]}",
+                    lambda turn: tensor("tensor-read", way, directory.large_file, alignment, check=turn.warm_up),
+                    before=lambda _: directory.make_large_file_cold())
+
+    def write(way, directory, alignment):
+        """Over the same file again and again, as a program swaps a tensor out; and as the reference does."""
+        path = directory.file("tensor")
+
+        def after(turn):
+            if turn.warm_up:
+                directory.make_cold(path)
+                run.worker.ask("read", path=path, check=True, unaligned=ALIGNMENTS[alignment] == "-unaligned")
+
+        return Step(f"direct-write{ALIGNMENTS[alignment]}",
+                    lambda _: tensor("tensor-write", way, path, alignment), after=after)
+
+    def many(way, directory):
+        """Saved under new names, loaded, and removed outside the time. On the host each is a file of its own: written
+        with an fsync, and read."""
+        count = min(200 if run.options.quick else 4000, run.size // SMALL_FILE)
+        files = {"path": directory.file("tensors"), "count": count, "size": SMALL_FILE, "durable": True}
+        save, load = ("save-many", "load-many") if way == "weightfs" else ("create", "read-all")
+        moved = {"bytes": count * SMALL_FILE}
+
+        def make_cold(_):
+            directory.make_cold(*(f"{files['path']}/{name}" for name in os.listdir(files["path"])))
+
+        return [Step("save-many", lambda _: {**run.worker.ask(save, **files), **moved}),
+                Step("load-many", lambda turn: {**run.worker.ask(load, check=turn.warm_up, **files), **moved},
+                     make_cold, after=lambda _: run.worker.ask("unlink", **files))]
+
+    cases = raw_read(run, "reference-direct-read") + raw_write(run, "reference-direct-write")
+    for do in ("read", "write"):
+        cases += fio(run, f"direct-{do}", do, aio_in_memory=True)
+    ways = dict(compared(run))
+    try:
+        tensor("tensor-write", "weightfs", run.weightfs.file("tensor"), 0)
+    except Failure as error:
+        del ways["weightfs"]
+        for row in run.rows_of("direct"):
+            run.results.not_measured(row["id"], "weightfs", str(error))
+    for way, directory in ways.items():
+        for alignment in range(len(ALIGNMENTS)):
+            cases += [Case(way, directory, [read(way, directory, alignment)]),
+                      Case(way, directory, [write(way, directory, alignment)])]
+        cases.append(Case(way, directory, many(way, directory)))
+    return cases
+
+
+def finish_direct(run):
+    for _, directory in compared(run):
+        directory.remove("tensor")
+        if os.path.isdir(directory.file("tensors")):
+            os.rmdir(directory.file("tensors"))
+
+
+# Python's libraries, and handles as DeepNVMe's, each in a process that has imported them before (clients.py). Those of
+# one group are compared with each other, in the same rounds.
+
+LIBRARIES = {"torch": [("torch", "torch-save", "torch-load")],
+             "safetensors": [("safetensors", "safetensors-save", "safetensors-load")],
+             "numpy": [("numpy", "numpy-save", "numpy-load")],
+             "handles": [("deepspeed", "deepspeed-write", "deepspeed-read"),
+                         ("weightfs", "aio-handle-write", "aio-handle-read")]}
+
+
+def find_python(options):
+    candidates = [f"{root}/bin/python" for root in (os.environ.get("VIRTUAL_ENV"), ".venv") if root]
+    return options.python or next((path for path in candidates if os.access(path, os.X_OK)), "python3")
+
+
+def start_client(run, library):
+    """The client and "", or nothing and why the library cannot be used."""
+    try:
+        client = Client(find_python(run.options), "-c", run.options.clients)
+        run.clients.append(client)
+        missing = client.ask("prepare", library=library, bytes=run.size).get("missing", "")
+    except Failure as error:
+        missing = str(error)
+    return (None, f"{missing}; --python names a Python that has {library}") if missing else (client, "")
+
+
+def library_cases(run, library, save_row, load_row):
+    client, why = start_client(run, library)
+    if why:
+        for row in (save_row, load_row):
+            run.results.not_measured(row, "weightfs", why)
+        return []
+
+    def work(do, path, check=False):
+        return {**client.ask(do, path=path, check=check), "amount": run.size, "bytes": run.size}
+
+    def save(directory):
+        def remove(_):
+            directory.remove(f"saved-{library}")
+
+        def check_and_remove(turn):
+            if turn.warm_up:
+                directory.make_cold(path)
+                work("load", path, check=True)
+            remove(turn)
+
+        path = directory.file(f"saved-{library}")
+        return Step(save_row, lambda _: work("save", path), remove, check_and_remove)
+
+    def load(directory):
+        path = directory.file(f"loaded-{library}")
+        work("save", path)
+        return Step(load_row, lambda turn: work("load", path, turn.warm_up), lambda _: directory.make_cold(path))
+
+    cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in (save, load)]
+    needed = run.size * 5 // 4
+    if (not os.access("/dev/shm", os.W_OK) or free_space("/dev/shm") < needed or
+            kernel_figure("MemAvailable") < 3 * needed):
+        run.results.not_measured(load_row, "memory", "/dev/shm has no space for the file")
+        return cases
+    memory = run.memory_directory()
+    return [*cases, Case("memory", memory, [load(memory)])]
+
+
+def python_group(name):
+    def prepare(run):
+        return [case for library in LIBRARIES[name] for case in library_cases(run, *library)]
+
+    def finish(run):
+        run.end_clients()
+        for library, *_ in LIBRARIES[name]:
+            for directory in filter(None, (run.weightfs, run.host, run.memory)):
+                directory.remove(f"loaded-{library}")
+
+    return name, prepare, finish
+
+
+# Name, cases, and what is done after them; in the order of a run.
+GROUPS = [("read", read_cases, nothing), ("random", random_cases, nothing), ("write", write_cases, nothing),
+          *(python_group(name) for name in ("torch", "safetensors", "numpy")), ("small", small_cases, nothing),
+          ("direct", direct_cases, finish_direct), python_group("handles")]

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `weightfs bench`. Lines of JSON on standard output are the progress, and at the end the outcome of --json
+or an error."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import sys
+import time
+import types
+
+from suite import cases, devices, scaling, system, verdict
+from suite.system import GIB, MIB, Client, Directory, Failure, Interrupted, Store, command, kernel_figure
+
+VERSION = 1   # of the form of --json, as in rows.cc
+GROUPS = [*cases.GROUPS, devices.GROUP]
+
+
+class Run:
+    """What the cases work with. Everything that it made is removed when `stack` is closed."""
+
+    def __init__(self, job, stack, answer):
+        self.options, self.stack, self.answer = types.SimpleNamespace(**job), stack, answer
+        self.results, self.worker, self.clients, self.memory = verdict.Results(), None, [], None
+        self.raw_ready = self.located = False
+        self.phases, self.phase, self.done = {}, None, 0   # parts of each phase of the progress; in it, 0 to 1
+        self.has_own_store = not self.options.store
+
+    def prepare(self):
+        self.host_root = self.options.host or (self.options.directory if self.has_own_store
+                                               else os.path.dirname(self.options.store))
+        self.in_memory = system.mount_of(self.host_root)[0] == "tmpfs"
+        self.size = self.choose_size()
+        self.worker = Client(self.options.program, "bench-worker")
+        if not self.options.quick:
+            self.show("warming the memory")
+        self.worker.ask("prepare", bytes=self.size, warm=not self.options.quick)
+        self.make_directories()
+        self.inspect_pool()
+
+    # What else a run needs beside three times the large file: for the small files and the store itself.
+    @property
+    def beside(self):
+        return 576 * MIB if self.options.quick else GIB
+
+    def choose_size(self):
+        memory, free, size = kernel_figure("MemAvailable"), system.free_space(self.host_root), self.options.size
+        if self.in_memory:
+            free = min(free, memory)
+        if not size:
+            most = min(2 * GIB, memory // 6, max(free - 2 * self.beside, 0) // 15)
+            size = max(min(most, 256 * MIB) if self.options.quick else most, 64 * MIB)
+            size = 1 << (size.bit_length() - 1)
+        if 0 < self.options.large_size < size:
+            raise Failure(f"--large-size {self.options.large_size // MIB}M: smaller than the big file, which has "
+                          f"{size // MIB} MiB here; give a larger one, or a smaller --size")
+        # The pool, two files of the host's, the store of the second mount; and in memory our own buffers beside them.
+        needed = (15 if self.in_memory else 9) * size + 2 * self.beside
+        if free < needed:
+            raise Failure(f"{self.host_root}: {free // MIB} MiB free, and a run with --size {size // MIB}M needs about "
+                          f"{needed // MIB}; give a smaller --size, or another directory")
+        return size
+
+    def make_directories(self):
+        self.base = self.stack.enter_context(system.scratch_directory(self.host_root))
+        self.host = Directory(self, f"{self.base}/host")
+        os.mkdir(self.host.path)
+        if self.has_own_store:
+            self.show("making a store")
+            self.store = f"{self.base}/main/store"
+            self.weightfs = self.stack.enter_context(Store(self, "main", 3 * self.size + self.beside))
+            if not self.options.quick:
+                self.write_over_pool()
+        else:
+            self.store = self.options.store
+            daemon = system.daemon_of(self.store)
+            path = self.stack.enter_context(system.scratch_directory(self.options.directory))
+            self.weightfs = Directory(self, path, daemon)
+
+    def write_over_pool(self):
+        """Disks below a hypervisor, and thin ones, take the first data at a location at a third of the speed of the
+        next; the zeros of a new pool are no data to them."""
+        self.show("writing over the store once")
+        left, names = 64 * MIB, []   # left for what a full store still needs
+        while (free := system.free_space(self.weightfs.path)) > left + MIB:
+            names.append(f"over-{len(names)}")
+            self.worker.ask("write", path=self.weightfs.file(names[-1]),
+                            size=min(self.size, (free - left) // MIB * MIB))
+        for name in names:
+            self.weightfs.remove(name)
+
+    def inspect_pool(self):
+        """Where the pool is a block device, the reference reads the very blocks of the large file on it."""
+        described = json.loads(command(self.options.program, "info", self.store, "--json"))["devices"]
+        paths = [os.path.join(self.store, device["path"]) for device in described]
+        self.pool_device = self.no_raw_reads = self.no_raw_writes = ""
+        if not any(stat.S_ISBLK(os.stat(path).st_mode) for path in paths):
+            return
+        self.no_raw_writes = "the pool is a block device, and writing to it would destroy the store"
+        if len(paths) > 1:
+            self.no_raw_reads = "the pool has several devices; the reference knows one"
+        elif not os.access(paths[0], os.R_OK):
+            self.no_raw_reads = f"{paths[0]}: may not be read: Permission denied"
+        else:
+            self.pool_device, self.in_memory = paths[0], False
+
+    def raw_file(self):
+        """The file of the reference, made when it is missing."""
+        path = self.host.file("raw")
+        if not self.raw_ready:
+            self.show("writing the reference's file")
+            self.worker.ask("raw-file", path=path)
+            self.raw_ready = True
+        return path
+
+    def forget_raw_file(self):
+        self.raw_ready = False
+
+    def raw_read(self):
+        """The job of the reference's reads."""
+        if not self.pool_device:
+            return {"path": self.raw_file()}
+        if not self.located:
+            self.weightfs.make_large_file_cold()
+            self.worker.ask("locate", path=self.weightfs.large_file)
+            self.located = True
+        return {"path": self.pool_device, "located": True}
+
+    def no_verify(self):
+        """A second mount, of a store of its own, that checks no checksums."""
+        self.show("making a second store, mounted without verification")
+        return self.stack.enter_context(Store(self, "noverify", self.size + self.beside, extra_options="noverify"))
+
+    def memory_directory(self):
+        if self.memory is None:
+            path = self.stack.enter_context(system.scratch_directory("/dev/shm", "weightfs-bench-memory"))
+            self.memory = Directory(self, path)
+        return self.memory
+
+    def drop_caches(self):
+        if self.options.drop_caches:
+            system.write_text("/proc/sys/vm/drop_caches", "3")
+
+    def why_no_fio(self):
+        if shutil.which("fio") is None:
+            return "fio is not installed"
+        return self.no_raw_writes and "the pool is a block device, and fio knows nothing of where its file lies"
+
+    def end_clients(self):
+        while self.clients:
+            self.clients.pop().end()
+
+    def end_processes(self):
+        self.end_clients()
+        if self.worker:
+            self.worker.end()
+
+    # Rows
+
+    def rows_of(self, group):
+        return [row for row in self.options.rows if row["group"] == group]
+
+    def is_needed(self, name):
+        """True where the row, or a row that has it as its reference, is selected."""
+        return any(name in (row["id"], row.get("reference")) and verdict.is_selected(row, self.options.only)
+                   for row in self.options.rows)
+
+    # Progress: phases, each with a number of parts
+
+    def plan(self):
+        parts = {name: 100 * (self.options.rounds + 1) * sum(self.is_needed(row["id"]) for row in self.rows_of(name))
+                 for name, *_ in GROUPS}
+        # A curve takes about as long as so many rows.
+        self.phases = parts | {name: 500 * (self.options.rounds + 1) for name in scaling.selected_curves(self)}
+
+    def start_phase(self, name):
+        self.phase, self.done = name, 0
+
+    def show(self, step, done=None):
+        """Shows the step under way, and how much of the phase is done; without that it stays as it was."""
+        self.done = self.done if done is None else done
+        names = list(self.phases)
+        before = sum(self.phases[name] for name in names[:names.index(self.phase)]) if self.phase else 0
+        # The preparations have no total, and no part in the rate of what follows.
+        self.answer({"step": step, "done": int(before + self.phases.get(self.phase, 0) * self.done),
+                     "total": sum(self.phases.values()), "pass": 2 if self.phases else 1})
+
+
+def measure(run, case, step, turn):
+    step.before(turn)
+    counters, cpu, begin = case.directory.counters(), case.directory.cpu_seconds(), time.monotonic()
+    answer = {"seconds": None, **step.work(turn)}
+    seconds = answer["seconds"] or time.monotonic() - begin
+    sample = {"rate": answer.get("rate") or answer["amount"] / seconds, "seconds": seconds, "bytes": answer["bytes"],
+              "client_cpu_seconds": answer["cpu"], "daemon_cpu_seconds": case.directory.cpu_seconds() - cpu}
+    if counters:
+        sample["device_read_bytes"] = case.directory.counters()["device_read_bytes"] - counters["device_read_bytes"]
+    step.after(turn)
+    if not turn.warm_up:
+        run.results.add(step.row, case.way, sample)
+
+
+def run_group(run, chance, name, prepare, finish):
+    """Each round runs every case once, in an order shuffled anew; the first warms up and does not count."""
+    if not run.phases[name]:
+        return
+    run.start_phase(name)
+    run.show(f"{name}: preparing")
+    needed = [case for case in prepare(run) if any(run.is_needed(step.row) for step in case.steps)]
+    rounds = run.options.rounds
+    for turn in range(rounds + 1):
+        title = f"round {turn} of {rounds}" if turn else "warming up"
+        chance.shuffle(needed)
+        for at, case in enumerate(needed):
+            run.show(f"{name}: {title}, {case.steps[0].row}", (turn * len(needed) + at) / (rounds + 1) / len(needed))
+            for step in case.steps:
+                try:
+                    measure(run, case, step, cases.Turn(turn == 0, chance.getrandbits(64)))
+                except (Failure, OSError) as error:
+                    raise Failure(f"{step.row}, {case.way}: {error}") from error
+    finish(run)
+
+
+def idle_cpu(run):
+    """The processor time of the daemon while it has no requests: seconds a second."""
+    time.sleep(0.2 if run.options.quick else 1.5)   # commits that are still due end first
+    before, begin = run.weightfs.cpu_seconds(), time.monotonic()
+    time.sleep(0.2 if run.options.quick else 2)
+    return (run.weightfs.cpu_seconds() - before) / (time.monotonic() - begin)
+
+
+def measure_all(run):
+    times, chance = system.ProcessorTimes(), random.Random(run.options.seed)
+    daemon = run.weightfs.daemon
+    with contextlib.suppress(OSError):   # where this fails, the peak is that since the mount
+        system.write_text(f"/proc/{daemon}/clear_refs", "5")
+    run.plan()
+    for group in GROUPS:
+        run_group(run, chance, *group)
+    curves = scaling.measure_scaling(run)
+    run.show("idle")
+    idle, capacity = idle_cpu(run), run.weightfs.counters().get("buffer_capacity", 0)
+    noise = {**verdict.noise_of(run.results), "load_average": os.getloadavg()[0], "steal": times.steal_since()}
+    return {"version": VERSION, "facts": system.facts(run), "seed": run.options.seed, "size_bytes": run.size,
+            "rounds": run.options.rounds, "in_memory": run.in_memory, "noise": noise,
+            "daemon": {"idle_cpu": idle, "memory_limit_bytes": capacity and capacity + 64 * MIB,
+                       "memory_peak_bytes": kernel_figure("VmHWM", daemon),
+                       "memory_now_bytes": kernel_figure("VmRSS", daemon)},
+            "rows": [verdict.judge(row, run.results, run.in_memory, run.size) for row in run.options.rows
+                     if verdict.is_selected(row, run.options.only)],
+            "curves": curves}
+
+
+def main(job):
+    def answer(line):
+        text = (json.dumps(line) + "\n").encode()
+        while text:
+            text = text[os.write(answers, text):]
+
+    # What a library prints must not be taken for an answer.
+    answers = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    signal.signal(signal.SIGTERM, system.on_sigterm)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with contextlib.ExitStack() as stack:
+            run = Run(job, stack, answer)
+            try:
+                run.prepare()
+                line = {"outcome": measure_all(run)}
+                run.show("cleaning up")
+            finally:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                run.end_processes()   # first: they may be at work on a mount
+    except Interrupted:
+        line = {"error": "interrupted; what the benchmark made is removed"}
+    except (Failure, OSError) as error:
+        name = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
+        line = {"error": name}
+    with contextlib.suppress(OSError):   # nobody listens when the command was killed
+        answer(line)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine, processes, and the directories that files are measured in."""
+
+import contextlib
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Failure(Exception):
+    """What ends a run: one full line."""
+
+
+class Impossible(Failure):
+    """What the machine or the user cannot do; only some rows need it."""
+
+
+class Interrupted(BaseException):
+    """SIGTERM: the user asked to stop, or the command that started us is gone."""
+
+
+def on_sigterm(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)   # what follows cleans up
+    raise Interrupted
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Holds SIGTERM back: around making what has to be undone, and undoing it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def read_text(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def write_text(path, text):
+    with open(path, "w", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+def command(*words, cgroup=None):
+    """Runs a program to its end, and returns its output. It gets no signal of the terminal."""
+    enter = (lambda: write_text(f"{cgroup}/cgroup.procs", "0")) if cgroup else None
+    try:
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True, errors="replace", start_new_session=True, preexec_fn=enter)
+    except OSError as error:
+        raise Failure(f"{words[0]}: {error.strerror}") from error
+    try:
+        out, err = process.communicate()
+    except BaseException:
+        process.terminate()   # and wait: weightfs mount takes back what it began
+        process.communicate()
+        raise
+    if process.returncode:
+        line = ((err or out).strip() or "it printed nothing").splitlines()[-1]
+        raise Failure(f"'{' '.join(words)}' failed: {line}")
+    return out
+
+
+class Client:
+    """A process that answers each line of JSON with one, and has imported or prepared before what it needs."""
+
+    def __init__(self, *words):
+        self.name = words[0]
+        try:
+            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                            start_new_session=True)
+        except OSError as error:
+            raise Failure(f"{self.name}: {error.strerror}") from error
+
+    def ask(self, do, **job):
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **job}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise Failure(f"{self.name} ended; what it printed above says why")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failure(answer["error"])
+        return answer
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+# The machine
+
+def kernel_figure(name, pid=None):
+    """One "Name:   123 kB" of /proc/meminfo, or of a process, in bytes."""
+    for line in read_text(f"/proc/{pid}/status" if pid else "/proc/meminfo").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def cpu_seconds(pid):
+    """User and system time of a process; 0 when it is gone."""
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0
+
+
+def children_cpu_seconds():
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+class ProcessorTimes:
+    """The time of all processors together, as of its making."""
+
+    def __init__(self):
+        # user nice system idle iowait irq softirq steal; what follows is counted in user already
+        ticks = [int(field) for field in read_text("/proc/stat").split(None, 9)[1:9]]
+        self.total, self.idle, self.steal = sum(ticks), ticks[3] + ticks[4], ticks[7]
+
+    def part_since(self, of):
+        now = ProcessorTimes()
+        total = now.total - self.total
+        return of(now) / total if total else 0
+
+    def steal_since(self):
+        return self.part_since(lambda now: now.steal - self.steal)
+
+    def busy_since(self):
+        return self.part_since(lambda now: now.total - self.total - (now.idle - self.idle))
+
+
+def free_space(path):
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def mount_of(path):
+    """Type and source of the filesystem that a path lies on: those of the longest mount point that leads to it."""
+    best = ("", "unknown", "unknown")
+    for line in read_text("/proc/self/mounts").splitlines():
+        source, point, kind = (word.encode().decode("unicode_escape") for word in line.split()[:3])
+        if f"{os.path.realpath(path)}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best[0]):
+            best = (point, kind, source)
+    return best[1:]
+
+
+def gives_memory_back():
+    """A guest that reports free memory to its host (VIRTIO_BALLOON_F_REPORTING), which then takes it back: such memory
+    costs a fault in the host when it is touched again."""
+    balloon, reporting = "0x0005", 5
+    devices = [f"/sys/bus/virtio/devices/{name}" for name in
+               (os.listdir("/sys/bus/virtio/devices") if os.path.isdir("/sys/bus/virtio/devices") else [])]
+    return any(read_text(f"{device}/device").strip() == balloon and
+               read_text(f"{device}/features")[reporting:reporting + 1] == "1" for device in devices)
+
+
+def size_text(size):
+    """"8.0 GiB", "512 B": three digits at most."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    step = 0
+    while size >= 1024 and step < len(units) - 1:
+        size, step = size / 1024, step + 1
+    return f"{size:.1f} {units[step]}" if step and size < 100 else f"{size:.0f} {units[step]}"
+
+
+def facts(run):
+    options = run.options
+    models = [line.split(": ", 1)[1] for line in read_text("/proc/cpuinfo").splitlines()
+              if line.startswith("model name")]
+    pages = read_text("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
+    words = [f"--size {run.size // MIB}M --rounds {options.rounds} --seed {options.seed}"]
+    words += ["--quick"] * options.quick + ["--drop-caches"] * options.drop_caches
+    words += [f"--scaling --files {options.many_files}"] * options.scaling
+    words += [f"--large-size {options.large_size // MIB}M"] * (options.large_size > 0)
+    words += [f"--only {row}" for row in options.only]
+    return {"weightfs": options.version,
+            "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            "kernel": f"{platform.system()} {platform.release()}",
+            "processors": f"{os.cpu_count()} × {models[0] if models else 'unknown'}",
+            "memory": size_text(kernel_figure("MemTotal")),
+            "free memory": ("goes back to the host machine: slow when touched again" if gives_memory_back()
+                            else "is kept"),
+            "huge pages": pages or "unknown",
+            "host's filesystem": "{} on {}".format(*mount_of(run.host.path)),
+            "store": options.store or "made for this run",
+            "mount options": options.mount_options or "defaults",
+            "size of the file": size_text(run.size),
+            "run": " ".join(words)}
+
+
+# Directories
+
+class Directory:
+    """Where files are measured: in a mount of weightfs (`daemon` is its process), or on the host's filesystem."""
+
+    def __init__(self, run, path, daemon=None):
+        self.run, self.path, self.daemon = run, path, daemon
+
+    def file(self, name):
+        return f"{self.path}/{name}"
+
+    @property
+    def large_file(self):
+        return self.file("big")
+
+    def cpu_seconds(self):
+        return cpu_seconds(self.daemon) if self.daemon else 0
+
+    def counters(self):
+        return self.run.worker.ask("counters", path=self.path) if self.daemon else {}
+
+    def make_cold(self, *paths):
+        """Writes the dirty data of files, and drops the kernel's pages and the daemon's chunks of them."""
+        self.run.worker.ask("cold", paths=paths, on_mount=self.daemon is not None)
+        self.run.drop_caches()
+
+    def make_large_file_cold(self):
+        if not os.path.exists(self.large_file) or os.path.getsize(self.large_file) != self.run.size:
+            self.run.show("writing the big file")
+            self.run.worker.ask("write", path=self.large_file)
+        self.make_cold(self.large_file)
+
+    def remove(self, name):
+        """Deletes a file, where there is one, and waits until the filesystem is done with it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.file(name))
+        self.sync()
+
+    def sync(self, name="."):
+        descriptor = os.open(self.file(name), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def scratch_directory(parent, name="weightfs-bench"):
+    """A new directory of this process; removed at the end with all in it."""
+    path, made = f"{parent}/{name}-{os.getpid()}", False
+    try:
+        with uninterrupted():
+            os.mkdir(path, 0o755)
+            made = True
+        yield path
+    finally:
+        # Never through a mount that could not be unmounted.
+        if made and f" {path}/" not in read_text("/proc/self/mounts"):
+            with uninterrupted():
+                shutil.rmtree(path)
+
+
+def daemon_of(store):
+    """The process that serves a store, from its lock file."""
+    descriptor = os.open(f"{store}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, encoding="ascii", errors="replace") as stream:
+        pid = (stream.read(32).split() or ["0"])[0]
+    if not pid.isdigit() or not os.path.exists(f"/proc/{pid}/stat"):
+        raise Failure(f"{store}: no process serves this store here")
+    return int(pid)
+
+
+class Store:
+    """A store made and mounted below the scratch directory; unmounted and deleted by its end."""
+
+    def __init__(self, run, name, size=0, devices=(), extra_options="", cgroup=None):
+        self.run, self.path, self.cgroup = run, f"{run.base}/{name}", cgroup
+        self.mount = f"{self.path}/mount"
+        self.format_words = [word for device in devices for word in ("--device", device)] or ["--size", str(size)]
+        self.options = ",".join(filter(None, (run.options.mount_options, extra_options)))
+
+    def __enter__(self):
+        os.mkdir(self.path)
+        os.mkdir(self.mount)
+        try:
+            command(self.run.options.program, "format", f"{self.path}/store", *self.format_words)
+            return self.mount_it()
+        except BaseException as error:
+            self.__exit__(error)
+            raise
+
+    def mount_it(self):
+        words = [self.run.options.program, "mount", f"{self.path}/store", self.mount]
+        command(*words, *(("-o", self.options) if self.options else ()), cgroup=self.cgroup)
+        return Directory(self.run, self.mount, daemon_of(f"{self.path}/store"))
+
+    def unmount(self):
+        command(self.run.options.program, "umount", self.mount)
+
+    def __exit__(self, error, *_):
+        # A mount that never came to be is no failure; one that stays keeps its store.
+        with uninterrupted():
+            if error is not None:
+                self.run.end_processes()   # they may be at work on the mount
+            with contextlib.suppress(Failure):
+                self.unmount()
+            try:
+                os.rmdir(self.mount)
+            except OSError:
+                self.unmount()   # says why
+                raise
+            shutil.rmtree(self.path)

@@ -46,6 +46,7 @@ BlockCount File::BlocksWithoutSpace(FileBlock first, FileBlock end) const {
 
 void File::PlanSpace(FileBlock first, FileBlock end, WritePlan* plan) const {
   plan->blocks_ += BlocksWithoutSpace(first, end);
+  if (plan->blocks_.value == 0) return;  // Dirty blocks over unwritten extents are counted below and need no space.
   const BlockCount wanted = dirty_.dirty() + plan->blocks_;
   const BlockCount held = reservation_.held() + plan->supplies_.space.held();
   plan->needs_.space = held < wanted ? wanted - held : BlockCount{};

@@ -61,6 +61,24 @@ TEST_F(FileTest, PlansOfZerosLeaveHolesAlone) {
   EXPECT_FALSE(plan.needs().privileged);
 }
 
+TEST_F(FileTest, BlocksOverUnwrittenExtentsNeedNoSpace) {
+  SpaceReservation all, some;
+  ASSERT_TRUE(rig_.space().Reserve(&some, BlockCount{8}));
+  SpaceManager::Request request;
+  request.ino = inode_->id;
+  request.count = BlockCount{8};
+  const auto runs = rig_.space().Allocate(request, &some).value();
+  ASSERT_TRUE(rig_.space().Reserve(&all, TestFileServices::kBlocks - BlockCount{8}, /*privileged=*/true));
+  {
+    MutexLock lock(inode_->mutex);
+    inode_->file->MapUnwritten(FileBlock{0}, runs);
+  }
+  rig_.Write(inode_, 0, Pattern(1, 3 * kBlockSize));
+  EXPECT_EQ(NeedsOfCopy(2 * kBlockSize, 4 * kBlockSize).space.value, 0U);
+  EXPECT_EQ(NeedsOfCopy(7 * kBlockSize, 2 * kBlockSize).space.value, 1U + 3U)
+      << "dirty blocks count where any is short";
+}
+
 TEST_F(FileTest, WritebackTakesTheWholeBufferAndReservedSpace) {
   const BlockCount free = rig_.space().Statistics({}).free;
   rig_.Write(inode_, 0, Pattern(1, 8 * kBlockSize));

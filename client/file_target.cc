@@ -4,13 +4,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
-#include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -58,7 +56,7 @@ class OpenFile : public Target {
 
   const std::string& path() const override { return options_.path; }
   Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
-  Alignment alignment() const override { return alignment_; }
+  DirectAlignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
   IoResult<uint64_t> Prepare() override;
   void TakeNothingBack() override { keeps_ = !options_.atomic; }  // A temporary file is its own.
@@ -102,7 +100,7 @@ class OpenFile : public Target {
   Descriptor direct_;
   mutable Mutex mutex_;          // for Buffered(), which several threads call
   mutable Descriptor buffered_;  // opened late, when the first partial block asks for it
-  Alignment alignment_;
+  DirectAlignment alignment_;
 };
 
 OpenFile::~OpenFile() {
@@ -307,7 +305,7 @@ IoResult<uint64_t> OpenFile::Prepare() {
 }
 
 IoResult<void> OpenFile::LearnAlignment() {
-  if (const auto alignment = DirectAlignment(direct_.get())) {
+  if (const auto alignment = QueryDirectAlignment(direct_.get())) {
     alignment_ = *alignment;
     // Less than a page is for the page cache. A direct write beside another transfer that has the rest of its page
     // there cannot drop the page: what it keeps is stale for ever, and the next fsync fails. Files in memory have no
@@ -420,19 +418,6 @@ void OpenFile::TakeBack() {
 }
 
 }  // namespace
-
-std::optional<Target::Alignment> DirectAlignment(int descriptor) {
-  struct statx answer {};
-  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 || (answer.stx_mask & STATX_DIOALIGN) == 0) {
-    // Where files are memory, the kernel copies, whatever was asked for, and from any address.
-    if (FilesystemOf(descriptor) == TMPFS_MAGIC) return Target::Alignment{1, 1};
-    return Target::Alignment{};  // an older kernel, or a filesystem that does not say: a page serves all of them
-  }
-  if (!std::has_single_bit(answer.stx_dio_mem_align) || !std::has_single_bit(answer.stx_dio_offset_align)) {
-    return std::nullopt;
-  }
-  return Target::Alignment{answer.stx_dio_offset_align, answer.stx_dio_mem_align};
-}
 
 IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
   return {ENODATA,

@@ -39,7 +39,7 @@ enum class Direct : unsigned char {
 struct HandleOptions {
   uint64_t block_size = 1 << 20;      // bytes of one transfer; less than the device's block counts as one block
   unsigned queue_depth = 128;         // transfers in the kernel at once, for each of the intra_op_parallelism rings
-  bool single_submit = false;         // each transfer in an io_submit of its own
+  bool single_submit = false;         // each transfer in a system call of its own
   bool overlap_events = false;        // refill after each completion; else in batches of queue_depth
   unsigned intra_op_parallelism = 1;  // slices that an operation is cut into, each with a thread and a ring
   Direct direct = Direct::kAuto;

@@ -19,7 +19,7 @@ class AbsentTarget : public Target {
 
   const std::string& path() const override { return absent_.path; }
   Run Locate(uint64_t offset, uint64_t length) const override { return {.offset = offset, .length = length}; }
-  Alignment alignment() const override { return {}; }
+  DirectAlignment alignment() const override { return {}; }
   int Buffered(int* error_number) const override {
     *error_number = absent_.error_number;
     return -1;
@@ -44,7 +44,7 @@ class LateTarget : public Target {
 
   const std::string& path() const override { return path_; }
   Run Locate(uint64_t offset, uint64_t length) const override { return used().Locate(offset, length); }
-  Alignment alignment() const override { return used().alignment(); }
+  DirectAlignment alignment() const override { return used().alignment(); }
   int any() const override { return used().any(); }
   int Buffered(int* error_number) const override { return used().Buffered(error_number); }
   IoResult<uint64_t> Size() const override { return used().Size(); }

@@ -26,7 +26,7 @@ class LeasedFile : public Target {
 
   const std::string& path() const override { return file_->path(); }
   Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
-  Alignment alignment() const override { return blocks_.alignment(); }
+  DirectAlignment alignment() const override { return blocks_.alignment(); }
   int any() const override { return file_->any(); }
   int Buffered(int* error_number) const override { return file_->Buffered(error_number); }
   IoResult<uint64_t> Size() const override { return file_->Size(); }

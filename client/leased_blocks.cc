@@ -41,7 +41,7 @@ IoResult<void> LeasedBlocks::Reset(uint64_t first, uint64_t count) {
 void LeasedBlocks::Adopt(std::vector<Descriptor> devices) {
   devices_ = std::move(devices);
   for (const auto& device : devices_) {
-    const auto alignment = DirectAlignment(device.get()).value_or(Target::Alignment{});
+    const auto alignment = QueryDirectAlignment(device.get()).value_or(DirectAlignment{});
     alignment_.memory = std::max(alignment_.memory, alignment.memory);
   }
 }

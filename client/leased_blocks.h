@@ -39,7 +39,7 @@ class LeasedBlocks {
 
   // As Target has them.
   Target::Run Locate(uint64_t offset, uint64_t length) const;
-  Target::Alignment alignment() const { return alignment_; }
+  DirectAlignment alignment() const { return alignment_; }
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const;
 
   struct Damage {
@@ -62,7 +62,7 @@ class LeasedBlocks {
   uint64_t count_ = 0;
   std::unique_ptr<uint32_t[]> checksums_;
   std::vector<Descriptor> devices_;
-  Target::Alignment alignment_{.offset = 4096, .memory = 1};
+  DirectAlignment alignment_{.offset = 4096, .memory = 1};
   std::vector<Run> runs_;
 };
 

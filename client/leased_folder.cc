@@ -28,7 +28,7 @@ class LeasedFiles : public Target {
 
   const std::string& path() const override { return folder_->path(); }
   Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
-  Alignment alignment() const override { return blocks_.alignment(); }
+  DirectAlignment alignment() const override { return blocks_.alignment(); }
   int Buffered(int* error_number) const override {
     *error_number = EOPNOTSUPP;  // no one file has these bytes
     return -1;

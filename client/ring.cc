@@ -5,10 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -30,9 +29,6 @@ constexpr unsigned kShortLooks = 256;
 constexpr auto kLongLookPause = std::chrono::microseconds(200);
 // The longest time in which a ring that only waits for cuFile does not see what was queued meanwhile.
 constexpr auto kTransferPause = std::chrono::milliseconds(1);
-
-constexpr auto kRetryPause = std::chrono::milliseconds(1);
-constexpr unsigned kMaxRefusals = 10'000;  // ten seconds in which the kernel takes nothing
 
 // Small transfers go to the kernel together, as many as have this size or this number.
 constexpr uint64_t kGroupSize = 1 << 20;
@@ -69,10 +65,17 @@ IoResult<std::shared_ptr<Ring>> Ring::Create(const RingOptions& options) {
 }
 
 IoResult<void> Ring::Start(const std::shared_ptr<Ring>& self) {
-  ASSIGN_OR_RETURN(context_, AioContext::Create(options_.queue_depth, options_.rings));
-  pieces_.resize(context_->slots());
-  events_.resize(context_->depth());
-  for (unsigned slot = context_->slots(); slot > 0; --slot) free_.push_back(slot - 1);
+  auto io = IoRing::Create({.depth = options_.queue_depth, .may_shrink = true});
+  if (!io.has_value()) {
+    return IoError{
+        io.error().error_number,
+        fmt::format("{}; this handle wants {} ({} threads with a queue_depth of {}): want fewer, or close "
+                    "other handles",
+                    io.error().what, options_.rings * options_.queue_depth, options_.rings, options_.queue_depth)};
+  }
+  io_ = std::move(*io);
+  pieces_.resize(size_t{2} * io_->depth());
+  for (size_t slot = pieces_.size(); slot > 0; --slot) free_.push_back(static_cast<unsigned>(slot - 1));
   // The thread keeps the ring alive: Stop may be called on it.
   ASSIGN_OR_RETURN(thread_, StartIoThread([self] { self->Run(); }));
   return {};
@@ -139,7 +142,7 @@ void Ring::Run() {
   lock.Unlock();
   // Here and not in the destructor: the kernel takes tens of milliseconds, and so all rings of a handle spend
   // them at once.
-  context_.reset();
+  io_.reset();
   device_.Close();
 }
 
@@ -162,7 +165,7 @@ void Ring::Drive(const Operation* until, std::chrono::nanoseconds limit) {
       buffered_.pop_front();
       TransferBuffered(slot);
     }
-    Reap(until != nullptr ? std::optional(limit) : std::nullopt);
+    AwaitProgress(until != nullptr ? std::optional(limit) : std::nullopt);
   }
 }
 
@@ -180,9 +183,8 @@ void Ring::TakeQueued() {
 }
 
 void Ring::Fill() {
-  if (in_kernel_ == 0 && landed_.empty()) batch_left_ = context_->depth();
   // Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache.
-  bool at_once = in_kernel_ == 0 && landed_.empty();
+  bool at_once = io_->in_kernel() == 0 && reaped_.empty();
   while (!cutting_.empty()) {
     Slice& slice = cutting_.front();
     if (slice.operation->stopped()) slice.next = slice.end;
@@ -204,11 +206,11 @@ void Ring::Fill() {
     if (leased_write) {
       SubmitGroup();
       // Where files are memory it has ended by now, and the next copy finds its buffer in the cache.
-      if (landed_.empty()) Land(0, std::chrono::nanoseconds(0));
+      if (reaped_.empty()) Reap(0, std::chrono::nanoseconds(0));
       HandleOne();
     } else if (at_once) {
       SubmitReady();
-      Land(0, std::chrono::nanoseconds(0));
+      Reap(0, std::chrono::nanoseconds(0));
       at_once = HandleOne();
     }
   }
@@ -220,10 +222,10 @@ void Ring::Fill() {
 // report nothing until all it had has ended, and stands still then.
 void Ring::SubmitGroup() {
   const uint64_t group = std::clamp<uint64_t>(kGroupSize / options_.block_size, 1, kGroup);
-  if (leased_pieces_ == 0 || ready_.size() >= group) return SubmitReady();
-  if (ready_.empty()) return;
-  Land(0, std::chrono::nanoseconds(0));
-  if (in_kernel_ < 2 * group) SubmitReady();
+  if (leased_pieces_ == 0 || io_->queued() >= group) return SubmitReady();
+  if (io_->queued() == 0) return;
+  Reap(0, std::chrono::nanoseconds(0));
+  if (io_->in_kernel() < 2 * group) SubmitReady();
 }
 
 bool Ring::Ready(Operation& operation) {
@@ -274,102 +276,64 @@ void Ring::WriteEdges(Operation& operation) {
 }
 
 void Ring::PrepareDirect(unsigned slot) {
-  const Piece& piece = pieces_[slot];
-  context_->Prepare(slot, {.write = piece.slice->operation->direction() == Direction::kWrite,
-                           .descriptor = piece.descriptor,
-                           .data = piece.data + piece.done,
-                           .size = piece.transfer - piece.done,
-                           .offset = piece.offset + piece.done});
-  ready_.push_back(slot);
+  Piece& piece = pieces_[slot];
+  const Operation& operation = *piece.slice->operation;
+  const IoRing::Transfer transfer{.write = operation.direction() == Direction::kWrite,
+                                  .descriptor = piece.descriptor,
+                                  .data = piece.data + piece.done,
+                                  .size = piece.transfer - piece.done,
+                                  .offset = piece.offset + piece.done,
+                                  .unit = operation.target().alignment().offset,
+                                  .owner = &piece};
+  io_->Queue({&transfer, 1});
 }
 
 void Ring::SubmitReady() {
-  std::erase_if(ready_, [this](unsigned slot) {
-    const bool stopped = pieces_[slot].slice->operation->stopped();
-    if (stopped) Release(slot);
-    return stopped;
-  });
-  while (!ready_.empty()) {
-    const size_t room = std::min(context_->depth() - in_kernel_, options_.overlap_events ? SIZE_MAX : batch_left_);
-    const size_t count = std::min(room, options_.single_submit ? 1 : ready_.size());
-    if (count == 0) return;
-    const int rc = context_->Submit(std::span(ready_).first(count));
-    if (rc > 0) {
-      in_kernel_ += static_cast<size_t>(rc);
-      batch_left_ -= std::min(batch_left_, static_cast<size_t>(rc));
-      ready_.erase(ready_.begin(), ready_.begin() + rc);
-      refusals_ = 0;
-      continue;
-    }
-    if (rc == -EINTR) continue;
-    const bool for_now = rc == 0 || rc == -EAGAIN;
-    // The next completion makes room.
-    if (for_now && in_kernel_ > 0) return;
-    if (for_now && ++refusals_ < kMaxRefusals) {
-      std::this_thread::sleep_for(kRetryPause);
-      continue;
-    }
-    OnRefusal(for_now ? EAGAIN : -rc);
-  }
+  const auto stopped = [](void* owner) { return static_cast<Piece*>(owner)->slice->operation->stopped(); };
+  for (void* owner : io_->Withdraw(stopped)) Release(SlotOf(owner));
+  if (io_->in_kernel() == 0 && reaped_.empty()) batch_left_ = io_->depth();
+  const size_t sent =
+      io_->Submit(options_.overlap_events ? SIZE_MAX : batch_left_, options_.single_submit ? 1 : IoRing::kMaxBatch);
+  batch_left_ -= std::min(batch_left_, sent);
 }
 
-// The error is about the first transfer alone.
-void Ring::OnRefusal(int error_number) {
-  const unsigned slot = ready_.front();
-  ready_.erase(ready_.begin());
-  refusals_ = 0;
-  if (error_number != EINVAL) return FailPiece(slot, error_number);
-  GoBuffered(slot, error_number);
-}
-
-void Ring::Reap(std::optional<std::chrono::nanoseconds> limit) {
-  const bool others = CollectFromDevice() || !buffered_.empty() || !landed_.empty();
-  if (!others && in_kernel_ == 0 && device_.idle() && held_.empty()) return;
-  auto patience = limit;
-  if (!device_.idle() || !held_.empty()) patience = PauseAfter(looks_);
-  if (others) patience = std::chrono::nanoseconds(0);
-  Land(others ? 0 : 1, patience);
+void Ring::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
+  const bool others = CollectFromDevice() || !buffered_.empty() || !reaped_.empty();
+  if (!others && io_->idle() && device_.idle() && held_.empty()) return;
+  auto timeout = limit;
+  if (!device_.idle() || !held_.empty()) timeout = PauseAfter(looks_);
+  if (others) timeout = std::chrono::nanoseconds(0);
+  Reap(others ? 0 : 1, timeout);
   SubmitReady();
   // One at a time where each costs time: the next transfer begins before the next copy does.
-  for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : landed_.size(); left > 0 && HandleOne(); --left) {
+  for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : reaped_.size(); left > 0 && HandleOne(); --left) {
   }
 }
 
-// Takes from the kernel what has ended, without handling it.
-void Ring::Land(size_t minimum, std::optional<std::chrono::nanoseconds> patience) {
-  const int rc = context_->Wait(minimum, events_, patience);
-  if (rc < 0 && rc != -EINTR) {
-    // Only a context that is not ours fails so; without events no operation would ever end.
-    std::fprintf(stderr, "weightfs: io_getevents failed: %s\n", std::strerror(-rc));
-    std::abort();
-  }
-  if (rc <= 0) return;
-  in_kernel_ -= static_cast<size_t>(rc);
-  landed_.insert(landed_.end(), events_.begin(), events_.begin() + rc);
+void Ring::Reap(size_t minimum, std::optional<std::chrono::nanoseconds> timeout) {
+  std::array<IoRing::Completion, IoRing::kMaxBatch> completions;
+  const size_t count = io_->Reap(completions, minimum, timeout);
+  reaped_.insert(reaped_.end(), completions.begin(), completions.begin() + count);
 }
 
 bool Ring::HandleOne() {
-  if (landed_.empty()) return false;
-  const AioContext::Event event = landed_.front();
-  landed_.pop_front();
-  OnEvent(event.slot, event.result);
+  if (reaped_.empty()) return false;
+  const IoRing::Completion completion = reaped_.front();
+  reaped_.pop_front();
+  OnCompletion(completion);
   return true;
 }
 
-void Ring::OnEvent(unsigned slot, int64_t result) {
+void Ring::OnCompletion(const IoRing::Completion& completion) {
+  const unsigned slot = SlotOf(completion.owner);
   Piece& piece = pieces_[slot];
-  Operation& operation = *piece.slice->operation;
-  if (result == -EINVAL || result == -EAGAIN || result == -EINTR) return GoBuffered(slot, static_cast<int>(-result));
-  if (result < 0) return FailPiece(slot, static_cast<int>(-result));
-  piece.done += static_cast<uint64_t>(result);
+  const int error_number = completion.error_number;
+  piece.done += completion.done;
+  if (error_number == EINVAL || error_number == EAGAIN || error_number == EINTR) return GoBuffered(slot, error_number);
+  if (error_number != 0) return FailPiece(slot, error_number);
   if (piece.done >= piece.transfer) return Succeed(slot);
-  // Short. Whole blocks go on as they began; the end of a file, and the reason for a short write, the other
-  // way shows.
-  if (result > 0 && piece.done % operation.target().alignment().offset == 0 && !operation.stopped()) {
-    PrepareDirect(slot);
-  } else {
-    GoBuffered(slot, EIO);
-  }
+  // Short: the buffered descriptor shows the end of the file, and the reason for a short write.
+  GoBuffered(slot, EIO);
 }
 
 // What O_DIRECT does not do the buffered descriptor does. Not for a lease: the file may be another by now.
@@ -417,8 +381,8 @@ void Ring::CopyFromDevice(unsigned slot) {
 bool Ring::CollectFromDevice() {
   looks_ = device_.idle() && held_.empty() ? 0 : looks_ + 1;
   if (device_.idle()) return false;
-  const bool alone = in_kernel_ == 0 && landed_.empty() && ready_.empty() && buffered_.empty() && held_.empty() &&
-                     device_.copies_under_way() == 0;
+  const bool alone =
+      io_->idle() && reaped_.empty() && buffered_.empty() && held_.empty() && device_.copies_under_way() == 0;
   const auto transfers = device_.CollectTransfers(alone ? kTransferPause : std::chrono::milliseconds(0));
   for (const auto& ended : transfers) OnTransferred(ended.slot, ended.outcome);
   const auto copies = device_.CollectCopies();

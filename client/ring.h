@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The I/O loop of a handle: slices of operations go in, their bytes go through one libaio context, or through cuFile.
+// The I/O loop of a handle: slices of operations go in, their bytes go through one IoRing, or through cuFile.
 //
 // Whoever drives the loop carries out everything in it: the ring's own thread, or a thread that waits for a
 // synchronous operation and finds nobody driving. The second saves two switches of threads for each small
@@ -15,11 +15,11 @@
 #include <thread>
 #include <vector>
 
-#include "client/aio_context.h"
 #include "client/gpu/device_lane.h"
 #include "client/operation.h"
-#include "common/buffer.h"
 #include "common/mutex.h"
+#include "io/buffer.h"
+#include "io/io_ring.h"
 
 namespace weightfs::client {
 
@@ -27,7 +27,7 @@ struct RingOptions {
   uint64_t block_size = 1 << 20;  // bytes of one transfer
   unsigned queue_depth = 128;     // transfers in the kernel at once
   size_t rings = 1;               // of the handle, for the error of those that cannot be had
-  bool single_submit = false;     // one transfer in an io_submit
+  bool single_submit = false;     // one transfer in a system call
   bool overlap_events = false;    // new ones after each completion; else when all of a batch of queue_depth have ended
   size_t bounces = 32;            // buffers of 1 MiB for memory that O_DIRECT cannot use, and for writes with checksums
   DeviceLane::Options device = {};
@@ -65,7 +65,7 @@ class Ring {
     size_t pieces = 0;  // cut and not ended
     Slices::iterator self = {};
   };
-  // One transfer, in a slot of the context.
+  // One transfer.
   struct Piece {
     Slice* slice = nullptr;
     uint64_t at = 0;  // in the operation's memory
@@ -112,13 +112,14 @@ class Ring {
   void WriteEdges(Operation& operation);
   void SubmitReady();
   void SubmitGroup();
-  void OnRefusal(int error_number);
   // Waits for something to end, no longer than `limit`.
-  void Reap(std::optional<std::chrono::nanoseconds> limit);
-  void Land(size_t minimum, std::optional<std::chrono::nanoseconds> patience);
-  // The first of what landed; false when there is nothing.
+  void AwaitProgress(std::optional<std::chrono::nanoseconds> limit);
+  // Takes completed transfers from the kernel, without handling them.
+  void Reap(size_t minimum, std::optional<std::chrono::nanoseconds> timeout);
+  // Handles the first reaped transfer; false when there is none.
   bool HandleOne();
-  void OnEvent(unsigned slot, int64_t result);
+  void OnCompletion(const IoRing::Completion& completion);
+  unsigned SlotOf(void* owner) const { return static_cast<unsigned>(static_cast<Piece*>(owner) - pieces_.data()); }
   void PrepareDirect(unsigned slot);
   void GoBuffered(unsigned slot, int error_number);
   void TransferBuffered(unsigned slot);
@@ -140,24 +141,20 @@ class Ring {
   bool bouncing() const { return bounces_ != nullptr && bounces_->in_use() > 0; }
 
   const RingOptions options_;
-  std::unique_ptr<AioContext> context_;
-  std::vector<Piece> pieces_;      // by slot
+  std::unique_ptr<IoRing> io_;
+  std::vector<Piece> pieces_;      // by slot; never resized: they own the transfers of io_
   std::vector<unsigned> free_;     // slots
-  std::vector<unsigned> ready_;    // prepared, and the kernel has not taken them yet, or has no room
   std::deque<unsigned> buffered_;  // waiting for their blocking transfer
-  std::vector<AioContext::Event> events_;
-  Slices cutting_;  // in the order of their arrival
-  Slices cut_;      // wholly in pieces
-  Slices held_;     // not begun: earlier work of the GPU on their tensors is under way
+  Slices cutting_;                 // in the order of their arrival
+  Slices cut_;                     // wholly in pieces
+  Slices held_;                    // not begun: earlier work of the GPU on their tensors is under way
   std::deque<std::shared_ptr<Operation>> ended_;
   std::unique_ptr<BufferPool> bounces_;  // made when the first piece needs one
   DeviceLane device_;
-  unsigned looks_ = 0;  // at the GPU in a row that found nothing ended
-  size_t in_kernel_ = 0;
-  std::deque<AioContext::Event> landed_;  // taken from the kernel, not handled yet
+  unsigned looks_ = 0;                     // at the GPU in a row that found nothing ended
+  std::deque<IoRing::Completion> reaped_;  // not handled yet
   size_t leased_pieces_ = 0;
   size_t batch_left_ = 0;  // without overlap_events: transfers that still belong to this batch
-  unsigned refusals_ = 0;  // EAGAINs of io_submit in a row with nothing in the kernel
 
   Mutex mutex_;
   std::condition_variable changed_;

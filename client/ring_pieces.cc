@@ -37,7 +37,7 @@ bool IsSummed(const Operation& operation) {
 // is busy, and the next reads begin before those of the last are looked at.
 bool Ring::MayCut(const Slice& slice) const {
   if (free_.empty() || buffered_.size() >= kBufferedLimit) return false;
-  return slice.operation->target().leased() || pieces_.size() - free_.size() < context_->depth();
+  return slice.operation->target().leased() || pieces_.size() - free_.size() < io_->depth();
 }
 
 bool Ring::CutPiece(Slice& slice, unsigned slot) {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "client/error.h"
+#include "io/direct_alignment.h"
 
 namespace weightfs::client {
 
@@ -30,18 +31,14 @@ class Target {
     uint64_t offset = 0;  // on that descriptor; as far from an aligned offset as the place in the file
     uint64_t length = 0;  // at least 1
   };
-  // What O_DIRECT asks for; powers of two. Alignment of lengths is that of offsets.
-  struct Alignment {
-    uint64_t offset = 4096;
-    uint64_t memory = 4096;
-  };
 
   virtual ~Target() = default;
 
   virtual const std::string& path() const = 0;
   // The run at `offset` of the file, `length` bytes long at most.
   virtual Run Locate(uint64_t offset, uint64_t length) const = 0;
-  virtual Alignment alignment() const = 0;
+  // What O_DIRECT needs there.
+  virtual DirectAlignment alignment() const = 0;
   // A descriptor of the file, to ask the filesystem about it; open until Finish, and perhaps for O_DIRECT. -1: it has
   // none.
   virtual int any() const { return -1; }

@@ -22,7 +22,7 @@
 #include "common/log.h"
 #include "common/mutex.h"
 #include "common/shell_quote.h"
-#include "engine/aio_ring.h"
+#include "engine/threaded_ring.h"
 
 namespace weightfs {
 namespace {
@@ -137,7 +137,7 @@ class FileDevice::Impl {
     RETURN_IF_ERROR(Lock());
     RETURN_IF_ERROR(Measure());
     for (unsigned i = 0; i < options_.rings; ++i) {
-      ASSIGN_OR_RETURN(auto ring, AioRing::Create({descriptor_, path_, options_.queue_depth}));
+      ASSIGN_OR_RETURN(auto ring, ThreadedRing::Create({descriptor_, path_, options_.queue_depth}));
       rings_.push_back(std::move(ring));
     }
     return {};
@@ -325,7 +325,7 @@ class FileDevice::Impl {
   int descriptor_ = -1;
   bool is_block_device_ = false;
   ByteCount size_;
-  std::vector<std::unique_ptr<AioRing>> rings_;
+  std::vector<std::unique_ptr<ThreadedRing>> rings_;
   std::atomic<size_t> next_ring_{0};
 };
 

@@ -13,7 +13,7 @@
 #include "client/gpu/copy_queue.h"
 #include "client/gpu/cufile_threads.h"
 #include "client/gpu/gpu.h"
-#include "common/buffer.h"
+#include "io/buffer.h"
 
 namespace weightfs::client {
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <span>
 
-#include "common/buffer.h"
 #include "common/units.h"
+#include "io/buffer.h"
 
 namespace weightfs {
 

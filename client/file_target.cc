@@ -59,7 +59,7 @@ class OpenFile : public Target {
   DirectAlignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
   IoResult<uint64_t> Prepare() override;
-  void TakeNothingBack() override { keeps_ = !options_.atomic; }  // A temporary file is its own.
+  void KeepOnFailure() override { keep_on_failure_ = !options_.atomic; }  // A temporary file is its own.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
   bool sums_writes() const override { return options_.checksums != nullptr && options_.checksums->sums_writes(); }
@@ -88,13 +88,13 @@ class OpenFile : public Target {
   IoResult<void> Reserve();
   IoResult<void> MakeFinal();
   IoResult<void> SyncFolder() const;
-  void TakeBack();
+  void Rollback();
 
   FileTarget::Options options_;  // the offset is final after Prepare
   std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
   std::string final_path_;       // with `atomic`: what is replaced
   bool created_ = false;
-  bool keeps_ = false;  // what is there
+  bool keep_on_failure_ = false;  // what is there
   bool finished_ = false;
   struct stat status_ {};  // when it was opened, and then prepared
   Descriptor direct_;
@@ -105,7 +105,7 @@ class OpenFile : public Target {
 
 OpenFile::~OpenFile() {
   // Never begun, or dropped: nothing of it may stay.
-  if (!finished_ && any() >= 0) TakeBack();
+  if (!finished_ && any() >= 0) Rollback();
 }
 
 IoError OpenFile::Failed(const char* action, int error_number) const {
@@ -290,7 +290,7 @@ IoResult<uint64_t> OpenFile::Prepare() {
   if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
   // Somebody wrote it since it was made here: it is not ours to remove.
-  if (created_ && have > 0) keeps_ = true;
+  if (created_ && have > 0) keep_on_failure_ = true;
   if (options_.appends) {
     options_.offset = have;
     RETURN_IF_ERROR(CheckLimit());
@@ -364,7 +364,7 @@ IoResult<void> OpenFile::Finish(bool success) {
   IoResult<void> result;
   if (success && writes()) result = MakeFinal();
   if (success && !writes() && options_.checksums != nullptr) result = options_.checksums->End(any());
-  if (!success || !result.has_value()) TakeBack();
+  if (!success || !result.has_value()) Rollback();
   finished_ = true;
   // Filesystems with a server may report a failed write at close only.
   for (Descriptor* descriptor : {&direct_, &buffered_}) {
@@ -403,8 +403,8 @@ IoResult<void> OpenFile::SyncFolder() const {
 
 // What a failed write of a whole file may take back. Of a write at an offset nothing: others may be writing
 // other parts.
-void OpenFile::TakeBack() {
-  if (!writes() || !options_.whole_file || keeps_) return;
+void OpenFile::Rollback() {
+  if (!writes() || !options_.whole_file || keep_on_failure_) return;
   struct stat ours {};
   if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
   if (created_) {

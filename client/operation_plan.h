@@ -18,7 +18,7 @@ struct Operation::Plan {
   MemoryView memory;
   std::shared_ptr<DeviceMemory> device = {};                         // for memory of a GPU
   uint64_t offset = 0;                                               // in the file
-  bool held = false;                                                 // until Operation::Begin
+  bool held = false;                                                 // until Operation::Adopt
   std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
   // The handle's account; called once, under the operation's lock. Null: success.
   std::function<void(const IoError* error)> finished = {};

@@ -55,7 +55,7 @@ class Target {
   virtual IoResult<uint64_t> Prepare() { return 0; }
 
   // Its operation does not begin with it: Finish, and the end without it, leave the file as it is.
-  virtual void TakeNothingBack() {}
+  virtual void KeepOnFailure() {}
 
   // Whether transfers go past the filesystem, by a lease. Then whole blocks of kBlockSize are transferred, whatever the
   // ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole of

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/leased_folder.h"
+#include "client/lease/leased_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/leased_blocks.h"
+#include "client/lease/leased_blocks.h"
 #include "common/result.h"
 #include "common/units.h"
 

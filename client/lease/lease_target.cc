@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/lease_target.h"
+#include "client/lease/lease_target.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "client/leased_blocks.h"
+#include "client/lease/leased_blocks.h"
 #include "common/result.h"
 #include "common/units.h"
 

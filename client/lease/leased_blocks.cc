@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/leased_blocks.h"
+#include "client/lease/leased_blocks.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>

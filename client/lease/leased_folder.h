@@ -10,7 +10,7 @@
 
 #include "client/error.h"
 #include "client/handle.h"
-#include "client/lease_connection.h"
+#include "client/lease/lease_connection.h"
 #include "client/memory_view.h"
 #include "client/target.h"
 #include "common/descriptor.h"

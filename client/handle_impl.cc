@@ -132,14 +132,14 @@ IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
   cufile_library_ = options.cufile_library;
   if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
   const size_t rings = options.intra_op_parallelism;
-  const RingOptions ring{.block_size = options.block_size,
-                         .queue_depth = options.queue_depth,
-                         .rings = rings,
-                         .single_submit = options.single_submit,
-                         .overlap_events = options.overlap_events,
-                         .bounces = std::max(kBounces / rings, kLeastBounces),
-                         .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
-                                    .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
+  const PipelineOptions ring{.block_size = options.block_size,
+                             .bounces = std::max(kBounces / rings, kLeastBounces),
+                             .file = {.queue_depth = options.queue_depth,
+                                      .rings = rings,
+                                      .single_submit = options.single_submit,
+                                      .overlap_events = options.overlap_events},
+                             .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
+                                        .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
   for (size_t i = 0; i < rings; ++i) {
     ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
     rings_.push_back(std::move(made));

@@ -8,7 +8,7 @@
 #include <condition_variable>
 #include <utility>
 
-#include "client/gpu/gpu.h"
+#include "client/device_lane.h"
 #include "client/operation_plan.h"
 #include "common/assert.h"
 #include "common/mutex.h"

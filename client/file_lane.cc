@@ -13,14 +13,15 @@
 
 namespace weightfs::client {
 
-IoResult<std::unique_ptr<FileLane>> FileLane::Create(const Options& options) {
+IoResult<std::unique_ptr<FileLane>> FileLane::Create(const HandleOptions& options) {
   auto io = IoRing::Create({.depth = options.queue_depth, .may_shrink = true});
   if (io.has_value()) return std::unique_ptr<FileLane>(new FileLane(options, std::move(*io)));
+  const unsigned threads = options.intra_op_parallelism;
   return IoError{
       io.error().error_number,
       fmt::format("{}; this handle wants {} ({} threads with a queue_depth of {}): want fewer, or close other "
                   "handles",
-                  io.error().what, options.rings * options.queue_depth, options.rings, options.queue_depth)};
+                  io.error().what, size_t{threads} * options.queue_depth, threads, options.queue_depth)};
 }
 
 void FileLane::Start(Piece& piece) {
@@ -69,7 +70,7 @@ std::optional<Lane::Ended> FileLane::Next() {
 }
 
 void FileLane::OnCompletion(const IoRing::Completion& completion) {
-  Piece& piece = *static_cast<Piece*>(completion.owner);
+  Piece& piece = *static_cast<Piece*>(completion.transfer.owner);
   const int error_number = completion.error_number;
   piece.done += completion.done;
   if (error_number == EINVAL || error_number == EAGAIN || error_number == EINTR) return FallBack(piece, error_number);

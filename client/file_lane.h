@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 
+#include "client/handle.h"
 #include "client/lane.h"
 #include "client/target.h"
 #include "io/io_ring.h"
@@ -17,15 +18,8 @@ namespace weightfs::client {
 
 class FileLane final : public Lane {
  public:
-  struct Options {
-    unsigned queue_depth = 128;   // transfers in the kernel at once
-    size_t rings = 1;             // of the handle, for the error of those that cannot be had
-    bool single_submit = false;   // one transfer in a system call
-    bool overlap_events = false;  // new ones after each completion; else when all of a batch of queue_depth have ended
-  };
-
   // EAGAIN with the numbers of fs.aio-max-nr. The depth is smaller where the system has no more left.
-  static IoResult<std::unique_ptr<FileLane>> Create(const Options& options);
+  static IoResult<std::unique_ptr<FileLane>> Create(const HandleOptions& options);
 
   // Queues it for Submit, or for TransferBuffered.
   void Start(Piece& piece) override;
@@ -43,18 +37,18 @@ class FileLane final : public Lane {
   size_t queued() const { return io_->queued(); }
   size_t in_kernel() const { return io_->in_kernel(); }
   size_t buffered() const { return buffered_.size(); }
-  // What Next has to look at, and what of it cost nothing.
+  // Pieces and completions that Next has not handled; those of the first kind need no work.
   size_t ended() const { return ended_.size() + reaped_.size(); }
   size_t withdrawn() const { return ended_.size(); }
 
  private:
-  FileLane(const Options& options, std::unique_ptr<IoRing> io) : options_(options), io_(std::move(io)) {}
+  FileLane(const HandleOptions& options, std::unique_ptr<IoRing> io) : options_(options), io_(std::move(io)) {}
   void QueueDirect(Piece& piece);
   // O_DIRECT did not carry it out.
   void FallBack(Piece& piece, int error_number);
   void OnCompletion(const IoRing::Completion& completion);
 
-  const Options options_;
+  const HandleOptions options_;
   const std::unique_ptr<IoRing> io_;
   std::deque<Piece*> buffered_;  // waiting for their blocking transfer
   std::deque<IoRing::Completion> reaped_;

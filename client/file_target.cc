@@ -62,7 +62,9 @@ class OpenFile : public Target {
   void KeepOnFailure() override { keep_on_failure_ = !options_.atomic; }  // A temporary file is its own.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
-  bool sums_writes() const override { return options_.checksums != nullptr && options_.checksums->sums_writes(); }
+  bool needs_checksums() const override {
+    return options_.checksums != nullptr && options_.checksums->needs_checksums();
+  }
   void NoteWritten(uint64_t offset, std::span<const std::byte> bytes) const override {
     options_.checksums->NoteWritten(offset, bytes);
   }
@@ -140,7 +142,7 @@ IoResult<void> OpenFile::Open() {
 IoResult<void> OpenFile::OpenPath() {
   written_path_ = where();
   if (options_.atomic) return OpenTemporary();
-  // What has only a page or two of its own needs no O_DIRECT.
+  // A transfer of a page or two needs no O_DIRECT.
   const bool small = options_.size < FileTarget::kSmallTransfer &&
                      (options_.offset % PageSize() != 0 || options_.size % PageSize() != 0);
   if (!small && options_.size > 0) {
@@ -377,7 +379,7 @@ IoResult<void> OpenFile::Finish(bool success) {
 
 IoResult<void> OpenFile::MakeFinal() {
   if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
-    // What others appended since it was opened is theirs.
+    // Bytes that others appended since it was opened stay.
     struct stat now {};
     if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
     if (now.st_size == status_.st_size && ftruncate(any(), static_cast<off_t>(options_.size)) != 0) {
@@ -401,8 +403,8 @@ IoResult<void> OpenFile::SyncFolder() const {
   return {};
 }
 
-// What a failed write of a whole file may take back. Of a write at an offset nothing: others may be writing
-// other parts.
+// Rolls back a failed write of a whole file. A write at an offset is not rolled back: others may be writing other
+// parts.
 void OpenFile::Rollback() {
   if (!writes() || !options_.whole_file || keep_on_failure_) return;
   struct stat ours {};

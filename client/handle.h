@@ -26,7 +26,7 @@
 
 namespace weightfs::client {
 
-// Whether bytes go past the mount of a weightfs, by a lease of its blocks.
+// Whether transfers bypass the mount of a weightfs, by a lease of its blocks.
 enum class Direct : unsigned char {
   kAuto,     // operations of at least 4 MiB, where the mount gives leases; the others through the mount
   kNever,    // everything through the mount
@@ -187,7 +187,7 @@ class WEIGHTFS_EXPORT Handle {
   // How many were started by a lease; of SaveMany and LoadMany each batch is one.
   uint64_t direct_operations() const;
 
-  // What is known of GPUs; none with kOnDemand before the first memory of one.
+  // Facts about the GPUs; none with kOnDemand before the first memory of one.
   std::optional<GpuFacts> gpu() const;
   // Readies memory of a GPU for transfers of this handle: with cuFile it need not be done for each. EEXIST when it is.
   IoResult<void> PinDevice(const MemoryView& memory);

@@ -38,7 +38,7 @@ constexpr size_t kDeviceBounces = 64;
 constexpr size_t kCufileThreads = 16;
 constexpr size_t kLeastCufileThreads = 2;
 
-// Whether the file of a path was deleted between two calls, and the path is to be opened again.
+// True when the file of a path was deleted between two calls, and the path must be opened again.
 bool IsAnother(const IoError& error, unsigned tries) {
   constexpr unsigned kTries = 100;
   return error.error_number == ESTALE && tries < kTries;
@@ -52,14 +52,14 @@ IoError InCallback(const std::string& path, uint64_t offset) {
   return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
 }
 
-// Whether a write without an offset goes to the end of what the descriptor is open for.
+// True when a write without an offset appends to the file of the descriptor.
 bool Appends(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
   struct stat status {};
   return flags >= 0 && (flags & O_APPEND) != 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// Whether a file of this size has no room even in the place of the old one, which it would only destroy.
+// True when a file of this size does not fit even in the place of the old one, which it would only destroy.
 bool CannotFit(const Target& target, const FileTarget::Options& options) {
   struct statvfs filesystem {};
   struct stat status {};
@@ -132,12 +132,8 @@ IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
   cufile_library_ = options.cufile_library;
   if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
   const size_t rings = options.intra_op_parallelism;
-  const PipelineOptions ring{.block_size = options.block_size,
+  const PipelineOptions ring{.handle = options,
                              .bounces = std::max(kBounces / rings, kLeastBounces),
-                             .file = {.queue_depth = options.queue_depth,
-                                      .rings = rings,
-                                      .single_submit = options.single_submit,
-                                      .overlap_events = options.overlap_events},
                              .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
                                         .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
   for (size_t i = 0; i < rings; ++i) {
@@ -175,7 +171,7 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring**
   const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
   ASSIGN_OR_RETURN(auto opened, Open(request, may_lease));
   const bool held = opened.waits();
-  auto& [place, target] = opened;
+  auto& [registration, target] = opened;
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
     ASSIGN_OR_RETURN(device, gpu->Admit(request.memory, *target, request.file.offset));
@@ -188,7 +184,7 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring**
                        .offset = request.file.offset,
                        .held = held,
                        .progress = std::move(request.progress),
-                       .place = place};
+                       .registration = registration};
   if (request.counted) {
     plan.finished = [tracker = tracker_, number = tracker_->Begin(), own = request.own_errors](const IoError* error) {
       tracker->End(number, error, own);
@@ -196,14 +192,14 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring**
   }
   auto operation = std::make_shared<Operation>(std::move(plan));
   if (!held) {
-    place.reset();
+    registration.reset();
     Dispatch(operation, helped);
     return operation;
   }
   auto begin = [this, operation, may_lease, file = std::move(request.file)](bool stopping) mutable {
     BeginHeld(operation, std::move(file), may_lease, stopping);
   };
-  if (!ranges_->Wait(place, begin)) begin(false);
+  if (!ranges_->Wait(registration, begin)) begin(false);
   return operation;
 }
 
@@ -260,7 +256,8 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
   return gpu_;
 }
 
-std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file, std::optional<FileId> id) {
+std::shared_ptr<PendingRanges::Registration> Handle::Impl::Register(const FileTarget::Options& file,
+                                                                    std::optional<FileId> id) {
   FileRange range{
       .begin = file.offset, .end = file.offset + file.size, .writes = file.direction == Operation::Direction::kWrite};
   // A whole file ends where the write does; what is appended begins where all before it has ended.
@@ -285,7 +282,7 @@ IoResult<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lea
       if (ranges_->renames() != renames) continue;
     }
     ASSIGN_OR_RETURN(opened.target, std::move(file));
-    opened.place = PlaceOf(request.file, opened.target->id());
+    opened.registration = Register(request.file, opened.target->id());
     if (opened.waits()) {
       opened.target->KeepOnFailure();
       return opened;
@@ -303,7 +300,7 @@ IoResult<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lea
 
 std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const IoError& error) {
   Opened opened;
-  opened.place = PlaceOf(file, IdOfPath(file.where));  // It has no other identity yet.
+  opened.registration = Register(file, IdOfPath(file.where));  // It has no other identity yet.
   if (!opened.waits()) return std::nullopt;
   opened.target = std::make_unique<AbsentTarget>(error);
   return opened;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is behind a Handle; handle.h is for its users.
+// The implementation of Handle.
 #pragma once
 
 #include <unistd.h>
@@ -21,11 +21,10 @@
 
 namespace weightfs::client {
 
-// Where a relative path leads now; itself where that cannot be said.
+// Makes a relative path absolute; returns it unchanged where that is not possible.
 std::string FromTheRoot(const std::string& path);
 
-// What such a path stands for in the order of operations: no file. Paths that happen to have the same one wait for each
-// other.
+// Identifies a path, and no file, in the order of operations. Operations on paths with equal ids wait for each other.
 FileId IdOfPath(const std::string& path);
 
 // Thread-safe. Hidden, though its outer class is exported.
@@ -76,9 +75,9 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   static IoResult<void> AddChecksums(Request& request);
   struct Opened {
     // Null where there is no order. Given up after the target: operations that waited find what a rollback left.
-    std::shared_ptr<PendingRanges::Place> place = nullptr;
+    std::shared_ptr<PendingRanges::Registration> registration = nullptr;
     std::unique_ptr<Target> target = nullptr;
-    bool waits() const { return place != nullptr && place->waits(); }
+    bool waits() const { return registration != nullptr && registration->waits(); }
   };
   IoResult<Opened> Open(Request& request, bool may_lease);
   // The turn of a read that found no file, where an operation that is pending may be about to put it there.
@@ -87,7 +86,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   void BeginHeld(const std::shared_ptr<Operation>& operation, FileTarget::Options options, bool may_lease,
                  bool stopping);
   // Null where there is no order.
-  std::shared_ptr<PendingRanges::Place> PlaceOf(const FileTarget::Options& file, std::optional<FileId> id);
+  std::shared_ptr<PendingRanges::Registration> Register(const FileTarget::Options& file, std::optional<FileId> id);
   // The offset becomes that which the target begins at.
   IoResult<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
   IoResult<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,

@@ -43,7 +43,7 @@ struct Directory {
   const std::string where;
 };
 
-// What goes by one lease is put together in the host's memory.
+// The data of one lease is assembled in the host's memory.
 IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
   if (std::none_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); })) return {};
   return IoError{EOPNOTSUPP,
@@ -83,7 +83,7 @@ class Staging {
   std::string path_;
 };
 
-// Whether the caller still waits. Once it does not it is not asked again.
+// Asks the caller whether to go on. After the first no it is not asked again.
 class Interruption {
  public:
   Interruption(const Interrupted& interrupted, const std::string& directory)
@@ -129,11 +129,11 @@ IoResult<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std
     ranges.push_back(ranges.back());
     ranges.back().file = {.device = status.st_dev, .inode = status.st_ino};
   }
-  const auto place = handle.ranges().Add(ranges);
+  const auto registration = handle.ranges().Add(ranges);
   const auto turn = std::make_shared<std::promise<void>>();
   const auto come = turn->get_future();
-  // The place is not given up before its turn: others may wait for it alone.
-  if (!handle.ranges().Wait(place, [turn, place](bool) { turn->set_value(); })) return {};
+  // The registration stays until its turn: others may wait for it alone.
+  if (!handle.ranges().Wait(registration, [turn, registration](bool) { turn->set_value(); })) return {};
   while (come.wait_for(kInterruptCheckInterval) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
   return {};
 }

@@ -8,7 +8,7 @@
 #include <condition_variable>
 #include <utility>
 
-#include "client/device_lane.h"
+#include "client/lane.h"
 #include "client/operation_plan.h"
 #include "common/assert.h"
 #include "common/mutex.h"
@@ -28,7 +28,7 @@ struct Operation::State {
   const std::string path;
   std::unique_ptr<Target> first;  // of an operation that was held
   std::atomic<uint64_t> offset;
-  // Who sets one of them looks at the other.
+  // A thread that sets one of them reads the other afterwards.
   std::atomic<bool> begun;
   std::atomic<bool> stopped{false};
   std::atomic<bool> direct_refused{false};
@@ -146,7 +146,7 @@ void Operation::AddTransferred(uint64_t bytes) {
   state_->transferred.fetch_add(bytes, std::memory_order_relaxed);
   if (!state_->plan.progress) return;
   MutexLock lock(state_->progress_mutex);
-  // Who is telling tells of these bytes too, before its own slice can be done.
+  // The thread that reports includes these bytes, before its own slice can be done.
   if (std::exchange(state_->telling, true)) return;
   for (;;) {
     const uint64_t sum = transferred(), last = state_->told;
@@ -193,12 +193,12 @@ void Operation::Complete() {
     MutexLock lock(state_->mutex);
     state_->error = std::move(error);
     state_->done = true;
-    // In one step: who learns of the end here finds it in the handle's account, and the other way round.
+    // In one step: a thread that sees the end here sees it in the handle's tracker too, and the other way round.
     if (state_->plan.finished) state_->plan.finished(state_->error ? &*state_->error : nullptr);
     callbacks.swap(state_->callbacks);
   }
   state_->ended.notify_all();
-  state_->plan.place.reset();
+  state_->plan.registration.reset();
   state_->plan.progress = nullptr;  // it may hold the handle
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();

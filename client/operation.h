@@ -28,7 +28,7 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Whether it has ended, in whatever way: the memory is the caller's again.
+  // True when it succeeded, failed or was cancelled: the memory is the caller's again.
   WEIGHTFS_EXPORT bool done() const;
   // Set once done, when it failed or was cancelled.
   WEIGHTFS_EXPORT std::optional<IoError> error() const;

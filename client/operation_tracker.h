@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a handle knows of the operations that Handle::Wait waits for.
+// Counts the operations that Handle::Wait waits for.
 #pragma once
 
 #include <chrono>

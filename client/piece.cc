@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/device_lane.h"
 #include "client/file_target.h"
+#include "client/lane.h"
 #include "common/units.h"
 
 namespace weightfs::client {
@@ -18,8 +18,8 @@ namespace {
 // after the transfer would cost twice.
 constexpr uint64_t kCopiedAtOnce = 8 * kKiB;
 
-// Whole blocks around what is asked for: a checksum covers a block, and behind a file's last byte its block is filled
-// with zeros. Where memory can take those between the ends as they are, the ends are pieces of their own.
+// Whole blocks around the requested range: a checksum covers a block, and the last block of a file ends with zeros.
+// Where O_DIRECT can use the memory of the blocks between the ends, the ends are pieces of their own.
 PieceRange ChooseBlocks(const Slice& slice, uint64_t block_size) {
   const Operation& operation = *slice.operation;
   const Target& target = operation.target();
@@ -46,7 +46,7 @@ PieceRange ChooseBlocks(const Slice& slice, uint64_t block_size) {
 }  // namespace
 
 bool NeedsChecksums(const Operation& operation) {
-  return operation.direction() == Operation::Direction::kWrite && operation.target().sums_writes();
+  return operation.direction() == Operation::Direction::kWrite && operation.target().needs_checksums();
 }
 
 // The longest run of whole blocks for O_DIRECT, or what lies before or after one; to the next multiple of block_size.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an operation is cut into: slices, each for one ring, and pieces, each one transfer.
+// Operations are cut into slices, one a ring, and slices into pieces, one a transfer.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct Slice {
   std::list<Slice>::iterator self = {};
 };
 
-// Where a piece begins and ends, in bytes.
+// The range of a piece, in bytes.
 struct PieceRange {
   uint64_t at = 0;  // in the operation's memory
   uint64_t size = 0;

@@ -27,7 +27,7 @@ constexpr size_t kBufferedLimit = 8;
 // microseconds.
 constexpr unsigned kPolls = 64;
 constexpr auto kPollPause = std::chrono::microseconds(20);
-// What takes longer than copies is the program's own work on a tensor.
+// A longer wait is for the program's own work on a tensor.
 constexpr unsigned kShortPolls = 256;
 constexpr auto kLongPollPause = std::chrono::microseconds(200);
 // The longest time in which a ring that only waits for cuFile does not see what was queued meanwhile.
@@ -37,8 +37,7 @@ constexpr auto kTransferPause = std::chrono::milliseconds(1);
 constexpr uint64_t kGroupSize = 1 << 20;
 constexpr uint64_t kGroup = 8;
 
-// Of blocks whose checksum does not match.
-constexpr unsigned kReadTries = 3;
+constexpr unsigned kReadTries = 3;  // of blocks whose checksum does not match
 
 constexpr auto kNow = std::chrono::nanoseconds(0);
 
@@ -50,7 +49,7 @@ std::chrono::nanoseconds PauseAfter(unsigned polls) {
 }  // namespace
 
 IoResult<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& options) {
-  ASSIGN_OR_RETURN(auto file, FileLane::Create(options.file));
+  ASSIGN_OR_RETURN(auto file, FileLane::Create(options.handle));
   return std::unique_ptr<Pipeline>(new Pipeline(options, std::move(file)));
 }
 
@@ -78,7 +77,7 @@ void Pipeline::Fill() {
 }
 
 void Pipeline::CutSlices() {
-  // Where files are memory a read has ended when it is submitted: its checksums are computed while it is in the cache.
+  // On a filesystem in memory a read has ended when it is submitted: its checksums are computed from the cache.
   bool at_once = file_->in_kernel() == 0 && file_->ended() == 0;
   while (!cutting_.empty()) {
     Slice& slice = cutting_.front();
@@ -94,13 +93,13 @@ void Pipeline::CutSlices() {
     }
     if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut(slice) || !CutPiece(slice)) break;
-    // What took time to copy, or to compute, is on its way while the next is prepared.
+    // A piece that took time to copy, or to compute, is in the kernel while the next one is prepared.
     const bool leased_write = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
     if (bouncing() && !leased_write) Submit();
     if (leased_pieces_ == 0) continue;
     if (leased_write) {
       SubmitGroup();
-      // Where files are memory it has ended by now, and the next copy finds its buffer in the cache.
+      // On a filesystem in memory it has ended by now, and the next copy finds its buffer in the cache.
       if (file_->ended() == 0) file_->Reap(0, kNow);
       HandleOne();
     } else if (at_once) {
@@ -116,7 +115,7 @@ void Pipeline::CutSlices() {
 // device, would cost more than they wait here while it has enough to do. What it has is looked up: a virtual disk may
 // report nothing until all it had has ended, and stands still then.
 void Pipeline::SubmitGroup() {
-  const uint64_t group = std::clamp<uint64_t>(kGroupSize / options_.block_size, 1, kGroup);
+  const uint64_t group = std::clamp<uint64_t>(kGroupSize / options_.handle.block_size, 1, kGroup);
   if (leased_pieces_ == 0 || file_->queued() >= group) return Submit();
   if (file_->queued() == 0) return;
   file_->Reap(0, kNow);
@@ -153,7 +152,7 @@ bool Pipeline::MayCut(const Slice& slice) const {
 
 bool Pipeline::CutPiece(Slice& slice) {
   Piece& piece = *free_.back();
-  static_cast<PieceRange&>(piece) = ChooseRange(slice, options_.block_size);
+  static_cast<PieceRange&>(piece) = ChooseRange(slice, options_.handle.block_size);
   piece.slice = &slice;
   if (!FindMemory(piece)) {
     piece = {};
@@ -175,7 +174,7 @@ void Pipeline::Start(Piece& piece, Piece::Step step) {
   LaneOf(*piece.operation().device()).Start(piece);
 }
 
-// What no block of the device holds reads as zeros.
+// Ranges without blocks on the device read as zeros.
 bool Pipeline::FillHole(Slice& slice) {
   Operation& operation = *slice.operation;
   const Target& target = operation.target();
@@ -212,7 +211,7 @@ bool Pipeline::DeferEdge(Slice& slice) const {
   if (target.leased()) {
     if (run.descriptor >= 0) return false;
   } else {
-    const PieceRange range = ChooseRange(slice, options_.block_size);
+    const PieceRange range = ChooseRange(slice, options_.handle.block_size);
     if (range.descriptor >= 0 || run.descriptor < 0) return false;
     size = range.size;
   }
@@ -284,7 +283,7 @@ void Pipeline::WriteEdges(Operation& operation) {
                !copied.has_value()) {
       return FailAt(operation, offset, copied.error());
     }
-    if (target.sums_writes() && !target.leased()) target.NoteWritten(offset, bytes);
+    if (target.needs_checksums() && !target.leased()) target.NoteWritten(offset, bytes);
     uint64_t done = 0;
     const int error_number = TransferBuffered(target, true, bytes, offset, &done);
     if (error_number != 0) return FailAt(operation, offset + done, IoError{error_number});

@@ -10,8 +10,8 @@
 #include <optional>
 #include <vector>
 
-#include "client/device_lane.h"
 #include "client/file_lane.h"
+#include "client/lane.h"
 #include "client/operation.h"
 #include "client/piece.h"
 #include "io/buffer.h"
@@ -19,9 +19,8 @@
 namespace weightfs::client {
 
 struct PipelineOptions {
-  uint64_t block_size = 1 << 20;  // bytes of one transfer
-  size_t bounces = 32;            // buffers of 1 MiB for memory that O_DIRECT cannot use, and for writes with checksums
-  FileLane::Options file = {};
+  HandleOptions handle = {};
+  size_t bounces = 32;  // buffers of 1 MiB for memory that O_DIRECT cannot use, and for writes with checksums
   DeviceMemory::LaneOptions device = {};
 };
 

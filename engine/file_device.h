@@ -10,7 +10,7 @@
 
 namespace weightfs {
 
-// Thread-safe. Requests are cut into pieces of at most 1 MiB, which are spread over `rings` ThreadedRings. An error of
+// Thread-safe. Requests are spread over `rings` ThreadedRings. An error of
 // the device is logged once with operation, offset and device, and so is a transfer that stops before its end (kIo). A
 // misaligned request or one past the end completes with kInvalid, a write to a read-only device with kReadOnly. Without
 // O_DIRECT the kernel transfers while it accepts a request: Submit is slow.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -15,9 +16,7 @@
 namespace weightfs {
 namespace {
 
-const char* NameOf(const IoRequest& request) {
-  return request.operation == IoRequest::Operation::kRead ? "read" : "write";
-}
+constexpr uint64_t kPieceSize = kMiB;
 
 }  // namespace
 
@@ -68,13 +67,19 @@ void ThreadedRing::Submit(std::span<IoRequest* const> requests) {
   std::vector<IoRing::Transfer> transfers;
   transfers.reserve(requests.size());
   for (IoRequest* request : requests) {
-    transfers.push_back({.write = request->operation == IoRequest::Operation::kWrite,
-                         .descriptor = options_.descriptor,
-                         .data = request->data,
-                         .size = request->size.value,
-                         .offset = request->offset.value,
-                         .unit = kBlockSize,
-                         .owner = request});
+    const uint64_t size = request->size.value;
+    request->pieces_left = std::max<uint64_t>(RoundUp(size, kPieceSize) / kPieceSize, 1);
+    request->error.reset();
+    for (size_t piece = 0; piece < request->pieces_left; ++piece) {
+      const uint64_t at = piece * kPieceSize;
+      transfers.push_back({.write = request->operation == IoRequest::Operation::kWrite,
+                           .descriptor = options_.descriptor,
+                           .data = request->data + at,
+                           .size = std::min(size - at, kPieceSize),
+                           .offset = request->offset.value + at,
+                           .unit = kBlockSize,
+                           .owner = request});
+    }
   }
   Count(requests.size());
   ring_->Queue(transfers);
@@ -100,17 +105,16 @@ uint64_t ThreadedRing::submitted() const {
   return submitted_;
 }
 
-Result<void> ThreadedRing::ResultOf(const IoRing::Completion& completion) const {
-  const IoRequest& request = *static_cast<IoRequest*>(completion.owner);
-  if (completion.error_number == 0 && completion.done == request.size.value) return {};
-  const ByteCount whole{RoundDown(completion.done, kBlockSize)};
-  const ByteOffset at = request.offset + whole;
-  const ByteCount left = request.size - whole;
-  if (completion.error_number != 0) {
-    return ReportIoError(NameOf(request), at, left, options_.path, completion.error_number);
-  }
-  spdlog::error("{} of {} bytes at offset {} of {} stopped after {} bytes: is the device truncated?", NameOf(request),
-                left.value, at.value, options_.path, completion.done - whole.value);
+std::optional<ErrorCode> ThreadedRing::ErrorOf(const IoRing::Completion& completion) const {
+  const IoRing::Transfer& transfer = completion.transfer;
+  if (completion.error_number == 0 && completion.done == transfer.size) return std::nullopt;
+  const char* name = transfer.write ? "write" : "read";
+  const uint64_t whole = RoundDown(completion.done, kBlockSize);
+  const ByteOffset at{transfer.offset + whole};
+  const ByteCount left{transfer.size - whole};
+  if (completion.error_number != 0) return ReportIoError(name, at, left, options_.path, completion.error_number);
+  spdlog::error("{} of {} bytes at offset {} of {} stopped after {} bytes: is the device truncated?", name, left.value,
+                at.value, options_.path, completion.done - whole);
   return ErrorCode::kIo;
 }
 
@@ -121,8 +125,14 @@ void ThreadedRing::Run() {
     const size_t count = ring_->Reap(completions, 1);
     // First the device gets its next work, then the callers their results.
     ring_->Submit();
+    size_t completed = 0;
     for (const auto& completion : std::span(completions).first(count)) {
-      static_cast<IoRequest*>(completion.owner)->OnComplete(ResultOf(completion));
+      IoRequest& request = *static_cast<IoRequest*>(completion.transfer.owner);
+      const auto error = ErrorOf(completion);
+      if (!request.error) request.error = error;
+      if (--request.pieces_left > 0) continue;
+      ++completed;
+      request.OnComplete(request.error ? Result<void>(*request.error) : Result<void>());
     }
     {
       MutexLock lock(mutex_);
@@ -130,7 +140,7 @@ void ThreadedRing::Run() {
     }
     for (const auto& [request, code] : rejected) request->OnComplete(code);
     MutexLock lock(mutex_);
-    outstanding_ -= count + rejected.size();
+    outstanding_ -= completed + rejected.size();
     rejected.clear();
     if (outstanding_ == 0) drained_.notify_all();
     if (stopping_ && outstanding_ == 0) return;

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -21,14 +22,14 @@ namespace weightfs {
 ErrorCode ReportIoError(const char* operation, ByteOffset offset, ByteCount size, const std::string& path,
                         int error_number);
 
-// Thread-safe. Requests go to the kernel as they are (FileDevice cuts large ones). There is no limit on their number:
-// those for which the ring has no room wait in its queue.
+// Thread-safe. Requests are cut into pieces of at most 1 MiB. There is no limit on their number: those for which the
+// ring has no room wait in its queue.
 class ThreadedRing {
  public:
   struct Options {
     int descriptor = -1;         // borrowed; open as long as the ring lives
     std::string path;            // for messages
-    unsigned queue_depth = 256;  // requests in the kernel at once
+    unsigned queue_depth = 256;  // pieces in the kernel at once
   };
 
   // kAgain when fs.aio-max-nr is exhausted, kIo otherwise; full lines.
@@ -57,7 +58,8 @@ class ThreadedRing {
   ThreadedRing(Options options, std::unique_ptr<IoRing> ring);
   void Run() EXCLUDES(mutex_);
   void Count(size_t requests) EXCLUDES(mutex_);
-  Result<void> ResultOf(const IoRing::Completion& completion) const;
+  // Nothing when the transfer is complete.
+  std::optional<ErrorCode> ErrorOf(const IoRing::Completion& completion) const;
 
   const Options options_;
   const std::unique_ptr<IoRing> ring_;

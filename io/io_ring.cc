@@ -109,7 +109,7 @@ bool IoRing::RequeueLocked(std::span<const unsigned> left, int error_number) {
     refused_ = true;
   } else {
     // The error is about the first transfer alone.
-    failed_.push_back({queue_.front().transfer.owner, queue_.front().done, error_number});
+    failed_.push_back({queue_.front().transfer, queue_.front().done, error_number});
     queue_.pop_front();
   }
   // The thread that reaps would wait for an event that does not come.
@@ -146,11 +146,11 @@ std::optional<IoRing::Completion> IoRing::CompleteLocked(unsigned slot, int64_t 
   Entry& entry = slots_[slot];
   free_.push_back(slot);
   const Transfer& transfer = entry.transfer;
-  if (result < 0) return Completion{transfer.owner, entry.done, static_cast<int>(-result)};
+  if (result < 0) return Completion{transfer, entry.done, static_cast<int>(-result)};
   const uint64_t done = entry.done + static_cast<uint64_t>(result);
-  if (done >= transfer.size) return Completion{transfer.owner, transfer.size, 0};
+  if (done >= transfer.size) return Completion{transfer, transfer.size, 0};
   const uint64_t whole = RoundDown(done, transfer.unit);
-  if (whole == entry.done) return Completion{transfer.owner, done, 0};
+  if (whole == entry.done) return Completion{transfer, done, 0};
   entry.done = whole;
   queue_.push_front(entry);
   return std::nullopt;

@@ -49,7 +49,7 @@ class IoRing {
     void* owner = nullptr;
   };
   struct Completion {
-    void* owner = nullptr;
+    Transfer transfer;
     uint64_t done = 0;     // bytes from the start of the transfer; all of them after a success
     int error_number = 0;  // 0 with fewer bytes: the kernel stopped before the end of the next unit, as at a file's end
   };

@@ -114,7 +114,7 @@ IoResult<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const 
   if (!direct) return made;
   made->cufile_ = cufile_;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  // What cuFile promises of a filesystem need not hold for each of its files.
+  // A promise of cuFile for a filesystem need not hold for each of its files.
   if (descriptor >= 0 && !forced_ && !made->FileOf(descriptor).has_value()) {
     made->cufile_ = nullptr;
     return made;

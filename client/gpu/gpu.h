@@ -11,11 +11,11 @@
 #include <string>
 #include <utility>
 
-#include "client/device_lane.h"
 #include "client/error.h"
 #include "client/gpu/cuda.h"
 #include "client/gpu/cufile.h"
 #include "client/gpu/gpu_mode.h"
+#include "client/lane.h"
 #include "client/memory_view.h"
 #include "client/target.h"
 #include "common/mutex.h"

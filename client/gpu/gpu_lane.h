@@ -9,10 +9,10 @@
 #include <span>
 #include <vector>
 
-#include "client/device_lane.h"
 #include "client/gpu/copy_queue.h"
 #include "client/gpu/cufile_threads.h"
 #include "client/gpu/gpu.h"
+#include "client/lane.h"
 
 namespace weightfs::client {
 

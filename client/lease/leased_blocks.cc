@@ -64,6 +64,13 @@ IoResult<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device
   return {};
 }
 
+IoResult<void> LeasedBlocks::Add(std::span<const lease::Extent> extents, uint64_t first) {
+  for (const auto& extent : extents) {
+    RETURN_IF_ERROR(Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
+  }
+  return {};
+}
+
 IoResult<void> LeasedBlocks::CheckWritable() const {
   const uint64_t limit = FileSizeLimit();
   for (const Run& run : runs_) {
@@ -116,6 +123,17 @@ std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset, st
     blocks = blocks.subspan(piece.size());
   }
   return std::nullopt;
+}
+
+IoResult<void> LeasedTarget::TakeReservation(lease::Message message, uint64_t first, uint64_t count) {
+  lease::BodyReader body(message.body());
+  lease::ReserveAnswer answer;
+  std::vector<lease::Extent> extents;
+  if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
+  RETURN_IF_ERROR(blocks_.Reset(first, count));
+  blocks_.Adopt(std::move(message.descriptors));
+  RETURN_IF_ERROR(blocks_.Add(extents, first));
+  return blocks_.CheckWritable();
 }
 
 IoError MalformedAnswer() {

@@ -18,7 +18,7 @@
 
 namespace weightfs::client {
 
-// What went wrong with files of a batch, by their index in it. Thread-safe.
+// The errors of the files of a batch, by their index in it. Thread-safe.
 class FileErrors {
  public:
   // The first error of a file counts.

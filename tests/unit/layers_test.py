@@ -33,6 +33,9 @@ ROOMS = {
     r"CLI/": r"cli/.*|bench/\w+\.cc",
     r"cuda|cufile|nv": r"no file: NVIDIA's libraries are found at run time",
 }
+# The core of the client knows its plug-ins by interfaces; the handle puts them together.
+PLUGINS = ("client/gpu/", "client/lease/")
+ASSEMBLY = r"client/handle\w*\.(cc|h)"
 INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 
@@ -49,6 +52,8 @@ def wrongs():
                 used.add(target)
                 if ours and target not in allowed:
                     yield f"{name} includes {ours}: {folder} may know {', '.join(sorted(allowed))}"
+                if source.parent == ROOT / "client" and ours.startswith(PLUGINS) and not re.fullmatch(ASSEMBLY, name):
+                    yield f"{name} includes {ours}: the core of client may not know its plug-ins"
                 for library, room in ROOMS.items():
                     if foreign and re.match(library, foreign) and not re.fullmatch(room, name):
                         yield f"{name} includes <{foreign}>, whose room is {room}"

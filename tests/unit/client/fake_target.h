@@ -62,7 +62,7 @@ class FakeTarget final : public Target {
   }
   IoResult<uint64_t> Size() const override { return uint64_t{100}; }
   bool leased() const override { return facts_.leased; }
-  bool sums_writes() const override { return facts_.leased || facts_.checksums; }
+  bool needs_checksums() const override { return facts_.leased || facts_.checksums; }
   void NoteWritten(uint64_t offset, std::span<const std::byte> bytes) const override {
     EXPECT_TRUE(facts_.noted.emplace(offset, Bytes(bytes.begin(), bytes.end())).second) << offset << " came twice";
   }

@@ -100,7 +100,7 @@ TEST_F(PieceTest, ByALeaseAPieceThatPassesThroughABounceBufferIncludesTheEnds) {
   EXPECT_EQ(written[0].size, 3 * kBlock - 5);
   EXPECT_EQ(written[0].transfer, 3 * kBlock);
   // Memory that O_DIRECT cannot use.
-  facts_.alignment.memory = 2 * kBlock;
+  facts_.alignment.memory = uint64_t{1} << 60;
   memory_.reset();
   const auto read = Cut(Direction::kRead, 100, 3 * kBlock, 1 << 20);
   ASSERT_EQ(read.size(), 1U);

@@ -104,7 +104,7 @@ class PipelineTest : public testing::Test {
 
   TargetFacts facts_;
   const std::unique_ptr<Pipeline> pipeline_ =
-      Pipeline::Create({.block_size = 2 * kBlock, .bounces = 2, .file = {.queue_depth = 4}, .device = {.bounces = 2}})
+      Pipeline::Create({.handle = {.block_size = 2 * kBlock, .queue_depth = 4}, .bounces = 2, .device = {.bounces = 2}})
           .value();
 };
 

@@ -52,7 +52,7 @@ TEST_F(AioQueueTest, BytesGoOutAndComeBack) {
       for (const auto& completion : std::span(completions).first(count)) {
         EXPECT_EQ(completion.error_number, 0);
         EXPECT_EQ(completion.done, kBlockSize);
-        owners.push_back(completion.owner);
+        owners.push_back(completion.transfer.owner);
       }
     }
     std::sort(owners.begin(), owners.end());
@@ -107,7 +107,7 @@ TEST_F(AioQueueTest, AFailureIsReapedByAThreadThatWaitsAlready) {
   ring->Queue({&transfer, 1});
   EXPECT_EQ(ring->Submit(), 0U);
   reaper.join();
-  EXPECT_EQ(completion.owner, &mutex);
+  EXPECT_EQ(completion.transfer.owner, &mutex);
   EXPECT_EQ(completion.error_number, EBADF);
 }
 

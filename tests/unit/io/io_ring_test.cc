@@ -100,7 +100,7 @@ class IoRingTest : public testing::Test {
     const size_t count = ring_.Reap(completions, 1, timeout);
     std::vector<Completed> out;
     for (const auto& completion : std::span(completions).first(count)) {
-      out.emplace_back(static_cast<const char*>(completion.owner) - owners_.data(), completion.done,
+      out.emplace_back(static_cast<const char*>(completion.transfer.owner) - owners_.data(), completion.done,
                        completion.error_number);
     }
     return out;

@@ -23,10 +23,10 @@
 #include <random>
 #include <vector>
 
-#include "common/buffer.h"
 #include "common/mutex.h"
 #include "common/size_text.h"
 #include "engine/file_device.h"
+#include "io/buffer.h"
 
 namespace weightfs {
 namespace {

@@ -14,8 +14,8 @@
 
 namespace weightfs::client {
 
-// Of one operation; used by one thread at a time, but for NoteWritten. On a weightfs mount, which checks every block
-// anyway, it does nothing.
+// The checksums of one operation. Used by one thread at a time, but for NoteWritten. On a weightfs mount, which checks
+// every block anyway, it does nothing.
 class ChecksumAttribute {
  public:
   static constexpr const char* kName = "user.weightfs.crc32c";
@@ -29,8 +29,8 @@ class ChecksumAttribute {
   // their version. A write: EOPNOTSUPP where the filesystem has no such attributes; old ones are gone.
   IoResult<void> Begin(int descriptor, uint64_t file_size);
   // After Begin of a write: whether NoteWritten is to see all that is sent.
-  bool sums_writes() const { return writes_ && needed_; }
-  // What is sent to `offset` of the file on; any thread, each byte once.
+  bool needs_checksums() const { return writes_ && needed_; }
+  // Takes the bytes that are sent to `offset` of the file; any thread, each byte once.
   void NoteWritten(uint64_t offset, std::span<const std::byte> bytes);
   // After the last transfer. A write stores them; a read compares: EIO with the first block that differs.
   IoResult<void> End(int descriptor) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the client library reports when something fails. Its callers live in the world of system calls, so an
+// The error type of the client library. Its callers live in the world of system calls, so an
 // error is an errno with the place where it happened.
 #pragma once
 

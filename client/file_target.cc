@@ -4,13 +4,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
-#include <linux/stat.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -58,13 +56,15 @@ class OpenFile : public Target {
 
   const std::string& path() const override { return options_.path; }
   Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
-  Alignment alignment() const override { return alignment_; }
+  DirectAlignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
   IoResult<uint64_t> Prepare() override;
-  void TakeNothingBack() override { keeps_ = !options_.atomic; }  // A temporary file is its own.
+  void KeepOnFailure() override { keep_on_failure_ = !options_.atomic; }  // A temporary file is its own.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   IoResult<uint64_t> Size() const override;
-  bool sums_writes() const override { return options_.checksums != nullptr && options_.checksums->sums_writes(); }
+  bool needs_checksums() const override {
+    return options_.checksums != nullptr && options_.checksums->needs_checksums();
+  }
   void NoteWritten(uint64_t offset, std::span<const std::byte> bytes) const override {
     options_.checksums->NoteWritten(offset, bytes);
   }
@@ -90,24 +90,24 @@ class OpenFile : public Target {
   IoResult<void> Reserve();
   IoResult<void> MakeFinal();
   IoResult<void> SyncFolder() const;
-  void TakeBack();
+  void Rollback();
 
   FileTarget::Options options_;  // the offset is final after Prepare
   std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
   std::string final_path_;       // with `atomic`: what is replaced
   bool created_ = false;
-  bool keeps_ = false;  // what is there
+  bool keep_on_failure_ = false;  // what is there
   bool finished_ = false;
   struct stat status_ {};  // when it was opened, and then prepared
   Descriptor direct_;
   mutable Mutex mutex_;          // for Buffered(), which several threads call
   mutable Descriptor buffered_;  // opened late, when the first partial block asks for it
-  Alignment alignment_;
+  DirectAlignment alignment_;
 };
 
 OpenFile::~OpenFile() {
   // Never begun, or dropped: nothing of it may stay.
-  if (!finished_ && any() >= 0) TakeBack();
+  if (!finished_ && any() >= 0) Rollback();
 }
 
 IoError OpenFile::Failed(const char* action, int error_number) const {
@@ -142,7 +142,7 @@ IoResult<void> OpenFile::Open() {
 IoResult<void> OpenFile::OpenPath() {
   written_path_ = where();
   if (options_.atomic) return OpenTemporary();
-  // What has only a page or two of its own needs no O_DIRECT.
+  // A transfer of a page or two needs no O_DIRECT.
   const bool small = options_.size < FileTarget::kSmallTransfer &&
                      (options_.offset % PageSize() != 0 || options_.size % PageSize() != 0);
   if (!small && options_.size > 0) {
@@ -292,7 +292,7 @@ IoResult<uint64_t> OpenFile::Prepare() {
   if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
   // Somebody wrote it since it was made here: it is not ours to remove.
-  if (created_ && have > 0) keeps_ = true;
+  if (created_ && have > 0) keep_on_failure_ = true;
   if (options_.appends) {
     options_.offset = have;
     RETURN_IF_ERROR(CheckLimit());
@@ -307,7 +307,7 @@ IoResult<uint64_t> OpenFile::Prepare() {
 }
 
 IoResult<void> OpenFile::LearnAlignment() {
-  if (const auto alignment = DirectAlignment(direct_.get())) {
+  if (const auto alignment = QueryDirectAlignment(direct_.get())) {
     alignment_ = *alignment;
     // Less than a page is for the page cache. A direct write beside another transfer that has the rest of its page
     // there cannot drop the page: what it keeps is stale for ever, and the next fsync fails. Files in memory have no
@@ -366,7 +366,7 @@ IoResult<void> OpenFile::Finish(bool success) {
   IoResult<void> result;
   if (success && writes()) result = MakeFinal();
   if (success && !writes() && options_.checksums != nullptr) result = options_.checksums->End(any());
-  if (!success || !result.has_value()) TakeBack();
+  if (!success || !result.has_value()) Rollback();
   finished_ = true;
   // Filesystems with a server may report a failed write at close only.
   for (Descriptor* descriptor : {&direct_, &buffered_}) {
@@ -379,7 +379,7 @@ IoResult<void> OpenFile::Finish(bool success) {
 
 IoResult<void> OpenFile::MakeFinal() {
   if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
-    // What others appended since it was opened is theirs.
+    // Bytes that others appended since it was opened stay.
     struct stat now {};
     if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
     if (now.st_size == status_.st_size && ftruncate(any(), static_cast<off_t>(options_.size)) != 0) {
@@ -403,10 +403,10 @@ IoResult<void> OpenFile::SyncFolder() const {
   return {};
 }
 
-// What a failed write of a whole file may take back. Of a write at an offset nothing: others may be writing
-// other parts.
-void OpenFile::TakeBack() {
-  if (!writes() || !options_.whole_file || keeps_) return;
+// Rolls back a failed write of a whole file. A write at an offset is not rolled back: others may be writing other
+// parts.
+void OpenFile::Rollback() {
+  if (!writes() || !options_.whole_file || keep_on_failure_) return;
   struct stat ours {};
   if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
   if (created_) {
@@ -420,19 +420,6 @@ void OpenFile::TakeBack() {
 }
 
 }  // namespace
-
-std::optional<Target::Alignment> DirectAlignment(int descriptor) {
-  struct statx answer {};
-  if (statx(descriptor, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer) != 0 || (answer.stx_mask & STATX_DIOALIGN) == 0) {
-    // Where files are memory, the kernel copies, whatever was asked for, and from any address.
-    if (FilesystemOf(descriptor) == TMPFS_MAGIC) return Target::Alignment{1, 1};
-    return Target::Alignment{};  // an older kernel, or a filesystem that does not say: a page serves all of them
-  }
-  if (!std::has_single_bit(answer.stx_dio_mem_align) || !std::has_single_bit(answer.stx_dio_offset_align)) {
-    return std::nullopt;
-  }
-  return Target::Alignment{answer.stx_dio_offset_align, answer.stx_dio_mem_align};
-}
 
 IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
   return {ENODATA,

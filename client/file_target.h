@@ -43,9 +43,6 @@ class FileTarget {
   static IoResult<std::unique_ptr<Target>> Open(const Options& options);
 };
 
-// What O_DIRECT asks for on a descriptor that is open for it. None where it was accepted and is not possible.
-std::optional<Target::Alignment> DirectAlignment(int descriptor);
-
 // "read of 10 bytes at offset 20 of PATH: only 5 bytes there".
 IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size);
 

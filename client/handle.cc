@@ -43,25 +43,25 @@ Handle::~Handle() {
 
 IoResult<std::shared_ptr<Operation>> Handle::StartRead(const FileName& file, const MemoryView& memory,
                                                        const ReadOptions& options) {
-  ASSIGN_OR_RETURN(auto wish, Impl::WishToRead(file, memory, options));
-  wish.counted = true;
-  return impl_->Begin(std::move(wish), nullptr);
+  ASSIGN_OR_RETURN(auto request, Impl::MakeReadRequest(file, memory, options));
+  request.counted = true;
+  return impl_->Begin(std::move(request), nullptr);
 }
 
 IoResult<std::shared_ptr<Operation>> Handle::StartWrite(const FileName& file, const MemoryView& memory,
                                                         const WriteOptions& options) {
-  auto wish = Impl::WishToWrite(file, memory, options);
-  wish.counted = true;
-  return impl_->Begin(std::move(wish), nullptr);
+  auto request = Impl::MakeWriteRequest(file, memory, options);
+  request.counted = true;
+  return impl_->Begin(std::move(request), nullptr);
 }
 
 IoResult<void> Handle::Read(const FileName& file, const MemoryView& memory, const ReadOptions& options) {
-  ASSIGN_OR_RETURN(auto wish, Impl::WishToRead(file, memory, options));
-  return impl_->BeginAndHelp(std::move(wish));
+  ASSIGN_OR_RETURN(auto request, Impl::MakeReadRequest(file, memory, options));
+  return impl_->BeginAndHelp(std::move(request));
 }
 
 IoResult<void> Handle::Write(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
-  return impl_->BeginAndHelp(Impl::WishToWrite(file, memory, options));
+  return impl_->BeginAndHelp(Impl::MakeWriteRequest(file, memory, options));
 }
 
 Handle::Completed Handle::Wait(const Interrupted& interrupted) { return impl_->Wait(interrupted); }

@@ -26,7 +26,7 @@
 
 namespace weightfs::client {
 
-// Whether bytes go past the mount of a weightfs, by a lease of its blocks.
+// Whether transfers bypass the mount of a weightfs, by a lease of its blocks.
 enum class Direct : unsigned char {
   kAuto,     // operations of at least 4 MiB, where the mount gives leases; the others through the mount
   kNever,    // everything through the mount
@@ -39,7 +39,7 @@ enum class Direct : unsigned char {
 struct HandleOptions {
   uint64_t block_size = 1 << 20;      // bytes of one transfer; less than the device's block counts as one block
   unsigned queue_depth = 128;         // transfers in the kernel at once, for each of the intra_op_parallelism rings
-  bool single_submit = false;         // each transfer in an io_submit of its own
+  bool single_submit = false;         // each transfer in a system call of its own
   bool overlap_events = false;        // refill after each completion; else in batches of queue_depth
   unsigned intra_op_parallelism = 1;  // slices that an operation is cut into, each with a thread and a ring
   Direct direct = Direct::kAuto;
@@ -187,7 +187,7 @@ class WEIGHTFS_EXPORT Handle {
   // How many were started by a lease; of SaveMany and LoadMany each batch is one.
   uint64_t direct_operations() const;
 
-  // What is known of GPUs; none with kOnDemand before the first memory of one.
+  // Facts about the GPUs; none with kOnDemand before the first memory of one.
   std::optional<GpuFacts> gpu() const;
   // Readies memory of a GPU for transfers of this handle: with cuFile it need not be done for each. EEXIST when it is.
   IoResult<void> PinDevice(const MemoryView& memory);

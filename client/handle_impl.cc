@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-#include "client/lease_target.h"
+#include "client/lease/lease_target.h"
 #include "client/operation_plan.h"
 #include "common/result.h"
 #include "common/units.h"
@@ -38,7 +38,7 @@ constexpr size_t kDeviceBounces = 64;
 constexpr size_t kCufileThreads = 16;
 constexpr size_t kLeastCufileThreads = 2;
 
-// Whether the file of a path was deleted between two calls, and the path is to be opened again.
+// True when the file of a path was deleted between two calls, and the path must be opened again.
 bool IsAnother(const IoError& error, unsigned tries) {
   constexpr unsigned kTries = 100;
   return error.error_number == ESTALE && tries < kTries;
@@ -52,14 +52,14 @@ IoError InCallback(const std::string& path, uint64_t offset) {
   return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
 }
 
-// Whether a write without an offset goes to the end of what the descriptor is open for.
+// True when a write without an offset appends to the file of the descriptor.
 bool Appends(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
   struct stat status {};
   return flags >= 0 && (flags & O_APPEND) != 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// Whether a file of this size has no room even in the place of the old one, which it would only destroy.
+// True when a file of this size does not fit even in the place of the old one, which it would only destroy.
 bool CannotFit(const Target& target, const FileTarget::Options& options) {
   struct statvfs filesystem {};
   struct stat status {};
@@ -69,17 +69,36 @@ bool CannotFit(const Target& target, const FileTarget::Options& options) {
   return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 
+// A file to be read that is not there yet: an atomic write before it is about to put it there.
+class AbsentTarget final : public Target {
+ public:
+  explicit AbsentTarget(IoError absent) : absent_(std::move(absent)) {}
+
+  const std::string& path() const override { return absent_.path; }
+  Run Locate(uint64_t offset, uint64_t length) const override { return {.offset = offset, .length = length}; }
+  DirectAlignment alignment() const override { return {}; }
+  int Buffered(int* error_number) const override {
+    *error_number = absent_.error_number;
+    return -1;
+  }
+  IoResult<uint64_t> Size() const override { return absent_; }
+  IoResult<void> Finish(bool success) override { return success ? IoResult<void>(absent_) : IoResult<void>(); }
+
+ private:
+  const IoError absent_;
+};
+
 template <typename Options>
-Handle::Impl::Wish CommonWish(const FileName& file, const MemoryView& memory, const Options& options) {
-  Handle::Impl::Wish wish;
-  wish.file.path = file.path;
-  wish.file.where = FromTheRoot(file.path);
-  wish.file.descriptor = file.descriptor;
-  wish.memory = memory;
-  wish.progress = options.progress;
-  wish.interrupted = options.interrupted;
-  wish.own_errors = options.own_errors;
-  return wish;
+Handle::Impl::Request CommonRequest(const FileName& file, const MemoryView& memory, const Options& options) {
+  Handle::Impl::Request request;
+  request.file.path = file.path;
+  request.file.where = FromTheRoot(file.path);
+  request.file.descriptor = file.descriptor;
+  request.memory = memory;
+  request.progress = options.progress;
+  request.interrupted = options.interrupted;
+  request.own_errors = options.own_errors;
+  return request;
 }
 
 }  // namespace
@@ -113,14 +132,10 @@ IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
   cufile_library_ = options.cufile_library;
   if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
   const size_t rings = options.intra_op_parallelism;
-  const RingOptions ring{.block_size = options.block_size,
-                         .queue_depth = options.queue_depth,
-                         .rings = rings,
-                         .single_submit = options.single_submit,
-                         .overlap_events = options.overlap_events,
-                         .bounces = std::max(kBounces / rings, kLeastBounces),
-                         .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
-                                    .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
+  const PipelineOptions ring{.handle = options,
+                             .bounces = std::max(kBounces / rings, kLeastBounces),
+                             .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
+                                        .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
   for (size_t i = 0; i < rings; ++i) {
     ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
     rings_.push_back(std::move(made));
@@ -128,75 +143,78 @@ IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
   return {};
 }
 
-IoResult<void> Handle::Impl::AddChecksums(Wish& wish) {
-  if (wish.writes() && !wish.file.whole_file) {
-    return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", wish.file.path,
-                   wish.file.offset};
+IoResult<void> Handle::Impl::AddChecksums(Request& request) {
+  if (request.writes() && !request.file.whole_file) {
+    return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", request.file.path,
+                   request.file.offset};
   }
-  if (wish.memory.on_device()) {
-    return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", wish.file.path,
-                   wish.file.offset};
+  if (request.memory.on_device()) {
+    return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", request.file.path,
+                   request.file.offset};
   }
-  const std::string path = wish.file.path.empty() ? fmt::format("descriptor {}", wish.file.descriptor) : wish.file.path;
-  wish.file.checksums = std::make_shared<ChecksumAttribute>(wish.writes(), path, wish.memory, wish.file.offset);
+  const std::string path =
+      request.file.path.empty() ? fmt::format("descriptor {}", request.file.descriptor) : request.file.path;
+  request.file.checksums =
+      std::make_shared<ChecksumAttribute>(request.writes(), path, request.memory, request.file.offset);
   return {};
 }
 
-IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Wish wish, Ring** helped) {
-  if (forked()) return Forked(wish.file.path, wish.file.offset);
-  wish.file.size = wish.memory.size();
+IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** helped) {
+  if (forked()) return Forked(request.file.path, request.file.offset);
+  request.file.size = request.memory.size();
   std::shared_ptr<Gpu> gpu;
-  if (wish.memory.on_device() && wish.memory.size() > 0) {
+  if (request.memory.on_device() && request.memory.size() > 0) {
     ASSIGN_OR_RETURN(gpu, TheGpu());
   }
-  if (wish.checked) RETURN_IF_ERROR(AddChecksums(wish));
+  if (request.checked) RETURN_IF_ERROR(AddChecksums(request));
   // A lease wants checksums of the blocks, which cuFile never shows to the host.
   const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
-  ASSIGN_OR_RETURN(auto opened, Open(wish, may_lease));
-  auto& [place, target, late] = opened;
+  ASSIGN_OR_RETURN(auto opened, Open(request, may_lease));
+  const bool held = opened.waits();
+  auto& [registration, target] = opened;
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
-    ASSIGN_OR_RETURN(device, gpu->Admit(wish.memory, *target, wish.file.offset));
+    ASSIGN_OR_RETURN(device, gpu->Admit(request.memory, *target, request.file.offset));
   }
   if (target->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
-  Operation::Plan plan{.direction = wish.file.direction,
+  Operation::Plan plan{.direction = request.file.direction,
                        .target = std::move(target),
-                       .memory = std::move(wish.memory),
+                       .memory = std::move(request.memory),
                        .device = std::move(device),
-                       .offset = wish.file.offset,
-                       .held = late != nullptr,
-                       .progress = std::move(wish.progress),
-                       .place = place};
-  if (wish.counted) {
-    plan.finished = [account = account_, number = account_->Begin(), own = wish.own_errors](const IoError* error) {
-      account->End(number, error, own);
+                       .offset = request.file.offset,
+                       .held = held,
+                       .progress = std::move(request.progress),
+                       .registration = registration};
+  if (request.counted) {
+    plan.finished = [tracker = tracker_, number = tracker_->Begin(), own = request.own_errors](const IoError* error) {
+      tracker->End(number, error, own);
     };
   }
   auto operation = std::make_shared<Operation>(std::move(plan));
-  if (late == nullptr) {
-    place.reset();
-    HandOut(operation, helped);
+  if (!held) {
+    registration.reset();
+    Dispatch(operation, helped);
     return operation;
   }
-  auto begin = [this, operation, late = late, may_lease, file = std::move(wish.file)](bool stopping) mutable {
-    BeginLate(operation, *late, std::move(file), may_lease, stopping);
+  auto begin = [this, operation, may_lease, file = std::move(request.file)](bool stopping) mutable {
+    BeginHeld(operation, std::move(file), may_lease, stopping);
   };
-  if (!ranges_->Wait(place, begin)) begin(false);
+  if (!ranges_->Wait(registration, begin)) begin(false);
   return operation;
 }
 
 Handle::Completed Handle::Impl::Wait(const Interrupted& interrupted) {
   if (auto may = CheckMayWait(""); !may.has_value()) return {.failed = 1, .errors = {std::move(may).error()}};
-  return account_->Wait(interrupted);
+  return tracker_->Wait(interrupted);
 }
 
-IoResult<void> Handle::Impl::BeginAndHelp(Wish wish) {
-  if (Operation::CallbackScope::active()) return InCallback(wish.file.path, wish.file.offset);
+IoResult<void> Handle::Impl::BeginAndHelp(Request request) {
+  if (Operation::CallbackScope::active()) return InCallback(request.file.path, request.file.offset);
   Ring* ring = nullptr;
-  auto interrupted = std::move(wish.interrupted);
-  ASSIGN_OR_RETURN(const auto operation, Begin(std::move(wish), &ring));
-  if (ring != nullptr) ring->Help(*operation, kBetweenLooks);
-  while (!operation->done() && !operation->Wait(kBetweenLooks)) {
+  auto interrupted = std::move(request.interrupted);
+  ASSIGN_OR_RETURN(const auto operation, Begin(std::move(request), &ring));
+  if (ring != nullptr) ring->Help(*operation, kInterruptCheckInterval);
+  while (!operation->done() && !operation->Wait(kInterruptCheckInterval)) {
     if (!interrupted || !interrupted()) continue;
     operation->Cancel();
     // One that waits for others never touches the memory; it need not be waited for.
@@ -209,14 +227,14 @@ IoResult<void> Handle::Impl::BeginAndHelp(Wish wish) {
 
 IoResult<void> Handle::Impl::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
                                  Progress progress, Interrupted interrupted) {
-  Wish wish;
-  wish.file.path = target->path();
-  wish.file.direction = direction;
-  wish.target = std::move(target);
-  wish.memory = std::move(memory);
-  wish.progress = std::move(progress);
-  wish.interrupted = std::move(interrupted);
-  return BeginAndHelp(std::move(wish));
+  Request request;
+  request.file.path = target->path();
+  request.file.direction = direction;
+  request.target = std::move(target);
+  request.memory = std::move(memory);
+  request.progress = std::move(progress);
+  request.interrupted = std::move(interrupted);
+  return BeginAndHelp(std::move(request));
 }
 
 IoResult<void> Handle::Impl::CheckMayWait(const std::string& path) const {
@@ -238,7 +256,8 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
   return gpu_;
 }
 
-std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Options& file, std::optional<FileId> id) {
+std::shared_ptr<PendingRanges::Registration> Handle::Impl::Register(const FileTarget::Options& file,
+                                                                    std::optional<FileId> id) {
   FileRange range{
       .begin = file.offset, .end = file.offset + file.size, .writes = file.direction == Operation::Direction::kWrite};
   // A whole file ends where the write does; what is appended begins where all before it has ended.
@@ -252,69 +271,61 @@ std::shared_ptr<PendingRanges::Place> Handle::Impl::PlaceOf(const FileTarget::Op
   return ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1), file.atomic);
 }
 
-IoResult<Handle::Impl::Opened> Handle::Impl::Open(Wish& wish, bool may_lease) {
-  if (wish.target != nullptr) return Opened{.target = std::move(wish.target)};
+IoResult<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease) {
+  if (request.target != nullptr) return Opened{.target = std::move(request.target)};
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
     const uint64_t renames = ranges_->renames();
-    auto file = FileTarget::Open(wish.file);
-    if (!file.has_value() && file.error().error_number == ENOENT && !wish.writes()) {
-      if (auto awaited = AwaitFile(wish.file, file.error())) return *std::move(awaited);
+    auto file = FileTarget::Open(request.file);
+    if (!file.has_value() && file.error().error_number == ENOENT && !request.writes()) {
+      if (auto awaited = AwaitFile(request.file, file.error())) return *std::move(awaited);
       if (ranges_->renames() != renames) continue;
     }
     ASSIGN_OR_RETURN(opened.target, std::move(file));
-    opened.place = PlaceOf(wish.file, opened.target->id());
-    if (opened.place != nullptr && opened.place->waits()) {
-      opened.MakeLate();
+    opened.registration = Register(request.file, opened.target->id());
+    if (opened.waits()) {
+      opened.target->KeepOnFailure();
       return opened;
     }
     // An atomic write has a file of its own.
-    if (ranges_->renames() != renames && !wish.file.atomic) continue;
+    if (ranges_->renames() != renames && !request.file.atomic) continue;
     const auto prepared = opened.target->Prepare();
     if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
     if (!prepared.has_value()) return prepared.error();
-    wish.file.offset = *prepared;
-    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(opened.target), wish.file, may_lease));
+    request.file.offset = *prepared;
+    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(opened.target), request.file, may_lease));
     return opened;
   }
 }
 
-void Handle::Impl::Opened::MakeLate() {
-  auto made = std::make_unique<LateTarget>(std::move(target));
-  late = made.get();
-  target = std::move(made);
-}
-
 std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const IoError& error) {
   Opened opened;
-  opened.place = PlaceOf(file, IdOfPath(file.where));  // It has no other identity yet.
-  if (opened.place == nullptr || !opened.place->waits()) return std::nullopt;
+  opened.registration = Register(file, IdOfPath(file.where));  // It has no other identity yet.
+  if (!opened.waits()) return std::nullopt;
   opened.target = std::make_unique<AbsentTarget>(error);
-  opened.MakeLate();
   return opened;
 }
 
-void Handle::Impl::BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late, FileTarget::Options options,
-                             bool may_lease, bool stopping) {
+void Handle::Impl::BeginHeld(const std::shared_ptr<Operation>& operation, FileTarget::Options options, bool may_lease,
+                             bool stopping) {
   if (stopping) operation->Cancel();
   if (operation->Begin()) {
     if (options.descriptor >= 0) {
       // The caller may have closed its own.
-      options.path = late.path();
-      options.descriptor = late.first().any();
+      options.path = operation->target().path();
+      options.descriptor = operation->target().any();
     }
     // The host sees no blocks of what was given to cuFile.
     const bool by_cufile = operation->device() != nullptr && operation->device()->direct();
     auto target = OpenAgain(options, may_lease && !by_cufile);
     if (target.has_value()) {
       if ((*target)->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
-      operation->MoveTo(options.offset);
-      late.Adopt(*std::move(target));
+      operation->Adopt(*std::move(target), options.offset);
     } else {
       operation->Fail(std::move(target).error());
     }
   }
-  HandOut(operation, nullptr);
+  Dispatch(operation, nullptr);
 }
 
 IoResult<std::unique_ptr<Target>> Handle::Impl::OpenAgain(FileTarget::Options& options, bool may_lease) {
@@ -339,7 +350,7 @@ IoResult<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target>
   return file;
 }
 
-void Handle::Impl::HandOut(const std::shared_ptr<Operation>& operation, Ring** helped) {
+void Handle::Impl::Dispatch(const std::shared_ptr<Operation>& operation, Ring** helped) {
   const uint64_t size = operation->size();
   const uint64_t start = operation->offset();
   std::vector<uint64_t> borders{0};
@@ -360,31 +371,31 @@ void Handle::Impl::HandOut(const std::shared_ptr<Operation>& operation, Ring** h
   }
 }
 
-IoResult<Handle::Impl::Wish> Handle::Impl::WishToRead(const FileName& file, const MemoryView& memory,
-                                                      const ReadOptions& options) {
+IoResult<Handle::Impl::Request> Handle::Impl::MakeReadRequest(const FileName& file, const MemoryView& memory,
+                                                              const ReadOptions& options) {
   if (memory.may_overlap()) {
     return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
                    options.offset};
   }
-  Wish wish = CommonWish(file, memory, options);
-  wish.file.direction = Operation::Direction::kRead;
-  wish.file.offset = options.offset;
-  wish.checked = options.verify;
-  return wish;
+  Request request = CommonRequest(file, memory, options);
+  request.file.direction = Operation::Direction::kRead;
+  request.file.offset = options.offset;
+  request.checked = options.verify;
+  return request;
 }
 
-Handle::Impl::Wish Handle::Impl::WishToWrite(const FileName& file, const MemoryView& memory,
-                                             const WriteOptions& options) {
+Handle::Impl::Request Handle::Impl::MakeWriteRequest(const FileName& file, const MemoryView& memory,
+                                                     const WriteOptions& options) {
   const bool by_path = file.descriptor < 0;
-  Wish wish = CommonWish(file, memory, options);
-  wish.file.direction = Operation::Direction::kWrite;
-  wish.file.offset = options.offset.value_or(0);
-  wish.file.appends = !by_path && !options.offset && Appends(file.descriptor);
-  wish.file.whole_file = by_path && !options.offset;
-  wish.file.atomic = options.atomic;
-  wish.file.durable = options.durable;
-  wish.checked = options.checksum;
-  return wish;
+  Request request = CommonRequest(file, memory, options);
+  request.file.direction = Operation::Direction::kWrite;
+  request.file.offset = options.offset.value_or(0);
+  request.file.appends = !by_path && !options.offset && Appends(file.descriptor);
+  request.file.whole_file = by_path && !options.offset;
+  request.file.atomic = options.atomic;
+  request.file.durable = options.durable;
+  request.checked = options.checksum;
+  return request;
 }
 
 }  // namespace weightfs::client

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is behind a Handle; handle.h is for its users.
+// The implementation of Handle.
 #pragma once
 
 #include <unistd.h>
@@ -10,23 +10,21 @@
 #include <string>
 #include <vector>
 
-#include "client/account.h"
 #include "client/file_target.h"
 #include "client/gpu/gpu.h"
 #include "client/handle.h"
-#include "client/late_target.h"
-#include "client/lease_connection.h"
+#include "client/lease/lease_connection.h"
+#include "client/operation_tracker.h"
 #include "client/pending_ranges.h"
 #include "client/ring.h"
 #include "common/mutex.h"
 
 namespace weightfs::client {
 
-// Where a relative path leads now; itself where that cannot be said.
+// Makes a relative path absolute; returns it unchanged where that is not possible.
 std::string FromTheRoot(const std::string& path);
 
-// What such a path stands for in the order of operations: no file. Paths that happen to have the same one wait for each
-// other.
+// Identifies a path, and no file, in the order of operations. Operations on paths with equal ids wait for each other.
 FileId IdOfPath(const std::string& path);
 
 // Thread-safe. Hidden, though its outer class is exported.
@@ -35,7 +33,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   ~Impl();
   IoResult<void> Start(const HandleOptions& options);
 
-  struct Wish {
+  struct Request {
     FileTarget::Options file;
     std::unique_ptr<Target> target = nullptr;  // what it was opened as; otherwise it is opened here
     MemoryView memory;
@@ -47,19 +45,19 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
 
     bool writes() const { return file.direction == Operation::Direction::kWrite; }
   };
-  static IoResult<Wish> WishToRead(const FileName& file, const MemoryView& memory, const ReadOptions& options);
-  static Wish WishToWrite(const FileName& file, const MemoryView& memory, const WriteOptions& options);
+  static IoResult<Request> MakeReadRequest(const FileName& file, const MemoryView& memory, const ReadOptions& options);
+  static Request MakeWriteRequest(const FileName& file, const MemoryView& memory, const WriteOptions& options);
 
   // `helped`: the caller is going to drive the first ring, which is returned.
-  IoResult<std::shared_ptr<Operation>> Begin(Wish wish, Ring** helped);
+  IoResult<std::shared_ptr<Operation>> Begin(Request request, Ring** helped);
   // Returns when it is done.
-  IoResult<void> BeginAndHelp(Wish wish);
+  IoResult<void> BeginAndHelp(Request request);
   // The same for an operation from offset 0 on whose target is open.
   IoResult<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
                      Progress progress, Interrupted interrupted);
 
   Completed Wait(const Interrupted& interrupted);
-  size_t pending() const { return forked() ? 0 : account_->pending(); }
+  size_t pending() const { return forked() ? 0 : tracker_->pending(); }
   Direct direct() const { return direct_; }
   PendingRanges& ranges() const { return *ranges_; }
   bool forked() const { return owner_ != getpid(); }
@@ -74,30 +72,29 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_);
 
  private:
-  static IoResult<void> AddChecksums(Wish& wish);
+  static IoResult<void> AddChecksums(Request& request);
   struct Opened {
-    // Null where there is no order. Given up after the target: who waited finds what a failure took back.
-    std::shared_ptr<PendingRanges::Place> place = nullptr;
+    // Null where there is no order. Given up after the target: operations that waited find what a rollback left.
+    std::shared_ptr<PendingRanges::Registration> registration = nullptr;
     std::unique_ptr<Target> target = nullptr;
-    LateTarget* late = nullptr;  // the target, when others are to be done before
-    void MakeLate();
+    bool waits() const { return registration != nullptr && registration->waits(); }
   };
-  IoResult<Opened> Open(Wish& wish, bool may_lease);
+  IoResult<Opened> Open(Request& request, bool may_lease);
   // The turn of a read that found no file, where an operation that is pending may be about to put it there.
   std::optional<Opened> AwaitFile(const FileTarget::Options& file, const IoError& error);
-  // An operation that had to wait for others.
-  void BeginLate(const std::shared_ptr<Operation>& operation, LateTarget& late, FileTarget::Options options,
-                 bool may_lease, bool stopping);
+  // Begins an operation that had to wait for others.
+  void BeginHeld(const std::shared_ptr<Operation>& operation, FileTarget::Options options, bool may_lease,
+                 bool stopping);
   // Null where there is no order.
-  std::shared_ptr<PendingRanges::Place> PlaceOf(const FileTarget::Options& file, std::optional<FileId> id);
+  std::shared_ptr<PendingRanges::Registration> Register(const FileTarget::Options& file, std::optional<FileId> id);
   // The offset becomes that which the target begins at.
   IoResult<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
   IoResult<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
                                              bool may_lease);
-  void HandOut(const std::shared_ptr<Operation>& operation, Ring** helped);
+  void Dispatch(const std::shared_ptr<Operation>& operation, Ring** helped);
 
   const pid_t owner_ = getpid();
-  const std::shared_ptr<Account> account_ = std::make_shared<Account>();
+  const std::shared_ptr<OperationTracker> tracker_ = std::make_shared<OperationTracker>();
   const std::shared_ptr<LeaseConnections> connections_ = std::make_shared<LeaseConnections>();
   Direct direct_ = Direct::kAuto;
   GpuMode gpu_mode_ = GpuMode::kOnDemand;

@@ -19,10 +19,10 @@
 #include <system_error>
 #include <utility>
 
-#include "client/account.h"
 #include "client/file_target.h"
 #include "client/handle_impl.h"
-#include "client/leased_folder.h"
+#include "client/lease/leased_folder.h"
+#include "client/operation_tracker.h"
 #include "client/save_checks.h"
 #include "client/temporary_name.h"
 #include "common/descriptor.h"
@@ -43,7 +43,7 @@ struct Directory {
   const std::string where;
 };
 
-// What goes by one lease is put together in the host's memory.
+// The data of one lease is assembled in the host's memory.
 IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
   if (std::none_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); })) return {};
   return IoError{EOPNOTSUPP,
@@ -83,7 +83,7 @@ class Staging {
   std::string path_;
 };
 
-// Whether the caller still waits. Once it does not it is not asked again.
+// Asks the caller whether to go on. After the first no it is not asked again.
 class Interruption {
  public:
   Interruption(const Interrupted& interrupted, const std::string& directory)
@@ -94,12 +94,12 @@ class Interruption {
   // Asks at once: after a callback, and before what cannot be taken back.
   bool CameByNow() {
     if (!came_ && interrupted_) came_ = interrupted_();
-    look_ = std::chrono::steady_clock::now() + kBetweenLooks;
+    look_ = std::chrono::steady_clock::now() + kInterruptCheckInterval;
     return came_;
   }
   // Until it is done. It is cancelled where the caller does not wait for it.
   void WaitFor(Operation& operation) {
-    while (!came() && !operation.Wait(kBetweenLooks)) continue;
+    while (!came() && !operation.Wait(kInterruptCheckInterval)) continue;
     if (!came_) return;
     operation.Cancel();
     operation.Wait();
@@ -113,7 +113,7 @@ class Interruption {
   const Interrupted& interrupted_;
   const std::string& directory_;
   bool came_ = false;
-  std::chrono::steady_clock::time_point look_ = std::chrono::steady_clock::now() + kBetweenLooks;
+  std::chrono::steady_clock::time_point look_ = std::chrono::steady_clock::now() + kInterruptCheckInterval;
 };
 
 // Until what the handle was to do with these files before is done: a lease waits for nobody.
@@ -129,12 +129,12 @@ IoResult<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std
     ranges.push_back(ranges.back());
     ranges.back().file = {.device = status.st_dev, .inode = status.st_ino};
   }
-  const auto place = handle.ranges().Add(ranges);
+  const auto registration = handle.ranges().Add(ranges);
   const auto turn = std::make_shared<std::promise<void>>();
   const auto come = turn->get_future();
-  // The place is not given up before its turn: others may wait for it alone.
-  if (!handle.ranges().Wait(place, [turn, place](bool) { turn->set_value(); })) return {};
-  while (come.wait_for(kBetweenLooks) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
+  // The registration stays until its turn: others may wait for it alone.
+  if (!handle.ranges().Wait(registration, [turn, registration](bool) { turn->set_value(); })) return {};
+  while (come.wait_for(kInterruptCheckInterval) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
   return {};
 }
 
@@ -160,7 +160,8 @@ IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span
     settle(kUnderWay - 1);
     if (failed || interruption.came()) break;
     auto started = handle.Begin(
-        Handle::Impl::WishToWrite(staging / name, memory, {.durable = durable, .checksum = options.checksum}), nullptr);
+        Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum}),
+        nullptr);
     if (started.has_value()) {
       under_way.push_back(std::move(*started));
     } else {
@@ -227,10 +228,10 @@ void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<co
       errors.Add(first + i, OtherSize(path, files[i].memory.size(), static_cast<uint64_t>(status.st_size)));
       continue;
     }
-    auto wish = Handle::Impl::WishToRead(where, files[i].memory, {.verify = verify});
-    if (wish.has_value()) wish->file.path = path;
-    auto started = wish.has_value() ? handle.Begin(std::move(*wish), nullptr)
-                                    : IoResult<std::shared_ptr<Operation>>(std::move(wish).error());
+    auto request = Handle::Impl::MakeReadRequest(where, files[i].memory, {.verify = verify});
+    if (request.has_value()) request->file.path = path;
+    auto started = request.has_value() ? handle.Begin(std::move(*request), nullptr)
+                                       : IoResult<std::shared_ptr<Operation>>(std::move(request).error());
     if (started.has_value()) {
       under_way.push_back({first + i, std::move(*started)});
     } else {

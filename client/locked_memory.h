@@ -34,7 +34,7 @@ class WEIGHTFS_EXPORT LockedMemory {
   size_t mapped_ = 0;
 };
 
-// Whether all of [data, data + size) is inside one locked region of this process, whoever made it. At most
+// True when all of [data, data + size) is inside one locked region of this process, whoever made it. At most
 // one byte is looked for when size is 0.
 WEIGHTFS_EXPORT bool IsLocked(const void* data, size_t size);
 // The locked region that begins at `data`; null when there is none.

@@ -42,7 +42,7 @@ void CopyRuns(std::byte* memory, size_t run, int64_t stride, int64_t count, std:
 
 constexpr size_t kMostBytes = INT64_MAX;
 
-// Whether all elements lie at addresses that there are, however far the strides lead to both sides of the first.
+// True when all elements lie at valid addresses, however far the strides lead to both sides of the first.
 bool IsReachable(uintptr_t base, size_t item_size, std::span<const int64_t> shape, std::span<const int64_t> strides) {
   int64_t below = 0, above = 0;  // bytes to the first of all elements, and to the last one
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -59,7 +59,7 @@ bool IsReachable(uintptr_t base, size_t item_size, std::span<const int64_t> shap
          !__builtin_add_overflow(end, static_cast<uintptr_t>(item_size), &end);
 }
 
-// Whether the dimension around goes on where the one inside it ends.
+// True when the outer dimension continues where the inner one ends.
 bool Continues(int64_t outer_stride, int64_t inner_stride, int64_t inner_count) {
   int64_t reach = 0;
   return !__builtin_mul_overflow(inner_stride, inner_count, &reach) && outer_stride == reach;

@@ -43,11 +43,11 @@ class WEIGHTFS_EXPORT MemoryView {
   bool on_device() const { return on_device_; }
   uint64_t device_address() const { return reinterpret_cast<uintptr_t>(base_); }
   std::optional<uintptr_t> stream() const { return stream_; }
-  // Whether two elements may share a byte, so that reading into it has no one meaning. Never false when they
+  // True when two elements may share a byte, so that reading into it has no one meaning. Never false when they
   // do.
   bool may_overlap() const { return may_overlap_; }
 
-  // Where [offset, offset + length) lies, when it is one run of the host's memory; null otherwise.
+  // The address of [offset, offset + length), when it is one run of the host's memory; null otherwise.
   std::byte* Direct(size_t offset, size_t length) const;
   // Copies out.size() bytes from `offset` on out of the host's memory.
   void Gather(size_t offset, std::span<std::byte> out) const;

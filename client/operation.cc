@@ -8,8 +8,9 @@
 #include <condition_variable>
 #include <utility>
 
-#include "client/gpu/gpu.h"
+#include "client/lane.h"
 #include "client/operation_plan.h"
+#include "common/assert.h"
 #include "common/mutex.h"
 
 namespace weightfs::client {
@@ -20,11 +21,14 @@ thread_local int callback_depth = 0;
 }  // namespace
 
 struct Operation::State {
-  explicit State(Plan made) : plan(std::move(made)), offset(plan.offset), begun(!plan.held) {}
+  explicit State(Plan made)
+      : plan(std::move(made)), path(plan.target->path()), offset(plan.offset), begun(!plan.held) {}
 
   Plan plan;
+  const std::string path;
+  std::unique_ptr<Target> first;  // of an operation that was held
   std::atomic<uint64_t> offset;
-  // Who sets one of them looks at the other.
+  // A thread that sets one of them reads the other afterwards.
   std::atomic<bool> begun;
   std::atomic<bool> stopped{false};
   std::atomic<bool> direct_refused{false};
@@ -50,7 +54,12 @@ const Target& Operation::target() const { return *state_->plan.target; }
 const MemoryView& Operation::memory() const { return state_->plan.memory; }
 const std::shared_ptr<DeviceMemory>& Operation::device() const { return state_->plan.device; }
 uint64_t Operation::offset() const { return state_->offset.load(std::memory_order_relaxed); }
-void Operation::MoveTo(uint64_t offset) { state_->offset.store(offset, std::memory_order_relaxed); }
+void Operation::Adopt(std::unique_ptr<Target> target, uint64_t offset) {
+  WEIGHTFS_ASSERT(state_->plan.held && state_->begun.load());
+  state_->first = std::exchange(state_->plan.target, std::move(target));
+  state_->offset.store(offset, std::memory_order_relaxed);
+  state_->plan.held = false;
+}
 bool Operation::Begin() {
   state_->begun.store(true);
   return !state_->stopped.load();
@@ -116,11 +125,10 @@ bool Operation::Cancel() {
 }
 
 IoError Operation::Cancellation() const {
-  const std::string& path = state_->plan.target->path();
   return {ECANCELED,
           fmt::format("{} of {} bytes at offset {} of {} was cancelled",
-                      direction() == Direction::kWrite ? "write" : "read", size(), offset(), path),
-          path, offset()};
+                      direction() == Direction::kWrite ? "write" : "read", size(), offset(), state_->path),
+          state_->path, offset()};
 }
 
 void Operation::OnDone(std::function<void()> callback) {
@@ -138,7 +146,7 @@ void Operation::AddTransferred(uint64_t bytes) {
   state_->transferred.fetch_add(bytes, std::memory_order_relaxed);
   if (!state_->plan.progress) return;
   MutexLock lock(state_->progress_mutex);
-  // Who is telling tells of these bytes too, before its own slice can be done.
+  // The thread that reports includes these bytes, before its own slice can be done.
   if (std::exchange(state_->telling, true)) return;
   for (;;) {
     const uint64_t sum = transferred(), last = state_->told;
@@ -168,12 +176,16 @@ void Operation::Complete() {
     MutexLock lock(state_->mutex);
     state_->completing = true;
     // Cancelled too late: everything was transferred.
-    if (state_->error && state_->error->error_number == ECANCELED && transferred() == size()) state_->error.reset();
+    const bool cancelled = state_->error && state_->error->error_number == ECANCELED;
+    if (cancelled && !state_->plan.held && transferred() == size()) state_->error.reset();
     error = state_->error;
+    WEIGHTFS_ASSERT(error || !state_->plan.held);
   }
   // cuFile forgets the target's descriptors before they are closed. Nothing of a GPU stays with a future that is kept.
   if (state_->plan.device != nullptr) state_->plan.device->CloseFiles();
   state_->plan.device.reset();
+  if (state_->first != nullptr) [[maybe_unused]]
+    const auto unused = state_->first->Finish(false);
   auto finished = state_->plan.target->Finish(!error);
   if (!finished.has_value() && !error) error = std::move(finished).error();
   std::vector<std::function<void()>> callbacks;
@@ -181,12 +193,12 @@ void Operation::Complete() {
     MutexLock lock(state_->mutex);
     state_->error = std::move(error);
     state_->done = true;
-    // In one step: who learns of the end here finds it in the handle's account, and the other way round.
+    // In one step: a thread that sees the end here sees it in the handle's tracker too, and the other way round.
     if (state_->plan.finished) state_->plan.finished(state_->error ? &*state_->error : nullptr);
     callbacks.swap(state_->callbacks);
   }
   state_->ended.notify_all();
-  state_->plan.place.reset();
+  state_->plan.registration.reset();
   state_->plan.progress = nullptr;  // it may hold the handle
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();

@@ -28,7 +28,7 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Whether it has ended, in whatever way: the memory is the caller's again.
+  // True when it succeeded, failed or was cancelled: the memory is the caller's again.
   WEIGHTFS_EXPORT bool done() const;
   // Set once done, when it failed or was cancelled.
   WEIGHTFS_EXPORT std::optional<IoError> error() const;
@@ -56,11 +56,12 @@ class Operation {
   // Null for memory of the host; until Complete.
   const std::shared_ptr<DeviceMemory>& device() const;
   uint64_t offset() const;
-  // Of one that was held up, before its first transfer: where it begins after all.
-  void MoveTo(uint64_t offset);
-  // One that was held up begins; false: it was stopped before, and is to be handed out all the same, but touches
+  // Begins an operation that was held. False: it was stopped before. It is dispatched all the same, and touches
   // nothing.
   bool Begin();
+  // Opened again when it began, because the file may be another one by then: its target from now on, and its offset.
+  // Before it is dispatched. The first target stays open until the end: others may have its descriptors.
+  void Adopt(std::unique_ptr<Target> target, uint64_t offset);
   // Once it is cancelled and has not begun its memory is left alone for ever, though it is done later.
   bool begun() const;
   IoError Cancellation() const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an Operation is made of; operation.h is for the users of a Handle.
+// The parts of an Operation. Users of a Handle need operation.h only.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@ struct Operation::Plan {
   MemoryView memory;
   std::shared_ptr<DeviceMemory> device = {};                         // for memory of a GPU
   uint64_t offset = 0;                                               // in the file
-  bool held = false;                                                 // until Operation::Begin
+  bool held = false;                                                 // until Operation::Adopt
   std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
-  // The handle's account; called once, under the operation's lock. Null: success.
+  // The handle's tracker; called once, under the operation's lock. Null: success.
   std::function<void(const IoError* error)> finished = {};
-  std::shared_ptr<void> place = {};  // among the handle's operations; given up once done, with no lock held
+  std::shared_ptr<void> registration = {};  // among the handle's operations; given up once done, with no lock held
 };
 
 }  // namespace weightfs::client

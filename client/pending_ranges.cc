@@ -6,16 +6,16 @@
 
 namespace weightfs::client {
 
-std::shared_ptr<PendingRanges::Place> PendingRanges::Add(std::span<const FileRange> ranges, bool renames) {
+std::shared_ptr<PendingRanges::Registration> PendingRanges::Add(std::span<const FileRange> ranges, bool renames) {
   auto entry = std::make_shared<Entry>();
   entry->renames = renames;
   entry->listings.reserve(ranges.size());
   for (const FileRange& range : ranges) entry->listings.push_back({.range = range, .entry = entry.get()});
-  auto place = std::make_shared<Place>(shared_from_this(), entry);
+  auto registration = std::make_shared<Registration>(shared_from_this(), entry);
   const MutexLock lock(mutex_);
   AddLocked(entry);
-  place->waits_ = entry->before > 0;
-  return place;
+  registration->waits_ = entry->before > 0;
+  return registration;
 }
 
 void PendingRanges::AddLocked(const std::shared_ptr<Entry>& entry) {
@@ -56,9 +56,9 @@ void PendingRanges::ForgetCovered(const Listing& listing, Listings& others) {
   }
 }
 
-bool PendingRanges::Wait(const std::shared_ptr<Place>& place, Begin begin) {
+bool PendingRanges::Wait(const std::shared_ptr<Registration>& registration, Begin begin) {
   const MutexLock lock(mutex_);
-  const auto& entry = place->entry_;
+  const auto& entry = registration->entry_;
   if (entry->before == 0 || stopping_) return false;
   entry->begin = std::move(begin);
   waiting_.insert(entry);

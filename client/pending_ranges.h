@@ -28,19 +28,19 @@ struct FileRange {
 // Thread-safe; made by make_shared.
 class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
  public:
-  class Place;
+  class Registration;
   // Hands the operation to its rings; `stopping`: to be cancelled. Must not wait for others, nor call back.
   using Begin = std::function<void(bool stopping)>;
 
   // Those of one operation. From now on others wait for it, until the last reference goes: this begins, on its thread,
   // those that waited for it alone. `renames`: at its end a path names another file.
-  std::shared_ptr<Place> Add(std::span<const FileRange> ranges, bool renames = false) EXCLUDES(mutex_);
+  std::shared_ptr<Registration> Add(std::span<const FileRange> ranges, bool renames = false) EXCLUDES(mutex_);
   // How many of those have ended. Who opened a file before the last of them, and had nothing to wait for afterwards,
   // may have the file that was there before.
   uint64_t renames() const { return renames_.load(); }
   // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
-  bool Wait(const std::shared_ptr<Place>& place, Begin begin) EXCLUDES(mutex_);
-  // Whether nothing is pending.
+  bool Wait(const std::shared_ptr<Registration>& registration, Begin begin) EXCLUDES(mutex_);
+  // True when nothing is pending.
   bool empty() const EXCLUDES(mutex_);
   // Begins all that wait, to be cancelled. No `begin` runs afterwards.
   void Stop() EXCLUDES(mutex_);
@@ -85,16 +85,16 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   bool stopping_ GUARDED_BY(mutex_) = false;
 };
 
-// Of one operation, as long as it is pending.
-class PendingRanges::Place {
+// The registration of one operation, as long as it is pending.
+class PendingRanges::Registration {
  public:
-  Place(std::shared_ptr<PendingRanges> ranges, std::shared_ptr<Entry> entry)
+  Registration(std::shared_ptr<PendingRanges> ranges, std::shared_ptr<Entry> entry)
       : ranges_(std::move(ranges)), entry_(std::move(entry)) {}
-  ~Place() { ranges_->End(*entry_); }
-  // Whether something was pending before it when it was added.
+  ~Registration() { ranges_->End(*entry_); }
+  // True when something was pending before it when it was added.
   bool waits() const { return waits_; }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
 
  private:
   friend class PendingRanges;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can be known of a SaveMany before it changes anything.
+// Checks of a SaveMany before it changes anything.
 #pragma once
 
 #include <span>
@@ -25,8 +25,8 @@ IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const Na
 // EINVAL for more than one commit takes.
 IoResult<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files);
 
-// Whether rename(2) may put a file in the place of each: EISDIR, EPERM (in sticky directories, and for files that are
-// immutable or append-only), EBUSY (mounted).
+// Checks that rename(2) may put a file in the place of each: EISDIR, EPERM (in sticky directories, and for files that
+// are immutable or append-only), EBUSY (mounted).
 IoResult<void> CheckReplaceable(const Descriptor& folder, const std::string& directory,
                                 std::span<const NamedMemory> files);
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "client/error.h"
+#include "io/direct_alignment.h"
 
 namespace weightfs::client {
 
@@ -30,18 +31,14 @@ class Target {
     uint64_t offset = 0;  // on that descriptor; as far from an aligned offset as the place in the file
     uint64_t length = 0;  // at least 1
   };
-  // What O_DIRECT asks for; powers of two. Alignment of lengths is that of offsets.
-  struct Alignment {
-    uint64_t offset = 4096;
-    uint64_t memory = 4096;
-  };
 
   virtual ~Target() = default;
 
   virtual const std::string& path() const = 0;
   // The run at `offset` of the file, `length` bytes long at most.
   virtual Run Locate(uint64_t offset, uint64_t length) const = 0;
-  virtual Alignment alignment() const = 0;
+  // What O_DIRECT needs there.
+  virtual DirectAlignment alignment() const = 0;
   // A descriptor of the file, to ask the filesystem about it; open until Finish, and perhaps for O_DIRECT. -1: it has
   // none.
   virtual int any() const { return -1; }
@@ -54,19 +51,20 @@ class Target {
   virtual IoResult<uint64_t> Size() const = 0;
 
   // Before the first transfer, when nothing that overlaps is pending any more: what depends on what the file is then.
-  // Where in the file the operation begins. ESTALE: the path names another file by now.
+  // Returns where in the file the operation begins. ESTALE: the path names another file by now.
   virtual IoResult<uint64_t> Prepare() { return 0; }
 
-  // Its operation does not begin with it: Finish, and the end without it, leave the file as it is.
-  virtual void TakeNothingBack() {}
+  // The operation opens the file again when it begins: Finish and the destructor of this target leave the file as it
+  // is.
+  virtual void KeepOnFailure() {}
 
-  // Whether transfers go past the filesystem, by a lease. Then whole blocks of kBlockSize are transferred, whatever the
-  // ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole of
-  // a read, and in a write what the buffered descriptor has to write.
+  // True when transfers bypass the filesystem, by a lease. Then whole blocks of kBlockSize are transferred, whatever
+  // the ends of the operation, and their checksums go through the two calls below. A Run without a descriptor is a hole
+  // of a read, and in a write what the buffered descriptor has to write.
   virtual bool leased() const { return false; }
-  // Whether the bytes of a write have checksums that are computed here. The ring copies them first then, and sends the
-  // copy: a program may change its memory at any time, and no other checksum is certain to be that of what was sent.
-  virtual bool sums_writes() const { return leased(); }
+  // True when a write needs checksums of its bytes. The bytes are then copied first, and the copy is sent: a program
+  // may change its memory at any time, and no other checksum is certain to be that of what was sent.
+  virtual bool needs_checksums() const { return leased(); }
   // Takes the bytes that are sent to `offset` of the file, each byte once; several threads, each its own. By a lease
   // they are whole blocks, without the parts of blocks that the buffered descriptor writes.
   virtual void NoteWritten(uint64_t /*offset*/, std::span<const std::byte> /*bytes*/) const {}

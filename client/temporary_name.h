@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library calls what is to be renamed when it is complete, or to go: README, "Limits", tells users.
+// Names of temporary files, which are renamed when they are complete, or removed: README, "Limits", tells users.
 #pragma once
 
 #include <string>

@@ -11,9 +11,10 @@
 //   ExtentAllocator's groups
 //   ReadCache::mutex_
 //   ReadChunk::mutex_, BufferPool::mutex_
-//   AioRing::mutex_ and what else a device's queue has
+//   ThreadedRing::mutex_ and what else a device's queue has
+//   IoRing::mutex_
 // All other locks of store/, meta/ and fs/ (among them Executor::mutex_, under notify_mutex_) are leaves: nothing is
-// locked under them. So are those of client/, but for Operation::mutex_ → the account of its handle.
+// locked under them. So are those of client/, but for Operation::mutex_ → the tracker of its handle.
 // No lock is held across device I/O, a synced commit or a FUSE reply.
 #pragma once
 

@@ -3,6 +3,7 @@
 // FileDevice is the real one (libaio, O_DIRECT); tests/support has one that loses power.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -21,6 +22,10 @@ class IoRequest {
   ByteOffset offset;
   std::byte* data = nullptr;
   ByteCount size;
+
+  // For the device, until OnComplete: the pieces that it cut the request into, and their first error.
+  size_t pieces_left = 0;
+  std::optional<ErrorCode> error = {};
 
   // Runs exactly once for each submitted request, on a completion thread and never inside Submit: the caller of
   // Submit may hold locks that OnComplete takes. Success means that every byte was transferred. It must not block on

@@ -20,77 +20,14 @@
 
 #include "common/descriptor.h"
 #include "common/log.h"
-#include "common/mutex.h"
 #include "common/shell_quote.h"
-#include "engine/aio_ring.h"
+#include "engine/threaded_ring.h"
 
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kPieceSize = kMiB;
-constexpr std::chrono::seconds kLookersLimit{10};
+constexpr std::chrono::seconds kProbeLimit{10};
 constexpr std::chrono::milliseconds kLockPoll{10};
-
-// A request in pieces: completes the whole once, with the first error, when its last piece did. Owns itself
-// from Pieces() on.
-class SplitRequest {
- public:
-  explicit SplitRequest(IoRequest& whole) : whole_(whole) {
-    const uint64_t count = (whole.size.value + kPieceSize - 1) / kPieceSize;
-    pieces_.reserve(count);
-    for (uint64_t at = 0; at < whole.size.value; at += kPieceSize) {
-      pieces_.emplace_back(*this, whole, at, std::min(kPieceSize, whole.size.value - at));
-    }
-    left_ = pieces_.size();
-  }
-
-  // Appends the pieces. The caller submits them all.
-  static void Append(IoRequest& whole, std::vector<IoRequest*>& out) {
-    auto* split = new SplitRequest(whole);  // deleted by its last piece
-    for (Piece& piece : split->pieces_) out.push_back(&piece);
-  }
-
- private:
-  class Piece final : public IoRequest {
-   public:
-    Piece(SplitRequest& split, const IoRequest& whole, uint64_t at, uint64_t bytes) : split_(split) {
-      operation = whole.operation;
-      offset = whole.offset + ByteCount{at};
-      data = whole.data + at;
-      size = ByteCount{bytes};
-    }
-    void OnComplete(Result<void> result) override { split_.PieceDone(std::move(result)); }
-
-   private:
-    SplitRequest& split_;
-  };
-
-  void PieceDone(Result<void> result) {
-    if (!result.has_value()) {
-      MutexLock lock(mutex_);
-      if (!error_) error_ = std::move(result).error();
-    }
-    // Acquire and release: the last piece sees the errors of all others.
-    if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    const std::unique_ptr<SplitRequest> self(this);
-    std::optional<Error> error;
-    {
-      MutexLock lock(mutex_);
-      error = std::move(error_);
-    }
-    if (error) {
-      whole_.OnComplete(*std::move(error));
-    } else {
-      whole_.OnComplete({});
-    }
-  }
-
-  IoRequest& whole_;
-  std::vector<Piece> pieces_;
-  std::atomic<size_t> left_{0};
-  Mutex mutex_;
-  std::optional<Error> error_ GUARDED_BY(mutex_);
-};
 
 Error OpenError(ErrorCode code, const std::string& path, std::string_view what) {
   return {code, fmt::format("{}: {}", path, what)};
@@ -137,31 +74,28 @@ class FileDevice::Impl {
     RETURN_IF_ERROR(Lock());
     RETURN_IF_ERROR(Measure());
     for (unsigned i = 0; i < options_.rings; ++i) {
-      ASSIGN_OR_RETURN(auto ring, AioRing::Create({descriptor_, path_, options_.queue_depth}));
+      ASSIGN_OR_RETURN(auto ring, ThreadedRing::Create({descriptor_, path_, options_.queue_depth}));
       rings_.push_back(std::move(ring));
     }
     return {};
   }
 
   void Submit(std::span<IoRequest* const> requests) {
-    std::vector<IoRequest*> pieces;
-    pieces.reserve(requests.size());
+    std::vector<IoRequest*> accepted;
+    accepted.reserve(requests.size());
     for (IoRequest* request : requests) {
       if (const auto refused = Check(*request)) {
         rings_[0]->Reject(request, *refused);
-      } else if (request->size.value <= kPieceSize) {
-        pieces.push_back(request);
       } else {
-        SplitRequest::Append(*request, pieces);
+        accepted.push_back(request);
       }
     }
-    if (rings_.size() == 1) return rings_[0]->Submit(pieces);
     // Each ring takes a run of neighbours, which the kernel may merge.
-    const size_t share = (pieces.size() + rings_.size() - 1) / rings_.size();
-    for (size_t at = 0; at < pieces.size(); at += share) {
-      const size_t count = std::min(share, pieces.size() - at);
+    const size_t share = (accepted.size() + rings_.size() - 1) / rings_.size();
+    for (size_t at = 0; at < accepted.size(); at += share) {
+      const size_t count = std::min(share, accepted.size() - at);
       const size_t ring = next_ring_.fetch_add(1, std::memory_order_relaxed) % rings_.size();
-      rings_[ring]->Submit(std::span(pieces).subspan(at, count));
+      rings_[ring]->Submit(std::span(accepted).subspan(at, count));
     }
   }
 
@@ -253,9 +187,9 @@ class FileDevice::Impl {
     return Errno(path_, "cannot open the pool device", errno);
   }
 
-  // Whether whoever has the lock shares it. A store never does; udevd does, for a moment, after each program that
+  // True when the holder of the lock shares it. A store never does; udevd does, for a moment, after each program that
   // wrote a block device.
-  bool OnlyLookedAt() const {
+  bool HeldOnlyByProbe() const {
     return is_block_device_ && flock(descriptor_, LOCK_SH | LOCK_NB) == 0 && flock(descriptor_, LOCK_UN) == 0;
   }
 
@@ -264,7 +198,7 @@ class FileDevice::Impl {
     while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return Errno(path_, "cannot lock the pool device", errno);
       const auto limit =
-          OnlyLookedAt() ? std::max<std::chrono::milliseconds>(kLookersLimit, options_.lock_wait) : options_.lock_wait;
+          HeldOnlyByProbe() ? std::max<std::chrono::milliseconds>(kProbeLimit, options_.lock_wait) : options_.lock_wait;
       if (std::chrono::steady_clock::now() - start_ >= limit) {
         return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
       }
@@ -325,7 +259,7 @@ class FileDevice::Impl {
   int descriptor_ = -1;
   bool is_block_device_ = false;
   ByteCount size_;
-  std::vector<std::unique_ptr<AioRing>> rings_;
+  std::vector<std::unique_ptr<ThreadedRing>> rings_;
   std::atomic<size_t> next_ring_{0};
 };
 

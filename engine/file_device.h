@@ -10,15 +10,14 @@
 
 namespace weightfs {
 
-// Thread-safe. One AioRing (io_context and completion thread) a `rings`; requests are cut into pieces of at most
-// 1 MiB, spread over the rings, sent by io_submit in batches. Handled here: a prefix accepted by io_submit, EAGAIN
-// (queued until a completion), short transfers (the aligned rest is sent again; 0 bytes is kIo), io_event.res < 0
-// (logged once with operation, offset and device). A misaligned request or one past the end completes with kInvalid, a
-// write to a read-only device with kReadOnly. Without O_DIRECT the kernel transfers inside io_submit: Submit is slow.
+// Thread-safe. Requests are spread over `rings` ThreadedRings. An error of
+// the device is logged once with operation, offset and device, and so is a transfer that stops before its end (kIo). A
+// misaligned request or one past the end completes with kInvalid, a write to a read-only device with kReadOnly. Without
+// O_DIRECT the kernel transfers while it accepts a request: Submit is slow.
 class FileDevice final : public BlockDevice {
  public:
   struct Options {
-    unsigned queue_depth = 256;  // iocbs in flight a ring
+    unsigned queue_depth = 256;  // transfers in the kernel, of each ring
     unsigned rings = 1;
     bool read_only = false;
     bool direct = true;        // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)

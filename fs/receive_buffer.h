@@ -7,8 +7,8 @@
 #include <memory>
 #include <span>
 
-#include "common/buffer.h"
 #include "common/result.h"
+#include "io/buffer.h"
 
 namespace weightfs {
 

@@ -13,10 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "common/buffer.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"
+#include "io/buffer.h"
 #include "meta/records.h"
 
 namespace weightfs {

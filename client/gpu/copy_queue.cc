@@ -8,12 +8,12 @@
 namespace weightfs::client {
 
 IoResult<std::unique_ptr<CopyQueue>> CopyQueue::Create(const std::shared_ptr<const CudaDevice>& device) {
-  std::vector<Lane> lanes;
+  std::vector<Direction> directions;
   for (int i = 0; i < 2; ++i) {
     ASSIGN_OR_RETURN(auto stream, CudaStream::Create(device));
-    lanes.push_back({std::move(stream)});
+    directions.push_back({std::move(stream)});
   }
-  return std::unique_ptr<CopyQueue>(new CopyQueue(device, std::move(lanes)));
+  return std::unique_ptr<CopyQueue>(new CopyQueue(device, std::move(directions)));
 }
 
 IoResult<CudaEvent> CopyQueue::Begin(const Copy& copy) {
@@ -22,7 +22,7 @@ IoResult<CudaEvent> CopyQueue::Begin(const Copy& copy) {
     ASSIGN_OR_RETURN(auto made, CudaEvent::Create(device_));
     spares_.push_back(std::move(made));
   }
-  const CudaStream& stream = lanes_[copy.to_device ? 1 : 0].stream;
+  const CudaStream& stream = directions_[copy.to_device ? 1 : 0].stream;
   if (copy.to_device) {
     RETURN_IF_ERROR(stream.CopyToDevice(copy.address, copy.host));
   } else {
@@ -36,18 +36,18 @@ IoResult<CudaEvent> CopyQueue::Begin(const Copy& copy) {
 
 IoResult<void> CopyQueue::Start(const Copy& copy) {
   ASSIGN_OR_RETURN(auto end, Begin(copy));
-  lanes_[copy.to_device ? 1 : 0].copies.push_back({copy.slot, std::move(end)});
+  directions_[copy.to_device ? 1 : 0].copies.push_back({copy.piece, std::move(end)});
   return {};
 }
 
 void CopyQueue::Collect(std::vector<Ended>* ended) {
-  for (Lane& lane : lanes_) {
-    for (auto& copies = lane.copies; !copies.empty(); copies.pop_front()) {
+  for (Direction& direction : directions_) {
+    for (auto& copies = direction.copies; !copies.empty(); copies.pop_front()) {
       auto reached = copies.front().end.Reached();
       if (reached.has_value() && !*reached) break;
       IoResult<void> outcome;
       if (!reached.has_value()) outcome = std::move(reached).error();
-      ended->push_back({copies.front().slot, std::move(outcome)});
+      ended->push_back({copies.front().piece, std::move(outcome)});
       spares_.push_back(std::move(copies.front().end));
     }
   }

@@ -12,17 +12,19 @@
 
 namespace weightfs::client {
 
+struct Piece;
+
 // Externally synchronised. A stream for each direction, for the two run beside each other.
 class CopyQueue {
  public:
   struct Copy {
-    unsigned slot = 0;  // the caller's name of it
+    Piece* piece = nullptr;  // the caller's name of it
     bool to_device = false;
     uint64_t address = 0;  // on the GPU
     std::span<std::byte> host = {};
   };
   struct Ended {
-    unsigned slot = 0;
+    Piece* piece = nullptr;
     IoResult<void> outcome = {};
   };
 
@@ -33,27 +35,27 @@ class CopyQueue {
   IoResult<void> Start(const Copy& copy);
   // Adds the copies that have ended since the last call.
   void Collect(std::vector<Ended>* ended);
-  size_t under_way() const { return lanes_[0].copies.size() + lanes_[1].copies.size(); }
+  size_t under_way() const { return directions_[0].copies.size() + directions_[1].copies.size(); }
   // Copies, and waits for it.
   IoResult<void> Run(const Copy& copy);
 
  private:
   struct UnderWay {
-    unsigned slot;
+    Piece* piece;
     CudaEvent end;
   };
-  struct Lane {
+  struct Direction {
     CudaStream stream;
     std::deque<UnderWay> copies = {};  // in the order in which they end
   };
 
-  CopyQueue(std::shared_ptr<const CudaDevice> device, std::vector<Lane> lanes)
-      : device_(std::move(device)), lanes_(std::move(lanes)) {}
+  CopyQueue(std::shared_ptr<const CudaDevice> device, std::vector<Direction> directions)
+      : device_(std::move(device)), directions_(std::move(directions)) {}
   IoResult<CudaEvent> Begin(const Copy& copy);
 
   const std::shared_ptr<const CudaDevice> device_;
-  std::vector<Lane> lanes_;        // to the host, to the GPU
-  std::vector<CudaEvent> spares_;  // used before, and free
+  std::vector<Direction> directions_;  // to the host, to the GPU
+  std::vector<CudaEvent> spares_;      // used before, and free
 };
 
 }  // namespace weightfs::client

@@ -97,7 +97,7 @@ class CudaEvent {
 
   // After all that the program has put into its stream so far (0: the default stream).
   IoResult<void> RecordOn(uintptr_t stream) const;
-  // Whether that point is reached. An error is one of the work before it, and then nothing is under way.
+  // True when that point is reached. An error is one of the work before it, and then nothing is under way.
   IoResult<bool> Reached() const;
   IoResult<void> Wait() const;
 

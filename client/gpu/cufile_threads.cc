@@ -55,16 +55,16 @@ void CufileThreads::Run() {
     waiting_.pop_front();
     lock.Unlock();
     auto outcome = CarryOut(transfer);
-    const unsigned slot = transfer.slot;
+    Piece* piece = transfer.piece;
     transfer = {};
     lock.Lock();
-    ended_.push_back({slot, std::move(outcome)});
+    ended_.push_back({piece, std::move(outcome)});
     done_.notify_one();
   }
 }
 
 IoResult<uint64_t> CufileThreads::CarryOut(const Transfer& transfer) {
-  const DeviceMemory& memory = *transfer.memory;
+  const GpuMemory& memory = *transfer.memory;
   const CudaDevice::Current current(*memory.device());
   RETURN_IF_ERROR(current.result());
   const uint64_t at = memory.lead() + transfer.at;

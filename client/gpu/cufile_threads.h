@@ -15,20 +15,22 @@
 
 namespace weightfs::client {
 
+struct Piece;
+
 // Thread-safe. All that was started must have been collected before it is destroyed.
 class CufileThreads {
  public:
   struct Transfer {
-    unsigned slot = 0;  // the caller's name of it
+    Piece* piece = nullptr;  // the caller's name of it
     bool write = false;
-    std::shared_ptr<DeviceMemory> memory;
+    std::shared_ptr<GpuMemory> memory;
     const Cufile::File* file = nullptr;
     uint64_t at = 0;  // in the operation's memory
     uint64_t size = 0;
     uint64_t offset = 0;  // in the file
   };
   struct Ended {
-    unsigned slot = 0;
+    Piece* piece = nullptr;
     IoResult<uint64_t> outcome;  // bytes
   };
 

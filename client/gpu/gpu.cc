@@ -7,23 +7,24 @@
 
 #include "client/file_target.h"
 #include "client/gpu/copy_queue.h"
+#include "client/gpu/gpu_lane.h"
 #include "common/result.h"
 
 namespace weightfs::client {
 
-IoResult<bool> DeviceMemory::Ready() {
+IoResult<bool> GpuMemory::Ready() {
   if (!before_ || ready_.load(std::memory_order_acquire)) return true;
   ASSIGN_OR_RETURN(const bool reached, before_->Reached());
   if (reached) ready_.store(true, std::memory_order_release);
   return reached;
 }
 
-IoResult<void> DeviceMemory::WaitUntilReady() const {
+IoResult<void> GpuMemory::WaitUntilReady() const {
   if (!before_) return {};
   return before_->Wait();
 }
 
-IoResult<const Cufile::File*> DeviceMemory::FileOf(int descriptor) {
+IoResult<const Cufile::File*> GpuMemory::FileOf(int descriptor) {
   const MutexLock lock(mutex_);
   auto& file = files_[descriptor];
   if (file == nullptr) {
@@ -34,9 +35,13 @@ IoResult<const Cufile::File*> DeviceMemory::FileOf(int descriptor) {
   return file.get();
 }
 
-void DeviceMemory::CloseFiles() {
+void GpuMemory::CloseFiles() {
   const MutexLock lock(mutex_);
   files_.clear();
+}
+
+std::unique_ptr<DeviceLane> GpuMemory::MakeLane(const LaneOptions& options) const {
+  return std::make_unique<GpuLane>(options);
 }
 
 IoResult<std::shared_ptr<Gpu>> Gpu::Open(GpuMode mode, const std::string& cufile_path) {
@@ -91,8 +96,8 @@ IoResult<std::shared_ptr<const CudaDevice>> Gpu::DeviceOf(uint64_t address) {
   return device;
 }
 
-IoResult<std::shared_ptr<DeviceMemory>> Gpu::Describe(const MemoryView& memory) {
-  std::shared_ptr<DeviceMemory> made(new DeviceMemory);
+IoResult<std::shared_ptr<GpuMemory>> Gpu::Describe(const MemoryView& memory) {
+  std::shared_ptr<GpuMemory> made(new GpuMemory);
   made->address_ = made->base_ = memory.device_address();
   made->traffic_ = traffic_;
   ASSIGN_OR_RETURN(made->device_, DeviceOf(made->address_));
@@ -103,13 +108,13 @@ IoResult<std::shared_ptr<DeviceMemory>> Gpu::Describe(const MemoryView& memory) 
   return made;
 }
 
-IoResult<std::shared_ptr<DeviceMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset) {
+IoResult<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset) {
   ASSIGN_OR_RETURN(auto made, Describe(memory));
   ASSIGN_OR_RETURN(const bool direct, GoesDirect(memory, target, offset));
   if (!direct) return made;
   made->cufile_ = cufile_;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  // What cuFile promises of a filesystem need not hold for each of its files.
+  // A promise of cuFile for a filesystem need not hold for each of its files.
   if (descriptor >= 0 && !forced_ && !made->FileOf(descriptor).has_value()) {
     made->cufile_ = nullptr;
     return made;

@@ -15,6 +15,7 @@
 #include "client/gpu/cuda.h"
 #include "client/gpu/cufile.h"
 #include "client/gpu/gpu_mode.h"
+#include "client/lane.h"
 #include "client/memory_view.h"
 #include "client/target.h"
 #include "common/mutex.h"
@@ -28,29 +29,29 @@ struct GpuTraffic {
 };
 
 // The memory of one operation on one GPU. Thread-safe.
-class DeviceMemory {
+class GpuMemory final : public DeviceMemory {
  public:
   const std::shared_ptr<const CudaDevice>& device() const { return device_; }
   uint64_t address() const { return address_; }
-  // Whether what the program had put into the tensor's stream, when the operation was started, is done. An error when
-  // it failed.
-  IoResult<bool> Ready();
-  // Waits for that.
+  IoResult<bool> Ready() override;
+  // Waits for what Ready asks about.
   IoResult<void> WaitUntilReady() const;
-  // Whether whole blocks go by cuFile.
-  bool direct() const { return cufile_ != nullptr; }
-  GpuTraffic& traffic() const { return *traffic_; }
+  bool direct() const override { return cufile_ != nullptr; }
+  void CountTraffic(bool by_cufile, uint64_t bytes) const override {
+    (by_cufile ? traffic_->cufile : traffic_->bounce).fetch_add(bytes, std::memory_order_relaxed);
+  }
+  std::unique_ptr<DeviceLane> MakeLane(const LaneOptions& options) const override;
 
   // For cuFile: where its pinned memory begins, or the operation's own, and how far behind that the latter begins.
   uint64_t base() const { return base_; }
   uint64_t lead() const { return address_ - base_; }
   // The file behind a descriptor of the operation's target, known to cuFile until CloseFiles.
   IoResult<const Cufile::File*> FileOf(int descriptor) EXCLUDES(mutex_);
-  void CloseFiles() EXCLUDES(mutex_);
+  void CloseFiles() override EXCLUDES(mutex_);
 
  private:
   friend class Gpu;
-  DeviceMemory() = default;
+  GpuMemory() = default;
   std::shared_ptr<const CudaDevice> device_;
   std::shared_ptr<GpuTraffic> traffic_;
   uint64_t address_ = 0;
@@ -76,7 +77,7 @@ class Gpu {
 
   // The memory of an operation on an opened file. EINVAL for memory that is no GPU's, EOPNOTSUPP for a file that
   // mode kCufile cannot use.
-  IoResult<std::shared_ptr<DeviceMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset)
+  IoResult<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset)
       EXCLUDES(mutex_);
   // Copies memory of a GPU to the host, and waits for it.
   IoResult<void> CopyOut(const MemoryView& memory, std::span<std::byte> host) EXCLUDES(mutex_);
@@ -95,7 +96,7 @@ class Gpu {
 
   Gpu() = default;
   IoResult<void> ChooseWay(GpuMode mode, const std::string& cufile_path);
-  IoResult<std::shared_ptr<DeviceMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
+  IoResult<std::shared_ptr<GpuMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
   IoResult<std::shared_ptr<const CudaDevice>> DeviceOf(uint64_t address) EXCLUDES(mutex_);
   IoResult<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const;
   const std::pair<const uint64_t, Pinned>* FindPinnedLocked(uint64_t address, uint64_t size) const REQUIRES(mutex_);

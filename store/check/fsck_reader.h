@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "common/buffer.h"
+#include "io/buffer.h"
 #include "store/check/fsck_internal.h"
 
 namespace weightfs::fsck {

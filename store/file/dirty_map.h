@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <span>
 
-#include "common/buffer.h"
 #include "common/interval_map.h"
 #include "common/units.h"
+#include "io/buffer.h"
 
 namespace weightfs {
 

@@ -9,10 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "common/buffer.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"
+#include "io/buffer.h"
 
 namespace weightfs {
 

@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "common/buffer.h"
 #include "common/units.h"
+#include "io/buffer.h"
 #include "meta/records.h"
 #include "store/file/dirty_map.h"
 #include "store/space/space_manager.h"

@@ -14,10 +14,10 @@
 #include <optional>
 #include <set>
 
-#include "common/buffer.h"
 #include "common/guarded_directory.h"
 #include "common/log.h"
 #include "common/size_text.h"
+#include "io/buffer.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/names/namespace.h"

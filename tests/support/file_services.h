@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "common/buffer.h"
+#include "io/buffer.h"
 #include "engine/extent_allocator.h"
 #include "store/file/file.h"
 #include "store/file/read_cache.h"

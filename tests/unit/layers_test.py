@@ -10,14 +10,15 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What each folder may include of the others.
 ALLOWED = {
     "common": {"common"},
-    "engine": {"common", "engine"},
+    "io": {"common", "io"},
+    "engine": {"common", "io", "engine"},
     "meta": {"common", "meta"},
     "lease": {"common", "lease"},
-    "client": {"common", "lease", "client"},
+    "client": {"common", "io", "lease", "client"},
     "python": {"client", "python"},
-    "store": {"common", "engine", "meta", "store"},
-    "fs": {"common", "store", "lease", "fs"},
-    "bench": {"common", "engine", "lease", "client", "bench"},
+    "store": {"common", "io", "engine", "meta", "store"},
+    "fs": {"common", "io", "store", "lease", "fs"},
+    "bench": {"common", "io", "engine", "lease", "client", "bench"},
     "bench/suite": {"common", "lease", "client", "bench"},   # handles are measured; the reference is its own
     "cli": {"common", "store", "fs", "lease", "client", "bench", "cli"},
 }
@@ -36,7 +37,7 @@ BELOW_STORE = {"space", "file", "commit", "names"}
 # Where a library may be included, by a pattern of its headers.
 ROOMS = {
     r"rocksdb/": r"meta/rocks_kv_store\.cc",
-    r"libaio\.h": r"engine/aio_ring\.(cc|h)|client/aio_context\.cc|bench/(engine_bench|suite/direct_loop)\.cc",
+    r"libaio\.h": r"io/aio_queue\.cc|bench/(engine_bench|suite/direct_loop)\.cc",
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
     r"isa-l/": r"common/checksum\.cc",
     r"blkid": r"store/.*\.cc",
@@ -44,6 +45,9 @@ ROOMS = {
     r"CLI/": r"cli/.*|bench/\w+\.cc",
     r"cuda|cufile|nv": r"no file: NVIDIA's libraries are found at run time",
 }
+# The core of the client knows its plug-ins by interfaces; the handle puts them together.
+PLUGINS = ("client/gpu/", "client/lease/")
+ASSEMBLY = r"client/handle\w*\.(cc|h)"
 INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 
@@ -60,6 +64,8 @@ def wrongs():
                 used.add(target)
                 if ours and target not in allowed:
                     yield f"{name} includes {ours}: {folder} may know {', '.join(sorted(allowed))}"
+                if source.parent == ROOT / "client" and ours.startswith(PLUGINS) and not re.fullmatch(ASSEMBLY, name):
+                    yield f"{name} includes {ours}: the core of client may not know its plug-ins"
                 for library, room in ROOMS.items():
                     if foreign and re.match(library, foreign) and not re.fullmatch(room, name):
                         yield f"{name} includes <{foreign}>, whose room is {room}"

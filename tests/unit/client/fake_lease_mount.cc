@@ -12,7 +12,7 @@
 #include <cstdarg>
 #include <list>
 
-#include "client/mount_user.h"
+#include "client/lease/mount_user.h"
 #include "common/checksum.h"
 #include "common/units.h"
 #include "lease/ioctl.h"

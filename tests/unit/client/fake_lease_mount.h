@@ -2,7 +2,7 @@
 // A mount that gives leases, in the test's own process: an ordinary folder whose files answer WEIGHTFS_IOC_LEASE, and a
 // scratch file in the place of the device. What is leased for reading is copied there first, what is committed is
 // copied from there; so the folder always has what a real mount would show. An executable that has fake_lease_mount.cc
-// among its sources puts an ioctl() in front of libc's, and a MountUser() (client/mount_user.h) in front of the
+// among its sources puts an ioctl() in front of libc's, and a MountUser() (client/lease/mount_user.h) in front of the
 // library's.
 #pragma once
 

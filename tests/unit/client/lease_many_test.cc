@@ -6,7 +6,7 @@
 #include <set>
 
 #include "client/handle.h"
-#include "client/leased_folder.h"
+#include "client/lease/leased_folder.h"
 #include "common/units.h"
 #include "tests/support/kernel_hooks.h"
 #include "tests/unit/client/fake_lease_mount.h"

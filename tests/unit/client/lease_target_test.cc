@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/lease_target.h"
+#include "client/lease/lease_target.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <cerrno>
 
 #include "client/handle.h"
-#include "client/leased_blocks.h"
+#include "client/lease/leased_blocks.h"
 #include "common/units.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/kernel_hooks.h"

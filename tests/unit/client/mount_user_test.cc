@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/mount_user.h"
+#include "client/lease/mount_user.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -267,7 +267,7 @@ TEST(FileDeviceOpenTest, AnExhaustedAioLimitNamesTheSysctlAndItsValue) {
   const auto device = FileDevice::Open(file.path(), {.queue_depth = static_cast<unsigned>(limit + 1)});
   ASSERT_FALSE(device.has_value());
   EXPECT_EQ(device.error().code, ErrorCode::kAgain);
-  EXPECT_THAT(device.error().what, HasSubstr("fs.aio-max-nr is " + std::to_string(limit)));
+  EXPECT_THAT(device.error().what, HasSubstr("/fs/aio-max-nr is " + std::to_string(limit)));
   EXPECT_THAT(device.error().what, HasSubstr("sysctl -w"));
   EXPECT_TRUE(FileDevice::Open(file.path(), {}).has_value()) << "the failed one left nothing behind";
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the blocks of a lease lie, and their checksums: what all targets over a lease have in common.
+// The locations and checksums of the blocks of a lease, and the common part of all targets over a lease.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/error.h"
+#include "client/lease/lease_connection.h"
 #include "client/target.h"
 #include "common/descriptor.h"
 #include "lease/channel.h"
@@ -27,6 +28,8 @@ class LeasedBlocks {
   // Blocks that lie together on a device. They come in the order of the operation; one that goes on where the last one
   // ended becomes part of it. EPROTO for what no mount that is in order sends.
   IoResult<void> Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device);
+  // The extents of a message, whose blocks are counted from `first`.
+  IoResult<void> Add(std::span<const lease::Extent> extents, uint64_t first);
 
   // EFBIG where the kernel would refuse to write them, for it compares places in a pool file with the limit of the
   // process (RLIMIT_FSIZE) as if they were the file's own.
@@ -39,7 +42,7 @@ class LeasedBlocks {
 
   // As Target has them.
   Target::Run Locate(uint64_t offset, uint64_t length) const;
-  Target::Alignment alignment() const { return alignment_; }
+  DirectAlignment alignment() const { return alignment_; }
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const;
 
   struct Damage {
@@ -62,8 +65,26 @@ class LeasedBlocks {
   uint64_t count_ = 0;
   std::unique_ptr<uint32_t[]> checksums_;
   std::vector<Descriptor> devices_;
-  Target::Alignment alignment_{.offset = 4096, .memory = 1};
+  DirectAlignment alignment_{.offset = 4096, .memory = 1};
   std::vector<Run> runs_;
+};
+
+// The common part of all targets over a lease.
+class LeasedTarget : public Target {
+ public:
+  Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
+  DirectAlignment alignment() const override { return blocks_.alignment(); }
+  bool leased() const override { return true; }
+  void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
+    blocks_.NoteWritten(offset, blocks);
+  }
+
+ protected:
+  // The mount's answer to a reservation of [first, first + count).
+  IoResult<void> TakeReservation(lease::Message message, uint64_t first, uint64_t count);
+
+  std::unique_ptr<Lease> lease_;
+  LeasedBlocks blocks_;
 };
 
 // "an answer of the mount that cannot be".

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/leased_folder.h"
+#include "client/lease/leased_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/leased_blocks.h"
+#include "client/lease/leased_blocks.h"
 #include "common/result.h"
 #include "common/units.h"
 
@@ -21,25 +21,20 @@ namespace {
 
 uint64_t BlocksOf(uint64_t bytes) { return RoundUp(bytes, kBlockSize) / kBlockSize; }
 
-// What the targets of both directions have in common.
-class LeasedFiles : public Target {
+// The common part of the targets for both directions.
+class LeasedFiles : public LeasedTarget {
  public:
   explicit LeasedFiles(std::shared_ptr<const LeasedFolder> folder) : folder_(std::move(folder)) {}
 
   const std::string& path() const override { return folder_->path(); }
-  Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
-  Alignment alignment() const override { return blocks_.alignment(); }
   int Buffered(int* error_number) const override {
     *error_number = EOPNOTSUPP;  // no one file has these bytes
     return -1;
   }
   IoResult<uint64_t> Size() const override { return blocks_.count() * kBlockSize; }
-  bool leased() const override { return true; }
 
  protected:
   const std::shared_ptr<const LeasedFolder> folder_;
-  std::unique_ptr<Lease> lease_;
-  LeasedBlocks blocks_;
 };
 
 class SavedFiles : public LeasedFiles {
@@ -48,9 +43,6 @@ class SavedFiles : public LeasedFiles {
       : LeasedFiles(std::move(folder)), options_(options) {}
 
   IoResult<MemoryView> Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease);
-  void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
-    blocks_.NoteWritten(offset, blocks);
-  }
   IoResult<void> Finish(bool success) override;
 
  private:
@@ -73,24 +65,14 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
     names_.insert(names_.end(), bytes.begin(), bytes.end());
     blocks += BlocksOf(memory.size());
   }
-  // What the commit will need is known now; a refusal then would come too late to go another way.
+  // The size of the commit request is known now. A refusal at the commit would be too late for a fallback.
   RETURN_IF_ERROR(CheckBody(sizeof(lease::CommitManyRequest) + entries_.size() * sizeof(lease::FileEntry) +
                             names_.size() + blocks * sizeof(uint32_t)));
   // A reservation has one block at least.
   const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
   auto reserved = lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)});
   if (!reserved.has_value()) return NotReserved(std::move(reserved).error(), request.blocks);
-  lease::Message message = *std::move(reserved);
-  lease::BodyReader body(message.body());
-  lease::ReserveAnswer answer;
-  std::vector<lease::Extent> extents;
-  if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
-  RETURN_IF_ERROR(blocks_.Reset(0, request.blocks));
-  blocks_.Adopt(std::move(message.descriptors));
-  for (const auto& extent : extents) {
-    RETURN_IF_ERROR(blocks_.Add(extent.file_block, extent.count, extent.device_block, extent.device));
-  }
-  RETURN_IF_ERROR(blocks_.CheckWritable());
+  RETURN_IF_ERROR(TakeReservation(*std::move(reserved), 0, request.blocks));
   return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
 }
 
@@ -222,7 +204,7 @@ bool LoadedFiles::IsUsable(size_t index, const lease::FileAnswer& answer) {
   return false;
 }
 
-// What lies together on a device is read together.
+// Files that are neighbors on a device are read together.
 IoResult<MemoryView> LoadedFiles::Place(std::vector<Found> found) {
   const auto place = [](const Found& file) {
     return file.extents.empty() ? std::pair<uint32_t, uint64_t>{}
@@ -241,11 +223,11 @@ IoResult<MemoryView> LoadedFiles::Place(std::vector<Found> found) {
     const Found& file = found[i];
     const uint64_t begin = placed_[i].begin;
     std::copy(file.checksums.begin(), file.checksums.end(), blocks_.checksums() + begin);
+    const uint64_t count = file.checksums.size();
     for (const auto& extent : file.extents) {
-      const uint64_t count = file.checksums.size();
       if (extent.file_block >= count || extent.count > count - extent.file_block) return MalformedAnswer();
-      RETURN_IF_ERROR(blocks_.Add(begin + extent.file_block, extent.count, extent.device_block, extent.device));
     }
+    RETURN_IF_ERROR(blocks_.Add(file.extents, begin));
   }
   return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
 }

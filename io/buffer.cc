@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/buffer.h"
+#include "io/buffer.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>

@@ -17,7 +17,7 @@
 
 namespace weightfs::client {
 
-// What the mount of an open file wants to be shown.
+// The proof that the mount of an open file asks for.
 struct LeaseTicket {
   lease::Token token{};
   std::string socket;  // its name in the abstract namespace

@@ -10,7 +10,7 @@
 
 #include "client/error.h"
 #include "client/handle.h"
-#include "client/lease_connection.h"
+#include "client/lease/lease_connection.h"
 #include "client/memory_view.h"
 #include "client/target.h"
 #include "common/descriptor.h"
@@ -18,7 +18,7 @@
 
 namespace weightfs::client {
 
-// What went wrong with files of a batch, by their index in it. Thread-safe.
+// The errors of the files of a batch, by their index in it. Thread-safe.
 class FileErrors {
  public:
   // The first error of a file counts.

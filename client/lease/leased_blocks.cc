@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/leased_blocks.h"
+#include "client/lease/leased_blocks.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -41,7 +41,7 @@ IoResult<void> LeasedBlocks::Reset(uint64_t first, uint64_t count) {
 void LeasedBlocks::Adopt(std::vector<Descriptor> devices) {
   devices_ = std::move(devices);
   for (const auto& device : devices_) {
-    const auto alignment = DirectAlignment(device.get()).value_or(Target::Alignment{});
+    const auto alignment = QueryDirectAlignment(device.get()).value_or(DirectAlignment{});
     alignment_.memory = std::max(alignment_.memory, alignment.memory);
   }
 }
@@ -61,6 +61,13 @@ IoResult<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device
     }
   }
   runs_.push_back({block, count, device_block, device});
+  return {};
+}
+
+IoResult<void> LeasedBlocks::Add(std::span<const lease::Extent> extents, uint64_t first) {
+  for (const auto& extent : extents) {
+    RETURN_IF_ERROR(Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
+  }
   return {};
 }
 
@@ -116,6 +123,17 @@ std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset, st
     blocks = blocks.subspan(piece.size());
   }
   return std::nullopt;
+}
+
+IoResult<void> LeasedTarget::TakeReservation(lease::Message message, uint64_t first, uint64_t count) {
+  lease::BodyReader body(message.body());
+  lease::ReserveAnswer answer;
+  std::vector<lease::Extent> extents;
+  if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
+  RETURN_IF_ERROR(blocks_.Reset(first, count));
+  blocks_.Adopt(std::move(message.descriptors));
+  RETURN_IF_ERROR(blocks_.Add(extents, first));
+  return blocks_.CheckWritable();
 }
 
 IoError MalformedAnswer() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a handle knows of the operations that Handle::Wait waits for.
+// Counts the operations that Handle::Wait waits for.
 #pragma once
 
 #include <chrono>
@@ -14,10 +14,10 @@
 namespace weightfs::client {
 
 // How long a thread waits before it looks whether it is to go on.
-inline constexpr auto kBetweenLooks = std::chrono::milliseconds(100);
+inline constexpr auto kInterruptCheckInterval = std::chrono::milliseconds(100);
 
 // Thread-safe.
-class Account {
+class OperationTracker {
  public:
   // The number of one that starts.
   uint64_t Begin() {
@@ -42,7 +42,7 @@ class Account {
   Handle::Completed Wait(const Interrupted& interrupted) {
     MutexLock lock(mutex_);
     const uint64_t until = next_;
-    auto look = std::chrono::steady_clock::now() + kBetweenLooks;
+    auto look = std::chrono::steady_clock::now() + kInterruptCheckInterval;
     while (!pending_.empty() && *pending_.begin() < until) {
       if (changed_.wait_until(lock.native(), look) == std::cv_status::no_timeout &&
           std::chrono::steady_clock::now() < look) {
@@ -51,7 +51,7 @@ class Account {
       lock.Unlock();
       if (interrupted && interrupted()) return {};
       lock.Lock();
-      look = std::chrono::steady_clock::now() + kBetweenLooks;
+      look = std::chrono::steady_clock::now() + kInterruptCheckInterval;
     }
     return std::exchange(completed_, {});
   }

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "client/file_target.h"
-#include "client/lease_connection.h"
+#include "client/lease/lease_connection.h"
 #include "client/target.h"
 
 namespace weightfs::client {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/lease_target.h"
+#include "client/lease/lease_target.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "client/leased_blocks.h"
+#include "client/lease/leased_blocks.h"
 #include "common/result.h"
 #include "common/units.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using Direction = Operation::Direction;
 
-class LeasedFile : public Target {
+class LeasedFile : public LeasedTarget {
  public:
   explicit LeasedFile(const FileTarget::Options& options) : options_(options) {}
   ~LeasedFile() override = default;  // the lease ends, and the file takes back what was begun
@@ -25,17 +25,11 @@ class LeasedFile : public Target {
   void Adopt(std::unique_ptr<Target> file) { file_ = std::move(file); }
 
   const std::string& path() const override { return file_->path(); }
-  Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
-  Alignment alignment() const override { return blocks_.alignment(); }
   int any() const override { return file_->any(); }
   int Buffered(int* error_number) const override { return file_->Buffered(error_number); }
   IoResult<uint64_t> Size() const override { return file_->Size(); }
   IoResult<void> Finish(bool success) override;
 
-  bool leased() const override { return true; }
-  void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
-    blocks_.NoteWritten(offset, blocks);
-  }
   IoResult<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
 
  private:
@@ -43,14 +37,11 @@ class LeasedFile : public Target {
   uint64_t end() const { return options_.offset + options_.size; }
   IoResult<void> BeginRead();
   IoResult<void> BeginWrite();
-  IoResult<void> AddExtents(lease::BodyReader& body, uint64_t count, uint64_t first);
   IoResult<void> Commit();
 
   const FileTarget::Options options_;
   std::unique_ptr<Target> file_;
   LeaseTicket ticket_;
-  std::unique_ptr<Lease> lease_;
-  LeasedBlocks blocks_;
 };
 
 IoResult<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections) {
@@ -65,7 +56,8 @@ IoResult<void> LeasedFile::BeginRead() {
   ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
   lease::BodyReader body(message.body());
   lease::ReadAnswer answer;
-  if (!body.Take(&answer)) return MalformedAnswer();
+  std::vector<lease::Extent> extents;
+  if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
   // It has become shorter since it was opened.
   if (answer.file_size < end()) return IoError{ENODATA, "no lease: the file ends before what is to be read"};
   const uint64_t first = options_.offset / kBlockSize;
@@ -73,7 +65,7 @@ IoResult<void> LeasedFile::BeginRead() {
   if (answer.first_block != first || answer.blocks != count) return MalformedAnswer();
   RETURN_IF_ERROR(blocks_.Reset(first, count));
   blocks_.Adopt(std::move(message.descriptors));
-  RETURN_IF_ERROR(AddExtents(body, answer.extents, 0));
+  RETURN_IF_ERROR(blocks_.Add(extents, 0));
   if (!body.Take(std::span(blocks_.checksums(), count))) return MalformedAnswer();
   return {};
 }
@@ -85,23 +77,7 @@ IoResult<void> LeasedFile::BeginWrite() {
   const lease::ReserveRequest request{
       .token = ticket_.token, .file_offset = first * kBlockSize, .blocks = last - first};
   ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
-  lease::BodyReader body(message.body());
-  lease::ReserveAnswer answer;
-  if (!body.Take(&answer)) return MalformedAnswer();
-  RETURN_IF_ERROR(blocks_.Reset(first, last - first));
-  blocks_.Adopt(std::move(message.descriptors));
-  RETURN_IF_ERROR(AddExtents(body, answer.extents, first));
-  return blocks_.CheckWritable();
-}
-
-// `first` is that of the block which the extents are counted from.
-IoResult<void> LeasedFile::AddExtents(lease::BodyReader& body, uint64_t count, uint64_t first) {
-  std::vector<lease::Extent> extents;
-  if (!body.Take(count, &extents)) return MalformedAnswer();
-  for (const auto& extent : extents) {
-    RETURN_IF_ERROR(blocks_.Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
-  }
-  return {};
+  return TakeReservation(std::move(message), first, last - first);
 }
 
 IoResult<void> LeasedFile::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool /*last*/) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/lease_connection.h"
+#include "client/lease/lease_connection.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "client/file_limit.h"
-#include "client/mount_user.h"
+#include "client/lease/mount_user.h"
 #include "common/result.h"
 #include "lease/ioctl.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/aio_ring.h"
+#include "engine/threaded_ring.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -22,12 +22,12 @@ namespace {
 constexpr uint64_t kRequests = 64;
 constexpr uint64_t kRequestSize = 16 * kBlockSize;
 
-class AioRingTest : public KernelHooksTest {
+class ThreadedRingTest : public KernelHooksTest {
  protected:
   void SetUp() override {
     descriptor_ = open(file_.path().c_str(), O_RDWR | O_CLOEXEC | O_DIRECT);
     ASSERT_GE(descriptor_, 0) << std::strerror(errno);
-    auto ring = AioRing::Create({.descriptor = descriptor_, .path = "the-device", .queue_depth = 16});
+    auto ring = ThreadedRing::Create({.descriptor = descriptor_, .path = "the-device", .queue_depth = 16});
     ASSERT_TRUE(ring.has_value()) << ToString(ring.error());
     ring_ = std::move(*ring);
     for (size_t at = 0; at < memory_.size(); ++at) memory_.bytes()[at] = static_cast<std::byte>(at / 512 * 37);
@@ -71,10 +71,10 @@ class AioRingTest : public KernelHooksTest {
   const ScratchFile file_{kRequests * kRequestSize};
   const AlignedMemory memory_{kRequests * kRequestSize};
   int descriptor_ = -1;
-  std::unique_ptr<AioRing> ring_;
+  std::unique_ptr<ThreadedRing> ring_;
 };
 
-TEST_F(AioRingTest, APrefixAcceptedIsFollowedByTheRest) {
+TEST_F(ThreadedRingTest, APrefixAcceptedIsFollowedByTheRest) {
   int calls = 0;
   OnSubmit([&](Controls controls) {
     ++calls;
@@ -84,7 +84,7 @@ TEST_F(AioRingTest, APrefixAcceptedIsFollowedByTheRest) {
   EXPECT_GE(calls, 64);
 }
 
-TEST_F(AioRingTest, AFullKernelIsTriedAgainAfterACompletion) {
+TEST_F(ThreadedRingTest, AFullKernelIsTriedAgainAfterACompletion) {
   int calls = 0;
   OnSubmit([&](Controls controls) {
     return ++calls % 2 == 0 ? -EAGAIN : std::min<long>(static_cast<long>(controls.size()), 3);
@@ -92,14 +92,14 @@ TEST_F(AioRingTest, AFullKernelIsTriedAgainAfterACompletion) {
   ExpectRoundTrip();
 }
 
-TEST_F(AioRingTest, AFullKernelIsTriedAgainAlsoWhenNoCompletionWillCome) {
+TEST_F(ThreadedRingTest, AFullKernelIsTriedAgainAlsoWhenNoCompletionWillCome) {
   int refusals = 20;
   OnSubmit([&](Controls controls) { return refusals-- > 0 ? -EAGAIN : static_cast<long>(controls.size()); });
   ExpectRoundTrip();
   EXPECT_LE(refusals, 0);
 }
 
-TEST_F(AioRingTest, ARefusedRequestFailsAloneAndOutsideSubmit) {
+TEST_F(ThreadedRingTest, ARefusedRequestFailsAloneAndOutsideSubmit) {
   int calls = 0;
   OnSubmit([&](Controls controls) {
     switch (++calls) {
@@ -113,7 +113,7 @@ TEST_F(AioRingTest, ARefusedRequestFailsAloneAndOutsideSubmit) {
   EXPECT_EQ(failures, (std::vector{ErrorCode::kIo, ErrorCode::kNoSpace}));
 }
 
-TEST_F(AioRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
+TEST_F(ThreadedRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
   int shortened = 0;
   OnSubmit([&](Controls controls) {
     for (KernelControl* control : controls) {
@@ -128,7 +128,7 @@ TEST_F(AioRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
   EXPECT_GT(shortened, 128);
 }
 
-TEST_F(AioRingTest, LessThanABlockIsNoProgress) {
+TEST_F(ThreadedRingTest, LessThanABlockIsNoProgress) {
   OnSubmit([](Controls controls) {
     controls[0]->size = 512;
     return 1L;
@@ -137,7 +137,7 @@ TEST_F(AioRingTest, LessThanABlockIsNoProgress) {
   EXPECT_EQ(failures, std::vector(kRequests, ErrorCode::kIo));
 }
 
-TEST_F(AioRingTest, ErrorsInEventsReachTheirRequestsAlone) {
+TEST_F(ThreadedRingTest, ErrorsInEventsReachTheirRequestsAlone) {
   int events = 0;
   OnEvent([&](KernelEvent& event) {
     switch (++events) {
@@ -153,13 +153,13 @@ TEST_F(AioRingTest, ErrorsInEventsReachTheirRequestsAlone) {
   EXPECT_EQ(failures, (std::vector{ErrorCode::kNoSpace, ErrorCode::kNoSpace, ErrorCode::kIo, ErrorCode::kIo}));
 }
 
-TEST_F(AioRingTest, InterruptedWaitsGoOn) {
+TEST_F(ThreadedRingTest, InterruptedWaitsGoOn) {
   int waits = 0;
   OnWait([&] { return ++waits % 2 == 0; });
   ExpectRoundTrip();
 }
 
-TEST_F(AioRingTest, DrainReturnsAfterTheLastOnComplete) {
+TEST_F(ThreadedRingTest, DrainReturnsAfterTheLastOnComplete) {
   std::vector<std::unique_ptr<RecordingRequest>> requests;
   for (uint64_t i = 0; i < kRequests; ++i) {
     requests.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kRead, ByteOffset{i * kRequestSize},

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/threaded_ring.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "common/log.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kPieceSize = kMiB;
+
+}  // namespace
+
+ErrorCode ReportIoError(const char* operation, ByteOffset offset, ByteCount size, const std::string& path,
+                        int error_number) {
+  spdlog::error("{} of {} bytes at offset {} of {} failed: {}", operation, size.value, offset.value, path,
+                std::strerror(error_number));
+  return error_number == ENOSPC || error_number == EDQUOT ? ErrorCode::kNoSpace : ErrorCode::kIo;
+}
+
+Result<std::unique_ptr<ThreadedRing>> ThreadedRing::Create(Options options) {
+  auto ring = IoRing::Create({.depth = options.queue_depth, .wakeable = true});
+  if (!ring.has_value()) {
+    return Error{ring.error().error_number == EAGAIN ? ErrorCode::kAgain : ErrorCode::kIo,
+                 fmt::format("{}: {}", options.path, ring.error().what)};
+  }
+  return std::unique_ptr<ThreadedRing>(new ThreadedRing(std::move(options), std::move(*ring)));
+}
+
+ThreadedRing::ThreadedRing(Options options, std::unique_ptr<IoRing> ring)
+    : options_(std::move(options)), ring_(std::move(ring)) {
+  // Signals are for the threads of the program.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { Run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_.native_handle(), "weightfs-aio");
+}
+
+ThreadedRing::~ThreadedRing() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  ring_->Wake();
+  thread_.join();
+}
+
+void ThreadedRing::Count(size_t requests) {
+  MutexLock lock(mutex_);
+  outstanding_ += requests;
+  submitted_ += requests;
+}
+
+void ThreadedRing::Submit(std::span<IoRequest* const> requests) {
+  std::vector<IoRing::Transfer> transfers;
+  transfers.reserve(requests.size());
+  for (IoRequest* request : requests) {
+    const uint64_t size = request->size.value;
+    request->pieces_left = std::max<uint64_t>(RoundUp(size, kPieceSize) / kPieceSize, 1);
+    request->error.reset();
+    for (size_t piece = 0; piece < request->pieces_left; ++piece) {
+      const uint64_t at = piece * kPieceSize;
+      transfers.push_back({.write = request->operation == IoRequest::Operation::kWrite,
+                           .descriptor = options_.descriptor,
+                           .data = request->data + at,
+                           .size = std::min(size - at, kPieceSize),
+                           .offset = request->offset.value + at,
+                           .unit = kBlockSize,
+                           .owner = request});
+    }
+  }
+  Count(requests.size());
+  ring_->Queue(transfers);
+  ring_->Submit();
+}
+
+void ThreadedRing::Reject(IoRequest* request, ErrorCode code) {
+  Count(1);
+  {
+    MutexLock lock(mutex_);
+    rejected_.push_back({request, code});
+  }
+  ring_->Wake();
+}
+
+void ThreadedRing::Drain() {
+  MutexLock lock(mutex_);
+  while (outstanding_ > 0) drained_.wait(lock.native());
+}
+
+uint64_t ThreadedRing::submitted() const {
+  MutexLock lock(mutex_);
+  return submitted_;
+}
+
+std::optional<ErrorCode> ThreadedRing::ErrorOf(const IoRing::Completion& completion) const {
+  const IoRing::Transfer& transfer = completion.transfer;
+  if (completion.error_number == 0 && completion.done == transfer.size) return std::nullopt;
+  const char* name = transfer.write ? "write" : "read";
+  const uint64_t whole = RoundDown(completion.done, kBlockSize);
+  const ByteOffset at{transfer.offset + whole};
+  const ByteCount left{transfer.size - whole};
+  if (completion.error_number != 0) return ReportIoError(name, at, left, options_.path, completion.error_number);
+  spdlog::error("{} of {} bytes at offset {} of {} stopped after {} bytes: is the device truncated?", name, left.value,
+                at.value, options_.path, completion.done - whole);
+  return ErrorCode::kIo;
+}
+
+void ThreadedRing::Run() {
+  std::array<IoRing::Completion, IoRing::kMaxBatch> completions;
+  std::vector<Rejected> rejected;
+  for (;;) {
+    const size_t count = ring_->Reap(completions, 1);
+    // First the device gets its next work, then the callers their results.
+    ring_->Submit();
+    size_t completed = 0;
+    for (const auto& completion : std::span(completions).first(count)) {
+      IoRequest& request = *static_cast<IoRequest*>(completion.transfer.owner);
+      const auto error = ErrorOf(completion);
+      if (!request.error) request.error = error;
+      if (--request.pieces_left > 0) continue;
+      ++completed;
+      request.OnComplete(request.error ? Result<void>(*request.error) : Result<void>());
+    }
+    {
+      MutexLock lock(mutex_);
+      rejected.swap(rejected_);
+    }
+    for (const auto& [request, code] : rejected) request->OnComplete(code);
+    MutexLock lock(mutex_);
+    outstanding_ -= completed + rejected.size();
+    rejected.clear();
+    if (outstanding_ == 0) drained_.notify_all();
+    if (stopping_ && outstanding_ == 0) return;
+  }
+}
+
+}  // namespace weightfs

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// An IoRing of one descriptor with the thread that reaps it.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "common/units.h"
+#include "engine/block_device.h"
+#include "io/io_ring.h"
+
+namespace weightfs {
+
+// Logs a failed operation on a device once and gives its code: kNoSpace for ENOSPC and EDQUOT, else kIo.
+ErrorCode ReportIoError(const char* operation, ByteOffset offset, ByteCount size, const std::string& path,
+                        int error_number);
+
+// Thread-safe. Requests are cut into pieces of at most 1 MiB. There is no limit on their number: those for which the
+// ring has no room wait in its queue.
+class ThreadedRing {
+ public:
+  struct Options {
+    int descriptor = -1;         // borrowed; open as long as the ring lives
+    std::string path;            // for messages
+    unsigned queue_depth = 256;  // pieces in the kernel at once
+  };
+
+  // kAgain when fs.aio-max-nr is exhausted, kIo otherwise; full lines.
+  static Result<std::unique_ptr<ThreadedRing>> Create(Options options);
+
+  // Completes everything submitted, also what OnComplete submits to this ring meanwhile, then ends the thread.
+  ~ThreadedRing();
+
+  // Returns when nothing is in flight: every OnComplete has returned.
+  void Drain() EXCLUDES(mutex_);
+  // Requests taken so far.
+  uint64_t submitted() const EXCLUDES(mutex_);
+
+  // Never blocks on a full ring and never runs OnComplete. Completions come from the ring's thread.
+  void Submit(std::span<IoRequest* const> requests) EXCLUDES(mutex_);
+
+  // Completes the request with `code` from the ring's thread, without any I/O.
+  void Reject(IoRequest* request, ErrorCode code) EXCLUDES(mutex_);
+
+ private:
+  struct Rejected {
+    IoRequest* request;
+    ErrorCode code;
+  };
+
+  ThreadedRing(Options options, std::unique_ptr<IoRing> ring);
+  void Run() EXCLUDES(mutex_);
+  void Count(size_t requests) EXCLUDES(mutex_);
+  // Nothing when the transfer is complete.
+  std::optional<ErrorCode> ErrorOf(const IoRing::Completion& completion) const;
+
+  const Options options_;
+  const std::unique_ptr<IoRing> ring_;
+  mutable Mutex mutex_;
+  std::vector<Rejected> rejected_ GUARDED_BY(mutex_);  // for the thread to complete
+  size_t outstanding_ GUARDED_BY(mutex_) = 0;
+  uint64_t submitted_ GUARDED_BY(mutex_) = 0;
+  std::condition_variable drained_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace weightfs

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/piece.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "common/units.h"
+#include "tests/support/aligned_memory.h"
+#include "tests/unit/client/fake_target.h"
+
+namespace weightfs::client {
+namespace {
+
+using Direction = Operation::Direction;
+
+constexpr uint64_t kBlock = 4096;
+
+class PieceTest : public testing::Test {
+ protected:
+  // All pieces of an operation on these bytes of the file.
+  std::vector<PieceRange> Cut(Direction direction, uint64_t offset, uint64_t size, uint64_t block_size) {
+    memory_ = std::make_unique<AlignedMemory>(size + kBlock);
+    // Memory as far behind an aligned address as the file's offset.
+    const MemoryView view(memory_->bytes().subspan(offset % kBlock, size));
+    Slice slice{.operation = MakeOperation(facts_, direction, view, offset), .end = size};
+    if (refused_) slice.operation->RefuseDirect();
+    std::vector<PieceRange> pieces;
+    while (slice.next < slice.end) {
+      pieces.push_back(ChooseRange(slice, block_size));
+      EXPECT_EQ(pieces.back().at, slice.next);
+      EXPECT_GT(pieces.back().size, 0U);
+      if (pieces.back().size == 0) break;
+      slice.next += pieces.back().size;
+    }
+    EXPECT_EQ(slice.next, slice.end);
+    return pieces;
+  }
+  bool IsDirect(const PieceRange& piece) const { return piece.descriptor >= 0; }
+
+  TargetFacts facts_;
+  bool refused_ = false;
+  std::unique_ptr<AlignedMemory> memory_;
+};
+
+TEST_F(PieceTest, WholeBlocksAreDirectAndPartsOfBlocksAreNot) {
+  const auto pieces = Cut(Direction::kRead, 100, 3 * kBlock, 1 << 20);
+  ASSERT_EQ(pieces.size(), 3U);
+  EXPECT_FALSE(IsDirect(pieces[0]));
+  EXPECT_EQ(pieces[0].size, kBlock - 100);
+  EXPECT_TRUE(IsDirect(pieces[1]));
+  EXPECT_EQ(pieces[1].size, 2 * kBlock);
+  EXPECT_EQ(pieces[1].offset, kBlock);
+  EXPECT_FALSE(IsDirect(pieces[2]));
+  EXPECT_EQ(pieces[2].size, 100U);
+}
+
+TEST_F(PieceTest, PiecesEndAtMultiplesOfTheBlockSize) {
+  const auto pieces = Cut(Direction::kWrite, 3 * kBlock, 6 * kBlock, 4 * kBlock);
+  ASSERT_EQ(pieces.size(), 3U);
+  EXPECT_EQ(pieces[0].size, kBlock);
+  EXPECT_EQ(pieces[1].size, 4 * kBlock);
+  EXPECT_EQ(pieces[2].size, kBlock);
+}
+
+TEST_F(PieceTest, ABlockSizeBelowTheDevicesIsOneBlock) {
+  EXPECT_EQ(Cut(Direction::kRead, 0, 3 * kBlock, 1).size(), 3U);
+}
+
+TEST_F(PieceTest, RunsOfTheFileEndPieces) {
+  facts_.run = 2 * kBlock;
+  EXPECT_EQ(Cut(Direction::kRead, 0, 5 * kBlock, 1 << 20).size(), 3U);
+}
+
+TEST_F(PieceTest, AfterARefusalNothingIsDirect) {
+  refused_ = true;
+  for (const auto& piece : Cut(Direction::kRead, 0, 5 * kBlock, 2 * kBlock)) EXPECT_FALSE(IsDirect(piece));
+}
+
+TEST_F(PieceTest, ByALeaseWholeBlocksAreTransferredAroundTheEnds) {
+  facts_.leased = true;
+  facts_.shift = 10 * kBlock;
+  const auto pieces = Cut(Direction::kRead, 100, 3 * kBlock, 1 << 20);
+  ASSERT_EQ(pieces.size(), 3U);
+  EXPECT_EQ(pieces[0].lead, 100U);
+  EXPECT_EQ(pieces[0].size, kBlock - 100);
+  EXPECT_EQ(pieces[0].transfer, kBlock);
+  EXPECT_EQ(pieces[0].offset, 10 * kBlock);
+  EXPECT_EQ(pieces[1].lead, 0U);
+  EXPECT_EQ(pieces[1].transfer, 2 * kBlock);
+  EXPECT_EQ(pieces[2].size, 100U);
+  EXPECT_EQ(pieces[2].transfer, kBlock);
+  for (const auto& piece : pieces) EXPECT_TRUE(IsDirect(piece));
+}
+
+TEST_F(PieceTest, ByALeaseAPieceThatPassesThroughABounceBufferIncludesTheEnds) {
+  facts_.leased = true;
+  const auto written = Cut(Direction::kWrite, kBlock, 3 * kBlock - 5, 1 << 20);
+  ASSERT_EQ(written.size(), 1U);
+  EXPECT_EQ(written[0].size, 3 * kBlock - 5);
+  EXPECT_EQ(written[0].transfer, 3 * kBlock);
+  // Memory that O_DIRECT cannot use.
+  facts_.alignment.memory = uint64_t{1} << 60;
+  memory_.reset();
+  const auto read = Cut(Direction::kRead, 100, 3 * kBlock, 1 << 20);
+  ASSERT_EQ(read.size(), 1U);
+  EXPECT_EQ(read[0].transfer, 4 * kBlock);
+}
+
+class PreparedWriteTest : public PieceTest {
+ protected:
+  // A piece with a bounce buffer, prepared for a write of these bytes.
+  Bytes Prepare(const Bytes& bytes, uint64_t transfer) {
+    Bytes source = bytes;
+    Slice slice{.operation = MakeOperation(facts_, Direction::kWrite, MemoryView(std::span<std::byte>(source))),
+                .end = source.size()};
+    const auto pool = BufferPool::Create({.buffer_size = {kMiB}, .count = 1}).value();
+    Piece piece;
+    piece.slice = &slice;
+    piece.size = source.size();
+    piece.transfer = transfer;
+    piece.bounce = pool->TryAllocate();
+    piece.data = piece.bounce.data();
+    std::memset(piece.data, 0x5a, transfer);
+    PrepareWrite(piece);
+    const auto sent = piece.blocks();
+    return {sent.begin(), sent.end()};
+  }
+};
+
+TEST_F(PreparedWriteTest, TheCopyIsFilledWithZerosToItsEnd) {
+  const Bytes bytes = RandomBytes(20'000);
+  const Bytes sent = Prepare(bytes, 5 * kBlock);
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), sent.begin()));
+  EXPECT_EQ(std::count(sent.begin() + 20'000, sent.end(), std::byte{0}), static_cast<long>(5 * kBlock - 20'000));
+  EXPECT_TRUE(facts_.noted.empty());
+}
+
+TEST_F(PreparedWriteTest, TheTargetGetsTheBytesThatAreSent) {
+  facts_.checksums = true;
+  const Bytes sent = Prepare(RandomBytes(20'000), 5 * kBlock);
+  Bytes noted;
+  for (const auto& [offset, bytes] : facts_.noted) {
+    EXPECT_EQ(offset, noted.size());
+    noted.insert(noted.end(), bytes.begin(), bytes.end());
+  }
+  EXPECT_EQ(noted, sent);
+}
+
+TEST_F(PieceTest, AnErrorNamesTheTransferAndTheFilesEnd) {
+  Bytes bytes(50);
+  const auto failed = MakeOperation(facts_, Direction::kWrite, MemoryView(std::span<std::byte>(bytes)), 80);
+  FailAt(*failed, 90, {ENOSPC});
+  failed->Complete();
+  EXPECT_EQ(failed->error()->error_number, ENOSPC);
+  EXPECT_EQ(failed->error()->offset, 90U);
+  EXPECT_EQ(failed->error()->what,
+            "write of 50 bytes at offset 80 of the-file failed at offset 90: No space left on device");
+  const auto short_read = MakeOperation(facts_, Direction::kRead, MemoryView(std::span<std::byte>(bytes)), 80);
+  FailAt(*short_read, 100, {0});
+  short_read->Complete();
+  EXPECT_EQ(short_read->error()->error_number, ENODATA);
+  EXPECT_EQ(short_read->error()->what, "read of 50 bytes at offset 80 of the-file: only 20 bytes there");
+}
+
+}  // namespace
+}  // namespace weightfs::client

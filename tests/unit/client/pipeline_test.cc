@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "common/units.h"
+#include "tests/unit/client/fake_target.h"
+#include "tests/unit/client/operations.h"
+
+namespace weightfs::client {
+namespace {
+
+using Direction = Operation::Direction;
+using testing::ElementsAre;
+
+constexpr uint64_t kBlock = 4096;
+
+// Memory of a device that is the host's after all, and a lane that ends each step when it is polled.
+class FakeDevice final : public DeviceMemory {
+ public:
+  explicit FakeDevice(Bytes& bytes) : bytes_(bytes) {}
+  IoResult<bool> Ready() override { return ready; }
+  bool direct() const override { return by_cufile; }
+  void CountTraffic(bool cufile, uint64_t bytes) const override { (cufile ? cufile_bytes : bounce_bytes) += bytes; }
+  void CloseFiles() override { closed = true; }
+  std::unique_ptr<DeviceLane> MakeLane(const LaneOptions& options) const override;
+
+  Bytes& bytes_;
+  bool ready = true;
+  bool by_cufile = false;
+  bool closed = false;
+  int error_number = 0;  // of each step
+  mutable uint64_t cufile_bytes = 0;
+  mutable uint64_t bounce_bytes = 0;
+  mutable std::vector<Piece::Step> steps;
+};
+
+class FakeLane final : public DeviceLane {
+ public:
+  FakeLane(const FakeDevice& device, size_t bounces)
+      : device_(device), bounces_(BufferPool::Create({.buffer_size = {kBounceSize}, .count = bounces}).value()) {}
+  void Start(Piece& piece) override { started_.push_back(&piece); }
+  void Poll(std::chrono::microseconds /*wait*/) override {
+    for (Piece* piece : std::exchange(started_, {})) {
+      device_.steps.push_back(piece->step);
+      std::byte* memory = device_.bytes_.data() + piece->at;
+      switch (piece->step) {
+        case Piece::Step::kCopyOut: std::copy_n(memory, piece->size, piece->bytes().data()); break;
+        case Piece::Step::kCopyIn: std::copy_n(piece->bytes().data(), piece->size, memory); break;
+        case Piece::Step::kTransfer:
+          EXPECT_EQ(pread(piece->descriptor, memory, piece->size, static_cast<off_t>(piece->offset)),
+                    static_cast<ssize_t>(piece->size));
+      }
+      ended_.push_back({piece});
+      if (device_.error_number != 0) ended_.back().error = IoError{device_.error_number, "the device"};
+    }
+  }
+  std::optional<Ended> Next() override {
+    if (ended_.empty()) return std::nullopt;
+    Ended ended = ended_.front();
+    ended_.pop_front();
+    return ended;
+  }
+  bool idle() const override { return started_.empty() && ended_.empty(); }
+  IoResult<Buffer> TryBounce(const DeviceMemory&) override { return bounces_->TryAllocate(); }
+  IoResult<void> CopyInNow(const DeviceMemory&, uint64_t at, std::span<const std::byte> host) override {
+    std::copy(host.begin(), host.end(), device_.bytes_.begin() + static_cast<long>(at));
+    return {};
+  }
+  IoResult<void> CopyOutNow(const DeviceMemory&, uint64_t at, std::span<std::byte> host) override {
+    std::copy_n(device_.bytes_.begin() + static_cast<long>(at), host.size(), host.begin());
+    return {};
+  }
+
+ private:
+  const FakeDevice& device_;
+  const std::unique_ptr<BufferPool> bounces_;
+  std::vector<Piece*> started_;
+  std::deque<Ended> ended_;
+};
+
+std::unique_ptr<DeviceLane> FakeDevice::MakeLane(const LaneOptions& options) const {
+  return std::make_unique<FakeLane>(*this, options.bounces);
+}
+
+class PipelineTest : public testing::Test {
+ protected:
+  void Add(const std::shared_ptr<Operation>& operation) {
+    operation->SetSlices(1);
+    pipeline_->Add(operation, 0, operation->size());
+  }
+  void Drive() {
+    for (pipeline_->Fill(); !pipeline_->idle(); pipeline_->Fill()) pipeline_->AwaitProgress(std::nullopt);
+  }
+  std::shared_ptr<Operation> RunToEnd(const std::shared_ptr<Operation>& operation) {
+    Add(operation);
+    Drive();
+    EXPECT_TRUE(operation->done());
+    return operation;
+  }
+
+  TargetFacts facts_;
+  const std::unique_ptr<Pipeline> pipeline_ =
+      Pipeline::Create({.handle = {.block_size = 2 * kBlock, .queue_depth = 4}, .bounces = 2, .device = {.bounces = 2}})
+          .value();
+};
+
+TEST_F(PipelineTest, ManyPiecesMakeOneOperation) {
+  Bytes out = RandomBytes(33 * kBlock + 77);
+  EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kWrite, View(out)))->error());
+  EXPECT_EQ(facts_.Content(out.size() + 1), out);
+  Bytes in(out.size() - 100);
+  EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kRead, View(in), 100))->error());
+  EXPECT_TRUE(std::equal(in.begin(), in.end(), out.begin() + 100));
+  EXPECT_THAT(facts_.finished, ElementsAre(true, true));
+}
+
+TEST_F(PipelineTest, MoreMemoryThanBounceBuffersIsCopiedInTurn) {
+  facts_.checksums = true;  // each piece is copied
+  Bytes out = RandomBytes(33 * kBlock);
+  EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kWrite, View(out)))->error());
+  EXPECT_EQ(facts_.Content(out.size()), out);
+}
+
+TEST_F(PipelineTest, AnOperationOfNoBytesIsCompleted) {
+  Bytes none;
+  EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kRead, View(none)))->error());
+}
+
+TEST_F(PipelineTest, CancelEndsWhatIsNotInTheKernel) {
+  Bytes out = RandomBytes(64 * kBlock);
+  const auto operation = MakeOperation(facts_, Direction::kWrite, View(out));
+  Add(operation);
+  pipeline_->Cancel();
+  Drive();
+  EXPECT_TRUE(operation->cancelled());
+  EXPECT_EQ(operation->transferred(), 0U);
+  EXPECT_THAT(facts_.finished, ElementsAre(false));
+}
+
+TEST_F(PipelineTest, DamagedBlocksAreReadThreeTimes) {
+  facts_.leased = true;
+  facts_.Fill(RandomBytes(kBlock));
+  for (const unsigned damaged : {2U, 3U}) {
+    Bytes in(kBlock);
+    facts_.damaged_reads = damaged;
+    facts_.checked.clear();
+    const auto operation = RunToEnd(MakeOperation(facts_, Direction::kRead, View(in)));
+    EXPECT_THAT(facts_.checked, ElementsAre(0, 0, 0));
+    EXPECT_EQ(operation->error().has_value(), damaged == 3);
+  }
+}
+
+TEST_F(PipelineTest, HolesOfALeaseAreZeros) {
+  facts_.leased = true;
+  facts_.descriptor = -1;
+  Bytes in = RandomBytes(40 * kBlock + 3);
+  EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kRead, View(in)))->error());
+  EXPECT_EQ(in, Bytes(in.size()));
+  EXPECT_TRUE(facts_.checked.empty());
+}
+
+class DevicePipelineTest : public PipelineTest {
+ protected:
+  std::shared_ptr<Operation> Make(Direction direction, uint64_t offset = 0) {
+    return MakeOperation(facts_, direction, MemoryView::OnDevice(0, bytes_.size(), std::nullopt), offset, device_);
+  }
+  Bytes bytes_ = RandomBytes(2 * kBlock, 5);
+  const std::shared_ptr<FakeDevice> device_ = std::make_shared<FakeDevice>(bytes_);
+};
+
+TEST_F(DevicePipelineTest, AWriteIsCopiedOutBeforeItIsTransferred) {
+  EXPECT_FALSE(RunToEnd(Make(Direction::kWrite))->error());
+  EXPECT_EQ(facts_.Content(bytes_.size()), bytes_);
+  EXPECT_THAT(device_->steps, ElementsAre(Piece::Step::kCopyOut));
+  EXPECT_EQ(device_->bounce_bytes, bytes_.size());
+  EXPECT_TRUE(device_->closed);
+}
+
+TEST_F(DevicePipelineTest, AReadIsCopiedInAfterItWasTransferred) {
+  const Bytes content = RandomBytes(2 * kBlock, 6);
+  facts_.Fill(content);
+  EXPECT_FALSE(RunToEnd(Make(Direction::kRead))->error());
+  EXPECT_EQ(bytes_, content);
+  EXPECT_THAT(device_->steps, ElementsAre(Piece::Step::kCopyIn));
+}
+
+TEST_F(DevicePipelineTest, ByCufileNothingIsCopied) {
+  const Bytes content = RandomBytes(2 * kBlock, 6);
+  facts_.Fill(content);
+  device_->by_cufile = true;
+  EXPECT_FALSE(RunToEnd(Make(Direction::kRead))->error());
+  EXPECT_EQ(bytes_, content);
+  EXPECT_THAT(device_->steps, ElementsAre(Piece::Step::kTransfer));
+  EXPECT_EQ(device_->cufile_bytes, bytes_.size());
+  EXPECT_EQ(device_->bounce_bytes, 0U);
+}
+
+TEST_F(DevicePipelineTest, AnErrorOfTheDeviceFailsTheOperation) {
+  device_->error_number = ENODEV;
+  const auto operation = RunToEnd(Make(Direction::kWrite));
+  EXPECT_EQ(operation->error().value().error_number, ENODEV);
+  EXPECT_THAT(operation->error().value().what, testing::HasSubstr("failed at offset 0: the device"));
+}
+
+TEST_F(DevicePipelineTest, AnOperationIsHeldUntilItsTensorIsReady) {
+  device_->ready = false;
+  const auto held = Make(Direction::kWrite);
+  Add(held);
+  pipeline_->Fill();
+  EXPECT_TRUE(pipeline_->busy());
+  // Others go on meanwhile.
+  Bytes out = RandomBytes(kBlock);
+  const auto other = MakeOperation(facts_, Direction::kWrite, View(out), 4 * kBlock);
+  Add(other);
+  while (!other->done()) {
+    pipeline_->Fill();
+    pipeline_->AwaitProgress(std::nullopt);
+  }
+  EXPECT_FALSE(held->done());
+  device_->ready = true;
+  Drive();
+  EXPECT_TRUE(held->done());
+  EXPECT_EQ(facts_.Content(bytes_.size()), bytes_);
+}
+
+}  // namespace
+}  // namespace weightfs::client

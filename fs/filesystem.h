@@ -23,6 +23,8 @@ namespace weightfs {
 
 class LeaseServer;
 
+constexpr ByteRange kWholeFile{0, uint64_t{1} << 63};
+
 // Thread-safe once the session has agreed with the kernel, which alone sets `features` and `session`.
 class Filesystem {
  public:
@@ -79,13 +81,16 @@ class Filesystem {
   // nothing may be written.
   Result<void> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
-  void DropPages(InodeId ino, uint64_t offset, uint64_t size);
+  // Makes the kernel drop pages, and its attributes of the inode; on success it has none that it had before. Waits for
+  // reads of them under way, so never on a receiving thread.
+  Result<void> DropPages(InodeId ino, const ByteRange& range);
+  // The same for the pages of a direct write that must drop them.
+  Result<void> DropPages(const Inode& inode, InodePages::DirectWrite& write);
   // Waits for those calls, and lets later ones do nothing: the kernel may send changed pages first, and soon nobody
   // serves it. Once, before the receivers end.
   void EndDropping();
   // What shared mappings of the inode had changed is in the store on return. Waits like DropPages.
-  void TakeMappedChanges(InodeId ino);
+  Result<void> TakeMappedChanges(InodeId ino);
   // The same for every open file: closing the connection would lose what the kernel has not sent yet. Asks for no path,
   // for the directory of the mount may be free while other mounts of it are not. The receivers still serve.
   void TakeAllMappedChanges();

@@ -131,8 +131,12 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
   filesystem.RunElsewhere(std::move(reply), [&filesystem, file](Reply later) {
     filesystem.store().DropCached(file->inode);
     filesystem.read_history().Forget(file->inode->id);
-    filesystem.DropPages(file->inode->id, 0, 0);
-    later.Ioctl(nullptr, 0);
+    const Result<void> dropped = filesystem.DropPages(file->inode->id, kWholeFile);
+    if (dropped.has_value()) {
+      later.Ioctl(nullptr, 0);
+    } else {
+      later.Fail(dropped.error());
+    }
   });
 }
 

@@ -106,6 +106,23 @@ struct CopyRequest {
   int flags = 0;
 };
 
+uint64_t SizeOf(Inode& inode) {
+  MutexLock lock(inode.mutex);
+  return inode.attributes.size;
+}
+
+// The length of the copy, less what would fill the target's last page in part; 0 if it begins inside a page. A page at
+// the end of the target may stay partial.
+uint64_t WholePages(const CopyRequest& request) {
+  static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t source = SizeOf(*request.from->inode);
+  const uint64_t length = std::min(request.length, source - std::min(source, request.from_offset));
+  if (length == 0) return request.length;  // nothing to copy, which is no error
+  if (request.to_offset % page != 0) return 0;
+  const bool to_the_end = request.to_offset + length >= SizeOf(*request.to->inode);
+  return to_the_end ? length : length - length % page;
+}
+
 void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
   // cp asks for about 2^63. Page faults in the range wait for the copy, so each is short.
   constexpr uint64_t kLongest = 64 * kMiB;
@@ -120,7 +137,8 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
   }
   // After the copy the kernel throws away the pages of the range, dirty or not: stores of a mapping that saw the copy,
   // or went to the rest of the first and the last page, would be lost. Told so, it copies by reading and writing.
-  if (request.to->pages->MayHaveDirtyPages()) {
+  request.length = WholePages(request);
+  if (request.length == 0 || request.to->pages->MayHaveDirtyPages()) {
     reply.Errno(EOPNOTSUPP);
     return;
   }

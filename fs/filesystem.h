@@ -38,6 +38,9 @@ class Filesystem {
   // itself; this is for those that come by leases.
   bool read_only() const { return options_.read_only || store_.read_only() || remounted_read_only_; }
   void SetReadOnly(bool read_only) { remounted_read_only_ = read_only; }
+  // Leased commits under way: each looks at read_only() after it is counted here. After SetReadOnly(true) and
+  // WaitForNone() no lease changes the store any more.
+  RequestCounter& commits() { return commits_; }
   double cache_seconds() const { return options_.cache_seconds; }
   HandleRegistry<FileHandle>& files() { return files_; }
   HandleRegistry<DirectoryHandle>& directories() { return directories_; }
@@ -121,7 +124,7 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
-  RequestCounter requests_, ends_, dropping_;
+  RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false};
   std::atomic<bool> ending_{false};                                        // no pages are dropped any more
   std::atomic<std::chrono::steady_clock::time_point> waited_in_vain_{{}};  // for orphans, the last time

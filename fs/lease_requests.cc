@@ -315,6 +315,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
     return Malformed();
   }
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
+  const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   const InodePtr& inode = file->inode;
   DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
@@ -340,6 +341,7 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   std::vector<uint32_t> checksums;
   if (!body.Take(blocks, &checksums) || !body.empty()) return Malformed();
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
+  const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();
   const auto published =

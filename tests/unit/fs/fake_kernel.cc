@@ -23,6 +23,7 @@ std::string WithZero(std::string_view name) { return std::string(name).append(1,
 
 // Stands in front of libfuse's. Without a session there is no kernel that could have pages.
 extern "C" int fuse_lowlevel_notify_inval_inode(fuse_session* session, fuse_ino_t ino, off_t offset, off_t size) {
+  if (FakeKernel::on_drop) FakeKernel::on_drop();
   if (session == nullptr) return 0;
   if (!FakeKernel::drop_errors.empty()) {
     const int error = FakeKernel::drop_errors.front();

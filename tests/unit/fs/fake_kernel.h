@@ -6,6 +6,7 @@
 #include <linux/fuse.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,6 +76,8 @@ class FakeKernel {
 
   // What the kernel answers to each request to drop pages, in turn: a negative errno; then it drops them.
   static inline std::deque<int> drop_errors;
+  // Runs before each of them, if it is set.
+  static inline std::function<void()> on_drop;
 
   // Ends the connection, as an unmount does, and waits for Run; its result.
   Result<void> Disconnect();

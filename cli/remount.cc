@@ -20,7 +20,10 @@
 namespace weightfs::cli {
 namespace {
 
-bool IsReadOnly(const MountEntry& mount) { return ("," + mount.options + ",").find(",ro,") != std::string::npos; }
+// By its own flag (mount -o remount,bind,ro) or for every mount of the store.
+bool IsReadOnly(const MountEntry& mount) {
+  return ("," + mount.flags + "," + mount.options + ",").find(",ro,") != std::string::npos;
+}
 
 Error Busy(const MountEntry& mount) {
   std::string users;
@@ -68,6 +71,7 @@ Result<void> RemountReadOnly(const MountEntry& mount, bool read_only, const std:
   // The daemon lets changes come last, and refuses them last: what the kernel has accepted must get there.
   if (!read_only) RETURN_IF_ERROR(TellDaemon(mount, directory.get(), false));
   if (const auto changed = ChangeMount(mount.directory, flags, read_only); !changed.has_value()) {
+    if (!read_only && IsReadOnly(mount)) (void)TellDaemon(mount, directory.get(), true);  // as it was
     return read_only && changed.error().code == ErrorCode::kBusy ? Busy(mount) : changed.error();
   }
   return read_only ? TellDaemon(mount, directory.get(), true) : Result<void>();

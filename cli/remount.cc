@@ -20,6 +20,9 @@
 namespace weightfs::cli {
 namespace {
 
+// By its own flag (mount -o remount,bind,ro) or for every mount of the store.
+bool IsReadOnly(const MountEntry& mount) { return HasOption(mount.flags, "ro") || HasOption(mount.options, "ro"); }
+
 Error Busy(const MountEntry& mount) {
   std::string users;
   for (const MountUser& user : FindMountUsers(mount.device).users) {
@@ -66,6 +69,7 @@ Result<void> RemountReadOnly(const MountEntry& mount, bool read_only, const std:
   // The daemon lets changes come last, and refuses them last: what the kernel has accepted must get there.
   if (!read_only) RETURN_IF_ERROR(TellDaemon(mount, directory.get(), false));
   if (const auto changed = ChangeMount(mount.directory, flags, read_only); !changed.has_value()) {
+    if (!read_only && IsReadOnly(mount)) (void)TellDaemon(mount, directory.get(), true);  // as it was
     return read_only && changed.error().code == ErrorCode::kBusy ? Busy(mount) : changed.error();
   }
   return read_only ? TellDaemon(mount, directory.get(), true) : Result<void>();
@@ -79,7 +83,7 @@ Result<void> Remount(const std::string& store, const std::string& directory, con
   }
   MountOptions wanted;
   StoreOptions ignored;
-  wanted.read_only = HasOption(mount.options, "ro");
+  wanted.read_only = IsReadOnly(mount);
   for (const std::string& text : options) RETURN_IF_ERROR(ApplyMountOptions(text, wanted, ignored));
   if (!wanted.own_options.empty() && !from_table) {
     std::string names;

@@ -9,7 +9,9 @@
 #include <cstring>
 #include <memory>
 
+#include "common/file_owner.h"
 #include "common/log.h"
+#include "common/shell_quote.h"
 
 namespace weightfs {
 namespace {
@@ -65,8 +67,26 @@ Result<GuardedDirectory> GuardedDirectory::OpenDirectory(const std::string& name
   return GuardedDirectory(path, std::move(descriptor), status.st_uid, status.st_gid);
 }
 
+Result<void> GuardedDirectory::MakeDirectory(const std::string& name) const {
+  const auto make = [&] { return mkdirat(descriptor_.get(), name.c_str(), S_IRWXU) == 0 ? 0 : errno; };
+  int error;
+  {
+    const FileOwnerScope as_owner(owner_, group_);
+    error = make();
+  }
+  if (error == EACCES) error = make();  // root may write where the owner may not
+  if (error == 0) return {};
+  return SystemError(PathOf(name) + ": cannot be made", error);
+}
+
 Result<void> GuardedDirectory::CheckOwner(const std::string& path, const struct stat& status) const {
   if (status.st_uid == geteuid() || status.st_uid == owner_) return {};
+  if (status.st_uid == 0) {
+    return Error{ErrorCode::kPermission,
+                 fmt::format("{}: belongs to root, who may have made or mounted this store; root can give it to the "
+                             "owner of {} with: chown -hR --reference={} {}",
+                             path, path_, ShellQuote(path_), ShellQuote(path))};
+  }
   return Error{ErrorCode::kPermission,
                fmt::format("{}: belongs to user {}, neither to this user nor to the owner of {}; find out who put it "
                            "there, and change its owner or remove it",
@@ -157,14 +177,9 @@ Result<std::vector<std::string>> GuardedDirectory::ListFiles() const {
   }
 }
 
-// Root may do so for its own files alone: another user's, of which the owner has made a second name here, stay his.
-void GuardedDirectory::GiveToOwner(const std::string& path, int descriptor) const {
-  struct stat status = {};
-  if (geteuid() != 0 || owner_ == 0 || fstat(descriptor, &status) != 0) return;
-  if (status.st_uid != 0 || (S_ISREG(status.st_mode) && status.st_nlink != 1)) return;
-  if (fchownat(descriptor, "", owner_, group_, AT_EMPTY_PATH) != 0) {
-    spdlog::warn("{}: chown {}: {}", path, owner_, std::strerror(errno));
-  }
+void GuardedDirectory::GiveToOwner(const std::string& path, int new_file) const {
+  if (geteuid() != 0 || owner_ == 0) return;
+  if (fchown(new_file, owner_, group_) != 0) spdlog::warn("{}: chown {}: {}", path, owner_, std::strerror(errno));
 }
 
 void GuardedDirectory::Restrict() const {
@@ -182,8 +197,8 @@ void GuardedDirectory::RestrictFile(const std::string& name) const {
   const Descriptor file(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   struct stat status = {};
   if (!file || fstat(file.get(), &status) != 0 || !CheckStatus(name, status).has_value()) return;
-  GiveToOwner(PathOf(name), file.get());
-  if ((status.st_mode & kOthers) == 0) return;
+  // The owner of the directory may have made the second name of a file that is not of the store.
+  if (status.st_nlink != 1 || (status.st_mode & kOthers) == 0) return;
   const std::string self = fmt::format("/proc/self/fd/{}", file.get());  // fchmod(2) refuses such a descriptor
   if (chmod(self.c_str(), status.st_mode & 07777 & ~kOthers) != 0) {
     spdlog::warn("{}: other users may open it: chmod 0600: {}", PathOf(name), std::strerror(errno));

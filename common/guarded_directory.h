@@ -19,7 +19,8 @@ namespace weightfs {
 // the directory's owner; symbolic links are never followed. All errors are full lines: kNotFound, kAccess (permission
 // denied), kReadOnly, kNoSpace, kIo, and kPermission for an entry that is not trusted.
 //
-// A file that root makes in the directory of another user belongs to that user, who could not open it otherwise.
+// A file or directory that root makes in the directory of another user belongs to that user, who could not open it
+// otherwise. Nothing that was there before is given away: the owner of the directory may have moved it there.
 //
 // Immutable and thread-safe. Owns a descriptor of the directory.
 class GuardedDirectory {
@@ -28,8 +29,12 @@ class GuardedDirectory {
   static Result<GuardedDirectory> Open(const std::string& path);
   // The directory `name` of this one.
   Result<GuardedDirectory> OpenDirectory(const std::string& name) const;
+  // Makes the directory `name`, of mode 0700 less the umask.
+  Result<void> MakeDirectory(const std::string& name) const;
 
   const std::string& path() const { return path_; }
+  uid_t owner() const { return owner_; }
+  gid_t group() const { return group_; }
   std::string PathOf(const std::string& name) const { return path_ + "/" + name; }
 
   // Opens the file `name`. `flags` are those of open(2) without O_TRUNC; with O_CREAT a missing file is made with mode
@@ -44,8 +49,8 @@ class GuardedDirectory {
   // The names of all entries, each of which must be a trusted regular file. `lost+found` is left out.
   Result<std::vector<std::string>> ListFiles() const;
 
-  // Takes every permission of group and others from the directory, and from the file `name`; missing is no error.
-  // Root also gives what belongs to root to the directory's owner. A failure is logged.
+  // Takes every permission of group and others from the directory, and from the file `name`; missing is no error. A
+  // file that has a second name (hard link) stays as it is. A failure is logged.
   void Restrict() const;
   void RestrictFile(const std::string& name) const;
 
@@ -54,7 +59,7 @@ class GuardedDirectory {
       : path_(std::move(path)), descriptor_(std::move(descriptor)), owner_(owner), group_(group) {}
   Result<void> CheckOwner(const std::string& path, const struct stat& status) const;
   Result<void> CheckStatus(const std::string& name, const struct stat& status) const;
-  void GiveToOwner(const std::string& path, int descriptor) const;
+  void GiveToOwner(const std::string& path, int new_file) const;
 
   std::string path_;
   Descriptor descriptor_;  // O_PATH

@@ -13,8 +13,8 @@
 //   ReadChunk::mutex_, BufferPool::mutex_
 //   ThreadedRing::mutex_ and what else a device's queue has
 //   IoRing::mutex_
-// All other locks of store/, meta/ and fs/ (among them Executor::mutex_, under notify_mutex_) are leaves: nothing is
-// locked under them. So are those of client/, but for Operation::mutex_ → the tracker of its handle.
+// All other locks of store/, meta/ and fs/ (among them Executor::mutex_, under notify_mutex_) are leaves, but for
+// PageCacheTracker::mutex_ → InodePages::mutex_; in client/ all but Operation::mutex_ → the tracker of its handle.
 // No lock is held across device I/O, a synced commit or a FUSE reply.
 #pragma once
 

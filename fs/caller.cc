@@ -4,19 +4,32 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 
 namespace weightfs {
 namespace {
 
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 bool IsInOurUserNamespace(pid_t thread) {
   struct stat ours = {}, theirs = {};
-  return stat("/proc/self/ns/user", &ours) == 0 &&
-         stat(fmt::format("/proc/{}/ns/user", thread).c_str(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
-         ours.st_ino == theirs.st_ino;
+  if (stat("/proc/self/ns/user", &ours) != 0) return false;
+  if (stat(fmt::format("/proc/{}/ns/user", thread).c_str(), &theirs) == 0) {
+    return ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
+  }
+  // A process that is not root's may not follow the link of another user's thread. The map of users is readable; only
+  // the root of our namespace can give another one the same map.
+  if (errno != EACCES) return false;
+  const std::string map = ReadAll("/proc/self/uid_map");
+  return !map.empty() && map == ReadAll(fmt::format("/proc/{}/uid_map", thread));
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 #include "fs/filesystem.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -16,7 +18,8 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
-constexpr int kDropAttempts = 8;
+constexpr int kQuickDrops = 8;
+constexpr std::chrono::milliseconds kDropPause{1};
 // From a close, or the last name's end, to its serving: the most on a busy machine, and what is waited for soon after
 // one that did not come, for somebody may just have a deleted file open.
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
@@ -127,18 +130,29 @@ void Filesystem::DropAttributes(InodeId ino) {
     spdlog::error("the kernel did not forget the attributes of inode {} (error {})", ino.value, -status);
 }
 
-void Filesystem::DropPages(InodeId ino, uint64_t offset, uint64_t size) {
+Result<void> Filesystem::DropPages(InodeId ino, const ByteRange& range) {
+  // A size of 0 is the rest of the file.
+  const uint64_t size = range.end == kWholeFile.end ? 0 : range.end - range.begin;
   dropping_.Begin();
   int status = 0;
-  // EBUSY: a program changed a page between its write-back and its removal.
-  for (int attempt = 0; attempt < kDropAttempts && !ending_.load(); ++attempt) {
-    status = fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(offset), static_cast<off_t>(size));
+  for (int attempt = 0; !ending_.load(); ++attempt) {
+    status =
+        fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(range.begin), static_cast<off_t>(size));
     if (status != -EBUSY) break;
+    // A program changed a page between its write-back and its removal.
+    if (attempt >= kQuickDrops) std::this_thread::sleep_for(kDropPause);
   }
   dropping_.End();
-  // ENOENT: the kernel does not have the inode, so neither its pages.
-  if (status != 0 && status != -ENOENT)
-    spdlog::error("the kernel did not drop cached pages of inode {} (error {})", ino.value, -status);
+  // ENOENT: the kernel does not have the inode, so neither its pages. EBUSY: the mount ends.
+  if (status == 0 || status == -ENOENT || status == -EBUSY) return {};
+  const Error error{ErrorCode::kIo, fmt::format("the kernel did not drop cached pages of inode {}: {}", ino.value,
+                                                std::strerror(-status))};
+  spdlog::error("{}", error.what);
+  return error;
+}
+
+Result<void> Filesystem::DropPages(const Inode& inode, InodePages::DirectWrite& write) {
+  return write.DropPages([&](const ByteRange& range) { return DropPages(inode.id, range); });
 }
 
 void Filesystem::EndDropping() {
@@ -146,19 +160,20 @@ void Filesystem::EndDropping() {
   dropping_.WaitForNone();
 }
 
-void Filesystem::TakeMappedChanges(InodeId ino) {
+Result<void> Filesystem::TakeMappedChanges(InodeId ino) {
   const auto pages = page_cache_.Find(ino);
-  if (pages != nullptr && pages->MayHoldChanges()) DropPages(ino, 0, 0);  // The kernel writes dirty pages back first.
+  if (pages == nullptr || !pages->MayHoldChanges()) return {};
+  return DropPages(ino, kWholeFile);  // The kernel writes dirty pages back first.
 }
 
 // A mapping keeps its file open. syncfs(2) would not do: since Linux 6.18 it does not wait for a FUSE server.
 void Filesystem::TakeAllMappedChanges() {
-  for (const InodeId ino : page_cache_.AllThatMayHoldChanges()) TakeMappedChanges(ino);
+  for (const InodeId ino : page_cache_.AllThatMayHoldChanges()) (void)TakeMappedChanges(ino);  // logged
 }
 
 void Filesystem::ChangedPastKernel(InodeId ino) {
   read_history_.Forget(ino);
-  DropPages(ino, 0, 0);
+  (void)DropPages(ino, kWholeFile);  // logged
 }
 
 void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entries,
@@ -170,7 +185,7 @@ void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entr
   }
   if (failed != 0)
     spdlog::error("the kernel did not forget what entries of inode {} were (error {})", directory.value, -failed);
-  DropPages(directory, 0, 0);
+  (void)DropPages(directory, kWholeFile);  // logged
   // Some have other names, or are open.
   for (const InodeId ino : replaced) {
     if (store_.inodes().lookups(ino) > 0) DropAttributes(ino);

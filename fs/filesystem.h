@@ -23,6 +23,8 @@ namespace weightfs {
 
 class LeaseServer;
 
+constexpr ByteRange kWholeFile{0, uint64_t{1} << 63};
+
 // Thread-safe once the session has agreed with the kernel, which alone sets `features` and `session`.
 class Filesystem {
  public:
@@ -36,6 +38,9 @@ class Filesystem {
   // itself; this is for those that come by leases.
   bool read_only() const { return options_.read_only || store_.read_only() || remounted_read_only_; }
   void SetReadOnly(bool read_only) { remounted_read_only_ = read_only; }
+  // Leased commits under way: each looks at read_only() after it is counted here. After SetReadOnly(true) and
+  // WaitForNone() no lease changes the store any more.
+  RequestCounter& commits() { return commits_; }
   double cache_seconds() const { return options_.cache_seconds; }
   HandleRegistry<FileHandle>& files() { return files_; }
   HandleRegistry<DirectoryHandle>& directories() { return directories_; }
@@ -79,13 +84,16 @@ class Filesystem {
   // nothing may be written.
   Result<void> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // Makes the kernel drop pages. Waits for reads of them under way, so never on a receiving thread.
-  void DropPages(InodeId ino, uint64_t offset, uint64_t size);
+  // Makes the kernel drop pages, and its attributes of the inode; on success it has none that it had before. Waits for
+  // reads of them under way, so never on a receiving thread.
+  Result<void> DropPages(InodeId ino, const ByteRange& range);
+  // The same for the pages of a direct write that must drop them.
+  Result<void> DropPages(const Inode& inode, InodePages::DirectWrite& write);
   // Waits for those calls, and lets later ones do nothing: the kernel may send changed pages first, and soon nobody
   // serves it. Once, before the receivers end.
   void EndDropping();
   // What shared mappings of the inode had changed is in the store on return. Waits like DropPages.
-  void TakeMappedChanges(InodeId ino);
+  Result<void> TakeMappedChanges(InodeId ino);
   // The same for every open file: closing the connection would lose what the kernel has not sent yet. Asks for no path,
   // for the directory of the mount may be free while other mounts of it are not. The receivers still serve.
   void TakeAllMappedChanges();
@@ -116,7 +124,7 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
-  RequestCounter requests_, ends_, dropping_;
+  RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false};
   std::atomic<bool> ending_{false};                                        // no pages are dropped any more
   std::atomic<std::chrono::steady_clock::time_point> waited_in_vain_{{}};  // for orphans, the last time

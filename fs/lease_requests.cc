@@ -172,7 +172,7 @@ Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token
 
 Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length,
                                            AnswerMemory* memory) {
-  filesystem_.TakeMappedChanges(inode->id);
+  RETURN_IF_ERROR(filesystem_.TakeMappedChanges(inode->id));
   uint64_t size;
   {
     MutexLock lock(inode->mutex);
@@ -290,6 +290,22 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   return {};
 }
 
+// Commits while the kernel has no page of the file: dirty ones would be written over what is committed, and all would
+// be stale.
+Result<void> LeaseRequests::CommitWithoutPages(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant) {
+  // An open of its own: the program may close the file meanwhile, and open it again.
+  PageCacheTracker& tracker = filesystem_.page_cache();
+  const auto pages = tracker.Open(inode->id, OpenMode::kDirect, false).pages;
+  InodePages::DirectWrite direct(*pages, kWholeFile, InodePages::DropPolicy::kAlways);
+  Result<void> committed = filesystem_.DropPages(*inode, direct);
+  if (committed.has_value()) committed = filesystem_.store().CommitDirect(inode, write, std::move(grant));
+  direct.End();
+  tracker.Close(inode->id, OpenMode::kDirect, false);
+  filesystem_.read_history().Forget(inode->id);
+  filesystem_.DropAttributes(inode->id);
+  return committed;
+}
+
 Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   BlockReservation grant = request.connection->TakeGrant();
   lease::CommitRequest asked;
@@ -299,19 +315,13 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
     return Malformed();
   }
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
+  const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   const InodePtr& inode = file->inode;
   DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
-  // Pages that were changed before would otherwise be written over what is committed.
-  filesystem_.TakeMappedChanges(inode->id);
   RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));
-  // Pages that a mapping fills and changes from here on lack what is committed.
-  InodePages::DirectWrite direct(*file->pages, {asked.file_offset, asked.file_offset + asked.length});
-  RETURN_IF_ERROR(filesystem_.store().CommitDirect(inode, write, std::move(grant)));
-  direct.MarkApplied();
-  filesystem_.ChangedPastKernel(inode->id);
-  direct.End();
+  RETURN_IF_ERROR(CommitWithoutPages(inode, write, std::move(grant)));
   SendWhenDurable(request, inode, asked.durable != 0);
   return {};
 }
@@ -331,6 +341,7 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   std::vector<uint32_t> checksums;
   if (!body.Take(blocks, &checksums) || !body.empty()) return Malformed();
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
+  const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();
   const auto published =

@@ -72,17 +72,19 @@ void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t m
 #endif
 
 void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size, bool fills_pages) {
-  if (fills_pages) file->pages->NoteFill();
   file->read_bytes.fetch_add(size, std::memory_order_relaxed);
   // The handle lives until the answer: the store uses its stream until then.
-  filesystem.store().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
-                          [file, kept = Share(std::move(reply))](const Result<ReadView>& view) {
-                            if (view.has_value()) {
-                              kept->Data(*view);
-                            } else {
-                              kept->Fail(view.error());
-                            }
-                          });
+  const auto read = [&filesystem, file, offset, size, kept = Share(std::move(reply))] {
+    filesystem.store().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
+                            [file, kept](const Result<ReadView>& view) {
+                              if (view.has_value()) {
+                                kept->Data(*view);
+                              } else {
+                                kept->Fail(view.error());
+                              }
+                            });
+  };
+  if (!fills_pages || file->pages->BeginFill({offset, offset + size}, read)) read();
 }
 
 // Answers a write whose data is in the store. A large one waits while the devices are behind by most of the memory that
@@ -108,14 +110,44 @@ void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_
   filesystem.store().Sync(file->inode, answer, /*kept=*/true);
 }
 
-// The same, after the kernel has dropped the pages that the write left stale.
-void DropPagesAndFinish(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size,
-                        bool sync, InodePages::DirectWrite write) {
-  const auto kept = std::make_shared<InodePages::DirectWrite>(std::move(write));
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, offset, size, sync, kept](Reply later) {
-    filesystem.DropPages(file->inode->id, offset, size);
-    kept->End();
-    FinishWrite(filesystem, std::move(later), file, size, sync);
+// What a write past the page cache needs until the store has it.
+struct PendingWrite {
+  FilePtr file;
+  uint64_t offset = 0;
+  std::span<const std::byte> data;
+  bool sync = false;
+  Buffer holder;                     // of the data; empty if the data lies elsewhere
+  std::vector<std::byte> copy = {};  // likewise
+  InodePages::DirectWrite direct = {};
+};
+
+void ApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite& write) {
+  const auto answer = [&](const Result<void>& written) {
+    write.direct.End();
+    if (written.has_value()) {
+      FinishWrite(filesystem, std::move(reply), write.file, write.data.size(), write.sync);
+    } else {
+      reply.Fail(written.error());
+    }
+  };
+  filesystem.store().Write(write.file->inode, ByteOffset{write.offset}, write.data, std::move(write.holder),
+                           WriteReach::kAnywhere, answer);
+}
+
+// Makes the kernel drop the pages of the range first, on another thread: the kernel may send dirty ones to this thread.
+void DropPagesAndApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite write) {
+  if (!write.holder) {  // The request's buffer is reused when this thread goes on.
+    write.copy.assign(write.data.begin(), write.data.end());
+    write.data = write.copy;
+  }
+  const auto kept = std::make_shared<PendingWrite>(std::move(write));
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, kept](Reply later) {
+    const Result<void> dropped = filesystem.DropPages(*kept->file->inode, kept->direct);
+    if (dropped.has_value()) {
+      ApplyWrite(filesystem, std::move(later), *kept);
+    } else {
+      later.Fail(dropped.error());
+    }
   });
 }
 
@@ -131,33 +163,18 @@ uint32_t WriteFlags(std::span<const std::byte> data) {
   return flags;
 }
 
-// Takes dirty pages of a shared mapping, but for bytes of direct writes that the pages may lack. A mapping makes no
-// file longer: what its pages hold behind the end was cut off since they were changed.
+// Takes dirty pages of a shared mapping. A mapping makes no file longer: what its pages hold behind the end was cut off
+// since they were changed.
 void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
-               std::span<const std::byte> data, bool sync) {
-  InodePages::WriteBack pages(*file->pages, {offset, offset + data.size()});
+               std::span<const std::byte> data, Buffer holder, bool sync) {
   const auto answer = [&](const Result<void>& written) {
-    pages.End();
     if (written.has_value()) {
       FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
     } else {
       reply.Fail(written.error());
     }
   };
-  Result<void> failed;
-  const size_t count = pages.pieces().size();
-  for (size_t index = 0; index < count && failed.has_value(); ++index) {
-    const ByteRange piece = pages.pieces()[index];
-    const auto bytes = data.subspan(piece.begin - offset, piece.end - piece.begin);
-    Buffer holder;
-    if (bytes.size() == data.size() && data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
-    filesystem.store().Write(file->inode, ByteOffset{piece.begin}, bytes, std::move(holder), WriteReach::kWithinFile,
-                             [&](const Result<void>& written) {
-                               failed = written;
-                               if (index + 1 == count || !written.has_value()) answer(written);
-                             });
-  }
-  if (count == 0) answer({});
+  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kWithinFile, answer);
 }
 
 // `offset` is right for O_APPEND too: the kernel takes the end of the file under the inode's lock, and it alone moves
@@ -170,35 +187,29 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   }
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   const uint32_t write_flags = WriteFlags(data);
-  if ((write_flags & kFromPageCache) != 0) {
-    TakePages(filesystem, std::move(reply), file, offset, data, sync);
-    return;
-  }
-  const Result<void> cleared = filesystem.ClearPrivileges(file->inode, (write_flags & kKillSetIds) != 0);
-  if (!cleared.has_value()) {
-    reply.Fail(cleared.error());
-    return;
+  const bool from_page_cache = (write_flags & kFromPageCache) != 0;
+  const bool kill_set_ids = (write_flags & kKillSetIds) != 0;
+  if (!from_page_cache) {
+    const Result<void> cleared = filesystem.ClearPrivileges(file->inode, kill_set_ids);
+    if (!cleared.has_value()) {
+      reply.Fail(cleared.error());
+      return;
+    }
   }
   Buffer holder;
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
+  if (from_page_cache) {
+    TakePages(filesystem, std::move(reply), file, offset, data, std::move(holder), sync);
+    return;
+  }
+  PendingWrite write{.file = file, .offset = offset, .data = data, .sync = sync, .holder = std::move(holder)};
   // The kernel has the bytes of a write through its page cache in its pages already.
-  InodePages::DirectWrite direct;
-  if (file->mode == OpenMode::kDirect) direct = {*file->pages, {offset, offset + data.size()}};
-  const auto answer = [&](const Result<void>& written) {
-    if (!written.has_value()) {
-      direct.End();
-      reply.Fail(written.error());
-      return;
-    }
-    direct.MarkApplied();
-    if (file->mode == OpenMode::kDirect && file->pages->MayBeStaleAfterWrite()) {
-      DropPagesAndFinish(filesystem, std::move(reply), file, offset, data.size(), sync, std::move(direct));
-    } else {
-      direct.End();
-      FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
-    }
-  };
-  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kAnywhere, answer);
+  if (file->mode == OpenMode::kDirect) write.direct = {*file->pages, {offset, offset + data.size()}};
+  if (write.direct.must_drop()) {
+    DropPagesAndApplyWrite(filesystem, std::move(reply), std::move(write));
+  } else {
+    ApplyWrite(filesystem, std::move(reply), write);
+  }
 }
 
 // Failed writes are reported to handles that could write only: a reader cannot act on them.

@@ -131,8 +131,12 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
   filesystem.RunElsewhere(std::move(reply), [&filesystem, file](Reply later) {
     filesystem.store().DropCached(file->inode);
     filesystem.read_history().Forget(file->inode->id);
-    filesystem.DropPages(file->inode->id, 0, 0);
-    later.Ioctl(nullptr, 0);
+    const Result<void> dropped = filesystem.DropPages(file->inode->id, kWholeFile);
+    if (dropped.has_value()) {
+      later.Ioctl(nullptr, 0);
+    } else {
+      later.Fail(dropped.error());
+    }
   });
 }
 
@@ -196,13 +200,16 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
     reply.Ioctl(nullptr, 0);
     return;
   }
-  auto later = std::make_shared<Reply>(std::move(reply));
-  filesystem.store().SyncAll([later](Result<void> synced) {
-    if (synced.has_value()) {
-      later->Ioctl(nullptr, 0);
-    } else {
-      later->Fail(synced.error());
-    }
+  // A commit waits for pages, which the kernel may send to this thread.
+  filesystem.RunElsewhere(std::move(reply), [&filesystem](Reply later) {
+    filesystem.commits().WaitForNone();
+    filesystem.store().SyncAll([kept = Share(std::move(later))](Result<void> synced) {
+      if (synced.has_value()) {
+        kept->Ioctl(nullptr, 0);
+      } else {
+        kept->Fail(synced.error());
+      }
+    });
   });
 }
 

@@ -24,6 +24,31 @@ std::optional<FallocateMode> ToMode(int mode) {
   }
 }
 
+// Runs `operation(reply)`, which changes the range, while the kernel has no page of it. The kernel drops its pages
+// after the answer, dirty or not, so the range is free for new ones no earlier.
+template <typename Operation>
+void RunWithoutPages(Filesystem& filesystem, Reply reply, const FilePtr& file, ByteRange range, Operation operation) {
+  const auto direct = std::make_shared<InodePages::DirectWrite>(*file->pages, range);
+  const auto run = [&filesystem, file, direct, operation](Reply now) {
+    filesystem.RunLater(std::move(now), [file, direct, operation](Reply later) {
+      operation(std::move(later));
+      direct->End();
+    });
+  };
+  if (!direct->must_drop()) {
+    run(std::move(reply));
+    return;
+  }
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, direct, run](Reply later) {
+    const Result<void> dropped = filesystem.DropPages(*file->inode, *direct);
+    if (dropped.has_value()) {
+      run(std::move(later));
+    } else {
+      later.Fail(dropped.error());
+    }
+  });
+}
+
 void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode, uint64_t offset, uint64_t length) {
   const std::optional<FallocateMode> known = ToMode(mode);
   if (!known.has_value()) {
@@ -35,9 +60,14 @@ void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode
     reply.Errno(EFBIG);
     return;
   }
-  filesystem.RunLater(std::move(reply), [&filesystem, file, known, offset, length](Reply later) {
+  const auto allocate = [&filesystem, file, known, offset, length](Reply later) {
     later.Finish(filesystem.store().Fallocate(file->inode, *known, offset, length));
-  });
+  };
+  if (*known == FallocateMode::kAllocate || *known == FallocateMode::kAllocateKeepSize) {
+    filesystem.RunLater(std::move(reply), allocate);  // changes no byte
+  } else {
+    RunWithoutPages(filesystem, std::move(reply), file, {offset, offset + length}, allocate);
+  }
 }
 
 void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, int whence) {
@@ -61,8 +91,12 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
   const InodeId ino = file->inode->id;
   // What a mapping wrote comes first; the kernel sends it to the receivers, so this waits elsewhere.
   filesystem.RunElsewhere(std::move(reply), [&filesystem, ino, answer](Reply later) {
-    filesystem.DropPages(ino, 0, 0);
-    answer(std::move(later));
+    const Result<void> dropped = filesystem.DropPages(ino, kWholeFile);
+    if (dropped.has_value()) {
+      answer(std::move(later));
+    } else {
+      later.Fail(dropped.error());
+    }
   });
 }
 
@@ -72,9 +106,26 @@ struct CopyRequest {
   int flags = 0;
 };
 
+uint64_t SizeOf(Inode& inode) {
+  MutexLock lock(inode.mutex);
+  return inode.attributes.size;
+}
+
+// The length of the copy, less what would fill the target's last page in part; 0 if it begins inside a page. A page at
+// the end of the target may stay partial.
+uint64_t WholePages(const CopyRequest& request) {
+  static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t source = SizeOf(*request.from->inode);
+  const uint64_t length = std::min(request.length, source - std::min(source, request.from_offset));
+  if (length == 0) return request.length;  // nothing to copy, which is no error
+  if (request.to_offset % page != 0) return 0;
+  const bool to_the_end = request.to_offset + length >= SizeOf(*request.to->inode);
+  return to_the_end ? length : length - length % page;
+}
+
 void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
-  // The protocol's answer has 32 bits; cp asks for about 2^63.
-  constexpr uint64_t kLongest = (uint64_t{1} << 31) - kBlockSize;
+  // cp asks for about 2^63. Page faults in the range wait for the copy, so each is short.
+  constexpr uint64_t kLongest = 64 * kMiB;
   if (request.flags != 0) {
     reply.Errno(EINVAL);
     return;
@@ -84,14 +135,14 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
     reply.Errno(EFBIG);
     return;
   }
-  // After the copy the kernel throws away the pages of the range, dirty or not: stores of a mapping into the rest of
-  // the first and the last page would be lost. Told so, it copies by reading and writing.
-  const bool whole_pages = request.to_offset % kBlockSize == 0 && request.length % kBlockSize == 0;
-  if (!whole_pages && request.to->pages->MayHaveDirtyPages()) {
+  // After the copy the kernel throws away the pages of the range, dirty or not: stores of a mapping that saw the copy,
+  // or went to the rest of the first and the last page, would be lost. Told so, it copies by reading and writing.
+  request.length = WholePages(request);
+  if (request.length == 0 || request.to->pages->MayHaveDirtyPages()) {
     reply.Errno(EOPNOTSUPP);
     return;
   }
-  filesystem.RunLater(std::move(reply), [&filesystem, request](Reply later) {
+  const auto copy = [&filesystem, request](Reply later) {
     const Result<uint64_t> copied = filesystem.store().CopyRange(request.from->inode, request.from_offset,
                                                                  request.to->inode, request.to_offset, request.length);
     if (copied.has_value()) {
@@ -99,7 +150,9 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
     } else {
       later.Fail(copied.error());
     }
-  });
+  };
+  const ByteRange range{request.to_offset, request.to_offset + request.length};
+  RunWithoutPages(filesystem, std::move(reply), request.to, range, copy);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/assert.h"
+
 namespace weightfs {
 
 OpenMode ChooseOpenMode(int flags, bool map_direct) {
@@ -14,90 +16,94 @@ OpenMode ChooseOpenMode(int flags, bool map_direct) {
   return direct ? OpenMode::kDirect : OpenMode::kPageCache;
 }
 
-InodePages::DirectWrite::DirectWrite(InodePages& pages, ByteRange range) : pages_(&pages) {
+InodePages::DirectWrite::DirectWrite(InodePages& pages, ByteRange range, DropPolicy policy)
+    : pages_(&pages), range_(range) {
   MutexLock lock(pages.mutex_);
-  ++pages.waiters_;
-  while (pages.HasOverlapLocked(pages.write_backs_, range)) pages.changed_.wait(lock.native());
-  --pages.waiters_;
-  id_ = ++pages.last_id_;
-  pages.direct_writes_.push_back({.id = id_, .range = range});
+  must_drop_ = policy == DropPolicy::kAlways || pages.filled_ || pages.cached_ > 0;
+  if (must_drop_) return;
+  pages.kept_ = false;  // Nobody reads the stale pages now; the next open makes the kernel drop them.
+  id_ = pages.RecordLocked(range);
 }
 
-InodePages::DirectWrite::DirectWrite(DirectWrite&& other) noexcept
-    : pages_(std::exchange(other.pages_, nullptr)), id_(other.id_) {}
+InodePages::DirectWrite::DirectWrite(DirectWrite&& other) noexcept { *this = std::move(other); }
 
 InodePages::DirectWrite& InodePages::DirectWrite::operator=(DirectWrite&& other) noexcept {
   if (this != &other) {
     End();
-    pages_ = std::exchange(other.pages_, nullptr);
-    id_ = other.id_;
+    pages_ = other.pages_;
+    range_ = other.range_;
+    id_ = std::exchange(other.id_, 0);
+    must_drop_ = std::exchange(other.must_drop_, false);
   }
   return *this;
 }
 
-void InodePages::DirectWrite::MarkApplied() {
-  if (pages_ == nullptr) return;
-  MutexLock lock(pages_->mutex_);
-  for (Record& record : pages_->direct_writes_) {
-    if (record.id == id_) record.applied = true;
+Result<void> InodePages::DirectWrite::DropPages(const Drop& drop) {
+  WEIGHTFS_ASSERT(must_drop_ && id_ == 0);
+  Result<void> dropped;
+  {
+    MutexLock lock(pages_->mutex_);
+    while (pages_->dropping_ != 0) pages_->drop_ended_.wait(lock.native());
+    id_ = pages_->dropping_ = pages_->RecordLocked(range_);
+    pages_->to_drop_ = {range_};
+    while (!pages_->to_drop_.empty() && dropped.has_value()) {
+      const ByteRange part = pages_->to_drop_.front();
+      lock.Unlock();
+      dropped = drop(part);
+      lock.Lock();
+      pages_->to_drop_.pop_front();
+    }
+    pages_->to_drop_.clear();
+    pages_->dropping_ = 0;
+    must_drop_ = false;
   }
-  if (pages_->waiters_ > 0) pages_->changed_.notify_all();
+  pages_->drop_ended_.notify_all();
+  if (!dropped.has_value()) End();
+  return dropped;
 }
 
 void InodePages::DirectWrite::End() {
-  if (InodePages* pages = std::exchange(pages_, nullptr)) pages->Remove(&InodePages::direct_writes_, id_);
+  if (const uint64_t id = std::exchange(id_, 0); id != 0) pages_->Remove(id);
 }
 
-InodePages::WriteBack::WriteBack(InodePages& pages, ByteRange range) : pages_(&pages) {
-  MutexLock lock(pages.mutex_);
-  const auto being_applied = [&] {
-    return std::any_of(pages.direct_writes_.begin(), pages.direct_writes_.end(),
-                       [&](const Record& record) { return !record.applied && record.range.Overlaps(range); });
-  };
-  ++pages.waiters_;
-  while (being_applied()) pages.changed_.wait(lock.native());
-  --pages.waiters_;
-  id_ = ++pages.last_id_;
-  pages.write_backs_.push_back({.id = id_, .range = range});
+uint64_t InodePages::RecordLocked(ByteRange range) {
+  direct_writes_.push_back({.id = ++last_id_, .range = range, .waiting = {}});
+  return last_id_;
+}
 
-  std::vector<ByteRange> left_out;
-  for (const Record& record : pages.direct_writes_) {
-    if (record.range.Overlaps(range)) left_out.push_back(record.range);
+void InodePages::Remove(uint64_t id) {
+  std::vector<Fill> waiting;
+  {
+    MutexLock lock(mutex_);
+    const auto record = std::find_if(direct_writes_.begin(), direct_writes_.end(),
+                                     [id](const Record& candidate) { return candidate.id == id; });
+    WEIGHTFS_ASSERT(record != direct_writes_.end());
+    waiting = std::move(record->waiting);
+    direct_writes_.erase(record);
   }
-  std::sort(left_out.begin(), left_out.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
-  uint64_t at = range.begin;
-  for (const ByteRange& gap : left_out) {
-    if (gap.begin > at) pieces_.push_back({at, gap.begin});
-    at = std::max(at, gap.end);
+  for (const Fill& fill : waiting) {
+    if (BeginFill(fill.range, fill.run)) fill.run();
   }
-  if (at < range.end) pieces_.push_back({at, range.end});
 }
 
-void InodePages::WriteBack::End() {
-  if (InodePages* pages = std::exchange(pages_, nullptr)) pages->Remove(&InodePages::write_backs_, id_);
-}
-
-void InodePages::Remove(std::vector<Record> InodePages::*records, uint64_t id) {
+bool InodePages::BeginFill(ByteRange range, std::function<void()> fill) {
+  const auto overlaps = [&](const ByteRange& other) { return other.Overlaps(range); };
+  const auto contains = [&](const ByteRange& other) { return other.Contains(range); };
   MutexLock lock(mutex_);
-  std::erase_if(this->*records, [id](const Record& record) { return record.id == id; });
-  if (waiters_ > 0) changed_.notify_all();
-}
-
-bool InodePages::HasOverlapLocked(const std::vector<Record>& records, ByteRange range) const {
-  return std::any_of(records.begin(), records.end(),
-                     [&](const Record& record) { return record.range.Overlaps(range); });
-}
-
-void InodePages::NoteFill() {
-  MutexLock lock(mutex_);
+  bool drop_again = false;
+  for (Record& record : direct_writes_) {
+    if (!record.range.Overlaps(range)) continue;
+    // The kernel waits for this fill before it drops these pages. It has none of the others, as it asks for them.
+    if (record.id == dropping_ && std::any_of(to_drop_.begin(), to_drop_.end(), overlaps)) {
+      drop_again = true;
+      continue;
+    }
+    record.waiting.push_back({range, std::move(fill)});
+    return false;
+  }
   filled_ = true;
-}
-
-bool InodePages::MayBeStaleAfterWrite() {
-  MutexLock lock(mutex_);
-  if (filled_ || cached_ > 0) return true;
-  kept_ = false;  // Nobody reads the stale pages now; the next open makes the kernel drop them.
-  return false;
+  if (drop_again && std::none_of(to_drop_.begin() + 1, to_drop_.end(), contains)) to_drop_.push_back(range);
+  return true;
 }
 
 bool InodePages::MayHoldChanges() const {
@@ -125,12 +131,12 @@ bool InodePages::RemoveOpen(OpenMode mode, bool mappable) {
   if (mode == OpenMode::kPageCache) --cached_;
   if (--opens_ > 0) return false;
   filled_ = false;  // Each direct write has dropped the pages that it made stale; the rest is valid.
-  return !kept_;
+  return !kept_ && direct_writes_.empty();
 }
 
-bool InodePages::IsOpen() const {
+bool InodePages::IsInUse() const {
   MutexLock lock(mutex_);
-  return opens_ > 0;
+  return opens_ > 0 || !direct_writes_.empty();
 }
 
 PageCacheTracker::Opened PageCacheTracker::Open(InodeId ino, OpenMode mode, bool mappable) {
@@ -156,7 +162,7 @@ std::shared_ptr<InodePages> PageCacheTracker::Find(InodeId ino) {
 void PageCacheTracker::Forget(InodeId ino) {
   MutexLock lock(mutex_);
   const auto found = inodes_.find(ino);
-  if (found != inodes_.end() && !found->second->IsOpen()) inodes_.erase(found);
+  if (found != inodes_.end() && !found->second->IsInUse()) inodes_.erase(found);
 }
 
 std::vector<InodeId> PageCacheTracker::AllThatMayHoldChanges() {

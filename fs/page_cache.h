@@ -1,28 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keeps the kernel's page cache coherent with writes that bypass it.
 //
-// A write through a direct I/O open, or by a lease, reaches the store while pages of the same file may be in the page
-// cache, mapped by programs. The kernel drops the pages of the range before it sends the write, not afterwards, so a
-// page fault in between brings back the old content. Readers of that page would see the old bytes forever, and once a
-// program stores into the page, its write-back would overwrite bytes that were acknowledged. Therefore:
+// A write through a direct I/O open, a leased commit, a copied or a zeroed range reaches the store while pages of the
+// same file may be in the page cache, mapped by programs. The kernel drops the pages of the range before it sends a
+// write, but a page fault before the store has that write brings back the old content. Readers of that page would see
+// the old bytes forever, and once a program stores into the page, its write-back would overwrite bytes that were
+// acknowledged. Therefore the store changes a range only while the kernel has no page of it:
 //
-//   1. A direct write is recorded while the store takes it. A write-back of the same bytes does not run meanwhile.
-//   2. If the kernel has filled pages of the file, the daemon makes it drop those of the range before it acknowledges
-//      the write. The kernel writes dirty pages back first.
-//   3. A write-back that arrives before the pages are dropped leaves out the bytes of the recorded write: the page may
-//      have been filled before the write, and only the rest of it was changed through the mapping.
+//   1. If the kernel may have pages of the file, the daemon makes it drop those of the range first. The kernel writes
+//      dirty pages back meanwhile, whole: what they hold was stored before the write.
+//   2. From then on until the store has the write, requests to fill a page of the range wait. A request that arrives
+//      during a drop is answered, because the kernel waits for it, and its pages are dropped once more.
+//
+// So each page is filled either before the write and dropped, or after it with the new content.
 //
 // Before Linux 6.6 a file that is open for direct I/O cannot be mapped, so some opens use the page cache and some do
-// not. The kernel does not drop pages before a direct write there; step 2 covers that, too.
+// not. The kernel does not drop pages before a direct write there; step 1 covers that, too.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "common/mutex.h"
+#include "common/result.h"
 #include "common/units.h"
 
 namespace weightfs {
@@ -40,59 +45,47 @@ OpenMode ChooseOpenMode(int flags, bool map_direct);
 struct ByteRange {
   uint64_t begin = 0, end = 0;
   bool Overlaps(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+  bool Contains(const ByteRange& other) const { return begin <= other.begin && other.end <= end; }
   bool operator==(const ByteRange&) const = default;
 };
 
 // The pages that the kernel may have of one inode. Thread-safe; shared by the open handles of the inode.
 class InodePages {
  public:
-  // Records one direct write from before the store takes it until no stale page of its range is left. Move-only; used
-  // by one thread at a time. The InodePages outlives it.
+  // Makes the kernel drop its pages of a range, and waits for it.
+  using Drop = std::function<Result<void>(const ByteRange&)>;
+  // kIfFilled: the kernel drops pages that are left from earlier opens itself. kAlways: it does not.
+  enum class DropPolicy : unsigned char { kIfFilled, kAlways };
+
+  // Keeps pages of a range out of the page cache while the store changes that range. Move-only; used by one thread at a
+  // time. The InodePages outlives it.
   class DirectWrite {
    public:
     DirectWrite() = default;
-    // Waits for write-backs of the range that the store is taking.
-    DirectWrite(InodePages& pages, ByteRange range);
+    // Unless must_drop(), the kernel gets no page of the range from here on.
+    DirectWrite(InodePages& pages, ByteRange range, DropPolicy policy = DropPolicy::kIfFilled);
     DirectWrite(DirectWrite&& other) noexcept;
     DirectWrite& operator=(DirectWrite&& other) noexcept;
     ~DirectWrite() { End(); }
 
-    // The store has the bytes: from here on write-backs of the range leave them out.
-    void MarkApplied();
-    // No page of the range is stale, or the write failed.
+    // True if the kernel may have pages of the range: the caller calls DropPages before it changes the store.
+    bool must_drop() const { return must_drop_; }
+    // The kernel has no page of the range on success, and gets none. Waits for the other drops of the inode. After an
+    // error the store must not be changed.
+    Result<void> DropPages(const Drop& drop);
+    // The store has the change, or will not get it. Runs the fills that waited.
     void End();
 
    private:
     InodePages* pages_ = nullptr;
-    uint64_t id_ = 0;
+    ByteRange range_;
+    uint64_t id_ = 0;  // 0: not recorded
+    bool must_drop_ = false;
   };
 
-  // Records a write-back of dirty pages while the store takes it. Not copyable.
-  class WriteBack {
-   public:
-    // Waits for direct writes of the range that the store is taking.
-    WriteBack(InodePages& pages, ByteRange range);
-    ~WriteBack() { End(); }
-    WriteBack(const WriteBack&) = delete;
-    WriteBack& operator=(const WriteBack&) = delete;
-
-    // The parts of the range that the store takes, in order: all of it but applied direct writes.
-    const std::vector<ByteRange>& pieces() const { return pieces_; }
-    // The store has the pieces.
-    void End();
-
-   private:
-    InodePages* pages_;
-    uint64_t id_ = 0;
-    std::vector<ByteRange> pieces_;
-  };
-
-  // The kernel asks for data for its page cache. Called before the store reads it: either that read sees a direct write
-  // or the writer sees the fill.
-  void NoteFill() EXCLUDES(mutex_);
-  // True if pages may hold content from before a direct write that the store has taken by now. False also tells the
-  // next open through the page cache that pages left from earlier opens are stale.
-  bool MayBeStaleAfterWrite() EXCLUDES(mutex_);
+  // The kernel asks for data for its page cache. True if the store may be read at once; otherwise `fill` runs after the
+  // direct write that the request waits for.
+  bool BeginFill(ByteRange range, std::function<void()> fill) EXCLUDES(mutex_);
   // True if a program may have a shared writable mapping. A mapping keeps its open alive.
   bool MayHoldChanges() const EXCLUDES(mutex_);
   // True if such a mapping may have pages in memory.
@@ -100,28 +93,35 @@ class InodePages {
 
  private:
   friend class PageCacheTracker;
+  struct Fill {
+    ByteRange range;
+    std::function<void()> run;
+  };
   struct Record {
     uint64_t id = 0;
     ByteRange range;
-    bool applied = false;  // of direct writes
+    std::vector<Fill> waiting;
   };
 
   // True if the pages that the kernel may still have are what the store holds; for opens through the page cache.
   bool AddOpen(OpenMode mode, bool mappable) EXCLUDES(mutex_);
   // True if nothing needs to be remembered of the inode.
   bool RemoveOpen(OpenMode mode, bool mappable) EXCLUDES(mutex_);
-  bool IsOpen() const EXCLUDES(mutex_);
-  void Remove(std::vector<Record> InodePages::*records, uint64_t id) EXCLUDES(mutex_);
-  bool HasOverlapLocked(const std::vector<Record>& records, ByteRange range) const REQUIRES(mutex_);
+  bool IsInUse() const EXCLUDES(mutex_);
+  uint64_t RecordLocked(ByteRange range) REQUIRES(mutex_);
+  void Remove(uint64_t id) EXCLUDES(mutex_);
 
   mutable Mutex mutex_;
-  std::condition_variable changed_;  // a record was applied or removed
   unsigned opens_ GUARDED_BY(mutex_) = 0, cached_ GUARDED_BY(mutex_) = 0, mappable_ GUARDED_BY(mutex_) = 0;
   bool kept_ GUARDED_BY(mutex_) = false;    // pages left from opens through the page cache are valid
   bool filled_ GUARDED_BY(mutex_) = false;  // since the first of the present opens
-  unsigned waiters_ GUARDED_BY(mutex_) = 0;
   uint64_t last_id_ GUARDED_BY(mutex_) = 0;
-  std::vector<Record> direct_writes_ GUARDED_BY(mutex_), write_backs_ GUARDED_BY(mutex_);
+  std::vector<Record> direct_writes_ GUARDED_BY(mutex_);
+
+  // One direct write at a time makes the kernel drop pages. Two would each wait for a fill that the other holds back.
+  std::condition_variable drop_ended_;
+  uint64_t dropping_ GUARDED_BY(mutex_) = 0;          // its record; 0: none
+  std::deque<ByteRange> to_drop_ GUARDED_BY(mutex_);  // the first is being dropped
 };
 
 // Finds the InodePages of an inode. Thread-safe.

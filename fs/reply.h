@@ -33,6 +33,18 @@ class RequestCounter {
   std::atomic<uint64_t> begun_{0};
 };
 
+// Counts one request while it lives.
+class CountedScope {
+ public:
+  explicit CountedScope(RequestCounter& counter) : counter_(counter) { counter_.Begin(); }
+  ~CountedScope() { counter_.End(); }
+  CountedScope(const CountedScope&) = delete;
+  CountedScope& operator=(const CountedScope&) = delete;
+
+ private:
+  RequestCounter& counter_;
+};
+
 // Move-only, consumed by exactly one of its answers. A Reply that is dropped answers EIO and logs; a second answer is
 // logged and ignored. Used by one thread at a time, on any thread.
 //

@@ -2,45 +2,40 @@
 #include "meta/catalog_directory.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
+#include <utility>
 #include <vector>
-
-#include "common/guarded_directory.h"
 
 namespace weightfs {
 namespace {
 
-// The directory of a catalog, which is no link and belongs to us or to the owner of the directory that it lies in.
-// kNotFound where there is none.
-Result<GuardedDirectory> OpenCatalogDirectory(const std::string& directory) {
+// Where a catalog's directory lies, and its name there.
+struct Location {
+  GuardedDirectory parent;
+  std::string name;
+};
+
+Result<Location> Locate(const std::string& directory) {
   std::filesystem::path path = std::filesystem::path(directory).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   const std::string above = path.parent_path().string();
-  ASSIGN_OR_RETURN(const GuardedDirectory parent, GuardedDirectory::Open(above.empty() ? "." : above));
-  return parent.OpenDirectory(path.filename().string());
+  ASSIGN_OR_RETURN(GuardedDirectory parent, GuardedDirectory::Open(above.empty() ? "." : above));
+  return Location{std::move(parent), path.filename().string()};
 }
 
 // What lies in the directory of a database.
 struct DirectoryContent {
-  bool exists = false;
   bool empty = true;
   bool current = false;  // the file that names the manifest: a complete database has it
   bool database_files = false;
   std::vector<std::string> logs;  // of RocksDB itself, by versions that let it write some
 };
 
-Result<DirectoryContent> LookInto(const std::string& directory) {
+Result<DirectoryContent> LookInto(const GuardedDirectory& directory) {
   DirectoryContent content;
-  const auto opened = OpenCatalogDirectory(directory);
-  if (!opened.has_value() && opened.error().code == ErrorCode::kNotFound) return content;
-  if (!opened.has_value()) return opened.error();
-  content.exists = true;
-  ASSIGN_OR_RETURN(const std::vector<std::string> names, opened->ListFiles());
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.ListFiles());
   for (const std::string& name : names) {
     content.empty = false;
     if (name == "CURRENT") content.current = true;
@@ -54,21 +49,29 @@ Result<DirectoryContent> LookInto(const std::string& directory) {
 
 }  // namespace
 
-Result<void> PrepareCatalogDirectory(const std::string& directory, bool create, bool read_only) {
-  ASSIGN_OR_RETURN(const DirectoryContent content, LookInto(directory));
+Result<GuardedDirectory> PrepareCatalogDirectory(const std::string& directory, bool create, bool read_only) {
+  ASSIGN_OR_RETURN(const Location location, Locate(directory));
+  // The directory is no link, and belongs to us or to the owner of the directory that it lies in.
+  auto opened = location.parent.OpenDirectory(location.name);
+  const bool missing = !opened.has_value() && opened.error().code == ErrorCode::kNotFound;
+  if (missing && create) {
+    RETURN_IF_ERROR(location.parent.MakeDirectory(location.name));
+    opened = location.parent.OpenDirectory(location.name);
+  }
+  if (!opened.has_value() && (create || !missing)) return opened.error();
+  DirectoryContent content;
+  if (opened.has_value()) {
+    ASSIGN_OR_RETURN(content, LookInto(*opened));
+  }
   if (create) {
-    if (!content.exists && mkdir(directory.c_str(), S_IRWXU) != 0) {
-      return Error{errno == ENOSPC || errno == EDQUOT ? ErrorCode::kNoSpace : ErrorCode::kIo,
-                   fmt::format("{}: cannot be made: {}", directory, std::strerror(errno))};
-    }
-    if (content.empty) return {};
+    if (content.empty) return opened;
     return Error{ErrorCode::kExists,
                  fmt::format("{}: holds files already; a new catalog needs an empty directory", directory)};
   }
   if (content.current) {
-    if (read_only) return {};
+    if (read_only) return opened;
     for (const std::string& log : content.logs) unlink((directory + "/" + log).c_str());  // losing them is no error
-    return {};
+    return opened;
   }
   if (content.database_files) {
     return Error{ErrorCode::kCorrupt,
@@ -78,12 +81,10 @@ Result<void> PrepareCatalogDirectory(const std::string& directory, bool create, 
                fmt::format("{}: holds no catalog; check the path, or make a store with `weightfs format`", directory)};
 }
 
-void TakePermissionsOfOthers(const std::string& directory) {
-  const auto opened = OpenCatalogDirectory(directory);
-  if (!opened.has_value()) return;
-  opened->Restrict();
-  const auto names = opened->ListFiles();
-  for (const std::string& name : names.value_or(std::vector<std::string>())) opened->RestrictFile(name);
+void TakePermissionsOfOthers(const GuardedDirectory& directory) {
+  directory.Restrict();
+  const auto names = directory.ListFiles();
+  for (const std::string& name : names.value_or(std::vector<std::string>())) directory.RestrictFile(name);
 }
 
 ByteCount CatalogDirectorySize(const std::string& directory) {

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "common/guarded_directory.h"
 #include "common/result.h"
 #include "common/units.h"
 
@@ -14,11 +15,11 @@ namespace weightfs {
 // and its entries must pass common/guarded_directory.h. Unless `read_only`, it removes the log files of RocksDB itself
 // that earlier versions left. Full-line errors: kNotFound, kExists, kCorrupt (CURRENT is missing), kPermission,
 // kNoSpace, kIo.
-Result<void> PrepareCatalogDirectory(const std::string& directory, bool create, bool read_only);
+Result<GuardedDirectory> PrepareCatalogDirectory(const std::string& directory, bool create, bool read_only);
 
-// Takes every permission of other users from the directory and its files: they show names and attributes. Root gives
-// the files that it made to the owner of the directory. A failure is logged.
-void TakePermissionsOfOthers(const std::string& directory);
+// Takes every permission of other users from the directory and its files: they show names and attributes. A failure is
+// logged.
+void TakePermissionsOfOthers(const GuardedDirectory& directory);
 
 // The size of all files together, for people; files may come and go meanwhile.
 ByteCount CatalogDirectorySize(const std::string& directory);

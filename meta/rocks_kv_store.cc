@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
@@ -23,6 +25,7 @@
 #include <set>
 
 #include "common/assert.h"
+#include "common/file_owner.h"
 #include "common/log.h"
 #include "common/mutex.h"
 #include "meta/catalog_directory.h"
@@ -129,6 +132,39 @@ class Messages final : public rocksdb::Logger {
   std::set<const char*> warned_ GUARDED_BY(mutex_);
 };
 
+// Root's catalog in another user's directory: RocksDB creates files from threads of its own and at any time, and all of
+// them belong to the owner of the directory, also when this process is killed.
+class OwnedFileSystem final : public rocksdb::FileSystemWrapper {
+ public:
+  explicit OwnedFileSystem(const GuardedDirectory& directory)
+      : FileSystemWrapper(rocksdb::FileSystem::Default()), owner_(directory.owner()), group_(directory.group()) {}
+
+  const char* Name() const override { return "OwnedFileSystem"; }
+  rocksdb::IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions& options,
+                                    std::unique_ptr<rocksdb::FSWritableFile>* file,
+                                    rocksdb::IODebugContext* debug) override {
+    return AsOwner([&] { return target()->NewWritableFile(path, options, file, debug); });
+  }
+  rocksdb::IOStatus LockFile(const std::string& path, const rocksdb::IOOptions& options, rocksdb::FileLock** lock,
+                             rocksdb::IODebugContext* debug) override {
+    return AsOwner([&] { return target()->LockFile(path, options, lock, debug); });
+  }
+
+ private:
+  // The owner may have no way to the directory; then the files are of no use to him either.
+  template <typename Create>
+  rocksdb::IOStatus AsOwner(Create create) {
+    {
+      const FileOwnerScope as_owner(owner_, group_);
+      if (rocksdb::IOStatus created = create(); created.ok()) return created;
+    }
+    return create();
+  }
+
+  const uid_t owner_;
+  const gid_t group_;
+};
+
 // What outlives the store while an iterator is left.
 struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
@@ -143,7 +179,6 @@ struct Database {
     if (const auto status = db->Close(); !status.ok() && !health->failed()) {
       spdlog::warn("{}: closing the catalog failed: {}", directory, status.ToString());
     }
-    if (!read_only) TakePermissionsOfOthers(directory);  // of what root has made in another user's directory
   }
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
@@ -156,6 +191,7 @@ struct Database {
   const std::shared_ptr<Health> health;
   std::shared_ptr<rocksdb::Cache> cache;
   bool read_only = false;
+  std::unique_ptr<rocksdb::Env> env;  // null: RocksDB's own
   std::unique_ptr<rocksdb::DB> db;
 };
 
@@ -182,6 +218,7 @@ rocksdb::BlockBasedTableOptions TableOptions(std::shared_ptr<rocksdb::Cache> cac
 
 rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Database& database) {
   rocksdb::Options options;
+  if (database.env != nullptr) options.env = database.env.get();
   options.create_if_missing = wanted.create;
   options.error_if_exists = wanted.create;
 
@@ -354,13 +391,16 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   }
   // RocksDB makes its files with mode 0644, from threads of its own and at any time.
   if (!options.read_only) umask(S_IRWXG | S_IRWXO);
-  RETURN_IF_ERROR(PrepareCatalogDirectory(directory, options.create, options.read_only));
+  ASSIGN_OR_RETURN(const GuardedDirectory prepared,
+                   PrepareCatalogDirectory(directory, options.create, options.read_only));
   auto database = std::make_shared<Database>(directory);
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
+  if (geteuid() == 0 && prepared.owner() != 0)
+    database->env = rocksdb::NewCompositeEnv(std::make_shared<OwnedFileSystem>(prepared));
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
-  if (!options.read_only) TakePermissionsOfOthers(directory);  // of files that older versions made
+  if (!options.read_only) TakePermissionsOfOthers(prepared);  // of files that older versions made
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }
 

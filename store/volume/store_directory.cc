@@ -248,11 +248,15 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   ASSIGN_OR_RETURN(parts.description, ReadStoreDescription(directory));
   if (options.lock) {
     ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory));
+    parts.lock.Claim();  // now: if this process is killed while it opens the rest, the next one waits for the devices
   }
   // The devices first: opening the catalog may write to it, and a wrong device must change nothing.
-  RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));
-  RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
-  parts.lock.Claim();
+  auto opened = OpenDevices(directory, effective, &parts);
+  if (opened.has_value()) opened = OpenCatalog(directory, effective, &parts);
+  if (!opened.has_value()) {
+    if (!parts.lock.holder_was_killed()) parts.lock.Clear();
+    return opened.error();
+  }
   if (!effective.read_only) {
     RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);

@@ -114,7 +114,7 @@ class StoreLock {
   // The lock file for reading, for whoever waits for the holder. Errors as of GuardedDirectory.
   static Result<Descriptor> OpenToWatch(const std::string& directory);
 
-  // Writes this process's id: from here on the store changes.
+  // Writes this process's id: from here on it may have the devices open, and change the store.
   void Claim();
   // Adds what the process serves: the device number and directory of its mount.
   void NoteServing(const std::string& device, const std::string& directory);

@@ -125,6 +125,15 @@ def test_a_store_that_was_opened_read_only_cannot_be_remounted_for_writing(mount
 
 
 @needs.root
+def test_a_remount_keeps_a_mount_read_only_by_its_own_flag(mount):
+    process.run(["mount", "-o", "remount,bind,ro", mount.path])
+    weightfs("mount", mount.store.directory, mount.path, "-o", "remount,nosymfollow")
+    assert {"ro", "nosymfollow"} <= flags_of(mount.path)
+    weightfs("mount", mount.store.directory, mount.path, "-o", "remount,rw")
+    (mount.path / "file").write_bytes(b"new content")
+
+
+@needs.root
 def test_a_remount_keeps_what_it_does_not_name(mount):
     mount.remount("noatime,noexec")
     finished = weightfs("mount", mount.store.directory, mount.path, "-o", "remount,nosymfollow,commit=1")

@@ -204,14 +204,46 @@ TEST_F(GuardedDirectoryTest, RootLeavesItsFilesToTheOwnerOfTheDirectory) {
   ASSERT_EQ(chown((path_ / "d").c_str(), kStranger, kStranger), 0);
   ASSERT_TRUE(Open().OpenFile("made", O_RDWR | O_CREAT).has_value());
   EXPECT_EQ(OwnerOf(At("made")), kStranger);
+  ASSERT_TRUE(Open().MakeDirectory("below").has_value());
+  EXPECT_EQ(OwnerOf(At("below")), kStranger);
+  EXPECT_EQ(ModeOf(At("below")), 0700U);
+  EXPECT_EQ(Open().MakeDirectory("below").error().code, ErrorCode::kIo) << "it exists";
+  Write(At("after"), "x");
+  EXPECT_EQ(OwnerOf(At("after")), 0U) << "the thread is root's again";
+  fs::permissions(path_ / "d", fs::perms(0500));
+  ASSERT_TRUE(Open().MakeDirectory("refused").has_value());
+  EXPECT_EQ(OwnerOf(At("refused")), 0U) << "its owner may not write there";
+}
+
+TEST_F(GuardedDirectoryTest, RootGivesAwayNothingThatTheOwnerOfTheDirectoryMovedThere) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to give files away";
+  ASSERT_EQ(chown((path_ / "d").c_str(), kStranger, kStranger), 0);
+  Write(path_ / "moved", "root's");
+  fs::permissions(path_ / "moved", fs::perms(0600));
+  fs::rename(path_ / "moved", At("moved"));
+  ASSERT_TRUE(Open().OpenFile("moved", O_RDWR | O_CREAT).has_value());
+  Open().RestrictFile("moved");
+  EXPECT_EQ(OwnerOf(At("moved")), 0U);
+  Write(path_ / "shared", "root's");
+  fs::permissions(path_ / "shared", fs::perms(0644));
+  fs::create_hard_link(path_ / "shared", At("link"));
+  Open().RestrictFile("link");
+  EXPECT_EQ(OwnerOf(path_ / "shared"), 0U);
+  EXPECT_EQ(ModeOf(path_ / "shared"), 0644U);
+}
+
+TEST_F(GuardedDirectoryTest, AFileOfRootSaysHowItsOwnerGetsIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to become another user";
+  fs::permissions(path_, fs::perms(0755));
+  ASSERT_EQ(chown((path_ / "d").c_str(), kStranger, kStranger), 0);
   Write(At("f"), "x");
-  Open().RestrictFile("f");
-  EXPECT_EQ(OwnerOf(At("f")), kStranger);
-  // The owner of the directory may have made the name himself.
-  Write(path_ / "other", "root's");
-  fs::create_hard_link(path_ / "other", At("hard"));
-  Open().RestrictFile("hard");
-  EXPECT_EQ(OwnerOf(path_ / "other"), 0U);
+  ASSERT_EQ(seteuid(kStranger), 0);
+  const auto checked = Open().CheckFile("f");
+  ASSERT_EQ(seteuid(0), 0);
+  ASSERT_FALSE(checked.has_value());
+  EXPECT_EQ(checked.error().code, ErrorCode::kPermission);
+  EXPECT_NE(checked.error().what.find("belongs to root"), std::string::npos) << checked.error().what;
+  EXPECT_NE(checked.error().what.find("chown -hR --reference="), std::string::npos) << checked.error().what;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/fs/fake_kernel.h"
 
+#include <dlfcn.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,6 +20,20 @@ constexpr size_t kLargestReply = 2 * kMiB;
 std::string WithZero(std::string_view name) { return std::string(name).append(1, '\0'); }
 
 }  // namespace
+
+// Stands in front of libfuse's. Without a session there is no kernel that could have pages.
+extern "C" int fuse_lowlevel_notify_inval_inode(fuse_session* session, fuse_ino_t ino, off_t offset, off_t size) {
+  if (FakeKernel::on_drop) FakeKernel::on_drop();
+  if (session == nullptr) return 0;
+  if (!FakeKernel::drop_errors.empty()) {
+    const int error = FakeKernel::drop_errors.front();
+    FakeKernel::drop_errors.pop_front();
+    return error;
+  }
+  using Notify = int (*)(fuse_session*, fuse_ino_t, off_t, off_t);
+  static const auto next = reinterpret_cast<Notify>(dlsym(RTLD_NEXT, "fuse_lowlevel_notify_inval_inode"));
+  return next(session, ino, offset, size);
+}
 
 FakeKernel::FakeKernel(const Offer& offer, MountOptions options) : options_(std::move(options)) {
   int sockets[2];

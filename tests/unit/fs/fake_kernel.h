@@ -5,6 +5,8 @@
 
 #include <linux/fuse.h>
 
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,6 +73,11 @@ class FakeKernel {
   KernelReply Fill(uint64_t node, uint64_t handle, uint64_t offset, uint32_t size);
   KernelReply WriteBack(uint64_t node, uint64_t handle, uint64_t offset, std::string_view data);
   KernelReply Release(uint64_t node, uint64_t handle);
+
+  // What the kernel answers to each request to drop pages, in turn: a negative errno; then it drops them.
+  static inline std::deque<int> drop_errors;
+  // Runs before each of them, if it is set.
+  static inline std::function<void()> on_drop;
 
   // Ends the connection, as an unmount does, and waits for Run; its result.
   Result<void> Disconnect();

@@ -8,8 +8,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "common/checksum.h"
 #include "fs/filesystem.h"
@@ -17,6 +19,8 @@
 #include "tests/support/aligned_memory.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
+#include "tests/unit/fs/fake_kernel.h"
 
 namespace weightfs {
 namespace {
@@ -235,6 +239,41 @@ TEST_F(LeaseServerTest, StopsWithProgramsInTheMiddleOfTheirWork) {
   server().Stop();
   for (std::thread& program : programs) program.join();
   EXPECT_EQ(server().leases(), 0U);
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, BecomingReadOnlyWaitsForCommitsUnderWay) {
+  const auto file = Open("a", O_RDWR);
+  const lease::Token token = Ticket(file);
+  std::promise<void> dropping, go_on;
+  FakeKernel::on_drop = [&, first = true]() mutable {
+    if (!std::exchange(first, false)) return;
+    dropping.set_value();
+    go_on.get_future().wait();
+  };
+  auto written = std::async(std::launch::async, [&] {
+    Program program(server());
+    program.Write(token, 'a', 20, false);
+    return program.error;
+  });
+  dropping.get_future().wait();
+  filesystem_->SetReadOnly(true);
+  std::promise<pid_t> started;
+  std::atomic<bool> released{false};
+  auto waited = std::async(std::launch::async, [&] {
+    started.set_value(gettid());
+    filesystem_->commits().WaitForNone();
+    return released.load();
+  });
+  WaitUntilAsleep(started.get_future().get());
+  released = true;
+  go_on.set_value();
+  EXPECT_TRUE(waited.get());
+  EXPECT_EQ(written.get(), 0) << "it began before";
+  FakeKernel::on_drop = nullptr;
+  Program late(server());
+  late.Write(token, 'b', 20, false);
+  EXPECT_EQ(late.error, EROFS);
   store().CloseFile(file->inode);
 }
 

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/machine_memory.h"
+
 namespace weightfs {
 namespace {
 
@@ -127,8 +129,7 @@ TEST(MountOptions, MoreMemoryThanTheMachineHasIsRefused) {
            {"write_buffers=900T", "option write_buffers=:"},
            {"read_ahead=900T", "option read_ahead=:"},
            {"memory=112M,read_ahead=900T", "option read_ahead=:"},
-           {"memory=112M,write_buffers=900T", "option memory= + write_buffers=:"},
-           {"inodes=4294967296,memory=900T", "memory="}}) {
+           {"memory=112M,write_buffers=900T", "option memory= + write_buffers=:"}}) {
     const Parsed parsed = Parse(text);
     ASSERT_TRUE(parsed.result.has_value()) << text;
     const auto checked = CheckMemory(parsed.mount, parsed.store);
@@ -139,6 +140,21 @@ TEST(MountOptions, MoreMemoryThanTheMachineHasIsRefused) {
   for (const char* text : {"", "memory=112M", "read_ahead=1M,inodes=1000"}) {
     const Parsed parsed = Parse(text);
     EXPECT_TRUE(CheckMemory(parsed.mount, parsed.store).has_value()) << text;
+  }
+}
+
+TEST(MountOptions, InodesCountAsMemory) {
+  const auto limit = FindMemoryLimit();
+  ASSERT_TRUE(limit.has_value());
+  const Parsed parsed = Parse("inodes=4294967296");  // 4 TiB
+  ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
+  const auto checked = CheckMemory(parsed.mount, parsed.store);
+  if (limit->size >= ByteCount{4 * kTiB}) {
+    EXPECT_TRUE(checked.has_value());
+  } else {
+    ASSERT_FALSE(checked.has_value());
+    EXPECT_EQ(checked.error().code, ErrorCode::kNoMemory);
+    EXPECT_THAT(checked.error().what, HasSubstr("option inodes=: "));
   }
 }
 

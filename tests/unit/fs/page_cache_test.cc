@@ -2,28 +2,44 @@
 #include "fs/page_cache.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <future>
-#include <optional>
+
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
 
 constexpr InodeId kFile{5}, kOther{6};
 constexpr bool kMappable = true;
-using Pieces = std::vector<ByteRange>;
+using Ranges = std::vector<ByteRange>;
 
 bool OpenCached(PageCacheTracker& tracker, InodeId ino) { return tracker.Open(ino, OpenMode::kPageCache, false).keep; }
 void CloseCached(PageCacheTracker& tracker, InodeId ino) { tracker.Close(ino, OpenMode::kPageCache, false); }
 
-// What a direct write through an open of its own asks.
+// A direct write through an open of its own; true if the kernel has to drop pages first.
 bool WriteDirect(PageCacheTracker& tracker, InodeId ino) {
   const auto opened = tracker.Open(ino, OpenMode::kDirect, false);
-  const bool stale = opened.pages->MayBeStaleAfterWrite();
+  const bool drop = InodePages::DirectWrite(*opened.pages, {0, 8}).must_drop();
   tracker.Close(ino, OpenMode::kDirect, false);
-  return stale;
+  return drop;
 }
+
+// Fills as the kernel asks for them: `begun` of them read the store.
+struct Fills {
+  InodePages& pages;
+  int begun = 0;
+
+  bool Begin(ByteRange range) {
+    const bool at_once = pages.BeginFill(range, [this] { ++begun; });
+    if (at_once) ++begun;
+    return at_once;
+  }
+};
+
+Result<void> DropNothing(const ByteRange&) { return {}; }
 
 TEST(PageCacheTracker, KeepsPagesFromOpenToOpen) {
   PageCacheTracker tracker;
@@ -66,7 +82,7 @@ TEST(PageCacheTracker, FillMakesLaterDirectWritesDropPagesUntilTheLastClose) {
   PageCacheTracker tracker;
   const auto pages = tracker.Open(kFile, OpenMode::kDirect, kMappable).pages;
   EXPECT_FALSE(WriteDirect(tracker, kFile)) << "no page was ever filled";
-  pages->NoteFill();
+  EXPECT_TRUE(pages->BeginFill({0, 4096}, nullptr));
   EXPECT_TRUE(WriteDirect(tracker, kFile));
   EXPECT_TRUE(WriteDirect(tracker, kFile));
   tracker.Close(kFile, OpenMode::kDirect, kMappable);
@@ -77,7 +93,7 @@ TEST(PageCacheTracker, FillMakesLaterDirectWritesDropPagesUntilTheLastClose) {
 TEST(PageCacheTracker, OnlyAReadWriteOpenMayHoldChanges) {
   PageCacheTracker tracker;
   const auto pages = tracker.Open(kFile, OpenMode::kDirect, !kMappable).pages;
-  pages->NoteFill();
+  EXPECT_TRUE(pages->BeginFill({0, 4096}, nullptr));
   EXPECT_FALSE(pages->MayHoldChanges());
   EXPECT_FALSE(pages->MayHaveDirtyPages());
   (void)tracker.Open(kFile, OpenMode::kDirect, kMappable);
@@ -87,64 +103,151 @@ TEST(PageCacheTracker, OnlyAReadWriteOpenMayHoldChanges) {
   EXPECT_FALSE(pages->MayHoldChanges());
 }
 
-TEST(InodePages, WriteBackLeavesOutAppliedDirectWrites) {
-  InodePages pages;
-  InodePages::DirectWrite middle(pages, {1024, 1032}), other(pages, {100, 200}), overlapping(pages, {150, 300});
-  for (auto* write : {&middle, &other, &overlapping}) write->MarkApplied();
-  {
-    const InodePages::WriteBack page(pages, {0, 4096});
-    EXPECT_EQ(page.pieces(), (Pieces{{0, 100}, {300, 1024}, {1032, 4096}}));
-  }
-  EXPECT_EQ(InodePages::WriteBack(pages, {100, 300}).pieces(), Pieces{}) << "nothing is left of it";
-  EXPECT_EQ(InodePages::WriteBack(pages, {4096, 8192}).pieces(), (Pieces{{4096, 8192}}));
-  middle.End();
-  other.End();
-  overlapping.End();
-  EXPECT_EQ(InodePages::WriteBack(pages, {0, 4096}).pieces(), (Pieces{{0, 4096}}));
+TEST(PageCacheTracker, KeepsAnInodeWhileADirectWriteIsUnderWay) {
+  PageCacheTracker tracker;
+  const auto pages = tracker.Open(kFile, OpenMode::kDirect, kMappable).pages;
+  InodePages::DirectWrite write(*pages, {0, 8});
+  tracker.Close(kFile, OpenMode::kDirect, kMappable);
+  tracker.Forget(kFile);
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kDirect, kMappable).pages, pages);
+  Fills fills{*pages};
+  EXPECT_FALSE(fills.Begin({0, 4096})) << "a fill of the new open waits, too";
+  write.End();
+  tracker.Close(kFile, OpenMode::kDirect, kMappable);
+  EXPECT_EQ(tracker.Find(kFile), nullptr);
 }
 
-TEST(InodePages, FailedDirectWriteTakesNothingFromAWriteBack) {
+TEST(InodePages, FillOfAPageWaitsForADirectWrite) {
   InodePages pages;
-  { const InodePages::DirectWrite failed(pages, {0, 4096}); }
-  EXPECT_EQ(InodePages::WriteBack(pages, {0, 4096}).pieces(), (Pieces{{0, 4096}}));
+  Fills fills{pages};
+  InodePages::DirectWrite write(pages, {1024, 1032});
+  EXPECT_FALSE(write.must_drop());
+  EXPECT_FALSE(fills.Begin({0, 4096}));
+  EXPECT_TRUE(fills.Begin({4096, 8192})) << "another page waits for nothing";
+  EXPECT_EQ(fills.begun, 1);
+  write.End();
+  EXPECT_EQ(fills.begun, 2);
+  EXPECT_TRUE(fills.Begin({0, 4096}));
 }
 
-TEST(InodePages, WriteBackWaitsForADirectWriteThatTheStoreIsTaking) {
+TEST(InodePages, FillWaitsForEachDirectWriteOfItsPages) {
   InodePages pages;
+  Fills fills{pages};
+  InodePages::DirectWrite first(pages, {0, 8}), second(pages, {8, 16});
+  EXPECT_FALSE(fills.Begin({0, 4096}));
+  first.End();
+  EXPECT_EQ(fills.begun, 0);
+  second.End();
+  EXPECT_EQ(fills.begun, 1);
+}
+
+TEST(InodePages, PagesThatMayBeThereAreDroppedBeforeTheWrite) {
+  InodePages pages;
+  Fills fills{pages};
+  EXPECT_TRUE(InodePages::DirectWrite(pages, {0, 8}, InodePages::DropPolicy::kAlways).must_drop());
+  ASSERT_TRUE(fills.Begin({0, 4096}));
   InodePages::DirectWrite write(pages, {8, 16});
-  std::promise<void> started;
-  auto pieces = std::async(std::launch::async, [&] {
-    started.set_value();
-    return InodePages::WriteBack(pages, {0, 4096}).pieces();
-  });
-  started.get_future().wait();
-  EXPECT_EQ(InodePages::WriteBack(pages, {4096, 8192}).pieces().size(), 1U) << "another page waits for nothing";
-  write.MarkApplied();
-  EXPECT_EQ(pieces.get(), (Pieces{{0, 8}, {16, 4096}}));
+  ASSERT_TRUE(write.must_drop());
+  EXPECT_TRUE(fills.Begin({0, 4096})) << "the drop has not begun";
+  Ranges dropped;
+  ASSERT_TRUE(write
+                  .DropPages([&](const ByteRange& range) -> Result<void> {
+                    dropped.push_back(range);
+                    return {};
+                  })
+                  .has_value());
+  EXPECT_EQ(dropped, (Ranges{{8, 16}}));
+  EXPECT_FALSE(write.must_drop());
+  EXPECT_FALSE(fills.Begin({0, 4096}));
+  write.End();
+  EXPECT_EQ(fills.begun, 3);
 }
 
-TEST(InodePages, DirectWriteWaitsForAWriteBackThatTheStoreIsTaking) {
+// The kernel's drop waits for the answers of fills that are under way, so they must not wait for the drop.
+TEST(InodePages, FillDuringADropIsAnsweredAndItsPagesAreDroppedAgain) {
   InodePages pages;
-  std::optional<InodePages::WriteBack> page(std::in_place, pages, ByteRange{0, 4096});
-  std::atomic<bool> ended{false};
-  auto begun = std::async(std::launch::async, [&] {
-    const InodePages::DirectWrite write(pages, {8, 16});
-    return ended.load();
-  });
-  ended = true;
-  page->End();
-  EXPECT_TRUE(begun.get());
+  Fills fills{pages};
+  constexpr ByteRange kRange{100, 8200}, kFirst{0, 4096}, kSecond{4096, 8192}, kOutside{12288, 16384};
+  InodePages::DirectWrite write(pages, kRange, InodePages::DropPolicy::kAlways);
+  Ranges dropped;
+  const auto drop = [&](const ByteRange& range) -> Result<void> {
+    dropped.push_back(range);
+    switch (dropped.size()) {
+      case 1:
+        for (const ByteRange& fill : {kFirst, kSecond, kFirst, kOutside}) EXPECT_TRUE(fills.Begin(fill));
+        break;
+      case 2: EXPECT_TRUE(fills.Begin(kFirst)) << "it is being dropped"; break;
+      case 3: EXPECT_TRUE(fills.Begin(kFirst)) << "it is going to be dropped"; break;
+      case 4: EXPECT_FALSE(fills.Begin(kSecond)) << "the kernel has dropped it and would not ask if it had it"; break;
+    }
+    return {};
+  };
+  ASSERT_TRUE(write.DropPages(drop).has_value());
+  EXPECT_EQ(dropped, (Ranges{kRange, kFirst, kSecond, kFirst}));
+  EXPECT_EQ(fills.begun, 6);
+  EXPECT_FALSE(fills.Begin(kFirst));
+  write.End();
+  EXPECT_EQ(fills.begun, 8);
+}
+
+TEST(InodePages, FailedDropEndsTheDirectWrite) {
+  InodePages pages;
+  Fills fills{pages};
+  InodePages::DirectWrite write(pages, {0, 8192}, InodePages::DropPolicy::kAlways);
+  int drops = 0;
+  const auto drop = [&](const ByteRange&) -> Result<void> {
+    if (++drops == 1) {
+      EXPECT_TRUE(fills.Begin({0, 4096}));
+      return {};
+    }
+    EXPECT_FALSE(fills.Begin({4096, 8192}));
+    return ErrorCode::kIo;
+  };
+  EXPECT_EQ(write.DropPages(drop).error().code, ErrorCode::kIo);
+  EXPECT_EQ(fills.begun, 2) << "the fill that waited";
+  EXPECT_TRUE(fills.Begin({0, 4096}));
+  InodePages::DirectWrite next(pages, {0, 8});
+  EXPECT_TRUE(next.DropPages(DropNothing).has_value()) << "the next drop has its turn";
+}
+
+// The second would wait for a fill that the first holds back, and the first for one that the second holds back.
+TEST(InodePages, DropsOfOneInodeTakeTurns) {
+  InodePages pages;
+  constexpr auto kAlways = InodePages::DropPolicy::kAlways;
+  std::promise<pid_t> started;
+  std::future<bool> second;
+  std::atomic<bool> first_ended{false};
+  InodePages::DirectWrite write(pages, {0, 8}, kAlways);
+  const auto drop = [&](const ByteRange&) -> Result<void> {
+    second = std::async(std::launch::async, [&] {
+      InodePages::DirectWrite other(pages, {0, 8}, kAlways);
+      started.set_value(gettid());
+      bool in_turn = false;
+      (void)other.DropPages([&](const ByteRange&) -> Result<void> {
+        in_turn = first_ended;
+        return {};
+      });
+      return in_turn;
+    });
+    WaitUntilAsleep(started.get_future().get());
+    first_ended = true;
+    return {};
+  };
+  ASSERT_TRUE(write.DropPages(drop).has_value());
+  EXPECT_TRUE(second.get());
 }
 
 TEST(InodePages, MovedDirectWriteEndsOnce) {
   InodePages pages;
+  Fills fills{pages};
   InodePages::DirectWrite write(pages, {0, 4096}), moved;
-  write.MarkApplied();
+  EXPECT_FALSE(fills.Begin({0, 4096}));
   moved = std::move(write);
-  EXPECT_TRUE(InodePages::WriteBack(pages, {0, 4096}).pieces().empty());
+  write.End();
+  EXPECT_EQ(fills.begun, 0);
   moved.End();
   moved.End();
-  EXPECT_FALSE(InodePages::WriteBack(pages, {0, 4096}).pieces().empty());
+  EXPECT_EQ(fills.begun, 1);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/falloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -136,6 +137,80 @@ TEST(SessionOpen, DirectWriteDropsPagesThatWereFilledBeforeItIsAnswered) {
   EXPECT_TRUE(kernel.notifications.empty()) << "these bytes come from the pages";
   EXPECT_EQ(kernel.Read(file.node, file.handle, 3998, 200).body,
             "aaafter" + std::string(91, 'a') + std::string(102, 'm'));
+}
+
+TEST(SessionOpen, DropThatFailsForAWhileIsRepeated) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  (void)kernel.Fill(file.node, file.handle, 0, 4096);
+  FakeKernel::drop_errors = std::deque<int>(20, -EBUSY);
+  EXPECT_EQ(kernel.Write(file.node, file.handle, 0, "new").error, 0);
+  EXPECT_TRUE(FakeKernel::drop_errors.empty());
+  EXPECT_EQ(kernel.notifications.size(), 1U);
+  EXPECT_EQ(kernel.Read(file.node, file.handle, 0, 10).body, "new");
+}
+
+TEST(SessionOpen, WriteWhosePagesCannotBeDroppedFails) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  ASSERT_EQ(kernel.Write(file.node, file.handle, 0, "old").error, 0);
+  (void)kernel.Fill(file.node, file.handle, 0, 4096);
+  FakeKernel::drop_errors = {-ENOMEM};
+  EXPECT_EQ(kernel.Write(file.node, file.handle, 0, "new").error, -EIO);
+  EXPECT_EQ(kernel.Read(file.node, file.handle, 0, 10).body, "old");
+  EXPECT_EQ(kernel.Write(file.node, file.handle, 0, "new").error, 0);
+}
+
+// Of a write(2) the kernel drops the pages itself; of these it drops them after the answer.
+TEST(SessionOpen, ChangesOfARangeDropPagesThatWereFilled) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_WRONLY));
+  const Opened source = CreatedBy(kernel.Create("source", O_RDWR));
+  const std::string data(8192, 'd');
+  ASSERT_EQ(kernel.Write(file.node, file.handle, 0, data).error, 0);
+  ASSERT_EQ(kernel.Write(source.node, source.handle, 0, std::string(8192, 's')).error, 0);
+  fuse_fallocate_in range{};
+  range.fh = file.handle;
+  range.offset = 100;
+  range.length = 50;
+  fuse_copy_file_range_in copy{};
+  copy.fh_in = source.handle;
+  copy.nodeid_out = file.node;
+  copy.fh_out = file.handle;
+  copy.len = 4096;
+  const auto expect_dropped = [&](int64_t offset, int64_t length) {
+    ASSERT_EQ(kernel.notifications.size(), 1U);
+    EXPECT_EQ(kernel.notifications[0].As<fuse_notify_inval_inode_out>().off, offset);
+    EXPECT_EQ(kernel.notifications[0].As<fuse_notify_inval_inode_out>().len, length);
+  };
+  const Opened reader = OpenedBy(kernel.Open(file.node, O_RDONLY));
+  (void)kernel.Fill(file.node, reader.handle, 0, 8192);
+  for (const uint32_t mode : {FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, FALLOC_FL_ZERO_RANGE}) {
+    range.mode = mode;
+    EXPECT_EQ(kernel.AskWith(FUSE_FALLOCATE, file.node, range).error, 0);
+    expect_dropped(100, 50);
+  }
+  range.mode = 0;
+  EXPECT_EQ(kernel.AskWith(FUSE_FALLOCATE, file.node, range).error, 0);
+  EXPECT_TRUE(kernel.notifications.empty()) << "no byte changes";
+  EXPECT_EQ(kernel.AskWith(FUSE_COPY_FILE_RANGE, source.node, copy).As<fuse_write_out>().size, 4096U);
+  expect_dropped(0, 4096);
+  EXPECT_EQ(kernel.Read(file.node, reader.handle, 0, 8192).body, std::string(4096, 's') + std::string(4096, 'd'));
+}
+
+TEST(SessionOpen, CopyIntoAFileWithDirtyPagesIsLeftToTheKernel) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  const Opened source = CreatedBy(kernel.Create("source", O_RDWR));
+  ASSERT_EQ(kernel.Write(source.node, source.handle, 0, std::string(4096, 's')).error, 0);
+  fuse_copy_file_range_in copy{};
+  copy.fh_in = source.handle;
+  copy.nodeid_out = file.node;
+  copy.fh_out = file.handle;
+  copy.len = 4096;
+  EXPECT_EQ(kernel.AskWith(FUSE_COPY_FILE_RANGE, source.node, copy).As<fuse_write_out>().size, 4096U);
+  (void)kernel.Fill(file.node, file.handle, 0, 4096);
+  EXPECT_EQ(kernel.AskWith(FUSE_COPY_FILE_RANGE, source.node, copy).error, -EOPNOTSUPP);
 }
 
 TEST(SessionNames, MissingNameIsRememberedByTheKernel) {

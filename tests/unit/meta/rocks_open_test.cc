@@ -158,17 +158,46 @@ TEST_F(RocksOpenTest, AnExistingDirectoryAndItsFilesAreMended) {
   for (const auto& entry : fs::directory_iterator(At())) EXPECT_EQ(ModeOf(entry.path()), 0600U) << entry.path();
 }
 
-TEST_F(RocksOpenTest, RootLeavesTheFilesToTheOwnerOfTheDirectory) {
-  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to give files away";
-  Make(At(), At("killed"));
-  ASSERT_EQ(chown(At().c_str(), kStranger, kStranger), 0);
-  ASSERT_EQ(chown(temporary_.path().c_str(), kStranger, kStranger), 0);
-  ExpectWhole(At());
-  for (const auto& entry : fs::directory_iterator(At())) {
+void ExpectOwner(const fs::path& catalog, uid_t owner) {
+  std::vector<fs::path> paths{catalog};
+  for (const auto& entry : fs::directory_iterator(catalog)) paths.push_back(entry.path());
+  for (const fs::path& path : paths) {
     struct stat status = {};
-    ASSERT_EQ(lstat(entry.path().c_str(), &status), 0);
-    EXPECT_EQ(status.st_uid, kStranger) << entry.path();
+    ASSERT_EQ(lstat(path.c_str(), &status), 0);
+    EXPECT_EQ(status.st_uid, owner) << path;
   }
+}
+
+TEST_F(RocksOpenTest, WhatRootMakesBelongsToTheOwnerOfTheDirectoryFromTheStart) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to make files of others";
+  ASSERT_EQ(chown(temporary_.path().c_str(), kStranger, kStranger), 0);
+  {
+    const auto made = RocksKvStore::Open(At().string(), {.create = true});
+    ASSERT_TRUE(made.has_value()) << made.error().what;
+    ExpectOwner(At(), kStranger);  // as a killed process would leave it
+  }
+  Make(At("closed"), At("copy"));
+  fs::remove_all(At());
+  fs::rename(At("closed"), At());
+  {
+    const auto opened = RocksKvStore::Open(At().string(), {});  // writes new tables, and a new log
+    ASSERT_TRUE(opened.has_value()) << opened.error().what;
+    ExpectOwner(At(), kStranger);
+  }
+  ExpectOwner(At(), kStranger);
+  ExpectWhole(At());
+}
+
+TEST_F(RocksOpenTest, RootGivesAwayNothingThatTheOwnerOfTheDirectoryMovedThere) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to make files of others";
+  ASSERT_EQ(chown(temporary_.path().c_str(), kStranger, kStranger), 0);
+  Make(At(), At("killed"));
+  std::ofstream(At("secret")) << "root's";
+  fs::rename(At("secret"), At() / "secret");
+  ExpectWhole(At());
+  struct stat status = {};
+  ASSERT_EQ(lstat((At() / "secret").c_str(), &status), 0);
+  EXPECT_EQ(status.st_uid, 0U);
 }
 
 TEST_F(RocksOpenTest, WhatIsNoRegularFileIsRefusedAndNotWaitedFor) {

@@ -18,6 +18,7 @@
 #include "common/checksum.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -394,14 +395,6 @@ TEST_F(StoreDirectoryTest, TheHolderIsWhoHasTheLockAndNotWhoIsNoted) {
   EXPECT_EQ(holder.noted, 1);
 }
 
-// 'R', 'S', … of a thread of this process.
-char StateOf(pid_t thread) {
-  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
-  const std::string line{std::istreambuf_iterator<char>(file), {}};
-  const size_t name = line.rfind(") ");
-  return name == std::string::npos ? '?' : line[name + 2];
-}
-
 // A killed process gives back its files in no promised order: the store's lock may be free before a device's.
 TEST_F(StoreDirectoryTest, ADeviceThatAKilledHolderHasYetToReleaseIsWaitedFor) {
   Format("s");
@@ -411,11 +404,12 @@ TEST_F(StoreDirectoryTest, ADeviceThatAKilledHolderHasYetToReleaseIsWaitedFor) {
   ASSERT_EQ(flock(pool, LOCK_EX), 0);
   const int opens = inotify_init1(IN_CLOEXEC);
   ASSERT_GE(inotify_add_watch(opens, Path("s/pool").c_str(), IN_OPEN), 0);
-  std::thread release([pool, opens, opener = gettid()] {
+  std::thread release([&, pool, opens, opener = gettid()] {
     // It has the device open, and sleeps: it has found the lock taken.
     char event[1024];
     EXPECT_GT(read(opens, event, sizeof(event)), 0);
-    while (StateOf(opener) != 'S') std::this_thread::yield();
+    WaitUntilAsleep(opener);
+    EXPECT_EQ(ReadStoreHolder(Path("s")).process, getpid()) << "if this process is killed here, the next one waits";
     close(pool);
   });
   const auto parts = OpenStoreParts(Path("s"), {});
@@ -431,6 +425,7 @@ TEST_F(StoreDirectoryTest, ADeviceOfSomebodyElseIsRefusedAtOnce) {
   const Error refused = OpenError("s");
   EXPECT_EQ(refused.code, ErrorCode::kBusy);
   EXPECT_THAT(refused.what, HasSubstr("locked by another process"));
+  EXPECT_EQ(Slurp(Path("s/lock")), "") << "the next one need not wait";
   close(pool);
 }
 

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lets root create files that belong to another user from the start.
+#pragma once
+
+#include <sys/fsuid.h>
+#include <unistd.h>
+
+namespace weightfs {
+
+// While it lives, files and directories that this thread creates belong to `user` and `group`, and the thread has the
+// permissions of that user on files. Without effect unless the process is root's and `user` is not root.
+class FileOwnerScope {
+ public:
+  FileOwnerScope(uid_t user, gid_t group) : active_(geteuid() == 0 && user != 0) {
+    if (!active_) return;
+    setfsgid(group);
+    setfsuid(user);
+  }
+  ~FileOwnerScope() {
+    if (!active_) return;
+    setfsuid(geteuid());
+    setfsgid(getegid());
+  }
+  FileOwnerScope(const FileOwnerScope&) = delete;
+  FileOwnerScope& operator=(const FileOwnerScope&) = delete;
+
+ private:
+  const bool active_;
+};
+
+}  // namespace weightfs

@@ -292,7 +292,8 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
 
 // Commits while the kernel has no page of the file: dirty ones would be written over what is committed, and all would
 // be stale.
-Result<void> LeaseRequests::CommitWithoutPages(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant) {
+Result<void> LeaseRequests::CommitWithoutPages(const InodePtr& inode, const DirectWrite& write,
+                                               BlockReservation grant) {
   // An open of its own: the program may close the file meanwhile, and open it again.
   PageCacheTracker& tracker = filesystem_.page_cache();
   const auto pages = tracker.Open(inode->id, OpenMode::kDirect, false).pages;

@@ -70,7 +70,7 @@ class LeaseRequests {
   Result<void> Reserve(Request& request, lease::BodyReader body);
   Result<void> Commit(Request& request, lease::BodyReader body);
   Result<void> CommitMany(Request& request, lease::BodyReader body);
-  Result<void> CommitWithoutPages(const InodePtr& inode, const DirectWrite& write, SpaceGrant grant);
+  Result<void> CommitWithoutPages(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
   Result<void> Dispatch(Request& request, lease::BodyReader body);
 
   void Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices);

@@ -111,21 +111,18 @@ uint64_t SizeOf(Inode& inode) {
   return inode.attributes.size;
 }
 
-// The length of the copy, less what would fill the target's last page in part; 0 if it begins inside a page. A page at
-// the end of the target may stay partial.
-uint64_t WholePages(const CopyRequest& request) {
+// True if the copy fills a page of the target in part. A page at the end of the target has no rest.
+bool FillsPartOfAPage(const CopyRequest& request) {
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t source = SizeOf(*request.from->inode);
   const uint64_t length = std::min(request.length, source - std::min(source, request.from_offset));
-  if (length == 0) return request.length;  // nothing to copy, which is no error
-  if (request.to_offset % page != 0) return 0;
-  const bool to_the_end = request.to_offset + length >= SizeOf(*request.to->inode);
-  return to_the_end ? length : length - length % page;
+  const uint64_t end = request.to_offset + length;
+  return request.to_offset % page != 0 || (end % page != 0 && end < SizeOf(*request.to->inode));
 }
 
 void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
-  // cp asks for about 2^63. Page faults in the range wait for the copy, so each is short.
-  constexpr uint64_t kLongest = 64 * kMiB;
+  // The protocol's answer has 32 bits; cp asks for about 2^63.
+  constexpr uint64_t kLongest = (uint64_t{1} << 31) - kBlockSize;
   if (request.flags != 0) {
     reply.Errno(EINVAL);
     return;
@@ -137,8 +134,7 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
   }
   // After the copy the kernel throws away the pages of the range, dirty or not: stores of a mapping that saw the copy,
   // or went to the rest of the first and the last page, would be lost. Told so, it copies by reading and writing.
-  request.length = WholePages(request);
-  if (request.length == 0 || request.to->pages->MayHaveDirtyPages()) {
+  if (FillsPartOfAPage(request) || request.to->pages->MayHaveDirtyPages()) {
     reply.Errno(EOPNOTSUPP);
     return;
   }

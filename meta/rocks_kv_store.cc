@@ -21,7 +21,9 @@
 #endif
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <set>
 
 #include "common/assert.h"
@@ -47,11 +49,17 @@ std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), sli
 // RocksDB counts each comparison of keys, by thread, unless that thread says that nobody asks: a tenth of its time.
 void CountNothing() { rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable); }
 
+// RocksDB wraps some errors, that of writing its OPTIONS file among them (9.10), and keeps only their text.
+bool IsNoSpace(const rocksdb::Status& status) {
+  return status.IsNoSpace() ||
+         (status.IsIOError() && status.ToString().find(std::strerror(ENOSPC)) != std::string::npos);
+}
+
 ErrorCode CodeOf(const rocksdb::Status& status) {
   if (status.IsNotFound()) return ErrorCode::kNotFound;
   if (status.IsBusy()) return ErrorCode::kBusy;
   if (status.IsCorruption()) return ErrorCode::kCorrupt;
-  if (status.IsNoSpace()) return ErrorCode::kNoSpace;
+  if (IsNoSpace(status)) return ErrorCode::kNoSpace;
   return ErrorCode::kIo;
 }
 
@@ -265,7 +273,7 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
     return {ErrorCode::kCorrupt,
             fmt::format("{}: the catalog is damaged: {}; restore it from a copy", directory, text)};
   }
-  if (status.IsNoSpace()) {
+  if (IsNoSpace(status)) {
     return {ErrorCode::kNoSpace,
             fmt::format("{}: the filesystem of the catalog is full: {}; make some space there (nothing is lost; until "
                         "then the store can be mounted with -o ro)",

@@ -21,7 +21,8 @@ def files():
                             check=False) if (ROOT / ".git").exists() else None
     if listed is not None and listed.returncode == 0:
         return [ROOT / name for name in listed.stdout.split("\0") if name]
-    return [path for path in ROOT.rglob("*") if path.relative_to(ROOT).parts[0] != "build"]
+    foreign = re.compile(r"build|\.(?!ci$).*")  # what the build and pip make: build/, .venv/
+    return [path for path in ROOT.rglob("*") if not foreign.fullmatch(path.relative_to(ROOT).parts[0])]
 
 
 def sources():

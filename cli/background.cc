@@ -62,7 +62,7 @@ StartReport::~StartReport() {
 
 void StartReport::Send(const std::string& text) {
   const int descriptor = std::exchange(descriptor_, -1);
-  // A parent that was killed meanwhile cannot be told; the mount goes on.
+  // A parent that was killed meanwhile cannot receive the result; the mount goes on.
   [[maybe_unused]] const ssize_t sent = write(descriptor, text.data(), text.size());
   close(descriptor);
 }

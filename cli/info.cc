@@ -43,7 +43,7 @@ struct Space {
   uint64_t total = 0, free = 0, available = 0;
 };
 
-// What is told of a store: `clean_unmount` of one that is not mounted.
+// The report on a store. `clean_unmount` has a value for a store that is not mounted.
 struct StoreLook {
   std::optional<Space> space;
   std::optional<bool> clean_unmount;
@@ -142,7 +142,7 @@ std::string MountedOn(const std::optional<MountEntry>& mount, const StoreHolder&
 int ShowStore(const Arguments& arguments) {
   const auto description = ReadStoreDescription(arguments.path);
   if (!description.has_value()) return Fail(description.error());
-  // A daemon that was killed may still be ending; whatever else keeps the store is told below.
+  // A daemon that was killed may still be ending; the code below reports every other holder of the store.
   StoreHolder holder = ReadStoreHolder(arguments.path);
   if (holder.process > 0 && IsEnding(holder.process)) {
     static_cast<void>(WaitUntilReleased(arguments.path));

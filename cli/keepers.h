@@ -13,7 +13,7 @@
 
 namespace weightfs::cli {
 
-// Whoever keeps the filesystem of a device alive.
+// The processes that keep the filesystem of a device alive.
 struct Keepers {
   std::vector<MountEntry> here;            // other mounts of it in this mount namespace
   std::vector<NamespaceMounts> elsewhere;  // mounts in other namespaces

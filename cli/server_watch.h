@@ -21,7 +21,7 @@ class ServerWatch {
   // How the wait ended.
   struct End {
     bool closed = false;  // the store is closed well
-    Keepers keepers;      // otherwise: whoever keeps the daemon going
+    Keepers keepers;      // otherwise: the processes that keep the daemon going
     StoreHolder holder;
   };
 

@@ -106,7 +106,7 @@ class Store {
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
 
   // fsync(2): data, attributes, the name, and every namespace change before it. SyncAll: everything. `kept`: an error
-  // of the file's earlier writes is told to the next caller too.
+  // of the file's earlier writes goes to the next caller too.
   void Sync(const InodePtr& inode, Done done, bool kept = false);
   void SyncAll(Done done);
   Result<void> Sync(const InodePtr& inode);
@@ -136,7 +136,7 @@ class Store {
   size_t device_count() const;
 
   // `notify` runs for each file that a failed write has put back to its last commit: on a thread of the store, which it
-  // must not make wait. Null: nobody is told any more, and no call is under way when this returns.
+  // must not make wait. Null: no further calls, and none is under way when this returns.
   void OnReverted(std::function<void(InodeId)> notify);
 
   // `wait` runs before a call fails for want of space, on its thread: when it returns, every file is closed whose close

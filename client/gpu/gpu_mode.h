@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a handle reaches the memory of GPUs: what a program asks for, and what it is told.
+// How a handle reaches the memory of GPUs: the mode that a program asks for, and the mode that it gets.
 #pragma once
 
 #include <cstdint>

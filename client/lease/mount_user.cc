@@ -69,7 +69,7 @@ IoResult<uid_t> MountUser(int descriptor) {
   const auto user = FindMountUser(mounts, status.st_dev);
   if (!user) {
     return IoError{EACCES,
-                   "no lease: /proc/self/mountinfo does not have the file's mount, so it cannot be told who "
+                   "no lease: /proc/self/mountinfo does not have the file's mount, so nothing says which user "
                    "serves it"};
   }
   if (*user == kOverflowUser && !SeesAllUsers()) {

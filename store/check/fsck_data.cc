@@ -250,7 +250,7 @@ std::optional<FindingKind> Checker::CheckBlock(DataReader& reader, const Extent&
   return kind;
 }
 
-// The data is taken as it lies there: it cannot be told from what was written any more. A block that cannot be read
+// The data is taken as it lies there: nothing distinguishes it from written data any more. A block that cannot be read
 // gets a checksum that it will hardly ever match, so that reading it stays an error.
 Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segment) {
   const std::string key = keys::Checksums(InodeId{segment.ino}, segment.segment);

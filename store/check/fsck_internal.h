@@ -37,7 +37,7 @@ struct Node {
   uint64_t blocks = 0;        // likewise
   uint64_t found_blocks = 0;  // in its extents
   uint64_t found_end = 0;     // the file block behind its last extent
-  uint32_t mode = 0;          // 0: damaged, and nothing told its type yet
+  uint32_t mode = 0;          // 0: damaged, and no other record gave its type yet
   uint32_t links = 0, flags = 0;
   uint32_t names = 0;  // entries that lead here
   uint32_t subdirectories = 0;

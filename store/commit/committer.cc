@@ -360,7 +360,7 @@ void Committer::Finish(Cycle* cycle, CommitLevel level) {
       if (found != cycle->errors.end()) {
         result = found->second.error;
         MutexLock lock(request.inode->mutex);
-        // One that has failed again meanwhile keeps its error: nobody was told of that one yet.
+        // A file that has failed again meanwhile keeps its error: no caller has received that one yet.
         WriteErrorState& state = request.inode->file->write_error();
         if (!request.kept && !state.failed()) state.Report(found->second.failure);
       }

@@ -107,7 +107,7 @@ class Committer final : public CommitQueue {
   Clock::time_point deletions_due_ GUARDED_BY(mutex_);
   CommitScope scope_ GUARDED_BY(mutex_) = CommitScope::kNone;  // the widest asked for
   bool stopping_ GUARDED_BY(mutex_) = false;
-  Mutex notify_mutex_;  // held while it runs: who takes it back has seen its end
+  Mutex notify_mutex_;  // held while it runs: after OnReverted(nullptr) no call is under way
   std::function<void(InodeId)> reverted_ GUARDED_BY(notify_mutex_);
   std::thread thread_;
 };

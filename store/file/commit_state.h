@@ -95,7 +95,7 @@ class WriteErrorState {
   bool WriteFailed(const Error& error);
   // A change is about to be made. Returns the error to refuse it with; nullopt takes it.
   std::optional<Error> RefuseChange();
-  // Somebody was told of failure number `failure`. Does nothing when the file has failed again since.
+  // A caller received failure number `failure`. Does nothing when the file has failed again since.
   void Report(uint64_t failure);
   // The file is what its last commit says.
   void Revert();

@@ -143,7 +143,7 @@ void File::ForgetContent() {
 void File::Revert(uint64_t committed_size) {
   WEIGHTFS_ASSERT(writes_before_seal_ + writes_since_seal_ == 0);
   ForgetContent();
-  // The space of what was written since the last commit cannot be told from the committed one: it comes back at the
+  // Nothing distinguishes the space written since the last commit from the committed space: it comes back at the
   // next mount.
   uncounted_ = true;
   loaded_ = false;

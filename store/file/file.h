@@ -156,7 +156,7 @@ class File {
 
  private:
   class MappingUpdate;
-  // Blocks under writeback whose checksums are not in the table yet; whoever owns the write computes them without the
+  // Blocks under writeback whose checksums are not in the table yet; the owner of the write computes them without the
   // mutex.
   struct PendingChecksums {
     uint64_t write;

@@ -170,7 +170,7 @@ Result<std::optional<std::vector<InodePtr>>> Namespace::FilesBelow(InodeId direc
     for (; entry->Valid() && !missing.empty(); entry->Next()) {
       if (++entries > kMostEntries) return std::optional<std::vector<InodePtr>>();
       const auto record = EntryRecord::Decode(entry->value());
-      if (!record) continue;  // Damage is told when somebody asks for that name.
+      if (!record) continue;  // A look-up of that name reports the damage.
       if (S_ISDIR(record->type)) directories.push_back(record->ino);
       if (const auto file = missing.extract(record->ino)) found.push_back(file.mapped());
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forked process that holds something until it is told to end.
+// A forked process that holds something until the test ends it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -13,7 +13,8 @@ namespace weightfs {
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "weightfs-test-XXXXXX").string();
+    std::string name = (std::filesystem::temp_directory_path() / ("weightfs-test-" + std::string(6, 'X')))
+                           .string();  // the suffix that mkdtemp fills in
     if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "mkdtemp " << name;
     path_ = name;
   }

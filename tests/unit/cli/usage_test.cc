@@ -166,7 +166,7 @@ TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
   }
 }
 
-// Whatever the subcommand, an unknown option, a missing value and one argument too many are told in our words.
+// Every subcommand reports an unknown option, a missing value and one argument too many in our words.
 TEST(UsageOfEveryCommandTest, NoCommandShowsTheWordsOfTheParser) {
   int exit_code = 0;
   const auto app = MakeApp(&exit_code);

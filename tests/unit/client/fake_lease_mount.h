@@ -33,7 +33,7 @@ class FakeLeaseMount {
   // For the time before the first request:
   uint64_t extent_blocks = 100;            // of the longest extent; between two there are gaps
   int ticket_error = 0;                    // an errno that the ioctl answers with
-  uid_t user = geteuid();                  // who serves it, as its clients are told
+  uid_t user = geteuid();                  // the server's user, as mountinfo gives it to clients
   std::map<std::string, int> file_errors;  // by name: errno's that a kReadMany answers with
   // Called with each request; an errno that is not 0 is its answer.
   std::function<int(lease::Kind)> on_request;

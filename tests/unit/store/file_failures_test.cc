@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices and catalogs that fail or lie under the data path: what callers are told, and what survives.
+// Devices and catalogs that fail or lie under the data path: the errors that callers receive, and the data that survives.
 #include <gtest/gtest.h>
 
 #include <atomic>

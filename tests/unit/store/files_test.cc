@@ -297,7 +297,7 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
   EXPECT_TRUE(Must(store.ReadPath("final")) == "data");
 }
 
-// What a kill of the process leaves: the catalog as it was told, synced or not.
+// A kill of the process leaves every catalog write, synced or not.
 TestStore Killed(TestStore& store, const TestStoreOptions& options) {
   CrashOptions crash;
   crash.kind = CrashOptions::Kind::kProcessKill;

@@ -140,7 +140,7 @@ TEST(ReadLeases, ThoseOfAFailedWriteAreRefused) {
   store.device().CompleteOne();
   EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value());
   EXPECT_FALSE(store.WriteAt(file, 0, "x").has_value());
-  EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value()) << "also after somebody was told";
+  EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value()) << "also after a caller received the error";
   store.device().Release();
   static_cast<void>(store->Sync(file).has_value());  // an error where it is in the cycle that puts the file back
   EXPECT_EQ(Must(store.ReadDirect(file, 0, kEnd)), "") << "back at its last commit";

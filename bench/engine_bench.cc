@@ -147,16 +147,15 @@ Result<void> PlainLoop(int descriptor, io_context_t context, const Setup& setup,
 }
 
 Result<void> ThroughLibaio(const Setup& setup, Operation operation) {
-  const int descriptor = open(setup.path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
-  if (descriptor < 0) return Error{ErrorCode::kIo, fmt::format("{}: {}", setup.path, std::strerror(errno))};
+  const UniqueFd file(open(setup.path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC));
+  if (!file) return SystemError(setup.path, "cannot be opened");
   io_context_t context = nullptr;
-  Result<void> result = io_setup(kDepth, &context) == 0 ? PlainLoop(descriptor, context, setup, operation)
+  Result<void> result = io_setup(kDepth, &context) == 0 ? PlainLoop(file.get(), context, setup, operation)
                                                         : Result<void>(Error{ErrorCode::kAgain, "io_setup failed"});
   if (context != nullptr) io_destroy(context);
-  if (result.has_value() && operation == Operation::kWrite && fdatasync(descriptor) != 0) {
+  if (result.has_value() && operation == Operation::kWrite && fdatasync(file.get()) != 0) {
     result = Error{ErrorCode::kIo, "fdatasync failed"};
   }
-  close(descriptor);
   return result;
 }
 
@@ -168,11 +167,10 @@ Result<void> Prepare(const Setup& setup) {
                 std::filesystem::file_size(setup.path, none) >= setup.size)) {
     return {};
   }
-  const int descriptor = open(setup.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (descriptor < 0) return Error{ErrorCode::kIo, fmt::format("{}: {}", setup.path, std::strerror(errno))};
-  const int failed = posix_fallocate(descriptor, 0, static_cast<off_t>(setup.size));
-  close(descriptor);
-  if (failed != 0) return Error{ErrorCode::kNoSpace, fmt::format("{}: {}", setup.path, std::strerror(failed))};
+  const UniqueFd file(open(setup.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!file) return SystemError(setup.path, "cannot be made");
+  const int failed = posix_fallocate(file.get(), 0, static_cast<off_t>(setup.size));
+  if (failed != 0) return SystemError(setup.path, "has no space", failed);
   return ThroughLibaio(setup, Operation::kWrite);
 }
 

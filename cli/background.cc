@@ -47,59 +47,50 @@ std::string ReadAll(int descriptor) {
 }
 
 bool PointAt(int descriptor, const char* path, int flags) {
-  const int file = open(path, flags);
-  if (file < 0) return false;
-  dup2(file, descriptor);
-  if (file != descriptor) close(file);
+  UniqueFd file(open(path, flags));
+  if (!file || dup2(file.get(), descriptor) < 0) return false;
+  if (file.get() == descriptor) file.Release();
   return true;
 }
 
 }  // namespace
 
-StartReport::~StartReport() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
-
 void StartReport::Send(const std::string& text) {
-  const int descriptor = std::exchange(descriptor_, -1);
+  const UniqueFd descriptor = std::move(descriptor_);
   // A parent that was killed meanwhile cannot receive the result; the mount goes on.
-  [[maybe_unused]] const ssize_t sent = write(descriptor, text.data(), text.size());
-  close(descriptor);
+  [[maybe_unused]] const ssize_t sent = write(descriptor.get(), text.data(), text.size());
 }
 
 void StartReport::Ready(int log) {
-  if (descriptor_ < 0) return;
+  if (!descriptor_) return;
   Send({kReady});
   PointAt(STDOUT_FILENO, "/dev/null", O_WRONLY);
   if (log < 0 || dup2(log, STDERR_FILENO) < 0) PointAt(STDERR_FILENO, "/dev/null", O_WRONLY);
 }
 
 bool StartReport::Failed(const std::string& line) {
-  if (descriptor_ < 0) return false;
+  if (!descriptor_) return false;
   Send(kFailed + line);
   return true;
 }
 
-Result<int> GoToBackground() {
+Result<UniqueFd> GoToBackground() {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return Error{ErrorCode::kIo, fmt::format("pipe: {}", std::strerror(errno))};
+  if (pipe2(ends, O_CLOEXEC) != 0) return SystemError("pipe", "cannot be made");
+  UniqueFd result(ends[0]);
+  UniqueFd report(ends[1]);
   const pid_t child = fork();
-  if (child < 0) {
-    const int error = errno;
-    close(ends[0]);
-    close(ends[1]);
-    return Error{ErrorCode::kNoMemory, fmt::format("no process for the mount: {}", std::strerror(error))};
-  }
+  if (child < 0) return SystemError("fork", "no process for the mount");
   if (child > 0) {
-    close(ends[1]);
-    WaitForChild(ends[0], child);
+    report.Close();
+    WaitForChild(result.get(), child);
   }
-  close(ends[0]);
+  result.Close();
   setsid();
   PointAt(STDIN_FILENO, "/dev/null", O_RDONLY);
   // A working directory would keep its filesystem busy.
-  if (chdir("/") != 0) return Error{ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))};
-  return ends[1];
+  if (chdir("/") != 0) return SystemError("/", "chdir");
+  return report;
 }
 
 }  // namespace weightfs::cli

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "common/result.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::cli {
 
@@ -12,10 +14,7 @@ namespace weightfs::cli {
 class StartReport {
  public:
   StartReport() = default;
-  explicit StartReport(int descriptor) : descriptor_(descriptor) {}
-  StartReport(const StartReport&) = delete;
-  StartReport& operator=(const StartReport&) = delete;
-  ~StartReport();
+  explicit StartReport(UniqueFd descriptor) : descriptor_(std::move(descriptor)) {}
 
   // The parent ends with success. From here on standard output goes to /dev/null, and standard error to `log`, a
   // descriptor (-1: to /dev/null), for what libraries and ReportCrashes say at an end nobody expects. Only the first
@@ -26,11 +25,11 @@ class StartReport {
 
  private:
   void Send(const std::string& text);
-  int descriptor_ = -1;
+  UniqueFd descriptor_;
 };
 
 // Forks. In the child (a session of its own, working directory /) it returns the descriptor for a StartReport. The
 // parent never returns: it exits with the child's report. Called before any thread is made.
-Result<int> GoToBackground();
+Result<UniqueFd> GoToBackground();
 
 }  // namespace weightfs::cli

@@ -20,11 +20,11 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/store_wait.h"
-#include "common/descriptor.h"
 #include "common/printable.h"
 #include "common/processes.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
+#include "common/unique_fd.h"
 #include "lease/ioctl.h"
 #include "store/store.h"
 #include "store/volume/store_directory.h"
@@ -337,7 +337,7 @@ int Run(const Arguments& arguments) {
   if (!S_ISDIR(status.st_mode) && !S_ISREG(status.st_mode)) {
     return Fail({ErrorCode::kInvalid, fmt::format("{}: neither a directory nor a regular file", arguments.path)});
   }
-  const Descriptor file(open(arguments.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const UniqueFd file(open(arguments.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     return Fail({ErrorCode::kAccess, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
   }

@@ -19,8 +19,8 @@
 #include <sstream>
 
 #include "cli/output.h"
-#include "common/descriptor.h"
 #include "common/size_text.h"
+#include "common/unique_fd.h"
 #include "fs/kernel_features.h"
 #include "fs/mount.h"
 #include "fs/mountpoint.h"
@@ -78,7 +78,7 @@ Check CheckKernel() {
 }
 
 Check CheckDevFuse() {
-  const Descriptor device(open("/dev/fuse", O_RDWR | O_CLOEXEC));
+  const UniqueFd device(open("/dev/fuse", O_RDWR | O_CLOEXEC));
   if (device.get() >= 0) return {"/dev/fuse", "can be opened", State::kUsed, ""};
   const int error = errno;
   return {
@@ -137,7 +137,7 @@ Check CheckAio() {
 
 // What leases (-o direct=) send long lists of extents and checksums in.
 Check CheckSealedMemory() {
-  const Descriptor file(memfd_create("weightfs-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const UniqueFd file(memfd_create("weightfs-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool there = file.get() >= 0;
   return {"sealed memory", there ? "memfd_create" : std::strerror(errno), there ? State::kUsed : State::kWouldHelp,
           there ? "" : "allow memfd_create here: programs reach the devices directly with it (mount -o direct=)"};

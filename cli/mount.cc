@@ -128,23 +128,23 @@ void RaiseDescriptorLimit() {
 // In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller
 // until the mount answers. Returns a descriptor of the file: none in the foreground, and where there can be no such
 // file.
-Result<Descriptor> StartLog(const Plan& plan) {
+Result<UniqueFd> StartLog(const Plan& plan) {
   spdlog::set_level(spdlog::level::info);
-  if (plan.foreground) return Descriptor();
+  if (plan.foreground) return UniqueFd();
   for (const auto& sink : spdlog::default_logger()->sinks()) sink->set_level(spdlog::level::warn);
   auto log = OpenLog(plan.store);
   if (!log.has_value()) {
     // A link or somebody else's file is refused. A full or read-only filesystem must not keep a store from being read.
     if (log.error().code != ErrorCode::kNoSpace && log.error().code != ErrorCode::kReadOnly) return log.error();
     spdlog::warn("{}; this mount has no log", log.error().what);
-    return Descriptor();
+    return UniqueFd();
   }
-  Descriptor copy(fcntl(log->get(), F_DUPFD_CLOEXEC, 0));
+  UniqueFd copy(fcntl(log->get(), F_DUPFD_CLOEXEC, 0));
   LogToFile(std::move(*log));
   return copy;
 }
 
-void LeaveCaller(const Plan& plan, const Descriptor& log, StartReport& report) {
+void LeaveCaller(const Plan& plan, const UniqueFd& log, StartReport& report) {
   if (!plan.foreground) spdlog::default_logger()->sinks().front()->set_level(spdlog::level::off);
   report.Ready(log.get());
 }
@@ -167,7 +167,7 @@ Result<void> Serve(Plan plan, StartReport& report) {
   RETURN_IF_ERROR(WaitUntilReleased(plan.store));
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Only now: a store that cannot be opened is left as it was.
-  ASSIGN_OR_RETURN(const Descriptor log, StartLog(plan));
+  ASSIGN_OR_RETURN(const UniqueFd log, StartLog(plan));
   if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store);
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
   plan.mount.store_id = session->description().id;
@@ -216,13 +216,12 @@ int Run(const Arguments& arguments) {
   }
   auto plan = MakePlan(arguments);
   if (!plan.has_value()) return Fail(plan.error());
-  int descriptor = -1;
+  StartReport report;
   if (!plan->foreground) {
     auto background = GoToBackground();
     if (!background.has_value()) return Fail(background.error());
-    descriptor = *background;
+    report = StartReport(*std::move(background));
   }
-  StartReport report(descriptor);
   const auto served = Serve(std::move(*plan), report);
   if (served.has_value()) return kSuccess;
   if (report.Failed(Line(served.error()))) return kFailure;

@@ -20,12 +20,12 @@ Error CannotBeWritten(const std::string& path, int error) {
 }  // namespace
 
 Result<OutputFile> OutputFile::Open(const std::string& path) {
-  if (path == "-") return OutputFile(path, Descriptor(), /*created=*/false);
+  if (path == "-") return OutputFile(path, UniqueFd(), /*created=*/false);
   constexpr int kFlags = O_WRONLY | O_CLOEXEC | O_NOCTTY;
-  Descriptor made(open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0666));
+  UniqueFd made(open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0666));
   if (made.get() >= 0) return OutputFile(path, std::move(made), /*created=*/true);
   // Without O_TRUNC: the old content stays until there is a new one.
-  Descriptor file(errno == EEXIST ? open(path.c_str(), kFlags | O_CREAT, 0666) : -1);
+  UniqueFd file(errno == EEXIST ? open(path.c_str(), kFlags | O_CREAT, 0666) : -1);
   if (file.get() < 0) return CannotBeWritten(path, errno);
   return OutputFile(path, std::move(file), /*created=*/false);
 }

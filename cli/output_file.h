@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "common/descriptor.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::cli {
 
@@ -30,11 +30,11 @@ class OutputFile {
   bool IsSameFile(const OutputFile& other) const;
 
  private:
-  OutputFile(std::string path, Descriptor file, bool created)
+  OutputFile(std::string path, UniqueFd file, bool created)
       : path_(std::move(path)), file_(std::move(file)), created_(created) {}
 
   std::string path_;
-  Descriptor file_;  // none of standard output
+  UniqueFd file_;  // none of standard output
   bool created_;
 };
 

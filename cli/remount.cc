@@ -10,10 +10,10 @@
 #include <cstring>
 
 #include "cli/mount_table.h"
-#include "common/descriptor.h"
 #include "common/log.h"
 #include "common/mount_users.h"
 #include "common/shell_quote.h"
+#include "common/unique_fd.h"
 #include "fs/mount_flags.h"
 #include "lease/ioctl.h"
 
@@ -62,7 +62,7 @@ Result<void> RemountReadOnly(const MountEntry& mount, bool read_only, const std:
                                                      "options",
                                                      mount.directory)};
   }
-  const Descriptor directory(open(mount.directory.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const UniqueFd directory(open(mount.directory.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (directory.get() < 0) {
     return Error{ErrorCode::kIo, fmt::format("{}: {}", mount.directory, std::strerror(errno))};
   }

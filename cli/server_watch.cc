@@ -28,7 +28,7 @@ bool HasTerminal() { return isatty(STDERR_FILENO) != 0; }
 ServerWatch::ServerWatch(const MountEntry& mount)
     : store_(mount.source),
       device_(mount.device),
-      lock_(StoreLock::OpenToWatch(store_).value_or(Descriptor())),
+      lock_(StoreLock::OpenToWatch(store_).value_or(UniqueFd())),
       holder_(Look()),
       process_(holder_.process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, holder_.process, 0)) : -1) {}
 

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "cli/keepers.h"
-#include "common/descriptor.h"
 #include "common/mounts.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -57,9 +57,9 @@ class ServerWatch {
               const std::optional<Keepers>& keepers);
 
   const std::string store_, device_;
-  const Descriptor lock_;
+  const UniqueFd lock_;
   const StoreHolder holder_;
-  const Descriptor process_;
+  const UniqueFd process_;
   std::string reported_;
 };
 

@@ -30,38 +30,36 @@ void BlockEndSignals() {
 
 Result<std::unique_ptr<SignalThread>> SignalThread::Start(std::function<void(int)> on_signal) {
   const sigset_t set = EndSignals();
-  const int signals = signalfd(-1, &set, SFD_CLOEXEC);
-  const int wake = signals < 0 ? -1 : eventfd(0, EFD_CLOEXEC);
-  if (wake < 0) {
-    const int error = errno;
-    if (signals >= 0) close(signals);
-    return Error{ErrorCode::kIo, fmt::format("signals cannot be watched: {}", std::strerror(error))};
-  }
-  return std::unique_ptr<SignalThread>(new SignalThread(signals, wake, std::move(on_signal)));
+  UniqueFd signals(signalfd(-1, &set, SFD_CLOEXEC));
+  if (!signals) return SystemError("signalfd", "signals cannot be watched");
+  UniqueFd wake(eventfd(0, EFD_CLOEXEC));
+  if (!wake) return SystemError("eventfd", "signals cannot be watched");
+  return std::unique_ptr<SignalThread>(new SignalThread(std::move(signals), std::move(wake), std::move(on_signal)));
 }
 
-SignalThread::SignalThread(int signals, int wake, std::function<void(int)> on_signal)
-    : signals_(signals), wake_(wake), on_signal_(std::move(on_signal)), thread_([this] { Run(); }) {}
+SignalThread::SignalThread(UniqueFd signals, UniqueFd wake, std::function<void(int)> on_signal)
+    : signals_(std::move(signals)),
+      wake_(std::move(wake)),
+      on_signal_(std::move(on_signal)),
+      thread_([this] { Run(); }) {}
 
 SignalThread::~SignalThread() {
   const uint64_t one = 1;
   // Writing 1 to an eventfd fails only when its counter is full.
-  [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof(one));
+  [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
   thread_.join();
-  close(wake_);
-  close(signals_);
 }
 
 void SignalThread::Run() {
   for (;;) {
-    pollfd sources[] = {{signals_, POLLIN, 0}, {wake_, POLLIN, 0}};
+    pollfd sources[] = {{signals_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
     if (poll(sources, 2, -1) < 0) {
       if (errno == EINTR) continue;
       return;
     }
     if ((sources[1].revents & POLLIN) != 0) return;
     signalfd_siginfo info{};
-    if (read(signals_, &info, sizeof(info)) == sizeof(info)) on_signal_(static_cast<int>(info.ssi_signo));
+    if (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) on_signal_(static_cast<int>(info.ssi_signo));
   }
 }
 

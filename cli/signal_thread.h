@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "common/result.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::cli {
 
@@ -23,11 +24,11 @@ class SignalThread {
   SignalThread& operator=(const SignalThread&) = delete;
 
  private:
-  SignalThread(int signals, int wake, std::function<void(int)> on_signal);
+  SignalThread(UniqueFd signals, UniqueFd wake, std::function<void(int)> on_signal);
   void Run();
 
-  const int signals_;  // signalfd
-  const int wake_;     // eventfd: the destructor ends the thread
+  const UniqueFd signals_;  // signalfd
+  const UniqueFd wake_;     // eventfd: the destructor ends the thread
   const std::function<void(int)> on_signal_;
   std::thread thread_;
 };

@@ -97,11 +97,12 @@ Header DecodeHeader(Decoder& in) {
 
 }  // namespace
 
-IoError ChecksumAttribute::Failed(int error_number, const std::string& what) const {
-  return {error_number, fmt::format("{} of {}: {}", writes_ ? "write" : "read", path_, what), path_, offset_};
+Error ChecksumAttribute::Failed(int error_number, const std::string& what) const {
+  return {ErrorCode{error_number}, fmt::format("{} of {}: {}", writes_ ? "write" : "read", path_, what), path_,
+          offset_};
 }
 
-IoResult<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
+Result<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
   weightfs_info info{};
   if (ioctl(descriptor, WEIGHTFS_IOC_INFO, &info) == 0) {
     needed_ = false;
@@ -134,7 +135,7 @@ void ChecksumAttribute::NoteWritten(uint64_t offset, std::span<const std::byte> 
   }
 }
 
-IoResult<void> ChecksumAttribute::Load(int descriptor) {
+Result<void> ChecksumAttribute::Load(int descriptor) {
   std::string bytes(kHeaderSize + kMostBlocks * sizeof(uint32_t), '\0');
   const ssize_t size = fgetxattr(descriptor, kName, bytes.data(), bytes.size());
   if (size < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) {
@@ -163,14 +164,14 @@ IoResult<void> ChecksumAttribute::Load(int descriptor) {
   return {};
 }
 
-IoResult<void> ChecksumAttribute::End(int descriptor) const {
+Result<void> ChecksumAttribute::End(int descriptor) const {
   if (!needed_) return {};
   if (writes_) return Store(descriptor);
   const auto found = Compute(memory_, block_shift_);
   const auto [wrong, right] = std::mismatch(found.begin(), found.end(), expected_.begin());
   if (wrong == found.end()) return {};
   const uint64_t at = static_cast<uint64_t>(wrong - found.begin()) << block_shift_;
-  IoError error =
+  Error error =
       Failed(EIO, fmt::format("the {} bytes from offset {} on are not what was written: their CRC-32C is "
                               "{:08x} and {:08x} is recorded; restore the file from a copy",
                               std::min(uint64_t{1} << block_shift_, memory_.size() - at), at, *wrong, *right));
@@ -178,7 +179,7 @@ IoResult<void> ChecksumAttribute::End(int descriptor) const {
   return error;
 }
 
-IoResult<void> ChecksumAttribute::Store(int descriptor) const {
+Result<void> ChecksumAttribute::Store(int descriptor) const {
   struct stat status {};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
   const Header header = Describe(status);

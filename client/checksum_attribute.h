@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "client/error.h"
 #include "client/memory_view.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -27,18 +27,18 @@ class ChecksumAttribute {
   // Before the first transfer, with the file's size at that time. A read: EINVAL unless it is of the whole file,
   // ENODATA where there are no checksums, the file was changed after they were made, or this library does not know
   // their version. A write: EOPNOTSUPP where the filesystem has no such attributes; old ones are gone.
-  IoResult<void> Begin(int descriptor, uint64_t file_size);
+  Result<void> Begin(int descriptor, uint64_t file_size);
   // After Begin of a write: whether NoteWritten is to see all that is sent.
   bool needs_checksums() const { return writes_ && needed_; }
   // Takes the bytes that are sent to `offset` of the file; any thread, each byte once.
   void NoteWritten(uint64_t offset, std::span<const std::byte> bytes);
   // After the last transfer. A write stores them; a read compares: EIO with the first block that differs.
-  IoResult<void> End(int descriptor) const;
+  Result<void> End(int descriptor) const;
 
  private:
-  IoResult<void> Load(int descriptor);
-  IoResult<void> Store(int descriptor) const;
-  IoError Failed(int error_number, const std::string& what) const;
+  Result<void> Load(int descriptor);
+  Result<void> Store(int descriptor) const;
+  Error Failed(int error_number, const std::string& what) const;
 
   const bool writes_;
   const std::string path_;

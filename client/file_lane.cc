@@ -13,15 +13,14 @@
 
 namespace weightfs::client {
 
-IoResult<std::unique_ptr<FileLane>> FileLane::Create(const HandleOptions& options) {
+Result<std::unique_ptr<FileLane>> FileLane::Create(const HandleOptions& options) {
   auto io = IoRing::Create({.depth = options.queue_depth, .may_shrink = true});
   if (io.has_value()) return std::unique_ptr<FileLane>(new FileLane(options, std::move(*io)));
   const unsigned threads = options.intra_op_parallelism;
-  return IoError{
-      io.error().error_number,
-      fmt::format("{}; this handle wants {} ({} threads with a queue_depth of {}): want fewer, or close other "
-                  "handles",
-                  io.error().what, size_t{threads} * options.queue_depth, threads, options.queue_depth)};
+  return Error{io.error().code,
+               fmt::format("{}; this handle wants {} ({} threads with a queue_depth of {}): want fewer, or close other "
+                           "handles",
+                           io.error().what, size_t{threads} * options.queue_depth, threads, options.queue_depth)};
 }
 
 void FileLane::Start(Piece& piece) {
@@ -74,7 +73,7 @@ void FileLane::OnCompletion(const IoRing::Completion& completion) {
   const int error_number = completion.error_number;
   piece.done += completion.done;
   if (error_number == EINVAL || error_number == EAGAIN || error_number == EINTR) return FallBack(piece, error_number);
-  if (error_number != 0) return ended_.push_back({&piece, IoError{error_number}});
+  if (error_number != 0) return ended_.push_back({&piece, Error{ErrorCode{error_number}}});
   if (piece.done >= piece.transfer) return ended_.push_back({&piece});
   // Short: the buffered descriptor shows the end of the file, and the reason for a short write.
   FallBack(piece, EIO);
@@ -89,7 +88,7 @@ void FileLane::FallBack(Piece& piece, int error_number) {
   // A lease has no other way: the file may be another by now.
   const bool for_now = error_number == EAGAIN || error_number == EINTR;
   if (for_now && !operation.stopped()) return QueueDirect(piece);
-  ended_.push_back({&piece, IoError{error_number}});
+  ended_.push_back({&piece, Error{ErrorCode{error_number}}});
 }
 
 bool FileLane::TransferBuffered() {
@@ -102,7 +101,7 @@ bool FileLane::TransferBuffered() {
   }
   const int error_number = client::TransferBuffered(piece.target(), piece.writes(), {piece.data, piece.size},
                                                     piece.operation().offset() + piece.at, &piece.done);
-  ended_.push_back({&piece, piece.done < piece.size ? std::optional(IoError{error_number}) : std::nullopt});
+  ended_.push_back({&piece, piece.done < piece.size ? std::optional(Error{ErrorCode{error_number}}) : std::nullopt});
   return true;
 }
 

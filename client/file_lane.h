@@ -19,7 +19,7 @@ namespace weightfs::client {
 class FileLane final : public Lane {
  public:
   // EAGAIN with the numbers of fs.aio-max-nr. The depth is smaller where the system has no more left.
-  static IoResult<std::unique_ptr<FileLane>> Create(const HandleOptions& options);
+  static Result<std::unique_ptr<FileLane>> Create(const HandleOptions& options);
 
   // Queues it for Submit, or for TransferBuffered.
   void Start(Piece& piece) override;

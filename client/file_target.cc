@@ -15,9 +15,9 @@
 #include "client/file_limit.h"
 #include "client/final_path.h"
 #include "client/temporary_name.h"
-#include "common/descriptor.h"
 #include "common/mutex.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "common/units.h"
 
 namespace weightfs::client {
@@ -43,7 +43,7 @@ uint64_t PageSize() {
 }
 
 // No page but those that are asked for comes into the page cache: others may just be written directly.
-void ReadNoMore(const Descriptor& descriptor) {
+void ReadNoMore(const UniqueFd& descriptor) {
   if (descriptor) posix_fadvise(descriptor.get(), 0, 0, POSIX_FADV_RANDOM);
 }
 
@@ -52,44 +52,44 @@ class OpenFile : public Target {
   explicit OpenFile(FileTarget::Options options) : options_(std::move(options)) {}
   ~OpenFile() override;
 
-  IoResult<void> Open();
+  Result<void> Open();
 
   const std::string& path() const override { return options_.path; }
   Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
   DirectAlignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
-  IoResult<uint64_t> Prepare() override;
+  Result<uint64_t> Prepare() override;
   void KeepOnFailure() override { keep_on_failure_ = !options_.atomic; }  // A temporary file is its own.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
-  IoResult<uint64_t> Size() const override;
+  Result<uint64_t> Size() const override;
   bool needs_checksums() const override {
     return options_.checksums != nullptr && options_.checksums->needs_checksums();
   }
   void NoteWritten(uint64_t offset, std::span<const std::byte> bytes) const override {
     options_.checksums->NoteWritten(offset, bytes);
   }
-  IoResult<void> Finish(bool success) override;
+  Result<void> Finish(bool success) override;
 
  private:
   bool writes() const { return options_.direction == Direction::kWrite; }
   int access() const { return (writes() ? O_WRONLY : O_RDONLY) | O_CLOEXEC; }
   // Either; the one that never changes after Open.
   int any() const override { return direct_ ? direct_.get() : buffered_.get(); }
-  IoError Failed(const char* action, int error_number) const;
+  Error Failed(const char* action, int error_number) const;
   const std::string& where() const { return options_.where.empty() ? options_.path : options_.where; }
 
-  IoResult<void> OpenPath();
-  IoResult<int> OpenOrCreate(int flags);
-  IoResult<void> OpenTemporary();
-  IoResult<bool> FindReplaced(struct stat* old);
-  IoResult<void> AdoptDescriptor();
-  IoResult<void> Examine();
-  IoResult<void> CheckLimit() const;
+  Result<void> OpenPath();
+  Result<int> OpenOrCreate(int flags);
+  Result<void> OpenTemporary();
+  Result<bool> FindReplaced(struct stat* old);
+  Result<void> AdoptDescriptor();
+  Result<void> Examine();
+  Result<void> CheckLimit() const;
   bool WasRemoved() const;
-  IoResult<void> LearnAlignment();
-  IoResult<void> Reserve();
-  IoResult<void> MakeFinal();
-  IoResult<void> SyncFolder() const;
+  Result<void> LearnAlignment();
+  Result<void> Reserve();
+  Result<void> MakeFinal();
+  Result<void> SyncFolder() const;
   void Rollback();
 
   FileTarget::Options options_;  // the offset is final after Prepare
@@ -99,9 +99,9 @@ class OpenFile : public Target {
   bool keep_on_failure_ = false;  // what is there
   bool finished_ = false;
   struct stat status_ {};  // when it was opened, and then prepared
-  Descriptor direct_;
-  mutable Mutex mutex_;          // for Buffered(), which several threads call
-  mutable Descriptor buffered_;  // opened late, when the first partial block asks for it
+  UniqueFd direct_;
+  mutable Mutex mutex_;        // for Buffered(), which several threads call
+  mutable UniqueFd buffered_;  // opened late, when the first partial block asks for it
   DirectAlignment alignment_;
 };
 
@@ -110,14 +110,14 @@ OpenFile::~OpenFile() {
   if (!finished_ && any() >= 0) Rollback();
 }
 
-IoError OpenFile::Failed(const char* action, int error_number) const {
-  return {error_number,
+Error OpenFile::Failed(const char* action, int error_number) const {
+  return {ErrorCode{error_number},
           fmt::format("{} of {} bytes at offset {} of {}: {}: {}", writes() ? "write" : "read", options_.size,
                       options_.offset, options_.path, action, std::strerror(error_number)),
           options_.path, options_.offset};
 }
 
-IoResult<void> OpenFile::Open() {
+Result<void> OpenFile::Open() {
   if (options_.path.empty() && options_.descriptor >= 0) {
     options_.path = fmt::format("descriptor {}", options_.descriptor);
   }
@@ -139,7 +139,7 @@ IoResult<void> OpenFile::Open() {
   return Examine();
 }
 
-IoResult<void> OpenFile::OpenPath() {
+Result<void> OpenFile::OpenPath() {
   written_path_ = where();
   if (options_.atomic) return OpenTemporary();
   // A transfer of a page or two needs no O_DIRECT.
@@ -148,14 +148,14 @@ IoResult<void> OpenFile::OpenPath() {
   if (!small && options_.size > 0) {
     auto direct = OpenOrCreate(O_DIRECT);
     if (direct.has_value()) {
-      direct_ = Descriptor(*direct);
+      direct_ = UniqueFd(*direct);
       return {};
     }
     // The filesystem has no O_DIRECT.
-    if (direct.error().error_number != EINVAL) return std::move(direct).error();
+    if (direct.error().error_number() != EINVAL) return std::move(direct).error();
   }
   ASSIGN_OR_RETURN(const int buffered, OpenOrCreate(0));
-  buffered_ = Descriptor(buffered);
+  buffered_ = UniqueFd(buffered);
   ReadNoMore(buffered_);
   return {};
 }
@@ -174,7 +174,7 @@ int OpenNow(const char* path, int flags) {
 }
 
 // Knows whether it was this call that made the file; O_CREAT alone does not tell.
-IoResult<int> OpenFile::OpenOrCreate(int flags) {
+Result<int> OpenFile::OpenOrCreate(int flags) {
   constexpr int kTries = 100;  // another program may create and delete the file between the two calls
   for (int i = 0; i < kTries; ++i) {
     int descriptor = OpenNow(written_path_.c_str(), access() | flags);
@@ -198,11 +198,11 @@ IoResult<int> OpenFile::OpenOrCreate(int flags) {
 bool AreSame(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
 // A symbolic link stays one: what it points at is replaced, or made. Returns whether it is there.
-IoResult<bool> OpenFile::FindReplaced(struct stat* old) {
+Result<bool> OpenFile::FindReplaced(struct stat* old) {
   constexpr int kTries = 100;  // another program may replace the file between the calls
   for (int i = 0; i < kTries; ++i) {
     auto found = FinalPath(where());
-    if (!found.has_value()) return Failed("cannot open the file", found.error().error_number);
+    if (!found.has_value()) return Failed("cannot open the file", found.error().error_number());
     final_path_ = *std::move(found);
     const bool there = stat(final_path_.c_str(), old) == 0;
     if (!there && errno != ENOENT) return Failed("cannot open the file", errno);
@@ -215,7 +215,7 @@ IoResult<bool> OpenFile::FindReplaced(struct stat* old) {
   return Failed("it has no name that a new file could take", ENOENT);
 }
 
-IoResult<void> OpenFile::OpenTemporary() {
+Result<void> OpenFile::OpenTemporary() {
   struct stat old {};
   ASSIGN_OR_RETURN(const bool replaces, FindReplaced(&old));
   if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
@@ -226,7 +226,7 @@ IoResult<void> OpenFile::OpenTemporary() {
   const size_t begin = slash == std::string::npos ? 0 : slash + 1;
   written_path_ =
       TemporaryName(fmt::format("{}.{}", final_path_.substr(0, begin), final_path_.substr(begin, kTemporaryName)));
-  buffered_ = Descriptor(mkostemp(written_path_.data(), O_CLOEXEC));
+  buffered_ = UniqueFd(mkostemp(written_path_.data(), O_CLOEXEC));
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
   created_ = true;
   if (replaces) {
@@ -236,11 +236,11 @@ IoResult<void> OpenFile::OpenTemporary() {
       [[maybe_unused]] const int ignored = fchown(buffered_.get(), old.st_uid, old.st_gid);
     }
   }
-  direct_ = Descriptor(open(written_path_.c_str(), access() | O_DIRECT));
+  direct_ = UniqueFd(open(written_path_.c_str(), access() | O_DIRECT));
   return {};
 }
 
-IoResult<void> OpenFile::AdoptDescriptor() {
+Result<void> OpenFile::AdoptDescriptor() {
   const int theirs = options_.descriptor;
   const int flags = fcntl(theirs, F_GETFL);
   if (flags < 0) return Failed("not an open descriptor", errno);
@@ -249,20 +249,20 @@ IoResult<void> OpenFile::AdoptDescriptor() {
     return Failed(writes() ? "the descriptor is not open for writing" : "the descriptor is not open for reading",
                   EBADF);
   }
-  Descriptor ours;
+  UniqueFd ours;
   if ((flags & O_APPEND) != 0 && writes()) {
     // With O_APPEND the kernel ignores offsets and would put the pieces down in the order of their arrival.
-    ours = Descriptor(OpenNow(fmt::format("/proc/self/fd/{}", theirs).c_str(), access() | (flags & O_DIRECT)));
+    ours = UniqueFd(OpenNow(fmt::format("/proc/self/fd/{}", theirs).c_str(), access() | (flags & O_DIRECT)));
     if (!ours) return Failed("cannot reopen a descriptor of O_APPEND without it", errno);
   } else {
-    ours = Descriptor(fcntl(theirs, F_DUPFD_CLOEXEC, 0));
+    ours = UniqueFd(fcntl(theirs, F_DUPFD_CLOEXEC, 0));
     if (!ours) return Failed("cannot duplicate the descriptor", errno);
   }
   ((flags & O_DIRECT) != 0 ? direct_ : buffered_) = std::move(ours);
   return {};
 }
 
-IoResult<void> OpenFile::Examine() {
+Result<void> OpenFile::Examine() {
   if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
   if (S_ISDIR(status_.st_mode)) return Failed("cannot open the file", EISDIR);
   if (S_ISFIFO(status_.st_mode) || S_ISSOCK(status_.st_mode)) {
@@ -274,7 +274,7 @@ IoResult<void> OpenFile::Examine() {
   return CheckLimit();
 }
 
-IoResult<void> OpenFile::CheckLimit() const {
+Result<void> OpenFile::CheckLimit() const {
   if (!S_ISREG(status_.st_mode) || !writes() || options_.offset + options_.size <= FileSizeLimit()) return {};
   return Failed("its end is behind the process's limit of sizes (RLIMIT_FSIZE)", EFBIG);
 }
@@ -287,7 +287,7 @@ bool OpenFile::WasRemoved() const {
   return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;
 }
 
-IoResult<uint64_t> OpenFile::Prepare() {
+Result<uint64_t> OpenFile::Prepare() {
   if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
   if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
@@ -306,7 +306,7 @@ IoResult<uint64_t> OpenFile::Prepare() {
   return options_.offset;
 }
 
-IoResult<void> OpenFile::LearnAlignment() {
+Result<void> OpenFile::LearnAlignment() {
   if (const auto alignment = QueryDirectAlignment(direct_.get())) {
     alignment_ = *alignment;
     // Less than a page is for the page cache. A direct write beside another transfer that has the rest of its page
@@ -326,8 +326,8 @@ int OpenFile::Buffered(int* error_number) const {
   if (!buffered_) {
     // By the descriptor and not the path, which may name another file by now; the path serves where /proc is
     // missing.
-    Descriptor again(open(fmt::format("/proc/self/fd/{}", direct_.get()).c_str(), access()));
-    if (!again && errno == ENOENT) again = Descriptor(open(written_path_.c_str(), access()));
+    UniqueFd again(open(fmt::format("/proc/self/fd/{}", direct_.get()).c_str(), access()));
+    if (!again && errno == ENOENT) again = UniqueFd(open(written_path_.c_str(), access()));
     if (!again) *error_number = errno;
     ReadNoMore(again);
     buffered_ = std::move(again);
@@ -340,14 +340,14 @@ std::optional<FileId> OpenFile::id() const {
   return FileId{.device = status_.st_dev, .inode = status_.st_ino};
 }
 
-IoResult<uint64_t> OpenFile::Size() const {
+Result<uint64_t> OpenFile::Size() const {
   struct stat now {};
   if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
   return static_cast<uint64_t>(now.st_size);
 }
 
 // On these filesystems a write into reserved blocks runs beside others; one that grows the file runs alone.
-IoResult<void> OpenFile::Reserve() {
+Result<void> OpenFile::Reserve() {
   const auto end = options_.offset + options_.size;
   if (!writes() || !direct_ || !S_ISREG(status_.st_mode) || options_.size < kReserveFrom ||
       end <= static_cast<uint64_t>(status_.st_size)) {
@@ -362,14 +362,14 @@ IoResult<void> OpenFile::Reserve() {
   return {};
 }
 
-IoResult<void> OpenFile::Finish(bool success) {
-  IoResult<void> result;
+Result<void> OpenFile::Finish(bool success) {
+  Result<void> result;
   if (success && writes()) result = MakeFinal();
   if (success && !writes() && options_.checksums != nullptr) result = options_.checksums->End(any());
   if (!success || !result.has_value()) Rollback();
   finished_ = true;
   // Filesystems with a server may report a failed write at close only.
-  for (Descriptor* descriptor : {&direct_, &buffered_}) {
+  for (UniqueFd* descriptor : {&direct_, &buffered_}) {
     if (descriptor->Close() != 0 && success && result.has_value() && writes()) {
       result = Failed("closing the file reported an earlier error", errno);
     }
@@ -377,7 +377,7 @@ IoResult<void> OpenFile::Finish(bool success) {
   return result;
 }
 
-IoResult<void> OpenFile::MakeFinal() {
+Result<void> OpenFile::MakeFinal() {
   if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
     // Bytes that others appended since it was opened stay.
     struct stat now {};
@@ -395,10 +395,10 @@ IoResult<void> OpenFile::MakeFinal() {
   return {};
 }
 
-IoResult<void> OpenFile::SyncFolder() const {
+Result<void> OpenFile::SyncFolder() const {
   const size_t slash = written_path_.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : written_path_.substr(0, slash + 1);
-  const Descriptor directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!directory || fsync(directory.get()) != 0) return Failed("cannot make its name durable", errno);
   return {};
 }
@@ -421,14 +421,14 @@ void OpenFile::Rollback() {
 
 }  // namespace
 
-IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
-  return {ENODATA,
+Error PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
+  return {ErrorCode::kNoAttribute,
           fmt::format("read of {} bytes at offset {} of {}: only {} bytes there", size, offset, target.path(),
                       file_size > offset ? file_size - offset : 0),
           target.path(), offset};
 }
 
-IoResult<std::unique_ptr<Target>> FileTarget::Open(const Options& options) {
+Result<std::unique_ptr<Target>> FileTarget::Open(const Options& options) {
   auto file = std::make_unique<OpenFile>(options);
   RETURN_IF_ERROR(file->Open());
   return std::unique_ptr<Target>(std::move(file));

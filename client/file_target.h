@@ -40,10 +40,10 @@ class FileTarget {
 
   // Opens. A file is created with mode 0600; nothing is changed. Errors are errno's of the system calls, EINVAL for
   // impossible options. Prepare reserves blocks, and for a read checks that the file has all the bytes (ENODATA).
-  static IoResult<std::unique_ptr<Target>> Open(const Options& options);
+  static Result<std::unique_ptr<Target>> Open(const Options& options);
 };
 
 // "read of 10 bytes at offset 20 of PATH: only 5 bytes there".
-IoError PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size);
+Error PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size);
 
 }  // namespace weightfs::client

@@ -13,15 +13,15 @@
 #include <filesystem>
 #include <fstream>
 
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::client {
 namespace {
 
 constexpr int kMostLinks = 40;  // the kernel's own limit
 
-IoError Failed(const std::string& path, int error_number) {
-  return {error_number, fmt::format("cannot follow {}: {}", path, std::strerror(error_number)), path};
+Error Failed(const std::string& path, int error_number) {
+  return {ErrorCode{error_number}, fmt::format("cannot follow {}: {}", path, std::strerror(error_number)), path};
 }
 
 // fs.protected_symlinks; where it cannot be read it counts as set.
@@ -41,16 +41,16 @@ bool MayFollow(const struct stat& folder, const struct stat& link) {
 
 }  // namespace
 
-IoResult<std::string> FinalPath(const std::string& path) {
+Result<std::string> FinalPath(const std::string& path) {
   std::filesystem::path at = path;
   for (int links = 0; links <= kMostLinks; ++links) {
     const std::filesystem::path parent = at.has_parent_path() ? at.parent_path() : ".";
     const std::string name = at.filename();
     if (name.empty() || name == "." || name == "..") return at.string();  // a directory, not a link at its end
     // Both are held: what is looked at is what is followed, whatever others rename meanwhile.
-    const Descriptor folder(open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    const UniqueFd folder(open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!folder) return Failed(path, errno);
-    const Descriptor link(openat(folder.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    const UniqueFd link(openat(folder.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (!link && errno == ENOENT) return at.string();
     if (!link) return Failed(path, errno);
     struct stat of_folder {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "client/error.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -13,6 +13,6 @@ namespace weightfs::client {
 // Returns the name behind the links; it need not exist. Errors: EACCES for a link that open(2) would refuse, because
 // fs.protected_symlinks is set and the link belongs to another user in a sticky directory that all may write; ELOOP for
 // more links than the kernel follows; otherwise those of open(2) on the directories. Any thread.
-IoResult<std::string> FinalPath(const std::string& path);
+Result<std::string> FinalPath(const std::string& path);
 
 }  // namespace weightfs::client

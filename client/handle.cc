@@ -14,8 +14,8 @@ namespace {
 constexpr unsigned kMaxDepth = 65'536;
 constexpr unsigned kMaxParallelism = 1'024;
 
-IoResult<void> Check(const HandleOptions& options) {
-  const auto wrong = [](const char* what) { return IoError{EINVAL, std::string("a handle needs ") + what}; };
+Result<void> Check(const HandleOptions& options) {
+  const auto wrong = [](const char* what) { return Error{ErrorCode::kInvalid, std::string("a handle needs ") + what}; };
   if (options.block_size == 0) return wrong("a block_size of at least 1 byte");
   if (options.queue_depth == 0 || options.queue_depth > kMaxDepth) return wrong("a queue_depth from 1 to 65536");
   if (options.intra_op_parallelism == 0 || options.intra_op_parallelism > kMaxParallelism) {
@@ -26,7 +26,7 @@ IoResult<void> Check(const HandleOptions& options) {
 
 }  // namespace
 
-IoResult<std::unique_ptr<Handle>> Handle::Create(const HandleOptions& options) {
+Result<std::unique_ptr<Handle>> Handle::Create(const HandleOptions& options) {
   RETURN_IF_ERROR(Check(options));
   auto impl = std::make_unique<Impl>();
   RETURN_IF_ERROR(impl->Start(options));
@@ -41,26 +41,26 @@ Handle::~Handle() {
     auto* left = impl_.release();
 }
 
-IoResult<std::shared_ptr<Operation>> Handle::StartRead(const FileName& file, const MemoryView& memory,
-                                                       const ReadOptions& options) {
+Result<std::shared_ptr<Operation>> Handle::StartRead(const FileName& file, const MemoryView& memory,
+                                                     const ReadOptions& options) {
   ASSIGN_OR_RETURN(auto request, Impl::MakeReadRequest(file, memory, options));
   request.counted = true;
   return impl_->Begin(std::move(request), nullptr);
 }
 
-IoResult<std::shared_ptr<Operation>> Handle::StartWrite(const FileName& file, const MemoryView& memory,
-                                                        const WriteOptions& options) {
+Result<std::shared_ptr<Operation>> Handle::StartWrite(const FileName& file, const MemoryView& memory,
+                                                      const WriteOptions& options) {
   auto request = Impl::MakeWriteRequest(file, memory, options);
   request.counted = true;
   return impl_->Begin(std::move(request), nullptr);
 }
 
-IoResult<void> Handle::Read(const FileName& file, const MemoryView& memory, const ReadOptions& options) {
+Result<void> Handle::Read(const FileName& file, const MemoryView& memory, const ReadOptions& options) {
   ASSIGN_OR_RETURN(auto request, Impl::MakeReadRequest(file, memory, options));
   return impl_->BeginAndHelp(std::move(request));
 }
 
-IoResult<void> Handle::Write(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
+Result<void> Handle::Write(const FileName& file, const MemoryView& memory, const WriteOptions& options) {
   return impl_->BeginAndHelp(Impl::MakeWriteRequest(file, memory, options));
 }
 
@@ -74,7 +74,7 @@ std::optional<GpuFacts> Handle::gpu() const {
   return gpu->facts();
 }
 
-IoResult<void> Handle::PinDevice(const MemoryView& memory) {
+Result<void> Handle::PinDevice(const MemoryView& memory) {
   ASSIGN_OR_RETURN(const auto gpu, impl_->TheGpu());
   return gpu->Pin(memory);
 }
@@ -89,7 +89,7 @@ bool Handle::IsDevicePinned(const MemoryView& memory) const {
   return gpu != nullptr && gpu->IsPinned(memory.device_address(), memory.size());
 }
 
-IoResult<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
+Result<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(const auto gpu, impl_->TheGpu());
   return gpu->CopyOut(memory, host);
 }

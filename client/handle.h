@@ -18,11 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "client/error.h"
 #include "client/export.h"
 #include "client/gpu/gpu_mode.h"
 #include "client/memory_view.h"
 #include "client/operation.h"
+#include "common/error.h"
 
 namespace weightfs::client {
 
@@ -106,7 +106,7 @@ struct SaveManyOptions {
   Interrupted interrupted = {};
   bool checksum = false;  // as in WriteOptions
   // Called with why there is no lease, before the files are written one by one instead; not with Direct::kNever.
-  std::function<void(const IoError& why)> on_fallback = {};
+  std::function<void(const Error& why)> on_fallback = {};
 };
 
 struct LoadManyOptions {
@@ -118,7 +118,7 @@ struct LoadManyOptions {
 // An error of the file of that name.
 struct NamedError {
   std::string name;
-  IoError error;
+  Error error;
 };
 
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
@@ -130,7 +130,7 @@ class WEIGHTFS_EXPORT Handle {
 
   // EAGAIN with the numbers of fs.aio-max-nr, EINVAL for options that are not possible, EAGAIN when there are
   // no threads, ENODEV without a GPU in another mode than kOnDemand, cuFile's errors in mode kCufile.
-  static IoResult<std::unique_ptr<Handle>> Create(const HandleOptions& options);
+  static Result<std::unique_ptr<Handle>> Create(const HandleOptions& options);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -142,14 +142,14 @@ class WEIGHTFS_EXPORT Handle {
   // bytes in any mixture, and it reads back, also with `verify`. An operation that overlaps another of this handle on
   // the same file, of which one writes, begins when that is done, and sees what the file is then: only then an error
   // may show. A file is the same by its inode and by its path; one that `atomic` makes by its path alone.
-  IoResult<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
-                                                 const ReadOptions& options = {});
-  IoResult<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,
-                                                  const WriteOptions& options = {});
+  Result<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
+                                               const ReadOptions& options = {});
+  Result<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,
+                                                const WriteOptions& options = {});
 
   // Return when it is done. The calling thread does the work where it can. Not for callbacks (EDEADLK).
-  IoResult<void> Read(const FileName& file, const MemoryView& memory, const ReadOptions& options = {});
-  IoResult<void> Write(const FileName& file, const MemoryView& memory, const WriteOptions& options = {});
+  Result<void> Read(const FileName& file, const MemoryView& memory, const ReadOptions& options = {});
+  Result<void> Write(const FileName& file, const MemoryView& memory, const WriteOptions& options = {});
 
   // Many tensors, each in a file of its own in the directory: for thousands of small ones. Files that have these names
   // are replaced. By a lease all of them are there at once, also after a crash, or none; EINVAL for more than 131,072
@@ -163,19 +163,19 @@ class WEIGHTFS_EXPORT Handle {
   // Direct::kRequire refuses instead.
   //
   // EINVAL for a name that is none of a file, or that is there twice; EROFS and EACCES where no files can be made.
-  IoResult<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
-                          const SaveManyOptions& options = {});
+  Result<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
+                        const SaveManyOptions& options = {});
   // The reverse: each file must be as large as its memory. Files that could not be read are in the result, the others
   // are loaded. Each file is as it was at one time; the set of them is no snapshot: while another program saves them,
   // some may be of one SaveMany and some of the next. What has no lease of its own (a symbolic link, say) is read
   // through the mount; with Direct::kRequire it is an error.
-  IoResult<std::vector<NamedError>> LoadMany(const std::string& directory, std::span<const NamedMemory> files,
-                                             const LoadManyOptions& options = {});
+  Result<std::vector<NamedError>> LoadMany(const std::string& directory, std::span<const NamedMemory> files,
+                                           const LoadManyOptions& options = {});
 
   struct Completed {
-    size_t count = 0;                  // operations that succeeded
-    size_t failed = 0;                 // that did not
-    std::vector<IoError> errors = {};  // of these, the first kMaxErrors
+    size_t count = 0;                // operations that succeeded
+    size_t failed = 0;               // that did not
+    std::vector<Error> errors = {};  // of these, the first kMaxErrors
   };
   static constexpr size_t kMaxErrors = 64;
   // Waits for every operation started before the call, and reports those that ended since the last Wait. Not those
@@ -190,12 +190,12 @@ class WEIGHTFS_EXPORT Handle {
   // Facts about the GPUs; none with kOnDemand before the first memory of one.
   std::optional<GpuFacts> gpu() const;
   // Readies memory of a GPU for transfers of this handle: with cuFile it need not be done for each. EEXIST when it is.
-  IoResult<void> PinDevice(const MemoryView& memory);
+  Result<void> PinDevice(const MemoryView& memory);
   // False when nothing is pinned at that address.
   bool UnpinDevice(uint64_t address);
   bool IsDevicePinned(const MemoryView& memory) const;
   // Copies memory of a GPU into the host's, as much as that holds, and waits for it.
-  IoResult<void> CopyOut(const MemoryView& memory, std::span<std::byte> host);
+  Result<void> CopyOut(const MemoryView& memory, std::span<std::byte> host);
 
  private:
   Handle(const HandleOptions& options, std::unique_ptr<Impl> impl);

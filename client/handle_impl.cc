@@ -39,17 +39,18 @@ constexpr size_t kCufileThreads = 16;
 constexpr size_t kLeastCufileThreads = 2;
 
 // True when the file of a path was deleted between two calls, and the path must be opened again.
-bool IsAnother(const IoError& error, unsigned tries) {
+bool IsAnother(const Error& error, unsigned tries) {
   constexpr unsigned kTries = 100;
-  return error.error_number == ESTALE && tries < kTries;
+  return error.code == ErrorCode::kStale && tries < kTries;
 }
 
-IoError Forked(const std::string& path, uint64_t offset) {
-  return {EPERM, "this handle belongs to the process that forked this one; make a new handle here", path, offset};
+Error Forked(const std::string& path, uint64_t offset) {
+  return {ErrorCode::kPermission, "this handle belongs to the process that forked this one; make a new handle here",
+          path, offset};
 }
 
-IoError InCallback(const std::string& path, uint64_t offset) {
-  return {EDEADLK, "a callback of an operation may start others, and not wait for them", path, offset};
+Error InCallback(const std::string& path, uint64_t offset) {
+  return {ErrorCode{EDEADLK}, "a callback of an operation may start others, and not wait for them", path, offset};
 }
 
 // True when a write without an offset appends to the file of the descriptor.
@@ -72,20 +73,20 @@ bool CannotFit(const Target& target, const FileTarget::Options& options) {
 // A file to be read that is not there yet: an atomic write before it is about to put it there.
 class AbsentTarget final : public Target {
  public:
-  explicit AbsentTarget(IoError absent) : absent_(std::move(absent)) {}
+  explicit AbsentTarget(Error absent) : absent_(std::move(absent)) {}
 
   const std::string& path() const override { return absent_.path; }
   Run Locate(uint64_t offset, uint64_t length) const override { return {.offset = offset, .length = length}; }
   DirectAlignment alignment() const override { return {}; }
   int Buffered(int* error_number) const override {
-    *error_number = absent_.error_number;
+    *error_number = absent_.error_number();
     return -1;
   }
-  IoResult<uint64_t> Size() const override { return absent_; }
-  IoResult<void> Finish(bool success) override { return success ? IoResult<void>(absent_) : IoResult<void>(); }
+  Result<uint64_t> Size() const override { return absent_; }
+  Result<void> Finish(bool success) override { return success ? Result<void>(absent_) : Result<void>(); }
 
  private:
-  const IoError absent_;
+  const Error absent_;
 };
 
 template <typename Options>
@@ -126,7 +127,7 @@ Handle::Impl::~Impl() {
   for (const auto& ring : rings_) ring->Stop();
 }
 
-IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
+Result<void> Handle::Impl::Start(const HandleOptions& options) {
   direct_ = options.direct;
   gpu_mode_ = options.gpu;
   cufile_library_ = options.cufile_library;
@@ -143,14 +144,14 @@ IoResult<void> Handle::Impl::Start(const HandleOptions& options) {
   return {};
 }
 
-IoResult<void> Handle::Impl::AddChecksums(Request& request) {
+Result<void> Handle::Impl::AddChecksums(Request& request) {
   if (request.writes() && !request.file.whole_file) {
-    return IoError{EINVAL, "checksums are of whole files: they take a path and no offset", request.file.path,
-                   request.file.offset};
+    return Error{ErrorCode::kInvalid, "checksums are of whole files: they take a path and no offset", request.file.path,
+                 request.file.offset};
   }
   if (request.memory.on_device()) {
-    return IoError{EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's", request.file.path,
-                   request.file.offset};
+    return Error{ErrorCode::kNotSupported, "checksums are kept of tensors in the host's memory, not of a GPU's",
+                 request.file.path, request.file.offset};
   }
   const std::string path =
       request.file.path.empty() ? fmt::format("descriptor {}", request.file.descriptor) : request.file.path;
@@ -159,7 +160,7 @@ IoResult<void> Handle::Impl::AddChecksums(Request& request) {
   return {};
 }
 
-IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** helped) {
+Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** helped) {
   if (forked()) return Forked(request.file.path, request.file.offset);
   request.file.size = request.memory.size();
   std::shared_ptr<Gpu> gpu;
@@ -186,7 +187,7 @@ IoResult<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring**
                        .progress = std::move(request.progress),
                        .registration = registration};
   if (request.counted) {
-    plan.finished = [tracker = tracker_, number = tracker_->Begin(), own = request.own_errors](const IoError* error) {
+    plan.finished = [tracker = tracker_, number = tracker_->Begin(), own = request.own_errors](const Error* error) {
       tracker->End(number, error, own);
     };
   }
@@ -208,7 +209,7 @@ Handle::Completed Handle::Impl::Wait(const Interrupted& interrupted) {
   return tracker_->Wait(interrupted);
 }
 
-IoResult<void> Handle::Impl::BeginAndHelp(Request request) {
+Result<void> Handle::Impl::BeginAndHelp(Request request) {
   if (Operation::CallbackScope::active()) return InCallback(request.file.path, request.file.offset);
   Ring* ring = nullptr;
   auto interrupted = std::move(request.interrupted);
@@ -225,8 +226,8 @@ IoResult<void> Handle::Impl::BeginAndHelp(Request request) {
   return {};
 }
 
-IoResult<void> Handle::Impl::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
-                                 Progress progress, Interrupted interrupted) {
+Result<void> Handle::Impl::Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
+                               Progress progress, Interrupted interrupted) {
   Request request;
   request.file.path = target->path();
   request.file.direction = direction;
@@ -237,13 +238,13 @@ IoResult<void> Handle::Impl::Run(std::unique_ptr<Target> target, MemoryView memo
   return BeginAndHelp(std::move(request));
 }
 
-IoResult<void> Handle::Impl::CheckMayWait(const std::string& path) const {
+Result<void> Handle::Impl::CheckMayWait(const std::string& path) const {
   if (forked()) return Forked(path, 0);
   if (Operation::CallbackScope::active()) return InCallback(path, 0);
   return {};
 }
 
-IoResult<std::shared_ptr<Gpu>> Handle::Impl::TheGpu() {
+Result<std::shared_ptr<Gpu>> Handle::Impl::TheGpu() {
   const MutexLock lock(gpu_mutex_);
   if (gpu_ == nullptr) {
     ASSIGN_OR_RETURN(gpu_, Gpu::Open(gpu_mode_, cufile_library_));
@@ -271,13 +272,13 @@ std::shared_ptr<PendingRanges::Registration> Handle::Impl::Register(const FileTa
   return ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1), file.atomic);
 }
 
-IoResult<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease) {
+Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease) {
   if (request.target != nullptr) return Opened{.target = std::move(request.target)};
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
     const uint64_t renames = ranges_->renames();
     auto file = FileTarget::Open(request.file);
-    if (!file.has_value() && file.error().error_number == ENOENT && !request.writes()) {
+    if (!file.has_value() && file.error().error_number() == ENOENT && !request.writes()) {
       if (auto awaited = AwaitFile(request.file, file.error())) return *std::move(awaited);
       if (ranges_->renames() != renames) continue;
     }
@@ -298,7 +299,7 @@ IoResult<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lea
   }
 }
 
-std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const IoError& error) {
+std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const Error& error) {
   Opened opened;
   opened.registration = Register(file, IdOfPath(file.where));  // It has no other identity yet.
   if (!opened.waits()) return std::nullopt;
@@ -328,7 +329,7 @@ void Handle::Impl::BeginHeld(const std::shared_ptr<Operation>& operation, FileTa
   Dispatch(operation, nullptr);
 }
 
-IoResult<std::unique_ptr<Target>> Handle::Impl::OpenAgain(FileTarget::Options& options, bool may_lease) {
+Result<std::unique_ptr<Target>> Handle::Impl::OpenAgain(FileTarget::Options& options, bool may_lease) {
   for (unsigned tries = 1;; ++tries) {
     ASSIGN_OR_RETURN(auto file, FileTarget::Open(options));
     const auto prepared = file->Prepare();
@@ -339,14 +340,14 @@ IoResult<std::unique_ptr<Target>> Handle::Impl::OpenAgain(FileTarget::Options& o
   }
 }
 
-IoResult<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target> file,
-                                                         const FileTarget::Options& options, bool may_lease) {
+Result<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
+                                                       bool may_lease) {
   const bool wanted =
       direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
   if (!wanted || options.size == 0) return file;
   auto leased = LeaseTarget::Open(file, options, connections_);
   if (leased.has_value() || direct_ == Direct::kRequire) return leased;
-  if (leased.error().error_number == ENOSPC && CannotFit(*file, options)) return leased;
+  if (leased.error().error_number() == ENOSPC && CannotFit(*file, options)) return leased;
   return file;
 }
 
@@ -371,11 +372,11 @@ void Handle::Impl::Dispatch(const std::shared_ptr<Operation>& operation, Ring** 
   }
 }
 
-IoResult<Handle::Impl::Request> Handle::Impl::MakeReadRequest(const FileName& file, const MemoryView& memory,
-                                                              const ReadOptions& options) {
+Result<Handle::Impl::Request> Handle::Impl::MakeReadRequest(const FileName& file, const MemoryView& memory,
+                                                            const ReadOptions& options) {
   if (memory.may_overlap()) {
-    return IoError{EINVAL, "elements of this tensor share memory: nothing can be read into it", file.path,
-                   options.offset};
+    return Error{ErrorCode::kInvalid, "elements of this tensor share memory: nothing can be read into it", file.path,
+                 options.offset};
   }
   Request request = CommonRequest(file, memory, options);
   request.file.direction = Operation::Direction::kRead;

@@ -31,7 +31,7 @@ FileId IdOfPath(const std::string& path);
 class __attribute__((visibility("hidden"))) Handle::Impl {
  public:
   ~Impl();
-  IoResult<void> Start(const HandleOptions& options);
+  Result<void> Start(const HandleOptions& options);
 
   struct Request {
     FileTarget::Options file;
@@ -45,16 +45,16 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
 
     bool writes() const { return file.direction == Operation::Direction::kWrite; }
   };
-  static IoResult<Request> MakeReadRequest(const FileName& file, const MemoryView& memory, const ReadOptions& options);
+  static Result<Request> MakeReadRequest(const FileName& file, const MemoryView& memory, const ReadOptions& options);
   static Request MakeWriteRequest(const FileName& file, const MemoryView& memory, const WriteOptions& options);
 
   // `helped`: the caller is going to drive the first ring, which is returned.
-  IoResult<std::shared_ptr<Operation>> Begin(Request request, Ring** helped);
+  Result<std::shared_ptr<Operation>> Begin(Request request, Ring** helped);
   // Returns when it is done.
-  IoResult<void> BeginAndHelp(Request request);
+  Result<void> BeginAndHelp(Request request);
   // The same for an operation from offset 0 on whose target is open.
-  IoResult<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction,
-                     Progress progress, Interrupted interrupted);
+  Result<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction, Progress progress,
+                   Interrupted interrupted);
 
   Completed Wait(const Interrupted& interrupted);
   size_t pending() const { return forked() ? 0 : tracker_->pending(); }
@@ -62,35 +62,35 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   PendingRanges& ranges() const { return *ranges_; }
   bool forked() const { return owner_ != getpid(); }
   // EDEADLK in a callback, EPERM in a forked child.
-  IoResult<void> CheckMayWait(const std::string& path) const;
+  Result<void> CheckMayWait(const std::string& path) const;
   uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
   const std::shared_ptr<LeaseConnections>& connections() const { return connections_; }
 
   // Looked for when it is first needed.
-  IoResult<std::shared_ptr<Gpu>> TheGpu() EXCLUDES(gpu_mutex_);
+  Result<std::shared_ptr<Gpu>> TheGpu() EXCLUDES(gpu_mutex_);
   // Null when nobody looked for it.
   std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_);
 
  private:
-  static IoResult<void> AddChecksums(Request& request);
+  static Result<void> AddChecksums(Request& request);
   struct Opened {
     // Null where there is no order. Given up after the target: operations that waited find what a rollback left.
     std::shared_ptr<PendingRanges::Registration> registration = nullptr;
     std::unique_ptr<Target> target = nullptr;
     bool waits() const { return registration != nullptr && registration->waits(); }
   };
-  IoResult<Opened> Open(Request& request, bool may_lease);
+  Result<Opened> Open(Request& request, bool may_lease);
   // The turn of a read that found no file, where an operation that is pending may be about to put it there.
-  std::optional<Opened> AwaitFile(const FileTarget::Options& file, const IoError& error);
+  std::optional<Opened> AwaitFile(const FileTarget::Options& file, const Error& error);
   // Begins an operation that had to wait for others.
   void BeginHeld(const std::shared_ptr<Operation>& operation, FileTarget::Options options, bool may_lease,
                  bool stopping);
   // Null where there is no order.
   std::shared_ptr<PendingRanges::Registration> Register(const FileTarget::Options& file, std::optional<FileId> id);
   // The offset becomes that which the target begins at.
-  IoResult<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
-  IoResult<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
-                                             bool may_lease);
+  Result<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
+  Result<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
+                                           bool may_lease);
   void Dispatch(const std::shared_ptr<Operation>& operation, Ring** helped);
 
   const pid_t owner_ = getpid();

@@ -25,8 +25,8 @@
 #include "client/operation_tracker.h"
 #include "client/save_checks.h"
 #include "client/temporary_name.h"
-#include "common/descriptor.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::client {
 namespace {
@@ -44,11 +44,11 @@ struct Directory {
 };
 
 // The data of one lease is assembled in the host's memory.
-IoResult<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
+Result<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
   if (std::none_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); })) return {};
-  return IoError{EOPNOTSUPP,
-                 fmt::format("{}: no lease: tensors of a GPU go one by one, each by a way of its own", directory),
-                 directory};
+  return Error{ErrorCode::kNotSupported,
+               fmt::format("{}: no lease: tensors of a GPU go one by one, each by a way of its own", directory),
+               directory};
 }
 
 // Where one syncfs(2) makes everything durable that was written before. FUSE and network filesystems get an fsync for
@@ -71,7 +71,7 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  IoResult<void> Make(const Directory& directory) {
+  Result<void> Make(const Directory& directory) {
     std::string path = TemporaryName(directory.where + "/");
     if (mkdtemp(path.data()) == nullptr) return FailedAt(directory.path, "cannot create a directory there", errno);
     path_ = std::move(path);
@@ -104,8 +104,8 @@ class Interruption {
     operation.Cancel();
     operation.Wait();
   }
-  IoResult<void> Check() {
-    if (CameByNow()) return IoError{ECANCELED, fmt::format("{}: interrupted", directory_), directory_};
+  Result<void> Check() {
+    if (CameByNow()) return Error{ErrorCode::kCancelled, fmt::format("{}: interrupted", directory_), directory_};
     return {};
   }
 
@@ -117,8 +117,8 @@ class Interruption {
 };
 
 // Until what the handle was to do with these files before is done: a lease waits for nobody.
-IoResult<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
-                           bool writes, Interruption& interruption) {
+Result<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
+                         bool writes, Interruption& interruption) {
   if (handle.ranges().empty()) return {};
   std::vector<FileRange> ranges;
   for (const NamedMemory& file : files) {
@@ -138,13 +138,13 @@ IoResult<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std
   return {};
 }
 
-IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
-                         const SaveManyOptions& options, bool durable, Interruption& interruption) {
+Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
+                       const SaveManyOptions& options, bool durable, Interruption& interruption) {
   uint64_t total = 0;
   for (const auto& file : files) total += file.memory.size();
   std::deque<std::shared_ptr<Operation>> under_way;
   uint64_t done = 0;
-  std::optional<IoError> failed;
+  std::optional<Error> failed;
   const auto settle = [&](size_t most) {
     for (; under_way.size() > most; under_way.pop_front()) {
       Operation& oldest = *under_way.front();
@@ -174,9 +174,9 @@ IoResult<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span
   return {};
 }
 
-IoResult<void> SaveOneByOne(Handle::Impl& handle, const Descriptor& folder, const Directory& directory,
-                            std::span<const NamedMemory> files, const SaveManyOptions& options,
-                            Interruption& interruption) {
+Result<void> SaveOneByOne(Handle::Impl& handle, const UniqueFd& folder, const Directory& directory,
+                          std::span<const NamedMemory> files, const SaveManyOptions& options,
+                          Interruption& interruption) {
   RETURN_IF_ERROR(CheckReplaceable(folder, directory.path, files));
   const bool at_once = SyncsAtOnce(folder.get());
   Staging staging;
@@ -231,7 +231,7 @@ void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<co
     auto request = Handle::Impl::MakeReadRequest(where, files[i].memory, {.verify = verify});
     if (request.has_value()) request->file.path = path;
     auto started = request.has_value() ? handle.Begin(std::move(*request), nullptr)
-                                       : IoResult<std::shared_ptr<Operation>>(std::move(request).error());
+                                       : Result<std::shared_ptr<Operation>>(std::move(request).error());
     if (started.has_value()) {
       under_way.push_back({first + i, std::move(*started)});
     } else {
@@ -241,19 +241,19 @@ void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<co
   settle(0);
 }
 
-IoResult<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, const std::string& directory,
-                                                         std::span<const NamedMemory> files) {
+Result<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, const std::string& directory,
+                                                       std::span<const NamedMemory> files) {
   RETURN_IF_ERROR(CheckOnHost(directory, files));
   return LeasedFolder::Open(directory, handle.connections());
 }
 
 // By a lease, if there is a folder. What that cannot read is left to the kernel, unless a lease is required; damage is
 // damage, and here it is known where.
-IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const Directory& directory,
-                        std::span<const NamedMemory> files, size_t first, bool verify, Interruption& interruption,
-                        const std::shared_ptr<FileErrors>& errors) {
-  const auto by_lease = [&]() -> IoResult<void> {
-    if (folder == nullptr) return IoError{ENOTTY, "no lease"};
+Result<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const Directory& directory,
+                      std::span<const NamedMemory> files, size_t first, bool verify, Interruption& interruption,
+                      const std::shared_ptr<FileErrors>& errors) {
+  const auto by_lease = [&]() -> Result<void> {
+    if (folder == nullptr) return Error{ErrorCode{ENOTTY}, "no lease"};
     ASSIGN_OR_RETURN(auto batch, folder->Load(files, first, errors));
     return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {},
                       [&] { return interruption.came(); });
@@ -265,7 +265,7 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
   auto failed = errors->TakeFrom(first);
   if (loaded.has_value()) {
     for (auto& [index, error] : failed) {
-      if (error.error_number == EIO) {
+      if (error.error_number() == EIO) {
         errors->Add(index, std::move(error));
       } else {
         left.push_back(index - first);
@@ -282,24 +282,24 @@ IoResult<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const 
 
 }  // namespace
 
-IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const NamedMemory> files,
-                                const SaveManyOptions& options) {
+Result<void> Handle::SaveMany(const std::string& directory, std::span<const NamedMemory> files,
+                              const SaveManyOptions& options) {
   const Directory named(directory);
   RETURN_IF_ERROR(impl_->CheckMayWait(directory));
   RETURN_IF_ERROR(CheckNames(directory, files));
   RETURN_IF_ERROR(CheckTotal(directory, files));
   if (files.empty()) return {};
-  ASSIGN_OR_RETURN(const Descriptor folder, OpenToSave(directory, files));
+  ASSIGN_OR_RETURN(const UniqueFd folder, OpenToSave(directory, files));
   Interruption interruption(options.interrupted, directory);
   // Before others are waited for, who may change the working directory.
-  IoResult<std::shared_ptr<const LeasedFolder>> leasing = IoError{ENOTTY, "no lease is wanted"};
+  Result<std::shared_ptr<const LeasedFolder>> leasing = Error{ErrorCode{ENOTTY}, "no lease is wanted"};
   if (options_.direct != Direct::kNever) leasing = OpenLeased(*impl_, directory, files);
   // Several commits would not be all or none, and who gets leases counts on that.
   if (leasing.has_value()) RETURN_IF_ERROR(CheckOneCommit(directory, files));
   RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/true, interruption));
   if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options, interruption);
   auto batch = leasing.has_value() ? (*leasing)->Save(files, {.durable = options.durable, .mode = options.mode})
-                                   : IoResult<LeasedFolder::Batch>(std::move(leasing).error());
+                                   : Result<LeasedFolder::Batch>(std::move(leasing).error());
   if (batch.has_value()) {
     return impl_->Run(std::move(batch->target), std::move(batch->memory), Operation::Direction::kWrite,
                       options.progress, options.interrupted);
@@ -309,8 +309,8 @@ IoResult<void> Handle::SaveMany(const std::string& directory, std::span<const Na
   return SaveOneByOne(*impl_, folder, named, files, options, interruption);
 }
 
-IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, std::span<const NamedMemory> files,
-                                                   const LoadManyOptions& options) {
+Result<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, std::span<const NamedMemory> files,
+                                                 const LoadManyOptions& options) {
   const Directory named(directory);
   RETURN_IF_ERROR(impl_->CheckMayWait(directory));
   RETURN_IF_ERROR(CheckNames(directory, files));
@@ -318,9 +318,9 @@ IoResult<std::vector<NamedError>> Handle::LoadMany(const std::string& directory,
   uint64_t total = 0;
   for (const auto& [name, memory] : files) {
     if (memory.may_overlap()) {
-      return IoError{EINVAL,
-                     fmt::format("elements of the tensor for '{}' share memory: nothing can be read into it", name),
-                     directory + "/" + name};
+      return Error{ErrorCode::kInvalid,
+                   fmt::format("elements of the tensor for '{}' share memory: nothing can be read into it", name),
+                   directory + "/" + name};
     }
     total += memory.size();
   }

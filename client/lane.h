@@ -10,20 +10,23 @@
 #include <optional>
 #include <span>
 
-#include "client/error.h"
+#include "common/result.h"
 #include "io/buffer.h"
 
 namespace weightfs::client {
 
 struct Piece;
 
+// What a lane ends a read with that met the end of the file: no errno.
+constexpr ErrorCode kEndOfFile{};
+
 // Externally synchronised. A piece that was started must stay until Next has returned it.
 class Lane {
  public:
   struct Ended {
     Piece* piece = nullptr;
-    // An errno of 0 stands for the end of the file in a read; without `what` the errno says all.
-    std::optional<IoError> error = {};
+    // kEndOfFile in a read; without `what` the code says all.
+    std::optional<Error> error = {};
     bool withdrawn = false;  // not carried out, because its operation was stopped
   };
 
@@ -48,7 +51,7 @@ class DeviceMemory {
 
   virtual ~DeviceMemory() = default;
   // True when the work is done that was in the tensor's stream when the operation was started. An error when it failed.
-  virtual IoResult<bool> Ready() = 0;
+  virtual Result<bool> Ready() = 0;
   // True when whole blocks go by cuFile.
   virtual bool direct() const = 0;
   virtual void CountTraffic(bool by_cufile, uint64_t bytes) const = 0;
@@ -66,10 +69,10 @@ class DeviceLane : public Lane {
   static constexpr uint64_t kBounceSize = 1 << 20;  // enough for a transfer at the device's full speed
 
   // A bounce buffer; empty when none is free. ENOMEM when they cannot be made.
-  virtual IoResult<Buffer> TryBounce(const DeviceMemory& memory) = 0;
+  virtual Result<Buffer> TryBounce(const DeviceMemory& memory) = 0;
   // Copy to and from the operation's memory at `at`, and wait for it.
-  virtual IoResult<void> CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) = 0;
-  virtual IoResult<void> CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) = 0;
+  virtual Result<void> CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) = 0;
+  virtual Result<void> CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) = 0;
   // Looks for what has ended. When only transfers of cuFile are under way, waits for one, at most so long.
   virtual void Poll(std::chrono::microseconds wait) = 0;
 };

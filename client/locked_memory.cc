@@ -35,11 +35,11 @@ Regions& TheRegions() {
   return *regions;
 }
 
-IoError LockError(size_t size, int error_number) {
+Error LockError(size_t size, int error_number) {
   rlimit limit{};
   getrlimit(RLIMIT_MEMLOCK, &limit);
   const std::string allowed = limit.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{} bytes", limit.rlim_cur);
-  return {error_number,
+  return {ErrorCode{error_number},
           fmt::format("cannot lock {} bytes of memory: {}; RLIMIT_MEMLOCK is {}: raise it with 'ulimit -l' or in "
                       "/etc/security/limits.conf, or use ordinary tensors",
                       size, std::strerror(error_number), allowed)};
@@ -47,7 +47,7 @@ IoError LockError(size_t size, int error_number) {
 
 }  // namespace
 
-IoResult<std::shared_ptr<LockedMemory>> LockedMemory::Allocate(size_t size) {
+Result<std::shared_ptr<LockedMemory>> LockedMemory::Allocate(size_t size) {
   if (size > std::numeric_limits<size_t>::max() / 2) return LockError(size, ENOMEM);
   std::shared_ptr<LockedMemory> memory(new LockedMemory);
   const size_t mapped = std::max(RoundUp(size, kBlockSize), kBlockSize);
@@ -55,7 +55,7 @@ IoResult<std::shared_ptr<LockedMemory>> LockedMemory::Allocate(size_t size) {
   const size_t spare = mapped >= kHugePageSize ? kHugePageSize : 0;
   void* raw = mmap(nullptr, mapped + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) {
-    return IoError{errno, fmt::format("cannot map {} bytes of memory: {}", mapped, std::strerror(errno))};
+    return Error{ErrorCode{errno}, fmt::format("cannot map {} bytes of memory: {}", mapped, std::strerror(errno))};
   }
   auto* first = static_cast<std::byte*>(raw);
   if (spare > 0) {

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <memory>
 
-#include "client/error.h"
 #include "client/export.h"
+#include "common/error.h"
 
 namespace weightfs::client {
 
@@ -16,7 +16,7 @@ namespace weightfs::client {
 class WEIGHTFS_EXPORT LockedMemory {
  public:
   // Zeroed. ENOMEM or EPERM with RLIMIT_MEMLOCK and its value when the limit is too low.
-  static IoResult<std::shared_ptr<LockedMemory>> Allocate(size_t size);
+  static Result<std::shared_ptr<LockedMemory>> Allocate(size_t size);
   ~LockedMemory();
   LockedMemory(const LockedMemory&) = delete;
   LockedMemory& operator=(const LockedMemory&) = delete;

@@ -67,10 +67,10 @@ bool Continues(int64_t outer_stride, int64_t inner_stride, int64_t inner_count) 
 
 }  // namespace
 
-IoResult<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span<const int64_t> shape,
-                                         std::span<const int64_t> strides) {
+Result<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span<const int64_t> shape,
+                                       std::span<const int64_t> strides) {
   if (item_size == 0 || shape.size() != strides.size()) {
-    return IoError{EINVAL, "a tensor needs elements of at least one byte, and a stride for each dimension"};
+    return Error{ErrorCode::kInvalid, "a tensor needs elements of at least one byte, and a stride for each dimension"};
   }
   MemoryView view;
   view.base_ = static_cast<std::byte*>(base);
@@ -82,13 +82,13 @@ IoResult<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span
     // An empty dimension makes any other one possible; what comes behind it is multiplied with 0.
     if (count < 0 || (!empty && (__builtin_mul_overflow(view.size_, static_cast<size_t>(count), &product) ||
                                  product > kMostBytes))) {
-      return IoError{EINVAL, "a tensor's dimension is negative, or it has more than 2^63 - 1 bytes"};
+      return Error{ErrorCode::kInvalid, "a tensor's dimension is negative, or it has more than 2^63 - 1 bytes"};
     }
     view.size_ = product;
   }
   if (view.size_ == 0) return MemoryView(std::span(view.base_, 0));
   if (!IsReachable(reinterpret_cast<uintptr_t>(base), item_size, shape, strides)) {
-    return IoError{EINVAL, "a tensor's strides lead outside of the memory that addresses reach"};
+    return Error{ErrorCode::kInvalid, "a tensor's strides lead outside of the memory that addresses reach"};
   }
   // From the innermost dimension outwards: what continues the run becomes part of it, what continues the
   // dimension inside it is merged with that one.

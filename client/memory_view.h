@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "client/error.h"
 #include "client/export.h"
+#include "common/error.h"
 
 namespace weightfs::client {
 
@@ -27,8 +27,8 @@ class WEIGHTFS_EXPORT MemoryView {
 
   // `strides` are in bytes and may be negative or 0. EINVAL when the shape is impossible: it has more than 2^63 - 1
   // bytes, or elements outside of all addresses.
-  static IoResult<MemoryView> Strided(void* base, size_t item_size, std::span<const int64_t> shape,
-                                      std::span<const int64_t> strides);
+  static Result<MemoryView> Strided(void* base, size_t item_size, std::span<const int64_t> shape,
+                                    std::span<const int64_t> strides);
   // Memory of a GPU, of which the host's processors see nothing. With a stream (CUDA's handle of it; 0 is the default
   // one) an operation begins after all that is in it so far.
   static MemoryView OnDevice(uint64_t address, size_t size, std::optional<uintptr_t> stream);

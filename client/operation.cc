@@ -42,7 +42,7 @@ struct Operation::State {
   bool completing GUARDED_BY(mutex) = false;  // the outcome is being made: it is too late to fail
   std::vector<Edge> edges GUARDED_BY(mutex);
   bool done GUARDED_BY(mutex) = false;
-  std::optional<IoError> error GUARDED_BY(mutex);
+  std::optional<Error> error GUARDED_BY(mutex);
   std::vector<std::function<void()>> callbacks GUARDED_BY(mutex);
 };
 
@@ -92,14 +92,14 @@ bool Operation::done() const {
   return state_->done;
 }
 
-std::optional<IoError> Operation::error() const {
+std::optional<Error> Operation::error() const {
   MutexLock lock(state_->mutex);
   return state_->done ? state_->error : std::nullopt;
 }
 
 bool Operation::cancelled() const {
   MutexLock lock(state_->mutex);
-  return state_->done && state_->error && state_->error->error_number == ECANCELED;
+  return state_->done && state_->error && state_->error->code == ErrorCode::kCancelled;
 }
 
 bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
@@ -124,8 +124,8 @@ bool Operation::Cancel() {
   return true;
 }
 
-IoError Operation::Cancellation() const {
-  return {ECANCELED,
+Error Operation::Cancellation() const {
+  return {ErrorCode::kCancelled,
           fmt::format("{} of {} bytes at offset {} of {} was cancelled",
                       direction() == Direction::kWrite ? "write" : "read", size(), offset(), state_->path),
           state_->path, offset()};
@@ -163,7 +163,7 @@ void Operation::AddTransferred(uint64_t bytes) {
   state_->telling = false;
 }
 
-void Operation::Fail(IoError error) {
+void Operation::Fail(Error error) {
   MutexLock lock(state_->mutex);
   if (state_->completing) return;
   if (!state_->error) state_->error = std::move(error);
@@ -171,12 +171,12 @@ void Operation::Fail(IoError error) {
 }
 
 void Operation::Complete() {
-  std::optional<IoError> error;
+  std::optional<Error> error;
   {
     MutexLock lock(state_->mutex);
     state_->completing = true;
     // Cancelled too late: everything was transferred.
-    const bool cancelled = state_->error && state_->error->error_number == ECANCELED;
+    const bool cancelled = state_->error && state_->error->code == ErrorCode::kCancelled;
     if (cancelled && !state_->plan.held && transferred() == size()) state_->error.reset();
     error = state_->error;
     WEIGHTFS_ASSERT(error || !state_->plan.held);

@@ -9,9 +9,9 @@
 #include <optional>
 #include <vector>
 
-#include "client/error.h"
 #include "client/export.h"
 #include "client/memory_view.h"
+#include "common/error.h"
 
 namespace weightfs::client {
 
@@ -31,7 +31,7 @@ class Operation {
   // True when it succeeded, failed or was cancelled: the memory is the caller's again.
   WEIGHTFS_EXPORT bool done() const;
   // Set once done, when it failed or was cancelled.
-  WEIGHTFS_EXPORT std::optional<IoError> error() const;
+  WEIGHTFS_EXPORT std::optional<Error> error() const;
   WEIGHTFS_EXPORT bool cancelled() const;
   WEIGHTFS_EXPORT uint64_t size() const;
   // Bytes transferred so far; size() after a success.
@@ -64,7 +64,7 @@ class Operation {
   void Adopt(std::unique_ptr<Target> target, uint64_t offset);
   // Once it is cancelled and has not begun its memory is left alone for ever, though it is done later.
   bool begun() const;
-  IoError Cancellation() const;
+  Error Cancellation() const;
   // No further transfer is to begin: it failed, or was cancelled.
   bool stopped() const;
   // Bytes of the memory that are written when all slices are done.
@@ -79,7 +79,7 @@ class Operation {
   void RefuseDirect();
   void AddTransferred(uint64_t bytes);
   // The first error counts.
-  void Fail(IoError error);
+  void Fail(Error error);
   // How many slices SliceDone is going to be called for; before the first is handed out.
   void SetSlices(size_t count);
   // True for the last one; the caller then calls Complete.

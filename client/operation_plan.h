@@ -21,7 +21,7 @@ struct Operation::Plan {
   bool held = false;                                                 // until Operation::Adopt
   std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
   // The handle's tracker; called once, under the operation's lock. Null: success.
-  std::function<void(const IoError* error)> finished = {};
+  std::function<void(const Error* error)> finished = {};
   std::shared_ptr<void> registration = {};  // among the handle's operations; given up once done, with no lock held
 };
 

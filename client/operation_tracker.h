@@ -26,7 +26,7 @@ class OperationTracker {
     return next_++;
   }
 
-  void End(uint64_t number, const IoError* error, bool own_errors) {
+  void End(uint64_t number, const Error* error, bool own_errors) {
     const MutexLock lock(mutex_);
     pending_.erase(number);
     changed_.notify_all();

@@ -92,14 +92,14 @@ void CountTransferred(Operation& operation, bool by_cufile, uint64_t size) {
   operation.AddTransferred(size);
 }
 
-void FailAt(Operation& operation, uint64_t offset, const IoError& error) {
+void FailAt(Operation& operation, uint64_t offset, const Error& error) {
   const Target& target = operation.target();
-  if (error.error_number == 0) {
+  if (error.code == kEndOfFile) {
     const auto size = target.Size();
     return operation.Fail(PastTheEnd(target, operation.size(), operation.offset(), size.value_or(offset)));
   }
-  const std::string& reason = error.what.empty() ? std::strerror(error.error_number) : error.what;
-  operation.Fail({error.error_number,
+  const std::string& reason = error.what.empty() ? std::strerror(error.error_number()) : error.what;
+  operation.Fail({error.code,
                   fmt::format("{} of {} bytes at offset {} of {} failed at offset {}: {}",
                               operation.direction() == Operation::Direction::kWrite ? "write" : "read",
                               operation.size(), operation.offset(), target.path(), offset, reason),

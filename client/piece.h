@@ -67,6 +67,6 @@ void PrepareWrite(const Piece& piece);
 void CountTransferred(Operation& operation, bool by_cufile, uint64_t size);
 
 // The operation fails at an offset of the file. An errno of 0 stands for the end of the file in a read.
-void FailAt(Operation& operation, uint64_t offset, const IoError& error);
+void FailAt(Operation& operation, uint64_t offset, const Error& error);
 
 }  // namespace weightfs::client

@@ -48,7 +48,7 @@ std::chrono::nanoseconds PauseAfter(unsigned polls) {
 
 }  // namespace
 
-IoResult<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& options) {
+Result<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& options) {
   ASSIGN_OR_RETURN(auto file, FileLane::Create(options.handle));
   return std::unique_ptr<Pipeline>(new Pipeline(options, std::move(file)));
 }
@@ -253,13 +253,14 @@ bool Pipeline::FindBounce(Piece& piece) {
   return true;
 }
 
-IoResult<Buffer> Pipeline::TryBounce() {
+Result<Buffer> Pipeline::TryBounce() {
   if (bounces_ == nullptr) {
     auto made = BufferPool::Create({.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
     if (!made.has_value()) {
-      return IoError{ENOMEM, fmt::format("no memory for the {} MiB of bounce buffers that the operation takes: "
-                                         "free some, or raise the limit of this process (ulimit -v)",
-                                         options_.bounces * kBounceSize / kMiB)};
+      return Error{ErrorCode::kNoMemory,
+                   fmt::format("no memory for the {} MiB of bounce buffers that the operation takes: "
+                               "free some, or raise the limit of this process (ulimit -v)",
+                               options_.bounces * kBounceSize / kMiB)};
     }
     bounces_ = std::move(*made);
   }
@@ -286,7 +287,7 @@ void Pipeline::WriteEdges(Operation& operation) {
     if (target.needs_checksums() && !target.leased()) target.NoteWritten(offset, bytes);
     uint64_t done = 0;
     const int error_number = TransferBuffered(target, true, bytes, offset, &done);
-    if (error_number != 0) return FailAt(operation, offset + done, IoError{error_number});
+    if (error_number != 0) return FailAt(operation, offset + done, Error{ErrorCode{error_number}});
     CountTransferred(operation, false, edge.size);
   }
 }

@@ -31,7 +31,7 @@ struct PipelineOptions {
 // piece, then cut until its last piece has ended. The last slice of an operation completes it.
 class Pipeline {
  public:
-  static IoResult<std::unique_ptr<Pipeline>> Create(const PipelineOptions& options);
+  static Result<std::unique_ptr<Pipeline>> Create(const PipelineOptions& options);
 
   // Takes the bytes [begin, end) of an operation's memory, not empty but for an operation of no bytes.
   void Add(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end);
@@ -63,7 +63,7 @@ class Pipeline {
   bool CutPiece(Slice& slice);
   bool FindMemory(Piece& piece);
   bool FindBounce(Piece& piece);
-  IoResult<Buffer> TryBounce();
+  Result<Buffer> TryBounce();
   DeviceLane& LaneOf(const DeviceMemory& memory);
   bool FillHole(Slice& slice);
   bool DeferEdge(Slice& slice) const;

@@ -3,16 +3,16 @@
 
 #include <utility>
 
-#include "client/io_thread.h"
 #include "common/result.h"
+#include "common/start_thread.h"
 
 namespace weightfs::client {
 
-IoResult<std::shared_ptr<Ring>> Ring::Create(const PipelineOptions& options) {
+Result<std::shared_ptr<Ring>> Ring::Create(const PipelineOptions& options) {
   ASSIGN_OR_RETURN(auto pipeline, Pipeline::Create(options));
   std::shared_ptr<Ring> ring(new Ring(std::move(pipeline)));
   // The thread keeps the ring alive: Stop may be called on it.
-  ASSIGN_OR_RETURN(ring->thread_, StartIoThread([ring] { ring->Run(); }));
+  ASSIGN_OR_RETURN(ring->thread_, StartThread("weightfs-io", [ring] { ring->Run(); }));
   return ring;
 }
 

@@ -21,7 +21,7 @@ namespace weightfs::client {
 // Thread-safe.
 class Ring {
  public:
-  static IoResult<std::shared_ptr<Ring>> Create(const PipelineOptions& options);
+  static Result<std::shared_ptr<Ring>> Create(const PipelineOptions& options);
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
   ~Ring() = default;  // after Stop

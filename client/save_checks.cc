@@ -45,39 +45,43 @@ int WhyNotReplaceable(const struct statx& folder, const struct statx& old) {
 
 }  // namespace
 
-IoError FailedAt(const std::string& path, const char* action, int error_number) {
-  return {error_number, fmt::format("{}: {}: {}", path, action, std::strerror(error_number)), path};
+Error FailedAt(const std::string& path, const char* action, int error_number) {
+  Error error = SystemError(path, action, error_number);
+  error.path = path;
+  return error;
 }
 
-IoResult<void> CheckNames(const std::string& directory, std::span<const NamedMemory> files) {
+Result<void> CheckNames(const std::string& directory, std::span<const NamedMemory> files) {
   std::unordered_set<std::string_view> seen;
   for (const auto& [name, memory] : files) {
     const bool possible = !name.empty() && name != "." && name != ".." && name.size() <= kLongestName &&
                           name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
     if (!possible) {
-      return IoError{EINVAL, fmt::format("'{}' cannot be the name of a file in {}", name, directory), directory};
+      return Error{ErrorCode::kInvalid, fmt::format("'{}' cannot be the name of a file in {}", name, directory),
+                   directory};
     }
     if (!seen.insert(name).second) {
-      return IoError{EINVAL, fmt::format("the name '{}' is there twice", name), directory + "/" + name};
+      return Error{ErrorCode::kInvalid, fmt::format("the name '{}' is there twice", name), directory + "/" + name};
     }
   }
   return {};
 }
 
-IoResult<void> CheckTotal(const std::string& directory, std::span<const NamedMemory> files) {
+Result<void> CheckTotal(const std::string& directory, std::span<const NamedMemory> files) {
   uint64_t total = 0;
   for (const auto& [name, memory] : files) {
     // Neither sum wraps: each summand, and so far the total, is 2^63 at most.
     const bool possible = memory.size() <= INT64_MAX;
     if (possible) total += RoundUp(memory.size(), lease::kBlock);
     if (possible && total <= INT64_MAX) continue;
-    return IoError{EINVAL, fmt::format("{}: the tensors have more than 2^63 - 1 bytes together", directory), directory};
+    return Error{ErrorCode::kInvalid, fmt::format("{}: the tensors have more than 2^63 - 1 bytes together", directory),
+                 directory};
   }
   return {};
 }
 
-IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const NamedMemory> files) {
-  Descriptor folder(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+Result<UniqueFd> OpenToSave(const std::string& directory, std::span<const NamedMemory> files) {
+  UniqueFd folder(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder) return FailedAt(directory, "cannot open the directory", errno);
   if (faccessat(folder.get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
     return FailedAt(directory, "no files can be made in the directory", errno);
@@ -86,20 +90,20 @@ IoResult<Descriptor> OpenToSave(const std::string& directory, std::span<const Na
   for (const auto& [name, memory] : files) {
     if (memory.size() <= limit) continue;
     const std::string path = directory + "/" + name;
-    return IoError{
-        EFBIG,
+    return Error{
+        ErrorCode::kFileTooBig,
         fmt::format("{}: {} bytes are more than the process's limit of {} (RLIMIT_FSIZE)", path, memory.size(), limit),
         path};
   }
   return folder;
 }
 
-IoResult<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files) {
+Result<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files) {
   if (files.size() > lease::kMaximumFiles) {
-    return IoError{EINVAL,
-                   fmt::format("{}: {} files: one commit takes {} at most; save them in several calls", directory,
-                               files.size(), lease::kMaximumFiles),
-                   directory};
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: {} files: one commit takes {} at most; save them in several calls", directory,
+                             files.size(), lease::kMaximumFiles),
+                 directory};
   }
   uint64_t body = sizeof(lease::CommitManyRequest);
   for (const auto& [name, memory] : files) {
@@ -107,15 +111,15 @@ IoResult<void> CheckOneCommit(const std::string& directory, std::span<const Name
     body += sizeof(lease::FileEntry) + name.size() + 1 + blocks * sizeof(uint32_t);
   }
   if (body <= lease::kMaximumBody) return {};
-  return IoError{EINVAL,
-                 fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; "
-                             "save them in several calls",
-                             directory, files.size(), body, lease::kMaximumBody),
-                 directory};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; "
+                           "save them in several calls",
+                           directory, files.size(), body, lease::kMaximumBody),
+               directory};
 }
 
-IoResult<void> CheckReplaceable(const Descriptor& folder, const std::string& directory,
-                                std::span<const NamedMemory> files) {
+Result<void> CheckReplaceable(const UniqueFd& folder, const std::string& directory,
+                              std::span<const NamedMemory> files) {
   constexpr unsigned kWanted = STATX_TYPE | STATX_MODE | STATX_UID;
   struct statx around {};
   if (statx(folder.get(), "", AT_EMPTY_PATH, kWanted, &around) != 0) {

@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "client/error.h"
+#include "common/result.h"
 #include "io/direct_alignment.h"
 
 namespace weightfs::client {
@@ -48,11 +48,11 @@ class Target {
   // O_DIRECT refused. -1 with the errno in *error_number when there is none.
   virtual int Buffered(int* error_number) const = 0;
   // The file's size now.
-  virtual IoResult<uint64_t> Size() const = 0;
+  virtual Result<uint64_t> Size() const = 0;
 
   // Before the first transfer, when nothing that overlaps is pending any more: what depends on what the file is then.
   // Returns where in the file the operation begins. ESTALE: the path names another file by now.
-  virtual IoResult<uint64_t> Prepare() { return 0; }
+  virtual Result<uint64_t> Prepare() { return 0; }
 
   // The operation opens the file again when it begins: Finish and the destructor of this target leave the file as it
   // is.
@@ -69,13 +69,13 @@ class Target {
   // they are whole blocks, without the parts of blocks that the buffered descriptor writes.
   virtual void NoteWritten(uint64_t /*offset*/, std::span<const std::byte> /*bytes*/) const {}
   // After they were read: EIO where one is not what was written. `last`: they are not going to be read again.
-  virtual IoResult<void> CheckRead(uint64_t /*offset*/, std::span<const std::byte> /*blocks*/, bool /*last*/) const {
+  virtual Result<void> CheckRead(uint64_t /*offset*/, std::span<const std::byte> /*blocks*/, bool /*last*/) const {
     return {};
   }
 
   // Called once, when nothing is in flight any more: makes a success final (size, durability, name) or takes
   // a failure back as far as that is possible. Its error becomes the operation's.
-  virtual IoResult<void> Finish(bool success) = 0;
+  virtual Result<void> Finish(bool success) = 0;
 };
 
 }  // namespace weightfs::client

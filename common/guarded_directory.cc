@@ -18,16 +18,6 @@ namespace {
 
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
 
-Error SystemError(const std::string& path, int error) {
-  const auto code = error == ENOENT                      ? ErrorCode::kNotFound
-                    : error == EACCES || error == EPERM  ? ErrorCode::kAccess
-                    : error == EROFS                     ? ErrorCode::kReadOnly
-                    : error == ENOSPC || error == EDQUOT ? ErrorCode::kNoSpace
-                    : error == ENOTDIR                   ? ErrorCode::kNotDirectory
-                                                         : ErrorCode::kIo;
-  return {code, fmt::format("{}: {}", path, std::strerror(error))};
-}
-
 std::string_view TypeName(mode_t mode) {
   switch (mode & S_IFMT) {
     case S_IFDIR: return "a directory";
@@ -51,17 +41,17 @@ Error WrongType(const std::string& path, mode_t mode, std::string_view wanted) {
 }  // namespace
 
 Result<GuardedDirectory> GuardedDirectory::Open(const std::string& path) {
-  Descriptor descriptor(open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd descriptor(open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   struct stat status = {};
-  if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, errno);
+  if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, "cannot be opened");
   return GuardedDirectory(path, std::move(descriptor), status.st_uid, status.st_gid);
 }
 
 Result<GuardedDirectory> GuardedDirectory::OpenDirectory(const std::string& name) const {
   const std::string path = PathOf(name);
-  Descriptor descriptor(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  UniqueFd descriptor(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   struct stat status = {};
-  if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, errno);
+  if (!descriptor || fstat(descriptor.get(), &status) != 0) return SystemError(path, "cannot be opened");
   if (!S_ISDIR(status.st_mode)) return WrongType(path, status.st_mode, "a directory");
   RETURN_IF_ERROR(CheckOwner(path, status));
   return GuardedDirectory(path, std::move(descriptor), status.st_uid, status.st_gid);
@@ -76,7 +66,7 @@ Result<void> GuardedDirectory::MakeDirectory(const std::string& name) const {
   }
   if (error == EACCES) error = make();  // root may write where the owner may not
   if (error == 0) return {};
-  return SystemError(PathOf(name) + ": cannot be made", error);
+  return SystemError(PathOf(name), "cannot be made", error);
 }
 
 Result<void> GuardedDirectory::CheckOwner(const std::string& path, const struct stat& status) const {
@@ -101,13 +91,13 @@ Result<void> GuardedDirectory::CheckStatus(const std::string& name, const struct
 Result<void> GuardedDirectory::CheckFile(const std::string& name, bool or_block_device) const {
   struct stat status = {};
   if (fstatat(descriptor_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {
-    return SystemError(PathOf(name), errno);
+    return SystemError(PathOf(name), "cannot be looked at");
   }
   if (or_block_device && S_ISBLK(status.st_mode)) return {};
   return CheckStatus(name, status);
 }
 
-Result<Descriptor> GuardedDirectory::OpenFile(const std::string& name, int flags) const {
+Result<UniqueFd> GuardedDirectory::OpenFile(const std::string& name, int flags) const {
   const int safe = flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY;
   const std::string path = PathOf(name);
   while (true) {
@@ -116,14 +106,14 @@ Result<Descriptor> GuardedDirectory::OpenFile(const std::string& name, int flags
     const bool missing = !checked.has_value() && checked.error().code == ErrorCode::kNotFound;
     if (!checked.has_value() && (!missing || (flags & O_CREAT) == 0)) return checked.error();
     const int way = missing ? safe | O_EXCL : safe & ~O_CREAT;
-    Descriptor file(openat(descriptor_.get(), name.c_str(), way, S_IRUSR | S_IWUSR));
+    UniqueFd file(openat(descriptor_.get(), name.c_str(), way, S_IRUSR | S_IWUSR));
     if (!file && errno == (missing ? EEXIST : ENOENT)) continue;  // made or removed since the check
     if (!file && errno == ELOOP) return WrongType(path, S_IFLNK, "a regular file");
     struct stat status = {};
-    if (!file || fstat(file.get(), &status) != 0) return SystemError(path, errno);
+    if (!file || fstat(file.get(), &status) != 0) return SystemError(path, "cannot be opened");
     if (missing) {
       // The umask may have taken the owner's permissions.
-      if (fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) return SystemError(path, errno);
+      if (fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) return SystemError(path, "its permissions cannot be changed");
       GiveToOwner(path, file.get());
       return file;
     }
@@ -139,13 +129,13 @@ Result<Descriptor> GuardedDirectory::OpenFile(const std::string& name, int flags
 }
 
 Result<std::string> GuardedDirectory::ReadFile(const std::string& name, size_t limit) const {
-  ASSIGN_OR_RETURN(const Descriptor file, OpenFile(name, O_RDONLY));
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(name, O_RDONLY));
   std::string text(limit, '\0');
   size_t filled = 0;
   while (filled < limit) {
     const ssize_t got = read(file.get(), text.data() + filled, limit - filled);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return SystemError(PathOf(name), errno);
+    if (got < 0) return SystemError(PathOf(name), "cannot be read");
     if (got == 0) break;
     filled += static_cast<size_t>(got);
   }
@@ -154,19 +144,16 @@ Result<std::string> GuardedDirectory::ReadFile(const std::string& name, size_t l
 }
 
 Result<std::vector<std::string>> GuardedDirectory::ListFiles() const {
-  const int again = openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (again < 0) return SystemError(path_, errno);
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(again), closedir);
-  if (stream == nullptr) {
-    const int error = errno;
-    close(again);
-    return SystemError(path_, error);
-  }
+  UniqueFd again(openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!again) return SystemError(path_, "cannot be listed");
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(again.get()), closedir);
+  if (stream == nullptr) return SystemError(path_, "cannot be listed");
+  again.Release();  // the stream closes it
   std::vector<std::string> names;
   while (true) {
     errno = 0;
     const dirent* entry = readdir(stream.get());
-    if (entry == nullptr && errno != 0) return SystemError(path_, errno);
+    if (entry == nullptr && errno != 0) return SystemError(path_, "cannot be listed");
     if (entry == nullptr) return names;
     const std::string name = entry->d_name;
     if (name == "." || name == ".." || name == "lost+found") continue;
@@ -183,7 +170,7 @@ void GuardedDirectory::GiveToOwner(const std::string& path, int new_file) const 
 }
 
 void GuardedDirectory::Restrict() const {
-  const Descriptor again(openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd again(openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat status = {};
   if (!again || fstat(again.get(), &status) != 0 || (status.st_mode & kOthers) == 0) return;
   if (fchmod(again.get(), status.st_mode & 07777 & ~kOthers) != 0) {
@@ -194,7 +181,7 @@ void GuardedDirectory::Restrict() const {
 void GuardedDirectory::RestrictFile(const std::string& name) const {
   // O_PATH does not open the file. Closing an opened one would end the fcntl(2) locks that this process has on it, and
   // RocksDB has such a lock on its LOCK file.
-  const Descriptor file(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  const UniqueFd file(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   struct stat status = {};
   if (!file || fstat(file.get(), &status) != 0 || !CheckStatus(name, status).has_value()) return;
   // The owner of the directory may have made the second name of a file that is not of the store.

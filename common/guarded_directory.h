@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/descriptor.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 
 namespace weightfs {
 
@@ -39,7 +39,7 @@ class GuardedDirectory {
 
   // Opens the file `name`. `flags` are those of open(2) without O_TRUNC; with O_CREAT a missing file is made with mode
   // 0600 whatever the umask. A file opened for writing must have no second name (hard link).
-  Result<Descriptor> OpenFile(const std::string& name, int flags) const;
+  Result<UniqueFd> OpenFile(const std::string& name, int flags) const;
   // Returns at most `limit` bytes of the file.
   Result<std::string> ReadFile(const std::string& name, size_t limit) const;
 
@@ -55,14 +55,14 @@ class GuardedDirectory {
   void RestrictFile(const std::string& name) const;
 
  private:
-  GuardedDirectory(std::string path, Descriptor descriptor, uid_t owner, gid_t group)
+  GuardedDirectory(std::string path, UniqueFd descriptor, uid_t owner, gid_t group)
       : path_(std::move(path)), descriptor_(std::move(descriptor)), owner_(owner), group_(group) {}
   Result<void> CheckOwner(const std::string& path, const struct stat& status) const;
   Result<void> CheckStatus(const std::string& name, const struct stat& status) const;
   void GiveToOwner(const std::string& path, int new_file) const;
 
   std::string path_;
-  Descriptor descriptor_;  // O_PATH
+  UniqueFd descriptor_;  // O_PATH
   uid_t owner_;
   gid_t group_;
 };

@@ -37,7 +37,7 @@ class LineFormatter final : public spdlog::formatter {
 // One write for each line, so that the lines of several processes do not mix.
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
-  explicit FileSink(Descriptor file) : file_(std::move(file)) {}
+  explicit FileSink(UniqueFd file) : file_(std::move(file)) {}
 
  private:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -52,7 +52,7 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   }
   void flush_() override {}
 
-  const Descriptor file_;
+  const UniqueFd file_;
 };
 
 }  // namespace
@@ -65,7 +65,7 @@ void LogToStderr(spdlog::level::level_enum level) {
   spdlog::set_default_logger(std::move(logger));
 }
 
-void LogToFile(Descriptor file) {
+void LogToFile(UniqueFd file) {
   auto sink = std::make_shared<FileSink>(std::move(file));
   sink->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
   spdlog::default_logger()->sinks().push_back(std::move(sink));

@@ -5,7 +5,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 
 namespace weightfs {
 
@@ -14,6 +14,6 @@ void LogToStderr(spdlog::level::level_enum level);
 
 // Lines of this process are also appended to `file`, open for appending; for a mount in the background. A line that the
 // filesystem has no space for is lost.
-void LogToFile(Descriptor file);
+void LogToFile(UniqueFd file);
 
 }  // namespace weightfs

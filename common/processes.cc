@@ -15,8 +15,8 @@
 #include <memory>
 #include <sstream>
 
-#include "common/descriptor.h"
 #include "common/printable.h"
+#include "common/unique_fd.h"
 
 namespace weightfs {
 namespace {
@@ -61,12 +61,12 @@ pid_t ListedHolder(const struct stat& file) {
 }  // namespace
 
 int ProcDirectory() {
-  static const Descriptor directory(open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  static const UniqueFd directory(open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   return directory.get();
 }
 
 std::optional<std::string> ReadProcFile(const std::string& path) {
-  const Descriptor file(openat(ProcDirectory(), path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(openat(ProcDirectory(), path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return std::nullopt;
   std::string text;
   char piece[16384];

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/result.h"
 
+#include <fmt/format.h>
+
+#include <cstring>
+
 namespace weightfs {
 
 std::string_view ErrorCodeName(ErrorCode code) {
@@ -30,15 +34,21 @@ std::string_view ErrorCodeName(ErrorCode code) {
     case ErrorCode::kStale: return "stale inode";
     case ErrorCode::kNoMemory: return "out of memory";
     case ErrorCode::kAgain: return "try again";
-    case ErrorCode::kCrossDevice: return "crosses devices";
+    case ErrorCode::kCancelled: return "cancelled";
     case ErrorCode::kShutdown: return "the store is closed";
   }
-  return "unknown error";
+  const char* const description = strerrordesc_np(static_cast<int>(code));
+  return description == nullptr ? "unknown error" : description;
 }
 
 std::string ToString(const Error& error) {
   if (error.what.empty()) return std::string(ErrorCodeName(error.code));
+  if (error.what.ends_with(std::strerror(error.error_number()))) return error.what;
   return error.what + " (" + std::string(ErrorCodeName(error.code)) + ")";
+}
+
+Error SystemError(std::string_view path, std::string_view what, int error_number) {
+  return {ErrorCode{error_number}, fmt::format("{}: {}: {}", path, what, std::strerror(error_number))};
 }
 
 }  // namespace weightfs

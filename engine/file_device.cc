@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/descriptor.h"
 #include "common/log.h"
 #include "common/shell_quote.h"
+#include "common/unique_fd.h"
 #include "engine/threaded_ring.h"
 
 namespace weightfs {
@@ -31,10 +31,6 @@ constexpr std::chrono::milliseconds kLockPoll{10};
 
 Error OpenError(ErrorCode code, const std::string& path, std::string_view what) {
   return {code, fmt::format("{}: {}", path, what)};
-}
-
-Error Errno(const std::string& path, std::string_view doing, int error_number) {
-  return OpenError(ErrorCode::kIo, path, fmt::format("{}: {}", doing, std::strerror(error_number)));
 }
 
 // What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor and
@@ -63,7 +59,7 @@ class FileDevice::Impl {
   ~Impl() {
     WaitUntilIdle();
     rings_.clear();  // they use the descriptor
-    if (descriptor_ >= 0 && close(descriptor_) != 0) spdlog::error("closing {}: {}", path_, std::strerror(errno));
+    if (file_.Close() != 0) spdlog::error("closing {}: {}", path_, std::strerror(errno));
   }
 
   Result<void> Open() {
@@ -74,7 +70,7 @@ class FileDevice::Impl {
     RETURN_IF_ERROR(Lock());
     RETURN_IF_ERROR(Measure());
     for (unsigned i = 0; i < options_.rings; ++i) {
-      ASSIGN_OR_RETURN(auto ring, ThreadedRing::Create({descriptor_, path_, options_.queue_depth}));
+      ASSIGN_OR_RETURN(auto ring, ThreadedRing::Create({file_.get(), path_, options_.queue_depth}));
       rings_.push_back(std::move(ring));
     }
     return {};
@@ -100,40 +96,38 @@ class FileDevice::Impl {
   }
 
   Result<void> Flush() {
-    if (fdatasync(descriptor_) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
+    if (fdatasync(file_.get()) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
     // A deleted file takes every write and keeps none.
     struct stat status = {};
-    if (fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {
+    if (fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {
       spdlog::error("{}: was deleted while in use: what is written to it is lost", path_);
       return ErrorCode::kIo;
     }
     return {};
   }
 
-  Result<int> OpenAgain(bool write, uint64_t writer) const {
-    const int flags = fcntl(descriptor_, F_GETFL);
-    if (flags < 0) return Errno(path_, "cannot look at the pool device", errno);
+  Result<UniqueFd> OpenAgain(bool write, uint64_t writer) const {
+    const int flags = fcntl(file_.get(), F_GETFL);
+    if (flags < 0) return SystemError(path_, "cannot look at the pool device");
     if (write && options_.read_only) return ErrorCode::kReadOnly;
     // By its descriptor: what has the path now may be another file.
-    const std::string self = fmt::format("/proc/self/fd/{}", descriptor_);
-    const int again = open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT));
-    if (again < 0) return Errno(path_, "cannot open the pool device once more", errno);
+    const std::string self = fmt::format("/proc/self/fd/{}", file_.get());
+    UniqueFd again(open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT)));
+    if (!again) return SystemError(path_, "cannot open the pool device once more");
     struct flock lock = WriterLock(F_RDLCK, writer);
-    if (!write || fcntl(again, F_OFD_SETLK, &lock) == 0) return again;
-    const int error = errno;
-    close(again);
-    return Errno(path_, "cannot lock the pool device for a writer", error);
+    if (!write || fcntl(again.get(), F_OFD_SETLK, &lock) == 0) return again;
+    return SystemError(path_, "cannot lock the pool device for a writer");
   }
 
   Result<bool> HasWriter(uint64_t writer) const {
     struct flock lock = WriterLock(F_WRLCK, writer);
-    if (fcntl(descriptor_, F_OFD_GETLK, &lock) != 0) return Errno(path_, "cannot look for a writer", errno);
+    if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return SystemError(path_, "cannot look for a writer");
     return lock.l_type != F_UNLCK;
   }
 
   ByteCount size() const { return size_; }
   const std::string& path() const { return path_; }
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return file_.get(); }
   bool is_block_device() const { return is_block_device_; }
 
  private:
@@ -154,13 +148,13 @@ class FileDevice::Impl {
 
   Result<void> OpenDescriptor() {
     // Looked at before it is opened, for an open may have effects: the file itself, whatever has the path by then.
-    const Descriptor found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
+    const UniqueFd found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
     struct stat status = {};
     if (!found || fstat(found.get(), &status) != 0) {
       if (errno == ENOENT || errno == ENOTDIR) {
         return OpenError(ErrorCode::kNotFound, path_, "no such file or device; check the path of the pool device");
       }
-      return Errno(path_, "cannot look at the pool device", errno);
+      return SystemError(path_, "cannot look at the pool device");
     }
     is_block_device_ = S_ISBLK(status.st_mode);
     if (!is_block_device_ && !S_ISREG(status.st_mode)) {
@@ -171,32 +165,32 @@ class FileDevice::Impl {
     // swap.
     if (is_block_device_ && options_.exclusive) flags |= O_EXCL;
     const std::string self = fmt::format("/proc/self/fd/{}", found.get());
-    descriptor_ = open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0));
-    while (descriptor_ < 0 && errno == EBUSY && std::chrono::steady_clock::now() - start_ < options_.lock_wait) {
+    file_ = UniqueFd(open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0)));
+    while (!file_ && errno == EBUSY && std::chrono::steady_clock::now() - start_ < options_.lock_wait) {
       std::this_thread::sleep_for(kLockPoll);
-      descriptor_ = open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0));
+      file_ = UniqueFd(open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0)));
     }
-    if (descriptor_ < 0 && errno == EINVAL && options_.direct) {
+    if (!file_ && errno == EINVAL && options_.direct) {
       spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower", path_);
-      descriptor_ = open(self.c_str(), flags);
+      file_ = UniqueFd(open(self.c_str(), flags));
     }
-    if (descriptor_ >= 0) return {};
+    if (file_) return {};
     if (errno == EBUSY) {
       return OpenError(ErrorCode::kBusy, path_, "the device is in use (mounted, or open in another store)");
     }
-    return Errno(path_, "cannot open the pool device", errno);
+    return SystemError(path_, "cannot open the pool device");
   }
 
   // True when the holder of the lock shares it. A store never does; udevd does, for a moment, after each program that
   // wrote a block device.
   bool HeldOnlyByProbe() const {
-    return is_block_device_ && flock(descriptor_, LOCK_SH | LOCK_NB) == 0 && flock(descriptor_, LOCK_UN) == 0;
+    return is_block_device_ && flock(file_.get(), LOCK_SH | LOCK_NB) == 0 && flock(file_.get(), LOCK_UN) == 0;
   }
 
   Result<void> Lock() {
     if (!options_.exclusive) return {};
-    while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return Errno(path_, "cannot lock the pool device", errno);
+    while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return SystemError(path_, "cannot lock the pool device");
       const auto limit =
           HeldOnlyByProbe() ? std::max<std::chrono::milliseconds>(kProbeLimit, options_.lock_wait) : options_.lock_wait;
       if (std::chrono::steady_clock::now() - start_ >= limit) {
@@ -210,7 +204,7 @@ class FileDevice::Impl {
   // Programs that write past a store that has ended would write into blocks that now belong to others.
   Result<void> CheckNoWriters() {
     struct flock lock = AnyWritersLock();
-    if (fcntl(descriptor_, F_OFD_GETLK, &lock) != 0) return Errno(path_, "cannot look for writers", errno);
+    if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return SystemError(path_, "cannot look for writers");
     if (lock.l_type == F_UNLCK) return {};
     return OpenError(ErrorCode::kBusy, path_,
                      fmt::format("a program still holds leases for writing on it from an earlier mount; end it "
@@ -222,8 +216,8 @@ class FileDevice::Impl {
     uint64_t bytes = 0;
     if (is_block_device_) {
       int sector = 0;
-      if (ioctl(descriptor_, BLKGETSIZE64, &bytes) != 0 || ioctl(descriptor_, BLKSSZGET, &sector) != 0) {
-        return Errno(path_, "cannot read the size of the device", errno);
+      if (ioctl(file_.get(), BLKGETSIZE64, &bytes) != 0 || ioctl(file_.get(), BLKSSZGET, &sector) != 0) {
+        return SystemError(path_, "cannot read the size of the device");
       }
       if (sector < 0 || static_cast<uint64_t>(sector) > kBlockSize) {
         return OpenError(ErrorCode::kIo, path_,
@@ -231,7 +225,7 @@ class FileDevice::Impl {
       }
     } else {
       struct stat status = {};
-      if (fstat(descriptor_, &status) != 0) return Errno(path_, "cannot read the size of the file", errno);
+      if (fstat(file_.get(), &status) != 0) return SystemError(path_, "cannot read the size of the file");
       bytes = static_cast<uint64_t>(status.st_size);
     }
     size_ = ByteCount{RoundDown(bytes, kBlockSize)};
@@ -256,7 +250,7 @@ class FileDevice::Impl {
   const std::string path_;
   const Options options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  int descriptor_ = -1;
+  UniqueFd file_;
   bool is_block_device_ = false;
   ByteCount size_;
   std::vector<std::unique_ptr<ThreadedRing>> rings_;
@@ -276,7 +270,7 @@ ByteCount FileDevice::size() const { return impl_->size(); }
 std::string_view FileDevice::path() const { return impl_->path(); }
 void FileDevice::Submit(std::span<IoRequest* const> requests) { impl_->Submit(requests); }
 Result<void> FileDevice::Flush() { return impl_->Flush(); }
-Result<int> FileDevice::OpenAgain(bool write, uint64_t writer) const { return impl_->OpenAgain(write, writer); }
+Result<UniqueFd> FileDevice::OpenAgain(bool write, uint64_t writer) const { return impl_->OpenAgain(write, writer); }
 Result<bool> FileDevice::HasWriter(uint64_t writer) const { return impl_->HasWriter(writer); }
 int FileDevice::descriptor() const { return impl_->descriptor(); }
 bool FileDevice::is_block_device() const { return impl_->is_block_device(); }

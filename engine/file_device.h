@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "common/unique_fd.h"
 #include "engine/block_device.h"
 
 namespace weightfs {
@@ -38,11 +39,11 @@ class FileDevice final : public BlockDevice {
   void Submit(std::span<IoRequest* const> requests) override;
   Result<void> Flush() override;  // fdatasync; kIo when the file was deleted meanwhile
 
-  // A descriptor of its own of the same file or device (O_DIRECT as here, close-on-exec), to be passed to others; the
-  // caller closes it. One for writing carries a lock on the byte `writer` for as long as anybody has a copy or a
-  // transfer of it is under way, also after the end of this process: until then Open refuses the device to whoever
-  // wants to write (kBusy), for a write may still be on its way.
-  Result<int> OpenAgain(bool write, uint64_t writer = 0) const;
+  // A descriptor of its own of the same file or device (O_DIRECT as here, close-on-exec), to be passed to others. One
+  // for writing carries a lock on the byte `writer` for as long as anybody has a copy or a transfer of it is under way,
+  // also after the end of this process: until then Open refuses the device to whoever wants to write (kBusy), for a
+  // write may still be on its way.
+  Result<UniqueFd> OpenAgain(bool write, uint64_t writer = 0) const;
   // Whether a descriptor of that writer is left anywhere.
   Result<bool> HasWriter(uint64_t writer) const;
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/start_thread.h"
 
 namespace weightfs {
 namespace {
@@ -30,23 +31,15 @@ ErrorCode ReportIoError(const char* operation, ByteOffset offset, ByteCount size
 Result<std::unique_ptr<ThreadedRing>> ThreadedRing::Create(Options options) {
   auto ring = IoRing::Create({.depth = options.queue_depth, .wakeable = true});
   if (!ring.has_value()) {
-    return Error{ring.error().error_number == EAGAIN ? ErrorCode::kAgain : ErrorCode::kIo,
-                 fmt::format("{}: {}", options.path, ring.error().what)};
+    return Error{ring.error().code, fmt::format("{}: {}", options.path, ring.error().what)};
   }
-  return std::unique_ptr<ThreadedRing>(new ThreadedRing(std::move(options), std::move(*ring)));
+  std::unique_ptr<ThreadedRing> made(new ThreadedRing(std::move(options), std::move(*ring)));
+  ASSIGN_OR_RETURN(made->thread_, StartThread("weightfs-aio", [raw = made.get()] { raw->Run(); }));
+  return made;
 }
 
 ThreadedRing::ThreadedRing(Options options, std::unique_ptr<IoRing> ring)
-    : options_(std::move(options)), ring_(std::move(ring)) {
-  // Signals are for the threads of the program.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { Run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_setname_np(thread_.native_handle(), "weightfs-aio");
-}
+    : options_(std::move(options)), ring_(std::move(ring)) {}
 
 ThreadedRing::~ThreadedRing() {
   {
@@ -54,7 +47,7 @@ ThreadedRing::~ThreadedRing() {
     stopping_ = true;
   }
   ring_->Wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void ThreadedRing::Count(size_t requests) {

@@ -9,21 +9,21 @@
 #include <utility>
 #include <vector>
 
-#include "common/descriptor.h"
 #include "common/mutex.h"
+#include "common/unique_fd.h"
 #include "lease/channel.h"
 #include "store/file/lease.h"
 
 namespace weightfs {
 
 // A descriptor of each device of a store, by DeviceId, of which holders of leases get copies.
-using LeaseDevices = std::vector<Descriptor>;
+using LeaseDevices = std::vector<UniqueFd>;
 using LeaseDevicesPtr = std::shared_ptr<const LeaseDevices>;
 
 // Thread-safe. Its end is the end of its lease. `leases` counts those that are held and outlives it.
 class LeaseConnection {
  public:
-  LeaseConnection(Descriptor socket, Credentials peer, std::atomic<uint64_t>& leases)
+  LeaseConnection(UniqueFd socket, Credentials peer, std::atomic<uint64_t>& leases)
       : socket_(std::move(socket)), peer_(std::move(peer)), leases_(leases) {}
   ~LeaseConnection() { Abandon(); }
   LeaseConnection(const LeaseConnection&) = delete;
@@ -86,7 +86,7 @@ class LeaseConnection {
     return std::move(grant_);
   }
 
-  const Descriptor socket_;
+  const UniqueFd socket_;
   const Credentials peer_;
   std::atomic<uint64_t>& leases_;
   mutable Mutex mutex_;

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "common/log.h"
-#include "fs/errno_map.h"
 #include "fs/filesystem.h"
 
 namespace weightfs {
@@ -85,7 +84,7 @@ void LeaseRequests::Send(const Request& request, int error, const Body& body, co
   header.error = error;
   std::vector<int> descriptors;
   if (devices != nullptr) {
-    for (const Descriptor& device : *devices) descriptors.push_back(device.get());
+    for (const UniqueFd& device : *devices) descriptors.push_back(device.get());
   }
   const auto sent = lease::Send(request.connection->socket(), header, body, descriptors);
   const bool gone = !sent.has_value() && sent.error().code == ErrorCode::kShutdown;
@@ -129,8 +128,8 @@ Result<LeaseDevicesPtr> LeaseRequests::OpenDevices(bool write, uint64_t writer) 
   }
   auto devices = std::make_shared<LeaseDevices>();
   for (size_t index = 0; index < store.device_count(); ++index) {
-    ASSIGN_OR_RETURN(const int descriptor, store.OpenDevice(DeviceId{static_cast<uint16_t>(index)}, write, writer));
-    devices->emplace_back(descriptor);
+    ASSIGN_OR_RETURN(UniqueFd descriptor, store.OpenDevice(DeviceId{static_cast<uint16_t>(index)}, write, writer));
+    devices->push_back(std::move(descriptor));
   }
   return LeaseDevicesPtr(std::move(devices));
 }

@@ -32,7 +32,7 @@ constexpr int kAcceptedAtOnce = 16;  // then those who are in have their turn
 constexpr std::chrono::milliseconds kFirstLook{5}, kRarestLook{1000};
 constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;  // nobody looks at a socket while a request is served
 
-Error SystemError(const char* what) {
+Error CannotStart(const char* what) {
   return {ErrorCode::kIo, fmt::format("the lease server cannot start: {}: {}; mount with -o direct=off to do without",
                                       what, std::strerror(errno))};
 }
@@ -94,7 +94,7 @@ Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) 
 
 Result<void> LeaseServer::Listen() {
   uint64_t random[2];
-  if (getrandom(random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return SystemError("getrandom");
+  if (getrandom(random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return CannotStart("getrandom");
   name_ = fmt::format("weightfs-{:016x}{:016x}", random[0], random[1]);
   auto listener = lease::Listen(name_, kBacklog);
   if (!listener.has_value()) {
@@ -103,13 +103,13 @@ Result<void> LeaseServer::Listen() {
                              ToString(listener.error()))};
   }
   listener_ = std::move(*listener);
-  wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_) return SystemError("eventfd");
-  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_) return SystemError("epoll_create1");
-  for (const Descriptor* source : {&listener_, &wake_}) {
+  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) return CannotStart("eventfd");
+  epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_) return CannotStart("epoll_create1");
+  for (const UniqueFd* source : {&listener_, &wake_}) {
     epoll_event event{.events = EPOLLIN, .data = {.fd = source->get()}};
-    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->get(), &event) != 0) return SystemError("epoll_ctl");
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->get(), &event) != 0) return CannotStart("epoll_ctl");
   }
   return {};
 }
@@ -198,7 +198,7 @@ void LeaseServer::AcceptSome() {
 }
 
 // Before anything is read of it: even the descriptors that came with a message of a stranger could hold us up.
-void LeaseServer::Accept(Descriptor socket) {
+void LeaseServer::Accept(UniqueFd socket) {
   const auto peer = PeerOf(socket.get());
   if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
   const int descriptor = socket.get();

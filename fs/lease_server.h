@@ -15,9 +15,9 @@
 #include <thread>
 #include <unordered_map>
 
-#include "common/descriptor.h"
 #include "common/mutex.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "fs/executor.h"
 #include "fs/lease_connection.h"
 #include "fs/lease_requests.h"
@@ -54,7 +54,7 @@ class LeaseServer {
   void Wake();
   int LookAtWriters();
   void AcceptSome();
-  void Accept(Descriptor socket);
+  void Accept(UniqueFd socket);
   void Serve(const LeaseConnectionPtr& connection);
   // Waits for the connection's next request, or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);
@@ -64,7 +64,7 @@ class LeaseServer {
 
   Filesystem& filesystem_;
   std::string name_;
-  Descriptor listener_, wake_, epoll_;
+  UniqueFd listener_, wake_, epoll_;
   LeaseTickets tickets_;
   std::atomic<uint64_t> leases_{0};
   std::atomic<bool> stopping_{false};

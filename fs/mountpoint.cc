@@ -50,10 +50,8 @@ bool Holds(const std::string& outer, const std::string& inner) {
 
 // Whether a FUSE mount without its program lies there. Only opening tells: attributes the kernel has from before.
 bool IsDead(const std::string& mountpoint) {
-  const int directory = open(mountpoint.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory < 0) return errno == ENOTCONN;
-  close(directory);
-  return false;
+  const UniqueFd directory(open(mountpoint.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return !directory && errno == ENOTCONN;
 }
 
 // A daemon that was killed leaves a mount on which every call that reaches the kernel's FUSE says ENOTCONN.

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "common/log.h"
-#include "fs/errno_map.h"
 #include "fs/init_reply.h"
 #include "fs/kernel_features.h"
 

@@ -16,6 +16,7 @@
 
 #include "common/log.h"
 #include "common/shell_quote.h"
+#include "common/start_thread.h"
 #include "fs/init_reply.h"
 #include "fs/mount_flags.h"
 #include "fs/operations.h"
@@ -51,22 +52,7 @@ class WakeHandler {
   struct sigaction before_ = {};
 };
 
-// Threads made while it lives take no signals but the wake signal: those of the process belong to its main thread.
-class ThreadSignals {
- public:
-  ThreadSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    sigdelset(&all, WakeSignal());
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~ThreadSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  ThreadSignals(const ThreadSignals&) = delete;
-  ThreadSignals& operator=(const ThreadSignals&) = delete;
-
- private:
-  sigset_t before_{};
-};
+;
 
 // libfuse's capabilities for the kernel's flags.
 struct Capability {
@@ -137,10 +123,8 @@ std::string LibfuseOptions(const MountOptions& options) {
 // Ends the connection under libfuse, which would look for a mount and complain that there is none. Others may have the
 // filesystem: they get errors from now on.
 bool CloseConnection(int descriptor) {
-  const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-  const bool replaced = nothing >= 0 && dup3(nothing, descriptor, O_CLOEXEC) >= 0;
-  if (nothing >= 0) close(nothing);
-  return replaced;
+  const UniqueFd nothing(open("/dev/null", O_RDWR | O_CLOEXEC));
+  return nothing && dup3(nothing.get(), descriptor, O_CLOEXEC) >= 0;
 }
 
 }  // namespace
@@ -151,8 +135,8 @@ Session::Session(Filesystem& filesystem, const MountOptions& options)
 Result<std::unique_ptr<Session>> Session::Create(Filesystem& filesystem, const MountOptions& options) {
   std::unique_ptr<Session> session(new Session(filesystem, options));
   ASSIGN_OR_RETURN(session->mask_, ParseFeatureMask(options.without));
-  session->stop_event_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (session->stop_event_ < 0) return Error{ErrorCode::kNoMemory, fmt::format("eventfd: {}", std::strerror(errno))};
+  session->stop_event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!session->stop_event_) return SystemError("eventfd", "cannot be made");
 
   fuse_lowlevel_ops& operations = session->operations_;
   operations.init = OnInit;
@@ -179,7 +163,6 @@ Result<std::unique_ptr<Session>> Session::Create(Filesystem& filesystem, const M
 Session::~Session() {
   Unmount();
   if (session_ != nullptr) fuse_session_destroy(session_);
-  if (stop_event_ >= 0) close(stop_event_);
   filesystem_.session = nullptr;
   filesystem_.buffers = nullptr;
 }
@@ -357,7 +340,7 @@ Result<void> Session::Run() {
   WakeHandler wake;
   std::vector<std::thread> receivers;
   {
-    ThreadSignals signals;
+    const SignalsBlocked blocked(WakeSignal());  // they belong to the main thread
     MutexLock lock(mutex_);
     receiving_ = options_.threads;
     for (unsigned i = 0; i < options_.threads; ++i) {
@@ -369,7 +352,7 @@ Result<void> Session::Run() {
   }
   if (options_.ready) options_.ready();
 
-  pollfd stop{.fd = stop_event_, .events = POLLIN, .revents = 0};
+  pollfd stop{.fd = stop_event_.get(), .events = POLLIN, .revents = 0};
   while (poll(&stop, 1, -1) < 0 && errno == EINTR) {
   }
   bool all_left = false;
@@ -394,7 +377,7 @@ Result<void> Session::Run() {
 void Session::Stop() {
   const uint64_t one = 1;
   // Fails only when the counter is full, that is, when it is readable.
-  [[maybe_unused]] const ssize_t written = write(stop_event_, &one, sizeof(one));
+  [[maybe_unused]] const ssize_t written = write(stop_event_.get(), &one, sizeof(one));
 }
 
 std::optional<MountEntry> Session::FindOwnMount() const {

@@ -69,7 +69,7 @@ class Session {
   fuse_lowlevel_ops operations_{};
   fuse_session* session_ = nullptr;
   int descriptor_ = -1;  // libfuse's; closed by Unmount
-  int stop_event_ = -1;  // readable once Stop was called or the last receiver has left
+  UniqueFd stop_event_;  // readable once Stop was called or the last receiver has left
   bool attached_ = false;
   bool ended_ = false;
   std::string mount_path_;    // empty when nothing is mounted

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "common/assert.h"
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 #include "io/kernel_queue.h"
 
 namespace weightfs {
@@ -31,13 +31,14 @@ std::string ReadSysctl(const char* path) {
   return std::getline(file, value) ? value : "unknown";
 }
 
-IoRing::SetupError SetupFailure(unsigned slots, int error_number) {
+Error SetupFailure(unsigned slots, int error_number) {
   if (error_number != EAGAIN) {
-    return {error_number, fmt::format("io_setup for {} transfers failed: {}; check that the kernel has libaio and no "
-                                      "sandbox forbids it",
-                                      slots, std::strerror(error_number))};
+    return {ErrorCode{error_number},
+            fmt::format("io_setup for {} transfers failed: {}; check that the kernel has libaio and no "
+                        "sandbox forbids it",
+                        slots, std::strerror(error_number))};
   }
-  return {EAGAIN,
+  return {ErrorCode::kAgain,
           fmt::format("no room for asynchronous transfers: /proc/sys/fs/aio-max-nr is {} and {} are taken; raise "
                       "the limit with 'sysctl -w fs.aio-max-nr=1048576' or lower the queue depth",
                       ReadSysctl("/proc/sys/fs/aio-max-nr"), ReadSysctl("/proc/sys/fs/aio-nr"))};
@@ -53,7 +54,7 @@ class AioQueue final : public KernelQueue {
 
   // False with an errno.
   bool MakeWakeable() {
-    wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return wake_ && ArmWake();
   }
 
@@ -117,21 +118,21 @@ class AioQueue final : public KernelQueue {
 
   const io_context_t context_;
   std::vector<iocb> controls_;  // never resized: the kernel's events point into it
-  Descriptor wake_;             // an eventfd
+  UniqueFd wake_;               // an eventfd
   iocb wake_control_{};
   bool wake_armed_ = false;
 };
 
 }  // namespace
 
-tl::expected<std::unique_ptr<KernelQueue>, IoRing::SetupError> KernelQueue::Create(unsigned slots, bool wakeable) {
+Result<std::unique_ptr<KernelQueue>> KernelQueue::Create(unsigned slots, bool wakeable) {
   io_context_t context = nullptr;
   const int rc = io_setup(static_cast<int>(slots + (wakeable ? 1 : 0)), &context);
-  if (rc < 0) return tl::unexpected(SetupFailure(slots, -rc));
+  if (rc < 0) return SetupFailure(slots, -rc);
   auto queue = std::make_unique<AioQueue>(context, slots);
   if (wakeable && !queue->MakeWakeable()) {
-    return tl::unexpected(IoRing::SetupError{
-        errno, fmt::format("cannot watch an eventfd: {}; Linux 4.18 or newer is needed", std::strerror(errno))});
+    return Error{ErrorCode{errno},
+                 fmt::format("cannot watch an eventfd: {}; Linux 4.18 or newer is needed", std::strerror(errno))};
   }
   return queue;
 }

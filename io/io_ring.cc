@@ -17,11 +17,11 @@ constexpr std::chrono::nanoseconds kRetryPause = std::chrono::milliseconds(1);
 
 }  // namespace
 
-tl::expected<std::unique_ptr<IoRing>, IoRing::SetupError> IoRing::Create(const Options& options) {
+Result<std::unique_ptr<IoRing>> IoRing::Create(const Options& options) {
   for (unsigned depth = options.depth;; depth /= 2) {
     auto kernel = KernelQueue::Create(depth, options.wakeable);
     if (kernel.has_value()) return std::make_unique<IoRing>(depth, std::move(*kernel));
-    if (!options.may_shrink || kernel.error().error_number != EAGAIN || depth <= 1) {
+    if (!options.may_shrink || kernel.error().code != ErrorCode::kAgain || depth <= 1) {
       return tl::unexpected(std::move(kernel).error());
     }
   }

@@ -12,10 +12,10 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tl/expected.hpp>
 #include <vector>
 
 #include "common/mutex.h"
+#include "common/result.h"
 
 namespace weightfs {
 
@@ -53,13 +53,9 @@ class IoRing {
     uint64_t done = 0;     // bytes from the start of the transfer; all of them after a success
     int error_number = 0;  // 0 with fewer bytes: the kernel stopped before the end of the next unit, as at a file's end
   };
-  struct SetupError {
-    int error_number = 0;
-    std::string what = {};
-  };
 
-  // EAGAIN, with the numbers of fs.aio-max-nr, when the system has no room for the ring.
-  static tl::expected<std::unique_ptr<IoRing>, SetupError> Create(const Options& options);
+  // kAgain, with the numbers of fs.aio-max-nr, when the system has no room for the ring.
+  static Result<std::unique_ptr<IoRing>> Create(const Options& options);
   IoRing(unsigned depth, std::unique_ptr<KernelQueue> kernel);
   // Nothing may be in the kernel.
   ~IoRing();

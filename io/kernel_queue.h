@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 
+#include "common/result.h"
 #include "io/io_ring.h"
 
 namespace weightfs {
@@ -23,7 +24,7 @@ class KernelQueue {
   };
 
   // With `wakeable`, Wake works; the queue then takes one slot more from the system's limit.
-  static tl::expected<std::unique_ptr<KernelQueue>, IoRing::SetupError> Create(unsigned slots, bool wakeable);
+  static Result<std::unique_ptr<KernelQueue>> Create(unsigned slots, bool wakeable);
   virtual ~KernelQueue() = default;
 
   // Sets the transfer of a slot that is not in the kernel: all of it, beginning `done` bytes after its start.

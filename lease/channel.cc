@@ -21,15 +21,12 @@ constexpr size_t kMaximumDescriptors = kMaximumDevices + 1;  // and the body
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 Error Failed(std::string_view what, int error) {
-  const auto code = error == EAGAIN || error == EWOULDBLOCK                                     ? ErrorCode::kAgain
-                    : error == EPIPE || error == ECONNRESET || error == ENOTCONN                ? ErrorCode::kShutdown
-                    : error == ECONNREFUSED                                                     ? ErrorCode::kNotFound
-                    : error == ENOMEM || error == ENOBUFS || error == EMFILE || error == ENFILE ? ErrorCode::kNoMemory
-                                                                                                : ErrorCode::kIo;
-  return {code, fmt::format("lease channel: {}: {}", what, std::strerror(error))};
+  Error failure = SystemError("lease channel", what, error);
+  if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) failure.code = ErrorCode::kShutdown;
+  return failure;
 }
 
-Error Refused(std::string_view why) { return {ErrorCode::kInvalid, fmt::format("lease channel: {}", why)}; }
+Error Refused(std::string_view why) { return {ErrorCode{EPROTO}, fmt::format("lease channel: {}", why)}; }
 
 struct Address {
   sockaddr_un address{};
@@ -49,8 +46,8 @@ Result<Address> AddressOf(std::string_view name) {
 }
 
 // The pieces in a memfd of their own that nobody can change any more.
-Result<Descriptor> SealedBody(std::span<const std::span<const std::byte>> body) {
-  Descriptor file(memfd_create("weightfs-lease", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Result<UniqueFd> SealedBody(std::span<const std::span<const std::byte>> body) {
+  UniqueFd file(memfd_create("weightfs-lease", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return Failed("memfd_create", errno);
   for (std::span<const std::byte> piece : body) {
     while (!piece.empty()) {
@@ -83,8 +80,8 @@ Result<void> ReadSealed(int file, std::span<std::byte> out) {
 }
 
 // Owns every descriptor that came with a message.
-std::vector<Descriptor> TakeDescriptors(msghdr& message) {
-  std::vector<Descriptor> descriptors;
+std::vector<UniqueFd> TakeDescriptors(msghdr& message) {
+  std::vector<UniqueFd> descriptors;
   for (cmsghdr* entry = CMSG_FIRSTHDR(&message); entry != nullptr; entry = CMSG_NXTHDR(&message, entry)) {
     if (entry->cmsg_level != SOL_SOCKET || entry->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (entry->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -131,9 +128,9 @@ std::string_view BodyReader::RestAsText() {
   return {reinterpret_cast<const char*>(rest.data()), rest.size()};
 }
 
-Result<Descriptor> Listen(std::string_view name, int backlog) {
+Result<UniqueFd> Listen(std::string_view name, int backlog) {
   ASSIGN_OR_RETURN(const Address address, AddressOf(name));
-  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return Failed("socket", errno);
   if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.size) != 0) {
     return Failed("bind", errno);
@@ -142,17 +139,17 @@ Result<Descriptor> Listen(std::string_view name, int backlog) {
   return socket;
 }
 
-Result<Descriptor> Accept(int listener) {
+Result<UniqueFd> Accept(int listener) {
   while (true) {
-    Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) return socket;
     if (errno != EINTR && errno != ECONNABORTED) return Failed("accept", errno);
   }
 }
 
-Result<Descriptor> Connect(std::string_view name) {
+Result<UniqueFd> Connect(std::string_view name) {
   ASSIGN_OR_RETURN(const Address address, AddressOf(name));
-  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) return Failed("socket", errno);
   while (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.size) != 0) {
     if (errno != EINTR) return Failed("connect", errno);
@@ -169,7 +166,7 @@ Result<void> Send(int socket, Header header, std::span<const std::span<const std
     return Refused(
         fmt::format("a message of {} bytes with {} descriptors is too large to send", header.body, descriptors.size()));
   }
-  Descriptor file;
+  UniqueFd file;
   std::vector<int> passed;
   std::vector<iovec> pieces = {{&header, sizeof(header)}};
   if (header.in_memfd != 0) {

@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/descriptor.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "lease/protocol.h"
 
 namespace weightfs::lease {
@@ -22,7 +22,7 @@ namespace weightfs::lease {
 struct Message {
   Header header;
   std::unique_ptr<std::byte[]> memory;  // header.body bytes; null where there are none
-  std::vector<Descriptor> descriptors;  // without that of the body
+  std::vector<UniqueFd> descriptors;    // without that of the body
 
   std::span<const std::byte> body() const { return {memory.get(), header.body}; }
 };
@@ -95,9 +95,9 @@ class BodyReader {
 
 // Sockets are close-on-exec. `name` is that of the abstract namespace, without its leading NUL. A listener, and what it
 // accepts, does not block.
-Result<Descriptor> Listen(std::string_view name, int backlog);
-Result<Descriptor> Accept(int listener);
-Result<Descriptor> Connect(std::string_view name);
+Result<UniqueFd> Listen(std::string_view name, int backlog);
+Result<UniqueFd> Accept(int listener);
+Result<UniqueFd> Connect(std::string_view name);
 
 // Sends `header` (whose `body` and `in_memfd` are filled in here), the pieces of the body one behind the other, and
 // copies of the descriptors.

@@ -355,7 +355,7 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
   return replaced;
 }
 
-Result<int> Store::OpenDevice(DeviceId device, bool write, uint64_t writer) {
+Result<UniqueFd> Store::OpenDevice(DeviceId device, bool write, uint64_t writer) {
   // Devices of tests lie in memory and have no descriptors.
   const auto* file = dynamic_cast<const FileDevice*>(p_->devices[device.value].get());
   if (file == nullptr) return ErrorCode::kNotSupported;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "engine/block_device.h"
 #include "meta/kv_store.h"
 #include "store/file/lease.h"
@@ -128,9 +129,9 @@ class Store {
   Result<std::vector<InodeId>> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
                                        std::span<const DirectFile> files, std::span<const uint32_t> checksums,
                                        BlockReservation grant, size_t* failed);
-  // A new descriptor of a device for holders of leases; the caller closes it. FileDevice::OpenAgain. Who writes a grant
+  // A new descriptor of a device for holders of leases: FileDevice::OpenAgain. Who writes a grant
   // has descriptors of a writer of his own, and the grant knows it (BlockReservation::BeginWrites).
-  Result<int> OpenDevice(DeviceId device, bool write, uint64_t writer = 0);
+  Result<UniqueFd> OpenDevice(DeviceId device, bool write, uint64_t writer = 0);
   // Frees the blocks of grants that have ended whose writers are gone by now. True when some are left.
   bool CollectOrphanedReservations();
   size_t device_count() const;

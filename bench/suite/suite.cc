@@ -62,8 +62,8 @@ class Interpreter {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
       return SystemError("socketpair", "cannot be made");
-    socket_ = Descriptor(ends[0]);
-    const Descriptor other(ends[1]);
+    socket_ = UniqueFd(ends[0]);
+    const UniqueFd other(ends[1]);
     const pid_t parent = getpid();
     pid_ = fork();
     if (pid_ < 0) return SystemError("python3", "fork");
@@ -138,7 +138,7 @@ class Interpreter {
   }
 
   pid_t pid_ = -1;
-  Descriptor socket_;
+  UniqueFd socket_;
   std::string received_;
   bool cancelled_ = false;
 };

@@ -25,22 +25,18 @@ double SecondsOf(clockid_t clock) {
 
 }  // namespace
 
-Error SystemError(std::string_view path, std::string_view what) {
-  return {ErrorCode::kIo, fmt::format("{}: {}: {}", path, what, std::strerror(errno))};
-}
-
-Result<Descriptor> OpenFile(const std::string& path, int flags) {
-  Descriptor file(open(path.c_str(), flags | O_CLOEXEC, 0644));
+Result<UniqueFd> OpenFile(const std::string& path, int flags) {
+  UniqueFd file(open(path.c_str(), flags | O_CLOEXEC, 0644));
   if (!file) return SystemError(path, "cannot be opened");
   return file;
 }
 
-Result<void> Sync(const Descriptor& file, std::string_view path) {
+Result<void> Sync(const UniqueFd& file, std::string_view path) {
   if (fsync(file.get()) != 0) return SystemError(path, "fsync");
   return {};
 }
 
-Result<void> Close(Descriptor& file, std::string_view path) {
+Result<void> Close(UniqueFd& file, std::string_view path) {
   if (file.Close() != 0) return SystemError(path, "close");
   return {};
 }

@@ -11,20 +11,17 @@
 #include <string>
 #include <string_view>
 
-#include "common/descriptor.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "common/units.h"
 
 namespace weightfs::bench {
 
-// kIo with errno's text: "PATH: cannot be read: No such file or directory".
-Error SystemError(std::string_view path, std::string_view what);
-
 // open(2) with O_CLOEXEC and mode 0644.
-Result<Descriptor> OpenFile(const std::string& path, int flags);
-Result<void> Sync(const Descriptor& file, std::string_view path);
+Result<UniqueFd> OpenFile(const std::string& path, int flags);
+Result<void> Sync(const UniqueFd& file, std::string_view path);
 // close(2), which may report an earlier write that failed.
-Result<void> Close(Descriptor& file, std::string_view path);
+Result<void> Close(UniqueFd& file, std::string_view path);
 
 // Memory that begins on a huge page and whose pages have all been touched: in a virtual machine the first touch is four
 // times as slow as the second, and must not be timed.

@@ -14,7 +14,7 @@ namespace {
 
 using client::MemoryView;
 
-Result<void> Convert(const client::IoResult<void>& result) {
+Result<void> Convert(const Result<void>& result) {
   if (result.has_value()) return {};
   return Error{ErrorCode::kIo, result.error().what};
 }

@@ -29,7 +29,7 @@ const std::map<std::string, Amount (*)(const SmallFiles&)> kSmallFileJobs = {
 
 // Writes a file's dirty data, and drops the kernel's pages and the daemon's chunks of it.
 Result<void> MakeCold(const std::string& path, bool on_mount) {
-  ASSIGN_OR_RETURN(const Descriptor file, OpenFile(path, O_RDONLY));
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
   RETURN_IF_ERROR(Sync(file, path));
   posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
   if (!on_mount || ioctl(file.get(), WEIGHTFS_IOC_DROP_CACHE) == 0) return {};
@@ -39,7 +39,7 @@ Result<void> MakeCold(const std::string& path, bool on_mount) {
 // Where each MiB of a file on a mount lies on the only device of its store: bytes from the device's start.
 // kNotSupported when a MiB of it is not in one piece.
 Result<std::vector<uint64_t>> DeviceOffsetsOf(const std::string& path, uint64_t size) {
-  ASSIGN_OR_RETURN(const Descriptor file, OpenFile(path, O_RDONLY));
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
   RETURN_IF_ERROR(Sync(file, path));
   std::vector<uint64_t> offsets(size / kMiB, 0);  // no data lies at 0, where a superblock is
   weightfs_extents answer{};
@@ -115,7 +115,7 @@ class Worker {
 
   // {"path"}: those of its mount; nothing where it does not give them.
   static Amount ReadCounters(const Json& job, Json* answer) {
-    ASSIGN_OR_RETURN(const Descriptor file, OpenFile(job.at("path").get<std::string>(), O_RDONLY));
+    ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(job.at("path").get<std::string>(), O_RDONLY));
     weightfs_stats stats{};
     stats.version = WEIGHTFS_IOC_VERSION;
     if (ioctl(file.get(), WEIGHTFS_IOC_STATS, &stats) != 0) return 0;

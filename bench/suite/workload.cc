@@ -37,7 +37,7 @@ Error ShortFile(const FileJob& job) {
 
 // Without O_DIRECT on tmpfs, where it has no meaning though newer kernels accept it. A device node may lie on tmpfs
 // while the device does not.
-Result<Descriptor> OpenDirect(const std::string& path, int flags) {
+Result<UniqueFd> OpenDirect(const std::string& path, int flags) {
   struct statfs filesystem = {};
   struct stat status = {};
   const bool regular = stat(path.c_str(), &status) != 0 || !S_ISBLK(status.st_mode);
@@ -62,7 +62,7 @@ Amount RunAio(const FileJob& job, int descriptor, bool write, const NextOffset& 
 }
 
 Amount MoveByAio(const FileJob& job, bool write) {
-  ASSIGN_OR_RETURN(Descriptor file, OpenDirect(job.path, write ? O_WRONLY : O_RDONLY));
+  ASSIGN_OR_RETURN(UniqueFd file, OpenDirect(job.path, write ? O_WRONLY : O_RDONLY));
   const auto in_order = [next = uint64_t{0}, &job]() mutable -> std::optional<uint64_t> {
     if (next + job.call > job.size) return std::nullopt;
     return std::exchange(next, next + job.call);
@@ -75,7 +75,7 @@ Amount MoveByAio(const FileJob& job, bool write) {
 }
 
 Amount ReadBuffered(const FileJob& job, const NextOffset& next) {
-  ASSIGN_OR_RETURN(const Descriptor file, OpenFile(job.path, O_RDONLY));
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(job.path, O_RDONLY));
   uint64_t done = 0;
   for (; const auto offset = next(); ++done) {
     const ssize_t got = pread(file.get(), job.into, job.call, static_cast<off_t>(*offset));
@@ -96,7 +96,7 @@ Amount ForEach(const SmallFiles& files, const Work& work) {
 }  // namespace
 
 Amount ReadFile(const FileJob& job) {
-  ASSIGN_OR_RETURN(Descriptor file, OpenFile(job.path, O_RDONLY));
+  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_RDONLY));
   // One call of the whole goes on where the kernel stopped (2 GiB less a page); others always start at `into`.
   for (uint64_t at = 0; at < job.size;) {
     const uint64_t in_call = at % job.call;
@@ -113,7 +113,7 @@ Amount ReadFile(const FileJob& job) {
 }
 
 Amount WriteFile(const FileJob& job) {
-  ASSIGN_OR_RETURN(Descriptor file, OpenFile(job.path, O_WRONLY | O_CREAT | (job.over_existing ? 0 : O_TRUNC)));
+  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY | O_CREAT | (job.over_existing ? 0 : O_TRUNC)));
   for (uint64_t at = 0; at < job.size;) {
     const ssize_t put = write(file.get(), job.content.At(at), std::min(job.call - at % job.call, job.size - at));
     if (put <= 0) return SystemError(job.path, "cannot be written");
@@ -125,7 +125,7 @@ Amount WriteFile(const FileJob& job) {
 }
 
 Amount MapFile(const FileJob& job) {
-  ASSIGN_OR_RETURN(Descriptor file, OpenFile(job.path, O_RDONLY));
+  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_RDONLY));
   void* const mapped = mmap(nullptr, job.size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapped == MAP_FAILED) return SystemError(job.path, "cannot be mapped");
   uint64_t sum = 0, expected = 0;
@@ -153,12 +153,12 @@ Amount ReadRandomly(const FileJob& job) {
     return random() % (job.size / job.call) * job.call;
   };
   if (job.buffered) return ReadBuffered(job, next);
-  ASSIGN_OR_RETURN(const Descriptor file, OpenDirect(job.path, O_RDONLY));
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenDirect(job.path, O_RDONLY));
   return RunAio(job, file.get(), false, next);
 }
 
 Amount PrepareRawFile(const FileJob& job) {
-  ASSIGN_OR_RETURN(Descriptor file, OpenFile(job.path, O_WRONLY | O_CREAT | O_TRUNC));
+  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY | O_CREAT | O_TRUNC));
   errno = posix_fallocate(file.get(), 0, static_cast<off_t>(job.size));
   if (errno != 0) return SystemError(job.path, "has no space");
   RETURN_IF_ERROR(Close(file, job.path));
@@ -172,7 +172,7 @@ Amount CreateAll(const SmallFiles& files) {
     return SystemError(files.directory, "cannot be made");
   }
   return ForEach(files, [&](unsigned index, const std::string& path) -> Result<void> {
-    ASSIGN_OR_RETURN(Descriptor file, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
+    ASSIGN_OR_RETURN(UniqueFd file, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
     if (write(file.get(), files.Bytes(index), files.size) != static_cast<ssize_t>(files.size)) {
       return SystemError(path, "cannot be written");
     }
@@ -203,7 +203,7 @@ Amount ListAll(const SmallFiles& files) {
 Amount ReadAll(const SmallFiles& files) {
   std::vector<std::byte> bytes(files.size);
   return ForEach(files, [&](unsigned index, const std::string& path) -> Result<void> {
-    ASSIGN_OR_RETURN(const Descriptor file, OpenFile(path, O_RDONLY));
+    ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
     if (read(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
       return SystemError(path, "cannot be read");
     }

@@ -7,7 +7,7 @@
 
 namespace weightfs::client {
 
-IoResult<std::unique_ptr<CopyQueue>> CopyQueue::Create(const std::shared_ptr<const CudaDevice>& device) {
+Result<std::unique_ptr<CopyQueue>> CopyQueue::Create(const std::shared_ptr<const CudaDevice>& device) {
   std::vector<Direction> directions;
   for (int i = 0; i < 2; ++i) {
     ASSIGN_OR_RETURN(auto stream, CudaStream::Create(device));
@@ -16,7 +16,7 @@ IoResult<std::unique_ptr<CopyQueue>> CopyQueue::Create(const std::shared_ptr<con
   return std::unique_ptr<CopyQueue>(new CopyQueue(device, std::move(directions)));
 }
 
-IoResult<CudaEvent> CopyQueue::Begin(const Copy& copy) {
+Result<CudaEvent> CopyQueue::Begin(const Copy& copy) {
   // The event first: a copy whose end cannot be seen must not begin.
   if (spares_.empty()) {
     ASSIGN_OR_RETURN(auto made, CudaEvent::Create(device_));
@@ -34,7 +34,7 @@ IoResult<CudaEvent> CopyQueue::Begin(const Copy& copy) {
   return end;
 }
 
-IoResult<void> CopyQueue::Start(const Copy& copy) {
+Result<void> CopyQueue::Start(const Copy& copy) {
   ASSIGN_OR_RETURN(auto end, Begin(copy));
   directions_[copy.to_device ? 1 : 0].copies.push_back({copy.piece, std::move(end)});
   return {};
@@ -45,7 +45,7 @@ void CopyQueue::Collect(std::vector<Ended>* ended) {
     for (auto& copies = direction.copies; !copies.empty(); copies.pop_front()) {
       auto reached = copies.front().end.Reached();
       if (reached.has_value() && !*reached) break;
-      IoResult<void> outcome;
+      Result<void> outcome;
       if (!reached.has_value()) outcome = std::move(reached).error();
       ended->push_back({copies.front().piece, std::move(outcome)});
       spares_.push_back(std::move(copies.front().end));
@@ -53,7 +53,7 @@ void CopyQueue::Collect(std::vector<Ended>* ended) {
   }
 }
 
-IoResult<void> CopyQueue::Run(const Copy& copy) {
+Result<void> CopyQueue::Run(const Copy& copy) {
   ASSIGN_OR_RETURN(auto end, Begin(copy));
   auto result = end.Wait();
   spares_.push_back(std::move(end));

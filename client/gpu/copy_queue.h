@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "client/error.h"
 #include "client/gpu/cuda.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -25,19 +25,19 @@ class CopyQueue {
   };
   struct Ended {
     Piece* piece = nullptr;
-    IoResult<void> outcome = {};
+    Result<void> outcome = {};
   };
 
-  static IoResult<std::unique_ptr<CopyQueue>> Create(const std::shared_ptr<const CudaDevice>& device);
+  static Result<std::unique_ptr<CopyQueue>> Create(const std::shared_ptr<const CudaDevice>& device);
 
   const CudaDevice& device() const { return *device_; }
   // After an error nothing was started. The memory must stay until the copy is collected.
-  IoResult<void> Start(const Copy& copy);
+  Result<void> Start(const Copy& copy);
   // Adds the copies that have ended since the last call.
   void Collect(std::vector<Ended>* ended);
   size_t under_way() const { return directions_[0].copies.size() + directions_[1].copies.size(); }
   // Copies, and waits for it.
-  IoResult<void> Run(const Copy& copy);
+  Result<void> Run(const Copy& copy);
 
  private:
   struct UnderWay {
@@ -51,7 +51,7 @@ class CopyQueue {
 
   CopyQueue(std::shared_ptr<const CudaDevice> device, std::vector<Direction> directions)
       : device_(std::move(device)), directions_(std::move(directions)) {}
-  IoResult<CudaEvent> Begin(const Copy& copy);
+  Result<CudaEvent> Begin(const Copy& copy);
 
   const std::shared_ptr<const CudaDevice> device_;
   std::vector<Direction> directions_;  // to the host, to the GPU

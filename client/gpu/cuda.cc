@@ -57,11 +57,11 @@ struct Cuda::Functions {
   int (*error_name)(int status, const char** name);
   int (*error_text)(int status, const char** text);
 
-  IoResult<void> Resolve(const SharedLibrary& library) {
-    const auto need = [&](const char* name, auto** function) -> IoResult<void> {
+  Result<void> Resolve(const SharedLibrary& library) {
+    const auto need = [&](const char* name, auto** function) -> Result<void> {
       if (library.Find(name, function)) return {};
-      return IoError{ENODEV,
-                     fmt::format("no GPU to use: {} has no {}; a newer NVIDIA driver has", library.name(), name)};
+      return Error{ErrorCode{ENODEV},
+                   fmt::format("no GPU to use: {} has no {}; a newer NVIDIA driver has", library.name(), name)};
     };
     RETURN_IF_ERROR(need("cuInit", &init));
     RETURN_IF_ERROR(need("cuDriverGetVersion", &driver_version));
@@ -89,13 +89,13 @@ struct Cuda::Functions {
   }
 };
 
-IoResult<std::shared_ptr<const Cuda>> Cuda::Load() {
+Result<std::shared_ptr<const Cuda>> Cuda::Load() {
   const char* named = std::getenv("WEIGHTFS_CUDA_LIBRARY");
   const std::array<std::string, 1> names{named != nullptr && *named != '\0' ? named : "libcuda.so.1"};
   const auto library = SharedLibrary::Open(names);
   if (!library.has_value()) {
-    return IoError{ENODEV,
-                   fmt::format("no GPU to use: NVIDIA's driver library cannot be loaded ({})", library.error().what)};
+    return Error{ErrorCode{ENODEV},
+                 fmt::format("no GPU to use: NVIDIA's driver library cannot be loaded ({})", library.error().what)};
   }
   auto functions = std::make_shared<Functions>();
   RETURN_IF_ERROR(functions->Resolve(*library));
@@ -105,12 +105,12 @@ IoResult<std::shared_ptr<const Cuda>> Cuda::Load() {
   if (status == 0) status = functions->device_count(&cuda->device_count_);
   if (status == 0 && cuda->device_count_ == 0) status = kNoDevice;
   if (status != 0) {
-    return IoError{ENODEV, "no GPU to use: " + cuda->Failed("CUDA cannot be initialised", status).what};
+    return Error{ErrorCode{ENODEV}, "no GPU to use: " + cuda->Failed("CUDA cannot be initialised", status).what};
   }
   return cuda;
 }
 
-IoError Cuda::Failed(const char* action, int status) const {
+Error Cuda::Failed(const char* action, int status) const {
   const char* name = nullptr;
   const char* text = nullptr;
   if (functions_->error_name(status, &name) != 0 || name == nullptr) name = "unknown error";
@@ -119,17 +119,17 @@ IoError Cuda::Failed(const char* action, int status) const {
                            : status == kNoDevice     ? ENODEV
                            : status == kInvalidValue ? EINVAL
                                                      : EIO;
-  return {error_number, fmt::format("{}: {} ({}, CUDA error {})", action, text, name, status)};
+  return {ErrorCode{error_number}, fmt::format("{}: {} ({}, CUDA error {})", action, text, name, status)};
 }
 
-IoResult<void> Cuda::Check(const char* action, int status) const {
+Result<void> Cuda::Check(const char* action, int status) const {
   if (status == 0) return {};
   return Failed(action, status);
 }
 
 std::string Cuda::version() const { return fmt::format("{}.{}", version_ / 1000, version_ % 1000 / 10); }
 
-IoResult<std::string> Cuda::DeviceName(int ordinal) const {
+Result<std::string> Cuda::DeviceName(int ordinal) const {
   int handle = 0;
   RETURN_IF_ERROR(Check("cannot find the GPU", functions_->device(&handle, ordinal)));
   std::array<char, kMaxName> name{};
@@ -138,17 +138,17 @@ IoResult<std::string> Cuda::DeviceName(int ordinal) const {
   return std::string(name.data());
 }
 
-IoResult<int> Cuda::DeviceOf(uint64_t address) const {
+Result<int> Cuda::DeviceOf(uint64_t address) const {
   unsigned type = 0;
   int ordinal = 0;
   int status = functions_->pointer_attribute(&type, kPointerMemoryType, address);
   if (status == 0) status = functions_->pointer_attribute(&ordinal, kPointerDeviceOrdinal, address);
   RETURN_IF_ERROR(Check("the tensor's address is no memory of a GPU", status));
   if (type != kMemoryTypeHost) return ordinal;
-  return IoError{EINVAL, "the tensor's address is memory of the host, not of a GPU"};
+  return Error{ErrorCode::kInvalid, "the tensor's address is memory of the host, not of a GPU"};
 }
 
-IoResult<std::shared_ptr<const CudaDevice>> CudaDevice::Open(std::shared_ptr<const Cuda> cuda, int ordinal) {
+Result<std::shared_ptr<const CudaDevice>> CudaDevice::Open(std::shared_ptr<const Cuda> cuda, int ordinal) {
   std::shared_ptr<CudaDevice> device(new CudaDevice(std::move(cuda), ordinal));
   const Cuda::Functions& functions = *device->cuda_->functions_;
   RETURN_IF_ERROR(device->cuda_->Check("cannot find the GPU", functions.device(&device->handle_, ordinal)));
@@ -172,13 +172,13 @@ CudaDevice::Current::~Current() {
 }
 
 template <typename Function>
-IoResult<void> CudaDevice::Call(const char* action, Function function) const {
+Result<void> CudaDevice::Call(const char* action, Function function) const {
   const Current current(*this);
   RETURN_IF_ERROR(current.result());
   return cuda_->Check(action, function(*cuda_->functions_));
 }
 
-IoResult<CudaEvent> CudaEvent::Create(std::shared_ptr<const CudaDevice> device) {
+Result<CudaEvent> CudaEvent::Create(std::shared_ptr<const CudaDevice> device) {
   CudaEvent event;
   event.device_ = std::move(device);
   RETURN_IF_ERROR(event.device_->Call(
@@ -201,14 +201,14 @@ CudaEvent::~CudaEvent() {
   [[maybe_unused]] const auto ignored = device_->Call("", [&](const auto& cuda) { return cuda.destroy_event(event_); });
 }
 
-IoResult<void> CudaEvent::RecordOn(uintptr_t stream) const {
+Result<void> CudaEvent::RecordOn(uintptr_t stream) const {
   // The handle of a stream is a pointer that only CUDA follows.
   auto* theirs = reinterpret_cast<Cuda::StreamTag*>(stream);  // NOLINT(performance-no-int-to-ptr)
   return device_->Call("cannot follow the tensor's stream",
                        [&](const auto& cuda) { return cuda.record_event(event_, theirs); });
 }
 
-IoResult<bool> CudaEvent::Reached() const {
+Result<bool> CudaEvent::Reached() const {
   bool reached = false;
   RETURN_IF_ERROR(device_->Call("work of the GPU failed", [&](const auto& cuda) {
     const int status = cuda.query_event(event_);
@@ -218,11 +218,11 @@ IoResult<bool> CudaEvent::Reached() const {
   return reached;
 }
 
-IoResult<void> CudaEvent::Wait() const {
+Result<void> CudaEvent::Wait() const {
   return device_->Call("work of the GPU failed", [&](const auto& cuda) { return cuda.wait_event(event_); });
 }
 
-IoResult<CudaStream> CudaStream::Create(std::shared_ptr<const CudaDevice> device) {
+Result<CudaStream> CudaStream::Create(std::shared_ptr<const CudaDevice> device) {
   CudaStream stream;
   stream.device_ = std::move(device);
   // It does not wait for the default stream: what must be waited for is over when a copy begins.
@@ -247,23 +247,23 @@ CudaStream::~CudaStream() {
       device_->Call("", [&](const auto& cuda) { return cuda.destroy_stream(stream_); });
 }
 
-IoResult<void> CudaStream::CopyToDevice(uint64_t address, std::span<const std::byte> host) const {
+Result<void> CudaStream::CopyToDevice(uint64_t address, std::span<const std::byte> host) const {
   return device_->Call("cannot copy to the GPU", [&](const auto& cuda) {
     return cuda.copy_to_device(address, host.data(), host.size(), stream_);
   });
 }
 
-IoResult<void> CudaStream::CopyToHost(std::span<std::byte> host, uint64_t address) const {
+Result<void> CudaStream::CopyToHost(std::span<std::byte> host, uint64_t address) const {
   return device_->Call("cannot copy from the GPU",
                        [&](const auto& cuda) { return cuda.copy_to_host(host.data(), address, host.size(), stream_); });
 }
 
-IoResult<void> CudaStream::Record(const CudaEvent& event) const {
+Result<void> CudaStream::Record(const CudaEvent& event) const {
   return device_->Call("cannot record an event",
                        [&](const auto& cuda) { return cuda.record_event(event.event_, stream_); });
 }
 
-IoResult<PageLock> PageLock::Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory) {
+Result<PageLock> PageLock::Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory) {
   PageLock lock;
   lock.device_ = std::move(device);
   RETURN_IF_ERROR(lock.device_->Call("cannot lock bounce buffers for the GPU", [&](const auto& cuda) {

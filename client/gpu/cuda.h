@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-#include "client/error.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -20,14 +20,14 @@ namespace weightfs::client {
 class Cuda {
  public:
   // Initialises the driver, which some processes do first here. ENODEV when there is no library or no GPU.
-  static IoResult<std::shared_ptr<const Cuda>> Load();
+  static Result<std::shared_ptr<const Cuda>> Load();
 
   int device_count() const { return device_count_; }
   // "13.0": what the driver supports.
   std::string version() const;
-  IoResult<std::string> DeviceName(int ordinal) const;
+  Result<std::string> DeviceName(int ordinal) const;
   // The number of the GPU whose memory lies at `address`; EINVAL when none's does.
-  IoResult<int> DeviceOf(uint64_t address) const;
+  Result<int> DeviceOf(uint64_t address) const;
 
  private:
   friend class CudaDevice;
@@ -40,8 +40,8 @@ class Cuda {
   struct EventTag;
 
   explicit Cuda(std::shared_ptr<const Functions> functions) : functions_(std::move(functions)) {}
-  IoError Failed(const char* action, int status) const;
-  IoResult<void> Check(const char* action, int status) const;
+  Error Failed(const char* action, int status) const;
+  Result<void> Check(const char* action, int status) const;
 
   std::shared_ptr<const Functions> functions_;
   int device_count_ = 0;
@@ -51,7 +51,7 @@ class Cuda {
 // One GPU, by its primary context, which is the one that torch and others use. Thread-safe.
 class CudaDevice {
  public:
-  static IoResult<std::shared_ptr<const CudaDevice>> Open(std::shared_ptr<const Cuda> cuda, int ordinal);
+  static Result<std::shared_ptr<const CudaDevice>> Open(std::shared_ptr<const Cuda> cuda, int ordinal);
   ~CudaDevice();
   CudaDevice(const CudaDevice&) = delete;
   CudaDevice& operator=(const CudaDevice&) = delete;
@@ -66,11 +66,11 @@ class CudaDevice {
     ~Current();
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
-    const IoResult<void>& result() const { return result_; }
+    const Result<void>& result() const { return result_; }
 
    private:
     const CudaDevice& device_;
-    IoResult<void> result_;
+    Result<void> result_;
   };
 
  private:
@@ -80,7 +80,7 @@ class CudaDevice {
   CudaDevice(std::shared_ptr<const Cuda> cuda, int ordinal) : cuda_(std::move(cuda)), ordinal_(ordinal) {}
   // function(functions of the driver) with this context; its status as a result, in which `action` says what failed.
   template <typename Function>
-  IoResult<void> Call(const char* action, Function function) const;
+  Result<void> Call(const char* action, Function function) const;
   const std::shared_ptr<const Cuda> cuda_;
   const int ordinal_;
   int handle_ = 0;
@@ -90,16 +90,16 @@ class CudaDevice {
 // A point in the work of a stream. Thread-safe, but for RecordOn.
 class CudaEvent {
  public:
-  static IoResult<CudaEvent> Create(std::shared_ptr<const CudaDevice> device);
+  static Result<CudaEvent> Create(std::shared_ptr<const CudaDevice> device);
   CudaEvent(CudaEvent&& other) noexcept;
   CudaEvent& operator=(CudaEvent&& other) noexcept;
   ~CudaEvent();
 
   // After all that the program has put into its stream so far (0: the default stream).
-  IoResult<void> RecordOn(uintptr_t stream) const;
+  Result<void> RecordOn(uintptr_t stream) const;
   // True when that point is reached. An error is one of the work before it, and then nothing is under way.
-  IoResult<bool> Reached() const;
-  IoResult<void> Wait() const;
+  Result<bool> Reached() const;
+  Result<void> Wait() const;
 
  private:
   friend class CudaStream;
@@ -111,15 +111,15 @@ class CudaEvent {
 // Copies in the order in which they were started, beside what other streams do. Externally synchronised.
 class CudaStream {
  public:
-  static IoResult<CudaStream> Create(std::shared_ptr<const CudaDevice> device);
+  static Result<CudaStream> Create(std::shared_ptr<const CudaDevice> device);
   CudaStream(CudaStream&& other) noexcept;
   CudaStream& operator=(CudaStream&& other) noexcept;
   ~CudaStream();
 
   // Start a copy; the host's memory must stay as it is until an event behind it is reached.
-  IoResult<void> CopyToDevice(uint64_t address, std::span<const std::byte> host) const;
-  IoResult<void> CopyToHost(std::span<std::byte> host, uint64_t address) const;
-  IoResult<void> Record(const CudaEvent& event) const;
+  Result<void> CopyToDevice(uint64_t address, std::span<const std::byte> host) const;
+  Result<void> CopyToHost(std::span<std::byte> host, uint64_t address) const;
+  Result<void> Record(const CudaEvent& event) const;
 
  private:
   CudaStream() = default;
@@ -130,7 +130,7 @@ class CudaStream {
 // Keeps memory of the host in place, for all GPUs: copies are asynchronous and at full speed only so.
 class PageLock {
  public:
-  static IoResult<PageLock> Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory);
+  static Result<PageLock> Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory);
   PageLock(PageLock&& other) noexcept;
   PageLock& operator=(PageLock&& other) noexcept;
   ~PageLock();

@@ -156,7 +156,7 @@ struct Cufile::Functions {
   ssize_t (*read)(void* handle, void* base, size_t size, off_t offset, off_t at);
   ssize_t (*write)(void* handle, const void* base, size_t size, off_t offset, off_t at);
 
-  IoResult<void> Resolve(const SharedLibrary& library) {
+  Result<void> Resolve(const SharedLibrary& library) {
     const bool all = library.Find("cuFileDriverOpen", &open_driver) &&
                      library.Find("cuFileDriverGetProperties", &properties) &&
                      library.Find("cuFileHandleRegister", &open) && library.Find("cuFileHandleDeregister", &close) &&
@@ -164,20 +164,22 @@ struct Cufile::Functions {
                      library.Find("cuFileRead", &read) && library.Find("cuFileWrite", &write);
     library.Find("cuFileGetVersion", &version);
     if (all) return {};
-    return IoError{ENOENT, fmt::format("{} lacks functions of cuFile; install another version", library.name())};
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("{} lacks functions of cuFile; install another version", library.name())};
   }
 };
 
-IoResult<std::shared_ptr<const Cufile>> Cufile::Load(const std::string& path) {
+Result<std::shared_ptr<const Cufile>> Cufile::Load(const std::string& path) {
   const char* named = std::getenv("WEIGHTFS_CUFILE_LIBRARY");
   std::vector<std::string> names{"libcufile.so.0"};
   if (!path.empty()) names.push_back(path);
   if (named != nullptr && *named != '\0') names = {named};
   const auto library = SharedLibrary::Open(names);
   if (!library.has_value()) {
-    return IoError{ENOENT, fmt::format("cuFile cannot be loaded ({}); install it with CUDA or the Python package "
-                                       "nvidia-cufile, or name it in WEIGHTFS_CUFILE_LIBRARY",
-                                       library.error().what)};
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("cuFile cannot be loaded ({}); install it with CUDA or the Python package "
+                             "nvidia-cufile, or name it in WEIGHTFS_CUFILE_LIBRARY",
+                             library.error().what)};
   }
   auto functions = std::make_shared<Functions>();
   RETURN_IF_ERROR(functions->Resolve(*library));
@@ -186,7 +188,7 @@ IoResult<std::shared_ptr<const Cufile>> Cufile::Load(const std::string& path) {
   return cufile;
 }
 
-IoResult<void> Cufile::Start() {
+Result<void> Cufile::Start() {
   const Status opened = functions_->open_driver();
   // Another part of the program was first.
   if (opened.error != kDriverAlreadyOpen) RETURN_IF_ERROR(Check("cuFile's driver cannot be opened", opened));
@@ -209,31 +211,31 @@ std::string Cufile::DirectWay() const {
 
 bool Cufile::DirectFor(int descriptor) const { return (kinds_ & KindsOfFile(descriptor)) != 0; }
 
-IoError Cufile::Failed(const char* action, int64_t code) {
+Error Cufile::Failed(const char* action, int64_t code) {
   const auto* meaning =
       std::find_if(kMeanings.begin(), kMeanings.end(), [&](const Meaning& known) { return known.code == code; });
-  if (meaning == kMeanings.end()) return {EIO, fmt::format("{}: cuFile error {}", action, code)};
-  return {meaning->error_number, fmt::format("{}: {} (cuFile error {})", action, meaning->text, code)};
+  if (meaning == kMeanings.end()) return {ErrorCode::kIo, fmt::format("{}: cuFile error {}", action, code)};
+  return {ErrorCode{meaning->error_number}, fmt::format("{}: {} (cuFile error {})", action, meaning->text, code)};
 }
 
-IoResult<void> Cufile::Check(const char* action, const Status& status) const {
+Result<void> Cufile::Check(const char* action, const Status& status) const {
   if (status.error == 0) return {};
-  IoError error = Failed(action, status.error);
+  Error error = Failed(action, status.error);
   if (status.error == kCudaError) error.what += fmt::format(", CUDA error {}", status.cuda);
   return error;
 }
 
 // Of a transfer: bytes; -1 with errno; or the negative number of one of cuFile's own errors.
-IoResult<uint64_t> Cufile::Outcome(const char* action, int64_t result, int error_number) {
+Result<uint64_t> Cufile::Outcome(const char* action, int64_t result, int error_number) {
   if (result >= 0) return static_cast<uint64_t>(result);
   if (-result > kFirstError) return Failed(action, -result);
   // Some versions return the negative errno itself.
   if (result < -1) error_number = static_cast<int>(-result);
   if (error_number == 0) error_number = EIO;
-  return IoError{error_number, fmt::format("{}: {}", action, std::strerror(error_number))};
+  return Error{ErrorCode{error_number}, fmt::format("{}: {}", action, std::strerror(error_number))};
 }
 
-IoResult<std::unique_ptr<const Cufile::File>> Cufile::Open(int descriptor) const {
+Result<std::unique_ptr<const Cufile::File>> Cufile::Open(int descriptor) const {
   FileDescription description{};
   description.type = kFileTypeDescriptor;
   description.descriptor = descriptor;
@@ -244,21 +246,21 @@ IoResult<std::unique_ptr<const Cufile::File>> Cufile::Open(int descriptor) const
 
 Cufile::File::~File() { cufile_->functions_->close(handle_); }
 
-IoResult<uint64_t> Cufile::File::Read(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
+Result<uint64_t> Cufile::File::Read(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
   errno = 0;
   const ssize_t result =
       cufile_->functions_->read(handle_, Pointer(base), size, static_cast<off_t>(offset), static_cast<off_t>(at));
   return Outcome("cuFileRead", result, errno);
 }
 
-IoResult<uint64_t> Cufile::File::Write(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
+Result<uint64_t> Cufile::File::Write(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const {
   errno = 0;
   const ssize_t result =
       cufile_->functions_->write(handle_, Pointer(base), size, static_cast<off_t>(offset), static_cast<off_t>(at));
   return Outcome("cuFileWrite", result, errno);
 }
 
-IoResult<std::unique_ptr<const Cufile::Pin>> Cufile::PinMemory(uint64_t address, uint64_t size) const {
+Result<std::unique_ptr<const Cufile::Pin>> Cufile::PinMemory(uint64_t address, uint64_t size) const {
   RETURN_IF_ERROR(Check("cuFile cannot pin the tensor", functions_->pin(Pointer(address), size, 0)));
   return std::unique_ptr<const Pin>(new Pin(shared_from_this(), address));
 }

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "client/error.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -16,7 +16,7 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
  public:
   // Opens cuFile's driver, for the rest of the process. `path` is tried where the loader finds none. ENOENT without
   // the library; ENODEV, ... where it refuses to work.
-  static IoResult<std::shared_ptr<const Cufile>> Load(const std::string& path);
+  static Result<std::shared_ptr<const Cufile>> Load(const std::string& path);
 
   // "1.20", or "of an unknown version".
   std::string version() const;
@@ -35,8 +35,8 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
     File& operator=(const File&) = delete;
     // Transfers between the file at `offset` and the memory at `base` + `at`, which must be of the GPU whose context
     // is the thread's. `base` is that of pinned memory, or any. Bytes done, which may be fewer; 0: the end of the file.
-    IoResult<uint64_t> Read(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const;
-    IoResult<uint64_t> Write(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const;
+    Result<uint64_t> Read(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const;
+    Result<uint64_t> Write(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const;
 
    private:
     friend class Cufile;
@@ -44,7 +44,7 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
     const std::shared_ptr<const Cufile> cufile_;
     void* const handle_;
   };
-  IoResult<std::unique_ptr<const File>> Open(int descriptor) const;
+  Result<std::unique_ptr<const File>> Open(int descriptor) const;
 
   // Memory of the GPU that is ready for transfers while this lives: the context of its GPU must be the thread's when
   // it is made. ENOMEM, ... when cuFile refuses.
@@ -60,16 +60,16 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
     const std::shared_ptr<const Cufile> cufile_;
     const uint64_t address_;
   };
-  IoResult<std::unique_ptr<const Pin>> PinMemory(uint64_t address, uint64_t size) const;
+  Result<std::unique_ptr<const Pin>> PinMemory(uint64_t address, uint64_t size) const;
 
  private:
   struct Functions;
   struct Status;
   explicit Cufile(std::shared_ptr<const Functions> functions) : functions_(std::move(functions)) {}
-  IoResult<void> Start();
-  static IoError Failed(const char* action, int64_t code);
-  IoResult<void> Check(const char* action, const Status& status) const;
-  static IoResult<uint64_t> Outcome(const char* action, int64_t result, int error_number);
+  Result<void> Start();
+  static Error Failed(const char* action, int64_t code);
+  Result<void> Check(const char* action, const Status& status) const;
+  static Result<uint64_t> Outcome(const char* action, int64_t result, int error_number);
 
   const std::shared_ptr<const Functions> functions_;
   int version_ = 0;     // 1200 for 1.20; 0: unknown

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/gpu/cufile_threads.h"
 
-#include "client/io_thread.h"
 #include "common/result.h"
+#include "common/start_thread.h"
 
 namespace weightfs::client {
 
-IoResult<std::unique_ptr<CufileThreads>> CufileThreads::Create(size_t count) {
+Result<std::unique_ptr<CufileThreads>> CufileThreads::Create(size_t count) {
   std::unique_ptr<CufileThreads> threads(new CufileThreads);
   for (size_t i = 0; i < count; ++i) {
-    ASSIGN_OR_RETURN(auto thread, StartIoThread([self = threads.get()] { self->Run(); }));
+    ASSIGN_OR_RETURN(auto thread, StartThread("weightfs-io", [self = threads.get()] { self->Run(); }));
     threads->threads_.push_back(std::move(thread));
   }
   return threads;
@@ -63,7 +63,7 @@ void CufileThreads::Run() {
   }
 }
 
-IoResult<uint64_t> CufileThreads::CarryOut(const Transfer& transfer) {
+Result<uint64_t> CufileThreads::CarryOut(const Transfer& transfer) {
   const GpuMemory& memory = *transfer.memory;
   const CudaDevice::Current current(*memory.device());
   RETURN_IF_ERROR(current.result());

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "client/error.h"
 #include "client/gpu/gpu.h"
 #include "common/mutex.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -31,11 +31,11 @@ class CufileThreads {
   };
   struct Ended {
     Piece* piece = nullptr;
-    IoResult<uint64_t> outcome;  // bytes
+    Result<uint64_t> outcome;  // bytes
   };
 
   // EAGAIN when there are no threads.
-  static IoResult<std::unique_ptr<CufileThreads>> Create(size_t count);
+  static Result<std::unique_ptr<CufileThreads>> Create(size_t count);
   ~CufileThreads();
   CufileThreads(const CufileThreads&) = delete;
   CufileThreads& operator=(const CufileThreads&) = delete;
@@ -49,7 +49,7 @@ class CufileThreads {
  private:
   CufileThreads() = default;
   void Run() EXCLUDES(mutex_);
-  static IoResult<uint64_t> CarryOut(const Transfer& transfer);
+  static Result<uint64_t> CarryOut(const Transfer& transfer);
 
   mutable Mutex mutex_;
   std::condition_variable started_;

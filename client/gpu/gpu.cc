@@ -12,19 +12,19 @@
 
 namespace weightfs::client {
 
-IoResult<bool> GpuMemory::Ready() {
+Result<bool> GpuMemory::Ready() {
   if (!before_ || ready_.load(std::memory_order_acquire)) return true;
   ASSIGN_OR_RETURN(const bool reached, before_->Reached());
   if (reached) ready_.store(true, std::memory_order_release);
   return reached;
 }
 
-IoResult<void> GpuMemory::WaitUntilReady() const {
+Result<void> GpuMemory::WaitUntilReady() const {
   if (!before_) return {};
   return before_->Wait();
 }
 
-IoResult<const Cufile::File*> GpuMemory::FileOf(int descriptor) {
+Result<const Cufile::File*> GpuMemory::FileOf(int descriptor) {
   const MutexLock lock(mutex_);
   auto& file = files_[descriptor];
   if (file == nullptr) {
@@ -44,7 +44,7 @@ std::unique_ptr<DeviceLane> GpuMemory::MakeLane(const LaneOptions& options) cons
   return std::make_unique<GpuLane>(options);
 }
 
-IoResult<std::shared_ptr<Gpu>> Gpu::Open(GpuMode mode, const std::string& cufile_path) {
+Result<std::shared_ptr<Gpu>> Gpu::Open(GpuMode mode, const std::string& cufile_path) {
   std::shared_ptr<Gpu> gpu(new Gpu);
   ASSIGN_OR_RETURN(gpu->cuda_, Cuda::Load());
   gpu->facts_.count = gpu->cuda_->device_count();
@@ -54,7 +54,7 @@ IoResult<std::shared_ptr<Gpu>> Gpu::Open(GpuMode mode, const std::string& cufile
   return gpu;
 }
 
-IoResult<void> Gpu::ChooseWay(GpuMode mode, const std::string& cufile_path) {
+Result<void> Gpu::ChooseWay(GpuMode mode, const std::string& cufile_path) {
   facts_.mode = GpuMode::kBounce;
   if (mode == GpuMode::kOnDemand || mode == GpuMode::kBounce) {
     facts_.why = mode == GpuMode::kBounce ? "it was asked for" : "cuFile was not asked for";
@@ -86,7 +86,7 @@ GpuFacts Gpu::facts() const {
   return facts;
 }
 
-IoResult<std::shared_ptr<const CudaDevice>> Gpu::DeviceOf(uint64_t address) {
+Result<std::shared_ptr<const CudaDevice>> Gpu::DeviceOf(uint64_t address) {
   ASSIGN_OR_RETURN(const int ordinal, cuda_->DeviceOf(address));
   const MutexLock lock(mutex_);
   auto& device = devices_[ordinal];
@@ -96,7 +96,7 @@ IoResult<std::shared_ptr<const CudaDevice>> Gpu::DeviceOf(uint64_t address) {
   return device;
 }
 
-IoResult<std::shared_ptr<GpuMemory>> Gpu::Describe(const MemoryView& memory) {
+Result<std::shared_ptr<GpuMemory>> Gpu::Describe(const MemoryView& memory) {
   std::shared_ptr<GpuMemory> made(new GpuMemory);
   made->address_ = made->base_ = memory.device_address();
   made->traffic_ = traffic_;
@@ -108,7 +108,7 @@ IoResult<std::shared_ptr<GpuMemory>> Gpu::Describe(const MemoryView& memory) {
   return made;
 }
 
-IoResult<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset) {
+Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset) {
   ASSIGN_OR_RETURN(auto made, Describe(memory));
   ASSIGN_OR_RETURN(const bool direct, GoesDirect(memory, target, offset));
   if (!direct) return made;
@@ -127,46 +127,45 @@ IoResult<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const 
   return made;
 }
 
-IoResult<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const {
+Result<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const {
   if (cufile_ == nullptr) return false;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
   // The host has to see the blocks of a lease, for their checksums.
   if (!forced_) return !target.leased() && descriptor >= 0 && cufile_->DirectFor(descriptor);
   if (target.leased()) {
-    return IoError{
-        EOPNOTSUPP,
-        fmt::format("mode cufile cannot be had for {} by a lease, whose blocks are checked by the host; mode "
-                    "auto or bounce takes it",
-                    target.path()),
-        target.path(), offset};
+    return Error{ErrorCode::kNotSupported,
+                 fmt::format("mode cufile cannot be had for {} by a lease, whose blocks are checked by the host; mode "
+                             "auto or bounce takes it",
+                             target.path()),
+                 target.path(), offset};
   }
   if (descriptor >= 0) return true;
   // So little that no block of it is whole, or hardly one.
   if (memory.size() < FileTarget::kSmallTransfer) return false;
-  return IoError{EOPNOTSUPP,
-                 fmt::format("mode cufile cannot be had for {}: it is not open for direct I/O, or its filesystem has "
-                             "none; mode auto or bounce takes it",
-                             target.path()),
-                 target.path(), offset};
+  return Error{ErrorCode::kNotSupported,
+               fmt::format("mode cufile cannot be had for {}: it is not open for direct I/O, or its filesystem has "
+                           "none; mode auto or bounce takes it",
+                           target.path()),
+               target.path(), offset};
 }
 
-IoResult<void> Gpu::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
+Result<void> Gpu::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(const auto described, Describe(memory));
   ASSIGN_OR_RETURN(const auto queue, CopyQueue::Create(described->device()));
   RETURN_IF_ERROR(described->WaitUntilReady());
   return queue->Run({.address = described->address(), .host = host});
 }
 
-IoResult<void> Gpu::Pin(const MemoryView& memory) {
+Result<void> Gpu::Pin(const MemoryView& memory) {
   const uint64_t address = memory.device_address();
   ASSIGN_OR_RETURN(const auto device, DeviceOf(address));
   const MutexLock lock(mutex_);
   const auto [place, added] = pinned_.try_emplace(address);
-  if (!added) return IoError{EEXIST, "the tensor's memory is pinned already"};
+  if (!added) return Error{ErrorCode::kExists, "the tensor's memory is pinned already"};
   place->second.size = memory.size();
   if (cufile_ == nullptr) return {};
   const CudaDevice::Current current(*device);
-  IoResult<void> result = current.result();
+  Result<void> result = current.result();
   if (result.has_value()) {
     auto pin = cufile_->PinMemory(address, memory.size());
     if (pin.has_value()) {

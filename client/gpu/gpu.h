@@ -11,7 +11,6 @@
 #include <string>
 #include <utility>
 
-#include "client/error.h"
 #include "client/gpu/cuda.h"
 #include "client/gpu/cufile.h"
 #include "client/gpu/gpu_mode.h"
@@ -19,6 +18,7 @@
 #include "client/memory_view.h"
 #include "client/target.h"
 #include "common/mutex.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -33,9 +33,9 @@ class GpuMemory final : public DeviceMemory {
  public:
   const std::shared_ptr<const CudaDevice>& device() const { return device_; }
   uint64_t address() const { return address_; }
-  IoResult<bool> Ready() override;
+  Result<bool> Ready() override;
   // Waits for what Ready asks about.
-  IoResult<void> WaitUntilReady() const;
+  Result<void> WaitUntilReady() const;
   bool direct() const override { return cufile_ != nullptr; }
   void CountTraffic(bool by_cufile, uint64_t bytes) const override {
     (by_cufile ? traffic_->cufile : traffic_->bounce).fetch_add(bytes, std::memory_order_relaxed);
@@ -46,7 +46,7 @@ class GpuMemory final : public DeviceMemory {
   uint64_t base() const { return base_; }
   uint64_t lead() const { return address_ - base_; }
   // The file behind a descriptor of the operation's target, known to cuFile until CloseFiles.
-  IoResult<const Cufile::File*> FileOf(int descriptor) EXCLUDES(mutex_);
+  Result<const Cufile::File*> FileOf(int descriptor) EXCLUDES(mutex_);
   void CloseFiles() override EXCLUDES(mutex_);
 
  private:
@@ -69,7 +69,7 @@ class Gpu {
  public:
   // ENODEV without a GPU. With kCufile the errors of cuFile; with kAuto they are the reason for bounce buffers.
   // `cufile_path` is tried where the loader finds no cuFile.
-  static IoResult<std::shared_ptr<Gpu>> Open(GpuMode mode, const std::string& cufile_path);
+  static Result<std::shared_ptr<Gpu>> Open(GpuMode mode, const std::string& cufile_path);
 
   GpuFacts facts() const;
   // Mode kCufile: whole blocks go by nothing else.
@@ -77,13 +77,13 @@ class Gpu {
 
   // The memory of an operation on an opened file. EINVAL for memory that is no GPU's, EOPNOTSUPP for a file that
   // mode kCufile cannot use.
-  IoResult<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset)
+  Result<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset)
       EXCLUDES(mutex_);
   // Copies memory of a GPU to the host, and waits for it.
-  IoResult<void> CopyOut(const MemoryView& memory, std::span<std::byte> host) EXCLUDES(mutex_);
+  Result<void> CopyOut(const MemoryView& memory, std::span<std::byte> host) EXCLUDES(mutex_);
 
   // Readies memory for transfers until it is unpinned. EEXIST when it is pinned, by its address, already.
-  IoResult<void> Pin(const MemoryView& memory) EXCLUDES(mutex_);
+  Result<void> Pin(const MemoryView& memory) EXCLUDES(mutex_);
   // False when nothing is pinned at that address. Operations under way keep it until they are done.
   bool Unpin(uint64_t address) EXCLUDES(mutex_);
   bool IsPinned(uint64_t address, uint64_t size) const EXCLUDES(mutex_);
@@ -95,10 +95,10 @@ class Gpu {
   };
 
   Gpu() = default;
-  IoResult<void> ChooseWay(GpuMode mode, const std::string& cufile_path);
-  IoResult<std::shared_ptr<GpuMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
-  IoResult<std::shared_ptr<const CudaDevice>> DeviceOf(uint64_t address) EXCLUDES(mutex_);
-  IoResult<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const;
+  Result<void> ChooseWay(GpuMode mode, const std::string& cufile_path);
+  Result<std::shared_ptr<GpuMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
+  Result<std::shared_ptr<const CudaDevice>> DeviceOf(uint64_t address) EXCLUDES(mutex_);
+  Result<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const;
   const std::pair<const uint64_t, Pinned>* FindPinnedLocked(uint64_t address, uint64_t size) const REQUIRES(mutex_);
 
   std::shared_ptr<const Cuda> cuda_;

@@ -14,7 +14,7 @@ namespace {
 // All memory of an operation that reaches this lane was admitted by a Gpu.
 const GpuMemory& OnGpu(const DeviceMemory& memory) { return static_cast<const GpuMemory&>(memory); }
 
-std::optional<IoError> ErrorOf(const IoResult<void>& outcome) {
+std::optional<Error> ErrorOf(const Result<void>& outcome) {
   return outcome.has_value() ? std::nullopt : std::optional(outcome.error());
 }
 
@@ -24,7 +24,7 @@ void GpuLane::Start(Piece& piece) {
   if (auto error = ErrorOf(Begin(piece))) ended_.push_back({&piece, std::move(error)});
 }
 
-IoResult<void> GpuLane::Begin(Piece& piece) {
+Result<void> GpuLane::Begin(Piece& piece) {
   if (piece.step == Piece::Step::kTransfer) return Transfer(piece);
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(*piece.operation().device()));
   return queue->Start({.piece = &piece,
@@ -33,7 +33,7 @@ IoResult<void> GpuLane::Begin(Piece& piece) {
                        .host = piece.bytes()});
 }
 
-IoResult<void> GpuLane::Transfer(Piece& piece) {
+Result<void> GpuLane::Transfer(Piece& piece) {
   if (threads_ == nullptr) {
     ASSIGN_OR_RETURN(threads_, CufileThreads::Create(options_.threads));
   }
@@ -61,9 +61,9 @@ void GpuLane::Poll(std::chrono::microseconds wait) {
 }
 
 // Transfers may be short.
-void GpuLane::OnTransferred(Piece& piece, const IoResult<uint64_t>& outcome) {
+void GpuLane::OnTransferred(Piece& piece, const Result<uint64_t>& outcome) {
   if (!outcome.has_value()) return ended_.push_back({&piece, outcome.error()});
-  if (*outcome == 0) return ended_.push_back({&piece, IoError{piece.writes() ? EIO : 0}});
+  if (*outcome == 0) return ended_.push_back({&piece, Error{piece.writes() ? ErrorCode::kIo : kEndOfFile}});
   piece.done += *outcome;
   if (piece.done >= piece.size) return ended_.push_back({&piece});
   if (piece.operation().stopped()) return ended_.push_back({.piece = &piece, .withdrawn = true});
@@ -77,15 +77,15 @@ std::optional<Lane::Ended> GpuLane::Next() {
   return ended;
 }
 
-IoResult<Buffer> GpuLane::TryBounce(const DeviceMemory& memory) {
+Result<Buffer> GpuLane::TryBounce(const DeviceMemory& memory) {
   if (bounces_ == nullptr) RETURN_IF_ERROR(MakeBounces(OnGpu(memory)));
   return bounces_->TryAllocate();
 }
 
-IoResult<void> GpuLane::MakeBounces(const GpuMemory& memory) {
+Result<void> GpuLane::MakeBounces(const GpuMemory& memory) {
   auto made =
       BufferPool::Create({.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers of GPUs"});
-  if (!made.has_value()) return IoError{ENOMEM, made.error().what};
+  if (!made.has_value()) return Error{ErrorCode::kNoMemory, made.error().what};
   // All lie in one arena: taken together they tell where it is.
   std::vector<Buffer> all(options_.bounces);
   for (Buffer& buffer : all) buffer = (*made)->TryAllocate();
@@ -101,7 +101,7 @@ IoResult<void> GpuLane::MakeBounces(const GpuMemory& memory) {
   return {};
 }
 
-IoResult<CopyQueue*> GpuLane::QueueOf(const DeviceMemory& memory) {
+Result<CopyQueue*> GpuLane::QueueOf(const DeviceMemory& memory) {
   const auto& device = OnGpu(memory).device();
   const auto known = std::find_if(queues_.begin(), queues_.end(),
                                   [&](const auto& queue) { return queue->device().ordinal() == device->ordinal(); });
@@ -111,14 +111,14 @@ IoResult<CopyQueue*> GpuLane::QueueOf(const DeviceMemory& memory) {
   return queues_.back().get();
 }
 
-IoResult<void> GpuLane::CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) {
+Result<void> GpuLane::CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
   // One copy serves both directions; this one only reads `host`.
   const std::span<std::byte> bytes(const_cast<std::byte*>(host.data()), host.size());
   return queue->Run({.to_device = true, .address = OnGpu(memory).address() + at, .host = bytes});
 }
 
-IoResult<void> GpuLane::CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) {
+Result<void> GpuLane::CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
   return queue->Run({.address = OnGpu(memory).address() + at, .host = host});
 }

@@ -23,17 +23,17 @@ class GpuLane final : public DeviceLane {
   void Start(Piece& piece) override;
   std::optional<Ended> Next() override;
   bool idle() const override { return copies_under_way() == 0 && transfers_under_way() == 0 && ended_.empty(); }
-  IoResult<Buffer> TryBounce(const DeviceMemory& memory) override;
-  IoResult<void> CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) override;
-  IoResult<void> CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) override;
+  Result<Buffer> TryBounce(const DeviceMemory& memory) override;
+  Result<void> CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) override;
+  Result<void> CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) override;
   void Poll(std::chrono::microseconds wait) override;
 
  private:
-  IoResult<void> Begin(Piece& piece);
-  IoResult<void> Transfer(Piece& piece);
-  void OnTransferred(Piece& piece, const IoResult<uint64_t>& outcome);
-  IoResult<void> MakeBounces(const GpuMemory& memory);
-  IoResult<CopyQueue*> QueueOf(const DeviceMemory& memory);
+  Result<void> Begin(Piece& piece);
+  Result<void> Transfer(Piece& piece);
+  void OnTransferred(Piece& piece, const Result<uint64_t>& outcome);
+  Result<void> MakeBounces(const GpuMemory& memory);
+  Result<CopyQueue*> QueueOf(const DeviceMemory& memory);
   size_t copies_under_way() const;
   size_t transfers_under_way() const { return threads_ == nullptr ? 0 : threads_->under_way(); }
 

@@ -7,7 +7,7 @@
 
 namespace weightfs::client {
 
-IoResult<SharedLibrary> SharedLibrary::Open(std::span<const std::string> names) {
+Result<SharedLibrary> SharedLibrary::Open(std::span<const std::string> names) {
   std::string reason;
   for (const std::string& name : names) {
     SharedLibrary library;
@@ -17,7 +17,7 @@ IoResult<SharedLibrary> SharedLibrary::Open(std::span<const std::string> names) 
     const char* said = dlerror();
     if (reason.empty()) reason = said != nullptr ? said : name + " cannot be loaded";
   }
-  return IoError{ENOENT, reason};
+  return Error{ErrorCode::kNotFound, reason};
 }
 
 void* SharedLibrary::Symbol(const char* name) const { return dlsym(handle_, name); }

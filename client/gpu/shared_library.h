@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "client/error.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
@@ -13,7 +13,7 @@ namespace weightfs::client {
 class SharedLibrary {
  public:
   // The first of `names` that the loader finds, by path or by name. ENOENT with the loader's reason for the first.
-  static IoResult<SharedLibrary> Open(std::span<const std::string> names);
+  static Result<SharedLibrary> Open(std::span<const std::string> names);
 
   // Sets *function to what the library calls `name`; false, and null, when it has no such function.
   template <typename Function>

@@ -17,46 +17,44 @@
 namespace weightfs::client {
 namespace {
 
-// The channel's errors as errno's.
-IoError Convert(const Error& error) {
-  switch (error.code) {
-    case ErrorCode::kShutdown: return {EPIPE, "the mount went away: " + error.what};
-    case ErrorCode::kNotFound:
-      return {ECONNREFUSED,
-              "the mount's socket for leases cannot be reached (another network namespace?): " + error.what};
-    case ErrorCode::kNoMemory: return {ENOMEM, error.what};
-    case ErrorCode::kInvalid: return {EPROTO, error.what};
-    default: return {EIO, error.what};
+// An error of the channel as one of the library.
+Error Convert(Error error) {
+  if (error.code == ErrorCode::kShutdown) return {ErrorCode{EPIPE}, "the mount went away: " + error.what};
+  if (error.code == ErrorCode{ECONNREFUSED}) {
+    error.what = "the mount's socket for leases cannot be reached (another network namespace?): " + error.what;
   }
+  return error;
 }
 
 // Any process may listen at a name of the abstract namespace that is free, as the mount's is once it has ended, and in
 // every other network namespace. Only the kernel says who it is.
-IoResult<void> CheckServer(int socket, int descriptor) {
+Result<void> CheckServer(int socket, int descriptor) {
   ASSIGN_OR_RETURN(const uid_t user, MountUser(descriptor));
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    return IoError{errno,
-                   fmt::format("no lease: cannot ask who listens at the mount's socket: {}", std::strerror(errno))};
+    return Error{ErrorCode{errno},
+                 fmt::format("no lease: cannot ask who listens at the mount's socket: {}", std::strerror(errno))};
   }
   if (peer.uid == user) return {};
-  return IoError{EACCES, fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens at "
-                                     "its socket; end that process, and mount again",
-                                     user, peer.uid, peer.pid)};
+  return Error{ErrorCode::kAccess,
+               fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens at "
+                           "its socket; end that process, and mount again",
+                           user, peer.uid, peer.pid)};
 }
 
 }  // namespace
 
-IoResult<void> CheckBody(uint64_t size) {
+Result<void> CheckBody(uint64_t size) {
   const uint64_t limit = FileSizeLimit();
   if (size <= lease::kInlineBody || size <= limit) return {};
-  return IoError{EFBIG, fmt::format("no lease: a request of {} bytes is more than the process's limit of {} "
-                                    "(RLIMIT_FSIZE)",
-                                    size, limit)};
+  return Error{ErrorCode::kFileTooBig,
+               fmt::format("no lease: a request of {} bytes is more than the process's limit of {} "
+                           "(RLIMIT_FSIZE)",
+                           size, limit)};
 }
 
-IoResult<LeaseTicket> AskForTicket(int descriptor) {
+Result<LeaseTicket> AskForTicket(int descriptor) {
   weightfs_lease_ticket ticket{};
   ticket.version = WEIGHTFS_IOC_VERSION;
   if (ioctl(descriptor, WEIGHTFS_IOC_LEASE, &ticket) != 0) {
@@ -65,11 +63,12 @@ IoResult<LeaseTicket> AskForTicket(int descriptor) {
                       : error_number == EPERM      ? "the mount's option direct= does not trust this user"
                       : error_number == EOPNOTSUPP ? "the mount's option direct= is off"
                                                    : std::strerror(error_number);
-    return IoError{error_number, fmt::format("no lease: {}", why)};
+    return Error{ErrorCode{error_number}, fmt::format("no lease: {}", why)};
   }
   if (ticket.protocol != lease::kProtocolVersion) {
-    return IoError{EPROTO, fmt::format("no lease: the mount speaks version {} of the protocol, and this library {}",
-                                       ticket.protocol, lease::kProtocolVersion)};
+    return Error{ErrorCode{EPROTO},
+                 fmt::format("no lease: the mount speaks version {} of the protocol, and this library {}",
+                             ticket.protocol, lease::kProtocolVersion)};
   }
   LeaseTicket out;
   std::memcpy(out.token.data(), ticket.token, out.token.size());
@@ -77,10 +76,10 @@ IoResult<LeaseTicket> AskForTicket(int descriptor) {
   return out;
 }
 
-IoResult<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnections>& connections,
-                                                const LeaseTicket& ticket, int descriptor) {
+Result<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnections>& connections,
+                                              const LeaseTicket& ticket, int descriptor) {
   if (!connections->Begin()) {
-    return IoError{EAGAIN, fmt::format("no lease: the handle has {} under way", LeaseConnections::kMost)};
+    return Error{ErrorCode::kAgain, fmt::format("no lease: the handle has {} under way", LeaseConnections::kMost)};
   }
   // From here on its destructor keeps the count.
   std::unique_ptr<Lease> lease(new Lease(connections, ticket.socket, connections->Take(ticket.socket)));
@@ -100,8 +99,8 @@ Lease::~Lease() {
   connections_->End();
 }
 
-IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed) {
-  if (!connection_) return IoError{EPIPE, "the mount went away"};
+Result<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed) {
+  if (!connection_) return Error{ErrorCode{EPIPE}, "the mount went away"};
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
   RETURN_IF_ERROR(CheckBody(size));
@@ -125,7 +124,7 @@ IoResult<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<
     lease::CommitManyAnswer many;
     if (kind == lease::Kind::kCommitMany && refusal.Take(&many) && failed != nullptr) *failed = many.failed;
     std::string why(refusal.RestAsText());
-    return IoError{answer->header.error, why.empty() ? std::strerror(answer->header.error) : std::move(why)};
+    return Error{ErrorCode{answer->header.error}, why.empty() ? std::strerror(answer->header.error) : std::move(why)};
   }
   return std::move(*answer);
 }
@@ -142,11 +141,11 @@ void LeaseConnections::End() {
   --in_use_;
 }
 
-Descriptor LeaseConnections::Take(const std::string& socket) {
+UniqueFd LeaseConnections::Take(const std::string& socket) {
   MutexLock lock(mutex_);
   for (size_t i = idle_.size(); i > 0; --i) {
     if (idle_[i - 1].first != socket) continue;
-    Descriptor connection = std::move(idle_[i - 1].second);
+    UniqueFd connection = std::move(idle_[i - 1].second);
     idle_.erase(idle_.begin() + static_cast<long>(i - 1));
     // Nothing is expected here: what is to be read is its end.
     pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
@@ -155,7 +154,7 @@ Descriptor LeaseConnections::Take(const std::string& socket) {
   return {};
 }
 
-void LeaseConnections::GiveBack(std::string socket, Descriptor connection) {
+void LeaseConnections::GiveBack(std::string socket, UniqueFd connection) {
   MutexLock lock(mutex_);
   if (idle_.size() == kMostIdle) idle_.erase(idle_.begin());
   idle_.emplace_back(std::move(socket), std::move(connection));

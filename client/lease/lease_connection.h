@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "client/error.h"
-#include "common/descriptor.h"
 #include "common/mutex.h"
+#include "common/result.h"
+#include "common/unique_fd.h"
 #include "lease/channel.h"
 
 namespace weightfs::client {
@@ -24,10 +24,10 @@ struct LeaseTicket {
 };
 
 // ENOTTY: not on a weightfs mount, or on an older one. EPERM, EOPNOTSUPP: the mount's option direct= says no.
-IoResult<LeaseTicket> AskForTicket(int descriptor);
+Result<LeaseTicket> AskForTicket(int descriptor);
 
 // EFBIG for a request's body that the process may not write: a large one travels in a file of the kernel's memory.
-IoResult<void> CheckBody(uint64_t size);
+Result<void> CheckBody(uint64_t size);
 
 class LeaseConnections;
 
@@ -38,8 +38,8 @@ class Lease {
   // no lease yet. ECONNREFUSED: nobody listens (another network namespace, or the mount is gone). EACCES: the process
   // that listens is not of the user who serves the mount, or that user is unknown; nothing was sent. EAGAIN: the handle
   // has kMost under way.
-  static IoResult<std::unique_ptr<Lease>> Connect(const std::shared_ptr<LeaseConnections>& connections,
-                                                  const LeaseTicket& ticket, int descriptor);
+  static Result<std::unique_ptr<Lease>> Connect(const std::shared_ptr<LeaseConnections>& connections,
+                                                const LeaseTicket& ticket, int descriptor);
   ~Lease();
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -47,16 +47,16 @@ class Lease {
   using Body = std::span<const std::span<const std::byte>>;
   // Sends a request and waits for its answer. What the mount refuses is an error with its errno and its words; a mount
   // that went away is EPIPE. Of a refused kCommitMany `failed` is the entry that caused it, where one did.
-  IoResult<lease::Message> Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed = nullptr);
+  Result<lease::Message> Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed = nullptr);
 
  private:
-  Lease(std::shared_ptr<LeaseConnections> connections, std::string socket, Descriptor connection)
+  Lease(std::shared_ptr<LeaseConnections> connections, std::string socket, UniqueFd connection)
       : connections_(std::move(connections)), socket_(std::move(socket)), connection_(std::move(connection)) {}
 
   const std::shared_ptr<LeaseConnections> connections_;
   const std::string socket_;
-  Descriptor connection_;  // none after a failure of its own
-  bool held_ = false;      // a lease, on the mount's side
+  UniqueFd connection_;  // none after a failure of its own
+  bool held_ = false;    // a lease, on the mount's side
 };
 
 // The connections of a handle that carry no lease now. Thread-safe. A child that a process forks has copies of the
@@ -73,12 +73,12 @@ class LeaseConnections {
   bool Begin() EXCLUDES(mutex_);
   void End() EXCLUDES(mutex_);
   // One whose other end is still there; none.
-  Descriptor Take(const std::string& socket) EXCLUDES(mutex_);
-  void GiveBack(std::string socket, Descriptor connection) EXCLUDES(mutex_);
+  UniqueFd Take(const std::string& socket) EXCLUDES(mutex_);
+  void GiveBack(std::string socket, UniqueFd connection) EXCLUDES(mutex_);
 
   Mutex mutex_;
   size_t in_use_ GUARDED_BY(mutex_) = 0;
-  std::vector<std::pair<std::string, Descriptor>> idle_ GUARDED_BY(mutex_);  // the last used one last
+  std::vector<std::pair<std::string, UniqueFd>> idle_ GUARDED_BY(mutex_);  // the last used one last
 };
 
 }  // namespace weightfs::client

@@ -21,37 +21,37 @@ class LeasedFile : public LeasedTarget {
   explicit LeasedFile(const FileTarget::Options& options) : options_(options) {}
   ~LeasedFile() override = default;  // the lease ends, and the file takes back what was begun
 
-  IoResult<void> Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections);
+  Result<void> Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections);
   void Adopt(std::unique_ptr<Target> file) { file_ = std::move(file); }
 
   const std::string& path() const override { return file_->path(); }
   int any() const override { return file_->any(); }
   int Buffered(int* error_number) const override { return file_->Buffered(error_number); }
-  IoResult<uint64_t> Size() const override { return file_->Size(); }
-  IoResult<void> Finish(bool success) override;
+  Result<uint64_t> Size() const override { return file_->Size(); }
+  Result<void> Finish(bool success) override;
 
-  IoResult<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
+  Result<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
 
  private:
   bool writes() const { return options_.direction == Direction::kWrite; }
   uint64_t end() const { return options_.offset + options_.size; }
-  IoResult<void> BeginRead();
-  IoResult<void> BeginWrite();
-  IoResult<void> Commit();
+  Result<void> BeginRead();
+  Result<void> BeginWrite();
+  Result<void> Commit();
 
   const FileTarget::Options options_;
   std::unique_ptr<Target> file_;
   LeaseTicket ticket_;
 };
 
-IoResult<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections) {
-  if (options_.size == 0) return IoError{EINVAL, "no lease: there is nothing to transfer"};
+Result<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections) {
+  if (options_.size == 0) return Error{ErrorCode::kInvalid, "no lease: there is nothing to transfer"};
   ASSIGN_OR_RETURN(ticket_, AskForTicket(file.any()));
   ASSIGN_OR_RETURN(lease_, Lease::Connect(connections, ticket_, file.any()));
   return writes() ? BeginWrite() : BeginRead();
 }
 
-IoResult<void> LeasedFile::BeginRead() {
+Result<void> LeasedFile::BeginRead() {
   const lease::ReadRequest request{.token = ticket_.token, .offset = options_.offset, .length = options_.size};
   ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
   lease::BodyReader body(message.body());
@@ -59,7 +59,8 @@ IoResult<void> LeasedFile::BeginRead() {
   std::vector<lease::Extent> extents;
   if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
   // It has become shorter since it was opened.
-  if (answer.file_size < end()) return IoError{ENODATA, "no lease: the file ends before what is to be read"};
+  if (answer.file_size < end())
+    return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
   const uint64_t first = options_.offset / kBlockSize;
   const uint64_t count = RoundUp(end(), kBlockSize) / kBlockSize - first;
   if (answer.first_block != first || answer.blocks != count) return MalformedAnswer();
@@ -70,24 +71,24 @@ IoResult<void> LeasedFile::BeginRead() {
   return {};
 }
 
-IoResult<void> LeasedFile::BeginWrite() {
+Result<void> LeasedFile::BeginWrite() {
   const uint64_t first = RoundUp(options_.offset, kBlockSize) / kBlockSize;
   const uint64_t last = (options_.whole_file ? RoundUp(end(), kBlockSize) : RoundDown(end(), kBlockSize)) / kBlockSize;
-  if (last <= first) return IoError{EINVAL, "no lease: the write fills no block"};
+  if (last <= first) return Error{ErrorCode::kInvalid, "no lease: the write fills no block"};
   const lease::ReserveRequest request{
       .token = ticket_.token, .file_offset = first * kBlockSize, .blocks = last - first};
   ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
   return TakeReservation(std::move(message), first, last - first);
 }
 
-IoResult<void> LeasedFile::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool /*last*/) const {
+Result<void> LeasedFile::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool /*last*/) const {
   const auto damage = blocks_.FindDamage(offset, blocks);
   if (!damage) return {};
   return DamagedRead(path(), damage->block * kBlockSize, damage->what);
 }
 
-IoResult<void> LeasedFile::Finish(bool success) {
-  IoResult<void> committed;
+Result<void> LeasedFile::Finish(bool success) {
+  Result<void> committed;
   if (success && writes()) committed = Commit();
   lease_.reset();
   blocks_ = {};  // The devices' descriptors do not stay with a future that is kept.
@@ -96,7 +97,7 @@ IoResult<void> LeasedFile::Finish(bool success) {
   return committed.has_value() ? finished : committed;
 }
 
-IoResult<void> LeasedFile::Commit() {
+Result<void> LeasedFile::Commit() {
   const uint64_t begin = blocks_.first() * kBlockSize;
   const uint64_t length = options_.whole_file ? options_.size : blocks_.count() * kBlockSize;
   const lease::CommitRequest request{.token = ticket_.token,
@@ -110,7 +111,7 @@ IoResult<void> LeasedFile::Commit() {
     if (auto size = file_->Size(); !size.has_value()) return std::move(size).error();
     return {};
   }
-  IoError error = std::move(answer).error();
+  Error error = std::move(answer).error();
   error.what = fmt::format("write of {} bytes at offset {} of {}: the mount did not commit it: {}", options_.size,
                            options_.offset, path(), error.what);
   error.path = path();
@@ -120,11 +121,11 @@ IoResult<void> LeasedFile::Commit() {
 
 }  // namespace
 
-IoResult<std::unique_ptr<Target>> LeaseTarget::Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
-                                                    const std::shared_ptr<LeaseConnections>& connections) {
+Result<std::unique_ptr<Target>> LeaseTarget::Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
+                                                  const std::shared_ptr<LeaseConnections>& connections) {
   auto made = std::make_unique<LeasedFile>(options);
   if (auto begun = made->Begin(*file, connections); !begun.has_value()) {
-    IoError error = std::move(begun).error();
+    Error error = std::move(begun).error();
     error.what =
         fmt::format("{} of {} bytes at offset {} of {}: {}", options.direction == Direction::kWrite ? "write" : "read",
                     options.size, options.offset, file->path(), error.what);

@@ -18,8 +18,8 @@ class LeaseTarget {
  public:
   // Takes over the `file` that was opened with these options, or leaves it as it is with an error, which says why there
   // is no lease.
-  static IoResult<std::unique_ptr<Target>> Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
-                                                const std::shared_ptr<LeaseConnections>& connections);
+  static Result<std::unique_ptr<Target>> Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
+                                              const std::shared_ptr<LeaseConnections>& connections);
 };
 
 }  // namespace weightfs::client

@@ -30,15 +30,15 @@ std::string NameOf(int descriptor) {
 
 }  // namespace
 
-IoResult<void> LeasedBlocks::Reset(uint64_t first, uint64_t count) {
+Result<void> LeasedBlocks::Reset(uint64_t first, uint64_t count) {
   first_ = first;
   count_ = count;
   checksums_.reset(new (std::nothrow) uint32_t[count]());
-  if (checksums_ == nullptr) return IoError{ENOMEM, fmt::format("no memory for {} checksums", count)};
+  if (checksums_ == nullptr) return Error{ErrorCode::kNoMemory, fmt::format("no memory for {} checksums", count)};
   return {};
 }
 
-void LeasedBlocks::Adopt(std::vector<Descriptor> devices) {
+void LeasedBlocks::Adopt(std::vector<UniqueFd> devices) {
   devices_ = std::move(devices);
   for (const auto& device : devices_) {
     const auto alignment = QueryDirectAlignment(device.get()).value_or(DirectAlignment{});
@@ -46,7 +46,7 @@ void LeasedBlocks::Adopt(std::vector<Descriptor> devices) {
   }
 }
 
-IoResult<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device) {
+Result<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device) {
   constexpr uint64_t kBlocks = UINT64_MAX / kBlockSize;  // no number of bytes overflows
   const uint64_t last = runs_.empty() ? first_ : runs_.back().block + runs_.back().count;
   if (device >= devices_.size() || count == 0 || block < last || count > count_ || block - first_ > count_ - count ||
@@ -64,23 +64,24 @@ IoResult<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device
   return {};
 }
 
-IoResult<void> LeasedBlocks::Add(std::span<const lease::Extent> extents, uint64_t first) {
+Result<void> LeasedBlocks::Add(std::span<const lease::Extent> extents, uint64_t first) {
   for (const auto& extent : extents) {
     RETURN_IF_ERROR(Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
   }
   return {};
 }
 
-IoResult<void> LeasedBlocks::CheckWritable() const {
+Result<void> LeasedBlocks::CheckWritable() const {
   const uint64_t limit = FileSizeLimit();
   for (const Run& run : runs_) {
     const uint64_t end = (run.device_block + run.count) * kBlockSize;
     struct stat status {};
     const int device = devices_[run.device].get();
     if (end <= limit || fstat(device, &status) != 0 || !S_ISREG(status.st_mode)) continue;
-    return IoError{EFBIG, fmt::format("no lease: its blocks end at byte {} of {}, and the process's limit is {} "
-                                      "(RLIMIT_FSIZE)",
-                                      end, NameOf(device), limit)};
+    return Error{ErrorCode::kFileTooBig,
+                 fmt::format("no lease: its blocks end at byte {} of {}, and the process's limit is {} "
+                             "(RLIMIT_FSIZE)",
+                             end, NameOf(device), limit)};
   }
   return {};
 }
@@ -125,7 +126,7 @@ std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset, st
   return std::nullopt;
 }
 
-IoResult<void> LeasedTarget::TakeReservation(lease::Message message, uint64_t first, uint64_t count) {
+Result<void> LeasedTarget::TakeReservation(lease::Message message, uint64_t first, uint64_t count) {
   lease::BodyReader body(message.body());
   lease::ReserveAnswer answer;
   std::vector<lease::Extent> extents;
@@ -136,12 +137,12 @@ IoResult<void> LeasedTarget::TakeReservation(lease::Message message, uint64_t fi
   return blocks_.CheckWritable();
 }
 
-IoError MalformedAnswer() {
-  return {EPROTO, "no lease: the mount's answer cannot be; it and this library do not fit together"};
+Error MalformedAnswer() {
+  return {ErrorCode{EPROTO}, "no lease: the mount's answer cannot be; it and this library do not fit together"};
 }
 
-IoError DamagedRead(const std::string& path, uint64_t offset, const std::string& what) {
-  return {EIO,
+Error DamagedRead(const std::string& path, uint64_t offset, const std::string& what) {
+  return {ErrorCode::kIo,
           fmt::format("read of {}: the block at offset {} is not what was written: {}; restore the file from a copy, "
                       "and check the store with 'weightfs fsck --data'",
                       path, offset, what),

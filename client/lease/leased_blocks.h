@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "client/error.h"
 #include "client/lease/lease_connection.h"
 #include "client/target.h"
-#include "common/descriptor.h"
+#include "common/result.h"
+#include "common/unique_fd.h"
 #include "lease/channel.h"
 
 namespace weightfs::client {
@@ -22,18 +22,18 @@ namespace weightfs::client {
 class LeasedBlocks {
  public:
   // Room for the checksums of [first, first + count). ENOMEM.
-  IoResult<void> Reset(uint64_t first, uint64_t count);
+  Result<void> Reset(uint64_t first, uint64_t count);
   // The descriptors that the extents of a message are about.
-  void Adopt(std::vector<Descriptor> devices);
+  void Adopt(std::vector<UniqueFd> devices);
   // Blocks that lie together on a device. They come in the order of the operation; one that goes on where the last one
   // ended becomes part of it. EPROTO for what no mount that is in order sends.
-  IoResult<void> Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device);
+  Result<void> Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device);
   // The extents of a message, whose blocks are counted from `first`.
-  IoResult<void> Add(std::span<const lease::Extent> extents, uint64_t first);
+  Result<void> Add(std::span<const lease::Extent> extents, uint64_t first);
 
   // EFBIG where the kernel would refuse to write them, for it compares places in a pool file with the limit of the
   // process (RLIMIT_FSIZE) as if they were the file's own.
-  IoResult<void> CheckWritable() const;
+  Result<void> CheckWritable() const;
 
   uint64_t first() const { return first_; }
   uint64_t count() const { return count_; }
@@ -64,7 +64,7 @@ class LeasedBlocks {
   uint64_t first_ = 0;
   uint64_t count_ = 0;
   std::unique_ptr<uint32_t[]> checksums_;
-  std::vector<Descriptor> devices_;
+  std::vector<UniqueFd> devices_;
   DirectAlignment alignment_{.offset = 4096, .memory = 1};
   std::vector<Run> runs_;
 };
@@ -81,15 +81,15 @@ class LeasedTarget : public Target {
 
  protected:
   // The mount's answer to a reservation of [first, first + count).
-  IoResult<void> TakeReservation(lease::Message message, uint64_t first, uint64_t count);
+  Result<void> TakeReservation(lease::Message message, uint64_t first, uint64_t count);
 
   std::unique_ptr<Lease> lease_;
   LeasedBlocks blocks_;
 };
 
 // "an answer of the mount that cannot be".
-IoError MalformedAnswer();
+Error MalformedAnswer();
 // EIO for a block whose checksum is another: which file, where, and what can be done.
-IoError DamagedRead(const std::string& path, uint64_t offset, const std::string& what);
+Error DamagedRead(const std::string& path, uint64_t offset, const std::string& what);
 
 }  // namespace weightfs::client

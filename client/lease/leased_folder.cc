@@ -31,7 +31,7 @@ class LeasedFiles : public LeasedTarget {
     *error_number = EOPNOTSUPP;  // no one file has these bytes
     return -1;
   }
-  IoResult<uint64_t> Size() const override { return blocks_.count() * kBlockSize; }
+  Result<uint64_t> Size() const override { return blocks_.count() * kBlockSize; }
 
  protected:
   const std::shared_ptr<const LeasedFolder> folder_;
@@ -42,19 +42,19 @@ class SavedFiles : public LeasedFiles {
   SavedFiles(std::shared_ptr<const LeasedFolder> folder, const LeasedFolder::SaveOptions& options)
       : LeasedFiles(std::move(folder)), options_(options) {}
 
-  IoResult<MemoryView> Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease);
-  IoResult<void> Finish(bool success) override;
+  Result<MemoryView> Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease);
+  Result<void> Finish(bool success) override;
 
  private:
-  IoError NotReserved(IoError error, uint64_t blocks) const;
-  IoError Refused(IoError error, std::optional<uint64_t> failed) const;
+  Error NotReserved(Error error, uint64_t blocks) const;
+  Error Refused(Error error, std::optional<uint64_t> failed) const;
 
   const LeasedFolder::SaveOptions options_;
   std::vector<lease::FileEntry> entries_;
   std::vector<std::byte> names_;  // each with its NUL
 };
 
-IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease) {
+Result<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease) {
   lease_ = std::move(lease);
   uint64_t blocks = 0;
   std::vector<MemoryView::Part> parts;
@@ -76,15 +76,15 @@ IoResult<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::
   return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
 }
 
-IoError SavedFiles::NotReserved(IoError error, uint64_t blocks) const {
+Error SavedFiles::NotReserved(Error error, uint64_t blocks) const {
   error.path = path();
   error.what = fmt::format("write of {} files, {} bytes in whole blocks, to {}: {}", entries_.size(),
                            blocks * kBlockSize, path(), error.what);
   return error;
 }
 
-IoResult<void> SavedFiles::Finish(bool success) {
-  IoResult<void> result;
+Result<void> SavedFiles::Finish(bool success) {
+  Result<void> result;
   if (success) {
     const lease::CommitManyRequest request{.token = folder_->ticket().token,
                                            .files = entries_.size(),
@@ -104,7 +104,7 @@ IoResult<void> SavedFiles::Finish(bool success) {
   return result;
 }
 
-IoError SavedFiles::Refused(IoError error, std::optional<uint64_t> failed) const {
+Error SavedFiles::Refused(Error error, std::optional<uint64_t> failed) const {
   error.path = path();
   std::string what = fmt::format("{} files", entries_.size());
   if (failed && *failed < entries_.size()) {
@@ -124,9 +124,9 @@ class LoadedFiles : public LeasedFiles {
               std::shared_ptr<FileErrors> errors)
       : LeasedFiles(std::move(folder)), files_(files), first_(first), errors_(std::move(errors)) {}
 
-  IoResult<MemoryView> Begin(std::unique_ptr<Lease> lease);
-  IoResult<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
-  IoResult<void> Finish(bool /*success*/) override {
+  Result<MemoryView> Begin(std::unique_ptr<Lease> lease);
+  Result<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
+  Result<void> Finish(bool /*success*/) override {
     lease_.reset();
     return {};
   }
@@ -145,7 +145,7 @@ class LoadedFiles : public LeasedFiles {
   };
   std::string NameOf(size_t index) const { return path() + "/" + files_[index].name; }
   bool IsUsable(size_t index, const lease::FileAnswer& answer);
-  IoResult<MemoryView> Place(std::vector<Found> found);
+  Result<MemoryView> Place(std::vector<Found> found);
 
   const std::span<const NamedMemory> files_;
   const size_t first_;
@@ -153,7 +153,7 @@ class LoadedFiles : public LeasedFiles {
   std::vector<Placed> placed_;  // in the order of the operation
 };
 
-IoResult<MemoryView> LoadedFiles::Begin(std::unique_ptr<Lease> lease) {
+Result<MemoryView> LoadedFiles::Begin(std::unique_ptr<Lease> lease) {
   lease_ = std::move(lease);
   const lease::ReadManyRequest request{.token = folder_->ticket().token, .files = files_.size()};
   std::vector<std::byte> names;
@@ -193,7 +193,7 @@ bool LoadedFiles::IsUsable(size_t index, const lease::FileAnswer& answer) {
   const std::string path = NameOf(index);
   if (answer.error != 0) {
     const char* why = answer.error == EINVAL ? "no lease: it is no regular file" : std::strerror(answer.error);
-    errors_->Add(first_ + index, {answer.error,
+    errors_->Add(first_ + index, {ErrorCode{answer.error},
                                   fmt::format("read of {} bytes at offset 0 of {}: cannot open the file: {}",
                                               files_[index].memory.size(), path, why),
                                   path});
@@ -205,7 +205,7 @@ bool LoadedFiles::IsUsable(size_t index, const lease::FileAnswer& answer) {
 }
 
 // Files that are neighbors on a device are read together.
-IoResult<MemoryView> LoadedFiles::Place(std::vector<Found> found) {
+Result<MemoryView> LoadedFiles::Place(std::vector<Found> found) {
   const auto place = [](const Found& file) {
     return file.extents.empty() ? std::pair<uint32_t, uint64_t>{}
                                 : std::pair{file.extents[0].device, file.extents[0].device_block};
@@ -232,13 +232,13 @@ IoResult<MemoryView> LoadedFiles::Place(std::vector<Found> found) {
   return MemoryView::Joined(std::move(parts), blocks * kBlockSize);
 }
 
-IoResult<void> LoadedFiles::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
+Result<void> LoadedFiles::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
   while (const auto damage = blocks_.FindDamage(offset, blocks)) {
     const auto behind = std::partition_point(placed_.begin(), placed_.end(),
                                              [&](const Placed& file) { return file.begin <= damage->block; });
     // Files of no bytes begin where the next one does, and come first.
     const Placed& file = *std::prev(behind);
-    IoError error = DamagedRead(NameOf(file.index), (damage->block - file.begin) * kBlockSize, damage->what);
+    Error error = DamagedRead(NameOf(file.index), (damage->block - file.begin) * kBlockSize, damage->what);
     if (!last) return error;
     errors_->Add(first_ + file.index, std::move(error));
     const uint64_t next = (damage->block + 1) * kBlockSize;
@@ -250,27 +250,27 @@ IoResult<void> LoadedFiles::CheckRead(uint64_t offset, std::span<const std::byte
 
 }  // namespace
 
-void FileErrors::Add(size_t index, IoError error) {
+void FileErrors::Add(size_t index, Error error) {
   MutexLock lock(mutex_);
   errors_.emplace(index, std::move(error));
 }
 
-std::map<size_t, IoError> FileErrors::TakeFrom(size_t first) {
+std::map<size_t, Error> FileErrors::TakeFrom(size_t first) {
   MutexLock lock(mutex_);
-  std::map<size_t, IoError> out;
+  std::map<size_t, Error> out;
   while (!errors_.empty() && errors_.rbegin()->first >= first) out.insert(errors_.extract(std::prev(errors_.end())));
   return out;
 }
 
-IoResult<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::string& path,
-                                                                 std::shared_ptr<LeaseConnections> connections) {
-  Descriptor descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+Result<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::string& path,
+                                                               std::shared_ptr<LeaseConnections> connections) {
+  UniqueFd descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!descriptor) {
-    return IoError{errno, fmt::format("cannot open the directory {}: {}", path, std::strerror(errno)), path};
+    return Error{ErrorCode{errno}, fmt::format("cannot open the directory {}: {}", path, std::strerror(errno)), path};
   }
   auto ticket = AskForTicket(descriptor.get());
   if (!ticket.has_value()) {
-    IoError error = std::move(ticket).error();
+    Error error = std::move(ticket).error();
     error.what = fmt::format("{}: {}", path, error.what);
     error.path = path;
     return error;
@@ -279,23 +279,23 @@ IoResult<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::stri
       new LeasedFolder(path, std::move(descriptor), std::move(*ticket), std::move(connections)));
 }
 
-IoResult<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files, const SaveOptions& options) const {
+Result<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files, const SaveOptions& options) const {
   ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_, descriptor_.get()));
   auto target = std::make_unique<SavedFiles>(shared_from_this(), options);
   ASSIGN_OR_RETURN(auto memory, target->Begin(files, std::move(lease)));
   return Batch{std::move(target), std::move(memory)};
 }
 
-IoResult<LeasedFolder::Batch> LeasedFolder::Load(std::span<const NamedMemory> files, size_t first,
-                                                 std::shared_ptr<FileErrors> errors) const {
+Result<LeasedFolder::Batch> LeasedFolder::Load(std::span<const NamedMemory> files, size_t first,
+                                               std::shared_ptr<FileErrors> errors) const {
   ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_, descriptor_.get()));
   auto target = std::make_unique<LoadedFiles>(shared_from_this(), files, first, std::move(errors));
   ASSIGN_OR_RETURN(auto memory, target->Begin(std::move(lease)));
   return Batch{std::move(target), std::move(memory)};
 }
 
-IoError OtherSize(const std::string& path, uint64_t memory, uint64_t file) {
-  return {file < memory ? ENODATA : EINVAL,
+Error OtherSize(const std::string& path, uint64_t memory, uint64_t file) {
+  return {file < memory ? ErrorCode::kNoAttribute : ErrorCode::kInvalid,
           fmt::format("read of {} bytes at offset 0 of {}: the file has {} bytes, not the buffer's size", memory, path,
                       file),
           path};

@@ -8,13 +8,13 @@
 #include <span>
 #include <string>
 
-#include "client/error.h"
 #include "client/handle.h"
 #include "client/lease/lease_connection.h"
 #include "client/memory_view.h"
 #include "client/target.h"
-#include "common/descriptor.h"
 #include "common/mutex.h"
+#include "common/result.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::client {
 
@@ -22,21 +22,21 @@ namespace weightfs::client {
 class FileErrors {
  public:
   // The first error of a file counts.
-  void Add(size_t index, IoError error) EXCLUDES(mutex_);
+  void Add(size_t index, Error error) EXCLUDES(mutex_);
   // Those of files from `first` on; they are forgotten here.
-  std::map<size_t, IoError> TakeFrom(size_t first) EXCLUDES(mutex_);
+  std::map<size_t, Error> TakeFrom(size_t first) EXCLUDES(mutex_);
 
  private:
   Mutex mutex_;
-  std::map<size_t, IoError> errors_ GUARDED_BY(mutex_);
+  std::map<size_t, Error> errors_ GUARDED_BY(mutex_);
 };
 
 // Immutable. Its operations keep it alive.
 class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
  public:
   // An error says why there are no leases for it.
-  static IoResult<std::shared_ptr<const LeasedFolder>> Open(const std::string& path,
-                                                            std::shared_ptr<LeaseConnections> connections);
+  static Result<std::shared_ptr<const LeasedFolder>> Open(const std::string& path,
+                                                          std::shared_ptr<LeaseConnections> connections);
 
   // One operation on all files at once, each on blocks of its own, one behind the other; from offset 0 on.
   struct Batch {
@@ -48,29 +48,28 @@ class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
     uint32_t mode = 0600;
   };
   // When the operation succeeds all of them are there, and otherwise none.
-  IoResult<Batch> Save(std::span<const NamedMemory> files, const SaveOptions& options) const;
+  Result<Batch> Save(std::span<const NamedMemory> files, const SaveOptions& options) const;
   // In the order of the device. What is wrong with one file goes to `errors` as `first` + its index; the operation goes
   // on. The files and their names must live until then.
-  IoResult<Batch> Load(std::span<const NamedMemory> files, size_t first, std::shared_ptr<FileErrors> errors) const;
+  Result<Batch> Load(std::span<const NamedMemory> files, size_t first, std::shared_ptr<FileErrors> errors) const;
 
   const std::string& path() const { return path_; }
   const LeaseTicket& ticket() const { return ticket_; }
 
  private:
-  LeasedFolder(std::string path, Descriptor descriptor, LeaseTicket ticket,
-               std::shared_ptr<LeaseConnections> connections)
+  LeasedFolder(std::string path, UniqueFd descriptor, LeaseTicket ticket, std::shared_ptr<LeaseConnections> connections)
       : path_(std::move(path)),
         descriptor_(std::move(descriptor)),
         ticket_(std::move(ticket)),
         connections_(std::move(connections)) {}
 
   const std::string path_;
-  const Descriptor descriptor_;  // while it is open the ticket is good
+  const UniqueFd descriptor_;  // while it is open the ticket is good
   const LeaseTicket ticket_;
   const std::shared_ptr<LeaseConnections> connections_;
 };
 
 // ENODATA or EINVAL: the file is not as large as the memory.
-IoError OtherSize(const std::string& path, uint64_t memory, uint64_t file);
+Error OtherSize(const std::string& path, uint64_t memory, uint64_t file);
 
 }  // namespace weightfs::client

@@ -60,22 +60,23 @@ std::optional<uid_t> FindMountUser(std::istream& mounts, dev_t device) {
   return std::nullopt;
 }
 
-IoResult<uid_t> MountUser(int descriptor) {
+Result<uid_t> MountUser(int descriptor) {
   struct stat status {};
   if (fstat(descriptor, &status) != 0) {
-    return IoError{errno, fmt::format("no lease: cannot look at the file: {}", std::strerror(errno))};
+    return Error{ErrorCode{errno}, fmt::format("no lease: cannot look at the file: {}", std::strerror(errno))};
   }
   std::ifstream mounts("/proc/self/mountinfo");
   const auto user = FindMountUser(mounts, status.st_dev);
   if (!user) {
-    return IoError{EACCES,
-                   "no lease: /proc/self/mountinfo does not have the file's mount, so nothing says which user "
-                   "serves it"};
+    return Error{ErrorCode::kAccess,
+                 "no lease: /proc/self/mountinfo does not have the file's mount, so nothing says which user "
+                 "serves it"};
   }
   if (*user == kOverflowUser && !SeesAllUsers()) {
-    return IoError{EACCES, fmt::format("no lease: the user who serves the mount may have no id in this user namespace "
-                                       "(the kernel shows {})",
-                                       *user)};
+    return Error{ErrorCode::kAccess,
+                 fmt::format("no lease: the user who serves the mount may have no id in this user namespace "
+                             "(the kernel shows {})",
+                             *user)};
   }
   return *user;
 }

@@ -8,13 +8,13 @@
 #include <istream>
 #include <optional>
 
-#include "client/error.h"
+#include "common/result.h"
 
 namespace weightfs::client {
 
 // The user who serves the mount that an open file lies on, as this process sees user ids. EACCES where that cannot be
 // told: the mount is not among those of this process, or its user has no id here. Any thread.
-IoResult<uid_t> MountUser(int descriptor);
+Result<uid_t> MountUser(int descriptor);
 
 // The user_id= of the filesystem with this device number in a text of /proc/PID/mountinfo; none when it is not there.
 std::optional<uid_t> FindMountUser(std::istream& mounts, dev_t device);

@@ -28,26 +28,26 @@ namespace {
 py::object ToStr(const std::string& text) { return py::bytes(text).attr("decode")("utf-8", "surrogateescape"); }
 
 // An OSError of the subclass that its errno has (FileNotFoundError, ...), with `offset` as an attribute.
-py::object MakeException(const IoError& error) {
+py::object MakeException(const Error& error) {
   const auto type = py::reinterpret_borrow<py::object>(PyExc_OSError);
-  py::object made = error.path.empty() ? type(error.error_number, ToStr(error.what))
-                                       : type(error.error_number, ToStr(error.what), ToStr(error.path));
+  py::object made = error.path.empty() ? type(error.error_number(), ToStr(error.what))
+                                       : type(error.error_number(), ToStr(error.what), ToStr(error.path));
   made.attr("offset") = error.offset;
   return made;
 }
 
-[[noreturn]] void Raise(const IoError& error) {
+[[noreturn]] void Raise(const Error& error) {
   const py::object made = MakeException(error);
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
   throw py::error_already_set();
 }
 
 template <typename T>
-T Check(IoResult<T> result) {
+T Check(Result<T> result) {
   if (!result.has_value()) Raise(result.error());
   return std::move(*result);
 }
-void Check(IoResult<void> result) {
+void Check(Result<void> result) {
   if (!result.has_value()) Raise(result.error());
 }
 
@@ -318,7 +318,7 @@ void BindMany(HandleClass& type) {
                  .progress = MakeProgress(progress),
                  .interrupted = &SignalRaised,
                  .checksum = checksum,
-                 .on_fallback = [call = Callable(on_fallback)](const IoError& why) { call(why.what); }};
+                 .on_fallback = [call = Callable(on_fallback)](const Error& why) { call(why.what); }};
              Check(WithoutGil(self, [&](Handle& handle) { return handle.SaveMany(directory, files, options); }));
            })
       .def("load_many", [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/device_contents.h"
 
+#include "common/unique_fd.h"
+
 #include <blkid/blkid.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -21,11 +23,6 @@ struct ProbeFree {
   void operator()(blkid_struct_probe* probe) const { blkid_free_probe(probe); }
 };
 using Probe = std::unique_ptr<blkid_struct_probe, ProbeFree>;
-
-struct DescriptorClose {
-  int descriptor;
-  ~DescriptorClose() { close(descriptor); }
-};
 
 std::string Value(blkid_probe probe, const char* name) {
   const char* value = nullptr;
@@ -63,7 +60,7 @@ Result<std::optional<std::string>> DescribeHead(int descriptor, const std::strin
   while (filled < head.size()) {
     const ssize_t got = pread(descriptor, head.data() + filled, head.size() - filled, static_cast<off_t>(filled));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Error{ErrorCode::kIo, fmt::format("{}: cannot be read: {}", path, std::strerror(errno))};
+    if (got < 0) return SystemError(path, "cannot be read");
     if (got == 0) break;
     filled += static_cast<size_t>(got);
   }
@@ -82,18 +79,17 @@ Result<std::optional<std::string>> DescribeHead(int descriptor, const std::strin
 }  // namespace
 
 Result<std::optional<std::string>> DescribeContents(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return Error{ErrorCode::kIo, fmt::format("{}: cannot be opened: {}", path, std::strerror(errno))};
-  DescriptorClose closer{descriptor};
+  const UniqueFd device(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!device) return SystemError(path, "cannot be opened");
   // A probe of an empty file is an error to libblkid.
   char byte = 0;
-  const ssize_t got = pread(descriptor, &byte, 1, 0);
-  if (got < 0) return Error{ErrorCode::kIo, fmt::format("{}: cannot be read: {}", path, std::strerror(errno))};
+  const ssize_t got = pread(device.get(), &byte, 1, 0);
+  if (got < 0) return SystemError(path, "cannot be read");
   if (got == 0) return std::optional<std::string>();
   // Our own magic is the clearer answer; libblkid knows what also lies further on, and names it.
-  ASSIGN_OR_RETURN(auto head, DescribeHead(descriptor, path));
+  ASSIGN_OR_RETURN(auto head, DescribeHead(device.get(), path));
   if (head.has_value() && head->find("weightfs") != std::string::npos) return head;
-  ASSIGN_OR_RETURN(auto signature, DescribeSignature(descriptor, path));
+  ASSIGN_OR_RETURN(auto signature, DescribeSignature(device.get(), path));
   return signature.has_value() ? signature : head;
 }
 

@@ -32,10 +32,6 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kZeroChunk = 8 * kMiB;
 
-Error SystemError(ErrorCode code, const std::string& path, std::string_view what) {
-  return {code, fmt::format("{}: {}: {}", path, what, std::strerror(errno))};
-}
-
 // Steps to take back, last first, unless all went well.
 class Undo {
  public:
@@ -56,13 +52,9 @@ void Remove(const std::string& path) {
 }
 
 Result<void> SyncDirectory(const std::string& directory) {
-  const int descriptor = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return SystemError(ErrorCode::kIo, directory, "cannot be opened");
-  const int status = fsync(descriptor);
-  const int error = errno;
-  close(descriptor);
-  errno = error;
-  if (status != 0) return SystemError(ErrorCode::kIo, directory, "cannot be made durable");
+  const UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened) return SystemError(directory, "cannot be opened");
+  if (fsync(opened.get()) != 0) return SystemError(directory, "cannot be made durable");
   return {};
 }
 
@@ -146,11 +138,10 @@ Result<void> Formatter::PrepareDirectory() {
   if (mkdir(directory_.c_str(), 0700) == 0) {
     undo_.Add([this] { rmdir(directory_.c_str()); });
   } else if (errno != EEXIST) {
-    const auto code = errno == ENOENT ? ErrorCode::kNotFound : errno == EACCES ? ErrorCode::kAccess : ErrorCode::kIo;
-    return SystemError(code, directory_, "cannot be made");
+    return SystemError(directory_, "cannot be made");
   }
   struct stat status = {};
-  if (stat(directory_.c_str(), &status) != 0) return SystemError(ErrorCode::kIo, directory_, "cannot be looked at");
+  if (stat(directory_.c_str(), &status) != 0) return SystemError(directory_, "cannot be looked at");
   if (!S_ISDIR(status.st_mode)) {
     return Error{ErrorCode::kNotDirectory, fmt::format("{}: not a directory; a store is a directory that holds its "
                                                        "catalog (raw devices are given with --device)",
@@ -211,9 +202,9 @@ Result<void> Formatter::ReservePool() {
 }
 
 Result<void> Formatter::ResizePool(off_t size) {
-  ASSIGN_OR_RETURN(const Descriptor file, store_->OpenFile(kPoolName, O_RDWR));
+  ASSIGN_OR_RETURN(const UniqueFd file, store_->OpenFile(kPoolName, O_RDWR));
   if (ftruncate(file.get(), size) == 0) return {};
-  return SystemError(ErrorCode::kIo, In(kPoolName), "cannot be resized");
+  return SystemError(In(kPoolName), "cannot be resized");
 }
 
 Result<void> Formatter::CheckEmpty(const std::string& path) {
@@ -228,7 +219,7 @@ Result<void> Formatter::OpenGivenDevices() {
   for (const std::string& given : options_.devices) {
     struct stat status = {};
     if (stat(given.c_str(), &status) != 0) {
-      return SystemError(errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kIo, given, "cannot be looked at");
+      return SystemError(given, "cannot be looked at");
     }
     const bool block = S_ISBLK(status.st_mode);
     if (!block && !S_ISREG(status.st_mode)) {
@@ -271,7 +262,7 @@ Result<void> Formatter::RemoveOldStore() {
   if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; nothing was changed"};
   lock_.Claim();
   if (unlink(In(kDescriptionName).c_str()) != 0 && errno != ENOENT) {
-    return SystemError(ErrorCode::kIo, In(kDescriptionName), "cannot be removed");
+    return SystemError(In(kDescriptionName), "cannot be removed");
   }
   RETURN_IF_ERROR(SyncDirectory(directory_));
   std::error_code error;
@@ -283,10 +274,10 @@ Result<void> Formatter::RemoveOldStore() {
     RETURN_IF_ERROR(ResizePool(static_cast<off_t>(targets_[0].size.value)));
     store_->RestrictFile(kPoolName);
   } else if (!pool_is_given_ && unlink(pool.c_str()) != 0 && errno != ENOENT) {
-    return SystemError(ErrorCode::kIo, pool, "cannot be removed");
+    return SystemError(pool, "cannot be removed");
   }
   if (unlink(In(kLogName).c_str()) != 0 && errno != ENOENT) {
-    return SystemError(ErrorCode::kIo, In(kLogName), "cannot be removed");
+    return SystemError(In(kLogName), "cannot be removed");
   }
   return {};
 }
@@ -361,16 +352,15 @@ Result<void> Formatter::WriteDescription() {
   const std::string path = In(kDescriptionName), temporary = path + ".new";
   // What an earlier format that was killed left there.
   if (unlink(temporary.c_str()) != 0 && errno != ENOENT) {
-    return SystemError(ErrorCode::kIo, temporary, "cannot be removed");
+    return SystemError(temporary, "cannot be removed");
   }
   undo_.Add([temporary] { unlink(temporary.c_str()); });
-  ASSIGN_OR_RETURN(const Descriptor file, store_->OpenFile(std::string(kDescriptionName) + ".new", O_WRONLY | O_CREAT));
+  ASSIGN_OR_RETURN(const UniqueFd file, store_->OpenFile(std::string(kDescriptionName) + ".new", O_WRONLY | O_CREAT));
   errno = ENOSPC;  // of a short write
   if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
-    const auto code = errno == ENOSPC || errno == EDQUOT ? ErrorCode::kNoSpace : ErrorCode::kIo;
-    return SystemError(code, temporary, "cannot be written");
+    return SystemError(temporary, "cannot be written");
   }
-  if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(ErrorCode::kIo, path, "cannot be renamed");
+  if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(path, "cannot be renamed");
   undo_.Add([path] { unlink(path.c_str()); });
   return SyncDirectory(directory_);
 }

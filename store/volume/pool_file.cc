@@ -17,13 +17,6 @@
 namespace weightfs {
 namespace {
 
-Error SystemError(const std::string& path, std::string_view what, int error) {
-  const auto code = error == EACCES || error == EPERM                      ? ErrorCode::kAccess
-                    : error == ENOSPC || error == EFBIG || error == EDQUOT ? ErrorCode::kNoSpace
-                                                                           : ErrorCode::kIo;
-  return {code, fmt::format("{}: {}: {}", path, what, std::strerror(error))};
-}
-
 Error DoesNotFit(const std::string& path, int descriptor, ByteCount size) {
   struct statvfs space = {};
   const std::string room = fstatvfs(descriptor, &space) == 0
@@ -36,7 +29,7 @@ Error DoesNotFit(const std::string& path, int descriptor, ByteCount size) {
 
 Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bool preallocate) {
   struct stat before = {};
-  if (fstat(descriptor, &before) != 0) return SystemError(path, "cannot be looked at", errno);
+  if (fstat(descriptor, &before) != 0) return SystemError(path, "cannot be looked at");
   const auto wanted = static_cast<off_t>(size.value);
   // A filesystem that cannot reserve will give blocks as the zeros are written.
   if (preallocate && fallocate(descriptor, FALLOC_FL_KEEP_SIZE, 0, wanted) != 0 && errno != EOPNOTSUPP &&
@@ -48,7 +41,7 @@ Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bo
     return SystemError(path, "cannot be preallocated", error);
   }
   if (before.st_size < wanted && ftruncate(descriptor, wanted) != 0) {
-    return SystemError(path, fmt::format("cannot be made {} long", FormatSize(size)), errno);
+    return SystemError(path, fmt::format("cannot be made {} long", FormatSize(size)));
   }
   return {};
 }
@@ -59,15 +52,15 @@ Result<void> ReservePoolFile(const GuardedDirectory& store, const std::string& n
                              bool* made) {
   const auto found = store.CheckFile(name);
   *made = !found.has_value() && found.error().code == ErrorCode::kNotFound;
-  ASSIGN_OR_RETURN(const Descriptor file, store.OpenFile(name, O_RDWR | O_CREAT));
+  ASSIGN_OR_RETURN(const UniqueFd file, store.OpenFile(name, O_RDWR | O_CREAT));
   auto reserved = Reserve(file.get(), store.PathOf(name), size, preallocate);
   if (!reserved.has_value() && *made) unlink(store.PathOf(name).c_str());
   return reserved;
 }
 
 Result<void> ReserveGivenFile(const std::string& path, ByteCount size) {
-  const Descriptor file(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-  if (!file) return SystemError(path, "cannot be opened for writing", errno);
+  const UniqueFd file(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (!file) return SystemError(path, "cannot be opened for writing");
   return Reserve(file.get(), path, size, true);
 }
 

@@ -211,7 +211,7 @@ Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superbl
 
 }  // namespace
 
-Result<Descriptor> OpenLog(const std::string& directory) {
+Result<UniqueFd> OpenLog(const std::string& directory) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
   return store.OpenFile(kLogName, O_WRONLY | O_APPEND | O_CREAT);
 }

@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/descriptor.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "common/units.h"
 #include "engine/file_device.h"
 #include "engine/superblock.h"
@@ -30,7 +30,7 @@ inline constexpr const char* kPoolName = "pool";
 inline constexpr const char* kLogName = "weightfs.log";
 
 // The log for appending, made where it is missing. Errors as of GuardedDirectory::OpenFile.
-Result<Descriptor> OpenLog(const std::string& directory);
+Result<UniqueFd> OpenLog(const std::string& directory);
 
 // Of one store, at most: more than any machine has.
 inline constexpr size_t kMaximumDevices = 1024;
@@ -98,7 +98,7 @@ struct StoreHolder {
 // Of the store in `directory`, or of its lock file (StoreLock::OpenToWatch); a default StoreHolder where the file
 // cannot be read. Never blocks, and takes the lock for a moment, shared.
 StoreHolder ReadStoreHolder(const std::string& directory);
-StoreHolder ReadStoreHolder(const Descriptor& lock);
+StoreHolder ReadStoreHolder(const UniqueFd& lock);
 
 // "process 4711 (weightfs)", "another process" for 0.
 std::string DescribeProcess(pid_t process);
@@ -112,7 +112,7 @@ class StoreLock {
   StoreLock() = default;
 
   // The lock file for reading, for whoever waits for the holder. Errors as of GuardedDirectory.
-  static Result<Descriptor> OpenToWatch(const std::string& directory);
+  static Result<UniqueFd> OpenToWatch(const std::string& directory);
 
   // Writes this process's id: from here on it may have the devices open, and change the store.
   void Claim();
@@ -127,8 +127,8 @@ class StoreLock {
   bool holder_was_killed() const { return holder_was_killed_; }
 
  private:
-  explicit StoreLock(Descriptor file) : file_(std::move(file)) {}
-  Descriptor file_;
+  explicit StoreLock(UniqueFd file) : file_(std::move(file)) {}
+  UniqueFd file_;
   bool holder_was_killed_ = false;
 };
 

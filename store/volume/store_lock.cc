@@ -80,7 +80,7 @@ StoreHolder ReadStoreHolder(const std::string& directory) {
   return file.has_value() ? ReadStoreHolder(*file) : StoreHolder();
 }
 
-StoreHolder ReadStoreHolder(const Descriptor& lock) {
+StoreHolder ReadStoreHolder(const UniqueFd& lock) {
   const bool held = IsHeld(lock.get());
   StoreHolder holder = ParseNote(ReadNote(lock.get()));
   if (held) holder.process = FindLockHolder(lock.get(), holder.noted);
@@ -112,8 +112,7 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   const int descriptor = lock.file_.get();
   if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
-      return Error{ErrorCode::kIo,
-                   fmt::format("{}: cannot be locked: {}", store.PathOf(kLockName), std::strerror(errno))};
+      return SystemError(store.PathOf(kLockName), "cannot be locked");
     }
     const StoreHolder holder = ReadStoreHolder(lock.file_);
     return Error{ErrorCode::kBusy,
@@ -124,7 +123,7 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   return lock;
 }
 
-Result<Descriptor> StoreLock::OpenToWatch(const std::string& directory) {
+Result<UniqueFd> StoreLock::OpenToWatch(const std::string& directory) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
   return store.OpenFile(kLockName, O_RDONLY);
 }

@@ -49,13 +49,13 @@ bool IsZero(std::span<const std::byte> bytes) {
 }  // namespace
 
 FakeLeaseMount::FakeLeaseMount() {
-  device_descriptor_ = Descriptor(open(device_.path().c_str(), O_RDWR | O_CLOEXEC));
+  device_descriptor_ = UniqueFd(open(device_.path().c_str(), O_RDWR | O_CLOEXEC));
   name_ = "weightfs-fake-" + std::to_string(getpid());
   listener_ = std::move(*lease::Listen(name_, 64));
   int ends[2];
   Require(device_descriptor_ && pipe2(ends, O_CLOEXEC) == 0);
-  wake_[0] = Descriptor(ends[0]);
-  wake_[1] = Descriptor(ends[1]);
+  wake_[0] = UniqueFd(ends[0]);
+  wake_[1] = UniqueFd(ends[1]);
   thread_ = std::thread([this] { Serve(); });
   the_mount = this;
 }
@@ -157,7 +157,7 @@ bool FakeLeaseMount::Answer(Connection& connection) {
   const std::span<const std::byte> body(reply.body);
   if (!reply.devices) return lease::Send(connection.socket.get(), header, std::array{body}, {}).has_value();
   const int access = kind == lease::Kind::kReserve ? O_RDWR : O_RDONLY;
-  const Descriptor device(open(device_.path().c_str(), access | O_DIRECT | O_CLOEXEC));
+  const UniqueFd device(open(device_.path().c_str(), access | O_DIRECT | O_CLOEXEC));
   Require(static_cast<bool>(device));
   return lease::Send(connection.socket.get(), header, std::array{body}, std::array{device.get()}).has_value();
 }
@@ -269,7 +269,7 @@ FakeLeaseMount::Reply FakeLeaseMount::Commit(Connection& connection, lease::Body
   if (bytes.empty() || !IsZero(std::span(bytes).subspan(request.length))) return {.error = EILSEQ};
   const std::string path = PathOf(request.token);
   if (path.empty()) return {.error = EBADF};
-  const Descriptor file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  const UniqueFd file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   Require(file && pwrite(file.get(), bytes.data(), request.length, static_cast<off_t>(request.file_offset)) ==
                       static_cast<ssize_t>(request.length));
   if (request.new_size != lease::kToEnd) Require(ftruncate(file.get(), static_cast<off_t>(request.new_size)) == 0);
@@ -343,7 +343,7 @@ FakeLeaseMount::Reply FakeLeaseMount::CommitMany(Connection& connection, lease::
   return reply;
 }
 
-IoResult<uid_t> MountUser(int /*descriptor*/) {
+Result<uid_t> MountUser(int /*descriptor*/) {
   const auto* mount = the_mount.load();
   return mount == nullptr ? geteuid() : mount->user;
 }

@@ -51,7 +51,7 @@ class FakeLeaseMount {
 
  private:
   struct Connection {
-    Descriptor socket;
+    UniqueFd socket;
     std::vector<lease::Extent> reserved;
     bool held = false;
   };
@@ -78,10 +78,10 @@ class FakeLeaseMount {
 
   Folder folder_;
   ScratchFile device_{256 << 20};
-  Descriptor device_descriptor_;
+  UniqueFd device_descriptor_;
   std::string name_;
-  Descriptor listener_;
-  Descriptor wake_[2];
+  UniqueFd listener_;
+  UniqueFd wake_[2];
   uint64_t next_block_ = 1;
 
   mutable Mutex mutex_;

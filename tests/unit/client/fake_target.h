@@ -15,14 +15,14 @@
 
 #include "client/operation_plan.h"
 #include "client/target.h"
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 #include "tests/unit/client/files.h"
 
 namespace weightfs::client {
 
 // What the test sets, and what happened to the target. It outlives the target.
 struct TargetFacts {
-  Descriptor file{memfd_create("target", MFD_CLOEXEC)};
+  UniqueFd file{memfd_create("target", MFD_CLOEXEC)};
   DirectAlignment alignment = {.offset = 4096, .memory = 1};
   bool leased = false;
   bool checksums = false;
@@ -60,19 +60,19 @@ class FakeTarget final : public Target {
     *error_number = EOPNOTSUPP;
     return -1;
   }
-  IoResult<uint64_t> Size() const override { return uint64_t{100}; }
+  Result<uint64_t> Size() const override { return uint64_t{100}; }
   bool leased() const override { return facts_.leased; }
   bool needs_checksums() const override { return facts_.leased || facts_.checksums; }
   void NoteWritten(uint64_t offset, std::span<const std::byte> bytes) const override {
     EXPECT_TRUE(facts_.noted.emplace(offset, Bytes(bytes.begin(), bytes.end())).second) << offset << " came twice";
   }
-  IoResult<void> CheckRead(uint64_t offset, std::span<const std::byte> /*blocks*/, bool /*last*/) const override {
+  Result<void> CheckRead(uint64_t offset, std::span<const std::byte> /*blocks*/, bool /*last*/) const override {
     facts_.checked.push_back(offset);
     if (facts_.damaged_reads == 0) return {};
     --facts_.damaged_reads;
-    return IoError{EIO, "damaged"};
+    return Error{ErrorCode::kIo, "damaged"};
   }
-  IoResult<void> Finish(bool success) override {
+  Result<void> Finish(bool success) override {
     facts_.finished.push_back(success);
     return {};
   }

@@ -88,7 +88,7 @@ TEST_F(FileLaneTest, ReadingBehindTheEndOfTheFileIsErrnoZero) {
   Start(8);
   const auto ended = Next();
   ASSERT_TRUE(ended.error.has_value());
-  EXPECT_EQ(ended.error->error_number, 0);
+  EXPECT_EQ(ended.error->error_number(), 0);
 }
 
 TEST_F(FileLaneTest, OtherErrorsOfTheKernelEndThePiece) {
@@ -96,7 +96,7 @@ TEST_F(FileLaneTest, OtherErrorsOfTheKernelEndThePiece) {
   const Piece& piece = Start(1);
   const auto ended = Next();
   EXPECT_EQ(ended.piece, &piece);
-  EXPECT_EQ(ended.error.value().error_number, ENODEV);
+  EXPECT_EQ(ended.error.value().error_number(), ENODEV);
 }
 
 TEST_F(FileLaneTest, ALeaseRetriesWhatIsRefusedForNowAndFallsBackOnNothing) {
@@ -111,7 +111,7 @@ TEST_F(FileLaneTest, ALeaseRetriesWhatIsRefusedForNowAndFallsBackOnNothing) {
   ExpectRead(retried);
   OnEvent([&](KernelEvent& event) { event.result = -EINVAL; });
   Start(2);
-  EXPECT_EQ(Next().error.value().error_number, EINVAL);
+  EXPECT_EQ(Next().error.value().error_number(), EINVAL);
 }
 
 TEST_F(FileLaneTest, PiecesOfAStoppedOperationAreWithdrawn) {

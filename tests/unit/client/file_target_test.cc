@@ -24,9 +24,9 @@ std::unique_ptr<Target> Prepared(const FileTarget::Options& options) {
 
 int ErrorOf(const FileTarget::Options& options) {
   const auto target = FileTarget::Open(options);
-  if (!target.has_value()) return target.error().error_number;
+  if (!target.has_value()) return target.error().error_number();
   const auto prepared = (*target)->Prepare();
-  return prepared.has_value() ? 0 : prepared.error().error_number;
+  return prepared.has_value() ? 0 : prepared.error().error_number();
 }
 
 void WriteAll(const Target& target, const Bytes& bytes) {
@@ -123,7 +123,7 @@ TEST(FileTargetTest, AFileThatAnotherTookBackMeanwhileIsStale) {
   const auto first = FileTarget::Open(ToWrite(folder / "new", 100)).value();
   const auto second = FileTarget::Open(ToWrite(folder / "new", 100)).value();
   EXPECT_TRUE(first->Finish(false).has_value());
-  EXPECT_EQ(second->Prepare().error().error_number, ESTALE);
+  EXPECT_EQ(second->Prepare().error().error_number(), ESTALE);
 }
 
 TEST(FileTargetTest, WhatIsLongerThanWhenItWasOpenedIsCutOffToo) {
@@ -173,7 +173,7 @@ TEST(FileTargetTest, APipeIsAnErrorAtOnce) {
   for (const auto direction : {Operation::Direction::kRead, Operation::Direction::kWrite}) {
     const auto opened = FileTarget::Open({.direction = direction, .path = folder / "pipe", .size = 4096});
     ASSERT_FALSE(opened.has_value());
-    EXPECT_EQ(opened.error().error_number, ESPIPE);
+    EXPECT_EQ(opened.error().error_number(), ESPIPE);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <cerrno>
 
 #include "client/handle.h"
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 #include "tests/unit/client/files.h"
 
 namespace weightfs::client {
@@ -14,7 +14,7 @@ namespace {
 
 int ErrorOf(const std::string& path) {
   const auto found = FinalPath(path);
-  return found.has_value() ? 0 : found.error().error_number;
+  return found.has_value() ? 0 : found.error().error_number();
 }
 
 TEST(FinalPathTest, NamesThatAreNoLinksAreThemselves) {
@@ -43,7 +43,7 @@ TEST(FinalPathTest, LinksAreFollowedAsFarAsTheKernelFollowsThem) {
   }
   WriteFile(folder / "end", RandomBytes(10));
   for (const std::string& path : {folder / "40", folder / "41"}) {
-    const Descriptor opened(open(path.c_str(), O_PATH | O_CLOEXEC));
+    const UniqueFd opened(open(path.c_str(), O_PATH | O_CLOEXEC));
     EXPECT_EQ(ErrorOf(path), opened ? 0 : errno) << path;
   }
 }
@@ -66,7 +66,7 @@ TEST(FinalPathTest, LinksOfOthersAreRefusedWhereOpenRefusesThem) {
           ASSERT_EQ(lchown(link.c_str(), of_link, of_link), 0);
           ASSERT_EQ(chown(shared.c_str(), of_folder, of_folder), 0);
           ASSERT_EQ(chmod(shared.c_str(), mode), 0);
-          const Descriptor opened(open(link.c_str(), O_RDONLY | O_CLOEXEC));
+          const UniqueFd opened(open(link.c_str(), O_RDONLY | O_CLOEXEC));
           const int expected = opened || (dangling && errno == ENOENT) ? 0 : errno;
           EXPECT_EQ(ErrorOf(link), expected);
           if (expected != 0) {
@@ -75,7 +75,7 @@ TEST(FinalPathTest, LinksOfOthersAreRefusedWhereOpenRefusesThem) {
             const auto handle = std::move(Handle::Create({}).value());
             const auto written = handle->Write(link, MemoryView(std::span<std::byte>(bytes)), {.atomic = true});
             ASSERT_FALSE(written.has_value());
-            EXPECT_EQ(written.error().error_number, expected);
+            EXPECT_EQ(written.error().error_number(), expected);
             EXPECT_FALSE(std::filesystem::exists(folder / "none"));
             EXPECT_EQ(ReadFile(folder / "target"), RandomBytes(10));
           }
@@ -95,7 +95,7 @@ TEST(FinalPathTest, LinksOfOthersAreRefusedWhereOpenRefusesThem) {
 TEST(FinalPathTest, AFileWithoutANameIsNotReplaced) {
   const Folder folder;
   WriteFile(folder / "file", RandomBytes(10));
-  const Descriptor held(open((folder / "file").c_str(), O_RDWR | O_CLOEXEC));
+  const UniqueFd held(open((folder / "file").c_str(), O_RDWR | O_CLOEXEC));
   const std::string path = fmt::format("/proc/self/fd/{}", held.get());
   const auto handle = std::move(Handle::Create({}).value());
   Bytes bytes = RandomBytes(100, 2);
@@ -105,7 +105,7 @@ TEST(FinalPathTest, AFileWithoutANameIsNotReplaced) {
   // It was replaced: the descriptor holds a file that has no name now.
   const auto nameless = handle->Write(path, view, {.atomic = true});
   ASSERT_FALSE(nameless.has_value());
-  EXPECT_EQ(nameless.error().error_number, ENOENT);
+  EXPECT_EQ(nameless.error().error_number(), ENOENT);
   EXPECT_EQ(folder.entries(), 1U);
 }
 

@@ -76,7 +76,7 @@ TEST_F(GpuLeaseTest, DamageNeverReachesTheGpu) {
   const Bytes content = RandomBytes(1'000'000, 1);
   WriteFile(mount_ / "file", content);
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
-    const Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    const UniqueFd device(open(mount_.device().c_str(), O_RDWR));
     const auto at = static_cast<off_t>(extents[0].device_block * kBlockSize + 17);
     const char value = static_cast<char>(static_cast<char>(content[17]) ^ 1);
     if (pwrite(device.get(), &value, 1, at) != 1 || fdatasync(device.get()) != 0) std::abort();
@@ -84,7 +84,7 @@ TEST_F(GpuLeaseTest, DamageNeverReachesTheGpu) {
   const DeviceBytes memory(RandomBytes(1'000'000, 2));
   const auto read = Make(GpuMode::kBounce)->Read(mount_ / "file", memory.View());
   ASSERT_FALSE(read.has_value());
-  EXPECT_EQ(read.error().error_number, EIO);
+  EXPECT_EQ(read.error().error_number(), EIO);
   const Bytes first = RandomBytes(1'000'000, 2);
   const Bytes now = memory.Get();
   EXPECT_TRUE(std::equal(first.begin(), first.begin() + kBlockSize, now.begin()));
@@ -122,7 +122,7 @@ TEST_F(GpuLeaseTest, CufileSeesOnlyWhatTheHostNeedNotCheck) {
 
   const auto both = Make(GpuMode::kCufile)->Write(mount_ / "both", memory.View());
   ASSERT_FALSE(both.has_value());
-  EXPECT_EQ(both.error().error_number, EOPNOTSUPP);
+  EXPECT_EQ(both.error().error_number(), EOPNOTSUPP);
   EXPECT_THAT(both.error().what, HasSubstr("by a lease"));
 }
 
@@ -142,7 +142,7 @@ TEST_F(GpuLeaseTest, ManyTensorsGoOneByOne) {
   EXPECT_TRUE(second.Get() == RandomBytes(5'000, 2));
   const auto refused = Make(GpuMode::kBounce)->SaveMany(mount_.folder(), files, {});
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EOPNOTSUPP);
+  EXPECT_EQ(refused.error().error_number(), EOPNOTSUPP);
 }
 
 TEST_F(GpuLeaseTest, ChecksumsInAttributesAreOfTheHostsMemory) {
@@ -150,7 +150,7 @@ TEST_F(GpuLeaseTest, ChecksumsInAttributesAreOfTheHostsMemory) {
   const auto refused =
       Make(GpuMode::kBounce, Direct::kNever)->Write(folder_ / "file", memory.View(), {.checksum = true});
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EOPNOTSUPP);
+  EXPECT_EQ(refused.error().error_number(), EOPNOTSUPP);
   EXPECT_EQ(folder_.entries(), 0U);
 }
 

@@ -180,7 +180,7 @@ TEST_P(GpuWayTest, AReadPastTheEndFails) {
   const auto handle = Make();
   WriteFile(folder_ / "file", RandomBytes(100'000));
   const DeviceBytes memory(100'001);
-  EXPECT_EQ(handle->Read(folder_ / "file", memory.View()).error().error_number, ENODATA);
+  EXPECT_EQ(handle->Read(folder_ / "file", memory.View()).error().error_number(), ENODATA);
 }
 
 TEST_P(GpuWayTest, AnEmptyTensorIsAnEmptyFile) {
@@ -196,7 +196,7 @@ TEST_P(GpuWayTest, MemoryThatIsNoGpusIsRefusedBeforeAnythingIsTouched) {
   const auto view = MemoryView::OnDevice(reinterpret_cast<uintptr_t>(host.data()), host.size(), kDefaultStream);
   const auto refused = handle->Write(folder_ / "file", view);
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EINVAL);
+  EXPECT_EQ(refused.error().error_number(), EINVAL);
   EXPECT_THAT(refused.error().what, HasSubstr("no memory of a GPU"));
   EXPECT_EQ(folder_.entries(), 0U);
 }
@@ -217,7 +217,7 @@ TEST_P(GpuWayTest, PinnedMemoryIsTransferredByItsBase) {
   const auto handle = Make();
   const DeviceBytes memory(RandomBytes(600'000));
   ASSERT_TRUE(handle->PinDevice(memory.View()).has_value());
-  EXPECT_EQ(handle->PinDevice(memory.View()).error().error_number, EEXIST);
+  EXPECT_EQ(handle->PinDevice(memory.View()).error().error_number(), EEXIST);
   EXPECT_TRUE(handle->IsDevicePinned(memory.Part(1000, 599'000)));
   EXPECT_FALSE(handle->IsDevicePinned(memory.Part(1000, 599'001)));
   EXPECT_EQ(Counts().pins, GetParam().by_cufile ? 1U : 0U);
@@ -247,21 +247,21 @@ TEST_F(GpuTest, WithoutAGpuThereIsNoHandleAndTheReasonIsSaid) {
     fake_gpu_set_devices(0);
     auto refused = Handle::Create({.gpu = mode});
     ASSERT_FALSE(refused.has_value());
-    EXPECT_EQ(refused.error().error_number, ENODEV);
+    EXPECT_EQ(refused.error().error_number(), ENODEV);
     EXPECT_THAT(refused.error().what, HasSubstr("no GPU to use"));
     fake_gpu_set_devices(1);
     fake_gpu_fail("cuInit", 0, 1, 100);
-    EXPECT_EQ(Handle::Create({.gpu = mode}).error().error_number, ENODEV);
+    EXPECT_EQ(Handle::Create({.gpu = mode}).error().error_number(), ENODEV);
     setenv("WEIGHTFS_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1);
     refused = Handle::Create({.gpu = mode});
-    EXPECT_EQ(refused.error().error_number, ENODEV);
+    EXPECT_EQ(refused.error().error_number(), ENODEV);
     EXPECT_THAT(refused.error().what, HasSubstr("/nowhere/libcuda.so.1"));
     setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_GPU, 1);
   }
   setenv("WEIGHTFS_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1);
   const auto handle = Make(GpuMode::kOnDemand);
   EXPECT_FALSE(handle->gpu());
-  EXPECT_EQ(handle->Write(folder_ / "file", MemoryView::OnDevice(4096, 10, {})).error().error_number, ENODEV);
+  EXPECT_EQ(handle->Write(folder_ / "file", MemoryView::OnDevice(4096, 10, {})).error().error_number(), ENODEV);
   EXPECT_EQ(folder_.entries(), 0U);
 }
 
@@ -271,12 +271,12 @@ TEST_F(GpuTest, AutoSaysWhyItTakesBounceBuffers) {
   EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("/nowhere/libcufile.so.0"));
   const auto refused = Handle::Create({.gpu = GpuMode::kCufile});
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, ENOENT);
+  EXPECT_EQ(refused.error().error_number(), ENOENT);
   setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_GPU, 1);
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
   EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("not supported on this platform"));
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
-  EXPECT_EQ(Handle::Create({.gpu = GpuMode::kCufile}).error().error_number, EOPNOTSUPP);
+  EXPECT_EQ(Handle::Create({.gpu = GpuMode::kCufile}).error().error_number(), EOPNOTSUPP);
   // Somebody else opened it.
   fake_gpu_set_kinds(kNvme);
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5026);
@@ -305,14 +305,14 @@ TEST_F(GpuTest, AForcedCufileThatCannotBeHadIsAnError) {
   fake_gpu_fail("cuFileHandleRegister", 0, 1, 5018);
   const auto refused = handle->Write(folder_ / "file", memory.View());
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EOPNOTSUPP);
+  EXPECT_EQ(refused.error().error_number(), EOPNOTSUPP);
   EXPECT_THAT(refused.error().what, HasSubstr("cuFile error 5018"));
   // A descriptor without O_DIRECT.
   const int buffered = open((folder_ / "buffered").c_str(), O_RDWR | O_CREAT, 0600);
   const auto not_direct = handle->Write(buffered, memory.View());
   close(buffered);
   ASSERT_FALSE(not_direct.has_value());
-  EXPECT_EQ(not_direct.error().error_number, EOPNOTSUPP);
+  EXPECT_EQ(not_direct.error().error_number(), EOPNOTSUPP);
   EXPECT_THAT(not_direct.error().what, HasSubstr("direct I/O"));
 }
 
@@ -373,7 +373,7 @@ TEST_F(GpuTest, EachFailureIsReportedOnceWithItsReason) {
         ASSERT_FALSE(result.has_value());
         if (after == 0) {
           EXPECT_THAT(result.error().what, HasSubstr(fault.said));
-          EXPECT_EQ(result.error().error_number, fault.error_number);
+          EXPECT_EQ(result.error().error_number(), fault.error_number);
         }
         EXPECT_FALSE(std::filesystem::exists(folder_ / "new"));
       }
@@ -396,7 +396,7 @@ TEST_F(GpuTest, ACopyThatFailsOnTheWayFailsItsOperation) {
     const auto result =
         read ? handle->Read(folder_ / "source", memory.View()) : handle->Write(folder_ / "new", memory.View());
     ASSERT_FALSE(result.has_value());
-    EXPECT_EQ(result.error().error_number, EIO);
+    EXPECT_EQ(result.error().error_number(), EIO);
     EXPECT_THAT(result.error().what, HasSubstr("CUDA error 719"));
   }
   EXPECT_EQ(folder_.entries(), 1U);

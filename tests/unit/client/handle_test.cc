@@ -176,7 +176,7 @@ TEST(HandleBasicTest, ReadingPastTheEndSaysWhatIsThere) {
   Bytes target(4096);
   const auto result = handle->Read(folder / "file", View(target), {.offset = 1000});
   ASSERT_FALSE(result.has_value());
-  EXPECT_EQ(result.error().error_number, ENODATA);
+  EXPECT_EQ(result.error().error_number(), ENODATA);
   EXPECT_EQ(result.error().what,
             fmt::format("read of 4096 bytes at offset 1000 of {}: only 4000 bytes there", folder / "file"));
   const auto started = handle->StartRead(folder / "file", View(target), {.offset = 9000});
@@ -209,10 +209,10 @@ TEST(HandleBasicTest, FailuresAreReportedOnceByWaitOrByTheirOperation) {
   EXPECT_EQ(completed.count, 1U);
   EXPECT_EQ(completed.failed, 1U);
   ASSERT_EQ(completed.errors.size(), 1U);
-  EXPECT_EQ(completed.errors[0].error_number, ENOSPC);
+  EXPECT_EQ(completed.errors[0].error_number(), ENOSPC);
   EXPECT_EQ(completed.errors[0].path, "/dev/full");
   ASSERT_TRUE(own->error().has_value());
-  EXPECT_EQ(own->error()->error_number, ENOSPC);
+  EXPECT_EQ(own->error()->error_number(), ENOSPC);
   EXPECT_EQ(handle->Wait().failed, 0U);
 }
 
@@ -259,7 +259,7 @@ TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
                              .interrupted = [] { return true; }};
   const auto result = handle->Write(folder / "file", View(bytes), options);
   ASSERT_FALSE(result.has_value());
-  EXPECT_EQ(result.error().error_number, ECANCELED);
+  EXPECT_EQ(result.error().error_number(), ECANCELED);
   EXPECT_EQ(folder.entries(), 0U);
 }
 
@@ -320,8 +320,8 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
     ++calls;
     EXPECT_TRUE(first->done());
     // Waiting here could never end: it is refused instead.
-    EXPECT_EQ(handle->Write(folder / "refused", View(bytes)).error().error_number, EDEADLK);
-    EXPECT_EQ(handle->Wait().errors.at(0).error_number, EDEADLK);
+    EXPECT_EQ(handle->Write(folder / "refused", View(bytes)).error().error_number(), EDEADLK);
+    EXPECT_EQ(handle->Wait().errors.at(0).error_number(), EDEADLK);
     const auto second = handle->StartWrite(folder / "second", View(bytes));
     EXPECT_TRUE(second.has_value());
     EXPECT_FALSE((*second)->Wait());
@@ -434,8 +434,8 @@ TEST(HandleBasicTest, AForkedChildIsToldThatTheHandleIsNotItsOwn) {
   if (child == 0) {
     const auto result = handle->Write(folder / "file", View(bytes));
     const auto waited = handle->Wait();
-    const bool refused = !result.has_value() && result.error().error_number == EPERM && handle->pending() == 0 &&
-                         waited.errors.size() == 1 && waited.errors[0].error_number == EPERM;
+    const bool refused = !result.has_value() && result.error().error_number() == EPERM && handle->pending() == 0 &&
+                         waited.errors.size() == 1 && waited.errors[0].error_number() == EPERM;
     handle.reset();
     _exit(refused ? 0 : 1);
   }
@@ -448,7 +448,7 @@ TEST(HandleBasicTest, AForkedChildIsToldThatTheHandleIsNotItsOwn) {
 TEST(HandleBasicTest, ImpossibleOptionsAreRefused) {
   for (const HandleOptions& options :
        {HandleOptions{.block_size = 0}, HandleOptions{.queue_depth = 0}, HandleOptions{.intra_op_parallelism = 0}}) {
-    EXPECT_EQ(Handle::Create(options).error().error_number, EINVAL);
+    EXPECT_EQ(Handle::Create(options).error().error_number(), EINVAL);
   }
 }
 
@@ -458,7 +458,7 @@ TEST(HandleBasicTest, NothingIsReadIntoElementsThatShareMemory) {
   WriteFile(folder / "file", RandomBytes(64));
   Bytes row(16);
   const auto view = MemoryView::Strided(row.data(), 4, std::vector<int64_t>{4, 4}, std::vector<int64_t>{0, 4}).value();
-  EXPECT_EQ(handle->Read(folder / "file", view).error().error_number, EINVAL);
+  EXPECT_EQ(handle->Read(folder / "file", view).error().error_number(), EINVAL);
   EXPECT_TRUE(handle->Write(folder / "copy", view).has_value());
 }
 

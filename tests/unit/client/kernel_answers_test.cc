@@ -64,7 +64,7 @@ TEST_F(KernelAnswersTest, MemoryThatChangesDuringAWriteWithChecksumsIsVerified) 
       const auto handle = Make({.block_size = static_cast<uint64_t>(block_size)});
       const MemoryView view(std::span(memory.data() + misalignment, memory.size() - 1234));
       const auto written = handle->Write(folder_ / "file", view, {.checksum = true});
-      if (!written.has_value() && written.error().error_number == EOPNOTSUPP) GTEST_SKIP() << written.error().what;
+      if (!written.has_value() && written.error().error_number() == EOPNOTSUPP) GTEST_SKIP() << written.error().what;
       ASSERT_TRUE(written.has_value()) << written.error().what;
       Bytes target(view.size());
       OnSubmit(nullptr);
@@ -104,7 +104,7 @@ TEST_F(KernelAnswersTest, AnErrorOfOneTransferFailsTheOperationWithItsErrnoAndOf
   });
   const auto result = handle->Write(folder_ / "file", MemoryView(source.bytes()));
   ASSERT_FALSE(result.has_value());
-  EXPECT_EQ(result.error().error_number, ENOSPC);
+  EXPECT_EQ(result.error().error_number(), ENOSPC);
   EXPECT_EQ(result.error().offset, 5U * 65536);
   EXPECT_EQ(folder_.entries(), 0U);
 }
@@ -153,7 +153,7 @@ TEST_F(KernelAnswersTest, PartsOfBlocksAreWrittenAfterAllDirectTransfers) {
   OnWrite([](uint64_t, uint64_t) { return EDQUOT; });
   const auto failed = handle->Write(folder_ / "file", view, {.offset = kBegin});
   ASSERT_FALSE(failed.has_value());
-  EXPECT_EQ(failed.error().error_number, EDQUOT);
+  EXPECT_EQ(failed.error().error_number(), EDQUOT);
 }
 
 TEST_F(KernelAnswersTest, SingleSubmitSendsOneTransferAtATime) {
@@ -198,7 +198,7 @@ TEST_F(KernelAnswersTest, WithoutAnyContextTheErrorNamesTheLimit) {
   OnSetup([](int) { return -EAGAIN; });
   const auto handle = Handle::Create({.intra_op_parallelism = 3});
   ASSERT_FALSE(handle.has_value());
-  EXPECT_EQ(handle.error().error_number, EAGAIN);
+  EXPECT_EQ(handle.error().error_number(), EAGAIN);
   EXPECT_NE(handle.error().what.find("/proc/sys/fs/aio-max-nr is "), std::string::npos) << handle.error().what;
   EXPECT_NE(handle.error().what.find("wants 384 (3 threads with a queue_depth of 128)"), std::string::npos)
       << handle.error().what;

@@ -131,7 +131,7 @@ TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheOthersAreThere) {
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
     if (extents.size() < 3) return;
     if (offsets.size() < 2) offsets.push_back((extents[1].device_block + 2) * kBlockSize + 7);
-    const Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    const UniqueFd device(open(mount_.device().c_str(), O_RDWR));
     for (const uint64_t offset : offsets) {
       const char value = 17;
       if (pwrite(device.get(), &value, 1, static_cast<off_t>(offset)) != 1) std::abort();
@@ -144,9 +144,9 @@ TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheOthersAreThere) {
   std::multiset<int> numbers;
   std::set<std::string> names;
   for (const auto& [name, error] : errors) {
-    numbers.insert(error.error_number);
+    numbers.insert(error.error_number());
     names.insert(name);
-    if (error.error_number == EIO) {
+    if (error.error_number() == EIO) {
       EXPECT_EQ(error.offset, 13U * kBlockSize);
       EXPECT_EQ(error.path, mount_.folder() + "/" + name);
     }
@@ -164,7 +164,7 @@ TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
   Fill(20, 7919);
   const auto handle = Make();
   OnEvent([](KernelEvent& event) { event.result = -EIO; });
-  EXPECT_EQ(handle->SaveMany(mount_.folder(), Files(contents_)).error().error_number, EIO);
+  EXPECT_EQ(handle->SaveMany(mount_.folder(), Files(contents_)).error().error_number(), EIO);
   OnEvent(nullptr);
   EXPECT_EQ(mount_.requests(Kind::kCommitMany), 0U);
   // What the mount gets is not what was written: it says which.
@@ -175,7 +175,7 @@ TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
   const auto refused = handle->SaveMany(mount_.folder(), Files(contents_));
   OnSubmit(nullptr);
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EILSEQ);
+  EXPECT_EQ(refused.error().error_number(), EILSEQ);
   EXPECT_EQ(refused.error().path, mount_.folder() + "/tensor.2");
   EXPECT_NE(refused.error().what.find("the mount did not commit tensor.2, and so none of the files: the fake refuses"),
             std::string::npos)
@@ -188,7 +188,7 @@ TEST_F(LeaseManyTest, MoreThanOneCommitTakesIsRefusedBeforeAnythingIsReserved) {
   for (const Direct direct : {Direct::kAuto, Direct::kRequire}) {
     const auto handle = std::move(Handle::Create({.direct = direct}).value());
     const auto refused = handle->SaveMany(mount_.folder(), Files(contents_));
-    EXPECT_EQ(refused.error().error_number, EINVAL);
+    EXPECT_EQ(refused.error().error_number(), EINVAL);
     EXPECT_EQ(refused.error().what, mount_.folder() +
                                         ": 131073 files: one commit takes 131072 at most; save them in "
                                         "several calls");
@@ -196,7 +196,7 @@ TEST_F(LeaseManyTest, MoreThanOneCommitTakesIsRefusedBeforeAnythingIsReserved) {
     Bytes some(1);
     const NamedMemory huge{"huge", MemoryView(std::span<std::byte>(some.data(), size_t{2} << 40))};
     const auto larger = handle->SaveMany(mount_.folder(), std::span(&huge, 1));
-    EXPECT_EQ(larger.error().error_number, EINVAL);
+    EXPECT_EQ(larger.error().error_number(), EINVAL);
     EXPECT_NE(larger.error().what.find("one commit takes 1073741824 at most"), std::string::npos)
         << larger.error().what;
   }
@@ -219,12 +219,12 @@ TEST_F(LeaseManyTest, WhatTheMountHasNoLeaseForIsLeftToTheKernel) {
     const auto errors = Make()->LoadMany(mount_.folder(), Files(loaded)).value();
     ASSERT_EQ(errors.size(), 3U);
     EXPECT_EQ(errors[1].name, "tensor.11");
-    EXPECT_EQ(errors[1].error.error_number, why);
+    EXPECT_EQ(errors[1].error.error_number(), why);
   }
   std::filesystem::remove(mount_ / "tensor.3");
   const auto errors = std::move(Handle::Create({}).value())->LoadMany(mount_.folder(), Files(loaded)).value();
   ASSERT_EQ(errors.size(), 1U);
-  EXPECT_EQ(errors[0].error.error_number, ENOENT);
+  EXPECT_EQ(errors[0].error.error_number(), ENOENT);
 }
 
 TEST_F(LeaseManyTest, ADeviceThatIsAFileCountsForTheProcesssLimitOfSizes) {
@@ -236,8 +236,8 @@ TEST_F(LeaseManyTest, ADeviceThatIsAFileCountsForTheProcesssLimitOfSizes) {
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit limit{.rlim_cur = 8192, .rlim_max = before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  found.push_back(Make()->SaveMany(mount_.folder(), Files(contents_)).error().error_number);
-  found.push_back(Make()->Write(mount_ / "one", MemoryView(std::span<std::byte>(one))).error().error_number);
+  found.push_back(Make()->SaveMany(mount_.folder(), Files(contents_)).error().error_number());
+  found.push_back(Make()->Write(mount_ / "one", MemoryView(std::span<std::byte>(one))).error().error_number());
   saved = std::move(Handle::Create({}).value())->SaveMany(mount_.folder(), Files(contents_)).has_value();
   setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_EQ(found, (std::vector<int>{EFBIG, EFBIG}));
@@ -253,7 +253,7 @@ TEST_F(LeaseManyTest, ABatchThatFailsIsLoadedOneByOneUnlessALeaseIsRequired) {
   std::vector<Bytes> loaded;
   for (const auto& content : contents_) loaded.emplace_back(content.size());
   OnEvent([](KernelEvent& event) { event.result = -EIO; });
-  EXPECT_EQ(Make()->LoadMany(mount_.folder(), Files(loaded)).error().error_number, EIO);
+  EXPECT_EQ(Make()->LoadMany(mount_.folder(), Files(loaded)).error().error_number(), EIO);
   int left = 1;
   OnEvent([&](KernelEvent& event) {
     if (left-- > 0) event.result = -EIO;

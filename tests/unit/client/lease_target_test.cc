@@ -177,11 +177,11 @@ TEST_F(LeaseTest, WhoeverElseListensAtTheMountsSocketIsToldNothing) {
   const auto handle = Make();
   const auto refused = handle->Write(mount_ / "file", View(bytes));
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EACCES);
+  EXPECT_EQ(refused.error().error_number(), EACCES);
   const auto reason = fmt::format("no lease: user {} serves the mount, and a process of user {} (PID {}) listens",
                                   geteuid() + 1, geteuid(), getpid());
   EXPECT_NE(refused.error().what.find(reason), std::string::npos) << refused.error().what;
-  EXPECT_EQ(handle->SaveMany(mount_.folder(), std::vector<NamedMemory>{{"a", View(bytes)}}).error().error_number,
+  EXPECT_EQ(handle->SaveMany(mount_.folder(), std::vector<NamedMemory>{{"a", View(bytes)}}).error().error_number(),
             EACCES);
   EXPECT_EQ(mount_.requests(Kind::kReserve), 0U);
   // Where no lease is required the mount itself takes the bytes.
@@ -198,7 +198,7 @@ TEST_F(LeaseTest, DamagedBlocksAreReadAgainAndThenAnErrorThatSaysWhere) {
   int flips = 0;
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
     const auto& extent = extents[2];
-    const Descriptor device(open(mount_.device().c_str(), O_RDWR));
+    const UniqueFd device(open(mount_.device().c_str(), O_RDWR));
     const auto at = static_cast<off_t>((extent.device_block + 5) * kBlockSize + 17);
     char value = 0;
     if (pread(device.get(), &value, 1, at) != 1) std::abort();
@@ -211,7 +211,7 @@ TEST_F(LeaseTest, DamagedBlocksAreReadAgainAndThenAnErrorThatSaysWhere) {
   const auto result = handle->Read(mount_ / "file", View(target));
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(flips, 1);
-  EXPECT_EQ(result.error().error_number, EIO);
+  EXPECT_EQ(result.error().error_number(), EIO);
   EXPECT_EQ(result.error().path, mount_ / "file");
   EXPECT_EQ(result.error().offset, 205U * kBlockSize);
   EXPECT_NE(result.error().what.find("the block at offset 839680 is not what was written: its CRC-32C is "),
@@ -256,8 +256,8 @@ TEST_F(LeaseTest, ShortTransfersAreContinuedAndRefusedOnesAreErrors) {
   for (const int64_t result : {-EINVAL, -EIO, 700}) {
     OnEvent([&](KernelEvent& event) { event.result = std::min<int64_t>(event.result, result); });
     const int expected = result == -EINVAL ? EINVAL : EIO;
-    EXPECT_EQ(handle->Read(mount_ / "file", View(part), {.offset = 5000}).error().error_number, expected);
-    EXPECT_EQ(handle->Write(mount_ / "other", View(part)).error().error_number, expected);
+    EXPECT_EQ(handle->Read(mount_ / "file", View(part), {.offset = 5000}).error().error_number(), expected);
+    EXPECT_EQ(handle->Write(mount_ / "other", View(part)).error().error_number(), expected);
     EXPECT_TRUE(ReadFile(mount_ / "other") == content);
   }
   EXPECT_EQ(mount_.leases(), 0U);
@@ -270,13 +270,13 @@ TEST_F(LeaseTest, AFailedWriteLeavesTheOldFileAndNoNewOne) {
   Bytes bytes = RandomBytes(3'000'000, 5);
   for (const bool atomic : {false, true}) {
     OnEvent([](KernelEvent& event) { event.result = -EIO; });
-    EXPECT_EQ(handle->Write(mount_ / "old", View(bytes), {.atomic = atomic}).error().error_number, EIO);
-    EXPECT_EQ(handle->Write(mount_ / "new", View(bytes), {.atomic = atomic}).error().error_number, EIO);
+    EXPECT_EQ(handle->Write(mount_ / "old", View(bytes), {.atomic = atomic}).error().error_number(), EIO);
+    EXPECT_EQ(handle->Write(mount_ / "new", View(bytes), {.atomic = atomic}).error().error_number(), EIO);
     OnEvent(nullptr);
     mount_.on_request = [](Kind kind) { return kind == Kind::kCommit ? ENOSPC : 0; };
     const auto refused = handle->Write(mount_ / "old", View(bytes), {.atomic = atomic});
     ASSERT_FALSE(refused.has_value());
-    EXPECT_EQ(refused.error().error_number, ENOSPC);
+    EXPECT_EQ(refused.error().error_number(), ENOSPC);
     EXPECT_NE(refused.error().what.find("the mount did not commit it: the fake refuses"), std::string::npos);
     EXPECT_FALSE(handle->Write(mount_ / "new", View(bytes), {.atomic = atomic}).has_value());
     mount_.on_request = nullptr;
@@ -297,7 +297,7 @@ TEST_F(LeaseTest, RefusalsAreErrorsWhereALeaseIsRequiredAndElseSilent) {
     const auto required = Make();
     const auto refused = required->Write(mount_ / "file", View(bytes));
     ASSERT_FALSE(refused.has_value());
-    EXPECT_EQ(refused.error().error_number, error_number);
+    EXPECT_EQ(refused.error().error_number(), error_number);
     EXPECT_NE(refused.error().what.find("no lease: "), std::string::npos) << refused.error().what;
     EXPECT_EQ(mount_.entries(), 0U);
     const auto handle = std::move(Handle::Create({}).value());
@@ -337,11 +337,11 @@ TEST_F(LeaseTest, AMountThatGoesAwayIsAnErrorAndNotAHang) {
   });
   const auto written = handle->Write(mount_ / "new", View(bytes));
   ASSERT_FALSE(written.has_value());
-  EXPECT_EQ(written.error().error_number, EPIPE);
+  EXPECT_EQ(written.error().error_number(), EPIPE);
   EXPECT_EQ(mount_.entries(), 1U);
   const auto read = handle->Read(mount_ / "old", View(target));
   ASSERT_FALSE(read.has_value());
-  EXPECT_EQ(read.error().error_number, ECONNREFUSED);
+  EXPECT_EQ(read.error().error_number(), ECONNREFUSED);
   EXPECT_LT(OpenDescriptors(), before);
 }
 
@@ -371,7 +371,7 @@ TEST_F(LeaseTest, AHandleHasNoMoreLeasesThanItsProcessHasDescriptorsFor) {
   Bytes target(5000);
   const auto refused = handle->StartRead(mount_ / "file", View(target));
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EAGAIN);
+  EXPECT_EQ(refused.error().error_number(), EAGAIN);
   begun = true;
   EXPECT_EQ(handle->Wait().count, targets.size());
   for (const auto& read : targets) EXPECT_TRUE(read == bytes);
@@ -408,7 +408,7 @@ TEST_F(LeaseTest, AnswersThatCannotBeAreRefused) {
   LeasedBlocks blocks;
   ASSERT_TRUE(blocks.Reset(10, 20).has_value());
   EXPECT_FALSE(blocks.Add(10, 1, 1, 0).has_value());  // no such device
-  std::vector<Descriptor> devices;
+  std::vector<UniqueFd> devices;
   devices.emplace_back(open(mount_.device().c_str(), O_RDONLY));
   blocks.Adopt(std::move(devices));
   EXPECT_FALSE(blocks.Add(9, 1, 1, 0).has_value());   // before the range

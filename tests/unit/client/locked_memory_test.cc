@@ -56,7 +56,7 @@ TEST(LockedMemoryTest, WithoutTheRightTheErrorNamesTheLimit) {
     const rlimit limit{65536, 65536};
     if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) _exit(2);
     const auto memory = LockedMemory::Allocate(kMiB);
-    const bool right = !memory.has_value() && memory.error().error_number == ENOMEM &&
+    const bool right = !memory.has_value() && memory.error().error_number() == ENOMEM &&
                        memory.error().what.find("RLIMIT_MEMLOCK is 65536 bytes") != std::string::npos;
     _exit(right ? 0 : 1);
   }

@@ -64,7 +64,7 @@ TEST(ManyTest, FilesThatCannotBeLoadedAreNamedAndTheOthersAreThere) {
   for (auto& content : loaded.contents) std::fill(content.begin(), content.end(), std::byte{0});
   const auto errors = handle->LoadMany(folder / ".", loaded.files).value();
   std::vector<std::pair<std::string, int>> found;
-  for (const auto& [name, error] : errors) found.emplace_back(name, error.error_number);
+  for (const auto& [name, error] : errors) found.emplace_back(name, error.error_number());
   EXPECT_EQ(found, (std::vector<std::pair<std::string, int>>{
                        {"tensor.3", ENOENT}, {"tensor.5", ENODATA}, {"tensor.6", EINVAL}, {"tensor.9", EISDIR}}));
   EXPECT_EQ(errors[1].error.what, fmt::format("read of {} bytes at offset 0 of {}: the file has 10 bytes, not the "
@@ -80,17 +80,17 @@ TEST(ManyTest, AFailureBeforeTheNamesAppearLeavesEverythingAsItWas) {
   for (const std::string name : {"", ".", "..", "a/b", "tensor.1"}) {
     auto files = saved.files;
     files.push_back({name, files[0].memory});
-    EXPECT_EQ(handle->SaveMany(folder / ".", files).error().error_number, EINVAL) << name;
-    EXPECT_EQ(handle->LoadMany(folder / ".", files).error().error_number, EINVAL) << name;
+    EXPECT_EQ(handle->SaveMany(folder / ".", files).error().error_number(), EINVAL) << name;
+    EXPECT_EQ(handle->LoadMany(folder / ".", files).error().error_number(), EINVAL) << name;
   }
   auto files = saved.files;
   files.push_back({std::string("nul\0nul", 7), files[0].memory});
-  EXPECT_EQ(handle->SaveMany(folder / ".", files).error().error_number, EINVAL);
-  EXPECT_EQ(handle->SaveMany(folder / "missing", saved.files).error().error_number, ENOENT);
+  EXPECT_EQ(handle->SaveMany(folder / ".", files).error().error_number(), EINVAL);
+  EXPECT_EQ(handle->SaveMany(folder / "missing", saved.files).error().error_number(), ENOENT);
   EXPECT_EQ(folder.entries(), 0U);
   const auto required = Make({.direct = Direct::kRequire});
-  EXPECT_EQ(required->SaveMany(folder / ".", saved.files).error().error_number, ENOTTY);
-  EXPECT_EQ(required->LoadMany(folder / ".", saved.files).error().error_number, ENOTTY);
+  EXPECT_EQ(required->SaveMany(folder / ".", saved.files).error().error_number(), ENOTTY);
+  EXPECT_EQ(required->LoadMany(folder / ".", saved.files).error().error_number(), ENOTTY);
   EXPECT_TRUE(required->SaveMany(folder / ".", {}).has_value());
   EXPECT_EQ(folder.entries(), 0U);
 }
@@ -103,14 +103,14 @@ TEST(ManyTest, WhatCannotBeReplacedIsKnownBeforeTheFirstName) {
   WriteFile(folder / "tensor.0", old);
   std::filesystem::create_directory(folder / "tensor.1");
   const auto refused = handle->SaveMany(folder / ".", saved.files);
-  EXPECT_EQ(refused.error().error_number, EISDIR);
+  EXPECT_EQ(refused.error().error_number(), EISDIR);
   EXPECT_EQ(refused.error().path, folder / "./tensor.1");
   EXPECT_EQ(ReadFile(folder / "tensor.0"), old);
   EXPECT_EQ(folder.entries(), 2U);
   // Also when it comes while the files are written.
   std::filesystem::remove(folder / "tensor.1");
   const Progress interfere = [&](uint64_t, uint64_t) { std::filesystem::create_directory(folder / "tensor.1"); };
-  EXPECT_EQ(handle->SaveMany(folder / ".", saved.files, {.progress = interfere}).error().error_number, EISDIR);
+  EXPECT_EQ(handle->SaveMany(folder / ".", saved.files, {.progress = interfere}).error().error_number(), EISDIR);
   EXPECT_EQ(ReadFile(folder / "tensor.0"), old);
   EXPECT_EQ(folder.entries(), 2U);
 }
@@ -148,7 +148,7 @@ TEST(ManyTest, WhyThereIsNoLeaseIsTold) {
   const Folder folder;
   Many saved(2);
   std::vector<int> told;
-  const SaveManyOptions options{.on_fallback = [&](const IoError& why) { told.push_back(why.error_number); }};
+  const SaveManyOptions options{.on_fallback = [&](const Error& why) { told.push_back(why.error_number()); }};
   ASSERT_TRUE(Make({.direct = Direct::kNever})->SaveMany(folder / ".", saved.files, options).has_value());
   EXPECT_TRUE(told.empty());
   ASSERT_TRUE(Make()->SaveMany(folder / ".", saved.files, options).has_value());
@@ -181,10 +181,10 @@ TEST(ManyTest, TheProcesssLimitOfSizesIsAnErrorAndNoSignal) {
     fitted = handle->Write(folder / "fits", MemoryView(std::span(bytes).first(100'000))).has_value();
     for (const std::optional<uint64_t> offset : {std::optional<uint64_t>(), std::optional<uint64_t>(99'000)}) {
       const auto view = MemoryView(std::span(bytes).first(offset ? 2'000 : 100'001));
-      found.push_back(handle->Write(folder / "file", view, {.offset = offset}).error().error_number);
+      found.push_back(handle->Write(folder / "file", view, {.offset = offset}).error().error_number());
     }
-    found.push_back(handle->Write(folder / "atomic", View(bytes), {.atomic = true}).error().error_number);
-    found.push_back(handle->SaveMany(folder / ".", files).error().error_number);
+    found.push_back(handle->Write(folder / "atomic", View(bytes), {.atomic = true}).error().error_number());
+    found.push_back(handle->SaveMany(folder / ".", files).error().error_number());
   }
   EXPECT_TRUE(fitted);
   EXPECT_EQ(found, std::vector<int>(4, EFBIG));
@@ -202,7 +202,7 @@ TEST(ManyTest, ACallbackMayNotWaitForMany) {
   std::atomic<bool> done = false;
   operation->OnDone([&] {
     const Operation::CallbackScope scope;
-    error_number = handle->SaveMany(folder / ".", saved.files).error().error_number;
+    error_number = handle->SaveMany(folder / ".", saved.files).error().error_number();
     done = true;
   });
   operation->Wait();
@@ -220,7 +220,7 @@ class VerifyTest : public testing::Test {
   int Verify(const std::string& name, size_t size, uint64_t offset = 0) {
     Bytes target(size);
     const auto done = handle_->Read(folder_ / name, View(target), {.offset = offset, .verify = true});
-    return done.has_value() ? 0 : done.error().error_number;
+    return done.has_value() ? 0 : done.error().error_number();
   }
 
   Folder folder_;
@@ -237,7 +237,7 @@ TEST(ManyTotalTest, MoreThanAnyFileHoldsTogetherIsRefused) {
   for (const size_t count : {size_t{2}, size_t{4}}) {  // 2^63 bytes, and 2^64, which would wrap to none
     const auto saved = handle->SaveMany(folder / ".", std::span(files).first(count));
     ASSERT_FALSE(saved.has_value());
-    EXPECT_EQ(saved.error().error_number, EINVAL);
+    EXPECT_EQ(saved.error().error_number(), EINVAL);
     EXPECT_NE(saved.error().what.find("more than 2^63 - 1 bytes together"), std::string::npos) << saved.error().what;
   }
   EXPECT_EQ(folder.entries(), 0U);
@@ -265,7 +265,7 @@ TEST_F(VerifyTest, WhatWasWrittenWithChecksumsIsVerified) {
     Bytes target(bytes.size());
     const auto damaged = handle_->Read(folder_ / "file", View(target), {.verify = true});
     ASSERT_FALSE(damaged.has_value());
-    EXPECT_EQ(damaged.error().error_number, EIO);
+    EXPECT_EQ(damaged.error().error_number(), EIO);
     EXPECT_EQ(damaged.error().offset, 2U << 20);
     EXPECT_NE(damaged.error().what.find("the 1048576 bytes from offset 2097152 on are not what was written"),
               std::string::npos)
@@ -282,7 +282,7 @@ TEST_F(VerifyTest, WithoutChecksumsThereIsNothingToVerify) {
   Bytes bytes = RandomBytes(100'000, 2);
   ASSERT_TRUE(handle_->Write(folder_ / "file", View(bytes)).has_value());
   EXPECT_EQ(Verify("file", bytes.size()), ENODATA);
-  EXPECT_EQ(handle_->Write(folder_ / "file", View(bytes), {.offset = 0, .checksum = true}).error().error_number,
+  EXPECT_EQ(handle_->Write(folder_ / "file", View(bytes), {.offset = 0, .checksum = true}).error().error_number(),
             EINVAL);
   ASSERT_TRUE(handle_->Write(folder_ / "file", View(bytes), {.checksum = true}).has_value());
   EXPECT_EQ(Verify("file", bytes.size()), 0);
@@ -324,7 +324,7 @@ TEST_F(VerifyTest, TheAttributeIsWhatTheFormatSays) {
   written[0] = 2;
   ASSERT_EQ(setxattr(path.c_str(), ChecksumAttribute::kName, written.data(), written.size(), 0), 0);
   const auto unknown = handle_->Read(path, View(bytes), {.verify = true});
-  EXPECT_EQ(unknown.error().error_number, ENODATA);
+  EXPECT_EQ(unknown.error().error_number(), ENODATA);
   EXPECT_NE(unknown.error().what.find("is of version 2, which this library does not know"), std::string::npos)
       << unknown.error().what;
 }
@@ -344,7 +344,7 @@ TEST_F(VerifyTest, StridedTensorsAndManyFilesHaveThemToo) {
   const auto errors = handle_->LoadMany(folder_ / ".", saved.files, {.verify = true}).value();
   ASSERT_EQ(errors.size(), 1U);
   EXPECT_EQ(errors[0].name, "tensor.4");
-  EXPECT_EQ(errors[0].error.error_number, ENODATA);
+  EXPECT_EQ(errors[0].error.error_number(), ENODATA);
 }
 
 }  // namespace

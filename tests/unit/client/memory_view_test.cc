@@ -132,7 +132,7 @@ TEST(MemoryViewTest, ImpossibleShapesAreRefused) {
   Bytes memory(100);
   const auto refused = [&](size_t item, std::vector<int64_t> shape, std::vector<int64_t> strides) {
     const auto view = MemoryView::Strided(memory.data(), item, shape, strides);
-    return !view.has_value() && view.error().error_number == EINVAL;
+    return !view.has_value() && view.error().error_number() == EINVAL;
   };
   EXPECT_TRUE(refused(0, {1}, {1}));
   EXPECT_TRUE(refused(4, {-1}, {4}));

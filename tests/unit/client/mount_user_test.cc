@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <sstream>
 
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::client {
 namespace {
@@ -38,11 +38,11 @@ TEST(MountUserTest, IsTheUserThatTheKernelShowsForTheDevice) {
 }
 
 TEST(MountUserTest, WithoutAMountThatAUserServesThereIsNone) {
-  const Descriptor kernels(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
+  const UniqueFd kernels(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
   const auto user = MountUser(kernels.get());
   ASSERT_FALSE(user.has_value());
-  EXPECT_EQ(user.error().error_number, EACCES);
-  EXPECT_EQ(MountUser(-1).error().error_number, EBADF);
+  EXPECT_EQ(user.error().error_number(), EACCES);
+  EXPECT_EQ(MountUser(-1).error().error_number(), EBADF);
 }
 
 }  // namespace

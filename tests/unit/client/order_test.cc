@@ -381,13 +381,13 @@ TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
   Bytes target(bytes.size());
-  EXPECT_EQ(handle->StartRead(folder / "new", View(target)).error().error_number, ENOENT);
+  EXPECT_EQ(handle->StartRead(folder / "new", View(target)).error().error_number(), ENOENT);
   {
     StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
     const auto read = handle->StartRead(folder / "new", View(target));
     ASSERT_TRUE(read.has_value()) << read.error().what;
     EXPECT_FALSE((*read)->Wait(kShort));
-    EXPECT_EQ(handle->StartRead(folder / "other", View(target)).error().error_number, ENOENT);
+    EXPECT_EQ(handle->StartRead(folder / "other", View(target)).error().error_number(), ENOENT);
     standing.LetGo();
     EXPECT_EQ(handle->Wait().count, 2U);
     EXPECT_EQ(target, bytes);
@@ -399,7 +399,7 @@ TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
   standing->Cancel();
   standing.LetGo();
   EXPECT_TRUE(read->Wait());
-  EXPECT_EQ(read->error().value_or(IoError{}).error_number, ENOENT);
+  EXPECT_EQ(read->error().value_or(Error{}).error_number(), ENOENT);
 }
 
 // Before it looked for the file the write was pending, afterwards it was done.
@@ -463,7 +463,7 @@ TEST(OrderTest, WhoIsInterruptedBeforeItsTurnOnManyFilesLeavesTheOrder) {
   StandingWrite standing(*handle, folder / "a", first, std::nullopt);
   const std::vector<NamedMemory> files{{"a", View(second)}};
   const auto saved = handle->SaveMany(folder / ".", files, {.interrupted = [] { return true; }});
-  EXPECT_EQ(saved.error().error_number, ECANCELED);
+  EXPECT_EQ(saved.error().error_number(), ECANCELED);
   const auto behind = handle->StartWrite(folder / "a", View(second)).value();
   EXPECT_FALSE(behind->Wait(kShort));
   standing.LetGo();
@@ -499,7 +499,7 @@ TEST(OrderTest, ARelativePathNeedsNoRightToTheDirectoriesAbove) {
   std::filesystem::current_path(folder / "closed/open");
   Bytes bytes = RandomBytes(300'000, 1);
   Bytes target(bytes.size());
-  IoResult<void> written, replaced, read;
+  Result<void> written, replaced, read;
   std::thread([&] {
     setfsuid(65'534);  // of this thread
     written = handle->Write("file", View(bytes));
@@ -521,7 +521,7 @@ TEST(OrderTest, WhoIsInterruptedDoesNotWaitForTheOperationBefore) {
   StandingWrite standing(*handle, folder / "file", bytes);
   Bytes target(4096);
   const auto read = handle->Read(folder / "file", View(target), {.interrupted = [] { return true; }});
-  EXPECT_EQ(read.error().error_number, ECANCELED);
+  EXPECT_EQ(read.error().error_number(), ECANCELED);
   EXPECT_FALSE(standing->done());
   standing.LetGo();
   standing->Wait();

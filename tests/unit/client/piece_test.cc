@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "client/lane.h"
 #include "client/piece.h"
 
 #include <gtest/gtest.h>
@@ -150,16 +151,16 @@ TEST_F(PreparedWriteTest, TheTargetGetsTheBytesThatAreSent) {
 TEST_F(PieceTest, AnErrorNamesTheTransferAndTheFilesEnd) {
   Bytes bytes(50);
   const auto failed = MakeOperation(facts_, Direction::kWrite, MemoryView(std::span<std::byte>(bytes)), 80);
-  FailAt(*failed, 90, {ENOSPC});
+  FailAt(*failed, 90, {ErrorCode::kNoSpace});
   failed->Complete();
-  EXPECT_EQ(failed->error()->error_number, ENOSPC);
+  EXPECT_EQ(failed->error()->error_number(), ENOSPC);
   EXPECT_EQ(failed->error()->offset, 90U);
   EXPECT_EQ(failed->error()->what,
             "write of 50 bytes at offset 80 of the-file failed at offset 90: No space left on device");
   const auto short_read = MakeOperation(facts_, Direction::kRead, MemoryView(std::span<std::byte>(bytes)), 80);
-  FailAt(*short_read, 100, {0});
+  FailAt(*short_read, 100, {kEndOfFile});
   short_read->Complete();
-  EXPECT_EQ(short_read->error()->error_number, ENODATA);
+  EXPECT_EQ(short_read->error()->error_number(), ENODATA);
   EXPECT_EQ(short_read->error()->what, "read of 50 bytes at offset 80 of the-file: only 20 bytes there");
 }
 

@@ -22,7 +22,7 @@ constexpr uint64_t kBlock = 4096;
 class FakeDevice final : public DeviceMemory {
  public:
   explicit FakeDevice(Bytes& bytes) : bytes_(bytes) {}
-  IoResult<bool> Ready() override { return ready; }
+  Result<bool> Ready() override { return ready; }
   bool direct() const override { return by_cufile; }
   void CountTraffic(bool cufile, uint64_t bytes) const override { (cufile ? cufile_bytes : bounce_bytes) += bytes; }
   void CloseFiles() override { closed = true; }
@@ -55,7 +55,7 @@ class FakeLane final : public DeviceLane {
                     static_cast<ssize_t>(piece->size));
       }
       ended_.push_back({piece});
-      if (device_.error_number != 0) ended_.back().error = IoError{device_.error_number, "the device"};
+      if (device_.error_number != 0) ended_.back().error = Error{ErrorCode{device_.error_number}, "the device"};
     }
   }
   std::optional<Ended> Next() override {
@@ -65,12 +65,12 @@ class FakeLane final : public DeviceLane {
     return ended;
   }
   bool idle() const override { return started_.empty() && ended_.empty(); }
-  IoResult<Buffer> TryBounce(const DeviceMemory&) override { return bounces_->TryAllocate(); }
-  IoResult<void> CopyInNow(const DeviceMemory&, uint64_t at, std::span<const std::byte> host) override {
+  Result<Buffer> TryBounce(const DeviceMemory&) override { return bounces_->TryAllocate(); }
+  Result<void> CopyInNow(const DeviceMemory&, uint64_t at, std::span<const std::byte> host) override {
     std::copy(host.begin(), host.end(), device_.bytes_.begin() + static_cast<long>(at));
     return {};
   }
-  IoResult<void> CopyOutNow(const DeviceMemory&, uint64_t at, std::span<std::byte> host) override {
+  Result<void> CopyOutNow(const DeviceMemory&, uint64_t at, std::span<std::byte> host) override {
     std::copy_n(device_.bytes_.begin() + static_cast<long>(at), host.size(), host.begin());
     return {};
   }
@@ -202,7 +202,7 @@ TEST_F(DevicePipelineTest, ByCufileNothingIsCopied) {
 TEST_F(DevicePipelineTest, AnErrorOfTheDeviceFailsTheOperation) {
   device_->error_number = ENODEV;
   const auto operation = RunToEnd(Make(Direction::kWrite));
-  EXPECT_EQ(operation->error().value().error_number, ENODEV);
+  EXPECT_EQ(operation->error().value().error_number(), ENODEV);
   EXPECT_THAT(operation->error().value().what, testing::HasSubstr("failed at offset 0: the device"));
 }
 

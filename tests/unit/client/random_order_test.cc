@@ -8,7 +8,7 @@
 #include <random>
 
 #include "client/handle.h"
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 #include "tests/unit/client/files.h"
 #include "tests/unit/client/operations.h"
 
@@ -29,7 +29,7 @@ TEST(RandomPartsTest, PartsThatAreTransferredBesideEachOtherLeaveThePageCacheRig
   const auto handle = Make(2);
   Bytes bytes = RandomBytes(1 << 20);
   WriteFile(folder / "file", bytes);
-  const Descriptor watch(open((folder / "file").c_str(), O_RDONLY));
+  const UniqueFd watch(open((folder / "file").c_str(), O_RDONLY));
   ASSERT_TRUE(watch);
   std::mt19937 random(1);
   unsigned spoiled = 0;

@@ -108,7 +108,7 @@ TEST_F(GuardedDirectoryTest, OnlyRegularFilesAreOpenedAndNothingWaits) {
   fs::create_directory(At("directory"));
   ExpectRefused("directory", ErrorCode::kPermission, "a directory");
   fs::remove(At("directory"));
-  const Descriptor socket(::socket(AF_UNIX, SOCK_STREAM, 0));
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM, 0));
   sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
   ASSERT_LT(At("socket").string().size(), sizeof(address.sun_path));
   At("socket").string().copy(address.sun_path, sizeof(address.sun_path) - 1);
@@ -186,14 +186,14 @@ TEST_F(GuardedDirectoryTest, PermissionsOfOthersAreTaken) {
 TEST_F(GuardedDirectoryTest, LocksStayWhenPermissionsAreTaken) {
   Write(At("f"), "x");
   fs::permissions(At("f"), fs::perms(0666));
-  const Descriptor file(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
+  const UniqueFd file(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   ASSERT_EQ(fcntl(file.get(), F_SETLK, &lock), 0);
   Open().RestrictFile("f");
   EXPECT_EQ(ModeOf(At("f")), 0600U);
   // An open file description of its own meets the lock of the process.
-  const Descriptor other(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
+  const UniqueFd other(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
   lock.l_type = F_WRLCK;
   ASSERT_EQ(fcntl(other.get(), F_OFD_GETLK, &lock), 0);
   EXPECT_EQ(lock.l_type, F_WRLCK);

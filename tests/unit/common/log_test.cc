@@ -31,7 +31,7 @@ TEST_F(LogTest, AMessageIsOneLineWhateverNamesAreInIt) {
   spdlog::default_logger()->sinks().front()->set_level(spdlog::level::off);
   const int file = memfd_create("log", MFD_CLOEXEC);
   ASSERT_GE(file, 0);
-  LogToFile(Descriptor(dup(file)));
+  LogToFile(UniqueFd(dup(file)));
   spdlog::warn("inode 5: its entry '{}' leads nowhere", "a\nroot::0:0::/:/bin/sh\n\x1b[2J\xff");
   const std::string text = Content(file);
   EXPECT_TRUE(
@@ -46,7 +46,7 @@ TEST_F(LogTest, LinesComeInTheirOrder) {
   spdlog::default_logger()->sinks().front()->set_level(spdlog::level::off);
   const int file = memfd_create("log", MFD_CLOEXEC);
   ASSERT_GE(file, 0);
-  LogToFile(Descriptor(dup(file)));
+  LogToFile(UniqueFd(dup(file)));
   spdlog::info("first");
   spdlog::debug("left out");
   spdlog::error("second");

@@ -10,7 +10,7 @@
 
 #include <cerrno>
 
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 #include "tests/support/holding_child.h"
 #include "tests/support/temporary_directory.h"
 
@@ -51,11 +51,11 @@ TEST(ProcessesTest, WhatIsMissingIsAnErrno) {
 TEST(LockHolderTest, IsTheProcessThatHoldsTheLockWhoeverClaimsIt) {
   const TemporaryDirectory scratch;
   const std::string path = scratch.path() / "lock";
-  const Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  const UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   EXPECT_EQ(FindLockHolder(file.get(), 0), 0);
   EXPECT_EQ(FindLockHolder(file.get(), 1), 0) << "process 1 does not have it open";
   HoldingChild child([&](const HoldingChild::Hold& hold) {
-    const Descriptor own(open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const UniqueFd own(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (flock(own.get(), LOCK_EX | LOCK_NB) == 0) hold("locked");
   });
   ASSERT_EQ(child.text(), "locked");

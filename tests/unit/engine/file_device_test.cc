@@ -358,20 +358,11 @@ TEST_F(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) 
 // Opens a device once more, as for leases; closed at the end.
 class Again {
  public:
-  Again(const FileDevice& device, bool write, uint64_t writer = 0) {
-    auto opened = device.OpenAgain(write, writer);
-    if (opened.has_value())
-      descriptor_ = *opened;
-    else
-      ADD_FAILURE() << ToString(opened.error());
-  }
-  ~Again() { close(descriptor_); }
-  Again(const Again&) = delete;
-  Again& operator=(const Again&) = delete;
-  int get() const { return descriptor_; }
+  Again(const FileDevice& device, bool write, uint64_t writer = 0) : opened_(device.OpenAgain(write, writer).value()) {}
+  int get() const { return opened_.get(); }
 
  private:
-  int descriptor_ = -1;
+  UniqueFd opened_;
 };
 
 void ExpectWritersKeepTheNextOpenOut(const std::string& path) {

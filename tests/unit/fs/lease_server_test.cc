@@ -73,8 +73,8 @@ class LeaseServerTest : public testing::Test {
 
   // A program's connection.
   struct Program {
-    Descriptor socket;
-    std::vector<Descriptor> devices;
+    UniqueFd socket;
+    std::vector<UniqueFd> devices;
     int error = 0;  // of the last answer
 
     explicit Program(const LeaseServer& server) : socket(lease::Connect(server.name()).value()) {}
@@ -183,20 +183,20 @@ TEST_F(LeaseServerTest, TheEndOfAConnectionEndsItsLease) {
 TEST_F(LeaseServerTest, BlocksAreFreeOnceNobodyCanWriteThem) {
   const auto file = Open("a", O_RDWR);
   const lease::ReserveRequest request{Ticket(file), 0, 1000};
-  Descriptor copy;
+  UniqueFd copy;
   {
     Program program(server()), other(server());
     program.Ask(lease::Kind::kReserve, {lease::BytesOf(request)});
-    copy = Descriptor(fcntl(program.devices[0].get(), F_DUPFD_CLOEXEC, 0));
+    copy = UniqueFd(fcntl(program.devices[0].get(), F_DUPFD_CLOEXEC, 0));
     other.Ask(lease::Kind::kReserve, {lease::BytesOf(request)});
-    const Descriptor kept(fcntl(other.devices[0].get(), F_DUPFD_CLOEXEC, 0));
+    const UniqueFd kept(fcntl(other.devices[0].get(), F_DUPFD_CLOEXEC, 0));
     other.Ask(lease::Kind::kRelease, {});
     EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize) << "whoever releases has ended his writes";
   }
   WaitForLeases(0);
   store().CollectOrphanedReservations();
   EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize);
-  copy = Descriptor();
+  copy = UniqueFd();
   while (store().statistics().granted_bytes != 0) std::this_thread::yield();  // The server looks by itself.
   store().CloseFile(file->inode);
 }

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <thread>
 
-#include "common/descriptor.h"
 #include "common/mutex.h"
+#include "common/unique_fd.h"
 #include "io/io_ring.h"
 #include "io/kernel_queue.h"
 #include "tests/support/aligned_memory.h"
@@ -30,7 +30,7 @@ using AioQueueTest = KernelHooksTest;
 TEST_F(AioQueueTest, BytesGoOutAndComeBack) {
   constexpr uint64_t kTransfers = 100;
   const ScratchFile scratch(kTransfers * kBlockSize);
-  const Descriptor file(open(scratch.path().c_str(), O_RDWR | O_CLOEXEC));
+  const UniqueFd file(open(scratch.path().c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_TRUE(file);
   const auto ring = std::move(IoRing::Create({.depth = 8}).value());
   AlignedMemory out(kTransfers * kBlockSize);
@@ -118,14 +118,14 @@ TEST_F(AioQueueTest, WithoutRoomASmallerRingServesOrTheErrorNamesTheLimit) {
   EXPECT_EQ((*small)->depth(), 6U);
   const auto refused = IoRing::Create({.depth = 100});
   ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().error_number, EAGAIN);
+  EXPECT_EQ(refused.error().error_number(), EAGAIN);
   EXPECT_THAT(refused.error().what, HasSubstr("/proc/sys/fs/aio-max-nr is "));
   EXPECT_THAT(refused.error().what, HasSubstr("sysctl -w fs.aio-max-nr="));
 
   OnSetup([](int) { return -EAGAIN; });
   EXPECT_FALSE(IoRing::Create({.depth = 100, .may_shrink = true}).has_value());
   OnSetup([](int) { return -ENOSYS; });
-  EXPECT_EQ(IoRing::Create({.depth = 100, .may_shrink = true}).error().error_number, ENOSYS);
+  EXPECT_EQ(IoRing::Create({.depth = 100, .may_shrink = true}).error().error_number(), ENOSYS);
 }
 
 }  // namespace

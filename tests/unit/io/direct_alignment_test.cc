@@ -10,7 +10,7 @@
 
 #include <bit>
 
-#include "common/descriptor.h"
+#include "common/unique_fd.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/scratch_file.h"
 
@@ -18,7 +18,7 @@ namespace weightfs {
 namespace {
 
 TEST(DirectAlignmentTest, FilesInMemoryNeedNone) {
-  const Descriptor file(memfd_create("file", MFD_CLOEXEC));
+  const UniqueFd file(memfd_create("file", MFD_CLOEXEC));
   ASSERT_TRUE(file);
   const auto alignment = QueryDirectAlignment(file.get());
   ASSERT_TRUE(alignment.has_value());
@@ -28,7 +28,7 @@ TEST(DirectAlignmentTest, FilesInMemoryNeedNone) {
 
 TEST(DirectAlignmentTest, ATransferOfThisAlignmentSucceeds) {
   const ScratchFile scratch(4 * kBlockSize);
-  const Descriptor file(open(scratch.path().c_str(), O_RDWR | O_CLOEXEC | O_DIRECT));
+  const UniqueFd file(open(scratch.path().c_str(), O_RDWR | O_CLOEXEC | O_DIRECT));
   if (!file) GTEST_SKIP() << "no O_DIRECT on the filesystem of " << scratch.path();
   const auto alignment = QueryDirectAlignment(file.get());
   if (!alignment) GTEST_SKIP() << "O_DIRECT does not work on the filesystem of " << scratch.path();
@@ -41,7 +41,7 @@ TEST(DirectAlignmentTest, ATransferOfThisAlignmentSucceeds) {
 }
 
 TEST(DirectAlignmentTest, APageServesWhereTheKernelDoesNotSay) {
-  const Descriptor not_a_file(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
+  const UniqueFd not_a_file(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(not_a_file);
   const auto alignment = QueryDirectAlignment(not_a_file.get());
   ASSERT_TRUE(alignment.has_value());

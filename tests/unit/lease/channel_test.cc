@@ -24,8 +24,8 @@ class ChannelTest : public testing::Test {
   void SetUp() override {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
-    near_ = Descriptor(ends[0]);
-    far_ = Descriptor(ends[1]);
+    near_ = UniqueFd(ends[0]);
+    far_ = UniqueFd(ends[1]);
     open_before_ = OpenDescriptors();
   }
   void TearDown() override { EXPECT_EQ(OpenDescriptors(), open_before_) << "descriptors leaked"; }
@@ -62,14 +62,14 @@ class ChannelTest : public testing::Test {
     EXPECT_EQ(message.error().code, ErrorCode::kInvalid) << ToString(message.error());
   }
 
-  static Descriptor MemoryFile(uint64_t size, int seals) {
-    Descriptor file(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  static UniqueFd MemoryFile(uint64_t size, int seals) {
+    UniqueFd file(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     EXPECT_EQ(ftruncate(file.get(), static_cast<off_t>(size)), 0);
     EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, seals), 0);
     return file;
   }
 
-  Descriptor near_, far_;
+  UniqueFd near_, far_;
   size_t open_before_ = 0;
 };
 
@@ -128,7 +128,7 @@ TEST_F(ChannelTest, TheLargestInlineBodyAndTheSmallestOther) {
 }
 
 TEST_F(ChannelTest, DescriptorsArriveInOrderAndCloseOnExec) {
-  const Descriptor first = MemoryFile(1, 0), second = MemoryFile(2, 0);
+  const UniqueFd first = MemoryFile(1, 0), second = MemoryFile(2, 0);
   const int passed[] = {first.get(), second.get()};
   for (const size_t size : {size_t{0}, size_t{100'000}}) {
     const std::vector<std::byte> bytes(size);
@@ -203,11 +203,11 @@ TEST_F(ChannelTest, ABodyThatItsSenderCouldChangeIsRefused) {
   header.in_memfd = 1;
   header.body = 100'000;
   for (const int seals : {0, F_SEAL_SHRINK, F_SEAL_SHRINK | F_SEAL_GROW, F_SEAL_WRITE}) {
-    const Descriptor file = MemoryFile(100'000, seals);
+    const UniqueFd file = MemoryFile(100'000, seals);
     SendHeader(header, std::array{file.get()});
     ExpectRefused();
   }
-  const Descriptor sealed = MemoryFile(100'000, kAllSeals);
+  const UniqueFd sealed = MemoryFile(100'000, kAllSeals);
   SendHeader(header, std::array{sealed.get()});
   EXPECT_TRUE(Receive(far_.get(), {}).has_value());
 }
@@ -217,17 +217,17 @@ TEST_F(ChannelTest, ABodyOfAnotherSizeOrInNoMemoryIsRefused) {
   header.in_memfd = 1;
   header.body = 100'000;
   for (const uint64_t size : {uint64_t{0}, uint64_t{99'999}, uint64_t{100'001}, uint64_t{1} << 50}) {
-    const Descriptor file = MemoryFile(size, kAllSeals);
+    const UniqueFd file = MemoryFile(size, kAllSeals);
     SendHeader(header, std::array{file.get()});
     ExpectRefused();
   }
   // A pipe that nobody writes to: reading it would wait for ever.
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
-  const Descriptor reads(ends[0]), writes(ends[1]);
+  const UniqueFd reads(ends[0]), writes(ends[1]);
   SendHeader(header, std::array{reads.get()});
   ExpectRefused();
-  const Descriptor null(open("/dev/zero", O_RDONLY | O_CLOEXEC));
+  const UniqueFd null(open("/dev/zero", O_RDONLY | O_CLOEXEC));
   SendHeader(header, std::array{null.get()});
   ExpectRefused();
 }

@@ -8,22 +8,24 @@
 
 namespace weightfs {
 
-class Descriptor {
+class UniqueFd {
  public:
-  Descriptor() = default;
-  explicit Descriptor(int number) : number_(number) {}
-  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
+  UniqueFd() = default;
+  explicit UniqueFd(int number) : number_(number) {}
+  UniqueFd(UniqueFd&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
     std::swap(number_, other.number_);
     return *this;
   }
-  ~Descriptor() { Close(); }
+  ~UniqueFd() { Close(); }
 
   int get() const { return number_; }
   explicit operator bool() const { return number_ >= 0; }
+  // Gives the descriptor to the caller, who closes it.
+  int Release() { return std::exchange(number_, -1); }
   // Returns what close(2) returns: some filesystems report a failed write only here.
   int Close() {
-    const int number = std::exchange(number_, -1);
+    const int number = Release();
     return number < 0 ? 0 : close(number);
   }
 

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/start_thread.h"
+
+#include <pthread.h>
+
+#include <system_error>
+#include <utility>
+
+namespace weightfs {
+
+SignalsBlocked::SignalsBlocked(int except) {
+  sigset_t blocked;
+  sigfillset(&blocked);
+  if (except != 0) sigdelset(&blocked, except);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+}
+
+SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+Result<std::thread> StartThread(const char* name, std::function<void()> run) {
+  const SignalsBlocked blocked;
+  try {
+    std::thread thread(std::move(run));
+    pthread_setname_np(thread.native_handle(), name);
+    return thread;
+  } catch (const std::system_error& error) {
+    return SystemError(name, "the thread cannot be started", error.code().value());
+  }
+}
+
+}  // namespace weightfs

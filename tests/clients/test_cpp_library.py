@@ -42,7 +42,7 @@ def run_example(prefix, binary, work):
 def test_the_example_is_built_by_cmake(prefix, tmp_path, work):
     (tmp_path / "program.cc").write_text(example("cpp"))
     (tmp_path / "CMakeLists.txt").write_text(example("cmake"))
-    process.run([CMAKE, "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"], limit=100)
+    process.run([CMAKE, "-G", "Ninja", "-S", tmp_path, "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}"], limit=100)
     process.run([CMAKE, "--build", tmp_path / "build"], limit=200)
     run_example(prefix, tmp_path / "build/program", work)
 

@@ -89,9 +89,9 @@ class BodyReader {
 };
 
 // Pure functions of their arguments, for any thread; one thread at a time for each socket and direction. Errors are
-// full lines: kAgain (a non-blocking socket is not ready), kShutdown (the other side has ended the connection),
-// kInvalid (what came is no message of this protocol, or more than the limits), kNotFound (nobody listens there),
-// kNoMemory and kIo.
+// full lines with the errno of the system call (ECONNREFUSED: nobody listens there; EAGAIN: a non-blocking socket is not
+// ready); kShutdown once the other side has ended the connection; EPROTO for bytes that are no message of this protocol
+// and for messages beyond the limits.
 
 // Sockets are close-on-exec. `name` is that of the abstract namespace, without its leading NUL. A listener, and what it
 // accepts, does not block.

@@ -150,7 +150,7 @@ TEST_F(ThreadedRingTest, ErrorsInEventsReachTheirRequestsAlone) {
   });
   auto failures = Failures(Transfer(IoRequest::Operation::kWrite, memory_));
   std::sort(failures.begin(), failures.end());
-  EXPECT_EQ(failures, (std::vector{ErrorCode::kNoSpace, ErrorCode::kNoSpace, ErrorCode::kIo, ErrorCode::kIo}));
+  EXPECT_EQ(failures, (std::vector{ErrorCode::kIo, ErrorCode::kIo, ErrorCode::kNoSpace, ErrorCode::kNoSpace}));
 }
 
 TEST_F(ThreadedRingTest, InterruptedWaitsGoOn) {

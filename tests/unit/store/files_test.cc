@@ -9,6 +9,7 @@
 #include "meta/keys.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -287,11 +288,9 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
   store.device().Hold();
   ASSERT_OK(store.WriteAt(file, 0, "data"));
   store.device().WaitForHeld(1);  // The commit of the interval has sealed the file and waits for the device.
-  auto renamed = std::async(std::launch::async, [&] {
-    return store->names().Rename(kRootInode, "temporary", kRootInode, "final", RenameMode::kReplace);
-  });
-  EXPECT_EQ(renamed.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout)
-      << "the new name is in the catalog before the data";
+  auto renamed = StartUntilBlocked(
+      [&] { return store->names().Rename(kRootInode, "temporary", kRootInode, "final", RenameMode::kReplace); });
+  EXPECT_FALSE(HasEnded(renamed)) << "the new name is in the catalog before the data";
   store.device().Release();
   ASSERT_OK(renamed.get());
   EXPECT_TRUE(Must(store.ReadPath("final")) == "data");

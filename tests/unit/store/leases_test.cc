@@ -7,6 +7,7 @@
 
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -38,9 +39,8 @@ TEST(ReadLeases, WaitForWritesUnderWay) {
   const std::string data = Pattern(2, 2 * kMiB);
   store.device().Hold();
   ASSERT_OK(store.WriteAt(file, 0, data));
-  auto lease = std::async(std::launch::async, [&] { return store->LeaseRead(file, 0, kEnd); });
-  store.device().WaitForHeld(1);
-  EXPECT_EQ(lease.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  auto lease = StartUntilBlocked([&] { return store->LeaseRead(file, 0, kEnd); });
+  EXPECT_FALSE(HasEnded(lease));
   store.device().Release();
   const auto got = lease.get();
   ASSERT_OK(got);

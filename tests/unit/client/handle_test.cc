@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "client/operation_tracker.h"
 #include "common/units.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/unit/client/files.h"
@@ -254,9 +255,20 @@ TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1, .single_submit = true});
   Bytes bytes = RandomBytes(8 << 20);
-  // It lasts for seconds if it goes on.
-  const WriteOptions options{.progress = [](uint64_t, uint64_t) { std::this_thread::sleep_for(20ms); },
-                             .interrupted = [] { return true; }};
+  const pid_t caller = gettid();
+  std::latch asked(1);
+  const WriteOptions options{.progress =
+                                 [&](uint64_t, uint64_t) {
+                                   // The caller carries the write out itself until its time for that is over.
+                                   if (gettid() == caller) return std::this_thread::sleep_for(kInterruptCheckInterval);
+                                   asked.wait();
+                                   WaitUntilBlocked({caller});  // It has cancelled the write, and waits for its end.
+                                 },
+                             .interrupted =
+                                 [&] {
+                                   if (!asked.try_wait()) asked.count_down();
+                                   return true;
+                                 }};
   const auto result = handle->Write(folder / "file", View(bytes), options);
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().error_number, ECANCELED);
@@ -363,8 +375,8 @@ TEST(HandleBasicTest, AnOperationThatIsKeptKeepsNoCallback) {
   const auto kept =
       handle->StartWrite(folder / "file", View(bytes), {.progress = [held](uint64_t, uint64_t) {}}).value();
   handle->Wait();
-  // It is forgotten right behind the end.
-  while (held.use_count() > 1) std::this_thread::sleep_for(1ms);
+  WaitUntilIdle();  // It is forgotten right behind the end.
+  EXPECT_EQ(held.use_count(), 1);
 }
 
 TEST(HandleBasicTest, AHandleMayBeDestroyedInItsOwnCallback) {

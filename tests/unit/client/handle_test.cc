@@ -159,7 +159,7 @@ TEST(HandleBasicTest, DescriptorsOfEveryKindTakeAnySizeAndMayBeClosedAtOnce) {
   }
 }
 
-TEST(HandleBasicTest, ADescriptorOfAppendIsAppendedToWithoutAnOffset) {
+TEST(HandleBasicTest, AWriteWithoutAnOffsetAppendsToADescriptorWithOAppend) {
   const Folder folder;
   const auto handle = Make();
   Bytes whole = RandomBytes(500'000, 1);
@@ -170,7 +170,7 @@ TEST(HandleBasicTest, ADescriptorOfAppendIsAppendedToWithoutAnOffset) {
   EXPECT_EQ(ReadFile(folder / "file"), whole);
 }
 
-TEST(HandleBasicTest, ReadingPastTheEndSaysWhatIsThere) {
+TEST(HandleBasicTest, AReadPastTheEndReportsTheBytesThatThereAre) {
   const Folder folder;
   const auto handle = Make();
   WriteFile(folder / "file", RandomBytes(5000));
@@ -217,7 +217,7 @@ TEST(HandleBasicTest, FailuresAreReportedOnceByWaitOrByTheirOperation) {
   EXPECT_EQ(handle->Wait().failed, 0U);
 }
 
-TEST(HandleBasicTest, WhatWaitCountedIsDoneAndWhatIsDoneIsCounted) {
+TEST(HandleBasicTest, WaitCountsExactlyTheOperationsThatAreDone) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(100);
@@ -349,7 +349,7 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
   EXPECT_EQ(ReadFile(folder / "second"), bytes);
 }
 
-TEST(HandleBasicTest, ProgressNeverGoesBackAndEndsWithAllOfIt) {
+TEST(HandleBasicTest, ProgressNeverDecreasesAndEndsAtTheTotal) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 8, .overlap_events = true, .intra_op_parallelism = 4});
   Bytes bytes = RandomBytes(1 << 20);
@@ -367,7 +367,7 @@ TEST(HandleBasicTest, ProgressNeverGoesBackAndEndsWithAllOfIt) {
   }
 }
 
-TEST(HandleBasicTest, AnOperationThatIsKeptKeepsNoCallback) {
+TEST(HandleBasicTest, ACompletedOperationReleasesItsCallback) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(5000);
@@ -437,7 +437,7 @@ TEST(HandleBasicTest, ManyThreadsShareOneHandle) {
   EXPECT_EQ(handle->Wait().count, 6U * 15);
 }
 
-TEST(HandleBasicTest, AForkedChildIsToldThatTheHandleIsNotItsOwn) {
+TEST(HandleBasicTest, AForkedChildGetsAnErrorFromTheHandleOfItsParent) {
   const Folder folder;
   auto handle = Make();
   Bytes bytes = RandomBytes(32 << 20);
@@ -485,7 +485,7 @@ TEST(HandleBasicTest, ADurableAtomicWriteReplacesTheFile) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-TEST(HandleBasicTest, AFilesystemInMemoryServesAsWell) {
+TEST(HandleBasicTest, FilesOnTmpfsAreWrittenAndRead) {
   if (access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
   const Folder folder("/dev/shm");
   const auto handle = Make({.intra_op_parallelism = 2});

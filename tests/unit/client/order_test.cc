@@ -28,7 +28,7 @@ std::unique_ptr<Handle> Make(unsigned threads = 2) {
           .value());
 }
 
-TEST(OrderTest, AnOverlappingWriteBeginsWhenTheEarlierOneIsDoneAndOthersAreNotHeldUp) {
+TEST(OrderTest, AnOverlappingWriteWaitsForTheEarlierOneAndOthersDoNot) {
   const Folder folder;
   const auto handle = Make(5);
   WriteFile(folder / "file", Bytes(16'384));
@@ -66,7 +66,7 @@ TEST(OrderTest, AReadWaitsForAWriteOfItsRangeAndReadsDoNotWaitForEachOther) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, ASynchronousOperationWaitsToo) {
+TEST(OrderTest, ASynchronousReadWaitsForAnEarlierWrite) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(4096, 1);
@@ -80,7 +80,7 @@ TEST(OrderTest, ASynchronousOperationWaitsToo) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, TheLastOfSeveralWholeFilesIsWhatStays) {
+TEST(OrderTest, TheLastOfSeveralWholeWritesRemains) {
   const Folder folder;
   const auto handle = Make();
   Bytes large = RandomBytes(300'000, 1);
@@ -107,7 +107,7 @@ struct TwoWrites {
   const std::shared_ptr<Operation> held = handle->StartWrite(path, View(second)).value();
 };
 
-TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBefore) {
+TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheEarlierWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.held->Cancel());
   writes.standing.LetGo();
@@ -117,7 +117,7 @@ TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBefore) {
 }
 
 // It made the file, and takes it back; the one behind makes it again.
-TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBehind) {
+TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheLaterWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.standing->Cancel());
   writes.standing.LetGo();
@@ -128,7 +128,7 @@ TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBehind) {
 }
 
 // Nobody who comes later gets between: it is made again as another file, and is still the one that others wait for.
-TEST(OrderTest, AFileThatIsMadeAgainKeepsTheOrder) {
+TEST(OrderTest, AFileThatIsCreatedAgainKeepsTheOrder) {
   const Folder folder;
   const std::string path = folder / "new";
   const auto handle = Make(3);
@@ -157,7 +157,7 @@ TEST(OrderTest, AFileThatIsMadeAgainKeepsTheOrder) {
   EXPECT_EQ(ReadFile(path), last);
 }
 
-TEST(OrderTest, APathThatOthersGiveToAnotherFileKeepsItsOrder) {
+TEST(OrderTest, APathKeepsItsOrderWhenAnotherFileIsRenamedToIt) {
   const Folder folder;
   const std::string path = folder / "file";
   const auto handle = Make(3);
@@ -177,7 +177,7 @@ TEST(OrderTest, APathThatOthersGiveToAnotherFileKeepsItsOrder) {
 }
 
 // It fails before its first transfer, and takes back the file that it made: not from those who waited for it.
-TEST(OrderTest, AWriteThatCannotBeginTakesNothingOfTheOneBehind) {
+TEST(OrderTest, AWriteThatFailsToBeginKeepsTheFileOfTheLaterWrite) {
   constexpr size_t kTooLarge = size_t{17} << 40;  // for a file of ext4: blocks cannot be reserved
   const Folder folder;
   struct statfs filesystem {};
@@ -212,7 +212,7 @@ TEST(OrderTest, AWriteThatCannotBeginTakesNothingOfTheOneBehind) {
   EXPECT_EQ(lost, 0U);
 }
 
-TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeldUp) {
+TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeld) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(4096, 1);
@@ -227,7 +227,7 @@ TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeldUp) {
   EXPECT_EQ(ReadFile(folder / "file"), second);
 }
 
-TEST(OrderTest, TheEndOfTheHandleCancelsWhatIsHeldUp) {
+TEST(OrderTest, DestroyingTheHandleCancelsHeldOperations) {
   const Folder folder;
   auto handle = Make();
   Bytes first = RandomBytes(300'000, 1);
@@ -247,7 +247,7 @@ TEST(OrderTest, TheEndOfTheHandleCancelsWhatIsHeldUp) {
   EXPECT_EQ(called, 20);
 }
 
-TEST(OrderTest, ACallbackMayStartWhatOverlaps) {
+TEST(OrderTest, ACallbackMayStartAnOverlappingOperation) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(4096, 1);
@@ -266,7 +266,7 @@ TEST(OrderTest, ACallbackMayStartWhatOverlaps) {
   EXPECT_EQ(ReadFile(folder / "file"), second);
 }
 
-TEST(OrderTest, AReadOfWhatIsStillBeingWrittenIsThatOfTheWholeFile) {
+TEST(OrderTest, AReadOfAFileThatIsBeingWrittenGetsTheWholeFile) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -279,7 +279,7 @@ TEST(OrderTest, AReadOfWhatIsStillBeingWrittenIsThatOfTheWholeFile) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, WhatIsVerifiedIsWhatIsThereWhenItsTurnComes) {
+TEST(OrderTest, AHeldReadVerifiesTheFileThatTheEarlierWriteLeaves) {
   const Folder folder;
   const auto handle = Make();
   Bytes old = RandomBytes(8192, 1);
@@ -296,7 +296,7 @@ TEST(OrderTest, WhatIsVerifiedIsWhatIsThereWhenItsTurnComes) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, AHeldUpWriteThatIsCancelledChangesNothing) {
+TEST(OrderTest, AHeldWriteThatIsCancelledChangesNothing) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -314,7 +314,7 @@ TEST(OrderTest, AHeldUpWriteThatIsCancelledChangesNothing) {
   EXPECT_EQ(ReadFile(folder / "file"), bytes);
 }
 
-TEST(OrderTest, WhatIsAppendedComesInTheOrderOfItsStart) {
+TEST(OrderTest, AppendsKeepTheOrderOfTheirStart) {
   const Folder folder;
   const auto handle = Make();
   WriteFile(folder / "file", RandomBytes(5000));
@@ -331,7 +331,7 @@ TEST(OrderTest, WhatIsAppendedComesInTheOrderOfItsStart) {
   EXPECT_EQ(ReadFile(folder / "file"), expected);
 }
 
-TEST(OrderTest, ARelativePathIsThatOfTheStart) {
+TEST(OrderTest, ARelativePathIsResolvedAtTheStart) {
   const Folder folder;
   const auto handle = Make();
   const auto second = Make();
@@ -353,7 +353,7 @@ TEST(OrderTest, ARelativePathIsThatOfTheStart) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
-TEST(OrderTest, TheLastOfSeveralAtomicWritesIsWhatStaysAndWhatIsReadBehindIt) {
+TEST(OrderTest, TheLastOfSeveralAtomicWritesRemainsAndIsReadAfterIt) {
   const Folder folder;
   const auto handle = Make(4);
   WriteFile(folder / "file", Bytes(4000));
@@ -374,7 +374,7 @@ TEST(OrderTest, TheLastOfSeveralAtomicWritesIsWhatStaysAndWhatIsReadBehindIt) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
+TEST(OrderTest, AReadWaitsForTheFileThatAnAtomicWriteIsGoingToCreate) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -402,7 +402,7 @@ TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
 }
 
 // Before it looked for the file the write was pending, afterwards it was done.
-TEST(OrderTest, WhatAnAtomicWriteHasJustMadeCanBeReadBehindIt) {
+TEST(OrderTest, AReadFindsTheFileThatAnAtomicWriteHasJustCreated) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(100, 1);
@@ -419,7 +419,7 @@ TEST(OrderTest, WhatAnAtomicWriteHasJustMadeCanBeReadBehindIt) {
   }
 }
 
-TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
+TEST(OrderTest, SaveManyAndLoadManyWaitForEarlierOperations) {
   const Folder folder;
   const auto handle = Make(3);
   Bytes first = RandomBytes(3000, 1);
@@ -455,7 +455,7 @@ TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
   }
 }
 
-TEST(OrderTest, WhoIsInterruptedBeforeItsTurnOnManyFilesLeavesTheOrder) {
+TEST(OrderTest, AnInterruptedSaveManyKeepsTheOrderOfOtherOperations) {
   const Folder folder;
   const auto handle = Make(3);
   Bytes first = RandomBytes(3000, 1);
@@ -472,7 +472,7 @@ TEST(OrderTest, WhoIsInterruptedBeforeItsTurnOnManyFilesLeavesTheOrder) {
   EXPECT_EQ(ReadFile(folder / "a"), second);
 }
 
-TEST(OrderTest, AnAtomicWriteThatIsCancelledBeforeItsTurnLeavesNothing) {
+TEST(OrderTest, AHeldAtomicWriteThatIsCancelledLeavesNoFile) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(300'000, 1);
@@ -489,7 +489,7 @@ TEST(OrderTest, AnAtomicWriteThatIsCancelledBeforeItsTurnLeavesNothing) {
 }
 
 // The directory may be reached by a name that this process could not follow.
-TEST(OrderTest, ARelativePathNeedsNoRightToTheDirectoriesAbove) {
+TEST(OrderTest, ARelativePathNeedsNoPermissionForTheDirectoriesAbove) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root";
   const Folder folder;
   const auto handle = Make();
@@ -514,7 +514,7 @@ TEST(OrderTest, ARelativePathNeedsNoRightToTheDirectoriesAbove) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, WhoIsInterruptedDoesNotWaitForTheOperationBefore) {
+TEST(OrderTest, AnInterruptedReadDoesNotWaitForTheEarlierWrite) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(4096, 1);

@@ -336,7 +336,7 @@ TEST_F(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
   EXPECT_TRUE(FileDevice::Open(path(), {}).has_value());
 }
 
-TEST_F(FileDeviceBlockDeviceTest, WhoOnlyLooksAtABlockDeviceIsWaitedFor) {
+TEST_F(FileDeviceBlockDeviceTest, OpenWaitsWhileAProbeSharesTheLock) {
   const int looks = open(path().c_str(), O_RDONLY | O_CLOEXEC);  // as udevd does
   ASSERT_EQ(flock(looks, LOCK_SH), 0);
   std::promise<pid_t> started;

@@ -22,7 +22,7 @@ void SyncTwice(TestStore& store) {
   ASSERT_OK(store->SyncAll());
 }
 
-TEST(ReadLeases, ShowWhatWasWrittenAndNotSynced) {
+TEST(ReadLeases, ShowUnsyncedWrites) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   const std::string data = Pattern(1, 3 * kMiB + 123);
@@ -74,7 +74,7 @@ TEST(ReadLeases, RangesBehindTheEndAreEmpty) {
   }
 }
 
-TEST(ReadLeases, OfMoreThanTheyCoverAreRefused) {
+TEST(ReadLeases, BeyondTheLargestRangeAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store->Truncate(file, kMaximumFileSize));  // a hole
@@ -130,7 +130,7 @@ TEST(ReadLeases, KeepADeletedFilesBlocks) {
   EXPECT_EQ(Available(store), empty);
 }
 
-TEST(ReadLeases, ThoseOfAFailedWriteAreRefused) {
+TEST(ReadLeases, OfAFileWithAFailedWriteAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
@@ -178,7 +178,7 @@ TEST(WriteLeases, ChangeBlocksInTheMiddleAndGrowTheFile) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == data);
 }
 
-TEST(WriteLeases, CutTheFileInsideABlockBehindThem) {
+TEST(WriteLeases, TruncateTheFileInsideTheirLastBlock) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   std::string data = Pattern(6, 10 * kBlockSize);
@@ -346,7 +346,7 @@ TEST(Publishing, IsAllOrNothing) {
   EXPECT_EQ(Available(store), before);
 }
 
-TEST(Publishing, SizesThatAddUpToNothingAreRefused) {
+TEST(Publishing, ATotalSizeThatOverflowsIsRefused) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
   // Together 2^64 blocks: none, where nobody looks.
@@ -404,7 +404,7 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
   EXPECT_EQ(publish({0, 0, {}, uint64_t{1} << CAP_DAC_OVERRIDE | uint64_t{1} << CAP_FOWNER}, "a"), "made");
 }
 
-TEST(Publishing, WhatAFailedCatalogMayHaveKeptIsNobodys) {
+TEST(Publishing, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {  // Whether the batch is found is drawn.
     TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
     ASSERT_OK(store.WriteFile("a", Pattern(1, 20 * kMiB)));

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 
-#include <future>
-
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 #include "tests/support/thread_state.h"
@@ -201,7 +199,7 @@ TEST(WriteLeases, WinOverOlderWritesThatAreStillUnderWay) {
   ASSERT_OK(store.WriteAt(file, 0, Pattern(8, 4 * kMiB)));
   store.device().WaitForHeld(1);
   const std::string data = Pattern(9, 2 * kMiB);
-  auto written = std::async(std::launch::async, [&] { return store.WriteDirect(file, kMiB, data, std::nullopt); });
+  auto written = StartUntilBlocked([&] { return store.WriteDirect(file, kMiB, data, std::nullopt); });
   store.device().Release();
   ASSERT_OK(written.get());
   ASSERT_OK(store->Sync(file));

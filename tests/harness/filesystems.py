@@ -308,7 +308,8 @@ class Factory:
 
 
 def wait_until(condition, limit=30):
-    """Waits for a condition of another process that nothing announces. Returns whether it came true in time."""
+    """Waits for a condition of another process or of the kernel that nothing announces. Returns whether it came true in
+    time."""
     end = time.monotonic() + limit
     while not condition():
         if time.monotonic() > end:

@@ -67,5 +67,14 @@ def raw_open(path_bytes, flags, mode=0):
     return _checked("open", path_bytes, flags, mode)
 
 
+def errno_of(function, *arguments, **options):
+    """The errno that a call fails with; 0 when it succeeds."""
+    try:
+        function(*arguments, **options)
+        return 0
+    except OSError as error:
+        return error.errno
+
+
 def errno_name(number):
     return errno.errorcode.get(number, str(number)) if number else "0"

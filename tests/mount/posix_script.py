@@ -14,6 +14,7 @@ import socket
 import stat
 import time
 
+from harness.filesystems import wait_until
 from harness.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, errno_name, link_following, rename_flags
 from harness.users import become
 
@@ -271,8 +272,7 @@ class Script:
             self.marks[path] = self.times(path)
         latest = max(self.marks[path]["ctime"] for path in paths)
         # The clock of file times ticks in milliseconds: later changes must be seen to be later.
-        while time.clock_gettime_ns(CLOCK_REALTIME_COARSE) <= latest:
-            os.sched_yield()
+        assert wait_until(lambda: time.clock_gettime_ns(CLOCK_REALTIME_COARSE) > latest)
 
     def newer(self, path, *fields, where):
         now = self.times(path)

@@ -117,8 +117,17 @@ def refused(*words, saying, codes=(1,), **options):
     return lines[0]
 
 
+def filled_store(factory, devices=()):
+    """A store that is not mounted, with one file in it."""
+    made = factory.store("32M", devices=devices)
+    mount = factory.mount(made)
+    (mount.path / "file").write_bytes(b"content" * 1000)
+    mount.umount()
+    return made
+
+
 def check_usable(factory, store):
-    """The store of a test's `store` fixture mounts, has its file, and is sound."""
+    """What filled_store made mounts, has its file, and is sound."""
     mount = factory.mount(store)
     assert (mount.path / "file").read_bytes() == b"content" * 1000
     mount.fsck()

@@ -15,6 +15,7 @@ import store_files
 from harness import process
 from harness.filesystems import weightfs
 from harness.process import Failure
+from harness.syscalls import errno_of
 from store_files import extents_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -67,18 +68,10 @@ class Victim:
             for block in range(-(-SIZE // BLOCK)):
                 start = block * BLOCK
                 if block in bad:
-                    assert read_errno(stream.fileno(), BLOCK, start) == errno.EIO
+                    assert errno_of(os.pread, stream.fileno(), BLOCK, start) == errno.EIO
                 elif block in near or block % 7 == 0:
                     assert os.pread(stream.fileno(), BLOCK, start) == self.data[start:start + BLOCK], start
         assert self.other.read_bytes() == self.other_data
-
-
-def read_errno(descriptor, size, offset):
-    try:
-        os.pread(descriptor, size, offset)
-    except OSError as error:
-        return error.errno
-    return 0
 
 
 @pytest.fixture
@@ -106,7 +99,7 @@ def test_the_log_names_the_inode_the_offset_and_the_place(victim):
     victim.damage(offset)
     victim.mount.mount()
     with open(victim.path, "rb", buffering=0) as stream:
-        assert read_errno(stream.fileno(), 10, offset) == errno.EIO
+        assert errno_of(os.pread, stream.fileno(), 10, offset) == errno.EIO
     lines = victim.log()
     assert lines
     for word in (f"inode {victim.inode}", f"file offset {700 * BLOCK}", "device 0",

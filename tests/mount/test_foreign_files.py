@@ -20,15 +20,6 @@ LIMIT_S = 30
 
 
 @pytest.fixture
-def store(factory):
-    made = factory.store("32M")
-    mount = factory.mount(made)
-    (mount.path / "file").write_bytes(b"content" * 1000)
-    mount.umount()
-    return made
-
-
-@pytest.fixture
 def target(factory):
     path = factory.directory("elsewhere") / "target"
     path.write_text("years of work\n")

@@ -22,6 +22,7 @@ import pytest
 import store_files
 from harness import needs, process
 from harness.filesystems import is_mounted, program, wait_until, weightfs
+from harness.syscalls import errno_of
 from harness.users import call_as
 from store_files import devices_of, extents_of, unchanged
 
@@ -324,14 +325,7 @@ def write_errnos(path):
         "utime": lambda: os.utime(path / "file"),
         "setxattr": lambda: os.setxattr(path / "file", "user.name", b"value"),
     }
-    answers = {}
-    for name, change in changes.items():
-        try:
-            change()
-            answers[name] = 0
-        except OSError as error:
-            answers[name] = error.errno
-    return answers
+    return {name: errno_of(change) for name, change in changes.items()}
 
 
 @pytest.mark.parametrize("options", ["ro", "ro,commit=1"])
@@ -433,11 +427,7 @@ def test_two_block_devices(factory, local):
 
 # A store that vanishes. The system calls run in a child: one that hangs is a failure, not the end of the tests.
 def answer_of(function, *arguments):
-    try:
-        call_as(None, function, *arguments, limit=60)
-        return 0
-    except OSError as error:
-        return error.errno
+    return errno_of(call_as, None, function, *arguments, limit=60)
 
 
 def read_all(path):

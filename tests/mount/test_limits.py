@@ -9,17 +9,10 @@ import sys
 import pytest
 
 from harness import needs, process
+from harness.syscalls import errno_of
 from harness.users import NOBODY, call_as
 
 MOUNT_OPTIONS = "allow_other,dev,suid"
-
-
-def errno_of(function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-        return 0
-    except OSError as error:
-        return error.errno
 
 
 @pytest.mark.limit(600)

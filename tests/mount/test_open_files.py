@@ -6,10 +6,12 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from harness import process
+from harness.filesystems import wait_until
 from harness.syscalls import link_descriptor
 
 OPEN_FILES = 10_000
@@ -96,8 +98,8 @@ def test_busy_program_may_not_be_written(work):
     running = subprocess.Popen([work / "program", "1000"])
     try:
         # Until it runs: a program is being started once its command line is the new one.
-        while b"1000" not in open(f"/proc/{running.pid}/cmdline", "rb").read().split(b"\0"):
-            os.sched_yield()
+        command_line = Path(f"/proc/{running.pid}/cmdline")
+        assert wait_until(lambda: b"1000" in command_line.read_bytes().split(b"\0"))
         for act in (lambda: open(work / "program", "r+b"), lambda: os.truncate(work / "program", 0)):
             with pytest.raises(OSError) as caught:
                 act()

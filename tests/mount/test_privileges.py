@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from harness import needs, process
+from harness.syscalls import errno_of
 from harness.users import NOBODY, OTHER, call_as, call_without_capabilities
 from lease_client import BLOCK, ticket, write_direct, write_many
 
@@ -19,14 +20,6 @@ MOUNT_OPTIONS = "allow_other,dev,suid"
 CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_SYS_ADMIN = 1, 3, 4, 21
 IOC_DROP_CACHE = (ord("W") << 8) | 4
 acls = needs.program("setfacl", "getfacl")
-
-
-def errno_of(call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-        return 0
-    except OSError as error:
-        return error.errno
 
 
 def mode(path):

@@ -14,7 +14,7 @@ import pytest
 import store_files
 from harness import needs, process
 from harness.filesystems import weightfs
-from store_files import check_usable, devices_of, refused, unchanged
+from store_files import check_usable, devices_of, filled_store, refused, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -27,20 +27,6 @@ def device_files(directory, count, name="device"):
         with open(path, "wb") as stream:
             stream.truncate(DEVICE_SIZE)
     return paths
-
-
-def filled_store(factory, devices=()):
-    """A store that is not mounted, with one file in it."""
-    made = factory.store("32M", devices=devices)
-    mount = factory.mount(made)
-    (mount.path / "file").write_bytes(b"content" * 1000)
-    mount.umount()
-    return made
-
-
-@pytest.fixture
-def store(factory):
-    return filled_store(factory)
 
 
 def mount_is_refused(store, point, saying, options=(), but_for=()):

@@ -7,21 +7,13 @@ import os
 import pytest
 
 from harness.syscalls import (FALLOC_COLLAPSE, FALLOC_INSERT, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
-                              fallocate)
+                              errno_of, fallocate)
 
 MIB = 1 << 20
 
 
 def open_new(path):
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-
-
-def errno_of(function, *arguments):
-    try:
-        function(*arguments)
-        return 0
-    except OSError as error:
-        return error.errno
 
 
 def data_runs(descriptor):

@@ -9,17 +9,14 @@ import pytest
 
 from harness import needs, process
 from harness.filesystems import is_mounted, program
+from harness.syscalls import errno_of
 from harness.users import NOBODY, OTHER, call_as
 
 MOUNT_OPTIONS = "allow_other,dev,suid"
 
 
 def errno_as(uid, function, *arguments, **options):
-    try:
-        call_as(uid, function, *arguments, **options)
-        return 0
-    except OSError as error:
-        return error.errno
+    return errno_of(call_as, uid, function, *arguments, **options)
 
 
 def read(path):

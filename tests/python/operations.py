@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations that are for certain under way."""
 
+import collections
+import contextlib
 import os
+import signal
 import threading
 
 # For programs that use what is here.
@@ -23,3 +26,38 @@ class StandingWrite:
 
     def go(self):
         self._goes.set()
+
+
+@contextlib.contextmanager
+def once_waiting(act, functions=None):
+    """Calls `act` in the main thread, in a signal handler, once a call within waits; in one of these `functions` of
+    Python, if there are any. A call that waits looks for signals again and again; signals that come before find Python
+    at one place once."""
+    places, looked, over = collections.Counter(), threading.Event(), threading.Event()
+
+    def look(_, frame):
+        places[frame, frame.f_lasti] += 1
+        waits = functions is None or frame.f_code.co_name in functions
+        try:
+            if waits and places[frame, frame.f_lasti] == 4 and not over.is_set():
+                over.set()
+                act()
+        finally:
+            looked.set()
+
+    def press():
+        while not over.is_set():
+            looked.clear()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            looked.wait(60)
+
+    before = signal.signal(signal.SIGUSR1, look)
+    thread = threading.Thread(target=press)
+    thread.start()
+    try:
+        yield
+        assert over.is_set(), "nothing within has waited"
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)

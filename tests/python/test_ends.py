@@ -11,7 +11,7 @@ from operations import HERE_ON_PATH
 
 COMMON = """
 import os, signal, sys, threading, time, torch, weightfs
-from operations import StandingWrite
+from operations import StandingWrite, once_waiting
 tensor = torch.ones(8 << 20, dtype=torch.uint8)
 handle = weightfs.aio_handle(4096, 1, True, False, 1)
 """
@@ -27,19 +27,22 @@ IN_THREADS = {
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("call", IN_THREADS.values(), ids=IN_THREADS.keys())
 def test_the_interpreter_may_end_while_a_daemon_thread_is_in_a_call(child, call):
-    for delay in (0.002, 0.05):
+    for calls in (0, 1, 6):
         out = child(COMMON + f"""
 import logging
 logging.disable()
+ended = threading.Semaphore(0)
 def work():
     try:
         while True:
             {call}
+            ended.release()
     except ValueError:  # The handle is closed. CPython may abort when a daemon thread prints while it ends.
         pass
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
-time.sleep({delay})
+for _ in range({calls}):
+    ended.acquire()
 print("end")
 """)
         assert out == "end\n"
@@ -119,11 +122,9 @@ def pressed(*_):
     standing.go()
     raise KeyboardInterrupt
 signal.signal(signal.SIGINT, pressed)
-def started():
-    print("go", flush=True)
 try:
-    threading.Timer(0.3, started).start()
-    {call}
+    with once_waiting(lambda: print("go", flush=True)):
+        {call}
     print("ended by itself")
 except KeyboardInterrupt:
     standing.future.wait()
@@ -143,15 +144,14 @@ def test_an_interrupted_wait_loses_no_counts(child):
     assert child(COMMON + """
 class Alarm(Exception):
     pass
-def ring(*_):
+def ring():
     raise Alarm
-signal.signal(signal.SIGALRM, ring)
 standing = StandingWrite(handle, tensor, "standing")
 for i in range(4):
     assert handle.async_pwrite(tensor, f"{i}") == 0
 try:
-    signal.setitimer(signal.ITIMER_REAL, 0.15)
-    handle.wait()
+    with once_waiting(ring):
+        handle.wait()
     print("ended by itself")
 except Alarm:
     print("alarm")

@@ -280,16 +280,18 @@ def test_other_threads_run_while_one_waits(child, folder, call):
     """What is waited for ends only when another thread has had its turn many times."""
     assert child(f"""
 import os, threading, time, torch, weightfs
-from operations import StandingWrite
+from operations import StandingWrite, once_waiting
 os.chdir({str(folder)!r})
 handle, tensor = weightfs.aio_handle(4096, 1, True), torch.ones(1 << 20, dtype=torch.uint8)
-standing = StandingWrite(handle, tensor, "standing")
+standing, waits = StandingWrite(handle, tensor, "standing"), threading.Event()
 def work():
+    waits.wait()
     for _ in range(100):
-        time.sleep(0.001)
+        time.sleep(0)   # another thread may run
     standing.go()
 threading.Thread(target=work).start()
-{call}
+with once_waiting(waits.set):
+    {call}
 print(standing.future.done())
 """) == "True\n"
 

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Overlapping operations of a handle that are pending together."""
 
-import collections
-import contextlib
 import os
-import signal
-import threading
-import time
 
 import pytest
 import torch
 
 import weightfs
-from operations import StandingWrite
+from operations import StandingWrite, once_waiting
 
 
 def test_the_last_of_several_writes_of_a_range_is_what_stays(folder):
@@ -60,37 +55,12 @@ def test_atomic_writes_keep_their_order_too(folder):
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
-@contextlib.contextmanager
 def elsewhere_then(go):
-    """Once the call within waits the working directory is another, and `go` is called. A call that waits looks for
-    signals again and again; signals that come before find Python at one place once."""
-    places, looked, moved = collections.Counter(), threading.Event(), threading.Event()
-
-    def look(_, frame):
-        places[frame, frame.f_lasti] += 1
-        if frame.f_code.co_name in ("save_many", "load_many") and places[frame, frame.f_lasti] == 4:
-            os.chdir("/")
-            moved.set()
-            go()
-        looked.set()
-
-    def press():
-        end = time.monotonic() + 60
-        while not moved.is_set() and time.monotonic() < end:
-            looked.clear()
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-            looked.wait(60)
+    """Once the call within waits the working directory is another, and `go` is called."""
+    def move():
+        os.chdir("/")
         go()
-
-    before = signal.signal(signal.SIGUSR1, look)
-    thread = threading.Thread(target=press)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-        signal.signal(signal.SIGUSR1, before)
-    assert moved.is_set()
+    return once_waiting(move, ("save_many", "load_many"))
 
 
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])

@@ -4,8 +4,8 @@
 import pytest
 
 COMMON = """
-import os, signal, sys, threading, time, torch, weightfs
-from operations import StandingWrite
+import contextlib, os, signal, sys, threading, torch, weightfs
+from operations import StandingWrite, once_waiting
 handle = weightfs.aio_handle(4096, 1, True, False, 1, direct="never")
 large, small = torch.ones(1 << 30, dtype=torch.uint8), torch.ones(5000, dtype=torch.uint8)
 """
@@ -135,9 +135,8 @@ tensors = {{f"{{i}}": large if {count} == 1 else small for i in range({count})}}
 if {count} == 1:
     {STANDING.strip()}
 try:
-    if {count} == 1:
-        threading.Timer(0.3, press).start()
-    handle.save_many(tensors, "folder", durable=False, progress=press)
+    with once_waiting(press) if {count} == 1 else contextlib.nullcontext():
+        handle.save_many(tensors, "folder", durable=False, progress=press)
     print("ended by itself")
 except KeyboardInterrupt:
     print("interrupted", os.listdir("folder"), open("folder/0", "rb").read(3))
@@ -157,9 +156,8 @@ for name in buffers:
 if {count} == 1:
     {STANDING.strip()}
 try:
-    if {count} == 1:
-        threading.Timer(0.3, press).start()
-    handle.load_many(buffers, "folder", progress=press)
+    with once_waiting(press) if {count} == 1 else contextlib.nullcontext():
+        handle.load_many(buffers, "folder", progress=press)
     print("ended by itself")
 except KeyboardInterrupt:
     assert {count} == 1 or large[0] == 0
@@ -172,13 +170,12 @@ def test_an_interrupted_save_is_nothing_to_wait_for(child):
     out = child(COMMON + STANDING + """
 class Alarm(Exception):
     pass
-def ring(*_):
+def ring():
     standing.go()
     raise Alarm
-signal.signal(signal.SIGALRM, ring)
 try:
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
-    handle.save_many({"a": large}, ".")
+    with once_waiting(ring):
+        handle.save_many({"a": large}, ".")
 except Alarm:
     standing.future.wait()
     print("alarm", handle.pending(), handle.wait(), os.listdir("."))
@@ -195,16 +192,15 @@ def test_what_a_handler_raises_ends_a_save_and_a_load_of_torch(child, call, rais
 import weightfs.torch
 class Alarm(Exception):
     pass
-def ring(*_):
+def ring():
     standing.go()
     raise {raised}
 tensors = [large]
 weightfs.torch.save(tensors, "file")
 {STANDING}
-signal.signal(signal.SIGALRM, ring)
 try:
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    weightfs.torch.{call}
+    with once_waiting(ring):
+        weightfs.torch.{call}
     print("ended by itself")
 except {raised}:
     print("{raised}", handle.wait(), os.listdir("."))

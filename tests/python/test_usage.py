@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from harness.filesystems import wait_until
 from weightfs.tools import io, tune
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -58,11 +58,8 @@ def runs(pid):
         return False
 
 
-def until(condition, limit_s=200):
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+def until(condition):
+    assert wait_until(condition, limit=200)
 
 
 @pytest.mark.limit(300)

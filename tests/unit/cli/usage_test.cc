@@ -35,6 +35,21 @@ std::vector<const CLI::App*> Commands(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
 }
 
+struct NamedOption {
+  std::string name;  // as it is written: the long one where there is one
+  const CLI::Option* option;
+};
+
+std::vector<NamedOption> NamedOptions(const CLI::App& command) {
+  std::vector<NamedOption> named;
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->nonpositional()) continue;
+    const auto& longer = option->get_lnames();
+    named.push_back({longer.empty() ? "-" + option->get_snames()[0] : "--" + longer[0], option});
+  }
+  return named;
+}
+
 class UsageTest : public testing::TestWithParam<Refused> {};
 
 TEST_P(UsageTest, IsOneLineOfOursWithTheNextStep) {
@@ -157,10 +172,8 @@ TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
   ASSERT_FALSE(Commands(*app).empty());
   for (const CLI::App* command : Commands(*app)) {
     EXPECT_THAT(command->get_footer(), HasSubstr("\n  weightfs " + command->get_name())) << command->get_name();
-    for (const CLI::Option* option : command->get_options()) {
-      if (!option->nonpositional() || option->get_items_expected_max() == 0) continue;
-      const std::string name =
-          option->get_lnames().empty() ? "-" + option->get_snames()[0] : "--" + option->get_lnames()[0];
+    for (const auto& [name, option] : NamedOptions(*command)) {
+      if (option->get_items_expected_max() == 0) continue;
       EXPECT_NE(ExampleValue(name), "") << command->get_name() << " " << name;
     }
   }
@@ -174,10 +187,8 @@ TEST(UsageOfEveryCommandTest, NoCommandShowsTheWordsOfTheParser) {
     const std::string name = command->get_name();
     std::vector<std::vector<std::string>> lines = {
         {name, "--no-such-option"}, {name, "a", "b", "c", "d"}, {name, "-?"}};
-    for (const CLI::Option* option : command->get_options()) {
-      if (option->get_items_expected_min() == 0 || !option->nonpositional()) continue;
-      lines.push_back(
-          {name, option->get_lnames().empty() ? "-" + option->get_snames()[0] : "--" + option->get_lnames()[0]});
+    for (const auto& [option_name, option] : NamedOptions(*command)) {
+      if (option->get_items_expected_min() > 0) lines.push_back({name, option_name});
     }
     for (const auto& words : lines) {
       const auto [line, code] = RunWith(words);

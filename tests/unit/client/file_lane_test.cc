@@ -68,7 +68,7 @@ TEST_F(FileLaneTest, PiecesEndWithTheirBytes) {
   EXPECT_TRUE(lane_->idle());
 }
 
-TEST_F(FileLaneTest, WhatDirectTransfersRefuseTheBufferedDescriptorDoes) {
+TEST_F(FileLaneTest, RefusedDirectTransfersUseTheBufferedDescriptor) {
   OnEvent([](KernelEvent& event) { event.result = -EINVAL; });
   const Piece& piece = Start(1);
   EXPECT_FALSE(Next().error.has_value());
@@ -84,7 +84,7 @@ TEST_F(FileLaneTest, AShortTransferThatMakesNoProgressIsCompletedByTheBufferedDe
   EXPECT_FALSE(piece.operation().direct_refused());
 }
 
-TEST_F(FileLaneTest, ReadingBehindTheEndOfTheFileIsErrnoZero) {
+TEST_F(FileLaneTest, AReadPastTheEndOfTheFileEndsWithErrnoZero) {
   Start(8);
   const auto ended = Next();
   ASSERT_TRUE(ended.error.has_value());
@@ -99,7 +99,7 @@ TEST_F(FileLaneTest, OtherErrorsOfTheKernelEndThePiece) {
   EXPECT_EQ(ended.error.value().error_number(), ENODEV);
 }
 
-TEST_F(FileLaneTest, ALeaseRetriesWhatIsRefusedForNowAndFallsBackOnNothing) {
+TEST_F(FileLaneTest, ALeaseRetriesEagainAndNeverUsesTheBufferedDescriptor) {
   facts_.leased = true;
   int answers = 0;
   OnEvent([&](KernelEvent& event) {

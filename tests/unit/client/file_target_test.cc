@@ -43,7 +43,7 @@ TEST(FileTargetTest, AFileIsCreatedForItsOwnerOnly) {
   EXPECT_EQ(status.st_mode & 07777, 0600U);
 }
 
-TEST(FileTargetTest, AFailedWholeWriteLeavesNoFileItMade) {
+TEST(FileTargetTest, AFailedWholeWriteRemovesTheFileThatItCreated) {
   const Folder folder;
   for (const uint64_t size : {uint64_t{10}, uint64_t{4096}, uint64_t{16} << 20}) {
     const auto target = Prepared(ToWrite(folder / "new", size));
@@ -61,13 +61,13 @@ TEST(FileTargetTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
   EXPECT_EQ(ReadFile(folder / "old"), RandomBytes(5000));
 }
 
-TEST(FileTargetTest, ATargetThatIsDroppedTakesItsFileAlong) {
+TEST(FileTargetTest, ADroppedTargetRemovesTheFileThatItCreated) {
   const Folder folder;
   { const auto target = Prepared(ToWrite(folder / "new", 4096)); }
   EXPECT_EQ(folder.entries(), 0U);
 }
 
-TEST(FileTargetTest, AnAtomicWriteShowsOnlyWhenItIsFinished) {
+TEST(FileTargetTest, AnAtomicWriteIsVisibleOnlyOnceItHasFinished) {
   const Folder folder;
   WriteFile(folder / "old", RandomBytes(5000));
   std::filesystem::permissions(folder / "old", std::filesystem::perms(0640));
@@ -87,7 +87,7 @@ TEST(FileTargetTest, AnAtomicWriteShowsOnlyWhenItIsFinished) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
-TEST(FileTargetTest, AnAtomicWriteMakesWhatALinkPointsAtAndRefusesARingOfLinks) {
+TEST(FileTargetTest, AnAtomicWriteCreatesTheTargetOfALinkAndRefusesALinkLoop) {
   const Folder folder;
   std::filesystem::create_symlink("new", folder / "link");
   std::filesystem::create_symlink("ring", folder / "ring");
@@ -105,7 +105,7 @@ TEST(FileTargetTest, AnAtomicWriteMakesWhatALinkPointsAtAndRefusesARingOfLinks) 
   EXPECT_EQ(folder.entries(), 3U);
 }
 
-TEST(FileTargetTest, AFileThatAnotherWroteMeanwhileIsNotTakenBack) {
+TEST(FileTargetTest, AFailedWriteKeepsAFileThatAnotherOneWrote) {
   const Folder folder;
   const auto first = FileTarget::Open(ToWrite(folder / "new", 100)).value();
   {
@@ -118,7 +118,7 @@ TEST(FileTargetTest, AFileThatAnotherWroteMeanwhileIsNotTakenBack) {
   EXPECT_EQ(ReadFile(folder / "new"), RandomBytes(200));
 }
 
-TEST(FileTargetTest, AFileThatAnotherTookBackMeanwhileIsStale) {
+TEST(FileTargetTest, AFileThatAnotherTargetRemovedIsStale) {
   const Folder folder;
   const auto first = FileTarget::Open(ToWrite(folder / "new", 100)).value();
   const auto second = FileTarget::Open(ToWrite(folder / "new", 100)).value();
@@ -126,7 +126,7 @@ TEST(FileTargetTest, AFileThatAnotherTookBackMeanwhileIsStale) {
   EXPECT_EQ(second->Prepare().error().error_number(), ESTALE);
 }
 
-TEST(FileTargetTest, WhatIsLongerThanWhenItWasOpenedIsCutOffToo) {
+TEST(FileTargetTest, AWholeWriteTruncatesBytesAppendedBeforePrepare) {
   const Folder folder;
   const auto target = FileTarget::Open(ToWrite(folder / "file", 100)).value();
   std::filesystem::resize_file(folder / "file", 9000);
@@ -135,7 +135,7 @@ TEST(FileTargetTest, WhatIsLongerThanWhenItWasOpenedIsCutOffToo) {
   EXPECT_EQ(std::filesystem::file_size(folder / "file"), 100U);
 }
 
-TEST(FileTargetTest, WhatOthersAppendMeanwhileIsNotCutOff) {
+TEST(FileTargetTest, AWholeWriteKeepsBytesAppendedAfterPrepare) {
   const Folder folder;
   WriteFile(folder / "file", RandomBytes(5000));
   const auto target = Prepared(ToWrite(folder / "file", 100));
@@ -144,7 +144,7 @@ TEST(FileTargetTest, WhatOthersAppendMeanwhileIsNotCutOff) {
   EXPECT_EQ(std::filesystem::file_size(folder / "file"), 9000U);
 }
 
-TEST(FileTargetTest, ImpossibleWishesAreRefusedBeforeAnythingIsTouched) {
+TEST(FileTargetTest, ImpossibleRequestsAreRefusedBeforeAnyFileChanges) {
   const Folder folder;
   EXPECT_EQ(ErrorOf({.path = folder / "missing", .size = 1}), ENOENT);
   EXPECT_EQ(ErrorOf({.path = folder / ".", .size = 1}), EISDIR);
@@ -167,7 +167,7 @@ TEST(FileTargetTest, ImpossibleWishesAreRefusedBeforeAnythingIsTouched) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-TEST(FileTargetTest, APipeIsAnErrorAtOnce) {
+TEST(FileTargetTest, OpeningAPipeFailsAtOnce) {
   const Folder folder;
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
   for (const auto direction : {Operation::Direction::kRead, Operation::Direction::kWrite}) {

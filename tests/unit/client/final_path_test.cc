@@ -17,7 +17,7 @@ int ErrorOf(const std::string& path) {
   return found.has_value() ? 0 : found.error().error_number();
 }
 
-TEST(FinalPathTest, NamesThatAreNoLinksAreThemselves) {
+TEST(FinalPathTest, APathThatIsNoLinkIsReturnedUnchanged) {
   const Folder folder;
   WriteFile(folder / "file", RandomBytes(10));
   for (const std::string& path : {folder / "file", folder / "new", folder / "./file", std::string("/"), folder / ""}) {

@@ -91,7 +91,7 @@ TEST_F(GpuLeaseTest, DamageNeverReachesTheGpu) {
 }
 
 // Which way it goes was chosen before it had to wait.
-TEST_F(GpuLeaseTest, AWriteThatIsHeldUpGoesItsWay) {
+TEST_F(GpuLeaseTest, AHeldWriteKeepsTheTransferPathChosenAtItsStart) {
   const DeviceBytes first(RandomBytes(5'000'000, 1));
   const DeviceBytes second(RandomBytes(5'000'000, 2));
   fake_gpu_set_kinds(kEverywhere);
@@ -105,7 +105,7 @@ TEST_F(GpuLeaseTest, AWriteThatIsHeldUpGoesItsWay) {
   }
 }
 
-TEST_F(GpuLeaseTest, CufileSeesOnlyWhatTheHostNeedNotCheck) {
+TEST_F(GpuLeaseTest, CufileIsNotUsedForLeasedBlocks) {
   const DeviceBytes memory(RandomBytes(5'000'000));
   fake_gpu_set_kinds(kEverywhere);
   const auto automatic = Make(GpuMode::kAuto, Direct::kAuto);
@@ -126,7 +126,7 @@ TEST_F(GpuLeaseTest, CufileSeesOnlyWhatTheHostNeedNotCheck) {
   EXPECT_THAT(both.error().what, HasSubstr("by a lease"));
 }
 
-TEST_F(GpuLeaseTest, ManyTensorsGoOneByOne) {
+TEST_F(GpuLeaseTest, TensorsOfAGpuAreSavedAndLoadedFileByFile) {
   const DeviceBytes first(RandomBytes(100'001, 1));
   const DeviceBytes second(RandomBytes(5'000, 2));
   const std::vector<NamedMemory> files{{"first", first.View()}, {"second", second.View()}};
@@ -145,7 +145,7 @@ TEST_F(GpuLeaseTest, ManyTensorsGoOneByOne) {
   EXPECT_EQ(refused.error().error_number(), EOPNOTSUPP);
 }
 
-TEST_F(GpuLeaseTest, ChecksumsInAttributesAreOfTheHostsMemory) {
+TEST_F(GpuLeaseTest, ChecksumsInAttributesAreRefusedForGpuMemory) {
   const DeviceBytes memory(RandomBytes(100'000));
   const auto refused =
       Make(GpuMode::kBounce, Direct::kNever)->Write(folder_ / "file", memory.View(), {.checksum = true});

@@ -109,7 +109,7 @@ TEST_P(GpuWayTest, AsynchronousOperationsAllArriveAndAreCounted) {
   }
 }
 
-TEST_P(GpuWayTest, MemoryOfTheHostGoesTheUsualWay) {
+TEST_P(GpuWayTest, HostMemoryIsTransferredWithoutTheGpu) {
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000);
   ASSERT_TRUE(handle->Write(folder_ / "file", MemoryView(std::span<std::byte>(bytes))).has_value());
@@ -118,7 +118,7 @@ TEST_P(GpuWayTest, MemoryOfTheHostGoesTheUsualWay) {
   EXPECT_EQ(counts.copies_to_host + counts.copies_to_gpu + counts.cufile_writes, 0U);
 }
 
-TEST_P(GpuWayTest, AWriteTakesWhatTheStreamsEarlierWorkPutsThere) {
+TEST_P(GpuWayTest, AWriteWaitsForEarlierWorkOfTheStream) {
   const auto handle = Make();
   const DeviceBytes memory(RandomBytes(300'001, 1));
   const Bytes later = RandomBytes(300'001, 2);
@@ -137,7 +137,7 @@ TEST_P(GpuWayTest, AWriteTakesWhatTheStreamsEarlierWorkPutsThere) {
   EXPECT_EQ(ReadFile(folder_ / "file"), later);
 }
 
-TEST_P(GpuWayTest, AReadComesAfterTheStreamsEarlierWork) {
+TEST_P(GpuWayTest, AReadWaitsForEarlierWorkOfTheStream) {
   const auto handle = Make();
   WriteFile(folder_ / "file", RandomBytes(300'001, 1));
   const DeviceBytes memory(300'001);
@@ -150,7 +150,7 @@ TEST_P(GpuWayTest, AReadComesAfterTheStreamsEarlierWork) {
   EXPECT_EQ(memory.Get(), RandomBytes(300'001, 1));
 }
 
-TEST_P(GpuWayTest, AHandleMayGoWithOperationsUnderWay) {
+TEST_P(GpuWayTest, AHandleMayBeDestroyedWithOperationsUnderWay) {
   const DeviceBytes memory(RandomBytes(2'000'000));
   const DeviceBytes target(2'000'000);
   WriteFile(folder_ / "source", RandomBytes(2'000'000, 5));
@@ -190,7 +190,7 @@ TEST_P(GpuWayTest, AnEmptyTensorIsAnEmptyFile) {
   EXPECT_TRUE(handle->Read(folder_ / "file", MemoryView::OnDevice(0, 0, kDefaultStream)).has_value());
 }
 
-TEST_P(GpuWayTest, MemoryThatIsNoGpusIsRefusedBeforeAnythingIsTouched) {
+TEST_P(GpuWayTest, MemoryOfNoGpuIsRefusedBeforeAnyFileChanges) {
   const auto handle = Make();
   Bytes host(100'000);
   const auto view = MemoryView::OnDevice(reinterpret_cast<uintptr_t>(host.data()), host.size(), kDefaultStream);
@@ -201,7 +201,7 @@ TEST_P(GpuWayTest, MemoryThatIsNoGpusIsRefusedBeforeAnythingIsTouched) {
   EXPECT_EQ(folder_.entries(), 0U);
 }
 
-TEST_P(GpuWayTest, TwoGpusEachWithItsOwnMemory) {
+TEST_P(GpuWayTest, TwoGpusTransferTheirOwnMemory) {
   fake_gpu_set_devices(2);
   const auto handle = Make();
   const DeviceBytes first(RandomBytes(200'000, 1), 0);
@@ -242,7 +242,7 @@ TEST_P(GpuWayTest, CopyOutGivesTheHostTheBytes) {
 
 // --- Which way is taken, and what is said about it ---
 
-TEST_F(GpuTest, WithoutAGpuThereIsNoHandleAndTheReasonIsSaid) {
+TEST_F(GpuTest, WithoutAGpuTheHandleIsRefusedWithTheReason) {
   for (const GpuMode mode : {GpuMode::kAuto, GpuMode::kCufile, GpuMode::kBounce}) {
     fake_gpu_set_devices(0);
     auto refused = Handle::Create({.gpu = mode});
@@ -265,7 +265,7 @@ TEST_F(GpuTest, WithoutAGpuThereIsNoHandleAndTheReasonIsSaid) {
   EXPECT_EQ(folder_.entries(), 0U);
 }
 
-TEST_F(GpuTest, AutoSaysWhyItTakesBounceBuffers) {
+TEST_F(GpuTest, AutoReportsWhyItUsesBounceBuffers) {
   EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("cuFile 1.20 would work in compatibility mode"));
   setenv("WEIGHTFS_CUFILE_LIBRARY", "/nowhere/libcufile.so.0", 1);
   EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("/nowhere/libcufile.so.0"));
@@ -283,7 +283,7 @@ TEST_F(GpuTest, AutoSaysWhyItTakesBounceBuffers) {
   EXPECT_EQ(Make(GpuMode::kAuto)->gpu()->mode, GpuMode::kCufile);
 }
 
-TEST_F(GpuTest, AutoTakesBounceBuffersForFilesThatCufileDoesNotTake) {
+TEST_F(GpuTest, AutoUsesBounceBuffersForFilesThatCufileRefuses) {
   const DeviceBytes memory(RandomBytes(300'000));
   fake_gpu_set_kinds(kEverywhere);
   fake_gpu_fail("cuFileHandleRegister", 0, 1, 5018);
@@ -299,7 +299,7 @@ TEST_F(GpuTest, AutoTakesBounceBuffersForFilesThatCufileDoesNotTake) {
   EXPECT_EQ(Counts().cufile_writes, 0U);
 }
 
-TEST_F(GpuTest, AForcedCufileThatCannotBeHadIsAnError) {
+TEST_F(GpuTest, ForcingAnUnavailableCufileIsAnError) {
   const auto handle = Make(GpuMode::kCufile);
   const DeviceBytes memory(RandomBytes(300'000));
   fake_gpu_fail("cuFileHandleRegister", 0, 1, 5018);
@@ -387,7 +387,7 @@ TEST_F(GpuTest, EachFailureIsReportedOnceWithItsReason) {
   }
 }
 
-TEST_F(GpuTest, ACopyThatFailsOnTheWayFailsItsOperation) {
+TEST_F(GpuTest, AFailedCopyFailsItsOperation) {
   for (const bool read : {true, false}) {
     const auto handle = Make(GpuMode::kBounce, 2);
     const DeviceBytes memory(RandomBytes(1'000'000));
@@ -402,7 +402,7 @@ TEST_F(GpuTest, ACopyThatFailsOnTheWayFailsItsOperation) {
   EXPECT_EQ(folder_.entries(), 1U);
 }
 
-TEST_F(GpuTest, CopiesAreOfLockedMemoryAndSeveralAreUnderWay) {
+TEST_F(GpuTest, CopiesUseLockedMemoryAndOverlap) {
   const auto handle = Make(GpuMode::kBounce);
   const DeviceBytes memory(RandomBytes(4 << 20));
   fake_gpu_await_copies(2);

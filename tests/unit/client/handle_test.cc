@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "client/operation_tracker.h"
 #include "common/units.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/unit/client/files.h"
@@ -158,7 +159,7 @@ TEST(HandleBasicTest, DescriptorsOfEveryKindTakeAnySizeAndMayBeClosedAtOnce) {
   }
 }
 
-TEST(HandleBasicTest, ADescriptorOfAppendIsAppendedToWithoutAnOffset) {
+TEST(HandleBasicTest, AWriteWithoutAnOffsetAppendsToADescriptorWithOAppend) {
   const Folder folder;
   const auto handle = Make();
   Bytes whole = RandomBytes(500'000, 1);
@@ -169,7 +170,7 @@ TEST(HandleBasicTest, ADescriptorOfAppendIsAppendedToWithoutAnOffset) {
   EXPECT_EQ(ReadFile(folder / "file"), whole);
 }
 
-TEST(HandleBasicTest, ReadingPastTheEndSaysWhatIsThere) {
+TEST(HandleBasicTest, AReadPastTheEndReportsTheBytesThatThereAre) {
   const Folder folder;
   const auto handle = Make();
   WriteFile(folder / "file", RandomBytes(5000));
@@ -216,7 +217,7 @@ TEST(HandleBasicTest, FailuresAreReportedOnceByWaitOrByTheirOperation) {
   EXPECT_EQ(handle->Wait().failed, 0U);
 }
 
-TEST(HandleBasicTest, WhatWaitCountedIsDoneAndWhatIsDoneIsCounted) {
+TEST(HandleBasicTest, WaitCountsExactlyTheOperationsThatAreDone) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(100);
@@ -254,9 +255,20 @@ TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1, .single_submit = true});
   Bytes bytes = RandomBytes(8 << 20);
-  // It lasts for seconds if it goes on.
-  const WriteOptions options{.progress = [](uint64_t, uint64_t) { std::this_thread::sleep_for(20ms); },
-                             .interrupted = [] { return true; }};
+  const pid_t caller = gettid();
+  std::latch asked(1);
+  const WriteOptions options{.progress =
+                                 [&](uint64_t, uint64_t) {
+                                   // The caller carries the write out itself until its time for that is over.
+                                   if (gettid() == caller) return std::this_thread::sleep_for(kInterruptCheckInterval);
+                                   asked.wait();
+                                   WaitUntilBlocked({caller});  // It has cancelled the write, and waits for its end.
+                                 },
+                             .interrupted =
+                                 [&] {
+                                   if (!asked.try_wait()) asked.count_down();
+                                   return true;
+                                 }};
   const auto result = handle->Write(folder / "file", View(bytes), options);
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().error_number(), ECANCELED);
@@ -337,7 +349,7 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
   EXPECT_EQ(ReadFile(folder / "second"), bytes);
 }
 
-TEST(HandleBasicTest, ProgressNeverGoesBackAndEndsWithAllOfIt) {
+TEST(HandleBasicTest, ProgressNeverDecreasesAndEndsAtTheTotal) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 8, .overlap_events = true, .intra_op_parallelism = 4});
   Bytes bytes = RandomBytes(1 << 20);
@@ -355,7 +367,7 @@ TEST(HandleBasicTest, ProgressNeverGoesBackAndEndsWithAllOfIt) {
   }
 }
 
-TEST(HandleBasicTest, AnOperationThatIsKeptKeepsNoCallback) {
+TEST(HandleBasicTest, ACompletedOperationReleasesItsCallback) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(5000);
@@ -363,8 +375,8 @@ TEST(HandleBasicTest, AnOperationThatIsKeptKeepsNoCallback) {
   const auto kept =
       handle->StartWrite(folder / "file", View(bytes), {.progress = [held](uint64_t, uint64_t) {}}).value();
   handle->Wait();
-  // It is forgotten right behind the end.
-  while (held.use_count() > 1) std::this_thread::sleep_for(1ms);
+  WaitUntilIdle();  // It is forgotten right behind the end.
+  EXPECT_EQ(held.use_count(), 1);
 }
 
 TEST(HandleBasicTest, AHandleMayBeDestroyedInItsOwnCallback) {
@@ -425,7 +437,7 @@ TEST(HandleBasicTest, ManyThreadsShareOneHandle) {
   EXPECT_EQ(handle->Wait().count, 6U * 15);
 }
 
-TEST(HandleBasicTest, AForkedChildIsToldThatTheHandleIsNotItsOwn) {
+TEST(HandleBasicTest, AForkedChildGetsAnErrorFromTheHandleOfItsParent) {
   const Folder folder;
   auto handle = Make();
   Bytes bytes = RandomBytes(32 << 20);
@@ -473,7 +485,7 @@ TEST(HandleBasicTest, ADurableAtomicWriteReplacesTheFile) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-TEST(HandleBasicTest, AFilesystemInMemoryServesAsWell) {
+TEST(HandleBasicTest, FilesOnTmpfsAreWrittenAndRead) {
   if (access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "no /dev/shm";
   const Folder folder("/dev/shm");
   const auto handle = Make({.intra_op_parallelism = 2});

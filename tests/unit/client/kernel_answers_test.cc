@@ -33,7 +33,7 @@ class KernelAnswersTest : public KernelHooksTest {
   Folder folder_;
 };
 
-TEST_F(KernelAnswersTest, WhatTheKernelDoesNotTakeNowIsSentAgain) {
+TEST_F(KernelAnswersTest, TransfersThatTheKernelRefusesForNowAreSubmittedAgain) {
   int calls = 0;
   OnSubmit([&](Controls controls) -> long {
     // Nothing, a refusal, a prefix, in turn; the first ones with nothing in flight.
@@ -49,7 +49,7 @@ TEST_F(KernelAnswersTest, WhatTheKernelDoesNotTakeNowIsSentAgain) {
 }
 
 // The checksums in the attribute are those of what was sent.
-TEST_F(KernelAnswersTest, MemoryThatChangesDuringAWriteWithChecksumsIsVerified) {
+TEST_F(KernelAnswersTest, ChecksumsMatchTheFileWhenMemoryChangesDuringTheWrite) {
   AlignedMemory memory(3 << 20);
   const auto fill = [&](int value) { std::memset(memory.data(), value, memory.size()); };
   for (const int back_to : {1, 3}) {
@@ -90,7 +90,7 @@ TEST_F(KernelAnswersTest, ShortTransfersAreContinuedFromWhereTheyStopped) {
   ExpectARoundTrip(*Make());
 }
 
-TEST_F(KernelAnswersTest, AShortWriteThatMakesNoProgressFindsItsReason) {
+TEST_F(KernelAnswersTest, AShortTransferWithoutProgressIsCompleted) {
   // As a full disk answers: part of it, and the error only to the next attempt.
   OnEvent([](KernelEvent& event) { event.result = std::min<int64_t>(event.result, 700); });
   ExpectARoundTrip(*Make());
@@ -109,7 +109,7 @@ TEST_F(KernelAnswersTest, AnErrorOfOneTransferFailsTheOperationWithItsErrnoAndOf
   EXPECT_EQ(folder_.entries(), 0U);
 }
 
-TEST_F(KernelAnswersTest, WhereDirectTransfersAreRefusedBufferedOnesDo) {
+TEST_F(KernelAnswersTest, RefusedDirectTransfersFallBackToBufferedOnes) {
   OnEvent([](KernelEvent& event) { event.result = -EINVAL; });
   ExpectARoundTrip(*Make());
   OnEvent(nullptr);
@@ -189,12 +189,12 @@ TEST_F(KernelAnswersTest, WithoutOverlapABatchEndsBeforeTheNextBegins) {
   }
 }
 
-TEST_F(KernelAnswersTest, WhereTheSystemHasFewContextsASmallerRingServes) {
+TEST_F(KernelAnswersTest, WithFewAioContextsLeftTheRingIsSmaller) {
   OnSetup([](int depth) { return depth > 8 ? -EAGAIN : 0; });
   ExpectARoundTrip(*Make({.block_size = 65536, .queue_depth = 128}));
 }
 
-TEST_F(KernelAnswersTest, WithoutAnyContextTheErrorNamesTheLimit) {
+TEST_F(KernelAnswersTest, WithoutAnAioContextTheErrorNamesTheLimit) {
   OnSetup([](int) { return -EAGAIN; });
   const auto handle = Handle::Create({.intra_op_parallelism = 3});
   ASSERT_FALSE(handle.has_value());

@@ -39,7 +39,7 @@ class LeaseManyTest : public KernelHooksTest {
   std::vector<Bytes> contents_;
 };
 
-TEST_F(LeaseManyTest, MemoryThatChangesMeanwhileIsSavedAsItWasAtSomeTime) {
+TEST_F(LeaseManyTest, MemoryThatChangesDuringASaveReadsBack) {
   contents_.assign(3, Bytes(1'300'000, std::byte{1}));
   const auto fill = [&](std::byte value) {
     for (auto& content : contents_) std::fill(content.begin(), content.end(), value);
@@ -93,7 +93,7 @@ TEST_F(LeaseManyTest, OneLeaseAndOneCommitSaveAllFiles) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-TEST_F(LeaseManyTest, FilesOfNoBytesAreFilesToo) {
+TEST_F(LeaseManyTest, EmptyFilesAreSavedAndLoaded) {
   const auto handle = Make();
   contents_.resize(3);
   ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_)).has_value());
@@ -118,7 +118,7 @@ TEST_F(LeaseManyTest, ManyNamesAreLoadedInBatches) {
   EXPECT_EQ(reported, 500'000U);
 }
 
-TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheOthersAreThere) {
+TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheRestIsLoaded) {
   mount_.extent_blocks = 11;
   Fill(40, 7919);
   const auto handle = Make({.block_size = 262144});
@@ -183,7 +183,7 @@ TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-TEST_F(LeaseManyTest, MoreThanOneCommitTakesIsRefusedBeforeAnythingIsReserved) {
+TEST_F(LeaseManyTest, ASaveLargerThanOneCommitIsRefusedBeforeAnythingIsReserved) {
   contents_.resize(lease::kMaximumFiles + 1);
   for (const Direct direct : {Direct::kAuto, Direct::kRequire}) {
     const auto handle = std::move(Handle::Create({.direct = direct}).value());
@@ -204,7 +204,7 @@ TEST_F(LeaseManyTest, MoreThanOneCommitTakesIsRefusedBeforeAnythingIsReserved) {
   EXPECT_EQ(mount_.entries(), 0U);
 }
 
-TEST_F(LeaseManyTest, WhatTheMountHasNoLeaseForIsLeftToTheKernel) {
+TEST_F(LeaseManyTest, FilesWithoutALeaseAreLoadedThroughTheKernel) {
   Fill(20, 7919);
   ASSERT_TRUE(Make()->SaveMany(mount_.folder(), Files(contents_)).has_value());
   std::vector<Bytes> loaded;
@@ -227,7 +227,7 @@ TEST_F(LeaseManyTest, WhatTheMountHasNoLeaseForIsLeftToTheKernel) {
   EXPECT_EQ(errors[0].error.error_number(), ENOENT);
 }
 
-TEST_F(LeaseManyTest, ADeviceThatIsAFileCountsForTheProcesssLimitOfSizes) {
+TEST_F(LeaseManyTest, TheFileSizeLimitOfTheProcessAppliesToADeviceThatIsAFile) {
   contents_.assign(3, RandomBytes(4096));
   Bytes one = RandomBytes(8192);
   std::vector<int> found;

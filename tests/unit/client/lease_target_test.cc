@@ -72,7 +72,7 @@ TEST_F(LeaseTest, EveryRangeIsReadToTheLastByteAndNoFurther) {
   EXPECT_EQ(mount_.connections(), 3U);
 }
 
-TEST_F(LeaseTest, AnOperationThatIsKeptKeepsNoDevice) {
+TEST_F(LeaseTest, ACompletedOperationReleasesItsDevice) {
   const auto handle = Make();
   Bytes bytes = RandomBytes(1'000'000);
   ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
@@ -114,7 +114,7 @@ TEST_F(LeaseTest, EveryWriteReplacesItsBytesAndNoOthers) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-TEST_F(LeaseTest, AsynchronousOperationsAndDescriptorsGoTheSameWay) {
+TEST_F(LeaseTest, AsynchronousOperationsAndDescriptorsUseLeasesToo) {
   const auto handle = Make({.direct = Direct::kAuto});
   Bytes source = RandomBytes(3'000'000, 3);
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(handle->StartWrite(mount_ / std::to_string(i), View(source)).has_value());
@@ -134,7 +134,7 @@ TEST_F(LeaseTest, AsynchronousOperationsAndDescriptorsGoTheSameWay) {
 
 // Each time the kernel gets transfers, and each time it ends one, the program changes its memory: also back to what it
 // was, where neither the checksum from before a transfer nor the one from after it tells what was sent.
-TEST_F(LeaseTest, MemoryThatChangesDuringAWriteIsAFileThatReadsBack) {
+TEST_F(LeaseTest, AFileWrittenFromMemoryThatChangesReadsBack) {
   AlignedMemory memory(3 << 20);
   for (const int back_to : {1, 3}) {
     const auto fill = [&](int value) { std::memset(memory.data(), value, memory.size()); };
@@ -171,7 +171,7 @@ TEST_F(LeaseTest, MemoryThatChangesDuringAWriteIsAFileThatReadsBack) {
   }
 }
 
-TEST_F(LeaseTest, WhoeverElseListensAtTheMountsSocketIsToldNothing) {
+TEST_F(LeaseTest, ALeaseServerOfAnotherUserThanTheMountsIsRefused) {
   Bytes bytes = RandomBytes(5'000'000, 6);
   mount_.user = geteuid() + 1;
   const auto handle = Make();
@@ -193,7 +193,7 @@ TEST_F(LeaseTest, WhoeverElseListensAtTheMountsSocketIsToldNothing) {
   EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
 }
 
-TEST_F(LeaseTest, DamagedBlocksAreReadAgainAndThenAnErrorThatSaysWhere) {
+TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirPlace) {
   WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
   int flips = 0;
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
@@ -288,7 +288,7 @@ TEST_F(LeaseTest, AFailedWriteLeavesTheOldFileAndNoNewOne) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-TEST_F(LeaseTest, RefusalsAreErrorsWhereALeaseIsRequiredAndElseSilent) {
+TEST_F(LeaseTest, ARefusedLeaseIsAnErrorOnlyWhereOneIsRequired) {
   Bytes bytes = RandomBytes(5'000'000, 6);
   Bytes target(bytes.size());
   const auto never = Make({.direct = Direct::kNever});
@@ -359,7 +359,7 @@ TEST_F(LeaseTest, ThousandLeasesLeaveNothingBehind) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-TEST_F(LeaseTest, AHandleHasNoMoreLeasesThanItsProcessHasDescriptorsFor) {
+TEST_F(LeaseTest, AHandleLimitsTheNumberOfItsLeases) {
   Bytes bytes = RandomBytes(5000, 6);
   WriteFile(mount_ / "file", bytes);
   const auto handle = Make({.queue_depth = 1});
@@ -404,7 +404,7 @@ TEST_F(LeaseTest, NoMoreTransfersThanTheDepthAreInTheKernel) {
   }
 }
 
-TEST_F(LeaseTest, AnswersThatCannotBeAreRefused) {
+TEST_F(LeaseTest, ImpossibleRepliesOfTheMountAreRefused) {
   LeasedBlocks blocks;
   ASSERT_TRUE(blocks.Reset(10, 20).has_value());
   EXPECT_FALSE(blocks.Add(10, 1, 1, 0).has_value());  // no such device

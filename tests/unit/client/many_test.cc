@@ -50,7 +50,7 @@ TEST(ManyTest, FilesAreSavedAndLoadedByName) {
   EXPECT_EQ(handle->Wait().count, 0U);
 }
 
-TEST(ManyTest, FilesThatCannotBeLoadedAreNamedAndTheOthersAreThere) {
+TEST(ManyTest, FilesThatCannotBeLoadedAreNamedAndTheRestIsLoaded) {
   const Folder folder;
   const auto handle = Make();
   Many saved(20);
@@ -95,7 +95,7 @@ TEST(ManyTest, AFailureBeforeTheNamesAppearLeavesEverythingAsItWas) {
   EXPECT_EQ(folder.entries(), 0U);
 }
 
-TEST(ManyTest, WhatCannotBeReplacedIsKnownBeforeTheFirstName) {
+TEST(ManyTest, ATargetThatCannotBeReplacedIsFoundBeforeTheFirstRename) {
   const Folder folder;
   const auto handle = Make();
   Many saved(3);
@@ -115,7 +115,7 @@ TEST(ManyTest, WhatCannotBeReplacedIsKnownBeforeTheFirstName) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
-TEST(ManyTest, ARelativeDirectoryIsThatOfTheStart) {
+TEST(ManyTest, ARelativeDirectoryIsResolvedAtTheStart) {
   const Folder folder;
   const Folder elsewhere;
   const auto handle = Make();
@@ -144,7 +144,7 @@ TEST(ManyTest, ARelativeDirectoryIsThatOfTheStart) {
   EXPECT_EQ(loaded.contents, saved.contents);
 }
 
-TEST(ManyTest, WhyThereIsNoLeaseIsTold) {
+TEST(ManyTest, TheReasonForAMissingLeaseIsReported) {
   const Folder folder;
   Many saved(2);
   std::vector<int> told;
@@ -169,7 +169,7 @@ class FileLimit {
   rlimit before_{};
 };
 
-TEST(ManyTest, TheProcesssLimitOfSizesIsAnErrorAndNoSignal) {
+TEST(ManyTest, ExceedingTheFileSizeLimitIsAnErrorAndNoSignal) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(200'000);
@@ -192,7 +192,7 @@ TEST(ManyTest, TheProcesssLimitOfSizesIsAnErrorAndNoSignal) {
   EXPECT_FALSE(std::filesystem::exists(folder / "atomic"));
 }
 
-TEST(ManyTest, ACallbackMayNotWaitForMany) {
+TEST(ManyTest, ACallbackMayNotCallSaveMany) {
   const Folder folder;
   const auto handle = Make();
   Many saved(2);
@@ -227,7 +227,7 @@ class VerifyTest : public testing::Test {
   std::unique_ptr<Handle> handle_ = Make({.intra_op_parallelism = 2});
 };
 
-TEST(ManyTotalTest, MoreThanAnyFileHoldsTogetherIsRefused) {
+TEST(ManyTotalTest, ATotalBeyondTheLargestFileIsRefused) {
   const Folder folder;
   const auto handle = std::move(Handle::Create({}).value());
   std::byte one{};
@@ -243,7 +243,7 @@ TEST(ManyTotalTest, MoreThanAnyFileHoldsTogetherIsRefused) {
   EXPECT_EQ(folder.entries(), 0U);
 }
 
-TEST_F(VerifyTest, WhatWasWrittenWithChecksumsIsVerified) {
+TEST_F(VerifyTest, FilesWrittenWithChecksumsAreVerified) {
   for (const bool atomic : {false, true}) {
     Bytes bytes = RandomBytes(3'500'000, 2);
     const WriteOptions options{.durable = true, .atomic = atomic, .checksum = true};
@@ -294,7 +294,7 @@ TEST_F(VerifyTest, WithoutChecksumsThereIsNothingToVerify) {
 }
 
 // The example of docs/FORMAT.md.
-TEST_F(VerifyTest, TheAttributeIsWhatTheFormatSays) {
+TEST_F(VerifyTest, TheAttributeHasTheDocumentedFormat) {
   const std::string path = folder_ / "file";
   const std::string text = "123456789";
   Bytes bytes(text.size());
@@ -329,7 +329,7 @@ TEST_F(VerifyTest, TheAttributeIsWhatTheFormatSays) {
       << unknown.error().what;
 }
 
-TEST_F(VerifyTest, StridedTensorsAndManyFilesHaveThemToo) {
+TEST_F(VerifyTest, StridedTensorsAndManyFilesHaveChecksumsToo) {
   Bytes matrix = RandomBytes(700 * 900 * 4, 11);
   const std::vector<int64_t> shape{900, 700};
   const std::vector<int64_t> strides{4, 900 * 4};

@@ -37,7 +37,7 @@ TEST(MountUserTest, IsTheUserThatTheKernelShowsForTheDevice) {
   EXPECT_EQ(Find("", 0, 45), std::nullopt);
 }
 
-TEST(MountUserTest, WithoutAMountThatAUserServesThereIsNone) {
+TEST(MountUserTest, IsAbsentForAFilesystemThatNoUserServes) {
   const UniqueFd kernels(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
   const auto user = MountUser(kernels.get());
   ASSERT_FALSE(user.has_value());

@@ -2,19 +2,31 @@
 // Operations of a handle that are for certain under way.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <latch>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "client/handle.h"
+#include "tests/support/thread_state.h"
 #include "tests/unit/client/files.h"
 
 namespace weightfs::client {
 
 inline MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
+
+// Returns when the I/O threads of all handles, and `others`, wait for other threads: an operation that has begun has
+// ended by then, unless a callback or a StandingWrite on its ring keeps it.
+inline void WaitUntilIdle(const std::vector<pid_t>& others = {}) {
+  std::vector<pid_t> threads = ThreadsNamed("weightfs-io");
+  threads.insert(threads.end(), others.begin(), others.end());
+  WaitUntilBlocked(threads);
+}
 
 // A write that stands still, and its ring with it, after its first transfer until it is let go.
 class StandingWrite {

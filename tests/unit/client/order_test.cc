@@ -19,19 +19,18 @@
 namespace weightfs::client {
 namespace {
 
-using std::chrono_literals::operator""ms;
-
-constexpr auto kShort = 50ms;  // in which what is not held up would have ended
-
+// Operations within a block take turns on the rings, and others have a slice on each of several. A test of an operation
+// that must not begin has a ring for every slice: the StandingWrite keeps its own ring, and would keep what is behind
+// it there.
 std::unique_ptr<Handle> Make(unsigned threads = 2) {
   return std::move(
       Handle::Create({.block_size = 4096, .queue_depth = 4, .overlap_events = true, .intra_op_parallelism = threads})
           .value());
 }
 
-TEST(OrderTest, AnOverlappingWriteBeginsWhenTheEarlierOneIsDoneAndOthersAreNotHeldUp) {
+TEST(OrderTest, AnOverlappingWriteWaitsForTheEarlierOneAndOthersDoNot) {
   const Folder folder;
-  const auto handle = Make(3);
+  const auto handle = Make(5);
   WriteFile(folder / "file", Bytes(16'384));
   Bytes first = RandomBytes(4096, 1);
   Bytes second = RandomBytes(4096, 2);
@@ -41,7 +40,8 @@ TEST(OrderTest, AnOverlappingWriteBeginsWhenTheEarlierOneIsDoneAndOthersAreNotHe
   const auto elsewhere = handle->StartWrite(folder / "other", View(second)).value();
   beside->Wait();
   elsewhere->Wait();
-  EXPECT_FALSE(held->Wait(kShort));
+  WaitUntilIdle();
+  EXPECT_FALSE(held->done());
   standing.LetGo();
   EXPECT_TRUE(held->Wait());
   Bytes expected = AfterWrite(AfterWrite(AfterWrite(Bytes(16'384), 0, first), 2048, second), 8192, second);
@@ -51,7 +51,7 @@ TEST(OrderTest, AnOverlappingWriteBeginsWhenTheEarlierOneIsDoneAndOthersAreNotHe
 
 TEST(OrderTest, AReadWaitsForAWriteOfItsRangeAndReadsDoNotWaitForEachOther) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = Make(3);
   WriteFile(folder / "file", Bytes(8192));
   Bytes bytes = RandomBytes(4096, 1);
   Bytes target(4096);
@@ -59,32 +59,28 @@ TEST(OrderTest, AReadWaitsForAWriteOfItsRangeAndReadsDoNotWaitForEachOther) {
   StandingWrite standing(*handle, folder / "file", bytes);
   const auto held = handle->StartRead(folder / "file", View(target)).value();
   EXPECT_TRUE(handle->StartRead(folder / "file", View(others), {.offset = 4096}).value()->Wait());
-  EXPECT_FALSE(held->Wait(kShort));
+  WaitUntilIdle();
+  EXPECT_FALSE(held->done());
   standing.LetGo();
   handle->Wait();
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, ASynchronousOperationWaitsToo) {
+TEST(OrderTest, ASynchronousReadWaitsForAnEarlierWrite) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(4096, 1);
   WriteFile(folder / "file", Bytes(4096));
   StandingWrite standing(*handle, folder / "file", bytes);
   Bytes target(4096);
-  std::atomic<bool> ended = false;
-  std::thread reader([&] {
-    EXPECT_TRUE(handle->Read(folder / "file", View(target)).has_value());
-    ended = true;
-  });
-  EXPECT_FALSE(standing->Wait(kShort));
-  EXPECT_FALSE(ended);
+  auto read = StartUntilBlocked([&] { return handle->Read(folder / "file", View(target)); });
+  EXPECT_FALSE(HasEnded(read));
   standing.LetGo();
-  reader.join();
+  EXPECT_TRUE(read.get().has_value());
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, TheLastOfSeveralWholeFilesIsWhatStays) {
+TEST(OrderTest, TheLastOfSeveralWholeWritesRemains) {
   const Folder folder;
   const auto handle = Make();
   Bytes large = RandomBytes(300'000, 1);
@@ -111,7 +107,7 @@ struct TwoWrites {
   const std::shared_ptr<Operation> held = handle->StartWrite(path, View(second)).value();
 };
 
-TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBefore) {
+TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheEarlierWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.held->Cancel());
   writes.standing.LetGo();
@@ -121,7 +117,7 @@ TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBefore) {
 }
 
 // It made the file, and takes it back; the one behind makes it again.
-TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBehind) {
+TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheLaterWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.standing->Cancel());
   writes.standing.LetGo();
@@ -132,7 +128,7 @@ TEST(OrderTest, AWriteThatIsCancelledTakesNothingOfTheOneBehind) {
 }
 
 // Nobody who comes later gets between: it is made again as another file, and is still the one that others wait for.
-TEST(OrderTest, AFileThatIsMadeAgainKeepsTheOrder) {
+TEST(OrderTest, AFileThatIsCreatedAgainKeepsTheOrder) {
   const Folder folder;
   const std::string path = folder / "new";
   const auto handle = Make(3);
@@ -154,17 +150,18 @@ TEST(OrderTest, AFileThatIsMadeAgainKeepsTheOrder) {
   stands.wait();
   std::vector<std::shared_ptr<Operation>> later;
   for (int i = 0; i < 3; ++i) later.push_back(handle->StartWrite(path, View(last)).value());
-  for (const auto& operation : later) EXPECT_FALSE(operation->Wait(kShort));
+  WaitUntilIdle();
+  for (const auto& operation : later) EXPECT_FALSE(operation->done());
   go.count_down();
   EXPECT_EQ(handle->Wait().count, 4U);
   EXPECT_EQ(ReadFile(path), last);
 }
 
-TEST(OrderTest, APathThatOthersGiveToAnotherFileKeepsItsOrder) {
+TEST(OrderTest, APathKeepsItsOrderWhenAnotherFileIsRenamedToIt) {
   const Folder folder;
   const std::string path = folder / "file";
   const auto handle = Make(3);
-  Bytes first = RandomBytes(300'000, 1);
+  Bytes first = RandomBytes(3000, 1);
   Bytes second = RandomBytes(4096, 2);
   Bytes last = RandomBytes(1000, 3);
   StandingWrite standing(*handle, path, first, std::nullopt);
@@ -172,14 +169,15 @@ TEST(OrderTest, APathThatOthersGiveToAnotherFileKeepsItsOrder) {
   WriteFile(folder / "other", RandomBytes(5000, 4));
   std::filesystem::rename(folder / "other", path);
   const auto behind = handle->StartWrite(path, View(last)).value();
-  EXPECT_FALSE(behind->Wait(kShort));
+  WaitUntilIdle();
+  EXPECT_FALSE(behind->done());
   standing.LetGo();
   EXPECT_EQ(handle->Wait().count, 3U);
   EXPECT_EQ(ReadFile(path), last);
 }
 
 // It fails before its first transfer, and takes back the file that it made: not from those who waited for it.
-TEST(OrderTest, AWriteThatCannotBeginTakesNothingOfTheOneBehind) {
+TEST(OrderTest, AWriteThatFailsToBeginKeepsTheFileOfTheLaterWrite) {
   constexpr size_t kTooLarge = size_t{17} << 40;  // for a file of ext4: blocks cannot be reserved
   const Folder folder;
   struct statfs filesystem {};
@@ -214,7 +212,7 @@ TEST(OrderTest, AWriteThatCannotBeginTakesNothingOfTheOneBehind) {
   EXPECT_EQ(lost, 0U);
 }
 
-TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeldUp) {
+TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeld) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(4096, 1);
@@ -229,7 +227,7 @@ TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeldUp) {
   EXPECT_EQ(ReadFile(folder / "file"), second);
 }
 
-TEST(OrderTest, TheEndOfTheHandleCancelsWhatIsHeldUp) {
+TEST(OrderTest, DestroyingTheHandleCancelsHeldOperations) {
   const Folder folder;
   auto handle = Make();
   Bytes first = RandomBytes(300'000, 1);
@@ -249,7 +247,7 @@ TEST(OrderTest, TheEndOfTheHandleCancelsWhatIsHeldUp) {
   EXPECT_EQ(called, 20);
 }
 
-TEST(OrderTest, ACallbackMayStartWhatOverlaps) {
+TEST(OrderTest, ACallbackMayStartAnOverlappingOperation) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(4096, 1);
@@ -268,7 +266,7 @@ TEST(OrderTest, ACallbackMayStartWhatOverlaps) {
   EXPECT_EQ(ReadFile(folder / "file"), second);
 }
 
-TEST(OrderTest, AReadOfWhatIsStillBeingWrittenIsThatOfTheWholeFile) {
+TEST(OrderTest, AReadOfAFileThatIsBeingWrittenGetsTheWholeFile) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -281,7 +279,7 @@ TEST(OrderTest, AReadOfWhatIsStillBeingWrittenIsThatOfTheWholeFile) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, WhatIsVerifiedIsWhatIsThereWhenItsTurnComes) {
+TEST(OrderTest, AHeldReadVerifiesTheFileThatTheEarlierWriteLeaves) {
   const Folder folder;
   const auto handle = Make();
   Bytes old = RandomBytes(8192, 1);
@@ -298,7 +296,7 @@ TEST(OrderTest, WhatIsVerifiedIsWhatIsThereWhenItsTurnComes) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, AHeldUpWriteThatIsCancelledChangesNothing) {
+TEST(OrderTest, AHeldWriteThatIsCancelledChangesNothing) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -316,7 +314,7 @@ TEST(OrderTest, AHeldUpWriteThatIsCancelledChangesNothing) {
   EXPECT_EQ(ReadFile(folder / "file"), bytes);
 }
 
-TEST(OrderTest, WhatIsAppendedComesInTheOrderOfItsStart) {
+TEST(OrderTest, AppendsKeepTheOrderOfTheirStart) {
   const Folder folder;
   const auto handle = Make();
   WriteFile(folder / "file", RandomBytes(5000));
@@ -333,7 +331,7 @@ TEST(OrderTest, WhatIsAppendedComesInTheOrderOfItsStart) {
   EXPECT_EQ(ReadFile(folder / "file"), expected);
 }
 
-TEST(OrderTest, ARelativePathIsThatOfTheStart) {
+TEST(OrderTest, ARelativePathIsResolvedAtTheStart) {
   const Folder folder;
   const auto handle = Make();
   const auto second = Make();
@@ -355,20 +353,20 @@ TEST(OrderTest, ARelativePathIsThatOfTheStart) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
-TEST(OrderTest, TheLastOfSeveralAtomicWritesIsWhatStaysAndWhatIsReadBehindIt) {
+TEST(OrderTest, TheLastOfSeveralAtomicWritesRemainsAndIsReadAfterIt) {
   const Folder folder;
-  const auto handle = Make();
-  WriteFile(folder / "file", Bytes(5000));
-  Bytes first = RandomBytes(300'000, 1);
-  Bytes second = RandomBytes(5000, 2);
+  const auto handle = Make(4);
+  WriteFile(folder / "file", Bytes(4000));
+  Bytes first = RandomBytes(3000, 1);
+  Bytes second = RandomBytes(4000, 2);
   Bytes patch = RandomBytes(100, 3);
-  Bytes target(5000);
+  Bytes target(4000);
   StandingWrite standing(*handle, folder / "file", first, std::nullopt, true);
   ASSERT_TRUE(handle->StartWrite(folder / "file", View(second), {.atomic = true}).has_value());
   ASSERT_TRUE(handle->StartWrite(folder / "file", View(patch), {.offset = 1000}).has_value());
   ASSERT_TRUE(handle->StartRead(folder / "file", View(target)).has_value());
-  EXPECT_FALSE(standing->Wait(kShort));
-  EXPECT_EQ(ReadFile(folder / "file"), Bytes(5000));
+  WaitUntilIdle();
+  EXPECT_EQ(ReadFile(folder / "file"), Bytes(4000));
   standing.LetGo();
   EXPECT_EQ(handle->Wait().count, 4U);
   EXPECT_EQ(target, AfterWrite(second, 1000, patch));
@@ -376,7 +374,7 @@ TEST(OrderTest, TheLastOfSeveralAtomicWritesIsWhatStaysAndWhatIsReadBehindIt) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
+TEST(OrderTest, AReadWaitsForTheFileThatAnAtomicWriteIsGoingToCreate) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -386,7 +384,8 @@ TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
     StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
     const auto read = handle->StartRead(folder / "new", View(target));
     ASSERT_TRUE(read.has_value()) << read.error().what;
-    EXPECT_FALSE((*read)->Wait(kShort));
+    WaitUntilIdle();
+    EXPECT_FALSE((*read)->done());
     EXPECT_EQ(handle->StartRead(folder / "other", View(target)).error().error_number(), ENOENT);
     standing.LetGo();
     EXPECT_EQ(handle->Wait().count, 2U);
@@ -403,7 +402,7 @@ TEST(OrderTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
 }
 
 // Before it looked for the file the write was pending, afterwards it was done.
-TEST(OrderTest, WhatAnAtomicWriteHasJustMadeCanBeReadBehindIt) {
+TEST(OrderTest, AReadFindsTheFileThatAnAtomicWriteHasJustCreated) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(100, 1);
@@ -420,21 +419,22 @@ TEST(OrderTest, WhatAnAtomicWriteHasJustMadeCanBeReadBehindIt) {
   }
 }
 
-TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
+TEST(OrderTest, SaveManyAndLoadManyWaitForEarlierOperations) {
   const Folder folder;
-  const auto handle = Make();
-  Bytes first = RandomBytes(5000, 1);
-  Bytes second = RandomBytes(5000, 2);
-  Bytes target(5000);
+  const auto handle = Make(3);
+  Bytes first = RandomBytes(3000, 1);
+  Bytes second = RandomBytes(3000, 2);
+  Bytes target(3000);
+  const pid_t caller = gettid();
   std::filesystem::create_directory(folder / "below");
   for (const char* directory : {".", "", "below/.."}) {
-    WriteFile(folder / "a", Bytes(5000));
+    WriteFile(folder / "a", Bytes(3000));
     std::filesystem::remove(folder / "b");
     std::filesystem::create_hard_link(folder / "a", folder / "b");  // which is to wait for others, not for itself
     for (const bool atomic : {false, true}) {
       StandingWrite standing(*handle, folder / "a", first, std::nullopt, atomic);
       std::thread go([&] {
-        std::this_thread::sleep_for(kShort);
+        WaitUntilIdle({caller});
         standing.LetGo();
       });
       const std::vector<NamedMemory> files{{"a", View(second)}, {"b", View(second)}};
@@ -445,7 +445,7 @@ TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
     }
     StandingWrite standing(*handle, folder / "a", first, std::nullopt, true);
     std::thread go([&] {
-      std::this_thread::sleep_for(kShort);
+      WaitUntilIdle({caller});
       standing.LetGo();
     });
     const std::vector<NamedMemory> files{{"a", View(target)}};
@@ -455,23 +455,24 @@ TEST(OrderTest, ManyFilesAreSavedAndLoadedInTheirTurn) {
   }
 }
 
-TEST(OrderTest, WhoIsInterruptedBeforeItsTurnOnManyFilesLeavesTheOrder) {
+TEST(OrderTest, AnInterruptedSaveManyKeepsTheOrderOfOtherOperations) {
   const Folder folder;
   const auto handle = Make(3);
-  Bytes first = RandomBytes(300'000, 1);
+  Bytes first = RandomBytes(3000, 1);
   Bytes second = RandomBytes(1000, 2);
   StandingWrite standing(*handle, folder / "a", first, std::nullopt);
   const std::vector<NamedMemory> files{{"a", View(second)}};
   const auto saved = handle->SaveMany(folder / ".", files, {.interrupted = [] { return true; }});
   EXPECT_EQ(saved.error().error_number(), ECANCELED);
   const auto behind = handle->StartWrite(folder / "a", View(second)).value();
-  EXPECT_FALSE(behind->Wait(kShort));
+  WaitUntilIdle();
+  EXPECT_FALSE(behind->done());
   standing.LetGo();
   EXPECT_EQ(handle->Wait().count, 2U);
   EXPECT_EQ(ReadFile(folder / "a"), second);
 }
 
-TEST(OrderTest, AnAtomicWriteThatIsCancelledBeforeItsTurnLeavesNothing) {
+TEST(OrderTest, AHeldAtomicWriteThatIsCancelledLeavesNoFile) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(300'000, 1);
@@ -488,7 +489,7 @@ TEST(OrderTest, AnAtomicWriteThatIsCancelledBeforeItsTurnLeavesNothing) {
 }
 
 // The directory may be reached by a name that this process could not follow.
-TEST(OrderTest, ARelativePathNeedsNoRightToTheDirectoriesAbove) {
+TEST(OrderTest, ARelativePathNeedsNoPermissionForTheDirectoriesAbove) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root";
   const Folder folder;
   const auto handle = Make();
@@ -513,7 +514,7 @@ TEST(OrderTest, ARelativePathNeedsNoRightToTheDirectoriesAbove) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, WhoIsInterruptedDoesNotWaitForTheOperationBefore) {
+TEST(OrderTest, AnInterruptedReadDoesNotWaitForTheEarlierWrite) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(4096, 1);

@@ -64,7 +64,7 @@ TEST_F(PieceTest, PiecesEndAtMultiplesOfTheBlockSize) {
   EXPECT_EQ(pieces[2].size, kBlock);
 }
 
-TEST_F(PieceTest, ABlockSizeBelowTheDevicesIsOneBlock) {
+TEST_F(PieceTest, ABlockSizeBelowTheDevicesBlockIsRaisedToIt) {
   EXPECT_EQ(Cut(Direction::kRead, 0, 3 * kBlock, 1).size(), 3U);
 }
 
@@ -73,7 +73,7 @@ TEST_F(PieceTest, RunsOfTheFileEndPieces) {
   EXPECT_EQ(Cut(Direction::kRead, 0, 5 * kBlock, 1 << 20).size(), 3U);
 }
 
-TEST_F(PieceTest, AfterARefusalNothingIsDirect) {
+TEST_F(PieceTest, AfterARefusedDirectTransferAllPiecesAreBuffered) {
   refused_ = true;
   for (const auto& piece : Cut(Direction::kRead, 0, 5 * kBlock, 2 * kBlock)) EXPECT_FALSE(IsDirect(piece));
 }

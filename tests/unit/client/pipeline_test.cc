@@ -188,7 +188,7 @@ TEST_F(DevicePipelineTest, AReadIsCopiedInAfterItWasTransferred) {
   EXPECT_THAT(device_->steps, ElementsAre(Piece::Step::kCopyIn));
 }
 
-TEST_F(DevicePipelineTest, ByCufileNothingIsCopied) {
+TEST_F(DevicePipelineTest, CufileTransfersAreNotCopied) {
   const Bytes content = RandomBytes(2 * kBlock, 6);
   facts_.Fill(content);
   device_->by_cufile = true;

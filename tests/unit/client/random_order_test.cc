@@ -23,7 +23,7 @@ std::unique_ptr<Handle> Make(unsigned threads) {
 
 // The kernel cannot drop a page from the page cache behind a direct write while somebody else uses it there. What it
 // keeps is stale for ever, and it notes EIO for all who have the file open.
-TEST(RandomPartsTest, PartsThatAreTransferredBesideEachOtherLeaveThePageCacheRight) {
+TEST(RandomPartsTest, ConcurrentPartsLeaveThePageCacheConsistent) {
   constexpr unsigned kRounds = 200;
   const Folder folder;
   const auto handle = Make(2);
@@ -56,7 +56,7 @@ TEST(RandomPartsTest, PartsThatAreTransferredBesideEachOtherLeaveThePageCacheRig
 class RandomOrderTest : public testing::TestWithParam<unsigned> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomOrderTest, testing::Range(1U, 25U));
 
-TEST_P(RandomOrderTest, WhatIsReadAndLeftIsWhatOneAfterTheOtherGives) {
+TEST_P(RandomOrderTest, ReadsAndTheFileEqualThoseOfASequentialRun) {
   constexpr size_t kSize = 100'000;
   constexpr size_t kOperations = 400;
   std::mt19937 random(GetParam());

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -24,6 +23,7 @@
 #include "tests/support/aligned_memory.h"
 #include "tests/support/recording_request.h"
 #include "tests/support/scratch_file.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -336,11 +336,16 @@ TEST_F(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
   EXPECT_TRUE(FileDevice::Open(path(), {}).has_value());
 }
 
-TEST_F(FileDeviceBlockDeviceTest, WhoOnlyLooksAtABlockDeviceIsWaitedFor) {
+TEST_F(FileDeviceBlockDeviceTest, OpenWaitsWhileAProbeSharesTheLock) {
   const int looks = open(path().c_str(), O_RDONLY | O_CLOEXEC);  // as udevd does
   ASSERT_EQ(flock(looks, LOCK_SH), 0);
-  auto opened = std::async(std::launch::async, [&] { return FileDevice::Open(path(), {}); });
-  EXPECT_EQ(opened.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  std::promise<pid_t> started;
+  auto opened = std::async(std::launch::async, [&] {
+    started.set_value(gettid());
+    return FileDevice::Open(path(), {});
+  });
+  WaitUntilAsleep(started.get_future().get());
+  EXPECT_FALSE(HasEnded(opened));
   EXPECT_EQ(close(looks), 0);
   EXPECT_TRUE(opened.get().has_value());
 }

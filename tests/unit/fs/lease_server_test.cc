@@ -258,14 +258,11 @@ TEST_F(LeaseServerTest, BecomingReadOnlyWaitsForCommitsUnderWay) {
   });
   dropping.get_future().wait();
   filesystem_->SetReadOnly(true);
-  std::promise<pid_t> started;
   std::atomic<bool> released{false};
-  auto waited = std::async(std::launch::async, [&] {
-    started.set_value(gettid());
+  auto waited = StartUntilBlocked([&] {
     filesystem_->commits().WaitForNone();
     return released.load();
   });
-  WaitUntilAsleep(started.get_future().get());
   released = true;
   go_on.set_value();
   EXPECT_TRUE(waited.get());

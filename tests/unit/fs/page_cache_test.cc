@@ -214,14 +214,12 @@ TEST(InodePages, FailedDropEndsTheDirectWrite) {
 TEST(InodePages, DropsOfOneInodeTakeTurns) {
   InodePages pages;
   constexpr auto kAlways = InodePages::DropPolicy::kAlways;
-  std::promise<pid_t> started;
   std::future<bool> second;
   std::atomic<bool> first_ended{false};
   InodePages::DirectWrite write(pages, {0, 8}, kAlways);
   const auto drop = [&](const ByteRange&) -> Result<void> {
-    second = std::async(std::launch::async, [&] {
+    second = StartUntilBlocked([&] {
       InodePages::DirectWrite other(pages, {0, 8}, kAlways);
-      started.set_value(gettid());
       bool in_turn = false;
       (void)other.DropPages([&](const ByteRange&) -> Result<void> {
         in_turn = first_ended;
@@ -229,7 +227,6 @@ TEST(InodePages, DropsOfOneInodeTakeTurns) {
       });
       return in_turn;
     });
-    WaitUntilAsleep(started.get_future().get());
     first_ended = true;
     return {};
   };

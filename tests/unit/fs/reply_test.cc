@@ -11,8 +11,9 @@
 #include <cstring>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -126,9 +127,10 @@ TEST_F(ReplyTest, CounterWaitsForAReplyThatIsKept) {
   std::optional<Reply> kept;
   EXPECT_TRUE(AnswersOf([&kept](Reply reply) { kept.emplace(std::move(reply)); }).empty());
   EXPECT_EQ(counter_.begun(), 1U);
-  std::thread waiter([this] { counter_.WaitForNone(); });
+  auto waited = StartUntilBlocked([this] { counter_.WaitForNone(); });
+  EXPECT_FALSE(HasEnded(waited));
   kept->Written(7);
-  waiter.join();
+  waited.get();
   ASSERT_EQ(answers_.size(), 1U);
 }
 

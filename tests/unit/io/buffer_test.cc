@@ -7,6 +7,8 @@
 #include <set>
 #include <thread>
 
+#include "tests/support/thread_state.h"
+
 namespace weightfs {
 namespace {
 
@@ -89,9 +91,10 @@ TEST(BufferPoolTest, AllocateWaitsForARelease) {
   const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 1});
   Buffer held = pool->Allocate();
   std::byte* address = held.data();
-  std::thread waiter([&] { EXPECT_EQ(pool->Allocate().data(), address); });
+  auto allocated = StartUntilBlocked([&] { return pool->Allocate().data(); });
+  EXPECT_FALSE(HasEnded(allocated));
   held = Buffer();
-  waiter.join();
+  EXPECT_EQ(allocated.get(), address);
   EXPECT_EQ(pool->in_use(), 0U);
 }
 

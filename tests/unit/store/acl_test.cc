@@ -35,12 +35,12 @@ TEST(Acl, DecodedListsEncodeToTheSameBytes) {
   for (const Entries& entries : {kMinimal, kExtended}) EXPECT_EQ(Make(entries).Encode(), Bytes(entries));
 }
 
-TEST(Acl, NothingIsTheEmptyList) {
+TEST(Acl, NoBytesAndNoEntriesDecodeToTheEmptyList) {
   EXPECT_TRUE(Acl::Decode("")->empty());
   EXPECT_TRUE(Acl::Decode(Bytes({}))->empty());
 }
 
-TEST(Acl, RefusesWhatIsNoList) {
+TEST(Acl, RefusesInvalidLists) {
   const auto refused = [](const std::string& bytes) {
     const auto acl = Acl::Decode(bytes);
     return !acl && acl.error().code == ErrorCode::kInvalid;

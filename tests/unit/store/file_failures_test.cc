@@ -68,7 +68,7 @@ Result<void> CloseOf(TestStore& store, const InodePtr& file) {
   return result;
 }
 
-TEST(FileFailures, AFailedWriteIsTakenBackWhoeverWasToldFirst) {
+TEST(FileFailures, AFailedWriteIsRolledBackWhicheverCallReportedItFirst) {
   for (const bool by_close : {false, true}) {
     TestStore store;
     const InodePtr file = store.Create("a").value();
@@ -96,7 +96,7 @@ TEST(FileFailures, AFailedWriteIsTakenBackWhoeverWasToldFirst) {
   }
 }
 
-TEST(FileFailures, AFailedWriteThatNobodyWasToldOfIsReportedByTheNextCall) {
+TEST(FileFailures, AnUnreportedWriteErrorIsReturnedByTheNextCall) {
   enum Call { kWrite, kClose, kSync, kRename };
   for (const Call call : {kWrite, kClose, kSync, kRename}) {
     TestStore store;
@@ -145,7 +145,7 @@ struct TornFile {
 };
 
 // The kernel sends a long write(2) in pieces, and hides the error of one behind the number of bytes taken before it.
-TEST(FileFailures, AWriteThatIsRefusedLeavesTheErrorToFsyncAndClose) {
+TEST(FileFailures, ARefusedWriteLeavesTheErrorToFsyncAndClose) {
   for (const bool torn : {false, true}) {
     for (const bool by_close : {false, true}) {
       TornFile failed;
@@ -164,7 +164,7 @@ TEST(FileFailures, AWriteThatIsRefusedLeavesTheErrorToFsyncAndClose) {
 }
 
 // A program that starts another closes copies of its descriptors there, and nobody looks at what these closes say.
-TEST(FileFailures, ACloseOfACopyLeavesTheErrorToTheOthers) {
+TEST(FileFailures, ClosingACopyOfADescriptorLeavesTheErrorToTheOthers) {
   for (const bool torn : {false, true}) {
     TornFile failed;
     std::atomic<uint64_t> told{0};
@@ -180,7 +180,7 @@ TEST(FileFailures, ACloseOfACopyLeavesTheErrorToTheOthers) {
 }
 
 // As that of each piece of a long write with O_SYNC.
-TEST(FileFailures, ASyncThatKeepsTheErrorLeavesItToTheNext) {
+TEST(FileFailures, ASyncThatKeepsTheErrorLeavesItToTheNextSync) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
@@ -193,7 +193,7 @@ TEST(FileFailures, ASyncThatKeepsTheErrorLeavesItToTheNext) {
   ASSERT_OK(store->Sync(file));
 }
 
-TEST(FileFailures, ACloseThatCommitsLeavesTheErrorToOtherCopies) {
+TEST(FileFailures, ACommittingCloseLeavesTheErrorToOtherCopies) {
   TestStore store({.store = {.sync_on_close = true, .memory = ByteCount{48 * kMiB}}});
   const InodePtr file = store.Create("a").value();
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
@@ -210,7 +210,7 @@ TEST(FileFailures, ACloseThatCommitsLeavesTheErrorToOtherCopies) {
   ASSERT_OK(store->Sync(again));
 }
 
-TEST(FileFailures, AFileThatAFailedWriteHasPutBackIsTold) {
+TEST(FileFailures, ARevertedFileIsReportedToTheListener) {
   TestStore store;
   const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
   std::vector<InodeId> told;
@@ -225,7 +225,7 @@ TEST(FileFailures, AFileThatAFailedWriteHasPutBackIsTold) {
   store->OnReverted(nullptr);
 }
 
-TEST(FileFailures, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit) {
+TEST(FileFailures, LoadingAFileThatAFailedWriteDropsGivesItsLastCommit) {
   TestStore store;
   ASSERT_OK(store.WriteFile("a", Pattern(1, kMiB)));
   ASSERT_OK(store->SyncAll());
@@ -242,7 +242,7 @@ TEST(FileFailures, WhoLoadsAFileThatAFailedWriteDropsMeanwhileFindsItsLastCommit
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
 }
 
-TEST(FileFailures, ACopyDoesNotKeepTheFailedWriteOfItsTargetToItself) {
+TEST(FileFailures, AWriteErrorDuringACopyIsReturned) {
   TestStore store;
   const InodePtr source = store.Create("source").value(), target = store.Create("target").value();
   const std::string data = Pattern(1, 24 * kMiB);

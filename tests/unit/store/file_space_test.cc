@@ -27,7 +27,7 @@ TEST(FileSpace, FallocatedSpaceIsWrittenInPlaceEvenWhenThePoolIsFull) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == data);
 }
 
-TEST(FileSpace, AFullPoolSaysSoAtTheWriteAndDeletingGivesTheSpaceBack) {
+TEST(FileSpace, AFullPoolFailsTheWriteAndDeletingFreesTheSpace) {
   TestStore store;
   const uint64_t fresh = store->Space().free.value;
   const InodePtr file = store.Create("big").value();
@@ -45,7 +45,7 @@ TEST(FileSpace, AFullPoolSaysSoAtTheWriteAndDeletingGivesTheSpaceBack) {
   EXPECT_TRUE(Must(store.ReadAll(again)) == Pattern(9, 30 * kMiB));
 }
 
-TEST(FileSpace, WhoeverFindsNoSpaceWaitsForClosesUnderWay) {
+TEST(FileSpace, AnAllocationWithoutSpaceWaitsForClosesUnderWay) {
   enum Call { kWrite, kAllocate, kCopy, kReserve };
   for (const Call call : {kWrite, kAllocate, kCopy, kReserve}) {
     TestStore store;
@@ -92,7 +92,7 @@ TEST(FileSpace, ZeroingARangeReusesWhatItReplaces) {
   EXPECT_TRUE(Must(store.ReadAt(file, 7 * kMiB, kMiB)) == std::string(kMiB, '\0'));
 }
 
-TEST(FileSpace, AZeroRangeThatFindsNoSpaceIsCommittedAsItIsShown) {
+TEST(FileSpace, AZeroRangeWithoutSpaceIsCommittedAsItIsRead) {
   TestStore store;
   const std::string old = Pattern(3, 8 * kMiB);
   ASSERT_OK(store.WriteFile("a", old));
@@ -109,7 +109,7 @@ TEST(FileSpace, AZeroRangeThatFindsNoSpaceIsCommittedAsItIsShown) {
   EXPECT_GE(store->Space().free.value, before);
 }
 
-TEST(FileSpace, WhatCanNeverFitCommitsNoHalfOfAReplacement) {
+TEST(FileSpace, AnAllocationThatCanNeverFitCommitsNoHalfReplacedFile) {
   TestStore store;
   const std::string old = Pattern(1, 4 * kMiB);
   ASSERT_OK(store.WriteFile("a", old));

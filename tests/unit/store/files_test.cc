@@ -9,6 +9,7 @@
 #include "meta/keys.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -44,7 +45,7 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
 }
 
 // Written and not committed, cut off, written again: no checksum of what was never there may stay.
-TEST(Files, WhatWasCutOffBeforeItWasCommittedLeavesNothing) {
+TEST(Files, BlocksTruncatedBeforeACommitLeaveNoChecksums) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 5 * kMiB)));
@@ -193,7 +194,7 @@ TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
   EXPECT_LE(store.device().counts().read.value - before, data.size() + 4 * kMiB);
 }
 
-TEST(Files, ManyStreamsLeaveEachOtherWhatTheyReadAhead) {
+TEST(Files, ManyStreamsDoNotEvictEachOthersReadAhead) {
   constexpr size_t kStreams = 6, kSize = 24 * kMiB;  // more than the memory for read-ahead, 24 MiB, holds of each
   TestStore store({.device_size = ByteCount{256 * kMiB}, .store = {.memory = ByteCount{48 * kMiB}}});
   std::vector<InodePtr> files;
@@ -223,7 +224,7 @@ TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {
   EXPECT_EQ(store->Seek(to, 80000, SeekTarget::kData).value(), 20 * kMiB);
 }
 
-TEST(Files, ACopyThatFailsInAHoleTellsWhatItCopied) {
+TEST(Files, ACopyThatFailsInAHoleReturnsTheBytesItCopied) {
   TestStore store;
   const InodePtr from = store.Create("a").value(), to = store.Create("b").value();
   ASSERT_OK(store.WriteAt(from, 0, Pattern(15, kBlock)));
@@ -287,11 +288,9 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
   store.device().Hold();
   ASSERT_OK(store.WriteAt(file, 0, "data"));
   store.device().WaitForHeld(1);  // The commit of the interval has sealed the file and waits for the device.
-  auto renamed = std::async(std::launch::async, [&] {
-    return store->names().Rename(kRootInode, "temporary", kRootInode, "final", RenameMode::kReplace);
-  });
-  EXPECT_EQ(renamed.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout)
-      << "the new name is in the catalog before the data";
+  auto renamed = StartUntilBlocked(
+      [&] { return store->names().Rename(kRootInode, "temporary", kRootInode, "final", RenameMode::kReplace); });
+  EXPECT_FALSE(HasEnded(renamed)) << "the new name is in the catalog before the data";
   store.device().Release();
   ASSERT_OK(renamed.get());
   EXPECT_TRUE(Must(store.ReadPath("final")) == "data");

@@ -130,7 +130,7 @@ TEST_F(Fsck, AStoreInOrderIsClean) {
   EXPECT_EQ(kv(), before);
 }
 
-TEST_F(Fsck, WhatOtherVersionsMayKnowIsLeft) {
+TEST_F(Fsck, RecordsOfUnknownKindsAreKept) {
   kv()["?what"] = "a kind of the future";
   kv()[keys::Store("fact of the future")] = "";
   const KvContent before = kv();
@@ -138,7 +138,7 @@ TEST_F(Fsck, WhatOtherVersionsMayKnowIsLeft) {
   EXPECT_EQ(kv(), before);
 }
 
-TEST_F(Fsck, KeysOfNoShapeAreDropped) {
+TEST_F(Fsck, MalformedKeysAreRemoved) {
   kv()["i123"] = "";
   kv()["o"] = "";
   kv()["d12345678"] = "";
@@ -149,7 +149,7 @@ TEST_F(Fsck, KeysOfNoShapeAreDropped) {
   ExpectFoundAndRepaired(std::vector<Kind>(7, Kind::kDamagedKey));
 }
 
-TEST_F(Fsck, ADamagedFileIsMadeAnewFromItsExtents) {
+TEST_F(Fsck, ADamagedFileIsRebuiltFromItsExtents) {
   const std::string before = *ReadPath("d/big");
   kv()[keys::Inode(big_)] = "garbage";
   ExpectFoundAndRepaired({Kind::kDamagedRecord});
@@ -158,38 +158,38 @@ TEST_F(Fsck, ADamagedFileIsMadeAnewFromItsExtents) {
   EXPECT_EQ(ReadPath("d/big")->substr(0, before.size()), before);
 }
 
-TEST_F(Fsck, ADamagedDirectoryIsMadeAnewFromItsEntries) {
+TEST_F(Fsck, ADamagedDirectoryIsRebuiltFromItsEntries) {
   kv()[keys::Inode(directory_)] = "";
   ExpectFoundAndRepaired({Kind::kDamagedRecord});
   EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
 }
 
-TEST_F(Fsck, ADamagedEmptyFileIsWhatItsEntrySays) {
+TEST_F(Fsck, ADamagedEmptyFileIsRebuiltFromItsEntry) {
   SetEntry(kRootInode, "empty", InodeId{900}, S_IFREG);
   kv()[keys::Inode(InodeId{900})] = "garbage";
   ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kWrongFact});
   EXPECT_EQ(*ReadPath("empty"), "");
 }
 
-TEST_F(Fsck, ADamagedSymbolicLinkGoes) {
+TEST_F(Fsck, ADamagedSymbolicLinkIsRemoved) {
   kv()[keys::Inode(link_)] = "garbage";
   ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kDanglingEntry});
   EXPECT_FALSE(kv().contains(keys::Entry(kRootInode, "link")));
 }
 
-TEST_F(Fsck, AMissingRootIsMadeAnew) {
+TEST_F(Fsck, AMissingRootIsRecreated) {
   kv().erase(keys::Inode(kRootInode));
   ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kWrongFact});
   EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
 }
 
-TEST_F(Fsck, DamagedEntriesGoAndTheirInodesAreFound) {
+TEST_F(Fsck, DamagedEntriesAreRemovedAndTheirInodesMovedToLostAndFound) {
   kv()[keys::Entry(directory_, "sub")] = "garbage";
   ExpectFoundAndRepaired({Kind::kDamagedRecord, Kind::kLostInode, Kind::kWrongLinkCount});
   EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/small", sub_.value)), "hello");
 }
 
-TEST_F(Fsck, LostInodesOfEveryKindGetAName) {
+TEST_F(Fsck, LostInodesOfEveryKindAreMovedToLostAndFound) {
   kv().erase(keys::Entry(directory_, "big"));
   kv().erase(keys::Entry(kRootInode, "link"));
   kv().erase(keys::Entry(kRootInode, "d"));
@@ -202,7 +202,7 @@ TEST_F(Fsck, LostInodesOfEveryKindGetAName) {
   EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/small", sub_.value)), "hello");
 }
 
-TEST_F(Fsck, AFileInTheWayOfLostAndFoundIsLeft) {
+TEST_F(Fsck, AFileNamedLostAndFoundIsKept) {
   SetEntry(kRootInode, "lost+found", small_, S_IFREG);
   InodeRecord record = Record(small_);
   ++record.links;
@@ -213,7 +213,7 @@ TEST_F(Fsck, AFileInTheWayOfLostAndFoundIsLeft) {
   EXPECT_TRUE(ReadPath(fmt::format("lost+found.1/#{}", big_.value)));
 }
 
-TEST_F(Fsck, EntriesThatLeadNowhereGo) {
+TEST_F(Fsck, DanglingEntriesAreRemoved) {
   SetEntry(kRootInode, "nowhere", InodeId{5000}, S_IFREG);
   SetEntry(big_, "in a file", small_, S_IFREG);
   SetEntry(InodeId{5001}, "in nothing", small_, S_IFREG);
@@ -222,7 +222,7 @@ TEST_F(Fsck, EntriesThatLeadNowhereGo) {
   ExpectFoundAndRepaired(std::vector<Kind>(5, Kind::kDanglingEntry));
 }
 
-TEST_F(Fsck, EntriesInARemovedDirectoryGo) {
+TEST_F(Fsck, EntriesInARemovedDirectoryAreRemoved) {
   InodeRecord record = Record(orphan_);
   record.mode = S_IFDIR | 0700;
   record.flags = 0;
@@ -231,13 +231,13 @@ TEST_F(Fsck, EntriesInARemovedDirectoryGo) {
   ExpectFoundAndRepaired({Kind::kDanglingEntry});
 }
 
-TEST_F(Fsck, TypesOfEntriesAreThoseOfTheirInodes) {
+TEST_F(Fsck, WrongTypesOfEntriesAreCorrected) {
   SetEntry(directory_, "big", big_, S_IFDIR);
   ExpectFoundAndRepaired({Kind::kWrongEntryType});
   EXPECT_TRUE(ReadPath("d/big"));
 }
 
-TEST_F(Fsck, CountsAndParentsAreSetRight) {
+TEST_F(Fsck, WrongCountsAndParentsAreCorrected) {
   for (const InodeId ino : {kRootInode, directory_, big_, small_}) {
     InodeRecord record = Record(ino);
     record.links += 3;
@@ -257,7 +257,7 @@ TEST_F(Fsck, CountsAndParentsAreSetRight) {
                           Kind::kWrongLinkCount, Kind::kWrongParent, Kind::kWrongBlockCount, Kind::kWrongFlags});
 }
 
-TEST_F(Fsck, ADirectoryKeepsTheNameItRemembers) {
+TEST_F(Fsck, ADirectoryWithSeveralNamesKeepsTheFirstInItsParent) {
   SetEntry(kRootInode, "a", sub_, S_IFDIR);    // before the right one, in the order of keys
   SetEntry(directory_, "zzz", sub_, S_IFDIR);  // in the right directory, but second
   SetEntry(sub_, "up", kRootInode, S_IFDIR);
@@ -265,7 +265,7 @@ TEST_F(Fsck, ADirectoryKeepsTheNameItRemembers) {
   EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
 }
 
-TEST_F(Fsck, RingsOfDirectoriesAreCut) {
+TEST_F(Fsck, LoopsOfDirectoriesAreCut) {
   // d hangs below its own child.
   kv().erase(keys::Entry(kRootInode, "d"));
   SetEntry(sub_, "d", directory_, S_IFDIR);
@@ -282,7 +282,7 @@ TEST_F(Fsck, RingsOfDirectoriesAreCut) {
   EXPECT_EQ(report.findings[0].severity, FindingSeverity::kMajor);
 }
 
-TEST_F(Fsck, OrphansThatAreNoneAreForgotten) {
+TEST_F(Fsck, WrongOrphanRecordsAreRemoved) {
   kv()[keys::Orphan(InodeId{5000})] = "";
   kv()[keys::Orphan(big_)] = "";
   kv()[keys::Orphan(kRootInode)] = "";
@@ -290,7 +290,7 @@ TEST_F(Fsck, OrphansThatAreNoneAreForgotten) {
   EXPECT_TRUE(ReadPath("d/big"));
 }
 
-TEST_F(Fsck, ExtentsThatCannotBeRightGo) {
+TEST_F(Fsck, ImpossibleExtentsAreRemoved) {
   auto [key, extent] = FirstExtent(big_);
   ExtentRecord wrong = extent;
   wrong.device = DeviceId{7};
@@ -311,7 +311,7 @@ TEST_F(Fsck, ExtentsThatCannotBeRightGo) {
   EXPECT_TRUE(ReadPath("d/big"));
 }
 
-TEST_F(Fsck, WhatADeviceGrewByIsNotTheStores) {
+TEST_F(Fsck, ExtentsBeyondTheFormattedDeviceSizeAreFound) {
   const ExtentRecord extent = FirstExtent(big_).second;
   Restarted media = Restart(image_);
   BlockDevice* device = media.devices[0].get();
@@ -322,7 +322,7 @@ TEST_F(Fsck, WhatADeviceGrewByIsNotTheStores) {
   EXPECT_FALSE(check(ToBytes(BlockCount{extent.start.value})));
 }
 
-TEST_F(Fsck, OfOverlappingExtentsTheYoungerStays) {
+TEST_F(Fsck, TheYoungerOfOverlappingExtentsIsKept) {
   const ExtentRecord big = FirstExtent(big_).second, small = FirstExtent(small_).second;
   ExtentRecord young = big;
   young.generation += 10;
@@ -364,7 +364,7 @@ TEST_F(Fsck, MissingChecksumsAreMadeFromTheData) {
   }
 }
 
-TEST_F(Fsck, StrayChecksumsAndAttributesGo) {
+TEST_F(Fsck, StrayChecksumsAndAttributesAreRemoved) {
   kv()[keys::Checksums(InodeId{5000}, 0)] = EncodeChecksums({1, 2});
   kv()[keys::Checksums(directory_, 0)] = EncodeChecksums({1, 2});
   kv()[keys::Checksums(big_, 5000)] = "garbage";
@@ -376,7 +376,7 @@ TEST_F(Fsck, StrayChecksumsAndAttributesGo) {
   EXPECT_TRUE(kv().contains(keys::Attribute(big_, "user.note")));
 }
 
-TEST_F(Fsck, FactsAreSetRight) {
+TEST_F(Fsck, WrongFactsAreCorrected) {
   for (const auto& [next, count] : std::vector<std::pair<std::string, std::string>>{
            {EncodeFact(3), EncodeFact(99)}, {"garbage", ""}, {EncodeFact(UINT64_MAX), EncodeFact(0)}}) {
     kv()[keys::Store(kNextInodeFact)] = next;
@@ -387,7 +387,7 @@ TEST_F(Fsck, FactsAreSetRight) {
   ExpectFoundAndRepaired({Kind::kWrongFact});
 }
 
-TEST_F(Fsck, BadBlocksAreNamedByPathAndPlace) {
+TEST_F(Fsck, BadBlocksAreReportedByPathAndOffset) {
   const ExtentRecord extent = FirstExtent(big_).second;
   prepare_ = [&](FaultDevice& device) {
     for (const uint64_t block : {3, 4, 9}) device.Corrupt(ToBytes(extent.start + BlockCount{block}));
@@ -403,7 +403,7 @@ TEST_F(Fsck, BadBlocksAreNamedByPathAndPlace) {
   EXPECT_THAT(report.findings[1].text, HasSubstr("bytes 36864 to 40959"));
 }
 
-TEST_F(Fsck, AnErrorThatPassesIsNone) {
+TEST_F(Fsck, ATransientReadErrorIsNotReported) {
   prepare_ = [](FaultDevice& device) { device.Fail(FaultDevice::Target::kRead, {.nth = 1}); };
   EXPECT_TRUE(Check(/*repair=*/false, /*verify=*/true).clean());
 }
@@ -468,7 +468,7 @@ TEST_F(Fsck, ProgressHasATotalInEveryPass) {
 }
 
 // Whatever single record is missing, or torn, or lies where another should: one repair and all is well.
-TEST_F(Fsck, AnyOneRecordMayBeDamaged) {
+TEST_F(Fsck, DamageToAnyOneRecordIsRepaired) {
   const CrashImage intact = image_;
   for (const auto& [key, value] : intact.kv) {
     for (int damage = 0; damage < 4; ++damage) {

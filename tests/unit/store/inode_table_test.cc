@@ -19,7 +19,7 @@ InodeRecord RegularFile() {
   return record;
 }
 
-TEST(InodeTable, KeepsThoseInUseAndAboutAsManyOthersAsItShould) {
+TEST(InodeTable, KeepsInodesInUseAndALimitedNumberOfOthers) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   TestFileServices services;
   InodeTable table(catalog, services.services(), 100);
@@ -34,7 +34,7 @@ TEST(InodeTable, KeepsThoseInUseAndAboutAsManyOthersAsItShould) {
 }
 
 // With a look at all of them for each this lasts longer than a test may.
-TEST(InodeTable, ThoseInUseAreNotLookedAtForEachThatComes) {
+TEST(InodeTable, AnInsertDoesNotScanTheInodesInUse) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   TestFileServices services;
   InodeTable table(catalog, services.services(), 16384);

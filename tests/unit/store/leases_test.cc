@@ -3,10 +3,9 @@
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 
-#include <future>
-
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -21,7 +20,7 @@ void SyncTwice(TestStore& store) {
   ASSERT_OK(store->SyncAll());
 }
 
-TEST(ReadLeases, ShowWhatWasWrittenAndNotSynced) {
+TEST(ReadLeases, ShowUnsyncedWrites) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   const std::string data = Pattern(1, 3 * kMiB + 123);
@@ -38,9 +37,8 @@ TEST(ReadLeases, WaitForWritesUnderWay) {
   const std::string data = Pattern(2, 2 * kMiB);
   store.device().Hold();
   ASSERT_OK(store.WriteAt(file, 0, data));
-  auto lease = std::async(std::launch::async, [&] { return store->LeaseRead(file, 0, kEnd); });
-  store.device().WaitForHeld(1);
-  EXPECT_EQ(lease.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
+  auto lease = StartUntilBlocked([&] { return store->LeaseRead(file, 0, kEnd); });
+  EXPECT_FALSE(HasEnded(lease));
   store.device().Release();
   const auto got = lease.get();
   ASSERT_OK(got);
@@ -74,7 +72,7 @@ TEST(ReadLeases, RangesBehindTheEndAreEmpty) {
   }
 }
 
-TEST(ReadLeases, OfMoreThanTheyCoverAreRefused) {
+TEST(ReadLeases, BeyondTheLargestRangeAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store->Truncate(file, kMaximumFileSize));  // a hole
@@ -130,7 +128,7 @@ TEST(ReadLeases, KeepADeletedFilesBlocks) {
   EXPECT_EQ(Available(store), empty);
 }
 
-TEST(ReadLeases, ThoseOfAFailedWriteAreRefused) {
+TEST(ReadLeases, OfAFileWithAFailedWriteAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
@@ -178,7 +176,7 @@ TEST(WriteLeases, ChangeBlocksInTheMiddleAndGrowTheFile) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == data);
 }
 
-TEST(WriteLeases, CutTheFileInsideABlockBehindThem) {
+TEST(WriteLeases, TruncateTheFileInsideTheirLastBlock) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   std::string data = Pattern(6, 10 * kBlockSize);
@@ -201,7 +199,7 @@ TEST(WriteLeases, WinOverOlderWritesThatAreStillUnderWay) {
   ASSERT_OK(store.WriteAt(file, 0, Pattern(8, 4 * kMiB)));
   store.device().WaitForHeld(1);
   const std::string data = Pattern(9, 2 * kMiB);
-  auto written = std::async(std::launch::async, [&] { return store.WriteDirect(file, kMiB, data, std::nullopt); });
+  auto written = StartUntilBlocked([&] { return store.WriteDirect(file, kMiB, data, std::nullopt); });
   store.device().Release();
   ASSERT_OK(written.get());
   ASSERT_OK(store->Sync(file));
@@ -346,7 +344,7 @@ TEST(Publishing, IsAllOrNothing) {
   EXPECT_EQ(Available(store), before);
 }
 
-TEST(Publishing, SizesThatAddUpToNothingAreRefused) {
+TEST(Publishing, ATotalSizeThatOverflowsIsRefused) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
   // Together 2^64 blocks: none, where nobody looks.
@@ -404,7 +402,7 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
   EXPECT_EQ(publish({0, 0, {}, uint64_t{1} << CAP_DAC_OVERRIDE | uint64_t{1} << CAP_FOWNER}, "a"), "made");
 }
 
-TEST(Publishing, WhatAFailedCatalogMayHaveKeptIsNobodys) {
+TEST(Publishing, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {  // Whether the batch is found is drawn.
     TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
     ASSERT_OK(store.WriteFile("a", Pattern(1, 20 * kMiB)));

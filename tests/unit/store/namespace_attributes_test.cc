@@ -57,7 +57,7 @@ TEST_F(NamespaceAttributes, AreStoredVerbatimAndListedInOrder) {
   EXPECT_THAT(*names_->ListExtendedAttributes(kRootInode), IsEmpty());
 }
 
-TEST_F(NamespaceAttributes, CreateAndReplaceKeepTheirWord) {
+TEST_F(NamespaceAttributes, CreateRefusesAnExistingNameAndReplaceAMissingOne) {
   EXPECT_EQ(Set("user.a", "1", AttributeWrite::kReplace), ErrorCode::kNoAttribute);
   EXPECT_EQ(Set("user.a", "1", AttributeWrite::kCreate), std::nullopt);
   EXPECT_EQ(Set("user.a", "2", AttributeWrite::kCreate), ErrorCode::kExists);
@@ -73,7 +73,7 @@ TEST_F(NamespaceAttributes, SizesAreLimited) {
   EXPECT_EQ(Set("user.a", std::string(65536, 'v')), std::nullopt);
 }
 
-TEST_F(NamespaceAttributes, TheListStaysShortEnoughToBeShown) {
+TEST_F(NamespaceAttributes, TheNamesOfAFileStayWithinTheLimitOfListxattr) {
   size_t size = 0;
   std::optional<ErrorCode> code;
   for (int i = 0; i < 1000 && !code; ++i) {
@@ -112,7 +112,7 @@ TEST_F(NamespaceAttributes, AnAccessListSetsTheMode) {
   EXPECT_EQ(Stat(file_).mode, StoredRecord(file_).mode);
 }
 
-TEST_F(NamespaceAttributes, AnAccessListThatIsAModeIsNotStored) {
+TEST_F(NamespaceAttributes, AnAccessListThatEqualsAModeIsNotStored) {
   EXPECT_EQ(Set(kAccessAclName, NamedUser()), std::nullopt);
   EXPECT_EQ(Set(kAccessAclName, AclBytes({{1, 6, kNobody}, {4, 4, kNobody}, {0x20, 0, kNobody}})), std::nullopt);
   EXPECT_EQ(Stat(file_).mode, S_IFREG | 0640u);
@@ -168,7 +168,7 @@ TEST_F(NamespaceAttributes, NewInodesInheritInsteadOfTheUmask) {
   EXPECT_THAT(*names_->ListExtendedAttributes(link->ino), IsEmpty());
 }
 
-TEST_F(NamespaceAttributes, AnInheritedListThatIsAModeIsOnlyAMode) {
+TEST_F(NamespaceAttributes, AnInheritedListThatEqualsAModeIsNotStored) {
   const std::string acl = AclBytes({{1, 6, kNobody}, {4, 4, kNobody}, {0x20, 0, kNobody}});
   EXPECT_EQ(Set(kRootInode, kDefaultAclName, acl), std::nullopt);
   const auto file = names_->Create(kRootInode, "g", File(0777));
@@ -186,7 +186,7 @@ TEST_F(NamespaceAttributes, DamagedListsStopWhatNeedsThem) {
   EXPECT_TRUE(names_->SetAttributes(file_, {.uid = 0}));
 }
 
-TEST_F(NamespaceAttributes, AnAccessListTakesSetGroupIdFromWhoHasNoRightToIt) {
+TEST_F(NamespaceAttributes, SettingAnAccessListWithoutPrivilegeClearsSetGroupId) {
   const auto set = [&](std::string_view name, std::string_view list, bool keeps) {
     EXPECT_TRUE(names_->SetAttributes(kRootInode, {.mode = 06755}));
     EXPECT_EQ(Code(names_->SetExtendedAttribute(kRootInode, name, list, kAny, keeps)), std::nullopt);
@@ -202,7 +202,7 @@ TEST_F(NamespaceAttributes, AnAccessListTakesSetGroupIdFromWhoHasNoRightToIt) {
   EXPECT_EQ(set("user.a", "b", false), 06000U);
 }
 
-TEST_F(NamespaceAttributes, AWriteTakesPrivilegesAwayAndNothingElse) {
+TEST_F(NamespaceAttributes, AWriteClearsPrivilegesAndNothingElse) {
   constexpr std::string_view kCapability = "security.capability";
   const InodePtr file = *inodes_->Get(file_);
   const auto clear = [&](uint32_t mode, bool set_ids) {
@@ -226,7 +226,7 @@ TEST_F(NamespaceAttributes, AWriteTakesPrivilegesAwayAndNothingElse) {
   EXPECT_FALSE(names_->ClearPrivileges(file, true)) << "nobody may write while they are there";
 }
 
-TEST_F(NamespaceAttributes, AChangeOfTheModeBesideAWriteStays) {
+TEST_F(NamespaceAttributes, AChangeOfTheModeDuringAWriteRemains) {
   const InodePtr file = *inodes_->Get(file_);
   for (int round = 0; round < 2000; ++round) {
     ASSERT_TRUE(names_->SetAttributes(file_, {.mode = 04755}));

@@ -71,7 +71,7 @@ TEST_F(NamespaceLinks, UnlinkRefusesWhatPosixRefuses) {
   EXPECT_EQ(Code(names_->Unlink(kRootInode, std::string(256, 'n'))), ErrorCode::kNameTooLong);
 }
 
-TEST_F(NamespaceLinks, UnlinkTouchesTheParentAndTheVictim) {
+TEST_F(NamespaceLinks, UnlinkTouchesTheParentAndTheFile) {
   const InodeId file = MakeFile(kRootInode, "f");
   ASSERT_TRUE(names_->Link(file, kRootInode, "g"));
   Age(kRootInode);
@@ -130,7 +130,7 @@ TEST_F(NamespaceRename, MovedDirectoriesChangeTheirParent) {
   EXPECT_EQ(Stat(to).links, 3u);
 }
 
-TEST_F(NamespaceRename, ReplacedFilesGo) {
+TEST_F(NamespaceRename, ReplacedFilesAreDeleted) {
   const InodeId old_file = MakeFile(kRootInode, "f"), new_file = MakeFile(kRootInode, "g");
   EXPECT_EQ(Rename(kRootInode, "g", kRootInode, "f"), std::nullopt);
   EXPECT_EQ(names_->Lookup(kRootInode, "f")->ino, new_file);
@@ -173,7 +173,7 @@ TEST_F(NamespaceRename, TypesMustFit) {
   EXPECT_EQ(Rename(kRootInode, "f", directory, std::string(256, 'n')), ErrorCode::kNameTooLong);
 }
 
-TEST_F(NamespaceRename, NamesOfOneInodeStayBoth) {
+TEST_F(NamespaceRename, RenamingBetweenTwoNamesOfOneInodeKeepsBoth) {
   const InodeId file = MakeFile(kRootInode, "f");
   ASSERT_TRUE(names_->Link(file, kRootInode, "g"));
   EXPECT_EQ(Rename(kRootInode, "f", kRootInode, "g"), std::nullopt);
@@ -203,7 +203,7 @@ TEST_F(NamespaceRename, NoReplaceReplacesNothing) {
   EXPECT_EQ(Rename(kRootInode, "f", kRootInode, "h", RenameMode::kNoReplace), std::nullopt);
 }
 
-TEST_F(NamespaceRename, ExchangeSwapsWhateverTheyAre) {
+TEST_F(NamespaceRename, ExchangeSwapsFilesAndDirectories) {
   const InodeId a = MakeDirectory(kRootInode, "a"), b = MakeDirectory(kRootInode, "b"), one = MakeDirectory(a, "one");
   const InodeId file = MakeFile(b, "file"), two = MakeDirectory(b, "two");
   EXPECT_EQ(Rename(a, "one", b, "none", RenameMode::kExchange), ErrorCode::kNotFound);
@@ -240,7 +240,7 @@ TEST_F(NamespaceRename, OnlyUncommittedFilesBelowADirectoryAreCommitted) {
   EXPECT_THAT(data_.committed(), ElementsAre(below.value)) << "not " << clean.value << ", not " << elsewhere.value;
 }
 
-TEST_F(NamespaceRename, ASymbolicLinkMayLeadToAnyFile) {
+TEST_F(NamespaceRename, RenamingASymbolicLinkCommitsAllSettledFiles) {
   CreateRequest request;
   request.mode = S_IFLNK | 0777;
   request.symlink = "step-1";

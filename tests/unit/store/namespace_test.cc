@@ -145,7 +145,7 @@ TEST_F(NamespaceBasics, SetAttributesSetsWhatIsGiven) {
   EXPECT_EQ(Stat(file).changed, changed->changed);
 }
 
-TEST_F(NamespaceBasics, ASizeAloneIsNotTheNamespacesBusiness) {
+TEST_F(NamespaceBasics, ASizeAloneIsIgnored) {
   const InodeId file = MakeFile(kRootInode, "f");
   const size_t events = journal_->size();
   EXPECT_EQ(names_->SetAttributes(file, {.size = 5})->size, 0u);
@@ -257,7 +257,7 @@ TEST_F(NamespaceOrphans, AnUnlinkedFileLivesUntilTheKernelForgetsIt) {
   EXPECT_THAT(data_.deleted(), ElementsAre(file.value));
 }
 
-TEST_F(NamespaceOrphans, CloseAndForgetMustBothHaveHappened) {
+TEST_F(NamespaceOrphans, AnUnlinkedFileLivesUntilBothCloseAndForget) {
   const InodeId file = MakeFile(kRootInode, "f");
   inodes_->AddLookups(file, 1);
   const InodePtr open = *names_->Open(file);
@@ -268,7 +268,7 @@ TEST_F(NamespaceOrphans, CloseAndForgetMustBothHaveHappened) {
   EXPECT_EQ(Code(names_->GetAttributes(file)), ErrorCode::kStale);
 }
 
-TEST_F(NamespaceOrphans, OrphansStayInMemoryHoweverManyInodesComeBehind) {
+TEST_F(NamespaceOrphans, OrphansAreNotEvictedByNewInodes) {
   const InodeId file = MakeFile(kRootInode, "f");
   inodes_->AddLookups(file, 1);
   ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
@@ -286,7 +286,7 @@ TEST_F(NamespaceOrphans, AnUnusedFileGoesAtOnceInOneBatch) {
   EXPECT_THAT(data_.deleted(), ElementsAre(file.value));
 }
 
-TEST_F(NamespaceOrphans, AMountDeletesWhatACrashLeft) {
+TEST_F(NamespaceOrphans, AMountDeletesTheOrphansThatACrashLeft) {
   const InodeId file = MakeFile(kRootInode, "f"), directory = MakeDirectory(kRootInode, "d");
   const auto unnamed = names_->CreateUnnamed(kRootInode, File());
   inodes_->AddLookups(file, 1);
@@ -373,7 +373,7 @@ TEST_F(NamespaceDamage, DamagedRecordsAreErrorsOfTheirOwnAlone) {
   EXPECT_TRUE(names_->Lookup(directory, "good"));
 }
 
-TEST_F(NamespaceDamage, RingsOfDirectoriesEndAnOperation) {
+TEST_F(NamespaceDamage, ALoopOfDirectoriesFailsTheOperation) {
   check_at_end_ = false;
   const InodeId one = MakeDirectory(kRootInode, "one"), two = MakeDirectory(one, "two");
   const InodeId three = MakeDirectory(kRootInode, "three");
@@ -413,7 +413,7 @@ TEST_F(NamespaceDamage, DamagedOrphansStopNoMount) {
   EXPECT_TRUE(names_->Lookup(kRootInode, "f"));
 }
 
-TEST_F(NamespaceDamage, ErrorsOfTheCatalogArriveAsSuch) {
+TEST_F(NamespaceDamage, ErrorsOfTheCatalogAreReturned) {
   MakeFile(kRootInode, "f");
   kv_->FailGet(1);
   EXPECT_EQ(Code(names_->Lookup(kRootInode, "f")), ErrorCode::kIo);

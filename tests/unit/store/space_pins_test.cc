@@ -22,7 +22,7 @@ std::vector<std::pair<uint64_t, uint64_t>> Places(const std::vector<DeviceRun>& 
 
 using Expected = std::vector<std::pair<uint64_t, uint64_t>>;
 
-TEST(SpacePins, WhatNobodyPinsIsFreeAtOnce) {
+TEST(SpacePins, UnpinnedBlocksAreFreeAtOnce) {
   SpacePins pins(2);
   pins.Add(Blocks(10, 5, 1));
   std::vector<DeviceRun> free;

@@ -200,7 +200,7 @@ TEST_F(StoreDirectoryTest, FormatRefusesADirectoryWithOtherFiles) {
   EXPECT_THAT(refused.what, HasSubstr("thesis.tex"));
 }
 
-TEST_F(StoreDirectoryTest, EvenForceKeepsACatalogDirectoryThatIsNone) {
+TEST_F(StoreDirectoryTest, AForcedFormatKeepsADirectoryMetaWithOtherFiles) {
   fs::create_directories(Path("s/meta"));
   MakeFile("s/meta/photo.jpg", ByteCount{10});
   FormatOptions forced = Sized(kSmall);
@@ -230,7 +230,7 @@ TEST_F(StoreDirectoryTest, AForcedFormatThatDoesNotFitKeepsTheOldStore) {
   EXPECT_EQ(fs::file_size(Path("s/pool")), kSmall.value);
 }
 
-TEST_F(StoreDirectoryTest, ACancelledFormatIsTakenBack) {
+TEST_F(StoreDirectoryTest, ACancelledFormatLeavesNothing) {
   std::atomic<bool> cancel{false};
   FormatOptions options = Sized(ByteCount{64 * kMiB});
   options.cancel = &cancel;
@@ -350,7 +350,7 @@ TEST_F(StoreDirectoryTest, AReadOnlyOpenLeavesTheDevicesAsTheyWere) {
   EXPECT_EQ(Slurp(Path("s/pool")), before);
 }
 
-TEST_F(StoreDirectoryTest, TheLockFileTellsWhoServesWhatWhere) {
+TEST_F(StoreDirectoryTest, TheLockFileNamesTheProcessAndItsMount) {
   const std::string directory = Path("a\nb c");
   fs::create_directory(directory);
   auto lock = StoreLock::Acquire(directory);
@@ -380,7 +380,7 @@ TEST_F(StoreDirectoryTest, TheLockFileTellsWhoServesWhatWhere) {
 }
 
 // The number in the file may be that of another process: of another PID namespace, or a later one.
-TEST_F(StoreDirectoryTest, TheHolderIsWhoHasTheLockAndNotWhoIsNoted) {
+TEST_F(StoreDirectoryTest, TheHolderIsTheProcessWithTheLockAndNotTheOneInTheFile) {
   const std::string directory = Path("held");
   fs::create_directory(directory);
   std::ofstream(directory + "/lock") << "1\nserving 0:47 /mnt/a\n";
@@ -396,7 +396,7 @@ TEST_F(StoreDirectoryTest, TheHolderIsWhoHasTheLockAndNotWhoIsNoted) {
 }
 
 // A killed process gives back its files in no promised order: the store's lock may be free before a device's.
-TEST_F(StoreDirectoryTest, ADeviceThatAKilledHolderHasYetToReleaseIsWaitedFor) {
+TEST_F(StoreDirectoryTest, OpenWaitsForADeviceThatAKilledHolderHasNotReleasedYet) {
   Format("s");
   std::ofstream(Path("s/lock")) << "4194304\n";  // of a process that there is not
   const int pool = open(Path("s/pool").c_str(), O_RDWR | O_CLOEXEC);
@@ -418,7 +418,7 @@ TEST_F(StoreDirectoryTest, ADeviceThatAKilledHolderHasYetToReleaseIsWaitedFor) {
   EXPECT_TRUE(parts.has_value()) << ToString(parts.error());
 }
 
-TEST_F(StoreDirectoryTest, ADeviceOfSomebodyElseIsRefusedAtOnce) {
+TEST_F(StoreDirectoryTest, ADeviceThatAnotherProcessLocksIsRefusedAtOnce) {
   Format("s");
   const int pool = open(Path("s/pool").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_EQ(flock(pool, LOCK_EX), 0);
@@ -429,7 +429,7 @@ TEST_F(StoreDirectoryTest, ADeviceOfSomebodyElseIsRefusedAtOnce) {
   close(pool);
 }
 
-TEST_F(StoreDirectoryTest, AnOpenWithoutTheLockLooksBesideAnother) {
+TEST_F(StoreDirectoryTest, AStoreInUseCanBeOpenedWithoutTheLock) {
   Format("s");
   const auto mounted = OpenStoreParts(Path("s"), {});
   ASSERT_TRUE(mounted.has_value());
@@ -507,7 +507,7 @@ TEST_F(StoreDirectoryTest, ANewerFormatIsRefused) {
   EXPECT_EQ(Snapshot("s"), before);
 }
 
-TEST_F(StoreDirectoryTest, ADirectoryThatIsNoStoreIsNotFound) {
+TEST_F(StoreDirectoryTest, ADirectoryWithoutAStoreIsNotFound) {
   fs::create_directory(Path("empty"));
   EXPECT_EQ(OpenError("empty").code, ErrorCode::kNotFound);
   EXPECT_EQ(OpenError("nowhere").code, ErrorCode::kNotFound);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint64_t kFar = 256 * kMiB;
 
-TEST(StreamTracker, ReadersCloseBehindEachOtherAreAtOnePlace) {
+TEST(StreamTracker, ReadsCloseToEachOtherAreOneStream) {
   StreamTracker census;
   for (uint64_t read = 0; read < 32; ++read) {
     EXPECT_EQ(census.Note(InodeId{7}, kFar + read * kMiB), 1U);
@@ -16,14 +16,14 @@ TEST(StreamTracker, ReadersCloseBehindEachOtherAreAtOnePlace) {
   }
 }
 
-TEST(StreamTracker, FilesAndFarPartsOfOneCountEach) {
+TEST(StreamTracker, FilesAndDistantPartsOfAFileAreStreamsOfTheirOwn) {
   StreamTracker census;
   census.Note(InodeId{7}, 0);
   census.Note(InodeId{8}, 0);
   EXPECT_EQ(census.Note(InodeId{7}, kFar), 3U);
 }
 
-TEST(StreamTracker, PlacesWhereNobodyReadsAnyMoreAreForgotten) {
+TEST(StreamTracker, StreamsWithoutReadersAreForgotten) {
   StreamTracker census;
   for (uint64_t ino = 2; ino < 10; ++ino) census.Note(InodeId{ino}, 0);
   uint64_t places = 0;

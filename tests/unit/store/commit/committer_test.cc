@@ -70,7 +70,7 @@ TEST_F(CommitterTest, ACommitOfEverythingIsOneFlush) {
   EXPECT_FALSE(IsUncommitted(file) || IsUncommitted(other));
 }
 
-TEST_F(CommitterTest, AFileThatIsBeingReplacedWaitsUnlessAllAreWanted) {
+TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyWithEverything) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   {
     MutexLock lock(file->mutex);
@@ -88,7 +88,7 @@ TEST_F(CommitterTest, AFileThatIsBeingReplacedWaitsUnlessAllAreWanted) {
   EXPECT_TRUE(IsInCatalog(10));
 }
 
-TEST_F(CommitterTest, AFailedWritePutsTheFileBackAndIsReportedOnce) {
+TEST_F(CommitterTest, AFailedWriteRevertsTheFileAndIsReportedOnce) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   ASSERT_TRUE(Commit(file));
   std::vector<InodeId> reverted;

@@ -26,7 +26,7 @@ CommitState CommitIn(Commit phase) {
   return state;
 }
 
-TEST(CommitState, ChangeTellsWhetherTheCommitterMustHear) {
+TEST(CommitState, ChangeReturnsWhetherTheCommitterMustBeNotified) {
   struct Case {
     Commit from, to;
     bool first;
@@ -115,7 +115,7 @@ WriteErrorState ErrorIn(Failure phase) {
   return state;
 }
 
-TEST(WriteErrorState, AFailureOfAWholeFileIsNewsAndCounts) {
+TEST(WriteErrorState, AFailureOfAnIntactFileIsCountedAndLaterOnesAreNot) {
   for (const Failure from : {Failure::kNone, Failure::kPending, Failure::kPendingReturned}) {
     WriteErrorState state = ErrorIn(from);
     const uint64_t failures = state.failures();
@@ -164,7 +164,7 @@ TEST(WriteErrorState, AReportEndsTheErrorOnceTheFileIsBack) {
   EXPECT_EQ(refused.phase(), Failure::kPendingReturned) << "the refused one may not have been heard of";
 }
 
-TEST(WriteErrorState, AReportOfAnEarlierFailureIsNone) {
+TEST(WriteErrorState, AReportOfAnEarlierFailureChangesNothing) {
   WriteErrorState state = ErrorIn(Failure::kPending);
   EXPECT_TRUE(state.WriteFailed(Error{ErrorCode::kIo}));
   state.Report(1);

@@ -66,7 +66,7 @@ TEST_F(ReadCacheTest, InvalidationDropsTheChunksOfTheRange) {
   EXPECT_EQ(cache_.Find(kFile, 0), nullptr);
 }
 
-TEST_F(ReadCacheTest, WaitersHearOfTheEndAndOfTheBadPart) {
+TEST_F(ReadCacheTest, WaitersAreCalledAtTheEndAndBadPartsFailTheCheck) {
   const ChunkPtr chunk = cache_.Begin(kFile, 0, cache_.TakeBuffer(Purpose::kNeeded));
   int called = 0;
   chunk->WhenReady([&] { ++called; });

@@ -45,7 +45,7 @@ TEST_F(WriteBackTest, AFileWithoutDirtyBlocksIsNotInTheQueue) {
   EXPECT_FALSE(rig_.write_back().RelievePressure());
 }
 
-TEST_F(WriteBackTest, AFailedWriteIsToldOnceForEachFailureOfAFile) {
+TEST_F(WriteBackTest, SeveralFailedWritesOfAFileAreReportedOnce) {
   const InodePtr inode = rig_.NewFile(1);
   int failures = 0;
   rig_.write_back().OnFailed([&](const InodePtr& failed) {

@@ -100,7 +100,7 @@ TEST_F(SpaceManagerTest, AStreamGoesOnWhereItsPreallocationIs) {
   EXPECT_EQ(Reservable(), kDevice - BlockCount{768});
 }
 
-TEST_F(SpaceManagerTest, WhatALeaseLeavesIsFreeOnceItsWriterIsGone) {
+TEST_F(SpaceManagerTest, SpaceOfAnEndedLeaseIsFreeOnceItsWriterIsGone) {
   bool there = true;
   space_->AskForWriters([&](uint64_t writer) { return writer == 9 && there; });
   SpaceManager::Request request;

@@ -49,8 +49,6 @@ struct StoreLook {
   std::optional<bool> clean_unmount;
 };
 
-void PrintJson(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace)); }
-
 std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
 
 Uuid UuidOf(const weightfs_info& info) {
@@ -168,18 +166,19 @@ int ShowStore(const Arguments& arguments) {
     }
     if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
     if (counted) AddSpace(&json, *look->space);
-    PrintJson(json);
+    Print(stdout, JsonText(json) + "\n");
   } else {
-    fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
-               ToString(description->id), description->format, Printable(description->created),
-               Printable(MountedOn(mount, holder, keepers, look) + dead));
-    if (counted) fmt::print("space    {}\n", SpaceLine(*look->space));
+    Print(stdout,
+          fmt::format("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
+                      ToString(description->id), description->format, Printable(description->created),
+                      Printable(MountedOn(mount, holder, keepers, look) + dead)));
+    if (counted) Print(stdout, fmt::format("space    {}\n", SpaceLine(*look->space)));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description->devices) {
       table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
                  Printable(DevicePath(arguments.path, device)), ToString(device.id)});
     }
-    fmt::print("{}", table.ToString());
+    Print(stdout, table.ToString());
   }
   return look.has_value() ? kSuccess : Fail(look.error());
 }
@@ -220,23 +219,24 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                             {"leased_read_bytes", stats.leased_read_bytes},
                             {"leased_written_bytes", stats.leased_written_bytes}};
     }
-    PrintJson(json);
+    Print(stdout, JsonText(json) + "\n");
     return kSuccess;
   }
-  fmt::print("mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
-             mount.has_value() ? mount->directory : arguments.path,
-             (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
-             mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
+  Print(stdout, fmt::format("mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
+                            mount.has_value() ? mount->directory : arguments.path,
+                            (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
+                            mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(*space)));
   if (counted) {
-    fmt::print(
-        "read     {} by programs, {} from the devices ({} of it by leases)\n"
-        "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
-        "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
-        "errors   {} checksum mismatches\n",
-        Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
-        Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes), stats.commits,
-        Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.leases,
-        Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), stats.checksum_errors);
+    Print(
+        stdout,
+        fmt::format("read     {} by programs, {} from the devices ({} of it by leases)\n"
+                    "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
+                    "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
+                    "errors   {} checksum mismatches\n",
+                    Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
+                    Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
+                    stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
+                    stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), stats.checksum_errors));
   }
   return kSuccess;
 }
@@ -282,17 +282,18 @@ void PrintExtents(const Arguments& arguments, const struct stat& status, const s
                   uint64_t mapped) {
   const auto size = static_cast<uint64_t>(status.st_size);
   const uint64_t covered = RoundUp(size, kBlockSize);
-  fmt::print("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size), size,
-             status.st_ino);
-  fmt::print("{} run{} on the device, {} mapped{}\n", extents.size(), extents.size() == 1 ? "" : "s", Bytes(mapped),
-             mapped < covered ? fmt::format(", {} of holes", Bytes(covered - mapped)) : "");
+  Print(stdout, fmt::format("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size),
+                            size, status.st_ino));
+  Print(stdout,
+        fmt::format("{} run{} on the device, {} mapped{}\n", extents.size(), extents.size() == 1 ? "" : "s",
+                    Bytes(mapped), mapped < covered ? fmt::format(", {} of holes", Bytes(covered - mapped)) : ""));
   if (extents.empty()) return;
   Table table({{"logical", true}, {"length", true}, {"device", true}, {"physical", true}, {"aligned to", true}, {""}});
   for (const weightfs_extent& extent : extents) {
     table.Add({fmt::format("{}", extent.first), Bytes(extent.length), fmt::format("{}", extent.device),
                fmt::format("{}", extent.physical), Bytes(Alignment(extent)), ExtentNotes(extent)});
   }
-  fmt::print("{}", table.ToString());
+  Print(stdout, table.ToString());
 }
 
 int ShowFile(const Arguments& arguments, int descriptor, const struct stat& status) {
@@ -322,7 +323,7 @@ int ShowFile(const Arguments& arguments, int descriptor, const struct stat& stat
                                {"unwritten", (extent.flags & WEIGHTFS_EXTENT_UNWRITTEN) != 0},
                                {"shared", (extent.flags & WEIGHTFS_EXTENT_SHARED) != 0}});
   }
-  PrintJson(json);
+  Print(stdout, JsonText(json) + "\n");
   return kSuccess;
 }
 

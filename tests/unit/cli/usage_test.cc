@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(
     Format, UsageTest,
     testing::Values(
         Refused{{"format"}, "STORE is missing; write e.g. 'weightfs format /srv/tensors --size 200G'"},
-        Refused{{"format", "/proc/s"}, "--size is missing; say how large the pool shall be, e.g. --size 8G"},
+        Refused{{"format", "/proc/s"}, "--size or --device is missing; write e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size"}, "--size needs a value, e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size", "--force"}, "--size needs a value, e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size", "much"}, "--size: 'much' is not a size"},
@@ -204,7 +204,8 @@ TEST(CheckNumberTest, TakesWholeNumbersWithinItsBounds) {
   const auto check = CheckNumber(2, 10);
   EXPECT_EQ(check("2"), "");
   EXPECT_EQ(check("10"), "");
-  for (const char* wrong : {"1", "11", "", "2.5", "0x2", " 2", "-2", "two"}) EXPECT_NE(check(wrong), "") << wrong;
+  for (const char* wrong : {"1", "11", "", "2.5", "0x2", " 2", "-2", "two", "010"})
+    EXPECT_NE(check(wrong), "") << wrong;
 }
 
 }  // namespace

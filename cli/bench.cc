@@ -269,8 +269,7 @@ void AddBench(CLI::App& app, int* exit_code) {
       ->type_name("DIR");
   command
       ->add_option("--python", suite.python,
-                   "Python of the torch, safetensors and numpy rows. Default: that of $VIRTUAL_ENV, of .venv, or "
-                   "python3")
+                   "Python of the torch, safetensors and numpy rows. Default: that of $VIRTUAL_ENV, or python3")
       ->type_name("PATH");
   command
       ->add_option("--seed", suite.seed,

@@ -266,6 +266,30 @@ Result<std::vector<weightfs_extent>> ReadExtents(int descriptor, const std::stri
   return runs;
 }
 
+// The bytes from `at` to `end` that hold data: whole blocks.
+uint64_t DataBetween(int descriptor, uint64_t at, uint64_t end) {
+  uint64_t bytes = 0;
+  while (at < end) {
+    const off_t data = lseek(descriptor, static_cast<off_t>(at), SEEK_DATA);
+    if (data < 0 || static_cast<uint64_t>(data) >= end) break;
+    const off_t hole = lseek(descriptor, data, SEEK_HOLE);
+    at = hole < 0 ? end : std::min(static_cast<uint64_t>(hole), end);
+    bytes += RoundUp(at, kBlockSize) - static_cast<uint64_t>(data);
+  }
+  return bytes;
+}
+
+// The data that has no location yet, for it is in the mount's memory alone. No fsync writes it out: that would commit
+// half of a replacement of the file.
+uint64_t PendingBytes(int descriptor, const std::vector<weightfs_extent>& extents, uint64_t size) {
+  uint64_t pending = 0, at = 0;
+  for (const weightfs_extent& extent : extents) {
+    pending += DataBetween(descriptor, at, extent.first);
+    at = extent.first + extent.length;
+  }
+  return pending + DataBetween(descriptor, at, size);
+}
+
 // The greatest power of two that divides the place on the device.
 uint64_t Alignment(const weightfs_extent& extent) {
   return extent.physical == 0 ? kBlockSize : uint64_t{1} << std::countr_zero(extent.physical);
@@ -279,14 +303,15 @@ std::string ExtentNotes(const weightfs_extent& extent) {
 }
 
 void PrintExtents(const Arguments& arguments, const struct stat& status, const std::vector<weightfs_extent>& extents,
-                  uint64_t mapped) {
+                  uint64_t mapped, uint64_t pending) {
   const auto size = static_cast<uint64_t>(status.st_size);
-  const uint64_t covered = RoundUp(size, kBlockSize);
+  const uint64_t covered = RoundUp(size, kBlockSize), located = mapped + pending;
   Print(stdout, fmt::format("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size),
                             size, status.st_ino));
-  Print(stdout,
-        fmt::format("{} run{} on the device, {} mapped{}\n", extents.size(), extents.size() == 1 ? "" : "s",
-                    Bytes(mapped), mapped < covered ? fmt::format(", {} of holes", Bytes(covered - mapped)) : ""));
+  Print(stdout, fmt::format("{} run{} on the device, {} mapped{}{}\n", extents.size(), extents.size() == 1 ? "" : "s",
+                            Bytes(mapped),
+                            pending > 0 ? fmt::format(", {} not yet written (fsync writes it)", Bytes(pending)) : "",
+                            located < covered ? fmt::format(", {} of holes", Bytes(covered - located)) : ""));
   if (extents.empty()) return;
   Table table({{"logical", true}, {"length", true}, {"device", true}, {"physical", true}, {"aligned to", true}, {""}});
   for (const weightfs_extent& extent : extents) {
@@ -297,23 +322,17 @@ void PrintExtents(const Arguments& arguments, const struct stat& status, const s
 }
 
 int ShowFile(const Arguments& arguments, int descriptor, const struct stat& status) {
-  // Data still in memory has no place yet.
-  if (fsync(descriptor) != 0 && errno != EROFS) {
-    return Fail({ErrorCode::kIo, fmt::format("{}: fsync: {}", arguments.path, std::strerror(errno))});
-  }
   const auto extents = ReadExtents(descriptor, arguments.path);
   if (!extents.has_value()) return Fail(extents.error());
   uint64_t mapped = 0;
   for (const weightfs_extent& extent : *extents) mapped += extent.length;
+  const uint64_t pending = PendingBytes(descriptor, *extents, static_cast<uint64_t>(status.st_size));
   if (!arguments.json) {
-    PrintExtents(arguments, status, *extents, mapped);
+    PrintExtents(arguments, status, *extents, mapped, pending);
     return kSuccess;
   }
-  Json json = {{"file", arguments.path},
-               {"inode", status.st_ino},
-               {"size", status.st_size},
-               {"mapped_bytes", mapped},
-               {"extents", Json::array()}};
+  Json json = {{"file", arguments.path}, {"inode", status.st_ino},   {"size", status.st_size},
+               {"mapped_bytes", mapped}, {"pending_bytes", pending}, {"extents", Json::array()}};
   for (const weightfs_extent& extent : *extents) {
     json["extents"].push_back({{"logical", extent.first},
                                {"length", extent.length},

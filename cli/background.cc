@@ -35,12 +35,12 @@ std::string ReadAll(int descriptor) {
   const std::string message = ReadAll(descriptor);
   if (!message.empty() && message[0] == kReady) std::_Exit(kSuccess);
   if (!message.empty() && message[0] == kFailed) {
-    fmt::print(stderr, "weightfs: {}\n", message.substr(1));
+    Print(stderr, fmt::format("weightfs: {}\n", message.substr(1)));
   } else {
     int status = 0;
     waitpid(child, &status, 0);
-    fmt::print(stderr, "weightfs: the mount's process ended before it served ({}); run it with -f to see more\n",
-               WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a word");
+    Print(stderr, fmt::format("weightfs: the mount's process ended before it served ({}); run it with -f to see more\n",
+                              WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a word"));
   }
   std::fflush(stderr);
   std::_Exit(kFailure);

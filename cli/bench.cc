@@ -77,7 +77,7 @@ void PrintRows(const Json& outcome, const std::string& unit) {
                RateCell(row, "host", true), RateCell(row, "fio", false), CheckCell(row, "reference"),
                CheckCell(row, "host"), cost > 0 && unit != kFiles ? fmt::format("{:.2f}", cost) : ""});
   }
-  if (!table.empty()) fmt::print("{}\n", table.ToString());
+  if (!table.empty()) Print(stdout, table.ToString() + "\n");
 }
 
 // What has no column of its own.
@@ -86,12 +86,13 @@ void PrintBeside(const Json& outcome) {
     const std::string id = row["id"];
     for (const Json& check : row["checks"]) {
       const std::string against = check["against"];
-      if (against != "reference" && against != "host") fmt::print("{}: to {} {}\n", id, against, CheckText(check));
+      if (against != "reference" && against != "host")
+        Print(stdout, fmt::format("{}: to {} {}\n", id, against, CheckText(check)));
     }
-    for (const std::string note : row["notes"]) fmt::print("{}: {}\n", id, note);
+    for (const std::string note : row["notes"]) Print(stdout, fmt::format("{}: {}\n", id, note));
     for (const auto& [way, why] : row["not_measured"].items()) {
-      fmt::print("{} {}\n", Paint(Tone::kWarning, fmt::format("{}, {}: not measured:", id, way)),
-                 why.get<std::string>());
+      Print(stdout, fmt::format("{} {}\n", Paint(Tone::kWarning, fmt::format("{}, {}: not measured:", id, way)),
+                                why.get<std::string>()));
     }
   }
 }
@@ -105,34 +106,36 @@ void PrintCurve(const Json& curve) {
     for (const double value : point["values"]) cells.push_back(fmt::format("{:.{}f}", value, value < 100 ? 2 : 0));
     table.Add(std::move(cells));
   }
-  fmt::print("{}, {}\n{}", Paint(Tone::kBold, curve["title"].get<std::string>()), curve["unit"].get<std::string>(),
-             table.ToString());
+  Print(stdout, fmt::format("{}, {}\n{}", Paint(Tone::kBold, curve["title"].get<std::string>()),
+                            curve["unit"].get<std::string>(), table.ToString()));
   for (const Json& check : curve["checks"]) {
-    fmt::print("{} {}\n", check["against"].get<std::string>(), CheckText(check));
+    Print(stdout, fmt::format("{} {}\n", check["against"].get<std::string>(), CheckText(check)));
   }
-  fmt::print("{}\n\n", curve["limit"].get<std::string>());
+  Print(stdout, fmt::format("{}\n\n", curve["limit"].get<std::string>()));
 }
 
 void PrintNoise(const Json& outcome) {
   const Json& noise = outcome["noise"];
   const double widest = noise["widest"], steal = noise["steal"], read = noise["read_reference"]["median"],
                write = noise["write_reference"]["median"];
-  fmt::print("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n",
-             read + write > 0 ? fmt::format("the references varied by {:.0f} % over {} rounds", widest * 100,
-                                            outcome["rounds"].get<unsigned>())
-                              : "these rows have no reference",
-             noise["load_average"].get<double>(), steal * 100);
+  Print(stdout, fmt::format("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n",
+                            read + write > 0 ? fmt::format("the references varied by {:.0f} % over {} rounds",
+                                                           widest * 100, outcome["rounds"].get<unsigned>())
+                                             : "these rows have no reference",
+                            noise["load_average"].get<double>(), steal * 100));
   if (widest > kNoisy) {
-    fmt::print("{}\n", Paint(Tone::kWarning,
-                             "the run was noisy: read these figures with their ranges, or repeat it on a "
-                             "quieter machine"));
+    Print(stdout, Paint(Tone::kWarning,
+                        "the run was noisy: read these figures with their ranges, or repeat it on a "
+                        "quieter machine") +
+                      "\n");
   }
 }
 
-void Print(const Json& outcome) {
-  for (const auto& [name, value] : outcome["facts"].items()) fmt::print("{:<18} {}\n", name, value.get<std::string>());
-  fmt::print("\nGB/s is 10^9 bytes per second; medians of {} rounds (minimum–maximum).\n\n",
-             outcome["rounds"].get<unsigned>());
+void PrintOutcome(const Json& outcome) {
+  for (const auto& [name, value] : outcome["facts"].items())
+    Print(stdout, fmt::format("{:<18} {}\n", name, value.get<std::string>()));
+  Print(stdout, fmt::format("\nGB/s is 10^9 bytes per second; medians of {} rounds (minimum–maximum).\n\n",
+                            outcome["rounds"].get<unsigned>()));
   for (const char* unit : {kBytes, kReads, kFiles}) PrintRows(outcome, unit);
   for (const Json& curve : outcome["curves"]) PrintCurve(curve);
   PrintBeside(outcome);
@@ -140,9 +143,10 @@ void Print(const Json& outcome) {
   const double limit = daemon["memory_limit_bytes"], peak = daemon["memory_peak_bytes"];
   if (limit > 0) {
     const Json check = {{"value", peak / kMiB}, {"at_most", limit / kMiB}, {"state", peak <= limit ? "ok" : "short"}};
-    fmt::print("the daemon's memory, MiB: at most {}\n", CheckText(check));
+    Print(stdout, fmt::format("the daemon's memory, MiB: at most {}\n", CheckText(check)));
   }
-  fmt::print("the daemon's processor time while idle: {:.1f} ms a second\n", daemon["idle_cpu"].get<double>() * 1000);
+  Print(stdout, fmt::format("the daemon's processor time while idle: {:.1f} ms a second\n",
+                            daemon["idle_cpu"].get<double>() * 1000));
   PrintNoise(outcome);
 }
 
@@ -151,10 +155,8 @@ void PrintList() {
   for (const auto& row : bench::Rows()) {
     table.Add({row.id, row.group, bench::ReferenceTargetText(row), bench::HostTargetText(row), row.title});
   }
-  fmt::print("{}", table.ToString());
+  Print(stdout, table.ToString());
 }
-
-std::string Dump(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
 int List(const BenchArguments& arguments) {
   std::optional<OutputFile> json;
@@ -165,7 +167,7 @@ int List(const BenchArguments& arguments) {
   }
   if (arguments.json != "-") PrintList();
   if (!json.has_value()) return kSuccess;
-  const auto written = json->Write(Dump(bench::ListAsJson()));
+  const auto written = json->Write(JsonText(bench::ListAsJson()));
   return written.has_value() ? kSuccess : Fail(written.error());
 }
 
@@ -190,8 +192,8 @@ Result<Outputs> OpenOutputs(const BenchArguments& arguments) {
 Result<void> WriteOutcome(const Json& outcome, Outputs* outputs) {
   const bool quiet = (outputs->json.has_value() && outputs->json->is_standard_output()) ||
                      (outputs->report.has_value() && outputs->report->is_standard_output());
-  if (!quiet) Print(outcome);
-  if (outputs->json.has_value()) RETURN_IF_ERROR(outputs->json->Write(Dump(outcome)));
+  if (!quiet) PrintOutcome(outcome);
+  if (outputs->json.has_value()) RETURN_IF_ERROR(outputs->json->Write(JsonText(outcome)));
   if (outputs->report.has_value()) RETURN_IF_ERROR(outputs->report->Write(bench::ToHtml(outcome)));
   return {};
 }
@@ -267,8 +269,7 @@ void AddBench(CLI::App& app, int* exit_code) {
       ->type_name("DIR");
   command
       ->add_option("--python", suite.python,
-                   "Python of the torch, safetensors and numpy rows. Default: that of $VIRTUAL_ENV, of .venv, or "
-                   "python3")
+                   "Python of the torch, safetensors and numpy rows. Default: that of $VIRTUAL_ENV, or python3")
       ->type_name("PATH");
   command
       ->add_option("--seed", suite.seed,

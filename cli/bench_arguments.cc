@@ -27,18 +27,6 @@ bool IsDirectory(const std::string& path) {
   return std::filesystem::is_directory(path, error);
 }
 
-// The mount that the directory lies on, if it is one of ours: the longest that leads to it.
-std::string StoreAbove(const std::string& directory) {
-  const auto mounts = WeightfsMounts();
-  if (!mounts.has_value()) return {};
-  const MountEntry* best = nullptr;
-  for (const MountEntry& mount : *mounts) {
-    const bool inside = directory == mount.directory || directory.starts_with(mount.directory + "/");
-    if (inside && (best == nullptr || mount.directory.size() >= best->directory.size())) best = &mount;
-  }
-  return best == nullptr ? std::string() : best->source;
-}
-
 Result<void> CheckDirectories(const BenchArguments& arguments) {
   const bench::SuiteOptions& suite = arguments.suite;
   if (suite.directory.empty()) {
@@ -110,16 +98,26 @@ Result<void> CheckScalingOptions(const BenchArguments& arguments) {
   return {};
 }
 
+// The store is known. Every pattern selects a row, or a curve that will be measured.
 Result<void> CheckSelection(const bench::SuiteOptions& suite) {
-  const auto& rows = bench::Rows();
-  const auto& curves = bench::CurveNames();
-  for (const auto& pattern : suite.only) {
-    const bool curve = std::find(curves.begin(), curves.end(), pattern) != curves.end();
-    if (curve && suite.scaling) continue;
-    if (curve) return Refuse(fmt::format("--only {}: needs --scaling as well", pattern));
-    if (std::none_of(rows.begin(), rows.end(), [&](const auto& row) { return bench::IsSelected(row, {pattern}); })) {
-      return Refuse(fmt::format("--only {}: no such row or group; 'weightfs bench --list' shows them", pattern));
-    }
+  for (const std::string& pattern : suite.only) {
+    bench::SuiteOptions alone = suite;
+    alone.only = {pattern};
+    const auto& rows = bench::Rows();
+    if (std::ranges::any_of(rows, [&](const auto& row) { return bench::IsSelected(row, alone.only); })) continue;
+    const bool selects_curves = !bench::SelectedCurves(alone).empty();
+    if (selects_curves && suite.scaling) continue;
+    // Whatever a curve can need is there.
+    alone.store.clear();
+    alone.large_size = 1;
+    const bool names_curves = !bench::SelectedCurves(alone).empty();
+    const std::string problem =
+        !names_curves    ? "no such row or group; 'weightfs bench --list' shows them"
+        : !suite.scaling ? "needs --scaling as well"
+        : suite.store.empty()
+            ? "needs --large-size as well"
+            : fmt::format("needs a store of its own, and {} lies in a mount; give another directory", suite.directory);
+    return Refuse(fmt::format("--only {}: {}", pattern, problem));
   }
   return {};
 }
@@ -146,10 +144,12 @@ Result<void> CompleteBenchArguments(BenchArguments* arguments) {
   RETURN_IF_ERROR(CheckDirectories(*arguments));
   RETURN_IF_ERROR(CompleteSizes(arguments));
   RETURN_IF_ERROR(CompleteCounts(arguments));
-  RETURN_IF_ERROR(CheckSelection(suite));
   suite.directory = ResolvePath(suite.directory);
-  suite.store = StoreAbove(suite.directory);
+  const auto mount = FindMountAbove(suite.directory);
+  suite.store = mount.has_value() ? mount->source : std::string();
   RETURN_IF_ERROR(CheckScalingOptions(*arguments));
+  RETURN_IF_ERROR(CheckSelection(suite));
+  if (!suite.store.empty()) suite.many_files = 0;
   RETURN_IF_ERROR(CheckMountOptions(suite));
   if (suite.drop_caches && access("/proc/sys/vm/drop_caches", W_OK) != 0) {
     return Refuse("--drop-caches: only root may drop the machine's caches; without it those of our own files are");

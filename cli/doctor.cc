@@ -35,15 +35,15 @@ void PrintTable(const std::vector<Check>& checks) {
   for (const Check& check : checks) {
     table.Add({check.name, Paint(ToneOf(check.state), StateName(check.state)), check.found});
   }
-  fmt::print("{}", table.ToString());
+  Print(stdout, table.ToString());
   bool titled = false;
   for (const Check& check : checks) {
     if (check.next.empty() || check.state == Check::State::kUsed || check.state == Check::State::kNotUsed) continue;
-    if (!titled) fmt::print("\n{}\n", Paint(Tone::kBold, "Next steps"));
+    if (!titled) Print(stdout, fmt::format("\n{}\n", Paint(Tone::kBold, "Next steps")));
     titled = true;
-    fmt::print("  {}: {}\n", check.name, check.next);
+    Print(stdout, fmt::format("  {}: {}\n", check.name, check.next));
   }
-  if (!titled) fmt::print("\nNothing to do: all that weightfs can use is there.\n");
+  if (!titled) Print(stdout, "\nNothing to do: all that weightfs can use is there.\n");
 }
 
 void PrintJson(const std::vector<Check>& checks) {
@@ -52,7 +52,7 @@ void PrintJson(const std::vector<Check>& checks) {
     json.push_back(
         {{"name", check.name}, {"found", check.found}, {"state", StateName(check.state)}, {"next", check.next}});
   }
-  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  Print(stdout, JsonText(json) + "\n");
 }
 
 int Run(const Arguments& arguments) {

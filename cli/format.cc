@@ -26,17 +26,17 @@ struct Arguments {
 
 void Report(const Arguments& arguments, const StoreDescription& description) {
   if (arguments.json) {
-    fmt::print("{}", ToJson(description));
+    Print(stdout, ToJson(description));
     return;
   }
   ByteCount total;
   for (const auto& device : description.devices) total += device.size;
-  fmt::print("Made a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store);
+  Print(stdout, fmt::format("Made a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store));
   Table table({{"device", true}, {"size", true}, {"path"}});
   for (const auto& device : description.devices) {
     table.Add({fmt::format("{}", device.index.value), FormatSize(device.size), DevicePath(arguments.store, device)});
   }
-  fmt::print("{}Mount it with: weightfs mount {} DIR\n", table.ToString(), ShellQuote(arguments.store));
+  Print(stdout, fmt::format("{}Mount it with: weightfs mount {} DIR\n", table.ToString(), ShellQuote(arguments.store)));
 }
 
 int Run(const Arguments& arguments) {
@@ -46,7 +46,7 @@ int Run(const Arguments& arguments) {
     if (!size.has_value()) return FailUsage("format", Line(size.error()));
     options.size = *size;
   } else if (arguments.devices.empty()) {
-    return FailUsage("format", "--size is missing; say how large the pool shall be, e.g. --size 8G, or give --device");
+    return FailUsage("format", "--size or --device is missing; write e.g. --size 8G");
   }
   options.devices = arguments.devices;
   options.force = arguments.force;

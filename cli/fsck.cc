@@ -19,16 +19,13 @@
 namespace weightfs::cli {
 namespace {
 
-// fsck(8); those that hold are added up.
-constexpr int kCorrected = 1, kUncorrected = 4, kOperationalError = 8, kCancelled = 32;
-
 struct Arguments {
   std::string store;
   bool repair = false, data = false, json = false;
 };
 
 int ExitCode(const FsckReport& report) {
-  return (report.repaired > 0 ? kCorrected : 0) | (report.sound() ? 0 : kUncorrected);
+  return (report.repaired > 0 ? kFsckCorrected : 0) | (report.sound() ? 0 : kFsckUncorrected);
 }
 
 std::string SeverityName(FindingSeverity severity) { return severity == FindingSeverity::kMajor ? "major" : "minor"; }
@@ -60,34 +57,36 @@ void PrintJson(const Arguments& arguments, const Checked& checked) {
                                 {"text", finding.text},
                                 {"repaired", finding.repaired}});
   }
-  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+  Print(stdout, JsonText(json) + "\n");
 }
 
 void PrintText(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   if (!checked.was_clean)
-    fmt::print("{}: was not unmounted cleanly; what is checked is its last commit\n", arguments.store);
+    Print(stdout, fmt::format("{}: was not unmounted cleanly; what is checked is its last commit\n", arguments.store));
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
                finding.repaired ? "repaired" : "", Printable(finding.text)});
   }
-  if (!table.empty()) fmt::print("{}", table.ToString());
+  if (!table.empty()) Print(stdout, table.ToString());
   if (report.problems > report.findings.size()) {
-    fmt::print("... and {} more\n", report.problems - report.findings.size());
+    Print(stdout, fmt::format("... and {} more\n", report.problems - report.findings.size()));
   }
-  fmt::print("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files, report.directories,
-             report.extents, FormatSize(ToBytes(report.mapped_blocks)),
-             arguments.data ? fmt::format(", read and compared {}", FormatSize(report.verified_bytes)) : "");
+  Print(stdout,
+        fmt::format("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
+                    report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
+                    arguments.data ? fmt::format(", read and compared {}", FormatSize(report.verified_bytes)) : ""));
   if (report.clean()) {
-    fmt::print("{}\n", Paint(Tone::kGood, "clean"));
+    Print(stdout, Paint(Tone::kGood, "clean") + "\n");
   } else if (report.sound()) {
-    fmt::print("{}\n", Paint(Tone::kGood, fmt::format("problems: {}, all repaired", report.problems)));
+    Print(stdout, Paint(Tone::kGood, fmt::format("problems: {}, all repaired", report.problems)) + "\n");
   } else {
-    fmt::print("{}\n", Paint(Tone::kWarning,
-                             fmt::format("problems: {}, repaired: {}{}", report.problems, report.repaired,
-                                         arguments.repair ? "; what is left cannot be repaired: restore those files"
-                                                          : "; run it with --repair")));
+    Print(stdout,
+          Paint(Tone::kWarning, fmt::format("problems: {}, repaired: {}{}", report.problems, report.repaired,
+                                            arguments.repair ? "; what is left cannot be repaired: restore those files"
+                                                             : "; run it with --repair")) +
+              "\n");
   }
 }
 
@@ -114,7 +113,7 @@ Result<Checked> Check(const Arguments& arguments) {
 int Run(const Arguments& arguments) {
   const auto checked = Check(arguments);
   if (!checked.has_value()) {
-    return Fail(checked.error(), checked.error().code == ErrorCode::kShutdown ? kCancelled : kOperationalError);
+    return Fail(checked.error(), checked.error().code == ErrorCode::kShutdown ? kFsckCancelled : kFsckOperationalError);
   }
   arguments.json ? PrintJson(arguments, *checked) : PrintText(arguments, *checked);
   return ExitCode(checked->report);

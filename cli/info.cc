@@ -49,8 +49,6 @@ struct StoreLook {
   std::optional<bool> clean_unmount;
 };
 
-void PrintJson(const Json& json) { fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace)); }
-
 std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
 
 Uuid UuidOf(const weightfs_info& info) {
@@ -168,18 +166,19 @@ int ShowStore(const Arguments& arguments) {
     }
     if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
     if (counted) AddSpace(&json, *look->space);
-    PrintJson(json);
+    Print(stdout, JsonText(json) + "\n");
   } else {
-    fmt::print("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
-               ToString(description->id), description->format, Printable(description->created),
-               Printable(MountedOn(mount, holder, keepers, look) + dead));
-    if (counted) fmt::print("space    {}\n", SpaceLine(*look->space));
+    Print(stdout,
+          fmt::format("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
+                      ToString(description->id), description->format, Printable(description->created),
+                      Printable(MountedOn(mount, holder, keepers, look) + dead)));
+    if (counted) Print(stdout, fmt::format("space    {}\n", SpaceLine(*look->space)));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description->devices) {
       table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
                  Printable(DevicePath(arguments.path, device)), ToString(device.id)});
     }
-    fmt::print("{}", table.ToString());
+    Print(stdout, table.ToString());
   }
   return look.has_value() ? kSuccess : Fail(look.error());
 }
@@ -220,23 +219,24 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                             {"leased_read_bytes", stats.leased_read_bytes},
                             {"leased_written_bytes", stats.leased_written_bytes}};
     }
-    PrintJson(json);
+    Print(stdout, JsonText(json) + "\n");
     return kSuccess;
   }
-  fmt::print("mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
-             mount.has_value() ? mount->directory : arguments.path,
-             (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
-             mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(*space));
+  Print(stdout, fmt::format("mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
+                            mount.has_value() ? mount->directory : arguments.path,
+                            (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
+                            mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(*space)));
   if (counted) {
-    fmt::print(
-        "read     {} by programs, {} from the devices ({} of it by leases)\n"
-        "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
-        "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
-        "errors   {} checksum mismatches\n",
-        Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
-        Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes), stats.commits,
-        Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes), stats.leases,
-        Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), stats.checksum_errors);
+    Print(
+        stdout,
+        fmt::format("read     {} by programs, {} from the devices ({} of it by leases)\n"
+                    "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
+                    "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
+                    "errors   {} checksum mismatches\n",
+                    Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
+                    Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
+                    stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
+                    stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), stats.checksum_errors));
   }
   return kSuccess;
 }
@@ -266,6 +266,30 @@ Result<std::vector<weightfs_extent>> ReadExtents(int descriptor, const std::stri
   return runs;
 }
 
+// The bytes from `at` to `end` that hold data: whole blocks.
+uint64_t DataBetween(int descriptor, uint64_t at, uint64_t end) {
+  uint64_t bytes = 0;
+  while (at < end) {
+    const off_t data = lseek(descriptor, static_cast<off_t>(at), SEEK_DATA);
+    if (data < 0 || static_cast<uint64_t>(data) >= end) break;
+    const off_t hole = lseek(descriptor, data, SEEK_HOLE);
+    at = hole < 0 ? end : std::min(static_cast<uint64_t>(hole), end);
+    bytes += RoundUp(at, kBlockSize) - static_cast<uint64_t>(data);
+  }
+  return bytes;
+}
+
+// The data that has no location yet, for it is in the mount's memory alone. No fsync writes it out: that would commit
+// half of a replacement of the file.
+uint64_t PendingBytes(int descriptor, const std::vector<weightfs_extent>& extents, uint64_t size) {
+  uint64_t pending = 0, at = 0;
+  for (const weightfs_extent& extent : extents) {
+    pending += DataBetween(descriptor, at, extent.first);
+    at = extent.first + extent.length;
+  }
+  return pending + DataBetween(descriptor, at, size);
+}
+
 // The greatest power of two that divides the place on the device.
 uint64_t Alignment(const weightfs_extent& extent) {
   return extent.physical == 0 ? kBlockSize : uint64_t{1} << std::countr_zero(extent.physical);
@@ -279,40 +303,36 @@ std::string ExtentNotes(const weightfs_extent& extent) {
 }
 
 void PrintExtents(const Arguments& arguments, const struct stat& status, const std::vector<weightfs_extent>& extents,
-                  uint64_t mapped) {
+                  uint64_t mapped, uint64_t pending) {
   const auto size = static_cast<uint64_t>(status.st_size);
-  const uint64_t covered = RoundUp(size, kBlockSize);
-  fmt::print("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size), size,
-             status.st_ino);
-  fmt::print("{} run{} on the device, {} mapped{}\n", extents.size(), extents.size() == 1 ? "" : "s", Bytes(mapped),
-             mapped < covered ? fmt::format(", {} of holes", Bytes(covered - mapped)) : "");
+  const uint64_t covered = RoundUp(size, kBlockSize), located = mapped + pending;
+  Print(stdout, fmt::format("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size),
+                            size, status.st_ino));
+  Print(stdout, fmt::format("{} run{} on the device, {} mapped{}{}\n", extents.size(), extents.size() == 1 ? "" : "s",
+                            Bytes(mapped),
+                            pending > 0 ? fmt::format(", {} not yet written (fsync writes it)", Bytes(pending)) : "",
+                            located < covered ? fmt::format(", {} of holes", Bytes(covered - located)) : ""));
   if (extents.empty()) return;
   Table table({{"logical", true}, {"length", true}, {"device", true}, {"physical", true}, {"aligned to", true}, {""}});
   for (const weightfs_extent& extent : extents) {
     table.Add({fmt::format("{}", extent.first), Bytes(extent.length), fmt::format("{}", extent.device),
                fmt::format("{}", extent.physical), Bytes(Alignment(extent)), ExtentNotes(extent)});
   }
-  fmt::print("{}", table.ToString());
+  Print(stdout, table.ToString());
 }
 
 int ShowFile(const Arguments& arguments, int descriptor, const struct stat& status) {
-  // Data still in memory has no place yet.
-  if (fsync(descriptor) != 0 && errno != EROFS) {
-    return Fail({ErrorCode::kIo, fmt::format("{}: fsync: {}", arguments.path, std::strerror(errno))});
-  }
   const auto extents = ReadExtents(descriptor, arguments.path);
   if (!extents.has_value()) return Fail(extents.error());
   uint64_t mapped = 0;
   for (const weightfs_extent& extent : *extents) mapped += extent.length;
+  const uint64_t pending = PendingBytes(descriptor, *extents, static_cast<uint64_t>(status.st_size));
   if (!arguments.json) {
-    PrintExtents(arguments, status, *extents, mapped);
+    PrintExtents(arguments, status, *extents, mapped, pending);
     return kSuccess;
   }
-  Json json = {{"file", arguments.path},
-               {"inode", status.st_ino},
-               {"size", status.st_size},
-               {"mapped_bytes", mapped},
-               {"extents", Json::array()}};
+  Json json = {{"file", arguments.path}, {"inode", status.st_ino},   {"size", status.st_size},
+               {"mapped_bytes", mapped}, {"pending_bytes", pending}, {"extents", Json::array()}};
   for (const weightfs_extent& extent : *extents) {
     json["extents"].push_back({{"logical", extent.first},
                                {"length", extent.length},
@@ -322,7 +342,7 @@ int ShowFile(const Arguments& arguments, int descriptor, const struct stat& stat
                                {"unwritten", (extent.flags & WEIGHTFS_EXTENT_UNWRITTEN) != 0},
                                {"shared", (extent.flags & WEIGHTFS_EXTENT_SHARED) != 0}});
   }
-  PrintJson(json);
+  Print(stdout, JsonText(json) + "\n");
   return kSuccess;
 }
 

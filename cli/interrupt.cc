@@ -3,8 +3,6 @@
 
 #include <signal.h>
 
-#include <initializer_list>
-
 namespace weightfs::cli {
 namespace {
 
@@ -14,11 +12,20 @@ static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler sets it"
 
 }  // namespace
 
+std::vector<int> EndSignals() {
+  std::vector<int> signals = {SIGINT, SIGTERM, SIGHUP};
+  std::erase_if(signals, [](int signal) {
+    struct sigaction action = {};
+    return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+  });
+  return signals;
+}
+
 const std::atomic<bool>& CatchInterrupts() {
   struct sigaction action = {};
   action.sa_handler = [](int) { interrupted.store(true); };
   sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+  for (const int signal : EndSignals()) sigaction(signal, &action, nullptr);
   return interrupted;
 }
 

@@ -82,7 +82,7 @@ Result<std::string> MountDirectory(const std::string& path, const std::string& s
 Result<void> RemoveDeadMounts(const Plan& plan) {
   for (auto mount = FindMount(plan.mount.mountpoint); mount.has_value() && mount->source == plan.store;
        mount = FindMount(plan.mount.mountpoint)) {
-    spdlog::warn("{}: taking away the mount of a server that was killed", mount->directory);
+    spdlog::warn("{}: removing a stale mount whose daemon was killed", mount->directory);
     if (const int error = UnmountDirectory(mount->directory, UnmountMode::kLazy); error != 0) {
       return Error{ErrorCode::kBusy, fmt::format("{}: the mount of a killed server cannot be taken away: {}; as root "
                                                  "run: umount -l {}",
@@ -163,8 +163,8 @@ void LogStart(const Plan& plan, const Mount& mount) {
 Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
   RaiseDescriptorLimit();
-  BlockEndSignals();
   RETURN_IF_ERROR(WaitUntilReleased(plan.store));
+  BlockEndSignals();  // only now: the wait takes up to a minute, and a signal may end it
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Only now: a store that cannot be opened is left as it was.
   ASSIGN_OR_RETURN(const UniqueFd log, StartLog(plan));

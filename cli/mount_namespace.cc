@@ -18,9 +18,9 @@ Result<void> EnterMountNamespace(const std::string& name) {
   if (name.empty()) return {};
   const bool is_process = std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
   const std::string path = is_process ? fmt::format("/proc/{}/ns/mnt", name) : name;
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   // The mount table is read through the /proc of here: that of a container may not know this process.
   static_cast<void>(ProcDirectory());
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() >= 0 && setns(file.get(), CLONE_NEWNS) == 0) return {};
   return Error{ErrorCode::kAccess, fmt::format("{}: this mount namespace cannot be entered: {}; give the number of one "
                                                "of its processes, as root",

@@ -25,7 +25,12 @@ Result<MountEntry> FindMount(const std::string& path) {
   const std::string resolved = ResolvePath(path);
   ASSIGN_OR_RETURN(const auto mounts, WeightfsMounts());
   for (auto mount = mounts.rbegin(); mount != mounts.rend(); ++mount) {
-    if (mount->directory == resolved) return *mount;
+    if (mount->directory != resolved) continue;
+    const auto top = TopMountOn(resolved);
+    if (!top.has_value() || top->id == mount->id) return *mount;
+    return Error{ErrorCode::kBusy,
+                 fmt::format("{}: {} ({}) is mounted over the weightfs there; unmount that first: umount {}", path,
+                             top->source, top->type, ShellQuote(path))};
   }
   for (const MountEntry& mount : mounts) {
     if (ResolvePath(mount.source) == resolved) {

@@ -16,7 +16,8 @@ namespace weightfs::cli {
 Result<std::vector<MountEntry>> WeightfsMounts();
 
 // The mount on `path`, a directory or a file (the newest where several lie on each other). Works when its process is
-// gone, where every look at the path itself fails. kNotFound with a full line otherwise.
+// gone, where every look at the path itself fails. A full line otherwise: kBusy where another filesystem is mounted
+// over it, else kNotFound.
 Result<MountEntry> FindMount(const std::string& path);
 
 // The mount in this mount namespace that the holder of a store serves, if there is one: its own, or else the newest

@@ -6,12 +6,26 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "common/printable.h"
 
 namespace weightfs::cli {
+
+void Print(std::FILE* stream, std::string_view text) { std::fwrite(text.data(), 1, text.size(), stream); }
+
+Result<void> FlushOutput() {
+  errno = EIO;  // a write that failed earlier left no reason
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+  return SystemError("standard output", "cannot be written");
+}
+
+std::string JsonText(const nlohmann::ordered_json& json) {
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 size_t TextWidth(std::string_view text) {
   size_t width = 0;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -29,7 +43,7 @@ std::string Line(const Error& error) {
 }
 
 int Fail(const Error& error, int exit_code) {
-  fmt::print(stderr, "weightfs: {}\n", Line(error));
+  Print(stderr, fmt::format("weightfs: {}\n", Line(error)));
   return exit_code;
 }
 

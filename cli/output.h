@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every command prints with: one-line errors and tables. Nothing here is thread-safe.
+// What every command prints with: text, one-line errors, JSON and tables. Nothing here is thread-safe.
 #pragma once
 
+#include <cstdio>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +14,19 @@ namespace weightfs::cli {
 
 // Exit codes of every command but fsck.
 inline constexpr int kSuccess = 0, kFailure = 1, kUsage = 2;
+// Those of fsck(8); those that hold are added up.
+inline constexpr int kFsckCorrected = 1, kFsckUncorrected = 4, kFsckOperationalError = 8, kFsckUsage = 16,
+                     kFsckCancelled = 32;
+
+// Writes `text`. Never throws: the stream keeps the mark of a failed write, and FlushOutput reports that of standard
+// output.
+void Print(std::FILE* stream, std::string_view text);
+
+// Writes what standard output still buffers. A full-line error where anything printed to it was lost.
+Result<void> FlushOutput();
+
+// `json` for people and programs: indented, with U+FFFD where the bytes of a name are no UTF-8.
+std::string JsonText(const nlohmann::ordered_json& json);
 
 // Prints "weightfs: <the error's line>" to standard error and returns `exit_code`.
 int Fail(const Error& error, int exit_code = kFailure);

@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "cli/output.h"
+
 namespace weightfs::cli {
 namespace {
 
@@ -36,7 +38,7 @@ OutputFile::~OutputFile() {
 
 Result<void> OutputFile::Write(std::string_view text) {
   if (is_standard_output()) {
-    fmt::print("{}\n", text);
+    Print(stdout, std::string(text) + "\n");
     return {};
   }
   std::string content(text);

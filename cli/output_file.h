@@ -22,7 +22,7 @@ class OutputFile {
   ~OutputFile();
 
   // Replaces the content by `text` and a newline. kNoSpace leaves the old content where the filesystem can reserve
-  // space. Called once.
+  // space. Called once. Of standard output FlushOutput reports a failure.
   Result<void> Write(std::string_view text);
 
   bool is_standard_output() const { return path_ == "-"; }

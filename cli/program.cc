@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/program.h"
 
-#include <fmt/format.h>
+#include <algorithm>
 
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -37,7 +37,10 @@ std::unique_ptr<CLI::App> MakeApp(int* exit_code) {
   return app;
 }
 
-int RunProgram(const std::vector<std::string>& arguments) {
+namespace {
+
+// Runs the command that `arguments` name and returns its exit code.
+int RunCommand(const std::vector<std::string>& arguments) {
   int exit_code = kSuccess;
   const auto app = MakeApp(&exit_code);
   try {
@@ -47,13 +50,23 @@ int RunProgram(const std::vector<std::string>& arguments) {
     app->exit(answer);
   } catch (const CLI::ParseError& error) {
     if (arguments.empty()) {
-      fmt::print(stderr, "{}", app->help());
+      Print(stderr, app->help());
       return kUsage;
     }
     const UsageError wrong = DescribeUsageError(*app, arguments, error);
     return FailUsage(wrong.command, wrong.what);
   }
   return exit_code;
+}
+
+}  // namespace
+
+int RunProgram(const std::vector<std::string>& arguments) {
+  const int exit_code = RunCommand(arguments);
+  const auto flushed = FlushOutput();
+  if (flushed.has_value()) return exit_code;
+  const bool is_fsck = !arguments.empty() && arguments[0] == "fsck";
+  return Fail(flushed.error(), is_fsck ? exit_code | kFsckOperationalError : std::max(exit_code, kFailure));
 }
 
 }  // namespace weightfs::cli

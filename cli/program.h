@@ -14,7 +14,7 @@ namespace weightfs::cli {
 std::unique_ptr<CLI::App> MakeApp(int* exit_code);
 
 // Runs the subcommand that `arguments` name (without the program's own name). Returns the exit code of the process;
-// wrong usage is one line on standard error.
+// wrong usage, or output that cannot be written, is one line on standard error.
 int RunProgram(const std::vector<std::string>& arguments);
 
 }  // namespace weightfs::cli

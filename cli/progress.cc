@@ -157,7 +157,7 @@ ProgressTerminal StandardErrorTerminal() {
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size_t{size.ws_col} : kDefaultColumns;
   };
   terminal.write = [](std::string_view text) {
-    fmt::print(stderr, "{}", text);
+    Print(stderr, text);
     std::fflush(stderr);
   };
   return terminal;

@@ -46,7 +46,7 @@ struct ProgressTerminal {
   bool shown = false;
   std::function<std::chrono::steady_clock::time_point()> now;
   std::function<size_t()> columns;
-  std::function<void(std::string_view)> write;
+  std::function<void(std::string_view)> write;  // throws nothing; a bar that cannot be drawn is no failure
 };
 // Standard error: shown where it is a terminal that can erase a line (TERM is set and is not "dumb").
 ProgressTerminal StandardErrorTerminal();

@@ -68,7 +68,9 @@ Result<void> ServerWatch::EndMount(milliseconds timeout, const std::function<boo
     Sleep();
   }
   if (!answers) {
-    fmt::print(stderr, "weightfs: {}: its daemon does not answer; what mappings changed may be lost\n", store_);
+    Print(stderr,
+          fmt::format("weightfs: {}: its daemon does not answer; changes made through shared mappings may be lost\n",
+                      store_));
   }
   return {};
 }
@@ -106,7 +108,7 @@ void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::o
            : fmt::format("waiting until {} has written everything", DescribeProcess(holder_.process));
   if (line == reported_) return;
   reported_ = line;
-  fmt::print(stderr, "weightfs: {}: {}\n", store_, line);
+  Print(stderr, fmt::format("weightfs: {}: {}\n", store_, line));
 }
 
 Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept, bool forced) {

@@ -11,25 +11,28 @@
 #include <cerrno>
 #include <cstring>
 
+#include "cli/interrupt.h"
+
 namespace weightfs::cli {
 namespace {
 
-sigset_t EndSignals() {
+sigset_t EndSignalSet() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  for (const int signal : EndSignals()) sigaddset(&set, signal);
   return set;
 }
 
 }  // namespace
 
 void BlockEndSignals() {
-  const sigset_t set = EndSignals();
+  signal(SIGTERM, SIG_DFL);  // with it `weightfs umount -f` ends a daemon, whoever started that
+  const sigset_t set = EndSignalSet();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
 Result<std::unique_ptr<SignalThread>> SignalThread::Start(std::function<void(int)> on_signal) {
-  const sigset_t set = EndSignals();
+  const sigset_t set = EndSignalSet();
   UniqueFd signals(signalfd(-1, &set, SFD_CLOEXEC));
   if (!signals) return SystemError("signalfd", "signals cannot be watched");
   UniqueFd wake(eventfd(0, EFD_CLOEXEC));

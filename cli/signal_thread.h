@@ -11,8 +11,8 @@
 
 namespace weightfs::cli {
 
-// Blocks SIGINT, SIGTERM and SIGHUP in the calling thread and those it makes later, so that only SignalThread sees
-// them. Before any other thread is made.
+// Blocks EndSignals() (cli/interrupt.h), and SIGTERM in any case, in the calling thread and those it makes later, so
+// that only SignalThread sees them. Before any other thread is made.
 void BlockEndSignals();
 
 // Calls `on_signal` (from its thread) with each of these signals for as long as it lives.

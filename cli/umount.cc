@@ -52,7 +52,7 @@ int ReportBusy(const MountEntry& mount) {
                     mount.directory, users.size(), users.size() == 1 ? "" : "es", users.size() == 1 ? "it" : "them")});
   Table table({{"pid", true}, {"command"}, {"uses"}});
   for (const MountUser& user : users) table.Add({fmt::format("{}", user.process), user.command, user.reason});
-  fmt::print(stderr, "{}", table.ToString());
+  Print(stderr, table.ToString());
   return kFailure;
 }
 
@@ -60,7 +60,7 @@ int ReportFailure(const Arguments& arguments, const MountEntry& mount, int error
   if (error == EBUSY && arguments.read_only) {
     const auto changed = RemountReadOnly(mount, true);
     if (!changed.has_value()) return Fail(changed.error());
-    fmt::print(stderr, "weightfs: {}: in use, so it is read-only from now on\n", mount.directory);
+    Print(stderr, fmt::format("weightfs: {}: in use, so it is read-only from now on\n", mount.directory));
     return kSuccess;
   }
   if (error == EBUSY) return ReportBusy(mount);
@@ -82,7 +82,7 @@ int ReportKept(const Arguments& arguments, const MountEntry& mount, const Server
   const std::string text = fmt::format("{}: unmounted here, but {} still serves {}: {}; {}", mount.directory,
                                        DescribeProcess(end.holder.process), mount.source, DescribeKeepers(end.keepers),
                                        KeepersAdvice(end.keepers, end.holder.process));
-  fmt::print(stderr, "weightfs: {}\n{}", text, KeepersTable(end.keepers));
+  Print(stderr, fmt::format("weightfs: {}\n{}", text, KeepersTable(end.keepers)));
   return arguments.lazy ? kSuccess : kStillServed;
 }
 
@@ -108,9 +108,10 @@ int Run(const Arguments& arguments) {
   }
   if (was_gone) {
     const bool is_served = server.holder().held && !server.holder().IsEnding();
-    fmt::print(stderr, "weightfs: {}: its process had ended before; {}\n", mount->source,
-               is_served ? fmt::format("now the store is in use by {}", DescribeProcess(server.holder().process))
-                         : "the next mount recovers the store");
+    Print(stderr,
+          fmt::format("weightfs: {}: its process had ended before; {}\n", mount->source,
+                      is_served ? fmt::format("now the store is in use by {}", DescribeProcess(server.holder().process))
+                                : "the next mount recovers the store"));
     return kSuccess;
   }
   // A bind mount is gone, and the mount that it showed is not: nothing to wait for.

@@ -20,9 +20,6 @@ namespace {
 
 using Words = std::span<const std::string>;
 
-// fsck(8) has exit codes of its own, for wrong usage too.
-constexpr int kFsckUsage = 16;
-
 constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--size", "8G"},
                                                                             {"--device", "/dev/nvme1n1"},
                                                                             {"-o", "allow_other,commit=1"},
@@ -191,7 +188,7 @@ std::string UsageLine(std::string_view command, std::string_view what) {
 int UsageExitCode(std::string_view command) { return command == "fsck" ? kFsckUsage : kUsage; }
 
 int FailUsage(std::string_view command, std::string_view what) {
-  fmt::print(stderr, "{}\n", UsageLine(command, what));
+  Print(stderr, UsageLine(command, what) + "\n");
   return UsageExitCode(command);
 }
 
@@ -241,7 +238,9 @@ std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint6
     uint64_t number = 0;
     const char* end = text.data() + text.size();
     const auto [at, failure] = std::from_chars(text.data(), end, number);
-    if (failure == std::errc() && at == end && number >= least && number <= most) return {};
+    // CLI11 takes a leading zero for the mark of an octal number.
+    const bool octal = text.size() > 1 && text[0] == '0';
+    if (failure == std::errc() && at == end && !octal && number >= least && number <= most) return {};
     if (most == std::numeric_limits<uint64_t>::max()) {
       return fmt::format("'{}' is not a whole number of at least {}", text, least);
     }

@@ -214,7 +214,7 @@ def small_cases(run):
 
         def compare(turn):
             if turn.warm_up:
-                run.worker.ask("read-all", **files)
+                run.worker.ask("read-all", check=True, **files)
 
         return Case(way, directory, [
             step("create", "create"), step("stat", "stat", drop_names), step("stat-again", "stat"),
@@ -303,8 +303,8 @@ LIBRARIES = {"torch": [("torch", "torch-save", "torch-load")],
 
 
 def find_python(options):
-    candidates = [f"{root}/bin/python" for root in (os.environ.get("VIRTUAL_ENV"), ".venv") if root]
-    return options.python or next((path for path in candidates if os.access(path, os.X_OK)), "python3")
+    active = os.environ.get("VIRTUAL_ENV", "") + "/bin/python"
+    return options.python or (active if os.access(active, os.X_OK) else "python3")
 
 
 def start_client(run, library):

@@ -4,11 +4,14 @@
 Each line on standard input is a job in JSON, each line on standard output its answer: {"seconds", "cpu"} of the saving
 or loading alone, or {"error"}. The first job is {"do": "prepare", "library", "bytes"}, answered with the version."""
 
+import sys
+
+sys.path = [folder for folder in sys.path if folder]   # `python -c` looks for modules in the current directory first
+
 import importlib
 import json
 import os
 import resource
-import sys
 import time
 
 PIECES = 16

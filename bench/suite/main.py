@@ -16,7 +16,6 @@ import types
 from suite import cases, devices, scaling, system, verdict
 from suite.system import GIB, MIB, Client, Directory, Failure, Interrupted, Store, command, kernel_figure
 
-VERSION = 1   # of the form of --json, as in rows.cc
 GROUPS = [*cases.GROUPS, devices.GROUP]
 
 
@@ -175,7 +174,7 @@ class Run:
         parts = {name: 100 * (self.options.rounds + 1) * sum(self.is_needed(row["id"]) for row in self.rows_of(name))
                  for name, *_ in GROUPS}
         # A curve takes about as long as so many rows.
-        self.phases = parts | {name: 500 * (self.options.rounds + 1) for name in scaling.selected_curves(self)}
+        self.phases = parts | {name: 500 * (self.options.rounds + 1) for name in self.options.curves}
 
     def start_phase(self, name):
         self.phase, self.done = name, 0
@@ -197,7 +196,7 @@ def measure(run, case, step, turn):
     seconds = answer["seconds"] or time.monotonic() - begin
     sample = {"rate": answer.get("rate") or answer["amount"] / seconds, "seconds": seconds, "bytes": answer["bytes"],
               "client_cpu_seconds": answer["cpu"], "daemon_cpu_seconds": case.directory.cpu_seconds() - cpu}
-    if counters:
+    if "device_read_bytes" in counters:
         sample["device_read_bytes"] = case.directory.counters()["device_read_bytes"] - counters["device_read_bytes"]
     step.after(turn)
     if not turn.warm_up:
@@ -245,7 +244,7 @@ def measure_all(run):
     run.show("idle")
     idle, capacity = idle_cpu(run), run.weightfs.counters().get("buffer_capacity", 0)
     noise = {**verdict.noise_of(run.results), "load_average": os.getloadavg()[0], "steal": times.steal_since()}
-    return {"version": VERSION, "facts": system.facts(run), "seed": run.options.seed, "size_bytes": run.size,
+    return {"version": run.options.json_version, "facts": system.facts(run), "seed": run.options.seed, "size_bytes": run.size,
             "rounds": run.options.rounds, "in_memory": run.in_memory, "noise": noise,
             "daemon": {"idle_cpu": idle, "memory_limit_bytes": capacity and capacity + 64 * MIB,
                        "memory_peak_bytes": kernel_figure("VmHWM", daemon),
@@ -257,7 +256,8 @@ def measure_all(run):
 
 def main(job):
     def answer(line):
-        text = (json.dumps(line) + "\n").encode()
+        # The bytes of a name need not be UTF-8; those of JSON must.
+        text = (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace")
         while text:
             text = text[os.write(answers, text):]
 
@@ -277,7 +277,7 @@ def main(job):
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 run.end_processes()   # first: they may be at work on a mount
     except Interrupted:
-        line = {"error": "interrupted; what the benchmark made is removed"}
+        line = {"error": job["interrupted"]}
     except (Failure, OSError) as error:
         name = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         line = {"error": name}

@@ -13,8 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kVersion = 1;  // of the form of --json, as in main.py
-
 std::vector<RowSpec> ParseRows() {
   std::vector<RowSpec> rows;
   for (const Json& row : Json::parse(kRowsText)) {
@@ -38,15 +36,18 @@ const RowSpec* FindRow(std::string_view id) {
   return found == Rows().end() ? nullptr : &*found;
 }
 
+bool Matches(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::ranges::any_of(patterns, [&name](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+  });
+}
+
 bool IsSelected(const RowSpec& row, const std::vector<std::string>& patterns) {
-  return patterns.empty() || std::ranges::any_of(patterns, [&row](const std::string& pattern) {
-           return fnmatch(pattern.c_str(), row.id.c_str(), 0) == 0 ||
-                  fnmatch(pattern.c_str(), row.group.c_str(), 0) == 0;
-         });
+  return patterns.empty() || Matches(row.id, patterns) || Matches(row.group, patterns);
 }
 
 const std::vector<std::string>& CurveNames() {
-  static const std::vector<std::string> kNames = {"scaling", "streams", "large", "aging", "files"};
+  static const std::vector<std::string> kNames = {"streams", "large", "aging", "files"};
   return kNames;
 }
 
@@ -74,7 +75,7 @@ Json ListAsJson() {
                     {"at_least", row.at_least},
                     {"at_most", row.at_most}});
   }
-  return {{"version", kVersion}, {"rows", std::move(rows)}};
+  return {{"version", kJsonVersion}, {"rows", std::move(rows)}};
 }
 
 }  // namespace weightfs::bench

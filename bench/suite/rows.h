@@ -27,10 +27,16 @@ struct RowSpec {
 const std::vector<RowSpec>& Rows();
 const RowSpec* FindRow(std::string_view id);  // null when there is none
 
+// Of the form of --json.
+inline constexpr int kJsonVersion = 1;
+
+// True where `name` matches one of the shell patterns, as Python's fnmatchcase has it.
+bool Matches(const std::string& name, const std::vector<std::string>& patterns);
+
 // True where the row's id, or its group, matches one of the shell patterns; none means all.
 bool IsSelected(const RowSpec& row, const std::vector<std::string>& patterns);
 
-// What --only knows beside rows and groups: "scaling", and its curves.
+// The curves of --scaling; --only knows them beside rows and groups, and "scaling" for all of them.
 const std::vector<std::string>& CurveNames();
 
 // "≥ 0.95", "≥ 1.0; ≥ 1.3 where the host is slow"; "shown" without one.

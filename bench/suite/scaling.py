@@ -5,7 +5,6 @@ import math
 import random
 import statistics
 import time
-from fnmatch import fnmatchcase
 
 from suite.cases import compared
 from suite.system import GIB, MIB, ProcessorTimes, Store, free_space, kernel_figure, size_text
@@ -180,17 +179,8 @@ def many_files(run, _):
 CURVES = {"streams": streams, "large": large, "aging": aging, "files": many_files}
 
 
-def selected_curves(run):
-    """In their order; a mount that was there before has only the streams."""
-    options = run.options
-    possible = {"streams": True, "large": run.has_own_store and options.large_size, "aging": run.has_own_store,
-                "files": run.has_own_store and options.many_files}
-    return [name for name in CURVES if options.scaling and possible[name] and
-            (not options.only or any(pattern == "scaling" or fnmatchcase(name, pattern) for pattern in options.only))]
-
-
 def measure_scaling(run):
-    names = selected_curves(run)
+    names = run.options.curves
     reference = read_reference(run) if names else 0
     curves = []
     for name in names:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/suite/suite.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <random>
 
+#include "bench/suite/rows.h"
 #include "bench/suite/system.h"
 #include "bench/suite/texts.h"
 
@@ -18,6 +20,8 @@ namespace weightfs::bench {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr const char* kInterrupted = "interrupted; what the benchmark made is removed";
 
 // Executes the modules that the first line of standard input carries, in their order, as the package `suite`.
 constexpr const char* kLoader = R"(
@@ -48,6 +52,9 @@ Json JobOf(const SuiteOptions& options) {
               {"large_size", options.large_size},
               {"many_files", options.many_files},
               {"version", WEIGHTFS_VERSION},
+              {"json_version", kJsonVersion},
+              {"interrupted", kInterrupted},
+              {"curves", options.scaling ? SelectedCurves(options) : std::vector<std::string>()},
               {"rows", Json::parse(kRowsText)},
               {"clients", kClientsText}};
   for (const auto& [name, text] : kModules) job["modules"][name] = text;
@@ -123,8 +130,7 @@ class Interpreter {
     return {ErrorCode::kIo, "python3, in which the benchmark runs, has ended; what it printed above says why"};
   }
 
-  static constexpr int kNotFound = 127;                                                           // as of a shell
-  static constexpr const char* kInterrupted = "interrupted; what the benchmark made is removed";  // as in main.py
+  static constexpr int kNotFound = 127;  // as of a shell
 
   [[noreturn]] static void Execute(pid_t parent, int socket) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -133,7 +139,8 @@ class Interpreter {
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(number, SIG_DFL);
     dup2(socket, STDIN_FILENO);
     dup2(socket, STDOUT_FILENO);
-    execlp("python3", "python3", "-c", kLoader, nullptr);
+    // Isolated: no module of the current directory or of PYTHONPATH takes the place of one that the suite imports.
+    execlp("python3", "python3", "-I", "-c", kLoader, nullptr);
     _exit(kNotFound);
   }
 
@@ -145,13 +152,28 @@ class Interpreter {
 
 }  // namespace
 
+std::vector<std::string> SelectedCurves(const SuiteOptions& options) {
+  std::vector<std::string> selected;
+  for (const std::string& name : CurveNames()) {
+    const bool possible = name == "streams" || (options.store.empty() && (name != "large" || options.large_size > 0));
+    if (possible && (options.only.empty() || Matches("scaling", options.only) || Matches(name, options.only))) {
+      selected.push_back(name);
+    }
+  }
+  return selected;
+}
+
 Result<Json> RunSuite(const SuiteOptions& options) {
   Interpreter interpreter;
   RETURN_IF_ERROR(interpreter.Start());
-  RETURN_IF_ERROR(interpreter.Send(JobOf(options).dump()));
+  RETURN_IF_ERROR(interpreter.Send(JobOf(options).dump(-1, ' ', false, Json::error_handler_t::replace)));
   while (true) {
     ASSIGN_OR_RETURN(const std::string line, interpreter.Receive(options.cancel));
-    Json answer = Json::parse(line);
+    Json answer = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!answer.is_object()) {
+      return Error{ErrorCode::kIo,
+                   fmt::format("python3, in which the benchmark runs, printed '{}', which is no answer", line)};
+    }
     if (answer.contains("error")) return Error{ErrorCode::kIo, answer["error"].get<std::string>()};
     if (answer.contains("outcome")) return std::move(answer["outcome"]);
     if (!options.progress) continue;

@@ -39,6 +39,10 @@ struct SuiteOptions {
   ProgressFunction progress;  // of the whole run, in parts
 };
 
+// The curves of --scaling that the options select and allow, in their order: a mount that was there before has only the
+// streams, and a large file needs its size.
+std::vector<std::string> SelectedCurves(const SuiteOptions& options);
+
 // Measures. The outcome is that of --json: complete, every sample, rates in the unit's own measure (bytes, reads, files
 // a second); its version says when the form changes. An error when the run is not possible, something fails, bytes are
 // wrong, or the user asked to stop; never because of a figure. Nothing that it made is left, also where this process is

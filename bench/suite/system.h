@@ -3,7 +3,6 @@
 // reference shares no code with what it is compared with.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -5,7 +5,9 @@ import contextlib
 import json
 import os
 import platform
+import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,11 +18,11 @@ GIB = 1 << 30
 
 
 class Failure(Exception):
-    """What ends a run: one full line."""
+    """An error that ends the run; its text is one full line."""
 
 
 class Impossible(Failure):
-    """What the machine or the user cannot do; only some rows need it."""
+    """A step that this machine or this user cannot take; only some rows need it."""
 
 
 class Interrupted(BaseException):
@@ -151,11 +153,18 @@ def free_space(path):
     return status.f_bavail * status.f_frsize
 
 
+def mounts():
+    """Source, mount point and type of each mount, oldest first; the table has blanks and the like as \\NNN."""
+    with open("/proc/self/mounts", "rb") as table:
+        for line in table:
+            yield [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), word))
+                   for word in line.split(b" ")[:3]]
+
+
 def mount_of(path):
     """Type and source of the filesystem that a path lies on: those of the longest mount point that leads to it."""
     best = ("", "unknown", "unknown")
-    for line in read_text("/proc/self/mounts").splitlines():
-        source, point, kind = (word.encode().decode("unicode_escape") for word in line.split()[:3])
+    for source, point, kind in mounts():
         if f"{os.path.realpath(path)}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best[0]):
             best = (point, kind, source)
     return best[1:]
@@ -180,16 +189,26 @@ def size_text(size):
     return f"{size:.1f} {units[step]}" if step and size < 100 else f"{size:.0f} {units[step]}"
 
 
+def command_of(run):
+    """The command that repeats the run."""
+    options = run.options
+    words = ["weightfs", "bench", options.directory, "--size", f"{run.size // MIB}M", "--rounds", str(options.rounds),
+             "--seed", str(options.seed)]
+    words += ["--quick"] * options.quick + ["--drop-caches"] * options.drop_caches + ["--scaling"] * options.scaling
+    words += ["--files", str(options.many_files)] if options.many_files else []
+    words += ["--large-size", f"{options.large_size // MIB}M"] if options.large_size else []
+    for row in options.only:
+        words += ["--only", row]
+    for name, value in (("-o", options.mount_options), ("--host", options.host), ("--python", options.python)):
+        words += [name, value] if value else []
+    return shlex.join(words)
+
+
 def facts(run):
     options = run.options
     models = [line.split(": ", 1)[1] for line in read_text("/proc/cpuinfo").splitlines()
               if line.startswith("model name")]
     pages = read_text("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0]
-    words = [f"--size {run.size // MIB}M --rounds {options.rounds} --seed {options.seed}"]
-    words += ["--quick"] * options.quick + ["--drop-caches"] * options.drop_caches
-    words += [f"--scaling --files {options.many_files}"] * options.scaling
-    words += [f"--large-size {options.large_size // MIB}M"] * (options.large_size > 0)
-    words += [f"--only {row}" for row in options.only]
     return {"weightfs": options.version,
             "time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
             "kernel": f"{platform.system()} {platform.release()}",
@@ -202,7 +221,7 @@ def facts(run):
             "store": options.store or "made for this run",
             "mount options": options.mount_options or "defaults",
             "size of the file": size_text(run.size),
-            "run": " ".join(words)}
+            "run": command_of(run)}
 
 
 # Directories
@@ -262,7 +281,7 @@ def scratch_directory(parent, name="weightfs-bench"):
         yield path
     finally:
         # Never through a mount that could not be unmounted.
-        if made and f" {path}/" not in read_text("/proc/self/mounts"):
+        if made and not any(point.startswith(f"{os.path.realpath(path)}/") for _, point, _ in mounts()):
             with uninterrupted():
                 shutil.rmtree(path)
 

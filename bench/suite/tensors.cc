@@ -65,7 +65,7 @@ Amount Tensors::SaveMany(const SmallFiles& files) {
   return files.count;
 }
 
-Amount Tensors::LoadMany(const SmallFiles& files, bool check) {
+Amount Tensors::LoadMany(const SmallFiles& files) {
   std::vector<client::NamedMemory> tensors;
   for (unsigned index = 0; index < files.count; ++index) {
     tensors.push_back({SmallFiles::Name(index), MemoryView(std::span(into_ + index * files.size, files.size))});
@@ -73,7 +73,7 @@ Amount Tensors::LoadMany(const SmallFiles& files, bool check) {
   auto loaded = direct_->LoadMany(files.directory, tensors);
   if (!loaded.has_value()) return Error{ErrorCode::kIo, loaded.error().what};
   if (!loaded->empty()) return Error{ErrorCode::kIo, loaded->front().error.what};
-  for (unsigned index = 0; check && index < files.count; ++index) {
+  for (unsigned index = 0; files.check && index < files.count; ++index) {
     if (std::memcmp(into_ + index * files.size, files.Bytes(index), files.size) != 0) {
       return WrongBytes(files.Path(index));
     }

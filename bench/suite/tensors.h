@@ -32,7 +32,7 @@ class Tensors {
   Amount Write(const std::string& path, Alignment alignment, bool direct);
   // The mount's leases: many small tensors in one durable commit, and in one read.
   Amount SaveMany(const SmallFiles& files);
-  Amount LoadMany(const SmallFiles& files, bool check);
+  Amount LoadMany(const SmallFiles& files);
 
  private:
   Tensors(const Content& content, std::byte* into) : content_(content), into_(into) {}

@@ -156,13 +156,12 @@ class Worker {
     if (tensors_ == nullptr) {
       ASSIGN_OR_RETURN(tensors_, Tensors::Create(content_, into_.get()));
     }
-    const bool check = job.value("check", false);
     if (name == "save-many") return tensors_->SaveMany(SmallFilesOf(job));
-    if (name == "load-many") return tensors_->LoadMany(SmallFilesOf(job), check);
+    if (name == "load-many") return tensors_->LoadMany(SmallFilesOf(job));
     const auto path = job.at("path").get<std::string>();
     const auto alignment = static_cast<Alignment>(job.value("alignment", 0));
     const bool direct = job.at("direct").get<bool>();
-    if (name == "tensor-read") return tensors_->Read(path, alignment, direct, check);
+    if (name == "tensor-read") return tensors_->Read(path, alignment, direct, job.value("check", false));
     if (name == "tensor-write") return tensors_->Write(path, alignment, direct);
     return Error{ErrorCode::kInvalid, fmt::format("no such job: {}", name)};
   }
@@ -186,10 +185,10 @@ class Worker {
     return file;
   }
 
-  // {"path", "count", "size", "durable"}
+  // {"path", "count", "size", "durable", "check"}
   SmallFiles SmallFilesOf(const Json& job) const {
     return {job.at("path").get<std::string>(), job.at("count").get<unsigned>(), content_,
-            job.at("size").get<uint64_t>(), job.value("durable", false)};
+            job.at("size").get<uint64_t>(),    job.value("durable", false),     job.value("check", false)};
   }
 
   Content content_;

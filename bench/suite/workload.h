@@ -53,6 +53,7 @@ struct SmallFiles {
   Content content;
   uint64_t size = 0;     // of each
   bool durable = false;  // fsync each
+  bool check = false;    // compare what is read; never while it is timed
 
   static std::string Name(unsigned index);
   std::string Path(unsigned index) const { return directory + "/" + Name(index); }
@@ -61,7 +62,7 @@ struct SmallFiles {
 Amount CreateAll(const SmallFiles& files);
 Amount StatAll(const SmallFiles& files);  // checks the sizes
 Amount ListAll(const SmallFiles& files);  // readdir; checks the number
-Amount ReadAll(const SmallFiles& files);  // checks the bytes
+Amount ReadAll(const SmallFiles& files);
 Amount RemoveAll(const SmallFiles& files);
 
 }  // namespace weightfs::bench

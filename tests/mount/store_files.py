@@ -55,7 +55,10 @@ def devices_of(store):
 
 
 def extents_of(path):
-    """Of a file in a mount: which bytes of it lie where on which device."""
+    """Of a file in a mount, which is written out first: which bytes of it lie where on which device."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
     return json.loads(weightfs("info", "--json", path).out)["extents"]
 
 

@@ -5,6 +5,7 @@ import html
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,8 @@ def bench(*words, codes=(0,)):
 
 def mounts_below(directory):
     with open("/proc/self/mounts", encoding="utf-8") as table:
-        return [line.split()[1] for line in table if line.split()[1].startswith(f"{directory}/")]
+        points = [line.split()[1].replace("\\040", " ") for line in table]
+        return [point for point in points if point.startswith(f"{directory}/")]
 
 
 def left_in(directory):
@@ -187,6 +189,49 @@ def test_without_a_python_the_rows_say_so(factory):
     for row in ("numpy-save", "numpy-load"):
         assert f"{row}, weightfs: not measured" in out
     assert left_in(directory) == []
+
+
+def test_modules_of_the_current_directory_are_not_executed(factory, tmp_path, monkeypatch):
+    for name in ("json", "types", "shutil", "numpy", "resource", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w').close()")
+    fake = tmp_path / ".venv/bin/python"
+    fake.parent.mkdir(parents=True)
+    fake.write_text(f"#!/bin/sh\ntouch {tmp_path}/executed\n")
+    fake.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    bench(factory.directory("bench"), "--quick", "--size", "32M", "--only", "numpy,stat")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_the_printed_command_repeats_the_run_on_an_existing_mount(factory):
+    mount, host = factory.mount(factory.store("512M")), factory.directory("host")
+    words = [mount.path, "--quick", "--size", "32M", "--host", host, "--scaling", "--only", "stream*", "--json"]
+    outcome = json.loads(bench(*words).out)
+    assert [curve["id"] for curve in outcome["curves"]] == ["streams"] and outcome["rows"] == []
+    again = shlex.split(outcome["facts"]["run"])
+    assert again[:2] == ["weightfs", "bench"]
+    assert json.loads(bench(*again[2:], "--json").out)["facts"]["run"] == outcome["facts"]["run"]
+    refused = bench(mount.path, "--scaling", "--only", "aging", codes=(2,)).err
+    assert "--only aging: needs a store of its own" in refused
+
+
+@needs.root
+def test_nothing_is_removed_through_a_mount_below_a_name_with_a_blank(factory):
+    """A filesystem that somebody mounts into the scratch directory is kept, and so is what lies there."""
+    directory = factory.directory("be nch")
+    running = start_and_wait(directory, mounts_below, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    theirs = directory / os.listdir(directory)[0] / "theirs"
+    theirs.mkdir()
+    process.run(["mount", "-t", "tmpfs", "theirs", theirs])
+    try:
+        (theirs / "file").write_bytes(b"theirs")
+        process.kill(running.pid, signal.SIGINT)
+        process.finish(running, limit=60, codes=(1,))
+        assert (theirs / "file").read_bytes() == b"theirs"
+    finally:
+        process.run(["umount", theirs])
+        shutil.rmtree(directory)
 
 
 def test_without_python3_the_command_says_what_it_needs(factory, tmp_path):

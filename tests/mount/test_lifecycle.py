@@ -384,6 +384,24 @@ def test_info_tells_where_a_file_lies_and_describes_mount_and_store(mount):
     mount.fsck()
 
 
+def test_info_commits_nothing(factory):
+    """Half of a file that is just being replaced must not reach the device because somebody looks."""
+    mount = factory.mount(factory.store("128M"), "commit=3600")
+    path = mount.path / "file"
+    path.write_bytes(b"new" * MIB)
+    commits = json.loads(weightfs("info", "--json", mount.path).out)["statistics"]["commits"]
+    info = json.loads(weightfs("info", "--json", path).out)
+    assert info["mapped_bytes"] + info["pending_bytes"] == 3 * MIB and info["pending_bytes"] > 0
+    assert "not yet written (fsync writes it)" in weightfs("info", path).out
+    assert json.loads(weightfs("info", "--json", mount.path).out)["statistics"]["commits"] == commits
+    with open(path, "rb") as stream:
+        os.fsync(stream.fileno())
+    info = json.loads(weightfs("info", "--json", path).out)
+    assert info["mapped_bytes"] == 3 * MIB and info["pending_bytes"] == 0
+    assert "not yet written" not in weightfs("info", path).out
+    mount.fsck()
+
+
 def check_data_on_both(mount):
     data = data_of(7, 40 * MIB + 17)
     (mount.path / "file").write_bytes(data)

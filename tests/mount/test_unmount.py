@@ -268,3 +268,36 @@ def test_store_on_two_loop_devices(factory, local):
     finally:
         for loop in loops:
             process.run(["losetup", "-d", loop], codes=None)
+
+
+@needs.root
+def test_a_filesystem_that_is_mounted_over_the_mount_stays(mount):
+    pid = mount.pid
+    process.run(["mount", "-t", "tmpfs", "over", mount.path])
+    try:
+        (mount.path / "theirs").write_bytes(b"theirs")
+        for options in ([], ["-l"], ["-f"]):
+            refused = weightfs("umount", *options, mount.path, codes=(1,)).err
+            assert "over (tmpfs) is mounted over the weightfs there" in refused and refused.count("\n") == 1
+        assert (mount.path / "theirs").read_bytes() == b"theirs" and not process.wait_gone(pid, 0)
+    finally:
+        process.run(["umount", mount.path])
+    mount.fsck()
+
+
+def test_nohup_keeps_a_mount_from_ending_with_its_terminal(mount):
+    mount.umount()
+    started = subprocess.Popen(["nohup", *mount.command(""), "-f"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)
+    try:
+        assert wait_until(lambda: is_mounted(mount.path) or started.poll() is not None)
+        process.kill(started.pid, signal.SIGHUP)
+        # Signals reach the same process in their order: the daemon has ignored the first one when it obeys the second.
+        process.kill(started.pid, signal.SIGTERM)
+        finished = process.finish(started)
+        assert "Hangup" not in finished.err and "Terminated: unmounting" in finished.err
+    finally:
+        started.kill()
+        started.wait()
+        mount.close()
+    mount.store.fsck()

@@ -36,6 +36,9 @@ def direct():
 
 def flip_on_device(store, path, offset):
     """Changes a byte of a file where it lies on the device."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
     extents = json.loads(command("info", "--json", path).out)["extents"]
     extent = next(extent for extent in extents if 0 <= offset - extent["logical"] < extent["length"])
     at = extent["physical"] + offset - extent["logical"]

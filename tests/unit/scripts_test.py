@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts do nothing but answer when they are asked for help or given what they do not know, and quickstart builds
 what `cmake --install` wants."""
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
@@ -20,6 +22,22 @@ def wrongs():
                 yield f"scripts/{name} {argument}: {finished.returncode}: {finished.stdout}{finished.stderr}"
 
 
+def untested():
+    """A check of which no distribution could be run has not succeeded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        programs = pathlib.Path(scratch, "bin")
+        programs.mkdir()
+        for name, answer in (("id", "echo 0"), ("debootstrap", "exit 1"), ("apt-get", "exit 1")):
+            (programs / name).write_text(f"#!/bin/sh\n{answer}\n", encoding="utf-8")
+            (programs / name).chmod(0o755)
+        nowhere = {f"WEIGHTFS_{name}_MIRROR": "http://127.0.0.1:9" for name in ("DEBIAN", "UBUNTU")}
+        finished = subprocess.run([SCRIPTS / "check-distributions", "--cache", f"{scratch}/cache"], capture_output=True,
+                                  text=True, timeout=60, check=False,
+                                  env={**os.environ, **nowhere, "PATH": f"{programs}:{os.environ['PATH']}"})
+        if "NOT RUN" in finished.stdout and finished.returncode != 1:
+            yield f"scripts/check-distributions tested nothing and exits with {finished.returncode}"
+
+
 def not_built():
     built = re.search(r'scripts/build" release (.*)', (SCRIPTS / "quickstart").read_text(encoding="utf-8"))[1].split()
     for file in SCRIPTS.parent.glob("*/CMakeLists.txt"):
@@ -29,7 +47,7 @@ def not_built():
 
 
 def main():
-    found = [*wrongs(), *not_built()]
+    found = [*wrongs(), *untested(), *not_built()]
     print("\n".join(found) or "every script answers, and quickstart builds what is installed")
     return 1 if found else 0
 

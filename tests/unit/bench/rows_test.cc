@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/suite/rows.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "bench/suite/suite.h"
 
 namespace weightfs::bench {
 namespace {
@@ -22,6 +25,19 @@ TEST(RowsTest, RowsAreSelectedByNameGroupAndPattern) {
   EXPECT_TRUE(IsSelected(row, {"*-1m"}));
   EXPECT_FALSE(IsSelected(row, {"write*"}));
   EXPECT_EQ(FindRow("read-2m"), nullptr);
+}
+
+TEST(RowsTest, CurvesThatCannotBeMeasuredAreNotSelected) {
+  using testing::ElementsAre;
+  SuiteOptions options;
+  EXPECT_THAT(SelectedCurves(options), ElementsAre("streams", "aging", "files"));
+  options.large_size = kLeastSize;
+  EXPECT_THAT(SelectedCurves(options), ElementsAre("streams", "large", "aging", "files"));
+  options.only = {"read", "[!f]*m*"};
+  EXPECT_THAT(SelectedCurves(options), ElementsAre("streams"));
+  options.only = {"scaling"};
+  options.store = "/srv/tensors";
+  EXPECT_THAT(SelectedCurves(options), ElementsAre("streams"));
 }
 
 }  // namespace

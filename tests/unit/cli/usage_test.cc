@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(
     Format, UsageTest,
     testing::Values(
         Refused{{"format"}, "STORE is missing; write e.g. 'weightfs format /srv/tensors --size 200G'"},
-        Refused{{"format", "/proc/s"}, "--size is missing; say how large the pool shall be, e.g. --size 8G"},
+        Refused{{"format", "/proc/s"}, "--size or --device is missing; write e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size"}, "--size needs a value, e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size", "--force"}, "--size needs a value, e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size", "much"}, "--size: 'much' is not a size"},
@@ -159,6 +159,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{{"bench", "/proc", "--seed", "0"}, "--seed: '0' is not a whole number of at least 1"},
         Refused{{"bench", "/proc", "--only", "nonsense"}, "--only nonsense: no such row or group"},
         Refused{{"bench", "/proc", "--only", "streams"}, "--only streams: needs --scaling as well"},
+        Refused{{"bench", "/proc", "--only", "stream*"}, "--only stream*: needs --scaling as well"},
+        Refused{{"bench", "/proc", "--only", "scaling"}, "--only scaling: needs --scaling as well"},
+        Refused{{"bench", "/proc", "--scaling", "--only", "large"}, "--only large: needs --large-size as well"},
+        Refused{{"bench", "/proc", "--scaling", "--files", "01000"}, "--files: '01000' is not a whole number"},
         Refused{{"bench", "/proc", "--only", "read", "/tmp"}, "too many arguments: '/tmp'; it takes DIR"},
         Refused{{"bench", "/proc", "-o", "nonsense"}, "nonsense"},
         Refused{{"bench", "/proc", "--report", "--json", "x"}, "--report needs a value, e.g. --report page.html"},
@@ -215,7 +219,8 @@ TEST(CheckNumberTest, TakesWholeNumbersWithinItsBounds) {
   const auto check = CheckNumber(2, 10);
   EXPECT_EQ(check("2"), "");
   EXPECT_EQ(check("10"), "");
-  for (const char* wrong : {"1", "11", "", "2.5", "0x2", " 2", "-2", "two"}) EXPECT_NE(check(wrong), "") << wrong;
+  for (const char* wrong : {"1", "11", "", "2.5", "0x2", " 2", "-2", "two", "010"})
+    EXPECT_NE(check(wrong), "") << wrong;
 }
 
 }  // namespace

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/interrupt.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "cli/signal_thread.h"
+
+namespace weightfs::cli {
+namespace {
+
+using testing::ElementsAre;
+
+class InterruptTest : public testing::Test {
+ protected:
+  ~InterruptTest() override {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_DFL);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  InterruptTest() { pthread_sigmask(SIG_SETMASK, nullptr, &before_); }
+
+ private:
+  sigset_t before_{};
+};
+
+TEST_F(InterruptTest, AnIgnoredSignalStaysIgnored) {
+  signal(SIGHUP, SIG_IGN);
+  EXPECT_THAT(EndSignals(), ElementsAre(SIGINT, SIGTERM));
+  const std::atomic<bool>& interrupted = CatchInterrupts();
+  raise(SIGHUP);
+  EXPECT_FALSE(interrupted);
+  raise(SIGINT);
+  EXPECT_TRUE(interrupted);
+}
+
+TEST_F(InterruptTest, AMountIgnoresWhatItsCallerIgnoresButSigterm) {
+  signal(SIGHUP, SIG_IGN);
+  signal(SIGTERM, SIG_IGN);
+  BlockEndSignals();
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  EXPECT_FALSE(sigismember(&blocked, SIGHUP));
+  EXPECT_TRUE(sigismember(&blocked, SIGINT));
+  EXPECT_TRUE(sigismember(&blocked, SIGTERM));
+}
+
+}  // namespace
+}  // namespace weightfs::cli

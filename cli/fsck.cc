@@ -103,11 +103,14 @@ Result<Checked> Check(const Arguments& arguments) {
   options.device_sizes = DeviceSizes(parts.superblocks);
   options.cancel = &CatchInterrupts();
   options.progress = [&bar](const Progress& progress) { bar.Update(progress); };
-  ASSIGN_OR_RETURN(FsckReport report, CheckStore(*parts.catalog, Borrow(parts.devices), options));
-  // A store with problems left stays marked, so that nobody takes it for one that was closed well.
-  if (arguments.repair && report.sound()) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
-  parts.lock.Clear();
-  return Checked{std::move(report), parts.was_clean};
+  auto report = CheckStore(*parts.catalog, Borrow(parts.devices), options);
+  // A store with problems left stays marked, so that nobody takes it for one that was closed well. An interrupted check
+  // has changed nothing.
+  const bool interrupted = !report.has_value() && report.error().code == ErrorCode::kShutdown;
+  const bool clean = report.has_value() ? report->sound() : interrupted && parts.was_clean;
+  if (arguments.repair && clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
+  if (!report.has_value()) return report.error();
+  return Checked{std::move(*report), parts.was_clean};
 }
 
 int Run(const Arguments& arguments) {

@@ -27,6 +27,7 @@
 #include "common/log.h"
 #include "common/shell_quote.h"
 #include "fs/mount.h"
+#include "fs/mountpoint.h"
 #include "fs/unmount.h"
 #include "store/volume/store_session.h"
 
@@ -98,14 +99,7 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
   ASSIGN_OR_RETURN(plan.store, RealDirectory(arguments.store, "the store's directory"));
   ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
-  // Mounted over, the store could not be found again.
-  if ((plan.store + "/").starts_with(plan.mount.mountpoint == "/" ? "/" : plan.mount.mountpoint + "/")) {
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("{}: holds the store itself; mount elsewhere", plan.mount.mountpoint)};
-  }
-  if (plan.mount.mountpoint.starts_with(plan.store + "/")) {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: lies in the store; mount elsewhere", plan.mount.mountpoint)};
-  }
+  RETURN_IF_ERROR(CheckApart(plan.mount.mountpoint, plan.store));
   for (const std::string& options : arguments.options) {
     RETURN_IF_ERROR(ApplyMountOptions(options, plan.mount, plan.store_options));
   }

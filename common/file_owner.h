@@ -28,4 +28,13 @@ class FileOwnerScope {
   const bool active_;
 };
 
+// Calls `create`, which returns true when it has created its file or directory, so that the new file belongs to `user`
+// and `group`. Where that fails it is called once more without the scope, because root may write where the user may
+// not; the new file belongs to root then. Returns what the last call returned.
+template <typename Create>
+bool CreateAsOwner(uid_t user, gid_t group, const Create& create) {
+  if (const FileOwnerScope as_owner(user, group); create()) return true;
+  return create();
+}
+
 }  // namespace weightfs

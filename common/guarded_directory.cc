@@ -18,6 +18,14 @@ namespace {
 
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
 
+// Takes the permissions of others from a file or directory that is open with O_PATH. A failure is logged.
+void TakeFromOthers(const std::string& path, int descriptor, mode_t mode) {
+  if ((mode & kOthers) == 0) return;
+  const std::string self = fmt::format("/proc/self/fd/{}", descriptor);  // fchmod(2) refuses such a descriptor
+  if (chmod(self.c_str(), mode & 07777 & ~kOthers) == 0) return;
+  spdlog::warn("{}: other users may open it: its permissions cannot be changed: {}", path, std::strerror(errno));
+}
+
 std::string_view TypeName(mode_t mode) {
   switch (mode & S_IFMT) {
     case S_IFDIR: return "a directory";
@@ -58,15 +66,9 @@ Result<GuardedDirectory> GuardedDirectory::OpenDirectory(const std::string& name
 }
 
 Result<void> GuardedDirectory::MakeDirectory(const std::string& name) const {
-  const auto make = [&] { return mkdirat(descriptor_.get(), name.c_str(), S_IRWXU) == 0 ? 0 : errno; };
-  int error;
-  {
-    const FileOwnerScope as_owner(owner_, group_);
-    error = make();
-  }
-  if (error == EACCES) error = make();  // root may write where the owner may not
-  if (error == 0) return {};
-  return SystemError(PathOf(name), "cannot be made", error);
+  const auto make = [&] { return mkdirat(descriptor_.get(), name.c_str(), S_IRWXU) == 0; };
+  if (CreateAsOwner(owner_, group_, make)) return {};
+  return SystemError(PathOf(name), "cannot be made");
 }
 
 Result<void> GuardedDirectory::CheckOwner(const std::string& path, const struct stat& status) const {
@@ -106,7 +108,12 @@ Result<UniqueFd> GuardedDirectory::OpenFile(const std::string& name, int flags) 
     const bool missing = !checked.has_value() && checked.error().code == ErrorCode::kNotFound;
     if (!checked.has_value() && (!missing || (flags & O_CREAT) == 0)) return checked.error();
     const int way = missing ? safe | O_EXCL : safe & ~O_CREAT;
-    UniqueFd file(openat(descriptor_.get(), name.c_str(), way, S_IRUSR | S_IWUSR));
+    UniqueFd file;
+    const auto open_file = [&] {
+      file = UniqueFd(openat(descriptor_.get(), name.c_str(), way, S_IRUSR | S_IWUSR));
+      return static_cast<bool>(file);
+    };
+    missing ? CreateAsOwner(owner_, group_, open_file) : open_file();
     if (!file && errno == (missing ? EEXIST : ENOENT)) continue;  // made or removed since the check
     if (!file && errno == ELOOP) return WrongType(path, S_IFLNK, "a regular file");
     struct stat status = {};
@@ -114,7 +121,6 @@ Result<UniqueFd> GuardedDirectory::OpenFile(const std::string& name, int flags) 
     if (missing) {
       // The umask may have taken the owner's permissions.
       if (fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) return SystemError(path, "its permissions cannot be changed");
-      GiveToOwner(path, file.get());
       return file;
     }
     RETURN_IF_ERROR(CheckStatus(name, status));
@@ -164,32 +170,24 @@ Result<std::vector<std::string>> GuardedDirectory::ListFiles() const {
   }
 }
 
-void GuardedDirectory::GiveToOwner(const std::string& path, int new_file) const {
-  if (geteuid() != 0 || owner_ == 0) return;
-  if (fchown(new_file, owner_, group_) != 0) spdlog::warn("{}: chown {}: {}", path, owner_, std::strerror(errno));
-}
-
 void GuardedDirectory::Restrict() const {
-  const UniqueFd again(openat(descriptor_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat status = {};
-  if (!again || fstat(again.get(), &status) != 0 || (status.st_mode & kOthers) == 0) return;
-  if (fchmod(again.get(), status.st_mode & 07777 & ~kOthers) != 0) {
-    spdlog::warn("{}: other users may look into it: chmod 0700: {}", path_, std::strerror(errno));
-  }
+  if (fstat(descriptor_.get(), &status) == 0) TakeFromOthers(path_, descriptor_.get(), status.st_mode);
 }
 
 void GuardedDirectory::RestrictFile(const std::string& name) const {
   // O_PATH does not open the file. Closing an opened one would end the fcntl(2) locks that this process has on it, and
   // RocksDB has such a lock on its LOCK file.
   const UniqueFd file(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!file && errno == ENOENT) return;
   struct stat status = {};
-  if (!file || fstat(file.get(), &status) != 0 || !CheckStatus(name, status).has_value()) return;
-  // The owner of the directory may have made the second name of a file that is not of the store.
-  if (status.st_nlink != 1 || (status.st_mode & kOthers) == 0) return;
-  const std::string self = fmt::format("/proc/self/fd/{}", file.get());  // fchmod(2) refuses such a descriptor
-  if (chmod(self.c_str(), status.st_mode & 07777 & ~kOthers) != 0) {
-    spdlog::warn("{}: other users may open it: chmod 0600: {}", PathOf(name), std::strerror(errno));
+  if (!file || fstat(file.get(), &status) != 0) {
+    spdlog::warn("{}: cannot be looked at: {}", PathOf(name), std::strerror(errno));
+    return;
   }
+  if (!CheckStatus(name, status).has_value()) return;
+  // The owner of the directory may have made the second name of a file that is not of the store.
+  if (status.st_nlink == 1) TakeFromOthers(PathOf(name), file.get(), status.st_mode);
 }
 
 }  // namespace weightfs

@@ -19,8 +19,9 @@ namespace weightfs {
 // the directory's owner; symbolic links are never followed. All errors are full lines: kNotFound, kAccess (permission
 // denied), kReadOnly, kNoSpace, kIo, and kPermission for an entry that is not trusted.
 //
-// A file or directory that root makes in the directory of another user belongs to that user, who could not open it
-// otherwise. Nothing that was there before is given away: the owner of the directory may have moved it there.
+// A file or directory that root makes in the directory of another user belongs to that user from the start, unless that
+// user may not write there: the user could not open it otherwise. Nothing that was there before is given away: the
+// owner of the directory may have moved it there.
 //
 // Immutable and thread-safe. Owns a descriptor of the directory.
 class GuardedDirectory {
@@ -59,7 +60,6 @@ class GuardedDirectory {
       : path_(std::move(path)), descriptor_(std::move(descriptor)), owner_(owner), group_(group) {}
   Result<void> CheckOwner(const std::string& path, const struct stat& status) const;
   Result<void> CheckStatus(const std::string& name, const struct stat& status) const;
-  void GiveToOwner(const std::string& path, int new_file) const;
 
   std::string path_;
   UniqueFd descriptor_;  // O_PATH

@@ -82,14 +82,18 @@ std::string ReadProcLink(const std::string& path) {
 }
 
 std::optional<std::vector<std::string>> ListProc(const std::string& path) {
-  const int descriptor = openat(ProcDirectory(), path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(descriptor < 0 ? nullptr : fdopendir(descriptor), closedir);
+  UniqueFd directory(openat(ProcDirectory(), path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return std::nullopt;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(directory.get()), closedir);
   if (entries == nullptr) return std::nullopt;
+  directory.Release();  // the stream closes it
   std::vector<std::string> names;
-  while (const dirent* entry = readdir(entries.get())) {
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(entries.get());
+    if (entry == nullptr) return errno == 0 ? std::optional(std::move(names)) : std::nullopt;
     if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
   }
-  return names;
 }
 
 std::vector<pid_t> AllProcesses() {

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cassert>
+
+#include "common/assert.h"
 
 namespace weightfs {
 namespace {
@@ -26,7 +27,7 @@ uint32_t Priority(uint32_t index) {
 }  // namespace
 
 FreeExtentTree::FreeExtentTree(uint32_t alignment) : alignment_(alignment), small_classes_(Log2(alignment) + 1) {
-  assert(std::has_single_bit(alignment) && alignment <= kMaxAlignment);
+  WEIGHTFS_ASSERT(std::has_single_bit(alignment) && alignment <= kMaxAlignment);
   chunks_.push_back(std::make_unique<Node[]>(kChunkNodes));
 }
 
@@ -179,7 +180,7 @@ void FreeExtentTree::EraseAtPath(size_t depth) {
 }
 
 bool FreeExtentTree::Add(FreeExtent extent) {
-  assert(extent.length > 0);
+  WEIGHTFS_ASSERT(extent.length > 0);
   const auto [before, after] = Descend(extent.start);
   FreeExtent* previous = before > 0 ? &At(path_[before - 1]).extent : nullptr;
   FreeExtent* next = after > 0 ? &At(path_[after - 1]).extent : nullptr;
@@ -206,7 +207,7 @@ bool FreeExtentTree::Add(FreeExtent extent) {
 }
 
 bool FreeExtentTree::Remove(FreeExtent extent) {
-  assert(extent.length > 0);
+  WEIGHTFS_ASSERT(extent.length > 0);
   const size_t depth = Descend(extent.start).before;
   if (depth == 0) return false;
   FreeExtent& whole = At(path_[depth - 1]).extent;

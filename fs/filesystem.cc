@@ -18,8 +18,6 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
-constexpr int kQuickDrops = 8;
-constexpr std::chrono::milliseconds kDropPause{1};
 // From a close, or the last name's end, to its serving: the most on a busy machine, and what is waited for soon after
 // one that did not come, for somebody may just have a deleted file open.
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
@@ -58,11 +56,11 @@ Filesystem::~Filesystem() {
 void Filesystem::WaitForOrphans() {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  const bool again = begin - waited_in_vain_.load() < kSoon;
+  const bool again = begin - last_timeout_.load() < kSoon;
   const auto end = begin + (again ? kUnservedEndsAgain : kUnservedEnds);
   while (names().HasOrphans()) {
     if (Clock::now() >= end) {
-      if (!again) waited_in_vain_ = end;
+      if (!again) last_timeout_ = end;
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -135,20 +133,14 @@ Result<void> Filesystem::DropPages(InodeId ino, const ByteRange& range) {
   const uint64_t size = range.end == kWholeFile.end ? 0 : range.end - range.begin;
   dropping_.Begin();
   int status = 0;
-  for (int attempt = 0; !ending_.load(); ++attempt) {
+  if (!ending_.load()) {
     status =
         fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(range.begin), static_cast<off_t>(size));
-    if (status != -EBUSY) break;
-    // A program changed a page between its write-back and its removal.
-    if (attempt >= kQuickDrops) std::this_thread::sleep_for(kDropPause);
   }
   dropping_.End();
-  // ENOENT: the kernel does not have the inode, so neither its pages. EBUSY: the mount ends.
-  if (status == 0 || status == -ENOENT || status == -EBUSY) return {};
-  const Error error{ErrorCode::kIo, fmt::format("the kernel did not drop cached pages of inode {}: {}", ino.value,
-                                                std::strerror(-status))};
-  spdlog::error("{}", error.what);
-  return error;
+  if (status == 0 || status == -ENOENT) return {};  // ENOENT: the kernel does not have the inode, so neither its pages.
+  spdlog::error("the kernel did not drop cached pages of inode {}: {}", ino.value, std::strerror(-status));
+  return ErrorCode::kIo;
 }
 
 Result<void> Filesystem::DropPages(const Inode& inode, InodePages::DirectWrite& write) {

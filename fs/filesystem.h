@@ -126,9 +126,9 @@ class Filesystem {
   ReadHistory read_history_;
   RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false};
-  std::atomic<bool> ending_{false};                                        // no pages are dropped any more
-  std::atomic<std::chrono::steady_clock::time_point> waited_in_vain_{{}};  // for orphans, the last time
-  Executor executor_;                                                      // its threads use the rest
+  std::atomic<bool> ending_{false};                                      // no pages are dropped any more
+  std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};  // for orphans, the last time
+  Executor executor_;                                                    // its threads use the rest
   Executor page_executor_;               // likewise, and may wait for what executor_ answers
   std::unique_ptr<LeaseServer> leases_;  // likewise
 };

@@ -134,13 +134,19 @@ Result<LeaseDevicesPtr> LeaseRequests::OpenDevices(bool write, uint64_t writer) 
   return LeaseDevicesPtr(std::move(devices));
 }
 
-// Shared with everybody else who has a lease for reading now.
+void LeaseRequests::Stop() {
+  open_.WaitForNone();
+  MutexLock lock(mutex_);
+  readers_ = nullptr;
+}
+
+// All leases for reading share them.
 Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices() {
   MutexLock lock(mutex_);
-  if (LeaseDevicesPtr open = readers_.lock()) return open;
-  ASSIGN_OR_RETURN(LeaseDevicesPtr devices, OpenDevices(false, 0));
-  readers_ = devices;
-  return devices;
+  if (readers_ == nullptr) {
+    ASSIGN_OR_RETURN(readers_, OpenDevices(false, 0));
+  }
+  return readers_;
 }
 
 Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lease::Token& token) {

@@ -51,8 +51,8 @@ class LeaseRequests {
   // Answers the request, now or from a thread of the store. May wait for devices.
   void Handle(const LeaseConnectionPtr& connection, const lease::Message& message);
 
-  // Returns when every request was answered; nobody makes new ones.
-  void WaitForNone() { open_.WaitForNone(); }
+  // Returns when every request was answered, and closes the devices; nobody makes new requests.
+  void Stop() EXCLUDES(mutex_);
 
  private:
   using Body = std::vector<std::span<const std::byte>>;
@@ -94,7 +94,7 @@ class LeaseRequests {
   std::atomic<uint64_t> answers_{0};  // bytes of checksums that requests have in memory
   std::atomic<uint64_t> writers_{0};  // numbers given to holders of leases for writing
   Mutex mutex_;
-  std::weak_ptr<const LeaseDevices> readers_ GUARDED_BY(mutex_);  // open while somebody holds a lease for reading
+  LeaseDevicesPtr readers_ GUARDED_BY(mutex_);  // from the first lease for reading to Stop
 };
 
 }  // namespace weightfs

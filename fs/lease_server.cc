@@ -123,7 +123,7 @@ void LeaseServer::Stop() {
     thread_.join();
   }
   executor_.reset();
-  requests_.WaitForNone();
+  requests_.Stop();
   MutexLock lock(mutex_);
   connections_.clear();
 }

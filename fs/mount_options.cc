@@ -36,8 +36,9 @@ Result<uint64_t> ParseNumber(std::string_view name, std::string_view value, uint
 }
 
 Result<ByteCount> ParseBytes(std::string_view name, std::string_view value, ByteCount least) {
-  ASSIGN_OR_RETURN(const ByteCount bytes, ParseSize(value));
-  if (bytes < least) return Impossible(name, value, fmt::format("at least {} is needed", FormatSize(least)));
+  auto bytes = ParseSize(value);
+  if (!bytes.has_value()) return Impossible(name, value, bytes.error().what);
+  if (*bytes < least) return Impossible(name, value, fmt::format("at least {} is needed", FormatSize(least)));
   return bytes;
 }
 

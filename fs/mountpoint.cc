@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/mountpoint.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <grp.h>
 #include <pwd.h>
@@ -16,8 +15,6 @@
 #include <sstream>
 
 #include "common/log.h"
-#include "common/shell_quote.h"
-#include "fs/unmount.h"
 
 namespace weightfs {
 namespace {
@@ -44,29 +41,7 @@ bool InPath(const char* program) {
 
 // True when `inner` is `outer` or lies in it; both absolute.
 bool Holds(const std::string& outer, const std::string& inner) {
-  return inner == outer || outer == "/" ||
-         (inner.size() > outer.size() && inner.compare(0, outer.size(), outer) == 0 && inner[outer.size()] == '/');
-}
-
-// Whether a FUSE mount without its program lies there. Only opening tells: attributes the kernel has from before.
-bool IsDead(const std::string& mountpoint) {
-  const UniqueFd directory(open(mountpoint.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  return !directory && errno == ENOTCONN;
-}
-
-// A daemon that was killed leaves a mount on which every call that reaches the kernel's FUSE says ENOTCONN.
-Result<void> RemoveDeadMount(const std::string& mountpoint) {
-  std::error_code ignored;
-  const std::string parent = std::filesystem::canonical(std::filesystem::absolute(mountpoint).parent_path(), ignored);
-  const std::string path = parent + "/" + std::filesystem::path(mountpoint).filename().string();
-  const std::optional<MountEntry> mount = TopMountOn(path);
-  if (mount.has_value() && IsWeightfs(*mount) && UnmountDirectory(path, UnmountMode::kLazy) == 0) {
-    spdlog::warn("{}: took away the mount of {} that a killed weightfs had left", path, mount->source);
-    return {};
-  }
-  return Error{ErrorCode::kBusy, fmt::format("{} is the mount of a filesystem whose program has ended; unmount it "
-                                             "first: fusermount3 -u {}",
-                                             mountpoint, ShellQuote(mountpoint))};
+  return (inner + "/").starts_with(outer == "/" ? outer : outer + "/");
 }
 
 Result<void> CheckPrivileges(bool allow_other) {
@@ -95,10 +70,16 @@ Result<void> CheckPrivileges(bool allow_other) {
 
 }  // namespace
 
-Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::string& store_directory,
-                                      bool allow_other) {
+Result<void> CheckApart(const std::string& mountpoint, const std::string& store) {
+  // The daemon opens files of the store by name; through its own mount it would wait for itself.
+  if (!Holds(mountpoint, store) && !Holds(store, mountpoint)) return {};
+  return Error{ErrorCode::kInvalid, fmt::format("the mountpoint {} and the store {} must not lie in one another; mount "
+                                                "elsewhere",
+                                                mountpoint, store)};
+}
+
+Result<std::string> PrepareMountpoint(const std::string& mountpoint, bool allow_other) {
   struct stat status = {};
-  if (IsDead(mountpoint)) RETURN_IF_ERROR(RemoveDeadMount(mountpoint));
   if (stat(mountpoint.c_str(), &status) != 0) {
     const ErrorCode code = errno == ENOENT ? ErrorCode::kNotFound : ErrorCode::kAccess;
     return Error{code, fmt::format("mountpoint {}: {}{}", mountpoint, std::strerror(errno),
@@ -111,13 +92,6 @@ Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::
   if (failure) return Error{ErrorCode::kAccess, fmt::format("mountpoint {}: {}", mountpoint, failure.message())};
   if (const auto mount = TopMountOn(path); mount.has_value() && IsWeightfs(*mount))
     return Error{ErrorCode::kBusy, fmt::format("{} is already the mount of {}", path, mount->source)};
-  if (!store_directory.empty()) {
-    const std::string store = std::filesystem::weakly_canonical(store_directory, failure).string();
-    // The daemon opens files of the store by name; through its own mount it would wait for itself.
-    if (!failure && (Holds(path, store) || Holds(store, path)))
-      return Error{ErrorCode::kInvalid,
-                   fmt::format("the mountpoint {} and the store {} must not lie in one another", path, store)};
-  }
   RETURN_IF_ERROR(CheckPrivileges(allow_other));
   return path;
 }

@@ -10,11 +10,12 @@
 
 namespace weightfs {
 
-// The absolute path of a directory that `store_directory` can be mounted on. Full-line errors: it does not exist, is no
-// directory, is a weightfs already, holds the store or is held by it, or what a mount needs (/dev/fuse, fusermount3,
-// the right to allow others) is not there. Takes away a mount that a killed weightfs left there.
-Result<std::string> PrepareMountpoint(const std::string& mountpoint, const std::string& store_directory,
-                                      bool allow_other);
+// Refuses a mountpoint that holds the store's directory or lies in it; both are absolute, without links.
+Result<void> CheckApart(const std::string& mountpoint, const std::string& store);
+
+// The absolute path of a directory that can be mounted on. Full-line errors: it does not exist, is no directory, is a
+// weightfs already, or what a mount needs (/dev/fuse, fusermount3, the right to allow others) is not there.
+Result<std::string> PrepareMountpoint(const std::string& mountpoint, bool allow_other);
 
 // The next step of a user who may not open /dev/fuse.
 std::string FuseDeviceAdvice();

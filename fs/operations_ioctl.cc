@@ -78,7 +78,7 @@ void Stats(Filesystem& filesystem, Reply reply) {
   const SpaceStatistics space = filesystem.store().Space();
   weightfs_stats out{};
   out.version = WEIGHTFS_IOC_VERSION;
-  out.read_only = store.read_only ? 1 : 0;
+  out.read_only = filesystem.read_only() ? 1 : 0;
   out.read_bytes = store.read_bytes;
   out.written_bytes = store.written_bytes;
   out.device_read_bytes = store.device_read_bytes;

@@ -14,6 +14,10 @@
 //
 // So each page is filled either before the write and dropped, or after it with the new content.
 //
+// One gap remains. The kernel keeps a page that a program changes between the write-back of the page and its removal,
+// and it reports success all the same (fuse_reverse_inval_inode ignores the result of invalidate_inode_pages2_range).
+// The next write-back of that page overwrites the direct write, whole.
+//
 // Before Linux 6.6 a file that is open for direct I/O cannot be mapped, so some opens use the page cache and some do
 // not. The kernel does not drop pages before a direct write there; step 1 covers that, too.
 #pragma once

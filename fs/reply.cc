@@ -93,7 +93,13 @@ void Reply::Errno(int error) {
   if (fuse_req_t request = Take()) Ended(fuse_reply_err(request, error));
 }
 
-void Reply::Fail(const Error& error) { Errno(ToErrno(error.code)); }
+void Reply::Fail(const Error& error) {
+  const bool damage =
+      error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kVersion;
+  // The program gets a number. The text would be lost.
+  if (damage && !error.what.empty()) spdlog::error("{}", error.what);
+  Errno(ToErrno(error.code));
+}
 
 void Reply::Finish(const Result<void>& result) {
   if (result.has_value()) {

@@ -168,8 +168,7 @@ Session::~Session() {
 }
 
 Result<void> Session::Mount() {
-  ASSIGN_OR_RETURN(const std::string path,
-                   PrepareMountpoint(options_.mountpoint, options_.store_directory, options_.allow_other));
+  ASSIGN_OR_RETURN(const std::string path, PrepareMountpoint(options_.mountpoint, options_.allow_other));
   if (fuse_session_mount(session_, path.c_str()) != 0)
     return Error{ErrorCode::kPermission,
                  fmt::format("mounting on {} failed; the lines above say why{}", path,
@@ -397,7 +396,7 @@ void Session::Unmount() {
 }
 
 Result<KernelOffer> ProbeOffer(const std::string& directory) {
-  ASSIGN_OR_RETURN(const std::string path, PrepareMountpoint(directory, "", false));
+  ASSIGN_OR_RETURN(const std::string path, PrepareMountpoint(directory, false));
   char program[] = "weightfs", flag[] = "-o", text[] = "subtype=weightfs,fsname=probe";
   char* arguments[] = {program, flag, text, nullptr};
   fuse_args args = FUSE_ARGS_INIT(3, arguments);

@@ -34,7 +34,8 @@ int RunFusermount(const std::string& directory, bool detach) {
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) return error;
   int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return errno;
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return 0;
   return WIFEXITED(status) && WEXITSTATUS(status) == kNotFoundByShell ? ENOENT : EBUSY;

@@ -18,7 +18,8 @@ struct Location {
 };
 
 Result<Location> Locate(const std::string& directory) {
-  std::filesystem::path path = std::filesystem::path(directory).lexically_normal();
+  // RocksDB uses the path as it is given: without "link/.." it may lead elsewhere.
+  std::filesystem::path path(directory);
   if (!path.has_filename()) path = path.parent_path();
   const std::string above = path.parent_path().string();
   ASSIGN_OR_RETURN(GuardedDirectory parent, GuardedDirectory::Open(above.empty() ? "." : above));

@@ -3,11 +3,11 @@
 
 #include <sys/stat.h>
 
-#include <cassert>
 #include <ctime>
 #include <limits>
 #include <span>
 
+#include "common/assert.h"
 #include "common/bytes.h"
 #include "common/checksum.h"
 #include "meta/keys.h"
@@ -97,7 +97,7 @@ Timestamp Timestamp::Now() {
 }
 
 std::string InodeRecord::Encode() const {
-  assert(symlink.size() <= kMaximumSymlinkSize);
+  WEIGHTFS_ASSERT(symlink.size() <= kMaximumSymlinkSize);
   std::string out;
   out.reserve(kInodeFixedSize + symlink.size());
   AppendLittle(out, kInodeFormat);
@@ -152,7 +152,7 @@ Result<EntryRecord> EntryRecord::Decode(std::string_view bytes) {
 }
 
 std::string ExtentRecord::Encode(std::string_view key) const {
-  assert(count.value > 0 && count.value <= kMaximumExtentBlocks);
+  WEIGHTFS_ASSERT(count.value > 0 && count.value <= kMaximumExtentBlocks);
   std::string out;
   out.reserve(kExtentSize);
   AppendLittle(out, kExtentFormat);
@@ -188,7 +188,7 @@ Result<ExtentRecord> ExtentRecord::Decode(std::string_view key, std::string_view
 }
 
 std::string EncodeChecksums(const std::vector<uint32_t>& checksums) {
-  assert(checksums.size() <= keys::kSegmentBlocks);
+  WEIGHTFS_ASSERT(checksums.size() <= keys::kSegmentBlocks);
   std::string out;
   out.reserve(kChecksumsHeaderSize + checksums.size() * sizeof(uint32_t));
   AppendLittle(out, kChecksumsFormat);

@@ -159,14 +159,11 @@ class OwnedFileSystem final : public rocksdb::FileSystemWrapper {
   }
 
  private:
-  // The owner may have no way to the directory; then the files are of no use to him either.
   template <typename Create>
   rocksdb::IOStatus AsOwner(Create create) {
-    {
-      const FileOwnerScope as_owner(owner_, group_);
-      if (rocksdb::IOStatus created = create(); created.ok()) return created;
-    }
-    return create();
+    rocksdb::IOStatus created;
+    CreateAsOwner(owner_, group_, [&] { return (created = create()).ok(); });
+    return created;
   }
 
   const uid_t owner_;

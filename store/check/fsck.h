@@ -71,7 +71,7 @@ struct FsckReport {
   uint64_t repaired = 0;          // of them
   uint64_t inodes = 0, directories = 0, files = 0, entries = 0, orphans = 0, extents = 0;
   BlockCount mapped_blocks;
-  ByteCount verified_bytes;  // read and compared
+  ByteCount verified_bytes;  // read and compared with checksums
 
   static constexpr size_t kMaximumFindings = 10'000;
   // Nothing was wrong. A repaired store is clean in the next check, not in this one.

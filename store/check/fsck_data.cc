@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kMaximumFileBlocks = kMaximumFileSize / kBlockSize;
 // A block is read this often before it counts as damaged: some errors of a transfer do not come twice.
-constexpr int kReadAttempts = 3;
+constexpr int kRetries = 3;
 
 std::string Where(const Extent& extent) {
   return fmt::format("the extent of bytes {} to {} (device {}, block {})", extent.first * kBlockSize,
@@ -216,8 +216,10 @@ Result<void> Checker::VerifyData() {
     for (uint64_t i = 0; i < piece->chunk.count; ++i) {
       const uint64_t block = piece->chunk.first + i;
       ASSIGN_OR_RETURN(const auto expected, checksums.Get(extent.ino, block));
-      if (!expected || (piece->result && actual[i] == *expected)) continue;
-      const auto kind = CheckBlock(*reader, extent, block, *expected);
+      if (!expected) continue;
+      const bool matches = piece->result && actual[i] == *expected;
+      const auto kind = matches ? std::nullopt : CheckBlock(*reader, extent, block, *expected);
+      if (kind != FindingKind::kDataUnreadable) report_.verified_bytes += ByteCount{kBlockSize};
       if (!kind) continue;
       const BadRun next{*kind, extent.ino,           block,
                         1,     extent.record.device, extent.record.start.value + block - extent.first};
@@ -233,7 +235,6 @@ Result<void> Checker::VerifyData() {
     ShowProgress("data");
   }
   report_bad();
-  report_.verified_bytes = {progress_.done};
   return {};
 }
 
@@ -241,7 +242,7 @@ Result<void> Checker::VerifyData() {
 std::optional<FindingKind> Checker::CheckBlock(DataReader& reader, const Extent& extent, uint64_t block,
                                                uint32_t expected) {
   auto kind = FindingKind::kDataUnreadable;
-  for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kRetries; ++attempt) {
     const auto checksum = reader.ReadOne(extent, block);
     if (!checksum) continue;
     if (*checksum == expected) return std::nullopt;

@@ -19,10 +19,10 @@ Result<InodePtr> InodeTable::Get(InodeId ino) {
   {
     MutexLock lock(mutex_);
     if (const auto found = inodes_.find(ino); found != inodes_.end()) return found->second;
-    departed = departed_;
+    departed = DepartedLocked(ino);
   }
   // Read without the lock. A record read before a concurrent change can only be installed where no other thread
-  // has the inode, and a change needs the inode in the table: so look again before inserting where one has left it.
+  // has the inode, and a change needs the inode in the table: so look again before inserting where it may have left it.
   while (true) {
     ASSIGN_OR_RETURN(auto bytes, catalog_.Get(keys::Inode(ino)));
     if (!bytes) return ErrorCode::kStale;
@@ -33,7 +33,7 @@ Result<InodePtr> InodeTable::Get(InodeId ino) {
     }
     MutexLock lock(mutex_);
     if (const auto found = inodes_.find(ino); found != inodes_.end()) return found->second;
-    if (departed_ != departed) {
+    if (DepartedLocked(ino) != departed) {
       ASSIGN_OR_RETURN(auto again, catalog_.Get(keys::Inode(ino)));
       if (!again) return ErrorCode::kStale;
       if (*again != *bytes) continue;
@@ -55,8 +55,10 @@ InodePtr InodeTable::Insert(InodeId ino, InodeRecord record) {
 
 void InodeTable::Erase(InodeId ino) {
   MutexLock lock(mutex_);
-  departed_ += inodes_.erase(ino);
+  EraseLocked(ino);
 }
+
+void InodeTable::EraseLocked(InodeId ino) { DepartedLocked(ino) += inodes_.erase(ino); }
 
 void InodeTable::AddLookups(InodeId ino, uint64_t count) {
   MutexLock lock(mutex_);
@@ -94,7 +96,7 @@ void InodeTable::TrimLocked() {
     for (auto at = inodes_.begin(hand_); at != inodes_.end(hand_); ++at) {
       if (at->second.use_count() == 1) idle.push_back(at->first);
     }
-    for (const InodeId ino : idle) departed_ += inodes_.erase(ino);
+    for (const InodeId ino : idle) EraseLocked(ino);
   }
 }
 

@@ -2,6 +2,7 @@
 // The inodes in memory, and how often the kernel knows each.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -41,14 +42,17 @@ class InodeTable {
 
  private:
   void TrimLocked() REQUIRES(mutex_);
+  void EraseLocked(InodeId ino) REQUIRES(mutex_);
+  uint64_t& DepartedLocked(InodeId ino) REQUIRES(mutex_) { return departed_[ino.value % departed_.size()]; }
 
   KvStore& catalog_;
   const FileServices services_;
   const size_t resident_;
   mutable Mutex mutex_;
   std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);
-  size_t hand_ GUARDED_BY(mutex_) = 0;        // the bucket that was looked at last
-  uint64_t departed_ GUARDED_BY(mutex_) = 0;  // inodes that have left the table
+  size_t hand_ GUARDED_BY(mutex_) = 0;  // the bucket that was looked at last
+  // Inodes that have left the table, by number modulo the size.
+  std::array<uint64_t, 64> departed_ GUARDED_BY(mutex_) = {};
   std::unordered_map<InodeId, uint64_t> lookups_ GUARDED_BY(mutex_);
 };
 

@@ -151,12 +151,12 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
   if (!any) return GetAttributes(ino);
   RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
-  while (true) {
+  return WhileStale([&]() -> Result<Attributes> {
     // A chmod changes the access control list too.
     ASSIGN_OR_RETURN(const StoredAttribute list, ReadStored(inode, change.mode ? kAccessAclName : std::string_view()));
     InodeTransaction transaction(catalog_, {inode});
     if (transaction.deleted(inode)) return ErrorCode::kStale;
-    if (transaction.changes(inode) != list.changes) continue;
+    if (transaction.changes(inode) != list.changes) return ErrorCode::kAgain;
     InodeRecord& record = transaction.record(inode);
     record.uid = change.uid.value_or(record.uid);
     record.gid = change.gid.value_or(record.gid);
@@ -172,7 +172,7 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
     }
     RETURN_IF_ERROR(transaction.Commit());
     return transaction.Stat(inode);
-  }
+  });
 }
 
 Result<std::string> Namespace::ReadLink(InodeId ino) {
@@ -317,8 +317,9 @@ Result<std::optional<DeletionRecords>> Namespace::ReadReplaced(const InodePtr& r
   if (replaced == nullptr || inodes_.lookups(replaced->id) > 0) return records;
   {
     MutexLock lock(replaced->mutex);
-    const uint32_t last = replaced->IsDirectory() ? 2 : 1;
-    if (replaced->attributes.links > last || replaced->open_handles > 0) return records;
+    // A directory has one name, whatever its damaged record may count.
+    const bool last = replaced->IsDirectory() || replaced->attributes.links <= 1;
+    if (!last || replaced->open_handles > 0) return records;
   }
   ASSIGN_OR_RETURN(records, InodeTransaction::ReadDeletion(catalog_, replaced, data_));
   return records;

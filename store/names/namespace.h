@@ -15,6 +15,7 @@
 #include "meta/kv_store.h"
 #include "store/file/data_owner.h"
 #include "store/file/inode.h"
+#include "store/names/acl.h"
 #include "store/names/inode_table.h"
 #include "store/names/inode_transaction.h"
 #include "store/types.h"
@@ -122,8 +123,10 @@ class Namespace {
       REQUIRES(mutex_);
   // A new inode as it is asked for, before it inherits anything.
   static Result<InodeRecord> NewRecord(const CreateRequest& request);
-  Result<void> InheritAcl(const InodePtr& parent, InodeId ino, const CreateRequest& request, InodeRecord* record,
-                          KvBatch* batch);
+  // The default access control list of a directory; empty where it has none.
+  Result<Acl> ReadDefaultAcl(const InodePtr& directory);
+  // Gives a new inode what it inherits of the default list `acl`, which replaces the umask: POSIX.1e 23.3.4.
+  static void InheritAcl(Acl acl, InodeId ino, uint32_t umask, InodeRecord* record, KvBatch* batch);
   // The first of `count` numbers never used before; what the catalog must know of them goes into `batch`. They are used
   // up when next_ino_ has moved behind them, and ino_bound_ to `bound`.
   InodeId NextInodeLocked(uint64_t count, KvBatch* batch, uint64_t* bound) REQUIRES(mutex_);

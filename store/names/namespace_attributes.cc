@@ -151,21 +151,26 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
     if ((now.flags & kInodeHasAttributes) == 0 && kept(now.mode) == now.mode) return false;
   }
   RETURN_IF_ERROR(CheckWritable());
-  while (true) {
+  return WhileStale([&]() -> Result<bool> {
     constexpr std::string_view kCapability = "security.capability";
     ASSIGN_OR_RETURN(const StoredAttribute capability, ReadStored(inode, kCapability));
+    if (!capability.value) {
+      MutexLock lock(inode->mutex);
+      if (inode->changes != capability.changes) return ErrorCode::kAgain;
+      if (inode->deleted) return ErrorCode::kStale;
+      if (kept(inode->attributes.mode) == inode->attributes.mode) return false;
+    }
     InodeTransaction transaction(catalog_, {inode});
     if (transaction.deleted(inode)) return ErrorCode::kStale;
-    if (transaction.changes(inode) != capability.changes) continue;
+    if (transaction.changes(inode) != capability.changes) return ErrorCode::kAgain;
     InodeRecord& record = transaction.record(inode);
     const bool changes = kept(record.mode) != record.mode;
-    if (!changes && !capability.value) return false;
     if (capability.value) transaction.batch().Delete(keys::Attribute(inode->id, kCapability));
     record.mode = kept(record.mode);
     record.changed = Timestamp::Now();
     RETURN_IF_ERROR(transaction.Commit());
     return changes;
-  }
+  });
 }
 
 Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {

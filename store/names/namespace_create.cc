@@ -65,28 +65,29 @@ Result<InodeId> Namespace::TakeInodesLocked(uint64_t count) {
   return first;
 }
 
-// POSIX.1e 23.3.4: where the parent has a default list it takes the location of the umask.
-Result<void> Namespace::InheritAcl(const InodePtr& parent, InodeId ino, const CreateRequest& request,
-                                   InodeRecord* record, KvBatch* batch) {
-  if (S_ISLNK(record->mode)) return {};
-  auto bytes = ReadAttribute(parent->id, kDefaultAclName);
-  if (!bytes) {
-    if (bytes.error().code != ErrorCode::kNoAttribute) return bytes.error();
-    record->mode &= ~(request.umask & 0777);
-    return {};
-  }
+Result<Acl> Namespace::ReadDefaultAcl(const InodePtr& directory) {
+  const auto bytes = ReadAttribute(directory->id, kDefaultAclName);
+  if (!bytes && bytes.error().code == ErrorCode::kNoAttribute) return Acl();
+  if (!bytes) return bytes.error();
   auto acl = Acl::Decode(*bytes);
-  if (!acl || acl->empty()) return Damaged(parent->id, "its default access control list is damaged");
+  if (!acl || acl->empty()) return Damaged(directory->id, "its default access control list is damaged");
+  return acl;
+}
+
+void Namespace::InheritAcl(Acl acl, InodeId ino, uint32_t umask, InodeRecord* record, KvBatch* batch) {
+  if (acl.empty()) {
+    record->mode &= ~(umask & 0777);
+    return;
+  }
   if (S_ISDIR(record->mode)) {
-    batch->Put(keys::Attribute(ino, kDefaultAclName), *bytes);
+    batch->Put(keys::Attribute(ino, kDefaultAclName), acl.Encode());
     record->flags |= kInodeHasAttributes;
   }
-  acl->Inherit(&record->mode);
-  if (!acl->IsMode()) {
-    batch->Put(keys::Attribute(ino, kAccessAclName), acl->Encode());
+  acl.Inherit(&record->mode);
+  if (!acl.IsMode()) {
+    batch->Put(keys::Attribute(ino, kAccessAclName), acl.Encode());
     record->flags |= kInodeHasAttributes;
   }
-  return {};
 }
 
 Result<Attributes> Namespace::Create(InodeId parent, std::string_view name, const CreateRequest& request) {
@@ -120,7 +121,10 @@ Result<Attributes> Namespace::CreateLocked(const InodePtr& parent, std::string_v
     // the new inode gets the list of some moment of this call.
     KvBatch inherited;
     const InodeId ino = NextInodeLocked(1, &inherited, &bound);
-    RETURN_IF_ERROR(InheritAcl(parent, ino, request, &record, &inherited));
+    if (!S_ISLNK(record.mode)) {
+      ASSIGN_OR_RETURN(Acl acl, ReadDefaultAcl(parent));
+      InheritAcl(std::move(acl), ino, request.umask, &record, &inherited);
+    }
 
     InodeTransaction transaction(catalog_, {parent});
     InodeRecord& above = transaction.record(parent);

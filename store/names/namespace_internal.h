@@ -27,9 +27,9 @@ inline bool DropLink(InodeRecord& record) {
 // Repeats a step as long as it says kAgain: what it had read from the catalog, without the mutexes of inodes, had
 // changed by the time it took them.
 template <typename Step>
-Result<void> WhileStale(const Step& step) {
+auto WhileStale(const Step& step) {
   while (true) {
-    const Result<void> result = step();
+    auto result = step();
     if (result || result.error().code != ErrorCode::kAgain) return result;
   }
 }

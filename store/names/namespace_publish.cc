@@ -188,13 +188,14 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
   asked.data_version = 1;
   // In the order of their keys: the catalog takes them in at half the cost, and everybody waits for that.
   Content content(runs, checksums);
+  ASSIGN_OR_RETURN(const Acl acl, ReadDefaultAcl(work.directory));
   KvBatch lists, extents, sums;
   for (size_t index = 0; index < work.files.size(); ++index) {
     const DirectFile& file = work.files[index];
     const InodeId ino{first.value + index};
     const BlockCount blocks = BlocksFor(ByteCount{file.size});
     InodeRecord record = asked;  // All inherit the same, each under its own number.
-    RETURN_IF_ERROR(InheritAcl(work.directory, ino, request, &record, &lists));
+    InheritAcl(acl, ino, request.umask, &record, &lists);
     record.size = file.size;
     record.blocks = blocks.value;
     work.batch.Put(keys::Inode(ino), record.Encode());

@@ -45,6 +45,16 @@ class Undo {
   std::vector<std::function<void()>> steps_;
 };
 
+// The path without empty parts and dots, which would only make messages ugly. "link/.." stays: it leads elsewhere than
+// the directory that holds the link.
+fs::path WithoutDots(const fs::path& path) {
+  fs::path parts;
+  for (const fs::path& part : path) {
+    if (!part.empty() && part != ".") parts /= part;
+  }
+  return parts.empty() ? path : parts;
+}
+
 void Remove(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
@@ -108,9 +118,9 @@ class Formatter {
 
   const std::string directory_;
   const FormatOptions& options_;
-  std::optional<GuardedDirectory> store_;  // from PrepareDirectory on; outlives undo_
-  Undo undo_;
-  StoreLock lock_;              // outlives the targets
+  std::optional<GuardedDirectory> store_;  // from PrepareDirectory on; undo_ uses it
+  StoreLock lock_;
+  Undo undo_;                   // runs after the targets are closed, and before the lock is released
   bool pool_is_given_ = false;  // as a --device
   std::vector<Target> targets_;
   StoreDescription description_;
@@ -232,7 +242,7 @@ Result<void> Formatter::OpenGivenDevices() {
     RETURN_IF_ERROR(CheckEmpty(given));
     std::error_code error;
     pool_is_given_ = pool_is_given_ || fs::equivalent(given, In(kPoolName), error);
-    const std::string path = fs::absolute(given).lexically_normal().string();
+    const std::string path = WithoutDots(fs::absolute(given)).string();
     if (!block && options_.preallocate) {
       RETURN_IF_ERROR(ReserveGivenFile(path, ByteCount{static_cast<uint64_t>(status.st_size)}));
     }
@@ -368,10 +378,7 @@ Result<void> Formatter::WriteDescription() {
 }  // namespace
 
 Result<StoreDescription> FormatStore(const std::string& directory, const FormatOptions& options) {
-  // A trailing slash or "." would only make messages ugly.
-  std::string path = fs::path(directory).lexically_normal().string();
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  return Formatter(path, options).Run();
+  return Formatter(WithoutDots(directory).string(), options).Run();
 }
 
 }  // namespace weightfs

@@ -136,7 +136,6 @@ Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& pa
 Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
   FileDevice::Options device_options{.queue_depth = options.queue_depth,
-                                     .rings = options.rings,
                                      .read_only = options.read_only,
                                      .exclusive = options.lock,
                                      .lock_wait = DeviceLockWait(parts->lock)};
@@ -251,12 +250,8 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
     parts.lock.Claim();  // now: if this process is killed while it opens the rest, the next one waits for the devices
   }
   // The devices first: opening the catalog may write to it, and a wrong device must change nothing.
-  auto opened = OpenDevices(directory, effective, &parts);
-  if (opened.has_value()) opened = OpenCatalog(directory, effective, &parts);
-  if (!opened.has_value()) {
-    if (!parts.lock.holder_was_killed()) parts.lock.Clear();
-    return opened.error();
-  }
+  RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));
+  RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
   if (!effective.read_only) {
     RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);
@@ -271,6 +266,13 @@ Result<void> MarkClean(std::span<BlockDevice* const> devices, std::vector<Superb
 
 Result<void> MarkClean(std::vector<std::unique_ptr<BlockDevice>>& devices, std::vector<Superblock>& superblocks) {
   return MarkClean(Borrow(devices), superblocks);
+}
+
+Result<void> MarkCleanAgain(const std::string& directory, const StoreDescription& description) {
+  StoreParts parts;
+  parts.description = description;
+  RETURN_IF_ERROR(OpenDevices(directory, {}, &parts));
+  return MarkClean(parts.devices, parts.superblocks);
 }
 
 std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>& devices) {

@@ -104,12 +104,16 @@ StoreHolder ReadStoreHolder(const UniqueFd& lock);
 std::string DescribeProcess(pid_t process);
 
 // An exclusive flock on the store's lock file for as long as it lives. The file names the holder (StoreHolder) from
-// Claim to Clear; a name that is left in a free lock file is that of a holder that was killed.
+// Claim to Clear or to its end; a name that is left in a free lock file is that of a holder that was killed.
 class StoreLock {
  public:
   // kBusy names the holder's process. Makes the file where it is missing; changes nothing else.
   static Result<StoreLock> Acquire(const std::string& directory);
   StoreLock() = default;
+  StoreLock(StoreLock&&) = default;
+  StoreLock& operator=(StoreLock&&) = default;
+  // Clears a name that was not cleared, unless the holder before was killed: the next holder must know of that, too.
+  ~StoreLock();
 
   // The lock file for reading, for whoever waits for the holder. Errors as of GuardedDirectory.
   static Result<UniqueFd> OpenToWatch(const std::string& directory);
@@ -130,6 +134,7 @@ class StoreLock {
   explicit StoreLock(UniqueFd file) : file_(std::move(file)) {}
   UniqueFd file_;
   bool holder_was_killed_ = false;
+  bool claimed_ = false;
 };
 
 // How long to wait for the devices of a store whose lock is held: not at all, unless their last user was killed.
@@ -138,7 +143,6 @@ std::chrono::milliseconds DeviceLockWait(const StoreLock& lock);
 struct OpenOptions {
   bool read_only = false;
   unsigned queue_depth = 256;
-  unsigned rings = 1;
   ByteCount catalog_cache{32 * kMiB};
   bool lock = true;  // false: look without the lock (info beside a mount); implies read_only
 };
@@ -162,6 +166,10 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
 
 // How much of each device belongs to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);
+
+// Marks the superblocks clean again that OpenStoreParts marked in use, of a store that was clean and could not be
+// opened: its devices are closed, and its lock is still held.
+Result<void> MarkCleanAgain(const std::string& directory, const StoreDescription& description);
 
 // The last write to the devices: the store that used them is closed, its devices are still open.
 Result<void> MarkClean(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks);

@@ -2,13 +2,16 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <climits>
 #include <cstring>
+#include <thread>
 
 #include "common/guarded_directory.h"
 #include "common/printable.h"
@@ -17,6 +20,9 @@
 
 namespace weightfs {
 namespace {
+
+constexpr std::chrono::seconds kLookLimit{1};
+constexpr std::chrono::milliseconds kLookPoll{1};
 
 constexpr std::string_view kServingWord = "serving ", kClosingWord = "closing", kErrorWord = "error: ";
 
@@ -31,6 +37,13 @@ bool IsHeld(int descriptor) {
   if (flock(descriptor, LOCK_SH | LOCK_NB) != 0) return errno == EWOULDBLOCK;
   flock(descriptor, LOCK_UN);
   return false;
+}
+
+// False when the path leads to another file, or to none.
+bool IsNamed(const std::string& path, int descriptor) {
+  struct stat opened = {}, named = {};
+  return fstat(descriptor, &opened) == 0 && lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
 }
 
 std::string ReadNote(int descriptor) {
@@ -104,23 +117,34 @@ std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
 
 Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
-  auto file = store.OpenFile(kLockName, O_RDWR | O_CREAT);
-  // A store on a read-only filesystem can be locked as well, without a name in the file.
-  if (!file.has_value() && file.error().code == ErrorCode::kReadOnly) file = store.OpenFile(kLockName, O_RDONLY);
-  if (!file.has_value()) return OpenError(store, file.error());
-  StoreLock lock(std::move(*file));
-  const int descriptor = lock.file_.get();
-  if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) {
-      return SystemError(store.PathOf(kLockName), "cannot be locked");
+  const std::string path = store.PathOf(kLockName);
+  const auto deadline = std::chrono::steady_clock::now() + kLookLimit;
+  while (true) {
+    auto file = store.OpenFile(kLockName, O_RDWR | O_CREAT);
+    // A store on a read-only filesystem can be locked as well, without a name in the file.
+    if (!file.has_value() && file.error().code == ErrorCode::kReadOnly) file = store.OpenFile(kLockName, O_RDONLY);
+    if (!file.has_value()) return OpenError(store, file.error());
+    StoreLock lock(std::move(*file));
+    if (flock(lock.file_.get(), LOCK_EX | LOCK_NB) == 0) {
+      if (!IsNamed(path, lock.file_.get())) continue;  // removed since the open, by a format that failed
+      lock.holder_was_killed_ = ParseNote(ReadNote(lock.file_.get())).noted > 0;
+      return lock;
     }
+    if (errno != EWOULDBLOCK) return SystemError(path, "cannot be locked");
     const StoreHolder holder = ReadStoreHolder(lock.file_);
-    return Error{ErrorCode::kBusy,
-                 fmt::format("{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process),
-                             holder.state == StoreHolder::State::kServing ? "unmount it first" : "wait for it to end")};
+    // Without a holder somebody only looks, and shares the lock for that moment.
+    if (holder.held || std::chrono::steady_clock::now() >= deadline) {
+      return Error{
+          ErrorCode::kBusy,
+          fmt::format("{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process),
+                      holder.state == StoreHolder::State::kServing ? "unmount it first" : "wait for it to end")};
+    }
+    std::this_thread::sleep_for(kLookPoll);
   }
-  lock.holder_was_killed_ = ParseNote(ReadNote(descriptor)).noted > 0;
-  return lock;
+}
+
+StoreLock::~StoreLock() {
+  if (claimed_ && !holder_was_killed_) Clear();
 }
 
 Result<UniqueFd> StoreLock::OpenToWatch(const std::string& directory) {
@@ -129,6 +153,7 @@ Result<UniqueFd> StoreLock::OpenToWatch(const std::string& directory) {
 }
 
 void StoreLock::Claim() {
+  claimed_ = true;
   if (file_) Rewrite(file_.get(), fmt::format("{}\n", getpid()));
 }
 
@@ -141,6 +166,7 @@ void StoreLock::NoteClosing() {
 }
 
 void StoreLock::Clear(const std::string& note) {
+  claimed_ = false;
   if (file_) Rewrite(file_.get(), note.empty() ? note : fmt::format("{}{}\n", kErrorWord, Printable(note)));
 }
 

@@ -18,7 +18,14 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   StoreOptions effective = options;
   effective.read_only = session->read_only_;
   effective.device_sizes = DeviceSizes(session->superblocks_);
-  ASSIGN_OR_RETURN(session->store_, Store::Open(std::move(parts.catalog), std::move(parts.devices), effective));
+  auto store = Store::Open(std::move(parts.catalog), std::move(parts.devices), effective);
+  if (!store.has_value()) {
+    auto unmarked = Result<void>();
+    if (parts.was_clean && !session->read_only_) unmarked = MarkCleanAgain(directory, session->description_);
+    if (!unmarked.has_value()) spdlog::warn("{}", ToString(unmarked.error()));
+    return store.error();
+  }
+  session->store_ = std::move(*store);
   return session;
 }
 

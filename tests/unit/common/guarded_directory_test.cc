@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "common/file_owner.h"
 #include "tests/support/temporary_directory.h"
 
 namespace weightfs {
@@ -213,6 +214,20 @@ TEST_F(GuardedDirectoryTest, RootLeavesItsFilesToTheOwnerOfTheDirectory) {
   fs::permissions(path_ / "d", fs::perms(0500));
   ASSERT_TRUE(Open().MakeDirectory("refused").has_value());
   EXPECT_EQ(OwnerOf(At("refused")), 0U) << "its owner may not write there";
+  ASSERT_TRUE(Open().OpenFile("root's", O_RDWR | O_CREAT).has_value());
+  EXPECT_EQ(OwnerOf(At("root's")), 0U) << "nothing is given away after it was made";
+}
+
+TEST_F(GuardedDirectoryTest, PermissionsAreTakenFromADirectoryThatItsOwnerMayNotList) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to become another user";
+  ASSERT_EQ(chown((path_ / "d").c_str(), kStranger, kStranger), 0);
+  fs::permissions(path_ / "d", fs::perms(0370));
+  const GuardedDirectory directory = Open();
+  {
+    const FileOwnerScope as_owner(kStranger, kStranger);
+    directory.Restrict();
+  }
+  EXPECT_EQ(ModeOf(path_ / "d"), 0300U);
 }
 
 TEST_F(GuardedDirectoryTest, RootGivesAwayNothingThatTheOwnerOfTheDirectoryMovedThere) {

@@ -96,7 +96,7 @@ TEST(MountOptions, RefusalsNameTheOption) {
                                                                   {"threads=many", "threads=many"},
                                                                   {"threads", "threads=N"},
                                                                   {"memory=1M", "memory=1M"},
-                                                                  {"memory=big", "'big'"},
+                                                                  {"memory=big", "option memory=big: 'big'"},
                                                                   {"commit=-1", "commit=-1"},
                                                                   {"commit=nan", "commit=nan"},
                                                                   {"commit=1e9", "commit=1e9"},

@@ -3,12 +3,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "fs/unmount.h"
 #include "tests/support/temporary_directory.h"
 
 namespace weightfs {
@@ -18,14 +21,10 @@ using testing::HasSubstr;
 
 class Mountpoint : public testing::Test {
  protected:
-  Mountpoint() {
-    std::filesystem::create_directories(root_ + "/store/meta");
-    std::filesystem::create_directories(root_ + "/store2");
-    std::ofstream(root_ + "/file") << "x";
-  }
+  Mountpoint() { std::ofstream(root_ + "/file") << "x"; }
 
-  void ExpectRefused(const std::string& mountpoint, const std::string& store, ErrorCode code, const char* text) {
-    const auto path = PrepareMountpoint(mountpoint, store, false);
+  void ExpectRefused(const std::string& mountpoint, ErrorCode code, const char* text) {
+    const auto path = PrepareMountpoint(mountpoint, false);
     ASSERT_FALSE(path.has_value()) << mountpoint;
     EXPECT_EQ(path.error().code, code) << path.error().what;
     EXPECT_THAT(path.error().what, HasSubstr(text));
@@ -35,16 +34,40 @@ class Mountpoint : public testing::Test {
 };
 
 TEST_F(Mountpoint, MustBeAnExistingDirectory) {
-  ExpectRefused(root_ + "/missing", root_ + "/store", ErrorCode::kNotFound, "make the directory first");
-  ExpectRefused(root_ + "/file", root_ + "/store", ErrorCode::kNotDirectory, "not a directory");
+  ExpectRefused(root_ + "/missing", ErrorCode::kNotFound, "make the directory first");
+  ExpectRefused(root_ + "/file", ErrorCode::kNotDirectory, "not a directory");
+}
+
+// fusermount3 is run for users other than root.
+TEST_F(Mountpoint, AnUnmountWhoseEndIsNotSeenIsNoSuccess) {
+  std::filesystem::permissions(root_, std::filesystem::perms(0755));
+  std::ofstream(root_ + "/fusermount3") << "#!/bin/sh\nexit 1\n";
+  std::filesystem::permissions(root_ + "/fusermount3", std::filesystem::perms(0755));
+  const std::string path = std::getenv("PATH");
+  ASSERT_EQ(setenv("PATH", (root_ + ":" + path).c_str(), 1), 0);
+  const uid_t user = geteuid();
+  if (user == 0) {
+    ASSERT_EQ(seteuid(65533), 0);
+  }
+  const auto before = signal(SIGCHLD, SIG_IGN);
+  EXPECT_EQ(UnmountDirectory(root_, UnmountMode::kPlain), ECHILD);
+  signal(SIGCHLD, SIG_DFL);
+  EXPECT_EQ(UnmountDirectory(root_, UnmountMode::kPlain), EBUSY);
+  signal(SIGCHLD, before);
+  ASSERT_EQ(seteuid(user), 0);
+  setenv("PATH", path.c_str(), 1);
 }
 
 TEST_F(Mountpoint, MustNotHoldTheStoreNorLieInIt) {
-  ExpectRefused(root_ + "/store", root_ + "/store", ErrorCode::kInvalid, "lie in one another");
-  ExpectRefused(root_, root_ + "/store", ErrorCode::kInvalid, "lie in one another");
-  ExpectRefused(root_ + "/store/meta", root_ + "/store", ErrorCode::kInvalid, "lie in one another");
-  std::filesystem::create_directory_symlink(root_ + "/store", root_ + "/link");
-  ExpectRefused(root_ + "/link", root_ + "/store", ErrorCode::kInvalid, "lie in one another");
+  for (const char* mountpoint : {"/srv/store", "/srv", "/", "/srv/store/meta"}) {
+    const auto checked = CheckApart(mountpoint, "/srv/store");
+    ASSERT_FALSE(checked.has_value()) << mountpoint;
+    EXPECT_EQ(checked.error().code, ErrorCode::kInvalid);
+    EXPECT_THAT(checked.error().what, HasSubstr("lie in one another"));
+  }
+  for (const char* mountpoint : {"/srv/store2", "/srv/sto", "/mnt"}) {
+    EXPECT_TRUE(CheckApart(mountpoint, "/srv/store").has_value()) << mountpoint;
+  }
 }
 
 }  // namespace

@@ -4,12 +4,15 @@
 
 #include <gtest/gtest.h>
 #include <linux/fuse.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -111,6 +114,24 @@ TEST_F(ReplyTest, MovedReplyAnswersOnce) {
   ASSERT_EQ(answers.size(), 1U);
   EXPECT_EQ(answers[0].header.error, -ENOSPC);
   counter_.WaitForNone();
+}
+
+TEST_F(ReplyTest, DamageIsLoggedWithItsText) {
+  std::ostringstream log;
+  const auto before = spdlog::default_logger();
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
+  for (const ErrorCode code : {ErrorCode::kIo, ErrorCode::kCorrupt, ErrorCode::kVersion}) {
+    log.str("");
+    const auto answers = AnswersOf([code](Reply reply) { reply.Fail({code, "reading the catalog failed"}); });
+    EXPECT_EQ(answers.at(0).header.error, -EIO);
+    EXPECT_NE(log.str().find("reading the catalog failed"), std::string::npos);
+  }
+  log.str("");
+  (void)AnswersOf([](Reply reply) { reply.Fail({ErrorCode::kInvalid, "no such option"}); });
+  (void)AnswersOf([](Reply reply) { reply.Fail(Error{ErrorCode::kIo}); });
+  EXPECT_EQ(log.str(), "");
+  spdlog::set_default_logger(before);
 }
 
 TEST_F(ReplyTest, SecondAnswerIsIgnored) {

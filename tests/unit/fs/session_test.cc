@@ -139,17 +139,6 @@ TEST(SessionOpen, DirectWriteDropsPagesThatWereFilledBeforeItIsAnswered) {
             "aaafter" + std::string(91, 'a') + std::string(102, 'm'));
 }
 
-TEST(SessionOpen, DropThatFailsForAWhileIsRepeated) {
-  FakeKernel kernel({}, Options());
-  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
-  (void)kernel.Fill(file.node, file.handle, 0, 4096);
-  FakeKernel::drop_errors = std::deque<int>(20, -EBUSY);
-  EXPECT_EQ(kernel.Write(file.node, file.handle, 0, "new").error, 0);
-  EXPECT_TRUE(FakeKernel::drop_errors.empty());
-  EXPECT_EQ(kernel.notifications.size(), 1U);
-  EXPECT_EQ(kernel.Read(file.node, file.handle, 0, 10).body, "new");
-}
-
 TEST(SessionOpen, WriteWhosePagesCannotBeDroppedFails) {
   FakeKernel kernel({}, Options());
   const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
@@ -312,6 +301,20 @@ TEST(SessionFiles, UnknownIoctlIsNotATerminal) {
   const KernelReply info = kernel.AskWith(FUSE_IOCTL, file.node, in);
   EXPECT_EQ(info.error, 0);
   EXPECT_EQ(info.As<weightfs_info>(sizeof(fuse_ioctl_out)).inode, file.node);
+}
+
+TEST(SessionFiles, StatisticsShowARemountReadOnly) {
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  fuse_ioctl_in in{};
+  in.cmd = WEIGHTFS_IOC_STATS;
+  in.out_size = sizeof(weightfs_stats);
+  const auto read_only = [&] {
+    return kernel.AskWith(FUSE_IOCTL, file.node, in).As<weightfs_stats>(sizeof(fuse_ioctl_out)).read_only;
+  };
+  EXPECT_EQ(read_only(), 0U);
+  kernel.filesystem().SetReadOnly(true);
+  EXPECT_EQ(read_only(), 1U);
 }
 
 struct Listed {

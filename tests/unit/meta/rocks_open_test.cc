@@ -226,6 +226,19 @@ TEST_F(RocksOpenTest, WhatIsNoRegularFileIsRefusedAndNotWaitedFor) {
   ExpectWhole(At());
 }
 
+// RocksDB opens what the path leads to, so that directory is the one to be checked.
+TEST_F(RocksOpenTest, DotsAfterALinkAreFollowed) {
+  Make(At("closed"), At("killed"));
+  fs::create_directories(At("elsewhere/below"));
+  fs::rename(At("closed"), At("elsewhere/meta"));
+  fs::create_directory_symlink(At("elsewhere/below"), At("link"));
+  ExpectWhole(At("link/../meta"));
+  fs::rename(At("elsewhere/meta"), At("elsewhere/other"));
+  fs::create_directory_symlink(At("elsewhere/other"), At("elsewhere/meta"));
+  fs::rename(At("killed"), At("meta"));
+  EXPECT_FALSE(RocksKvStore::Open(At("link/../meta").string(), {}).has_value()) << "it is a link";
+}
+
 TEST_F(RocksOpenTest, ADirectoryThatIsALinkIsRefused) {
   Make(At("elsewhere"), At("killed"));
   fs::create_directory_symlink(At("elsewhere"), At());

@@ -5,9 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "meta/facts.h"
 #include "meta/keys.h"
 #include "store/names/acl.h"
-#include "meta/facts.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/test_store.h"
 
@@ -413,6 +413,7 @@ TEST_F(Fsck, UnreadableBlocksAreReported) {
   const FsckReport report = Check(/*repair=*/false, /*verify=*/true);
   EXPECT_THAT(Kinds(report), Contains("data unreadable"));
   EXPECT_FALSE(report.sound());
+  EXPECT_EQ(report.verified_bytes, ByteCount{0});
 }
 
 TEST_F(Fsck, ErrorsOfTheCatalogEndTheCheck) {

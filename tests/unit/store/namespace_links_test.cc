@@ -19,6 +19,13 @@ class NamespaceLinks : public NamespaceTest {
   }
 };
 
+TEST_F(NamespaceLinks, AnEmptyDirectoryOfTooManyLinksIsRemoved) {
+  const InodeId directory = MakeDirectory(kRootInode, "d");
+  SetLinks(directory, 3);
+  EXPECT_TRUE(names_->RemoveDirectory(kRootInode, "d"));
+  EXPECT_FALSE(IsStored(keys::Inode(directory)));
+}
+
 TEST_F(NamespaceLinks, LinkAddsANameAndTouchesBoth) {
   const InodeId directory = MakeDirectory(kRootInode, "d"), file = MakeFile(kRootInode, "f");
   Age(directory);

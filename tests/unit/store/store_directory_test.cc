@@ -16,6 +16,8 @@
 #include <thread>
 
 #include "common/checksum.h"
+#include "meta/keys.h"
+#include "store/volume/store_session.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/thread_state.h"
@@ -230,6 +232,30 @@ TEST_F(StoreDirectoryTest, AForcedFormatThatDoesNotFitKeepsTheOldStore) {
   EXPECT_EQ(fs::file_size(Path("s/pool")), kSmall.value);
 }
 
+TEST_F(StoreDirectoryTest, AForcedFormatThatFailsLeavesNoNameInTheLock) {
+  Format("s");
+  std::atomic<bool> cancel{false};
+  FormatOptions options = Sized(kSmall);
+  options.force = true;
+  options.cancel = &cancel;
+  options.progress = [&](ByteCount, ByteCount) { cancel = true; };
+  EXPECT_EQ(FormatError("s", options).code, ErrorCode::kShutdown);
+  EXPECT_EQ(Slurp(Path("s/lock")), "");
+}
+
+TEST_F(StoreDirectoryTest, DotsAfterALinkAreFollowed) {
+  fs::create_directories(Path("elsewhere/below"));
+  fs::create_directory_symlink(Path("elsewhere/below"), Path("link"));
+  const std::string device = MakeFile("elsewhere/device", kSmall);
+  MakeFile("device", kSmall);
+  const auto made = Format("link/../s/./", OnDevices({Path("link/../device")}));
+  EXPECT_TRUE(fs::exists(Path("elsewhere/s/store.json")));
+  EXPECT_FALSE(fs::exists(Path("s")));
+  ASSERT_EQ(made.devices.size(), 1U);
+  EXPECT_EQ(SuperblockOf(device).device_id, made.devices[0].id);
+  EXPECT_TRUE(OpenStoreParts(Path("elsewhere/s"), {}).has_value());
+}
+
 TEST_F(StoreDirectoryTest, ACancelledFormatLeavesNothing) {
   std::atomic<bool> cancel{false};
   FormatOptions options = Sized(ByteCount{64 * kMiB});
@@ -337,6 +363,42 @@ TEST_F(StoreDirectoryTest, AnOpenMarksTheDevicesInUseUntilMarkedClean) {
   parts->lock.Clear();
   EXPECT_TRUE(SuperblockOf(Path("s/pool")).clean);
   EXPECT_EQ(Slurp(Path("s/lock")), "");
+}
+
+TEST_F(StoreDirectoryTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {
+  Format("s");
+  {
+    auto parts = OpenStoreParts(Path("s"), {});
+    ASSERT_TRUE(parts.has_value());
+    KvBatch batch;
+    batch.Delete(keys::Inode(kRootInode));
+    ASSERT_TRUE(parts->catalog->Write(batch).has_value());
+    ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
+  }
+  EXPECT_EQ(Slurp(Path("s/lock")), "");
+  const auto session = StoreSession::Open(Path("s"), {}, {});
+  ASSERT_FALSE(session.has_value());
+  EXPECT_EQ(session.error().code, ErrorCode::kCorrupt);
+  EXPECT_TRUE(SuperblockOf(Path("s/pool")).clean);
+  EXPECT_EQ(Slurp(Path("s/lock")), "");
+}
+
+TEST_F(StoreDirectoryTest, ALookAtTheLockIsWaitedFor) {
+  Format("s");
+  const int look = open(Path("s/lock").c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(look, LOCK_SH), 0);
+  const int opens = inotify_init1(IN_CLOEXEC);
+  ASSERT_GE(inotify_add_watch(opens, Path("s/lock").c_str(), IN_OPEN), 0);
+  std::thread release([&, opener = gettid()] {
+    char event[1024];
+    EXPECT_GT(read(opens, event, sizeof(event)), 0);
+    WaitUntilAsleep(opener);
+    close(look);
+  });
+  const auto lock = StoreLock::Acquire(Path("s"));
+  release.join();
+  close(opens);
+  EXPECT_TRUE(lock.has_value()) << ToString(lock.error());
 }
 
 TEST_F(StoreDirectoryTest, AReadOnlyOpenLeavesTheDevicesAsTheyWere) {

@@ -175,7 +175,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   };
   for (const Request& request : cycle->requests) add(request.inode, true);
   if (closed) {
-    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), false);
+    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), scope == CommitScope::kEverything);
   }
   // Files that fall due within a tenth of the interval share the flush.
   const auto horizon = all ? Clock::time_point::max() : now + options_.interval / 10;

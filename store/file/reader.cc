@@ -28,7 +28,7 @@ alignas(kBlockSize) std::byte zeros[kZeroBytes];
 // One call of Read: the view is laid out at once, then waits for what is still loading.
 class Reader::Request {
  public:
-  explicit Request(ReadDone done) : done_(std::move(done)) {}
+  Request(ReadDone done, std::atomic<uint64_t>& read_bytes) : done_(std::move(done)), read_bytes_(read_bytes) {}
 
   void AddMemory(const std::byte* data, uint64_t size, Buffer hold) {
     view_.pieces.push_back({const_cast<std::byte*>(data), size});
@@ -51,12 +51,14 @@ class Reader::Request {
     if (error_) {
       done_(std::move(*error_));
     } else {
+      read_bytes_ += view_.size.value;
       done_(std::move(view_));
     }
   }
 
  private:
   ReadDone done_;
+  std::atomic<uint64_t>& read_bytes_;
   ReadView view_;
   std::atomic<int> pending_{1};  // one is the planner's
   Mutex mutex_;
@@ -107,7 +109,7 @@ struct Reader::Supplies {
 };
 
 void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
-  const auto request = std::make_shared<Request>(std::move(done));
+  const auto request = std::make_shared<Request>(std::move(done), counters_.read_bytes);
   const uint64_t sequence = stream != nullptr ? Advance(stream, offset.value, size.value) : 0;
   Supplies supplies;
   while (true) {
@@ -398,7 +400,6 @@ uint64_t Reader::Advance(ReadStream* stream, uint64_t offset, uint64_t size) {
     stream->run = 0;
     stream->next = offset + size;
   }
-  counters_.read_bytes += size;
   return stream->run;
 }
 

@@ -335,7 +335,7 @@ Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loade
 void Committer::Revert(Sealed* sealed) {
   Inode& inode = *sealed->inode;
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
-  inode.file->Revert(inode.committed_size);
+  inode.file->Revert(inode.committed_size, inode.committed_blocks);
   write_back_.UpdateQueue(sealed->inode);
   sealed->content.reset();
 }

@@ -46,10 +46,7 @@ BlockCount File::BlocksWithoutSpace(FileBlock first, FileBlock end) const {
 
 void File::PlanSpace(FileBlock first, FileBlock end, WritePlan* plan) const {
   plan->blocks_ += BlocksWithoutSpace(first, end);
-  if (plan->blocks_.value == 0) return;  // Dirty blocks over unwritten extents are counted below and need no space.
-  const BlockCount wanted = dirty_.dirty() + plan->blocks_;
-  const BlockCount held = reservation_.held() + plan->supplies_.space.held();
-  plan->needs_.space = held < wanted ? wanted - held : BlockCount{};
+  plan->NeedSpace(plan->blocks_);  // The file's own reservation covers the blocks that are dirty already.
 }
 
 // Plans that `block` holds in memory what it holds now, before a part of it is overwritten. A dirty block is

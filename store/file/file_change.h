@@ -3,12 +3,24 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "store/file/file.h"
 #include "store/file/file_io.h"
 
 namespace weightfs {
+
+template <typename Look>
+std::invoke_result_t<Look, File&> FileIo::WhenLoaded(const InodePtr& inode, const Look& look) {
+  while (true) {
+    {
+      MutexLock lock(inode->mutex);
+      if (inode->file && inode->file->loaded()) return look(*inode->file);
+    }
+    RETURN_IF_ERROR(Load(inode));
+  }
+}
 
 template <typename Plan, typename Apply>
 Result<void> FileIo::Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply) {

@@ -24,8 +24,13 @@ constexpr uint64_t kStripeBlocks = kStripeStaging.value / kBlockSize;
 
 }  // namespace
 
-Result<void> FileIo::CheckWritable(Inode& inode) {
+Result<void> FileIo::CheckWritable() const {
   if (p_.commits.failed()) return ErrorCode::kReadOnly;
+  return {};
+}
+
+Result<void> FileIo::CheckWritable(Inode& inode) {
+  RETURN_IF_ERROR(CheckWritable());
   if (inode.deleted) return ErrorCode::kStale;
   if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
   if (!inode.file) return ErrorCode::kInvalid;
@@ -54,6 +59,7 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     std::promise<void> done;
     p_.commits.CommitAll(scope, CommitLevel::kDurable, [&](const Result<void>&) { done.set_value(); });
     done.get_future().wait();
+    RETURN_IF_ERROR(CheckWritable());
   }
   return {};
 }

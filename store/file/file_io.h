@@ -82,8 +82,10 @@ class FileIo final : public DataOwner {
   // Plans a change under the inode's mutex, fetches what the plan lacks without it, and applies the change under the
   // mutex once the plan lacks nothing: `plan(file, &write_plan)` returns Result<void> and may run many times,
   // `apply(file, write_plan)` runs once. What `plan` put into `writes` is submitted before anything is waited for.
+  // `expected` blocks of space are reserved before the first plan; those that it does not need go back.
   template <typename Plan, typename Apply>
-  Result<void> Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply);
+  Result<void> Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply,
+                      BlockCount expected = {});
 
   // Runs `look(file)`, which returns a Result, under the inode's mutex in a hold in which the file is loaded.
   template <typename Look>
@@ -92,6 +94,7 @@ class FileIo final : public DataOwner {
   Result<void> CheckWritable(Inode& inode) REQUIRES(inode.mutex);
   Result<void> Fetch(const InodePtr& inode, const WriteNeeds& needs, WriteSupplies* supplies, SpaceSearch* search);
   Result<void> FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search);
+  void CommitAllAndWait(CommitScope scope, CommitLevel level);
   Buffer FetchBuffer(BufferPool& pool);
   Result<void> FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies);
   Result<void> WriteStep(const InodePtr& inode, uint64_t* offset, bool append, std::span<const std::byte> data,

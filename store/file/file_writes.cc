@@ -6,7 +6,6 @@
 
 #include "common/assert.h"
 #include "store/file/file.h"
-#include "store/file/read_cache.h"
 
 namespace weightfs {
 namespace {
@@ -161,6 +160,7 @@ void File::PlanAdoption(uint64_t offset, std::span<const std::byte> data, const 
 void File::Apply(WritePlan plan) {
   WEIGHTFS_ASSERT(plan.needs_.empty());
   WriteSupplies& supplies = plan.supplies_;
+  supplies.space.TrimTo(plan.blocks_);
   reservation_.Absorb(supplies.space);
   if (plan.adoption_) ApplyAdoption(*std::move(plan.adoption_));
   for (WritePlan::NewRange& range : plan.ranges_) dirty_.Insert(range.first, range.count, std::move(range.blocks));

@@ -2,14 +2,12 @@
 #include "store/store.h"
 
 #include <algorithm>
-#include <future>
-#include <unordered_map>
 #include <utility>
 
 #include "common/log.h"
+#include "common/sync_wait.h"
 #include "engine/file_device.h"
 #include "engine/superblock.h"
-#include "meta/keys.h"
 #include "store/commit/committer.h"
 #include "store/commit/recovery.h"
 #include "store/file/file.h"
@@ -42,15 +40,6 @@ struct PoolCounts {
 // What is asked for is a bound from here on.
 static_assert(PoolCounts(kLeastMemory).total() <= kLeastMemory);
 static_assert(PoolCounts(ByteCount{128 * kMiB}).total() <= ByteCount{128 * kMiB});
-
-// Waits for an asynchronous call.
-template <typename Start>
-Result<void> Wait(Start start) {
-  std::promise<Result<void>> promise;
-  auto result = promise.get_future();
-  start([&](Result<void> done) { promise.set_value(std::move(done)); });
-  return result.get();
-}
 
 // Whether anybody has a descriptor left that this writer got. Where that cannot be seen he may have.
 bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_t writer) {
@@ -215,18 +204,19 @@ void Store::Flush(const InodePtr& inode, std::atomic<uint64_t>* reported_failure
 }
 
 void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure) {
-  p_->space->ReleasePreallocation(inode->id);
   p_->names->Close(inode);
-  bool commit = false;
+  bool commit = false, last = false;
   {
     MutexLock lock(inode->mutex);
+    last = inode->open_handles == 0;
     if (File* file = inode->file.get()) {
       if (reported_failure != 0) file->write_error().Report(reported_failure);
       // One handle of a file that is being replaced says nothing about whether the new content is whole.
-      const bool settled = inode->open_handles == 0 || !file->commit().replacing();
+      const bool settled = last || !file->commit().replacing();
       commit = !inode->deleted && file->commit().changed() && settled;
     }
   }
+  if (last) p_->space->ReleasePreallocation(inode->id);  // A writer among the others goes on in its own.
   if (commit) p_->committer->CommitSoon(inode);
 }
 
@@ -341,7 +331,7 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
   if (blocks.value != checksums.size()) return ErrorCode::kInvalid;
   // The catalog may be synced at any time: the content is on stable storage before it says where.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
-  RETURN_IF_ERROR(Wait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
+  RETURN_IF_ERROR(SyncWait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
   auto replaced = p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed);
   if (!replaced) {
     // The next mount may find the batch, and with it these blocks in files.
@@ -371,11 +361,11 @@ void Store::OnReverted(std::function<void(InodeId)> notify) { p_->committer->OnR
 void Store::WaitForCloses(std::function<void()> wait) { p_->files->WaitForCloses(std::move(wait)); }
 
 Result<void> Store::Sync(const InodePtr& inode) {
-  return Wait([&](Done done) { Sync(inode, std::move(done)); });
+  return SyncWait([&](Done done) { Sync(inode, std::move(done)); });
 }
 
 Result<void> Store::SyncAll() {
-  return Wait([&](Done done) { SyncAll(std::move(done)); });
+  return SyncWait([&](Done done) { SyncAll(std::move(done)); });
 }
 
 SpaceStatistics Store::Space() const {

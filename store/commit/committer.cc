@@ -175,7 +175,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   };
   for (const Request& request : cycle->requests) add(request.inode, true);
   if (closed) {
-    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), false);
+    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), scope == CommitScope::kEverything);
   }
   // Files that fall due within a tenth of the interval share the flush.
   const auto horizon = all ? Clock::time_point::max() : now + options_.interval / 10;
@@ -208,7 +208,9 @@ void Committer::RunCycle(Cycle cycle) {
     in_cycle_.clear();
   }
   Finish(&cycle, CommitLevel::kOrdered);
-  const bool sync = cycle.wrote || !cycle.deletions.empty() || !cycle.requests.empty();
+  const bool durable = std::any_of(cycle.requests.begin(), cycle.requests.end(),
+                                   [](const Request& r) { return r.level == CommitLevel::kDurable; });
+  const bool sync = cycle.wrote || !cycle.deletions.empty() || durable;
   if (sync && !cycle.error) {
     if (auto synced = catalog_.Sync(); !synced) cycle.error = Fail(synced.error(), "syncing the catalog failed");
   }
@@ -222,27 +224,36 @@ void Committer::RunCycle(Cycle cycle) {
   Finish(&cycle, CommitLevel::kDurable);
 }
 
-// Starts the write of every dirty block and takes the differences from the catalog as of this moment.
+// Starts the write of every dirty block and takes the differences from the catalog as of this moment. A seal computes
+// the checksums that are missing, under the file's mutex: so the writes are submitted first, and only the few blocks
+// that turn dirty meanwhile are left for the seal.
 void Committer::Seal(Cycle* cycle) {
   for (auto& [inode, urgent] : cycle->inodes) {
-    PendingWrites writes;
-    {
-      MutexLock lock(inode->mutex);
-      if (inode->deleted || !inode->file) continue;
-      File& file = *inode->file;
-      // Half of a replacement helps nobody: it waits for its last close, for an fsync, or for the delay.
-      const CommitState& state = file.commit();
-      const bool half = state.replacing() && inode->open_handles > 0;
-      if (half && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
-        MutexLock queue(mutex_);
-        changed_.emplace(state.replacing_since() + options_.replace_delay, inode);
-        continue;
-      }
-      write_back_.StartAll(inode, &writes);
-      cycle->sealed.push_back({inode, file.Seal()});
-    }
-    write_back_.Submit(&writes);
+    if (StartWrites(inode, urgent, nullptr)) StartWrites(inode, urgent, &cycle->sealed);
   }
+}
+
+// Starts the write of every dirty block of the file; seals it where `sealed` is given. False where the file is left out
+// of this commit.
+bool Committer::StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) {
+  PendingWrites writes;
+  {
+    MutexLock lock(inode->mutex);
+    if (inode->deleted || !inode->file) return false;
+    File& file = *inode->file;
+    // Half of a replacement helps nobody: it waits for its last close, for an fsync, or for the delay.
+    const CommitState& state = file.commit();
+    const bool half = state.replacing() && inode->open_handles > 0;
+    if (half && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
+      MutexLock queue(mutex_);
+      changed_.emplace(state.replacing_since() + options_.replace_delay, inode);
+      return false;
+    }
+    write_back_.StartAll(inode, &writes);
+    if (sealed != nullptr) sealed->push_back({inode, file.Seal()});
+  }
+  write_back_.Submit(&writes);
+  return true;
 }
 
 void Committer::WaitForWrites(Cycle* cycle) {
@@ -335,7 +346,7 @@ Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loade
 void Committer::Revert(Sealed* sealed) {
   Inode& inode = *sealed->inode;
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
-  inode.file->Revert(inode.committed_size);
+  inode.file->Revert(inode.committed_size, inode.committed_blocks);
   write_back_.UpdateQueue(sealed->inode);
   sealed->content.reset();
 }

@@ -77,6 +77,7 @@ class Committer final : public CommitQueue {
   bool TakeWorkLocked(Cycle* cycle) REQUIRES(mutex_);
   void RunCycle(Cycle cycle);
   void Seal(Cycle* cycle);
+  bool StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) EXCLUDES(mutex_);
   void WaitForWrites(Cycle* cycle);
   void NoteFailed(const InodePtr& inode) EXCLUDES(mutex_);
   void WriteCatalog(Cycle* cycle);

@@ -2,7 +2,6 @@
 #include "store/file/block_reads.h"
 
 #include <cstring>
-#include <optional>
 #include <utility>
 
 #include "common/assert.h"
@@ -42,7 +41,7 @@ class BlockReads::Transfer final : public IoRequest {
 };
 
 BlockReads::BlockReads(const Context& context, InodeId ino, Done done)
-    : context_(context), ino_(ino), epoch_(context.space), done_(std::move(done)) {}
+    : context_(context), ino_(ino), epoch_(std::in_place, context.space), done_(std::move(done)) {}
 
 BlockReads::~BlockReads() = default;
 
@@ -89,6 +88,7 @@ void BlockReads::Complete() {
     if (error_) result = *error_;
     failed = std::move(failed_);
   }
+  epoch_.reset();
   std::exchange(done_, nullptr)(std::move(result), std::move(failed));
 }
 

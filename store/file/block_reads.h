@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,8 +17,9 @@
 
 namespace weightfs {
 
-// A group of device reads of one file that end together. It is in a read epoch from its creation to its end, so it is
-// created under the hold of Inode::mutex that looks the extents up. Add and Fail come before Submit, from one thread.
+// A group of device reads of one file that end together. It is in a read epoch from its creation to the end of the
+// last read, so it is created under the hold of Inode::mutex that looks the extents up. Add and Fail come before
+// Submit, from one thread.
 class BlockReads {
  public:
   struct Context {
@@ -52,7 +54,7 @@ class BlockReads {
 
   const Context context_;
   const InodeId ino_;
-  const ReadEpoch epoch_;
+  std::optional<ReadEpoch> epoch_;  // ends before `done_` runs
   Done done_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
   std::vector<std::span<std::byte>> zeros_;

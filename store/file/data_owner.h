@@ -26,11 +26,15 @@ class DataOwner {
  public:
   virtual ~DataOwner() = default;
 
+  // kReadOnly for good after a failed device flush or catalog write: no name may publish data any more.
+  virtual Result<void> CheckWritable() const = 0;
+
   // Commits the data of these files as of the call (CommitLevel::kOrdered): a name that is written to the catalog after
   // it cannot survive a crash without the data. Returns the first error of a file, which counts as reported, unless it
   // is `kept` for others. Blocks; called without locks.
   virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept = false) = 0;
-  // The same for every file that nobody is replacing (O_TRUNC and not closed yet); errors stay with their files.
+  // The same for every file that nobody is replacing (O_TRUNC and not closed yet). Errors stay with their files;
+  // CheckWritable tells whether the commit as a whole has failed.
   virtual void CommitSettledBeforeNaming() = 0;
   // The files whose data may differ from the catalog, or that have an error to report.
   virtual std::vector<InodePtr> UncommittedFiles() = 0;

@@ -22,8 +22,6 @@ void File::InvalidateCache(uint64_t offset, uint64_t end) { services_.cache.Inva
 void File::Load(ExtentMap extents) {
   WEIGHTFS_ASSERT(!loaded_ && dirty_.ranges().empty());
   InvalidateCache(0, UINT64_MAX);
-  // The scan at mount counted these blocks; a Revert took them out of the count.
-  if (std::exchange(uncounted_, false)) services_.space.AddUsed(static_cast<int64_t>(extents.mapped().value));
   attributes_.blocks = extents.mapped().value;
   extents_ = std::move(extents);
   loaded_ = true;
@@ -140,15 +138,16 @@ void File::ForgetContent() {
   commit_.Revert();
 }
 
-void File::Revert(uint64_t committed_size) {
+void File::Revert(uint64_t committed_size, uint64_t committed_blocks) {
   WEIGHTFS_ASSERT(writes_before_seal_ + writes_since_seal_ == 0);
-  ForgetContent();
   // Nothing distinguishes the space written since the last commit from the committed space: it comes back at the
   // next mount.
-  uncounted_ = true;
+  ForgetContent();
   loaded_ = false;
   write_error_.Revert();
   attributes_.size = committed_size;
+  attributes_.blocks = committed_blocks;
+  services_.space.AddUsed(static_cast<int64_t>(committed_blocks));
 }
 
 std::vector<DeviceRun> File::Drop(std::vector<DeviceRun> committed) {
@@ -158,13 +157,12 @@ std::vector<DeviceRun> File::Drop(std::vector<DeviceRun> committed) {
       if (piece.extent) committed.push_back({piece.extent->device, {piece.extent->start, piece.count}});
       return true;
     });
-  } else if (!uncounted_) {
+  } else {
     for (const DeviceRun& run : committed) services_.space.AddUsed(-static_cast<int64_t>(run.run.count.value));
   }
   committed.insert(committed.end(), freed_.begin(), freed_.end());
   ForgetContent();
   InvalidateCache(0, UINT64_MAX);
-  uncounted_ = false;
   loaded_ = true;  // empty: nothing in the catalog belongs to it any more
   return committed;
 }

@@ -149,7 +149,7 @@ class File {
   // What Seal took is in the catalog.
   void FinishCommit();
   // After a failed write: forgets everything but the pending error. The catalog says what the file is.
-  void Revert(uint64_t committed_size);
+  void Revert(uint64_t committed_size, uint64_t committed_blocks);
   // The inode is deleted; `committed` are the blocks that the catalog had, empty when the file is loaded. Returns all
   // blocks that are free once the deletion is durable.
   std::vector<DeviceRun> Drop(std::vector<DeviceRun> committed);
@@ -181,7 +181,6 @@ class File {
   const FileServices services_;
 
   bool loaded_ = false;
-  bool uncounted_ = false;  // its blocks were taken out of the space statistics until it is loaded
   ExtentMap extents_;
   ChecksumTable checksums_;
   DirtyMap dirty_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "store/file/file.h"
@@ -10,17 +11,34 @@
 
 namespace weightfs {
 
+template <typename Look>
+std::invoke_result_t<Look, File&> FileIo::WhenLoaded(const InodePtr& inode, const Look& look) {
+  while (true) {
+    {
+      MutexLock lock(inode->mutex);
+      if (inode->file && inode->file->loaded()) return look(*inode->file);
+    }
+    RETURN_IF_ERROR(Load(inode));
+  }
+}
+
 template <typename Plan, typename Apply>
-Result<void> FileIo::Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply) {
+Result<void> FileIo::Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply,
+                            BlockCount expected) {
   WriteSupplies supplies;
   SpaceSearch search;
+  // Where that many are not free, the plan says what it really needs.
+  if (expected.value > 0) static_cast<void>(p_.space.Reserve(&supplies.space, expected).has_value());
   while (true) {
-    RETURN_IF_ERROR(Load(inode));
     WriteNeeds needs;
     {
       MutexLock lock(inode->mutex);
       RETURN_IF_ERROR(CheckWritable(*inode));
-      if (!inode->file->loaded()) continue;  // A failed write has dropped the content since.
+      if (!inode->file->loaded()) {
+        lock.Unlock();
+        RETURN_IF_ERROR(Load(inode));
+        continue;
+      }
       WritePlan write_plan(supplies);
       RETURN_IF_ERROR(plan(*inode->file, &write_plan));
       needs = write_plan.needs();

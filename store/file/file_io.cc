@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "common/log.h"
+#include "common/sync_wait.h"
 #include "meta/keys.h"
 #include "store/file/file.h"
 #include "store/file/file_change.h"
@@ -24,8 +24,13 @@ constexpr uint64_t kStripeBlocks = kStripeStaging.value / kBlockSize;
 
 }  // namespace
 
-Result<void> FileIo::CheckWritable(Inode& inode) {
+Result<void> FileIo::CheckWritable() const {
   if (p_.commits.failed()) return ErrorCode::kReadOnly;
+  return {};
+}
+
+Result<void> FileIo::CheckWritable(Inode& inode) {
+  RETURN_IF_ERROR(CheckWritable());
   if (inode.deleted) return ErrorCode::kStale;
   if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
   if (!inode.file) return ErrorCode::kInvalid;
@@ -51,9 +56,8 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     const CommitScope scope = search->attempts++ < 2 ? CommitScope::kSettled : CommitScope::kEverything;
     p_.space.ReleaseAllPreallocations();
     p_.space.CollectOrphanedReservations();
-    std::promise<void> done;
-    p_.commits.CommitAll(scope, CommitLevel::kDurable, [&](const Result<void>&) { done.set_value(); });
-    done.get_future().wait();
+    CommitAllAndWait(scope, CommitLevel::kDurable);
+    RETURN_IF_ERROR(CheckWritable());
   }
   return {};
 }
@@ -142,7 +146,10 @@ Result<void> FileIo::WriteStep(const InodePtr& inode, uint64_t* offset, bool app
   const auto apply = [&](File&, WritePlan ready) {
     if (size > 0) ApplyWrite(inode, *offset, size, adopt, std::move(ready), writes);
   };
-  RETURN_IF_ERROR(Change(inode, writes, plan, apply));
+  // Most blocks of a large write are new.
+  const bool large = holder && data.size() >= kAdoptBytes;
+  const BlockCount expected = large ? BlocksFor(ByteCount{data.size()}) : BlockCount{};
+  RETURN_IF_ERROR(Change(inode, writes, plan, apply, expected));
   written_bytes_ += size;
   return {};
 }
@@ -219,10 +226,12 @@ Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool ke
   return first;
 }
 
-void FileIo::CommitSettledBeforeNaming() {
-  std::promise<void> done;
-  p_.commits.CommitAll(CommitScope::kSettled, CommitLevel::kOrdered, [&](const Result<void>&) { done.set_value(); });
-  done.get_future().wait();
+void FileIo::CommitSettledBeforeNaming() { CommitAllAndWait(CommitScope::kSettled, CommitLevel::kOrdered); }
+
+// Errors stay with their files.
+void FileIo::CommitAllAndWait(CommitScope scope, CommitLevel level) {
+  const auto commit = [&](Done done) { p_.commits.CommitAll(scope, level, std::move(done)); };
+  static_cast<void>(SyncWait(commit).has_value());
 }
 
 Result<DataRecords> FileIo::ReadRecords(const InodePtr& inode) { return ReadDataRecords(p_.catalog, inode); }
@@ -248,10 +257,8 @@ void FileIo::DropData(const InodePtr& inode, const DataRecords& records) {
 Result<void> FileIo::Load(const InodePtr& inode) { return LoadFile(p_.catalog, inode); }
 
 Result<ReadView> FileIo::ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size) {
-  std::promise<Result<ReadView>> promise;
-  auto done = promise.get_future();
-  p_.reader.Read(inode, offset, size, nullptr, [&](Result<ReadView> result) { promise.set_value(std::move(result)); });
-  return done.get();
+  return SyncWait<Result<ReadView>>(
+      [&](ReadDone done) { p_.reader.Read(inode, offset, size, nullptr, std::move(done)); });
 }
 
 }  // namespace weightfs

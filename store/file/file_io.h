@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "common/result.h"
@@ -62,6 +63,7 @@ class FileIo final : public DataOwner {
   // `wait`, or nothing, runs where the pool is full, without locks: Store::WaitForCloses.
   void WaitForCloses(std::function<void()> wait) { wait_for_closes_ = std::move(wait); }
 
+  Result<void> CheckWritable() const override;
   Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept) override;
   void CommitSettledBeforeNaming() override;
   std::vector<InodePtr> UncommittedFiles() override;
@@ -80,12 +82,19 @@ class FileIo final : public DataOwner {
   // Plans a change under the inode's mutex, fetches what the plan lacks without it, and applies the change under the
   // mutex once the plan lacks nothing: `plan(file, &write_plan)` returns Result<void> and may run many times,
   // `apply(file, write_plan)` runs once. What `plan` put into `writes` is submitted before anything is waited for.
+  // `expected` blocks of space are reserved before the first plan; those that it does not need go back.
   template <typename Plan, typename Apply>
-  Result<void> Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply);
+  Result<void> Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply,
+                      BlockCount expected = {});
+
+  // Runs `look(file)`, which returns a Result, under the inode's mutex in a hold in which the file is loaded.
+  template <typename Look>
+  std::invoke_result_t<Look, File&> WhenLoaded(const InodePtr& inode, const Look& look);
 
   Result<void> CheckWritable(Inode& inode) REQUIRES(inode.mutex);
   Result<void> Fetch(const InodePtr& inode, const WriteNeeds& needs, WriteSupplies* supplies, SpaceSearch* search);
   Result<void> FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search);
+  void CommitAllAndWait(CommitScope scope, CommitLevel level);
   Buffer FetchBuffer(BufferPool& pool);
   Result<void> FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies);
   Result<void> WriteStep(const InodePtr& inode, uint64_t* offset, bool append, std::span<const std::byte> data,
@@ -95,6 +104,7 @@ class FileIo final : public DataOwner {
   Result<void> AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, uint64_t new_size);
   Result<void> ZeroRange(const InodePtr& inode, uint64_t offset, uint64_t end);
   void Touch(const InodePtr& inode) REQUIRES(inode->mutex);
+  Result<uint64_t> SeekUntil(const InodePtr& inode, uint64_t offset, uint64_t end, SeekTarget target);
   Result<uint64_t> CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target, uint64_t length);
   Result<void> GrowTo(const InodePtr& inode, uint64_t size);
   Result<ReadLease> LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length);

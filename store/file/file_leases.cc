@@ -10,7 +10,6 @@
 namespace weightfs {
 namespace {
 
-// A range that changes between the look at its places and the look at its checksums is looked at again, this often.
 // A range that changes between the look at its extents and the look at its checksums is looked at again, this often.
 constexpr int kAttempts = 100;
 // Checksums are looked up so many at a time under the inode's mutex.
@@ -127,9 +126,9 @@ Result<BlockReservation> FileIo::ReserveDirect(const InodePtr& inode, FileBlock 
   request.first = first;
   request.count = count;
   if (first.value > 0) {
-    RETURN_IF_ERROR(Load(inode));
-    MutexLock lock(inode->mutex);
-    request.after = inode->file->RunBefore(first);
+    ASSIGN_OR_RETURN(request.after, WhenLoaded(inode, [&](const File& file) -> Result<std::optional<DeviceRun>> {
+                       return file.RunBefore(first);
+                     }));
   }
   SpaceReservation reservation;
   SpaceSearch search;

@@ -90,29 +90,33 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
   return AllocateRange(inode, BlockOf(offset), BlockEnd(end), keep ? 0 : end);
 }
 
-Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget target) {
-  RETURN_IF_ERROR(Load(inode));
-  MutexLock lock(inode->mutex);
-  const File& file = *inode->file;
-  const uint64_t size = inode->attributes.size;
-  if (offset >= size) return ErrorCode::kNoData;
-  const FileBlock end = BlockEnd(size);
-  for (FileBlock block = BlockOf(offset); block < end;) {
-    const auto next = file.dirty().FirstFrom(block);
-    const bool none = next == file.dirty().ranges().end();
-    bool data = !none && next->first <= block.value;
-    BlockCount count{data ? next->second.end - block.value : 0};
-    if (!data) {
-      const FileBlock until = none ? end : std::min(end, FileBlock{next->first});
-      const auto piece = file.extents().Lookup(block, until - block);
-      data = piece.IsWritten();
-      count = piece.count;
+// The first byte of the target in [offset, end). What lies behind that, or behind the file, counts as a hole.
+Result<uint64_t> FileIo::SeekUntil(const InodePtr& inode, uint64_t offset, uint64_t end, SeekTarget target) {
+  return WhenLoaded(inode, [&](const File& file) -> Result<uint64_t> {
+    const uint64_t size = inode->attributes.size;
+    if (offset >= size) return ErrorCode::kNoData;
+    const FileBlock last = BlockEnd(std::min(size, end));
+    for (FileBlock block = BlockOf(offset); block < last;) {
+      const auto next = file.dirty().FirstFrom(block);
+      const bool none = next == file.dirty().ranges().end();
+      bool data = !none && next->first <= block.value;
+      BlockCount count{data ? next->second.end - block.value : 0};
+      if (!data) {
+        const FileBlock until = none ? last : std::min(last, FileBlock{next->first});
+        const auto piece = file.extents().Lookup(block, until - block);
+        data = piece.IsWritten();
+        count = piece.count;
+      }
+      if (data == (target == SeekTarget::kData)) return std::max(offset, ToBytes(block).value);
+      block += count;
     }
-    if (data == (target == SeekTarget::kData)) return std::max(offset, ToBytes(block).value);
-    block += count;
-  }
-  if (target == SeekTarget::kHole) return size;  // The end of the file is a hole.
-  return ErrorCode::kNoData;
+    if (target == SeekTarget::kHole) return std::min(size, end);
+    return ErrorCode::kNoData;
+  });
+}
+
+Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget target) {
+  return SeekUntil(inode, offset, UINT64_MAX, target);
 }
 
 // Copies as far as one hole of the source or one step of its data reaches; 0 at its end.
@@ -133,9 +137,9 @@ Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const Inode
     RETURN_IF_ERROR(GrowTo(to, target + (next - at)));
     return next - at;
   }
-  const auto hole = Seek(from, at, SeekTarget::kHole);
-  if (!hole && hole.error().code != ErrorCode::kNoData) return hole.error();
-  const uint64_t step = std::min({kCopyStep, length, (hole ? *hole : source_size) - at});
+  const auto hole = SeekUntil(from, at, at + std::min(kCopyStep, length), SeekTarget::kHole);
+  if (!hole) return hole.error().code == ErrorCode::kNoData ? Result<uint64_t>(0) : hole.error();
+  const uint64_t step = *hole - at;
   ASSIGN_OR_RETURN(const ReadView view, ReadAndWait(from, ByteOffset{at}, ByteCount{step}));
   uint64_t done = 0;
   for (const iovec& piece : view.pieces) {
@@ -183,9 +187,8 @@ Result<void> FileIo::GrowTo(const InodePtr& inode, uint64_t size) {
 }
 
 Result<std::vector<FileExtent>> FileIo::Extents(const InodePtr& inode, FileBlock first, size_t limit) {
-  RETURN_IF_ERROR(Load(inode));
-  MutexLock lock(inode->mutex);
-  return inode->file->extents().List(first, limit);
+  return WhenLoaded(
+      inode, [&](const File& file) -> Result<std::vector<FileExtent>> { return file.extents().List(first, limit); });
 }
 
 }  // namespace weightfs

@@ -6,7 +6,6 @@
 
 #include "common/assert.h"
 #include "store/file/file.h"
-#include "store/file/read_cache.h"
 
 namespace weightfs {
 namespace {
@@ -46,10 +45,7 @@ BlockCount File::BlocksWithoutSpace(FileBlock first, FileBlock end) const {
 
 void File::PlanSpace(FileBlock first, FileBlock end, WritePlan* plan) const {
   plan->blocks_ += BlocksWithoutSpace(first, end);
-  if (plan->blocks_.value == 0) return;  // Dirty blocks over unwritten extents are counted below and need no space.
-  const BlockCount wanted = dirty_.dirty() + plan->blocks_;
-  const BlockCount held = reservation_.held() + plan->supplies_.space.held();
-  plan->needs_.space = held < wanted ? wanted - held : BlockCount{};
+  plan->NeedSpace(plan->blocks_);  // The file's own reservation covers the blocks that are dirty already.
 }
 
 // Plans that `block` holds in memory what it holds now, before a part of it is overwritten. A dirty block is
@@ -164,6 +160,7 @@ void File::PlanAdoption(uint64_t offset, std::span<const std::byte> data, const 
 void File::Apply(WritePlan plan) {
   WEIGHTFS_ASSERT(plan.needs_.empty());
   WriteSupplies& supplies = plan.supplies_;
+  supplies.space.TrimTo(plan.blocks_);
   reservation_.Absorb(supplies.space);
   if (plan.adoption_) ApplyAdoption(*std::move(plan.adoption_));
   for (WritePlan::NewRange& range : plan.ranges_) dirty_.Insert(range.first, range.count, std::move(range.blocks));

@@ -2,12 +2,12 @@
 #include "store/file/reader.h"
 
 #include <algorithm>
-#include <future>
 #include <set>
 #include <utility>
 
 #include "common/assert.h"
 #include "common/log.h"
+#include "common/sync_wait.h"
 #include "store/file/file_loader.h"
 
 namespace weightfs {
@@ -28,7 +28,7 @@ alignas(kBlockSize) std::byte zeros[kZeroBytes];
 // One call of Read: the view is laid out at once, then waits for what is still loading.
 class Reader::Request {
  public:
-  explicit Request(ReadDone done) : done_(std::move(done)) {}
+  Request(ReadDone done, std::atomic<uint64_t>& read_bytes) : done_(std::move(done)), read_bytes_(read_bytes) {}
 
   void AddMemory(const std::byte* data, uint64_t size, Buffer hold) {
     view_.pieces.push_back({const_cast<std::byte*>(data), size});
@@ -51,12 +51,14 @@ class Reader::Request {
     if (error_) {
       done_(std::move(*error_));
     } else {
+      read_bytes_ += view_.size.value;
       done_(std::move(view_));
     }
   }
 
  private:
   ReadDone done_;
+  std::atomic<uint64_t>& read_bytes_;
   ReadView view_;
   std::atomic<int> pending_{1};  // one is the planner's
   Mutex mutex_;
@@ -107,7 +109,7 @@ struct Reader::Supplies {
 };
 
 void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
-  const auto request = std::make_shared<Request>(std::move(done));
+  const auto request = std::make_shared<Request>(std::move(done), counters_.read_bytes);
   const uint64_t sequence = stream != nullptr ? Advance(stream, offset.value, size.value) : 0;
   Supplies supplies;
   while (true) {
@@ -163,7 +165,8 @@ Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint6
     plan.streaming = wanted && sequence >= kEdgeRead;
     offset += step;
   }
-  plan.lacks_memory = supplies.buffer_bytes() < plan.device_bytes;
+  plan.lacks_memory =
+      plan.Lacks() ? supplies.buffer_bytes() < plan.device_bytes : !TakeMemory(plan.device_bytes, &supplies);
   return plan;
 }
 
@@ -186,7 +189,7 @@ void Reader::PlanDirect(Inode& inode, uint64_t offset, uint64_t end, Supplies& s
       const auto extent = file.extents().Lookup(block, clean);
       piece.bytes = std::min((block.value + extent.count.value) * kBlockSize, end) - offset;
       if (extent.IsWritten()) {
-        piece.read = PlanBlocks(file, inode.id, block, extent.count, supplies.checksums, &plan->segments).front();
+        piece.read = PlanPiece(file, inode.id, extent, supplies.checksums, &plan->segments);
         piece.skip = skip;
         plan->device_bytes += ToBytes(extent.count).value;
       }
@@ -196,29 +199,33 @@ void Reader::PlanDirect(Inode& inode, uint64_t offset, uint64_t end, Supplies& s
   }
 }
 
-// The reads that bring in the blocks of a range, which has no dirty ones.
-std::vector<Reader::BlockRead> Reader::PlanBlocks(File& file, InodeId ino, FileBlock first, BlockCount count,
-                                                  ChecksumSegments& loaded, std::vector<uint64_t>* missing) {
-  std::vector<BlockRead> reads;
-  file.extents().ForEachPiece(first, first + count, [&](const ExtentMap::Piece& piece) {
-    BlockRead read;
-    read.first = piece.first;
-    read.count = piece.count;
-    if (piece.IsWritten()) {
-      read.run = DeviceRun{piece.extent->device, {piece.extent->start, piece.count}};
-      read.checksums.resize(piece.count.value);
-      if (reads_.verify) {
-        if (const auto found = file.Checksums(piece.first, read.checksums, loaded, missing); !found) {
-          spdlog::error("inode {}: checksums of {} blocks from file block {}: {}; run weightfs fsck", ino.value,
-                        piece.count.value, piece.first.value, ToString(found.error()));
-          read.error = found.error();
-        }
-      }
-    }
-    reads.push_back(std::move(read));
-    return true;
-  });
-  return reads;
+// The read that brings in the blocks of a piece of the mapping, none of which is dirty.
+Reader::BlockRead Reader::PlanPiece(File& file, InodeId ino, const ExtentMap::Piece& piece, ChecksumSegments& loaded,
+                                    std::vector<uint64_t>* missing) {
+  BlockRead read;
+  read.first = piece.first;
+  read.count = piece.count;
+  if (!piece.IsWritten()) return read;
+  read.run = DeviceRun{piece.extent->device, {piece.extent->start, piece.count}};
+  read.checksums.resize(piece.count.value);
+  if (!reads_.verify) return read;
+  if (const auto found = file.Checksums(piece.first, read.checksums, loaded, missing); !found) {
+    spdlog::error("inode {}: checksums of {} blocks from file block {}: {}; run weightfs fsck", ino.value,
+                  piece.count.value, piece.first.value, ToString(found.error()));
+    read.error = found.error();
+  }
+  return read;
+}
+
+// Takes buffers for `bytes` as far as some are free. True when the supplies are large enough.
+bool Reader::TakeMemory(uint64_t bytes, Supplies* supplies) {
+  for (uint64_t held = supplies->buffer_bytes(); held < bytes;) {
+    Buffer buffer = PoolFor(bytes - held).TryAllocate();
+    if (!buffer) return false;
+    held += buffer.size().value;
+    supplies->buffers.push_back(std::move(buffer));
+  }
+  return true;
 }
 
 // Fetches what the plan lacks: chunks begin to load, memory is waited for, checksums come from the catalog.
@@ -226,19 +233,19 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
   std::vector<std::shared_ptr<BlockReads>> loads;
   for (const uint64_t index : plan.chunks) {
     supplies->tried.insert(index);
-    if (auto load = LoadChunk(inode, index, ReadCache::Purpose::kNeeded)) loads.push_back(std::move(load));
+    LoadChunk(inode, index, ReadCache::Purpose::kNeeded, &loads);
   }
   BlockReads::Submit(loads);
   supplies->checksums.Load(catalog_, inode->id, plan.segments);
-  for (uint64_t held = supplies->buffer_bytes(); held < plan.device_bytes;) {
-    supplies->buffers.push_back(PoolFor(plan.device_bytes - held).Allocate());
-    held += supplies->buffers.back().size().value;
+  while (!TakeMemory(plan.device_bytes, supplies)) {
+    supplies->buffers.push_back(PoolFor(plan.device_bytes - supplies->buffer_bytes()).Allocate());
   }
 }
 
-// Begins to load a chunk; the caller submits the reads. Null when the chunk is there or loading, when part of it is
-// dirty, when none of it is on a device, or when memory is short.
-std::shared_ptr<BlockReads> Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose) {
+// Begins to load a chunk, unless it is there or loading, part of it is dirty, or none of it is on a device: appends its
+// reads to `loads`, which the caller submits. False when memory is short.
+bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
+                       std::vector<std::shared_ptr<BlockReads>>* loads) {
   const FileBlock first{index * kChunkBlocks};
   Buffer buffer;
   ChecksumSegments checksums;
@@ -246,15 +253,21 @@ std::shared_ptr<BlockReads> Reader::LoadChunk(const InodePtr& inode, uint64_t in
     std::vector<uint64_t> missing;
     {
       MutexLock lock(inode->mutex);
-      if (!CanLoadChunk(*inode, index) || cache_.Find(inode->id, index) != nullptr) return nullptr;
-      const uint64_t blocks = BlocksFor(ByteCount{inode->attributes.size}).value;
-      const BlockCount count{std::min(kChunkBlocks, blocks - first.value)};
-      const auto planned = PlanBlocks(*inode->file, inode->id, first, count, checksums, &missing);
-      if (buffer && missing.empty()) return BeginChunk(*inode, index, std::move(buffer), planned);
+      if (!CanLoadChunk(*inode, index) || cache_.Find(inode->id, index) != nullptr) return true;
+      if (!buffer) buffer = cache_.TakeBuffer(purpose);
+      if (!buffer) return false;
+      const FileBlock end = std::min(first + BlockCount{kChunkBlocks}, BlockEnd(inode->attributes.size));
+      std::vector<BlockRead> planned;
+      inode->file->extents().ForEachPiece(first, end, [&](const ExtentMap::Piece& piece) {
+        planned.push_back(PlanPiece(*inode->file, inode->id, piece, checksums, &missing));
+        return true;
+      });
+      if (missing.empty()) {
+        loads->push_back(BeginChunk(*inode, index, std::move(buffer), planned));
+        return true;
+      }
     }
     checksums.Load(catalog_, inode->id, missing);
-    if (!buffer) buffer = cache_.TakeBuffer(purpose);
-    if (!buffer) return nullptr;
   }
 }
 
@@ -269,20 +282,22 @@ std::shared_ptr<BlockReads> Reader::BeginChunk(const Inode& inode, uint64_t inde
                                     chunk->Finish(std::move(result), std::move(failed));
                                   });
   for (const BlockRead& read : planned) {
-    Add(read, memory, *reads);
+    Add(read, {}, read.count, memory, *reads);
     memory += ToBytes(read.count).value;
   }
   return reads;
 }
 
-void Reader::Add(const BlockRead& read, std::byte* memory, BlockReads& reads) {
-  const uint64_t bytes = ToBytes(read.count).value;
+// Reads `count` blocks of `read` into `memory`, after the first `skip`.
+void Reader::Add(const BlockRead& read, BlockCount skip, BlockCount count, std::byte* memory, BlockReads& reads) {
+  const uint64_t bytes = ToBytes(count).value;
   if (read.error) {
     reads.Fail(*read.error, {memory, bytes});
   } else if (!read.run) {
     reads.AddZeros({memory, bytes});
   } else {
-    reads.Add(read.first, *read.run, memory, read.checksums);
+    reads.Add(read.first + skip, {read.run->device, {read.run->run.start + skip, count}}, memory,
+              std::span(read.checksums).subspan(skip.value, count.value));
     counters_.device_bytes += bytes;
   }
 }
@@ -318,21 +333,15 @@ std::shared_ptr<BlockReads> Reader::Assemble(Inode& inode, Plan& plan, Supplies&
     for (BlockCount done; done < whole.count;) {
       if (used == buffer->size().value) ++buffer, used = 0;
       WEIGHTFS_ASSERT(buffer != supplies.buffers.end());
-      BlockRead part;
-      part.first = whole.first + done;
-      part.count = std::min(BlockCount{(buffer->size().value - used) / kBlockSize}, whole.count - done);
-      part.run = DeviceRun{whole.run->device, {whole.run->run.start + done, part.count}};
-      part.error = whole.error;
-      const auto checksums = std::span(whole.checksums).subspan(done.value, part.count.value);
-      part.checksums.assign(checksums.begin(), checksums.end());
+      const BlockCount count = std::min(BlockCount{(buffer->size().value - used) / kBlockSize}, whole.count - done);
       std::byte* memory = buffer->data() + used;
-      Add(part, memory, *reads);
+      Add(whole, done, count, memory, *reads);
       const uint64_t skip = done.value == 0 ? piece.skip : 0;
-      const uint64_t bytes = std::min(ToBytes(part.count).value - skip, piece.bytes);
+      const uint64_t bytes = std::min(ToBytes(count).value - skip, piece.bytes);
       request->AddMemory(memory + skip, bytes, *buffer);
-      used += ToBytes(part.count).value;
+      used += ToBytes(count).value;
       piece.bytes -= bytes;
-      done += part.count;
+      done += count;
     }
   }
   return reads;
@@ -350,7 +359,7 @@ void Reader::ReadAhead(const InodePtr& inode, uint64_t end, uint64_t sequence) {
   std::vector<std::shared_ptr<BlockReads>> loads;
   for (uint64_t index = next; index < ahead; ++index) {
     if (cache_.Find(inode->id, index) != nullptr) continue;
-    if (auto load = LoadChunk(inode, index, ReadCache::Purpose::kAhead)) loads.push_back(std::move(load));
+    if (!LoadChunk(inode, index, ReadCache::Purpose::kAhead, &loads)) break;
   }
   BlockReads::Submit(loads);
 }
@@ -398,18 +407,18 @@ uint64_t Reader::Advance(ReadStream* stream, uint64_t offset, uint64_t size) {
     stream->run = 0;
     stream->next = offset + size;
   }
-  counters_.read_bytes += size;
   return stream->run;
 }
 
 Result<void> Reader::ReadBlock(InodeId ino, FileBlock block, const ExtentRecord& extent, uint32_t checksum,
                                std::span<std::byte> out) {
-  std::promise<Result<void>> promise;
-  const auto reads = BlockReads::Create(
-      reads_, ino, [&](Result<void> result, const BlockReads::Failed&) { promise.set_value(std::move(result)); });
-  reads->Add(block, DeviceRun{extent.device, {extent.start, BlockCount{1}}}, out.data(), {&checksum, 1});
-  BlockReads::Submit({&reads, 1});
-  return promise.get_future().get();
+  return SyncWait([&](Done done) {
+    const auto reads = BlockReads::Create(
+        reads_, ino,
+        [done = std::move(done)](Result<void> result, const BlockReads::Failed&) { done(std::move(result)); });
+    reads->Add(block, DeviceRun{extent.device, {extent.start, BlockCount{1}}}, out.data(), {&checksum, 1});
+    BlockReads::Submit({&reads, 1});
+  });
 }
 
 }  // namespace weightfs

@@ -62,13 +62,15 @@ class Reader {
   Plan MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint64_t sequence, Supplies& supplies)
       REQUIRES(inode.mutex);
   void PlanDirect(Inode& inode, uint64_t offset, uint64_t end, Supplies& supplies, Plan* plan) REQUIRES(inode.mutex);
-  std::vector<BlockRead> PlanBlocks(File& file, InodeId ino, FileBlock first, BlockCount count,
-                                    ChecksumSegments& loaded, std::vector<uint64_t>* missing);
+  BlockRead PlanPiece(File& file, InodeId ino, const ExtentMap::Piece& piece, ChecksumSegments& loaded,
+                      std::vector<uint64_t>* missing);
+  bool TakeMemory(uint64_t bytes, Supplies* supplies);
   void Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies);
-  std::shared_ptr<BlockReads> LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose);
+  bool LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
+                 std::vector<std::shared_ptr<BlockReads>>* loads);
   std::shared_ptr<BlockReads> BeginChunk(const Inode& inode, uint64_t index, Buffer buffer,
                                          std::span<const BlockRead> planned) REQUIRES(inode.mutex);
-  void Add(const BlockRead& read, std::byte* memory, BlockReads& reads);
+  void Add(const BlockRead& read, BlockCount skip, BlockCount count, std::byte* memory, BlockReads& reads);
   std::shared_ptr<BlockReads> Assemble(Inode& inode, Plan& plan, Supplies& supplies,
                                        const std::shared_ptr<Request>& request) REQUIRES(inode.mutex);
   void ReadAhead(const InodePtr& inode, uint64_t end, uint64_t sequence);

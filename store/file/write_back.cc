@@ -48,13 +48,16 @@ bool WriteBack::RelievePressure() {
   {
     MutexLock lock(mutex_);
     if (dirty_.empty()) return false;
-    inode = std::move(dirty_.begin()->second);
-    dirty_.erase(dirty_.begin());
+    inode = dirty_.begin()->second;
   }
   PendingWrites writes;
   {
     MutexLock lock(inode->mutex);
-    inode->file->queue_position = 0;
+    {
+      // To the end of the queue, where its writeback fails.
+      MutexLock queue(mutex_);
+      dirty_.erase(std::exchange(inode->file->queue_position, 0));
+    }
     StartAll(inode, &writes);
   }
   Submit(&writes);

@@ -35,7 +35,7 @@ Error Namespace::Damaged(InodeId ino, std::string_view text) {
 
 Result<void> Namespace::CheckWritable() const {
   if (read_only_) return ErrorCode::kReadOnly;
-  return {};
+  return data_.CheckWritable();
 }
 
 Result<void> Namespace::Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid) {

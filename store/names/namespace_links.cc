@@ -191,6 +191,7 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
     if (exchange) {
       ASSIGN_OR_RETURN(other_committed, CommitData(new_parent, new_name));
     }
+    RETURN_IF_ERROR(CheckWritable());  // A commit whose errors stay with the files may have failed as a whole.
     MutexLock lock(mutex_);
     ASSIGN_OR_RETURN(const EntryLocation from, FindEntryLocation(parent, name));
     ASSIGN_OR_RETURN(const EntryLocation to, FindEntryLocation(new_parent, new_name));

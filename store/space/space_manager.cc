@@ -42,6 +42,10 @@ Result<std::unique_ptr<SpaceManager>> SpaceManager::Create(const std::vector<Dev
     space->allocators_.push_back(std::move(allocator));
     space->total_ += device.space.count;
   }
+  {
+    MutexLock lock(space->mutex_);
+    space->free_ = space->total_.value;
+  }
   space->held_back_ = {std::min(space->total_.value / 100, 64 * kMiB / kBlockSize)};
   return space;
 }
@@ -50,19 +54,15 @@ Result<void> SpaceManager::MarkUsed(const DeviceRun& run) {
   if (run.device.value >= allocators_.size()) return ErrorCode::kCorrupt;
   RETURN_IF_ERROR(allocators_[run.device.value]->MarkUsed(run.run));
   used_ += static_cast<int64_t>(run.run.count.value);
+  MutexLock lock(mutex_);
+  free_ -= run.run.count.value;
   return {};
-}
-
-uint64_t SpaceManager::FreeLocked() const {
-  uint64_t free = 0;
-  for (const auto& allocator : allocators_) free += allocator->free_blocks().value;
-  return free;
 }
 
 Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount count, bool privileged) {
   MutexLock lock(mutex_);
   const uint64_t kept = reserved_ + (privileged ? 0 : held_back_.value);
-  if (count.value > 0 && FreeLocked() < kept + count.value) return ErrorCode::kNoSpace;
+  if (count.value > 0 && free_ < kept + count.value) return ErrorCode::kNoSpace;
   reserved_ += count.value;
   reservation->space_ = this;
   reservation->held_ += count;
@@ -103,10 +103,12 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
   if (request.stream) {
     if (request.expected > 0) size = std::clamp(BlockCount{request.expected}, size, kLargestPreallocation);
     // A preallocation may take only what nobody was promised.
-    const uint64_t free = FreeLocked(), spare = free > reserved_ ? free - reserved_ : 0;
+    const uint64_t spare = free_ > reserved_ ? free_ - reserved_ : 0;
     wanted.count = std::max(count, std::min(size, BlockCount{spare / 4}));
   }
-  ASSIGN_OR_RETURN(BlockRun run, allocator.Allocate(wanted));
+  ASSIGN_OR_RETURN(const BlockRun run, allocator.Allocate(wanted));
+  WEIGHTFS_ASSERT(run.count.value <= free_);
+  free_ -= run.count.value;
   const BlockCount step = std::min(count, run.count);
   if (request.stream) {
     if (preallocation == nullptr)
@@ -146,41 +148,50 @@ Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, Sp
       step.after = runs.back();
     }
   }
-  for (const auto& run : ready) FreeRun(run);
+  Free(ready);
   if (step.count.value == 0) return runs;
-  for (const auto& run : runs) FreeRun(run);
+  Free(runs);
   return ErrorCode::kNoSpace;
 }
 
 void SpaceManager::ReleasePreallocation(InodeId ino) {
-  std::vector<Preallocation> preallocations;
+  std::vector<DeviceRun> runs;
   {
     MutexLock lock(mutex_);
     const auto found = preallocations_.find(ino);
     if (found == preallocations_.end()) return;
-    preallocations = std::move(found->second);
+    for (const Preallocation& preallocation : found->second) runs.push_back({preallocation.device, preallocation.rest});
     preallocations_.erase(found);
   }
-  for (const Preallocation& preallocation : preallocations) FreeRun({preallocation.device, preallocation.rest});
+  Free(runs);
 }
 
 void SpaceManager::ReleaseAllPreallocations() {
-  std::unordered_map<InodeId, std::vector<Preallocation>> preallocations;
+  std::vector<DeviceRun> runs;
   {
     MutexLock lock(mutex_);
-    preallocations.swap(preallocations_);
+    for (const auto& [ino, list] : preallocations_) {
+      for (const Preallocation& preallocation : list) runs.push_back({preallocation.device, preallocation.rest});
+    }
+    preallocations_.clear();
   }
-  for (const auto& [ino, list] : preallocations) {
-    for (const Preallocation& preallocation : list) FreeRun({preallocation.device, preallocation.rest});
-  }
+  Free(runs);
 }
 
-void SpaceManager::FreeRun(const DeviceRun& run) {
-  if (run.run.count.value == 0) return;
-  if (auto freed = allocators_[run.device.value]->Free(run.run); !freed) {
+// The blocks count as free only once the allocators can give them: who reserves them allocates them at any time.
+void SpaceManager::Free(const std::vector<DeviceRun>& runs) {
+  uint64_t freed = 0;
+  for (const DeviceRun& run : runs) {
+    if (allocators_[run.device.value]->Free(run.run)) {
+      freed += run.run.count.value;
+      continue;
+    }
     spdlog::critical("device {}: blocks {}+{} were freed twice; they stay allocated until the next mount",
                      run.device.value, run.run.start.value, run.run.count.value);
   }
+  if (freed == 0) return;
+  MutexLock lock(mutex_);
+  free_ += freed;
 }
 
 uint64_t SpaceManager::EnterRead() {
@@ -197,7 +208,7 @@ void SpaceManager::LeaveRead(uint64_t epoch) {
     --readers_[epoch - first_epoch_];
     CollectRetired(&ready);
   }
-  for (const auto& run : ready) FreeRun(run);
+  Free(ready);
 }
 
 void SpaceManager::Retire(std::vector<DeviceRun> runs) {
@@ -209,7 +220,7 @@ void SpaceManager::Retire(std::vector<DeviceRun> runs) {
     readers_.push_back(0);
     CollectRetired(&ready);
   }
-  for (const auto& run : ready) FreeRun(run);
+  Free(ready);
 }
 
 void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
@@ -242,7 +253,7 @@ void SpaceManager::Unpin(const std::vector<DeviceRun>& runs) {
     for (const DeviceRun& run : runs) pins_.Remove(run, &ready);
     used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
   }
-  for (const auto& run : ready) FreeRun(run);
+  Free(ready);
 }
 
 BlockCount SpaceManager::pinned() const {
@@ -287,7 +298,7 @@ bool SpaceManager::TryFree(const OrphanedReservation& orphaned) {
   for (const DeviceRun& run : orphaned.runs) count += run.run.count;
   granted_ -= count.value;
   AddUsed(-static_cast<int64_t>(count.value));
-  for (const DeviceRun& run : orphaned.runs) FreeRun(run);
+  Free(orphaned.runs);
   return true;
 }
 

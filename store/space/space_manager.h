@@ -166,9 +166,8 @@ class SpaceManager {
   };
 
   explicit SpaceManager(size_t devices) : pins_(devices) {}
-  uint64_t FreeLocked() const REQUIRES(mutex_);
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
-  void FreeRun(const DeviceRun& run);
+  void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Blocks of a lease whose holder ended without saying that it writes no more.
@@ -185,6 +184,7 @@ class SpaceManager {
   std::atomic<int64_t> used_{0};
   std::atomic<uint64_t> granted_{0};
   mutable Mutex mutex_;
+  uint64_t free_ GUARDED_BY(mutex_) = 0;  // blocks that the allocators can give, those on their way there not counted
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<InodeId, std::vector<Preallocation>> preallocations_ GUARDED_BY(mutex_);
   // readers_[i] counts the readers of epoch first_epoch_ + i; the last epoch is the current one.

@@ -18,6 +18,7 @@ namespace {
 
 class NoData final : public DataOwner {
  public:
+  Result<void> CheckWritable() const override { return {}; }
   Result<void> CommitBeforeNaming(std::span<const InodePtr>, bool) override { return {}; }
   void CommitSettledBeforeNaming() override {}
   std::vector<InodePtr> UncommittedFiles() override { return {}; }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices and catalogs that fail or lie under the data path: the errors that callers receive, and the data that survives.
+// Devices and catalogs that fail or lie under the data path: the errors that callers receive, and the data that
+// survives.
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <future>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -296,6 +298,82 @@ TEST(FileFailures, AFailedFlushMakesTheStoreReadOnly) {
   EXPECT_TRUE(store->read_only());
   EXPECT_EQ(store.WriteAt(file, 0, "more").error().code, ErrorCode::kReadOnly);
   EXPECT_FALSE(store->Sync(file).has_value()) << "a failed fsync is never tried again as if nothing were lost";
+}
+
+TEST(FileFailures, NoNameChangesAfterAFailedFlush) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, "data"));
+  store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1});
+  ASSERT_FALSE(store->Sync(file).has_value());
+  Namespace& names = store->names();
+  EXPECT_EQ(names.Create(kRootInode, "d", {.mode = S_IFDIR | 0755}).error().code, ErrorCode::kReadOnly);
+  EXPECT_EQ(names.Unlink(kRootInode, "a").error().code, ErrorCode::kReadOnly);
+  EXPECT_EQ(names.Rename(kRootInode, "a", kRootInode, "b", RenameMode::kReplace).error().code, ErrorCode::kReadOnly);
+}
+
+// The link or the directory would publish data that a crash loses.
+TEST(FileFailures, ARenameWhoseCommitFailsDoesNotHappen) {
+  for (const uint32_t type : {uint32_t{S_IFLNK}, uint32_t{S_IFDIR}}) {
+    TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
+    ASSERT_OK(store->names().Create(kRootInode, "from", {.mode = type | 0755, .symlink = "anywhere"}));
+    const std::string path = type == S_IFDIR ? "from/a" : "a";
+    ASSERT_OK(store.WriteAt(store.Create(path).value(), 0, "data"));
+    store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1});
+    EXPECT_FALSE(store->names().Rename(kRootInode, "from", kRootInode, "to", RenameMode::kReplace).has_value());
+    EXPECT_FALSE(store.Resolve("to").has_value());
+    EXPECT_TRUE(store.Resolve("from").has_value());
+  }
+}
+
+// A failed write puts the file back between the look that loads it and the look at its mapping.
+TEST(FileFailures, ALookAtAFileThatIsPutBackFindsItsLastCommit) {
+  for (const bool seek : {false, true}) {
+    TestStore store;
+    ASSERT_OK(store.WriteFile("a", Pattern(1, kMiB)));
+    ASSERT_OK(store->SyncAll());
+    ASSERT_OK(store.Remount());
+    const InodePtr file = store.OpenPath("a").value();
+    const auto put_back = [&] {
+      ASSERT_OK(store.WriteAt(file, 0, Pattern(2, kBlock)));
+      store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+      static_cast<void>(store->Sync(file).has_value());
+    };
+    std::atomic<bool> stop{false};
+    std::thread writer([&] {
+      for (int round = 0; round < 200; ++round) put_back();
+      stop = true;
+    });
+    uint64_t wrong = 0;
+    while (!stop) {
+      if (seek) {
+        wrong += store->Seek(file, 0, SeekTarget::kData).value_or(1) != 0;
+      } else {
+        const auto extents = store->Extents(file, FileBlock{0}, 10);
+        wrong += !extents || extents->empty();
+      }
+    }
+    writer.join();
+    EXPECT_EQ(wrong, 0U);
+  }
+}
+
+TEST(FileFailures, AFailedWriteLeavesTheBlocksOfTheLastCommit) {
+  TestStore store;
+  const uint64_t fresh = store->Space().free.value;
+  {
+    const InodePtr file = store.Create("a").value();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 10 * kBlock)));
+    ASSERT_OK(store->Sync(file));
+    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 20 * kBlock)));
+    ASSERT_FALSE(store->Sync(file).has_value());
+    EXPECT_EQ(store->names().GetAttributes(file->id)->blocks_512, 10 * kBlock / 512);
+    EXPECT_EQ(store->Space().free.value, fresh - 10);
+    store->CloseFile(file);
+  }
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  EXPECT_EQ(store->Space().free.value, fresh);
 }
 
 TEST(FileFailures, AFailedCatalogSyncMakesTheStoreReadOnly) {

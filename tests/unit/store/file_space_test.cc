@@ -133,5 +133,25 @@ TEST(FileSpace, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
     EXPECT_TRUE(Must(store.ReadAt(file, at, kMiB)) == Pattern(700 + at, kMiB));
 }
 
+TEST(FileSpace, DirtyBlocksOverAllocatedSpaceNeedNoMore) {
+  TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
+  const InodePtr file = store.Create("a").value(), filler = store.Create("filler").value();
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 48 * kMiB));
+  for (uint64_t at = 0; store->Fallocate(filler, FallocateMode::kAllocate, at, 100 * kBlockSize);) {
+    at += 100 * kBlockSize;
+  }
+  for (uint64_t at = 0; at < 32; ++at) ASSERT_OK(store.WriteAt(file, at * 128 * kKiB, Pattern(at, 60 * kKiB)));
+  ASSERT_OK(store.WriteAt(file, 48 * kMiB, Pattern(1, kBlockSize)));
+}
+
+TEST(FileSpace, AFullPoolWhoseCommitsFailIsReadOnly) {
+  TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
+  const InodePtr file = store.Create("a").value();
+  store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1});
+  Result<void> written;
+  for (uint64_t size = 0; written; size += kMiB) written = store.WriteAt(file, size, Pattern(size, kMiB));
+  EXPECT_EQ(written.error().code, ErrorCode::kReadOnly);
+}
+
 }  // namespace
 }  // namespace weightfs

@@ -22,6 +22,10 @@ namespace weightfs {
 // Thread-safe.
 class FakeDataOwner final : public DataOwner {
  public:
+  Result<void> CheckWritable() const override {
+    if (failed) return ErrorCode::kReadOnly;
+    return {};
+  }
   Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept) override {
     {
       MutexLock lock(mutex_);
@@ -61,6 +65,7 @@ class FakeDataOwner final : public DataOwner {
   std::function<void()> on_commit;  // once; set before use, for one thread
   std::function<void()> on_read;    // once, when the records of a deletion are read
   std::optional<ErrorCode> commit_error;
+  bool failed = false;                // no commit works any more
   bool kept_errors = false;           // of the last CommitBeforeNaming
   std::vector<InodePtr> uncommitted;  // set before use
   int settled = 0;                    // calls, of one thread

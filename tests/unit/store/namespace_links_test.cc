@@ -276,6 +276,13 @@ TEST_F(NamespaceRename, AFailedCommitOfDataLeavesTheNames) {
   EXPECT_EQ(Code(names_->Lookup(kRootInode, "g")), ErrorCode::kNotFound);
 }
 
+TEST_F(NamespaceRename, ACommitThatFailsAsAWholeLeavesTheNames) {
+  MakeFile(kRootInode, "f");
+  data_.on_commit = [&] { data_.failed = true; };
+  EXPECT_EQ(Rename(kRootInode, "f", kRootInode, "g"), ErrorCode::kReadOnly);
+  EXPECT_EQ(Code(names_->Lookup(kRootInode, "g")), ErrorCode::kNotFound);
+}
+
 TEST_F(NamespaceRename, AFileThatTookTheNameMeanwhileIsCommittedToo) {
   MakeFile(kRootInode, "f");
   InodeId second;

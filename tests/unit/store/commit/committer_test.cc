@@ -88,6 +88,21 @@ TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyWithEverything) {
   EXPECT_TRUE(IsInCatalog(10));
 }
 
+TEST_F(CommitterTest, ACommitOfEverythingTakesAClosedFileThatIsBeingReplaced) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  committer_->CommitSoon(file);
+  {
+    MutexLock lock(file->mutex);
+    file->open_handles = 1;
+    static_cast<void>(file->file->BeginReplacement());
+  }
+  std::promise<void> done;
+  committer_->CommitAll(CommitScope::kEverything, CommitLevel::kOrdered,
+                        [&](const Result<void>&) { done.set_value(); });
+  done.get_future().wait();
+  EXPECT_TRUE(IsInCatalog(10));
+}
+
 TEST_F(CommitterTest, AFailedWriteRevertsTheFileAndIsReportedOnce) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   ASSERT_TRUE(Commit(file));

@@ -103,5 +103,31 @@ TEST_F(ReaderTest, AReadSeesWhatWasWrittenOverAChunk) {
   EXPECT_EQ(Read(0, kBlockSize).value(), fresh);
 }
 
+TEST_F(ReaderTest, TheReadEpochEndsBeforeTheAnswer) {
+  WriteToDevice(Pattern(1, 4 * kBlockSize));
+  SpaceReservation some, all;
+  ASSERT_TRUE(rig_.space().Reserve(&some, BlockCount{8}));
+  const SpaceManager::Request request{
+      .ino = InodeId{9}, .first = FileBlock{0}, .count = BlockCount{8}, .after = std::nullopt};
+  auto runs = rig_.space().Allocate(request, &some).value();
+  rig_.device().Hold();
+  std::promise<bool> free;
+  reader_.Read(inode_, ByteOffset{0}, ByteCount{2 * kBlockSize}, nullptr, [&](const Result<ReadView>&) {
+    free.set_value(
+        rig_.space().Reserve(&all, TestFileServices::kBlocks - BlockCount{4}, /*privileged=*/true).has_value());
+  });
+  rig_.space().Retire(std::move(runs));
+  rig_.device().Release();
+  EXPECT_TRUE(free.get_future().get());
+}
+
+TEST_F(ReaderTest, CountsTheBytesThatWereRead) {
+  WriteToDevice(Pattern(1, 1000));
+  ReadStream stream;
+  EXPECT_EQ(Read(400, kMiB, &stream)->size(), 600U);
+  EXPECT_EQ(Read(5000, kMiB, &stream)->size(), 0U);
+  EXPECT_EQ(reader_.counters().read_bytes.load(), 600U);
+}
+
 }  // namespace
 }  // namespace weightfs

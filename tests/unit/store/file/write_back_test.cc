@@ -2,9 +2,14 @@
 #include "store/file/write_back.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <future>
+#include <thread>
 
 #include "tests/support/file_rig.h"
 #include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
@@ -43,6 +48,34 @@ TEST_F(WriteBackTest, AFileWithoutDirtyBlocksIsNotInTheQueue) {
   rig_.WriteBackAll(inode);
   EXPECT_FALSE(is_queued());
   EXPECT_FALSE(rig_.write_back().RelievePressure());
+}
+
+TEST_F(WriteBackTest, AFileThatTurnsDirtyAgainUnderPressureIsInTheQueueOnce) {
+  const InodePtr inode = rig_.NewFile(1);
+  rig_.Write(inode, 0, Pattern(1, kBlockSize));
+  WriteSupplies supplies;
+  ASSERT_TRUE(rig_.space().Reserve(&supplies.space, BlockCount{1}));
+  supplies.small.push_back(rig_.small().Allocate());
+  PendingWrites writes;
+  std::thread pressure;
+  {
+    MutexLock lock(inode->mutex);
+    std::promise<pid_t> started;
+    pressure = std::thread([&] {
+      started.set_value(gettid());
+      rig_.write_back().RelievePressure();
+    });
+    WaitUntilAsleep(started.get_future().get());  // It waits for the file.
+    rig_.write_back().StartAll(inode, &writes);
+    WritePlan plan(supplies);
+    inode->file->PlanCopy(kMiB, kBlockSize, nullptr, Staging::kSmall, &plan);
+    inode->file->Apply(std::move(plan));
+    rig_.write_back().UpdateQueue(inode);
+  }
+  pressure.join();
+  rig_.write_back().Submit(&writes);
+  EXPECT_EQ(Dirty(inode), 0U);
+  EXPECT_FALSE(rig_.write_back().RelievePressure()) << "the file has an entry that nobody takes out";
 }
 
 TEST_F(WriteBackTest, SeveralFailedWritesOfAFileAreReportedOnce) {

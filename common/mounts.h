@@ -53,8 +53,8 @@ struct MountsElsewhere {
   bool complete = true;  // false: the mount table of some process may not be read by this user
 };
 
-// Who else has a superblock mounted: looks through the mount tables of all processes, but for this process's own
-// mounts. Processes that end meanwhile are passed over. Namespaces without a process are not seen.
+// The mounts of a superblock in other mount namespaces: looks through the mount tables of all processes, but for this
+// process's own mounts. Processes that end meanwhile are passed over. Namespaces without a process are not seen.
 MountsElsewhere FindMountsElsewhere(std::string_view device);
 
 }  // namespace weightfs

@@ -26,7 +26,7 @@ std::optional<std::vector<std::string>> ListProc(const std::string& path);
 
 std::vector<pid_t> AllProcesses();
 
-// "weightfs" of a process; empty when it is gone.
+// The name of the program that a process runs: "weightfs". Empty when the process is gone.
 std::string CommandOf(pid_t process);
 
 // Whether the process is gone, a zombie, or about to end because it was killed.

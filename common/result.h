@@ -24,7 +24,7 @@ Error SystemError(std::string_view path, std::string_view what, int error_number
 #define WEIGHTFS_CONCAT_INNER(a, b) a##b
 #define WEIGHTFS_CONCAT(a, b) WEIGHTFS_CONCAT_INNER(a, b)
 
-// Statements, never expressions: a statement-expression inside a braced initialiser leaks.
+// Statements, never expressions: a statement-expression inside a braced initializer leaks.
 #define RETURN_IF_ERROR(expression)                                                                                   \
   do {                                                                                                                \
     if (auto weightfs_result = (expression); !weightfs_result.has_value()) return std::move(weightfs_result).error(); \

@@ -8,7 +8,7 @@
 namespace weightfs {
 
 // `word` as one word of a POSIX shell: unchanged where it has only letters, digits and "_@%+=:,./-", else in single
-// quotes. Control characters come out as $'\ooo', so that the result is one line.
+// quotes. A word with control characters is written as $'…' with octal numbers, so that the result is one line.
 std::string ShellQuote(std::string_view word);
 
 }  // namespace weightfs

@@ -14,7 +14,7 @@ namespace weightfs {
 // follow, either case). kInvalid with a full line when it is not one, is negative or exceeds 2^63.
 Result<ByteCount> ParseSize(std::string_view text);
 
-// "8.0 GiB", "512 B": three significant digits at most.
+// "8.00 GiB", "512.0 MiB", "512 B": below 10 two decimals, else one, and none for bytes.
 std::string FormatSize(ByteCount size);
 
 }  // namespace weightfs

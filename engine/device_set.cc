@@ -4,6 +4,8 @@
 #include <future>
 #include <utility>
 
+#include "common/assert.h"
+
 namespace weightfs {
 
 DeviceSet::DeviceSet(std::vector<BlockDevice*> devices)
@@ -27,6 +29,10 @@ Result<size_t> DeviceSet::FlushWritten() {
   }
   if (!result) return std::move(result).error();
   return written.size();
+}
+
+IoBatch::~IoBatch() {
+  for (const auto& requests : requests_) WEIGHTFS_ASSERT(requests.empty());
 }
 
 void IoBatch::Add(DeviceId device, IoRequest* request) {

@@ -32,7 +32,7 @@ class DeviceSet {
 class IoBatch {
  public:
   explicit IoBatch(DeviceSet& devices) : devices_(devices) {}
-  ~IoBatch() { Submit(); }
+  ~IoBatch();  // everything added is submitted
   IoBatch(const IoBatch&) = delete;
   IoBatch& operator=(const IoBatch&) = delete;
   void Add(DeviceId device, IoRequest* request);

@@ -70,7 +70,7 @@ class ExtentAllocator {
   // Runs in ascending order cost a quarter of those in random order, the sorting included.
   virtual Result<void> MarkUsed(BlockRun run) = 0;
 
-  // Gives `run` back and merges it with its neighbours. Freeing free blocks is our own bug: it is reported
+  // Gives `run` back and merges it with its neighbors. Freeing free blocks is our own bug: it is reported
   // (kCorrupt) and changes nothing.
   virtual Result<void> Free(BlockRun run) = 0;
 

@@ -10,13 +10,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <optional>
 #include <thread>
-#include <vector>
 
 #include "common/log.h"
 #include "common/shell_quote.h"
@@ -57,42 +55,32 @@ class FileDevice::Impl {
  public:
   Impl(std::string path, const Options& options) : path_(std::move(path)), options_(options) {}
   ~Impl() {
-    WaitUntilIdle();
-    rings_.clear();  // they use the descriptor
+    if (ring_ != nullptr) ring_->Stop();  // it uses the descriptor
     if (file_.Close() != 0) spdlog::error("closing {}: {}", path_, std::strerror(errno));
   }
 
   Result<void> Open() {
-    if (options_.queue_depth == 0 || options_.rings == 0) {
-      return OpenError(ErrorCode::kInvalid, path_, "queue depth and number of rings must be at least 1");
-    }
+    if (options_.queue_depth == 0) return OpenError(ErrorCode::kInvalid, path_, "the queue depth must be at least 1");
     RETURN_IF_ERROR(OpenDescriptor());
     RETURN_IF_ERROR(Lock());
     RETURN_IF_ERROR(Measure());
-    for (unsigned i = 0; i < options_.rings; ++i) {
-      ASSIGN_OR_RETURN(auto ring, ThreadedRing::Create({file_.get(), path_, options_.queue_depth}));
-      rings_.push_back(std::move(ring));
-    }
+    ASSIGN_OR_RETURN(ring_, ThreadedRing::Create({file_.get(), path_, options_.queue_depth}));
     return {};
   }
 
   void Submit(std::span<IoRequest* const> requests) {
-    std::vector<IoRequest*> accepted;
-    accepted.reserve(requests.size());
-    for (IoRequest* request : requests) {
-      if (const auto refused = Check(*request)) {
-        rings_[0]->Reject(request, *refused);
+    size_t accepted = 0;
+    while (accepted < requests.size()) {
+      if (const auto refused = Check(*requests[accepted])) {
+        ring_->Submit(requests.first(accepted));
+        ring_->Reject(requests[accepted], *refused);
+        requests = requests.subspan(accepted + 1);
+        accepted = 0;
       } else {
-        accepted.push_back(request);
+        ++accepted;
       }
     }
-    // Each ring takes a run of neighbours, which the kernel may merge.
-    const size_t share = (accepted.size() + rings_.size() - 1) / rings_.size();
-    for (size_t at = 0; at < accepted.size(); at += share) {
-      const size_t count = std::min(share, accepted.size() - at);
-      const size_t ring = next_ring_.fetch_add(1, std::memory_order_relaxed) % rings_.size();
-      rings_[ring]->Submit(std::span(accepted).subspan(at, count));
-    }
+    ring_->Submit(requests);
   }
 
   Result<void> Flush() {
@@ -131,21 +119,6 @@ class FileDevice::Impl {
   bool is_block_device() const { return is_block_device_; }
 
  private:
-  // A completion on one ring may submit to another: idle are all of them when nothing was submitted while
-  // each was drained in turn.
-  void WaitUntilIdle() {
-    const auto submitted = [this] {
-      uint64_t sum = 0;
-      for (const auto& ring : rings_) sum += ring->submitted();
-      return sum;
-    };
-    uint64_t before = 0;
-    do {
-      before = submitted();
-      for (const auto& ring : rings_) ring->Drain();
-    } while (submitted() != before);
-  }
-
   Result<void> OpenDescriptor() {
     // Looked at before it is opened, for an open may have effects: the file itself, whatever has the path by then.
     const UniqueFd found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
@@ -253,8 +226,7 @@ class FileDevice::Impl {
   UniqueFd file_;
   bool is_block_device_ = false;
   ByteCount size_;
-  std::vector<std::unique_ptr<ThreadedRing>> rings_;
-  std::atomic<size_t> next_ring_{0};
+  std::unique_ptr<ThreadedRing> ring_;
 };
 
 Result<std::unique_ptr<FileDevice>> FileDevice::Open(const std::string& path, const Options& options) {

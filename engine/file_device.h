@@ -11,15 +11,13 @@
 
 namespace weightfs {
 
-// Thread-safe. Requests are spread over `rings` ThreadedRings. An error of
-// the device is logged once with operation, offset and device, and so is a transfer that stops before its end (kIo). A
-// misaligned request or one past the end completes with kInvalid, a write to a read-only device with kReadOnly. Without
-// O_DIRECT the kernel transfers while it accepts a request: Submit is slow.
+// Thread-safe. An error of the device is logged once with operation, offset and device, and so is a transfer that stops
+// before its end (kIo). A misaligned request or one past the end completes with kInvalid, a write to a read-only device
+// with kReadOnly. Without O_DIRECT the kernel transfers while it accepts a request: Submit is slow.
 class FileDevice final : public BlockDevice {
  public:
   struct Options {
-    unsigned queue_depth = 256;  // transfers in the kernel, of each ring
-    unsigned rings = 1;
+    unsigned queue_depth = 256;  // transfers in the kernel
     bool read_only = false;
     bool direct = true;        // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)
     bool follow_links = true;  // of the last part of the path; false: such a link is no device (kIo)

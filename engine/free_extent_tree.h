@@ -20,7 +20,7 @@ struct FreeExtent {
   constexpr bool operator==(const FreeExtent&) const = default;
 };
 
-// Externally synchronised. Extents are disjoint and never adjacent: neighbours are merged.
+// Externally synchronized. Extents are disjoint and never adjacent: neighbors are merged.
 //
 // An extent is *large* when a whole aligned window of `alignment` blocks lies in it, else *small*. The class of a
 // small one is the power of two of its length, the class of a large one that of its windows: what may be used

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The superblock of a pool device: what it is, whose it is. On-disk layout; docs/FORMAT.md section 2.
+// The superblock of a pool device, which names the device and its store. On-disk layout; docs/FORMAT.md section 2.
 #pragma once
 
 #include <array>

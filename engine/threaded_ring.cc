@@ -18,6 +18,7 @@ namespace weightfs {
 namespace {
 
 constexpr uint64_t kPieceSize = kMiB;
+constexpr size_t kQueuedAtOnce = 16;  // transfers
 
 }  // namespace
 
@@ -41,7 +42,7 @@ Result<std::unique_ptr<ThreadedRing>> ThreadedRing::Create(Options options) {
 ThreadedRing::ThreadedRing(Options options, std::unique_ptr<IoRing> ring)
     : options_(std::move(options)), ring_(std::move(ring)) {}
 
-ThreadedRing::~ThreadedRing() {
+void ThreadedRing::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
@@ -53,29 +54,33 @@ ThreadedRing::~ThreadedRing() {
 void ThreadedRing::Count(size_t requests) {
   MutexLock lock(mutex_);
   outstanding_ += requests;
-  submitted_ += requests;
 }
 
 void ThreadedRing::Submit(std::span<IoRequest* const> requests) {
-  std::vector<IoRing::Transfer> transfers;
-  transfers.reserve(requests.size());
+  if (requests.empty()) return;
+  Count(requests.size());
+  std::array<IoRing::Transfer, kQueuedAtOnce> transfers;
+  size_t count = 0;
   for (IoRequest* request : requests) {
     const uint64_t size = request->size.value;
-    request->pieces_left = std::max<uint64_t>(RoundUp(size, kPieceSize) / kPieceSize, 1);
+    const size_t pieces = std::max<uint64_t>(RoundUp(size, kPieceSize) / kPieceSize, 1);
+    request->pieces_left = pieces;
     request->error.reset();
-    for (size_t piece = 0; piece < request->pieces_left; ++piece) {
+    for (size_t piece = 0; piece < pieces; ++piece) {
       const uint64_t at = piece * kPieceSize;
-      transfers.push_back({.write = request->operation == IoRequest::Operation::kWrite,
-                           .descriptor = options_.descriptor,
-                           .data = request->data + at,
-                           .size = std::min(size - at, kPieceSize),
-                           .offset = request->offset.value + at,
-                           .unit = kBlockSize,
-                           .owner = request});
+      transfers[count++] = {.write = request->operation == IoRequest::Operation::kWrite,
+                            .descriptor = options_.descriptor,
+                            .data = request->data + at,
+                            .size = std::min(size - at, kPieceSize),
+                            .offset = request->offset.value + at,
+                            .unit = kBlockSize,
+                            .owner = request};
+      if (count < transfers.size()) continue;
+      ring_->Queue(transfers);
+      count = 0;
     }
   }
-  Count(requests.size());
-  ring_->Queue(transfers);
+  ring_->Queue(std::span(transfers).first(count));
   ring_->Submit();
 }
 
@@ -86,16 +91,6 @@ void ThreadedRing::Reject(IoRequest* request, ErrorCode code) {
     rejected_.push_back({request, code});
   }
   ring_->Wake();
-}
-
-void ThreadedRing::Drain() {
-  MutexLock lock(mutex_);
-  while (outstanding_ > 0) drained_.wait(lock.native());
-}
-
-uint64_t ThreadedRing::submitted() const {
-  MutexLock lock(mutex_);
-  return submitted_;
 }
 
 std::optional<ErrorCode> ThreadedRing::ErrorOf(const IoRing::Completion& completion) const {
@@ -127,15 +122,16 @@ void ThreadedRing::Run() {
       ++completed;
       request.OnComplete(request.error ? Result<void>(*request.error) : Result<void>());
     }
-    {
-      MutexLock lock(mutex_);
-      rejected.swap(rejected_);
-    }
-    for (const auto& [request, code] : rejected) request->OnComplete(code);
     MutexLock lock(mutex_);
-    outstanding_ -= completed + rejected.size();
-    rejected.clear();
-    if (outstanding_ == 0) drained_.notify_all();
+    outstanding_ -= completed;
+    if (!rejected_.empty()) {
+      rejected.swap(rejected_);
+      lock.Unlock();
+      for (const auto& [request, code] : rejected) request->OnComplete(code);
+      lock.Lock();
+      outstanding_ -= rejected.size();
+      rejected.clear();
+    }
     if (stopping_ && outstanding_ == 0) return;
   }
 }

@@ -2,7 +2,6 @@
 // An IoRing of one descriptor with the thread that reaps it.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
 #include <optional>
 #include <span>
@@ -35,13 +34,9 @@ class ThreadedRing {
   // kAgain when fs.aio-max-nr is exhausted, kIo otherwise; full lines.
   static Result<std::unique_ptr<ThreadedRing>> Create(Options options);
 
+  ~ThreadedRing() { Stop(); }
   // Completes everything submitted, also what OnComplete submits to this ring meanwhile, then ends the thread.
-  ~ThreadedRing();
-
-  // Returns when nothing is in flight: every OnComplete has returned.
-  void Drain() EXCLUDES(mutex_);
-  // Requests taken so far.
-  uint64_t submitted() const EXCLUDES(mutex_);
+  void Stop() EXCLUDES(mutex_);
 
   // Never blocks on a full ring and never runs OnComplete. Completions come from the ring's thread.
   void Submit(std::span<IoRequest* const> requests) EXCLUDES(mutex_);
@@ -63,11 +58,9 @@ class ThreadedRing {
 
   const Options options_;
   const std::unique_ptr<IoRing> ring_;
-  mutable Mutex mutex_;
+  Mutex mutex_;
   std::vector<Rejected> rejected_ GUARDED_BY(mutex_);  // for the thread to complete
   size_t outstanding_ GUARDED_BY(mutex_) = 0;
-  uint64_t submitted_ GUARDED_BY(mutex_) = 0;
-  std::condition_variable drained_;
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

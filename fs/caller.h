@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who asks: what the kernel would look at in open(2), for decisions that it leaves to a filesystem. Private to fs/.
+// The credentials of the caller of a request, for decisions that the kernel leaves to a filesystem. Private to fs/.
 #pragma once
 
 #include "fs/reply.h"

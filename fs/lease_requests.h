@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lease server is asked: one function a request of lease/protocol.h. Private to fs/.
+// The requests of lease/protocol.h, with one function for each. Private to fs/.
 #pragma once
 
 #include <atomic>

@@ -77,7 +77,7 @@ bool TrustsForLeases(DirectAccess direct, const Credentials& who) {
 
 LeaseServer::LeaseServer(Filesystem& filesystem)
     : filesystem_(filesystem), requests_(filesystem, tickets_, [this](const LeaseConnectionPtr& connection, bool sent) {
-        // Who does not take its answers is let go.
+        // A connection that does not take its answers is dropped.
         sent ? Expect(connection, EPOLL_CTL_MOD) : Drop(connection->socket());
       }) {}
 

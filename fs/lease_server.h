@@ -2,7 +2,7 @@
 // The mount's end of the direct path: a socket through which programs get leases of the blocks of files, with
 // descriptors of the devices, and then move the bytes themselves (lease/protocol.h). Private to fs/.
 //
-// Who may use it: the users of the option direct=, and of these who shows a ticket of an open file
+// The users of the option direct= may use it, with a ticket of a file that they have open
 // (WEIGHTFS_IOC_LEASE). The ticket carries the capabilities of the thread that asked for it: the kernel holds that
 // thread in its ioctl while they are looked at, so there is no process number that could be another's by then, as a
 // socket's peer has. A lease is its connection's and ends with it, however its holder ends.

@@ -18,7 +18,7 @@ namespace weightfs {
 // Thread-safe.
 class LeaseTickets {
  public:
-  // What a ticket was asked by: one of the two, and the capabilities of the thread that asked.
+  // The open file or directory of a ticket, and the capabilities of the thread that asked for the ticket.
   struct Opened {
     std::shared_ptr<FileHandle> file;
     std::shared_ptr<DirectoryHandle> directory;

@@ -23,13 +23,6 @@ constexpr const char* kFuseDevice = "/dev/fuse";
 constexpr const char* kFuseConfiguration = "/etc/fuse.conf";
 constexpr const char* kUnmountProgram = "fusermount3";
 
-std::string ReadText(const char* path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 bool InPath(const char* program) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path != nullptr ? path : "/usr/bin:/bin");
@@ -59,7 +52,7 @@ Result<void> CheckPrivileges(bool allow_other) {
     return Error{ErrorCode::kAccess, fmt::format("{}: {}; {}", kFuseDevice, why, FuseDeviceAdvice())};
   }
   if (!allow_other) return {};
-  std::istringstream lines(ReadText(kFuseConfiguration));
+  std::ifstream lines(kFuseConfiguration);
   for (std::string line; std::getline(lines, line);) {
     const size_t first = line.find_first_not_of(" \t");
     if (first != std::string::npos && line.compare(first, 16, "user_allow_other") == 0) return {};

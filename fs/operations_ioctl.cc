@@ -147,7 +147,7 @@ void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     reply.Errno(EOPNOTSUPP);
     return;
   }
-  // Of strangers nothing is looked up.
+  // The credentials of a user who may not hold tickets are not looked up.
   const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
   const Credentials caller = may_ask ? CallerOf(reply) : Credentials{};
   if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) {

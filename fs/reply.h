@@ -26,7 +26,6 @@ class RequestCounter {
     for (uint64_t open = open_.load(); open != 0; open = open_.load()) open_.wait(open);
   }
   uint64_t begun() const { return begun_.load(); }
-  uint64_t open() const { return open_.load(); }
 
  private:
   std::atomic<uint64_t> open_{0};

@@ -69,16 +69,19 @@ size_t IoRing::Submit(size_t limit, size_t batch) {
   std::array<unsigned, kMaxBatch> slots;
   size_t sent = 0;
   for (;;) {
-    size_t count = std::min({limit - sent, batch, slots.size()});
+    const size_t most = std::min({limit - sent, batch, slots.size()});
+    size_t count = 0;
     {
       MutexLock lock(mutex_);
-      count = TakeBatchLocked(std::span(slots).first(count));
+      count = TakeBatchLocked(std::span(slots).first(most));
     }
     if (count == 0) return sent;
     const int rc = kernel_->Submit(std::span(slots).first(count));
     const size_t accepted = rc > 0 ? static_cast<size_t>(rc) : 0;
     sent += accepted;
-    if (accepted == count) continue;
+    if (accepted == count && count == most) continue;
+    // The queue was empty, or all slots were in use. The caller of Queue or Reap submits what has changed since.
+    if (accepted == count) return sent;
     MutexLock lock(mutex_);
     // After a prefix the next round learns what is wrong with the first of the rest, if anything.
     const int error_number = rc == 0 ? EAGAIN : std::max(-rc, 0);

@@ -21,14 +21,14 @@ namespace weightfs {
 
 class KernelQueue;
 
-// Thread-safe: any number of threads may queue and submit while one thread reaps. No lock is held in a system call.
+// Thread-safe. With `wakeable` any number of threads may queue and submit while one thread reaps; without it no other
+// thread may submit while a thread is in Reap, which could not be woken. No lock is held in a system call.
 //
 // A transfer is queued, then in the kernel, then completed. The ring hides what the kernel does not do at once:
 //  - The kernel accepts a part of a batch: the rest stays queued.
 //  - The kernel accepts nothing for now (EAGAIN): Submit returns, and the caller submits again after it has reaped.
-//  With
-//    nothing in the kernel Reap then waits for a millisecond at most, because no completion announces that there is
-//    room.
+//    With nothing in the kernel Reap then waits for a millisecond at most, because no completion announces that there
+//    is room.
 //  - A transfer is short: the rest is queued again, from the last whole `unit` that was reached.
 class IoRing {
  public:

@@ -170,12 +170,12 @@ class OwnedFileSystem final : public rocksdb::FileSystemWrapper {
   const gid_t group_;
 };
 
-// What outlives the store while an iterator is left.
+// The open database, which outlives the store while an iterator is left.
 struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
   ~Database() {
     if (db == nullptr) return;
-    // What lies in tables is checked when it is read; what lies in the log ends it silently where it is damaged.
+    // RocksDB checks tables when it reads them. A damaged log ends silently at the damage, so nothing stays there.
     if (!read_only && !health->failed()) {
       if (const auto status = db->Flush(rocksdb::FlushOptions()); !status.ok() && !health->failed())
         spdlog::warn("{}: writing the catalog's tables at the end failed: {}", directory, status.ToString());

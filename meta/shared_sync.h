@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many callers, one sync: whoever asks while a sync is running waits for the next one, and a single caller runs that
-// one for all of them.
+// One sync for many callers: a caller that comes while a sync is running waits for the next one, which a single caller
+// runs for all of them.
 #pragma once
 
 #include <atomic>

@@ -30,7 +30,7 @@ class ChunkCursor {
   uint64_t skip_ = 0;  // blocks of the first extent already given out
 };
 
-// The checksum records of the catalog, one at a time. Externally synchronised.
+// The checksum records of the catalog, one at a time. Externally synchronized.
 class ChecksumReader {
  public:
   explicit ChecksumReader(KvStore& catalog) : catalog_(catalog) {}

@@ -16,7 +16,7 @@ namespace weightfs {
 inline constexpr std::string_view kAccessAclName = "system.posix_acl_access";
 inline constexpr std::string_view kDefaultAclName = "system.posix_acl_default";
 
-// Externally synchronised. A decoded list is valid: the entries of owner, group and others are there once, in the
+// Externally synchronized. A decoded list is valid: the entries of owner, group and others are there once, in the
 // order of the standard, and a mask where named users or groups need one. An empty list stands for none.
 class Acl {
  public:

@@ -22,7 +22,7 @@
 
 namespace weightfs {
 
-// Thread-safe. Changes are serialised by one mutex and are visible, and ordered in the catalog's log, when a call
+// Thread-safe. Changes are serialized by one mutex and are visible, and ordered in the catalog's log, when a call
 // returns; they are durable after the next KvStore::Sync. Look-ups take no common lock. Permissions are the kernel's
 // (default_permissions) where nothing else is said; ACLs are kept in step with the mode here (fs/ sets FUSE_POSIX_ACL).
 // Error codes are those POSIX gives the system call of the same name.
@@ -56,7 +56,7 @@ class Namespace {
                       RenameMode mode);
 
   // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it,
-  // and are on stable storage. Each takes the location of what has its name, as a rename would, unless that is a
+  // and are on stable storage. Each replaces the inode that has its name, as a rename would, unless that is a
   // directory: one batch, so all of them or none. For somebody whose permissions nobody has looked at yet. The inodes
   // that had the names. On an error nothing has changed, and `failed` is the index of the file at fault, or their
   // number.
@@ -91,8 +91,8 @@ class Namespace {
   // The kernel forgot `count` lookups. Every Attributes that Lookup, Create and Link return to the kernel counts one
   // (the caller adds them with InodeTable::AddLookups before it replies).
   void Forget(InodeId ino, uint64_t count);
-  // Of the files without links that nobody has open: they go as soon as the kernel says so, which it does unasked and
-  // after the unlink. To everybody else their space is free already.
+  // The blocks of files without links that nobody has open: each file is deleted when the kernel forgets it, which it
+  // does some time after the unlink. Programs take its space for free already.
   BlockCount LeavingBlocks() EXCLUDES(mutex_);
   // Whether any deleted file still has its space: it is open, or not forgotten.
   bool HasOrphans() EXCLUDES(mutex_);

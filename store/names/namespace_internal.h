@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sources of Namespace share. Nobody else includes this.
+// Checks of names and records that the sources of Namespace and fsck share. Nobody else includes this.
 #pragma once
 
 #include <string_view>

@@ -206,7 +206,7 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
   }
 }
 
-// What a directory on the way from one location to the other must fulfil.
+// A directory must not move below itself.
 Result<void> Namespace::CheckMove(const EntryLocation& from, const EntryLocation& to) {
   if (!S_ISDIR(from.type) || from.directory == to.directory) return {};
   return CheckNotBelow(from.inode, to.directory);

@@ -83,16 +83,16 @@ TEST(FileDeviceTest, BytesPersistAcrossOpens) {
   EXPECT_TRUE(Same(in, out));
 }
 
-// Pieces, rings and batches: everything arrives at its own place, once.
-class FileDeviceShapeTest : public testing::TestWithParam<std::tuple<unsigned, unsigned, uint64_t>> {};
+// Pieces and batches: everything arrives at its own place, once.
+class FileDeviceShapeTest : public testing::TestWithParam<std::tuple<unsigned, uint64_t>> {};
 
 TEST_P(FileDeviceShapeTest, ManyRequestsAtOnceAllArriveOnce) {
-  const auto [depth, rings, size] = GetParam();
+  const auto [depth, size] = GetParam();
   const ScratchFile file(kFileSize);
-  const auto device = OpenDevice(file.path(), {.queue_depth = depth, .rings = rings});
+  const auto device = OpenDevice(file.path(), {.queue_depth = depth});
   const AlignedMemory out(kFileSize);
   const AlignedMemory in(kFileSize);
-  FillPattern(out.bytes(), depth + rings);
+  FillPattern(out.bytes(), depth);
   for (const auto operation : {IoRequest::Operation::kWrite, IoRequest::Operation::kRead}) {
     const AlignedMemory& memory = operation == IoRequest::Operation::kWrite ? out : in;
     std::vector<std::unique_ptr<RecordingRequest>> requests;
@@ -110,9 +110,9 @@ TEST_P(FileDeviceShapeTest, ManyRequestsAtOnceAllArriveOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, FileDeviceShapeTest,
-                         testing::Values(std::tuple(1U, 1U, 64 * kKiB), std::tuple(4U, 1U, kBlockSize),
-                                         std::tuple(256U, 1U, kMiB), std::tuple(256U, 1U, 2 * kMiB),
-                                         std::tuple(8U, 3U, 3 * kMiB + kBlockSize), std::tuple(2U, 2U, 32 * kMiB)));
+                         testing::Values(std::tuple(1U, 64 * kKiB), std::tuple(4U, kBlockSize), std::tuple(256U, kMiB),
+                                         std::tuple(256U, 2 * kMiB), std::tuple(8U, 3 * kMiB + kBlockSize),
+                                         std::tuple(2U, 32 * kMiB)));
 
 TEST(FileDeviceTest, OnCompleteNeverRunsInsideSubmit) {
   const ScratchFile file(kFileSize);
@@ -149,7 +149,7 @@ TEST(FileDeviceTest, OnCompleteMaySubmitAndDestructionWaitsForAllOfIt) {
         std::make_unique<RecordingRequest>(IoRequest::Operation::kRead, ByteOffset{i * kBlockSize}, memory.bytes()));
   }
   {
-    const auto device = OpenDevice(file.path(), {.queue_depth = 1, .rings = 2});
+    const auto device = OpenDevice(file.path(), {.queue_depth = 1});
     FileDevice* target = device.get();
     for (size_t i = 0; i + 1 < chain.size(); ++i) {
       chain[i]->on_complete = [&chain, target, i] { chain[i + 1]->SubmitTo(*target); };
@@ -256,7 +256,6 @@ TEST(FileDeviceOpenTest, ASecondExclusiveOpenIsBusyUntilTheFirstCloses) {
 TEST(FileDeviceOpenTest, ImpossibleOptionsAreRefused) {
   const ScratchFile file(kFileSize);
   EXPECT_EQ(FileDevice::Open(file.path(), {.queue_depth = 0}).error().code, ErrorCode::kInvalid);
-  EXPECT_EQ(FileDevice::Open(file.path(), {.rings = 0}).error().code, ErrorCode::kInvalid);
 }
 
 TEST(FileDeviceOpenTest, AnExhaustedAioLimitNamesTheSysctlAndItsValue) {

@@ -159,7 +159,7 @@ TEST_F(ThreadedRingTest, InterruptedWaitsGoOn) {
   ExpectRoundTrip();
 }
 
-TEST_F(ThreadedRingTest, DrainReturnsAfterTheLastOnComplete) {
+TEST_F(ThreadedRingTest, StopReturnsAfterTheLastOnComplete) {
   std::vector<std::unique_ptr<RecordingRequest>> requests;
   for (uint64_t i = 0; i < kRequests; ++i) {
     requests.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kRead, ByteOffset{i * kRequestSize},
@@ -167,9 +167,8 @@ TEST_F(ThreadedRingTest, DrainReturnsAfterTheLastOnComplete) {
     IoRequest* pointer = requests.back().get();
     ring_->Submit({&pointer, 1});
   }
-  ring_->Drain();
+  ring_->Stop();
   for (auto& request : requests) EXPECT_EQ(request->completions(), 1);
-  EXPECT_EQ(ring_->submitted(), kRequests);
 }
 
 }  // namespace

@@ -8,21 +8,21 @@
 // FILE is made and written once when it is missing or shorter than the size; it is left for the next run.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <libaio.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "bench/suite/direct_loop.h"
 #include "common/mutex.h"
 #include "common/size_text.h"
 #include "engine/file_device.h"
@@ -115,48 +115,19 @@ Result<void> ThroughDevice(const Setup& setup, Operation operation) {
   return {};
 }
 
-// The shortest loop that keeps kDepth requests in flight: reap, send each again at the next offset.
-Result<void> PlainLoop(int descriptor, io_context_t context, const Setup& setup, Operation operation) {
-  std::array<iocb, kDepth> controls{};
-  uint64_t next = 0;
-  size_t in_flight = 0;
-  const auto send = [&](iocb& control, std::byte* data) -> Result<void> {
-    if (next == setup.size) return {};
-    const auto prepare = operation == Operation::kRead ? io_prep_pread : io_prep_pwrite;
-    prepare(&control, descriptor, data, kRequestSize, static_cast<long long>(next));
-    control.data = data;
-    next += kRequestSize;
-    iocb* pointer = &control;
-    if (io_submit(context, 1, &pointer) != 1) return Error{ErrorCode::kIo, "io_submit refused a request"};
-    ++in_flight;
-    return {};
-  };
-  for (size_t i = 0; i < kDepth; ++i) RETURN_IF_ERROR(send(controls[i], setup.buffers[i].data()));
-  std::array<io_event, kDepth> events{};
-  while (in_flight > 0) {
-    const int count = io_getevents(context, 1, kDepth, events.data(), nullptr);
-    if (count < 0) return Error{ErrorCode::kIo, "io_getevents failed"};
-    for (int i = 0; i < count; ++i) {
-      --in_flight;
-      const io_event& event = events[static_cast<size_t>(i)];
-      if (event.res != kRequestSize) return Error{ErrorCode::kIo, "a transfer failed"};
-      RETURN_IF_ERROR(send(*event.obj, static_cast<std::byte*>(event.data)));
-    }
-  }
-  return {};
-}
-
 Result<void> ThroughLibaio(const Setup& setup, Operation operation) {
   const UniqueFd file(open(setup.path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC));
   if (!file) return SystemError(setup.path, "cannot be opened");
-  io_context_t context = nullptr;
-  Result<void> result = io_setup(kDepth, &context) == 0 ? PlainLoop(file.get(), context, setup, operation)
-                                                        : Result<void>(Error{ErrorCode::kAgain, "io_setup failed"});
-  if (context != nullptr) io_destroy(context);
-  if (result.has_value() && operation == Operation::kWrite && fdatasync(file.get()) != 0) {
-    result = Error{ErrorCode::kIo, "fdatasync failed"};
-  }
-  return result;
+  const bool write = operation == Operation::kWrite;
+  bench::DirectLoop loop{.descriptor = file.get(), .write = write, .depth = kDepth, .request = kRequestSize};
+  loop.next = [&setup, next = uint64_t{0}]() mutable -> std::optional<uint64_t> {
+    if (next == setup.size) return std::nullopt;
+    return std::exchange(next, next + kRequestSize);
+  };
+  loop.memory = [&setup](unsigned slot, uint64_t) { return setup.buffers[slot].data(); };
+  RETURN_IF_ERROR(bench::Run(loop));
+  if (write && fdatasync(file.get()) != 0) return SystemError(setup.path, "fdatasync");
+  return {};
 }
 
 // A file with all of its blocks written: first writes into a new file measure the filesystem.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of `weightfs bench`: whatever can be refused is refused before anything is measured or made.
+// The arguments of `weightfs bench`: every refusal comes before anything is measured or made.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program leaves behind that ends by a fault of its own.
+// A report of the fault that ends the program.
 #pragma once
 
 namespace weightfs::cli {

@@ -40,6 +40,11 @@ std::string ShortList(const std::vector<Row>& rows) {
 
 }  // namespace
 
+Keepers UsersOf(const std::string& device) {
+  MountUsers found = FindMountUsers(device);
+  return {.users = std::move(found.users), .complete = found.complete};
+}
+
 Keepers FindKeepers(const std::string& device) {
   Keepers keepers;
   keepers.here = MountsOf(device);
@@ -47,10 +52,9 @@ Keepers FindKeepers(const std::string& device) {
   keepers.elsewhere = std::move(elsewhere.namespaces);
   keepers.complete = elsewhere.complete;
   if (!keepers.empty()) return keepers;
-  MountUsers users = FindMountUsers(device);
-  keepers.users = std::move(users.users);
-  keepers.complete = keepers.complete && users.complete;
-  return keepers;
+  Keepers users = UsersOf(device);
+  users.complete = users.complete && keepers.complete;
+  return users;
 }
 
 std::string DescribeKeepers(const Keepers& keepers) {

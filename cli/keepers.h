@@ -22,6 +22,9 @@ struct Keepers {
   bool empty() const { return here.empty() && elsewhere.empty() && users.empty(); }
 };
 
+// The processes that use the filesystem of a device, mounted here or not; only `users` and `complete` are filled in.
+Keepers UsersOf(const std::string& device);
+
 Keepers FindKeepers(const std::string& device);
 
 // "it is mounted in another mount namespace, by process 4711 (sleep)", for the middle of a line. Never empty.

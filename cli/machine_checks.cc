@@ -254,7 +254,7 @@ std::vector<Check> CheckDevice(const std::string& name, const std::string& path)
                               status.stx_dio_mem_align)
                 : "not possible",
          direct ? State::kUsed : State::kWouldHelp,
-         direct ? "" : "a store on ext4, XFS or a raw device; here every byte takes the page cache's way"});
+         direct ? "" : "a store on ext4, XFS or a raw device; here every byte passes through the page cache"});
   }
 #endif
   const bool block = S_ISBLK(status.stx_mode);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `weightfs doctor` looks at on this machine.
+// The checks that `weightfs doctor` makes on this machine.
 #pragma once
 
 #include <string>

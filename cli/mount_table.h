@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mounts of weightfs that the commands are asked about.
+// The mounts of weightfs that the arguments of commands name.
 #pragma once
 
 #include <optional>

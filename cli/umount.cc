@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "cli/commands.h"
+#include "cli/keepers.h"
 #include "cli/mount_namespace.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
@@ -38,7 +39,7 @@ struct Arguments {
 };
 
 int ReportBusy(const MountEntry& mount) {
-  const MountUsers found = FindMountUsers(mount.device);
+  const Keepers found = UsersOf(mount.device);
   const auto& users = found.users;
   if (users.empty()) {
     return Fail(
@@ -50,9 +51,7 @@ int ReportBusy(const MountEntry& mount) {
         fmt::format("{}: in use by {} process{}; end {} and unmount again (-l frees the directory at "
                     "once, -f ends the mount for all)",
                     mount.directory, users.size(), users.size() == 1 ? "" : "es", users.size() == 1 ? "it" : "them")});
-  Table table({{"pid", true}, {"command"}, {"uses"}});
-  for (const MountUser& user : users) table.Add({fmt::format("{}", user.process), user.command, user.reason});
-  Print(stderr, table.ToString());
+  Print(stderr, KeepersTable(found));
   return kFailure;
 }
 

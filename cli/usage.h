@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with a command line, in the words of this program: CLI11 parses, and its own messages are never shown.
+// The errors of a command line, in the words of this program: CLI11 parses, and its own messages are never shown.
 #pragma once
 
 #include <CLI/CLI.hpp>

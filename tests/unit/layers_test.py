@@ -37,7 +37,7 @@ BELOW_STORE = {"space", "file", "commit", "names"}
 # Where a library may be included, by a pattern of its headers.
 ROOMS = {
     r"rocksdb/": r"meta/rocks_kv_store\.cc",
-    r"libaio\.h": r"io/aio_queue\.cc|bench/(engine_bench|suite/direct_loop)\.cc",
+    r"libaio\.h": r"io/aio_queue\.cc|bench/suite/direct_loop\.cc",
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
     r"isa-l/": r"common/checksum\.cc",
     r"blkid": r"store/.*\.cc",

@@ -12,7 +12,7 @@ LINE = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = {".cc", ".h", ".py", ".pyi", ".sh", ".html", ".cmake", ".in", ".map", ".toml"}
 NAMES = {"CMakeLists.txt"}
 # Tools of the build and libraries of the tests; no binary that is installed contains them.
-NOT_LINKED = {"threads", "pkgconfig", "gtest", "benchmark", "python3", "python", "rapidcheck"}
+NOT_LINKED = {"threads", "pkgconfig", "gtest", "python3", "python"}
 
 
 def files():

@@ -142,7 +142,7 @@ GpuMode MakeMode(const std::string& name) {
 FileName MakeFile(const py::object& file) {
   if (py::isinstance<py::int_>(file)) {
     const int descriptor = file.cast<int>();
-    if (descriptor < 0) Raise({EBADF, "a negative number is not an open descriptor"});
+    if (descriptor < 0) Raise({ErrorCode{EBADF}, "a negative number is not an open descriptor"});
     return descriptor;
   }
   const auto name = file.cast<std::string>();

@@ -175,7 +175,8 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   auto& [registration, target] = opened;
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
-    ASSIGN_OR_RETURN(device, gpu->Admit(request.memory, *target, request.file.offset));
+    const bool leased = target->leased() || (held && direct_ == Direct::kRequire);
+    ASSIGN_OR_RETURN(device, gpu->Admit(request.memory, *target, request.file.offset, leased));
   }
   if (target->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
   Operation::Plan plan{.direction = request.file.direction,

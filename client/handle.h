@@ -122,8 +122,9 @@ struct NamedError {
 };
 
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
-// cancels the rest; it may run at any time, in a callback too, but for those of a Read or Write that is to return to
-// the handle. After fork() the child cannot use the handle of its parent. Callbacks must not throw.
+// cancels the rest; it may run at any time, in a callback too, but for those that a Read or Write of the handle calls.
+// After that of a progress no memory is touched any more, and the operations are done once the progress has returned.
+// After fork() the child cannot use the handle of its parent. Callbacks must not throw.
 class WEIGHTFS_EXPORT Handle {
  public:
   class Impl;  // the library's own

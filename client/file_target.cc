@@ -229,13 +229,7 @@ Result<void> OpenFile::OpenTemporary() {
   buffered_ = UniqueFd(mkostemp(written_path_.data(), O_CLOEXEC));
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
   created_ = true;
-  if (replaces) {
-    // The mode must be kept; another owner only root can give, and a file that one may replace one may own.
-    if (fchmod(buffered_.get(), old.st_mode & 07777) != 0) return Failed("cannot keep the file's mode", errno);
-    if (old.st_uid != geteuid() || old.st_gid != getegid()) {
-      [[maybe_unused]] const int ignored = fchown(buffered_.get(), old.st_uid, old.st_gid);
-    }
-  }
+  if (replaces && !TakeOver(buffered_.get(), old)) return Failed("cannot keep the file's mode", errno);
   direct_ = UniqueFd(open(written_path_.c_str(), access() | O_DIRECT));
   return {};
 }

@@ -487,6 +487,11 @@ void BindMemory(py::module_& module) {
 }
 
 void BindFiles(py::module_& module) {
+  module.def("take_over", [](int descriptor, uid_t user, gid_t group, mode_t mode) {
+    struct stat old {};
+    old.st_uid = user, old.st_gid = group, old.st_mode = mode;
+    if (!TakeOver(descriptor, old)) Raise(SystemError("", "cannot keep the file's mode"));
+  });
   module.def("final_path", [](const std::string& path) { return py::bytes(Check(FinalPath(path))); });
 }
 

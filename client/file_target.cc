@@ -291,7 +291,12 @@ Result<uint64_t> OpenFile::Prepare() {
     options_.offset = have;
     RETURN_IF_ERROR(CheckLimit());
   }
-  if (options_.checksums != nullptr) RETURN_IF_ERROR(options_.checksums->Begin(any(), have));
+  if (options_.checksums != nullptr) {
+    const auto begun = options_.checksums->Begin(any(), have);
+    // The file that was made for this write goes, also where an offset was given.
+    options_.whole_file |= created_ && !begun.has_value();
+    RETURN_IF_ERROR(begun);
+  }
   if (writes()) {
     RETURN_IF_ERROR(Reserve());
   } else if (S_ISREG(status_.st_mode) && options_.offset + options_.size > have) {

@@ -144,20 +144,11 @@ Result<void> Handle::Impl::Start(const HandleOptions& options) {
   return {};
 }
 
-Result<void> Handle::Impl::AddChecksums(Request& request) {
-  if (request.writes() && !request.file.whole_file) {
-    return Error{ErrorCode::kInvalid, "checksums are of whole files: they take a path and no offset", request.file.path,
-                 request.file.offset};
-  }
-  if (request.memory.on_device()) {
-    return Error{ErrorCode::kNotSupported, "checksums are kept of tensors in the host's memory, not of a GPU's",
-                 request.file.path, request.file.offset};
-  }
+void Handle::Impl::AddChecksums(Request& request) {
   const std::string path =
       request.file.path.empty() ? fmt::format("descriptor {}", request.file.descriptor) : request.file.path;
-  request.file.checksums =
-      std::make_shared<ChecksumAttribute>(request.writes(), path, request.memory, request.file.offset);
-  return {};
+  request.file.checksums = std::make_shared<ChecksumAttribute>(request.writes(), request.file.whole_file, path,
+                                                               request.memory, request.file.offset);
 }
 
 Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** helped) {
@@ -167,7 +158,7 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   if (request.memory.on_device() && request.memory.size() > 0) {
     ASSIGN_OR_RETURN(gpu, TheGpu());
   }
-  if (request.checked) RETURN_IF_ERROR(AddChecksums(request));
+  if (request.checked) AddChecksums(request);
   // A lease wants checksums of the blocks, which cuFile never shows to the host.
   const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
   ASSIGN_OR_RETURN(auto opened, Open(request, may_lease));

@@ -72,7 +72,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_);
 
  private:
-  static Result<void> AddChecksums(Request& request);
+  static void AddChecksums(Request& request);
   struct Opened {
     // Null where there is no order. Given up after the target: operations that waited find what a rollback left.
     std::shared_ptr<PendingRanges::Registration> registration = nullptr;

@@ -390,7 +390,7 @@ Result<void> OpenFile::MakeFinal() {
   if (options_.atomic && rename(written_path_.c_str(), final_path_.c_str()) != 0) {
     return Failed("cannot rename the temporary file over it", errno);
   }
-  if (options_.durable && created_) return SyncFolder();
+  if (options_.durable && options_.durable_name && created_) return SyncFolder();
   return {};
 }
 

@@ -32,6 +32,7 @@ class FileTarget {
     bool whole_file = false;
     bool atomic = false;   // with whole_file: written beside the file, then renamed over it
     bool durable = false;  // fsync, before success is reported
+    bool durable_name = true;  // with durable: of its directory, too, for a file that the write makes
     std::shared_ptr<ChecksumAttribute> checksums = nullptr;  // written with it, or compared; may be null
   };
 

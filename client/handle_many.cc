@@ -159,9 +159,10 @@ Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<c
   for (const auto& [name, memory] : files) {
     settle(kUnderWay - 1);
     if (failed || interruption.came()) break;
-    auto started = handle.Begin(
-        Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum}),
-        nullptr);
+    auto request =
+        Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum});
+    request.file.durable_name = false;  // It is renamed.
+    auto started = handle.Begin(std::move(request), nullptr);
     if (started.has_value()) {
       under_way.push_back(std::move(*started));
     } else {

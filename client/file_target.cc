@@ -49,7 +49,7 @@ void ReadNoMore(const UniqueFd& descriptor) {
 
 class OpenFile : public Target {
  public:
-  explicit OpenFile(FileTarget::Options options) : options_(std::move(options)) {}
+  OpenFile(FileTarget::Options options, bool may_create) : options_(std::move(options)), may_create_(may_create) {}
   ~OpenFile() override;
 
   Result<void> Open();
@@ -93,6 +93,7 @@ class OpenFile : public Target {
   void Rollback();
 
   FileTarget::Options options_;  // the offset is final after Prepare
+  const bool may_create_;        // but for a temporary file, which always is
   std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
   std::string final_path_;       // with `atomic`: what is replaced
   bool created_ = false;
@@ -179,7 +180,7 @@ Result<int> OpenFile::OpenOrCreate(int flags) {
   for (int i = 0; i < kTries; ++i) {
     int descriptor = OpenNow(written_path_.c_str(), access() | flags);
     if (descriptor >= 0) return descriptor;
-    if (errno != ENOENT || !writes()) return Failed("cannot open the file", errno);
+    if (errno != ENOENT || !writes() || !may_create_) return Failed("cannot open the file", errno);
     descriptor = open(written_path_.c_str(), access() | flags | O_CREAT | O_EXCL, 0600);
     if (descriptor >= 0) {
       created_ = true;
@@ -427,8 +428,8 @@ Error PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t 
           target.path(), offset};
 }
 
-Result<std::unique_ptr<Target>> FileTarget::Open(const Options& options) {
-  auto file = std::make_unique<OpenFile>(options);
+Result<std::unique_ptr<Target>> FileTarget::Open(const Options& options, bool may_create) {
+  auto file = std::make_unique<OpenFile>(options, may_create);
   RETURN_IF_ERROR(file->Open());
   return std::unique_ptr<Target>(std::move(file));
 }

@@ -70,7 +70,7 @@ bool CannotFit(const Target& target, const FileTarget::Options& options) {
   return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 
-// A file to be read that is not there yet: an atomic write before it is about to put it there.
+// A file that is not there yet: an operation that is pending on its path may be about to put it there.
 class AbsentTarget final : public Target {
  public:
   explicit AbsentTarget(Error absent) : absent_(std::move(absent)) {}
@@ -269,10 +269,13 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
     const uint64_t renames = ranges_->renames();
-    auto file = FileTarget::Open(request.file);
-    if (!file.has_value() && file.error().error_number() == ENOENT && !request.writes()) {
+    // A write that may have to wait makes its file when its turn comes.
+    const bool may_create = !ranges_->contains(IdOfPath(request.file.where));
+    auto file = FileTarget::Open(request.file, may_create);
+    const bool absent = !file.has_value() && file.error().error_number() == ENOENT;
+    if (absent && (!request.writes() || !may_create)) {
       if (auto awaited = AwaitFile(request.file, file.error())) return *std::move(awaited);
-      if (ranges_->renames() != renames) continue;
+      if (ranges_->renames() != renames || request.writes()) continue;
     }
     ASSIGN_OR_RETURN(opened.target, std::move(file));
     opened.registration = Register(request.file, opened.target->id());

@@ -40,6 +40,8 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   uint64_t renames() const { return renames_.load(); }
   // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
   bool Wait(const std::shared_ptr<Registration>& registration, Begin begin) EXCLUDES(mutex_);
+  // True when something is pending on this file.
+  bool contains(const FileId& file) const EXCLUDES(mutex_);
   // True when nothing is pending.
   bool empty() const EXCLUDES(mutex_);
   // Begins all that wait, to be cancelled. No `begin` runs afterwards.

@@ -108,6 +108,10 @@ Result<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
     needed_ = false;
     return {};
   }
+  if (memory_.on_device()) {
+    return Failed(EOPNOTSUPP, "checksums are kept of tensors in the host's memory, not of a GPU's");
+  }
+  if (writes_ && !whole_file_) return Failed(EINVAL, "checksums are of whole files: they take a path and no offset");
   if (!writes_) {
     if (offset_ != 0 || memory_.size() != file_size) {
       return Failed(EINVAL, fmt::format("outside a weightfs mount only a whole file can be verified; it has {} bytes",

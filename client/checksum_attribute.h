@@ -20,13 +20,14 @@ class ChecksumAttribute {
  public:
   static constexpr const char* kName = "user.weightfs.crc32c";
 
-  // The operation reads or writes [offset, offset + memory.size()) of the file.
-  ChecksumAttribute(bool writes, std::string path, MemoryView memory, uint64_t offset)
-      : writes_(writes), path_(std::move(path)), memory_(std::move(memory)), offset_(offset) {}
+  // The operation reads or writes [offset, offset + memory.size()) of the file. `whole_file`: a write replaces it.
+  ChecksumAttribute(bool writes, bool whole_file, std::string path, MemoryView memory, uint64_t offset)
+      : writes_(writes), whole_file_(whole_file), path_(std::move(path)), memory_(std::move(memory)), offset_(offset) {}
 
-  // Before the first transfer, with the file's size at that time. A read: EINVAL unless it is of the whole file,
-  // ENODATA where there are no checksums, the file was changed after they were made, or this library does not know
-  // their version. A write: EOPNOTSUPP where the filesystem has no such attributes; old ones are gone.
+  // Before the first transfer, with the file's size at that time. EOPNOTSUPP for memory of a GPU, EINVAL unless the
+  // operation is of the whole file. A read: ENODATA where there are no checksums, the file was changed after they were
+  // made, or this library does not know their version. A write: EOPNOTSUPP where the filesystem has no such attributes;
+  // old ones are gone.
   Result<void> Begin(int descriptor, uint64_t file_size);
   // After Begin of a write: whether NoteWritten is to see all that is sent.
   bool needs_checksums() const { return writes_ && needed_; }
@@ -41,6 +42,7 @@ class ChecksumAttribute {
   Error Failed(int error_number, const std::string& what) const;
 
   const bool writes_;
+  const bool whole_file_;
   const std::string path_;
   const MemoryView memory_;
   const uint64_t offset_;

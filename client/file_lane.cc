@@ -14,7 +14,7 @@
 namespace weightfs::client {
 
 Result<std::unique_ptr<FileLane>> FileLane::Create(const HandleOptions& options) {
-  auto io = IoRing::Create({.depth = options.queue_depth, .may_shrink = true});
+  auto io = IoRing::Create({.depth = options.queue_depth, .may_shrink = true, .wakeable = true});
   if (io.has_value()) return std::unique_ptr<FileLane>(new FileLane(options, std::move(*io)));
   const unsigned threads = options.intra_op_parallelism;
   return Error{io.error().code,

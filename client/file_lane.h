@@ -30,6 +30,8 @@ class FileLane final : public Lane {
   void Submit();
   // Takes completed transfers from the kernel, for Next. Waits for `minimum` of them (0 or 1), at most so long.
   void Reap(size_t minimum, std::optional<std::chrono::nanoseconds> timeout);
+  // Ends the current wait of Reap, or else the next one. Any thread.
+  void Wake() { io_->Wake(); }
   // Carries out one piece that takes the buffered descriptor; false when there is none.
   bool TransferBuffered();
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's limit of the sizes of files (RLIMIT_FSIZE, ulimit -f). The kernel kills who writes behind it (SIGXFSZ);
-// this library asks first, and reports EFBIG.
+// The process's limit of the sizes of files (RLIMIT_FSIZE, ulimit -f). The kernel kills a process that writes behind it
+// (SIGXFSZ); this library asks first, and reports EFBIG.
 #pragma once
 
 #include <cstdint>

@@ -49,7 +49,7 @@ void ReadNoMore(const UniqueFd& descriptor) {
 
 class OpenFile : public Target {
  public:
-  explicit OpenFile(FileTarget::Options options) : options_(std::move(options)) {}
+  OpenFile(FileTarget::Options options, bool may_create) : options_(std::move(options)), may_create_(may_create) {}
   ~OpenFile() override;
 
   Result<void> Open();
@@ -93,6 +93,7 @@ class OpenFile : public Target {
   void Rollback();
 
   FileTarget::Options options_;  // the offset is final after Prepare
+  const bool may_create_;        // but for a temporary file, which always is
   std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
   std::string final_path_;       // with `atomic`: what is replaced
   bool created_ = false;
@@ -179,7 +180,7 @@ Result<int> OpenFile::OpenOrCreate(int flags) {
   for (int i = 0; i < kTries; ++i) {
     int descriptor = OpenNow(written_path_.c_str(), access() | flags);
     if (descriptor >= 0) return descriptor;
-    if (errno != ENOENT || !writes()) return Failed("cannot open the file", errno);
+    if (errno != ENOENT || !writes() || !may_create_) return Failed("cannot open the file", errno);
     descriptor = open(written_path_.c_str(), access() | flags | O_CREAT | O_EXCL, 0600);
     if (descriptor >= 0) {
       created_ = true;
@@ -229,13 +230,7 @@ Result<void> OpenFile::OpenTemporary() {
   buffered_ = UniqueFd(mkostemp(written_path_.data(), O_CLOEXEC));
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
   created_ = true;
-  if (replaces) {
-    // The mode must be kept; another owner only root can give, and a file that one may replace one may own.
-    if (fchmod(buffered_.get(), old.st_mode & 07777) != 0) return Failed("cannot keep the file's mode", errno);
-    if (old.st_uid != geteuid() || old.st_gid != getegid()) {
-      [[maybe_unused]] const int ignored = fchown(buffered_.get(), old.st_uid, old.st_gid);
-    }
-  }
+  if (replaces && !TakeOver(buffered_.get(), old)) return Failed("cannot keep the file's mode", errno);
   direct_ = UniqueFd(open(written_path_.c_str(), access() | O_DIRECT));
   return {};
 }
@@ -297,7 +292,12 @@ Result<uint64_t> OpenFile::Prepare() {
     options_.offset = have;
     RETURN_IF_ERROR(CheckLimit());
   }
-  if (options_.checksums != nullptr) RETURN_IF_ERROR(options_.checksums->Begin(any(), have));
+  if (options_.checksums != nullptr) {
+    const auto begun = options_.checksums->Begin(any(), have);
+    // The file that was made for this write goes, also where an offset was given.
+    options_.whole_file |= created_ && !begun.has_value();
+    RETURN_IF_ERROR(begun);
+  }
   if (writes()) {
     RETURN_IF_ERROR(Reserve());
   } else if (S_ISREG(status_.st_mode) && options_.offset + options_.size > have) {
@@ -391,7 +391,7 @@ Result<void> OpenFile::MakeFinal() {
   if (options_.atomic && rename(written_path_.c_str(), final_path_.c_str()) != 0) {
     return Failed("cannot rename the temporary file over it", errno);
   }
-  if (options_.durable && created_) return SyncFolder();
+  if (options_.durable && options_.durable_name && created_) return SyncFolder();
   return {};
 }
 
@@ -428,8 +428,8 @@ Error PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t 
           target.path(), offset};
 }
 
-Result<std::unique_ptr<Target>> FileTarget::Open(const Options& options) {
-  auto file = std::make_unique<OpenFile>(options);
+Result<std::unique_ptr<Target>> FileTarget::Open(const Options& options, bool may_create) {
+  auto file = std::make_unique<OpenFile>(options, may_create);
   RETURN_IF_ERROR(file->Open());
   return std::unique_ptr<Target>(std::move(file));
 }

@@ -32,15 +32,17 @@ class FileTarget {
     bool whole_file = false;
     bool atomic = false;   // with whole_file: written beside the file, then renamed over it
     bool durable = false;  // fsync, before success is reported
+    bool durable_name = true;  // with durable: of its directory, too, for a file that the write makes
     std::shared_ptr<ChecksumAttribute> checksums = nullptr;  // written with it, or compared; may be null
   };
 
   // An unaligned transfer below this is one buffered call: two descriptors would cost more than O_DIRECT gains.
   static constexpr uint64_t kSmallTransfer = 64 * 1024;
 
-  // Opens. A file is created with mode 0600; nothing is changed. Errors are errno's of the system calls, EINVAL for
-  // impossible options. Prepare reserves blocks, and for a read checks that the file has all the bytes (ENODATA).
-  static Result<std::unique_ptr<Target>> Open(const Options& options);
+  // Opens. A file that is not there is created with mode 0600, or ENOENT where it may not be; nothing else is changed.
+  // Errors are errno's of the system calls, EINVAL for impossible options. Prepare reserves blocks, and for a read
+  // checks that the file has all the bytes (ENODATA).
+  static Result<std::unique_ptr<Target>> Open(const Options& options, bool may_create = true);
 };
 
 // "read of 10 bytes at offset 20 of PATH: only 5 bytes there".

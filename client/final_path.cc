@@ -67,4 +67,18 @@ Result<std::string> FinalPath(const std::string& path) {
   return Failed(path, ELOOP);
 }
 
+bool TakeOver(int descriptor, const struct stat& old) {
+  // In two calls, because a process often may give the group alone; before the mode, because each call clears the bits
+  // of set-user-ID and set-group-ID.
+  constexpr auto kSame = static_cast<uid_t>(-1);
+  [[maybe_unused]] const int owner = fchown(descriptor, old.st_uid, kSame);
+  [[maybe_unused]] const int group = fchown(descriptor, kSame, old.st_gid);
+  struct stat now {};
+  if (fstat(descriptor, &now) != 0) return false;
+  mode_t mode = old.st_mode & 07777;
+  if (now.st_uid != old.st_uid) mode &= ~static_cast<mode_t>(S_ISUID);
+  if (now.st_gid != old.st_gid) mode &= ~static_cast<mode_t>(S_ISGID);
+  return fchmod(descriptor, mode) == 0;
+}
+
 }  // namespace weightfs::client

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which name a file is replaced under when it is replaced through symbolic links.
+// How a file is replaced by another: under which name, and with which owner and mode.
 #pragma once
+
+#include <sys/stat.h>
 
 #include <string>
 
@@ -14,5 +16,10 @@ namespace weightfs::client {
 // fs.protected_symlinks is set and the link belongs to another user in a sticky directory that all may write; ELOOP for
 // more links than the kernel follows; otherwise those of open(2) on the directories. Any thread.
 Result<std::string> FinalPath(const std::string& path);
+
+// Gives an open file the mode of the old one, and its owner and its group, each where the process may give it. Another
+// owner or group does not get the bit that lets programs run in its name. False with an errno when the mode cannot be
+// set. Any thread.
+bool TakeOver(int descriptor, const struct stat& old);
 
 }  // namespace weightfs::client

@@ -26,15 +26,13 @@
 
 namespace weightfs::client {
 
-// Whether transfers bypass the mount of a weightfs, by a lease of its blocks.
+// Whether transfers bypass the mount of a weightfs, by a lease of its blocks. A lease has 512 GiB at most. For more
+// kAuto goes through the mount, and kRequire is an error: write or read such a file in parts, by offsets.
 enum class Direct : unsigned char {
   kAuto,     // operations of at least 4 MiB, where the mount gives leases; the others through the mount
   kNever,    // everything through the mount
   kRequire,  // all that has any bytes, of whatever size; what cannot go so is an error that says why
 };
-
-// A lease has 512 GiB at most. For more kAuto goes through the mount, and kRequire is an error: write or read such a
-// file in parts, by offsets.
 
 struct HandleOptions {
   uint64_t block_size = 1 << 20;      // bytes of one transfer; less than the device's block counts as one block
@@ -61,7 +59,7 @@ struct FileName {
 // thread that does the I/O: it must be quick.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
-// Called every 100 ms by a thread that waits; true: it is not to wait any longer.
+// Called every 100 ms by a thread that waits. It returns true to end the wait.
 using Interrupted = std::function<bool()>;
 
 struct ReadOptions {
@@ -122,8 +120,9 @@ struct NamedError {
 };
 
 // Thread-safe; one handle may serve many threads. The destructor waits for what the kernel is doing and
-// cancels the rest; it may run at any time, in a callback too, but for those of a Read or Write that is to return to
-// the handle. After fork() the child cannot use the handle of its parent. Callbacks must not throw.
+// cancels the rest; it may run at any time, in a callback too, but for those that a Read or Write of the handle calls.
+// After that of a progress no memory is touched any more, and the operations are done once the progress has returned.
+// After fork() the child cannot use the handle of its parent. Callbacks must not throw.
 class WEIGHTFS_EXPORT Handle {
  public:
   class Impl;  // the library's own

@@ -70,7 +70,7 @@ bool CannotFit(const Target& target, const FileTarget::Options& options) {
   return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 
-// A file to be read that is not there yet: an atomic write before it is about to put it there.
+// A file that is not there yet: an operation that is pending on its path may be about to put it there.
 class AbsentTarget final : public Target {
  public:
   explicit AbsentTarget(Error absent) : absent_(std::move(absent)) {}
@@ -144,20 +144,11 @@ Result<void> Handle::Impl::Start(const HandleOptions& options) {
   return {};
 }
 
-Result<void> Handle::Impl::AddChecksums(Request& request) {
-  if (request.writes() && !request.file.whole_file) {
-    return Error{ErrorCode::kInvalid, "checksums are of whole files: they take a path and no offset", request.file.path,
-                 request.file.offset};
-  }
-  if (request.memory.on_device()) {
-    return Error{ErrorCode::kNotSupported, "checksums are kept of tensors in the host's memory, not of a GPU's",
-                 request.file.path, request.file.offset};
-  }
+void Handle::Impl::AddChecksums(Request& request) {
   const std::string path =
       request.file.path.empty() ? fmt::format("descriptor {}", request.file.descriptor) : request.file.path;
-  request.file.checksums =
-      std::make_shared<ChecksumAttribute>(request.writes(), path, request.memory, request.file.offset);
-  return {};
+  request.file.checksums = std::make_shared<ChecksumAttribute>(request.writes(), request.file.whole_file, path,
+                                                               request.memory, request.file.offset);
 }
 
 Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** helped) {
@@ -167,7 +158,7 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   if (request.memory.on_device() && request.memory.size() > 0) {
     ASSIGN_OR_RETURN(gpu, TheGpu());
   }
-  if (request.checked) RETURN_IF_ERROR(AddChecksums(request));
+  if (request.checked) AddChecksums(request);
   // A lease wants checksums of the blocks, which cuFile never shows to the host.
   const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
   ASSIGN_OR_RETURN(auto opened, Open(request, may_lease));
@@ -175,7 +166,8 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   auto& [registration, target] = opened;
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
-    ASSIGN_OR_RETURN(device, gpu->Admit(request.memory, *target, request.file.offset));
+    const bool leased = target->leased() || (held && direct_ == Direct::kRequire);
+    ASSIGN_OR_RETURN(device, gpu->Admit(request.memory, *target, request.file.offset, leased));
   }
   if (target->leased()) direct_operations_.fetch_add(1, std::memory_order_relaxed);
   Operation::Plan plan{.direction = request.file.direction,
@@ -277,10 +269,13 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
     const uint64_t renames = ranges_->renames();
-    auto file = FileTarget::Open(request.file);
-    if (!file.has_value() && file.error().error_number() == ENOENT && !request.writes()) {
+    // A write that may have to wait makes its file when its turn comes.
+    const bool may_create = !ranges_->contains(IdOfPath(request.file.where));
+    auto file = FileTarget::Open(request.file, may_create);
+    const bool absent = !file.has_value() && file.error().error_number() == ENOENT;
+    if (absent && (!request.writes() || !may_create)) {
       if (auto awaited = AwaitFile(request.file, file.error())) return *std::move(awaited);
-      if (ranges_->renames() != renames) continue;
+      if (ranges_->renames() != renames || request.writes()) continue;
     }
     ASSIGN_OR_RETURN(opened.target, std::move(file));
     opened.registration = Register(request.file, opened.target->id());

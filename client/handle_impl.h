@@ -72,7 +72,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_);
 
  private:
-  static Result<void> AddChecksums(Request& request);
+  static void AddChecksums(Request& request);
   struct Opened {
     // Null where there is no order. Given up after the target: operations that waited find what a rollback left.
     std::shared_ptr<PendingRanges::Registration> registration = nullptr;
@@ -80,7 +80,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
     bool waits() const { return registration != nullptr && registration->waits(); }
   };
   Result<Opened> Open(Request& request, bool may_lease);
-  // The turn of a read that found no file, where an operation that is pending may be about to put it there.
+  // The turn of an operation that found no file, where one that is pending may be about to put it there.
   std::optional<Opened> AwaitFile(const FileTarget::Options& file, const Error& error);
   // Begins an operation that had to wait for others.
   void BeginHeld(const std::shared_ptr<Operation>& operation, FileTarget::Options options, bool may_lease,

@@ -159,9 +159,10 @@ Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<c
   for (const auto& [name, memory] : files) {
     settle(kUnderWay - 1);
     if (failed || interruption.came()) break;
-    auto started = handle.Begin(
-        Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum}),
-        nullptr);
+    auto request =
+        Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum});
+    request.file.durable_name = false;  // It is renamed.
+    auto started = handle.Begin(std::move(request), nullptr);
     if (started.has_value()) {
       under_way.push_back(std::move(*started));
     } else {
@@ -247,8 +248,8 @@ Result<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, con
   return LeasedFolder::Open(directory, handle.connections());
 }
 
-// By a lease, if there is a folder. What that cannot read is left to the kernel, unless a lease is required; damage is
-// damage, and here it is known where.
+// By a lease, if there is a folder. Files that cannot be read so are read through the kernel, unless a lease is
+// required. Damaged files are not: the error of the lease says which block is damaged.
 Result<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const Directory& directory,
                       std::span<const NamedMemory> files, size_t first, bool verify, Interruption& interruption,
                       const std::shared_ptr<FileErrors>& errors) {

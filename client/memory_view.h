@@ -39,7 +39,6 @@ class WEIGHTFS_EXPORT MemoryView {
   static MemoryView Joined(std::vector<Part> parts, size_t size);
 
   size_t size() const { return size_; }
-  bool contiguous() const { return dimensions_.empty() && parts_ == nullptr; }
   bool on_device() const { return on_device_; }
   uint64_t device_address() const { return reinterpret_cast<uintptr_t>(base_); }
   std::optional<uintptr_t> stream() const { return stream_; }

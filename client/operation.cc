@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -106,7 +107,8 @@ bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
   MutexLock lock(state_->mutex);
   if (CallbackScope::active()) return state_->done;
   if (timeout) {
-    const auto end = std::chrono::steady_clock::now() + *timeout;
+    const auto now = std::chrono::steady_clock::now();
+    const auto end = now + std::min(*timeout, std::chrono::steady_clock::time_point::max() - now);
     while (!state_->done) {
       if (state_->ended.wait_until(lock.native(), end) == std::cv_status::timeout) return state_->done;
     }

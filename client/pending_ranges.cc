@@ -92,6 +92,11 @@ void PendingRanges::End(Entry& entry) {
   }
 }
 
+bool PendingRanges::contains(const FileId& file) const {
+  const MutexLock lock(mutex_);
+  return files_.contains(file);
+}
+
 bool PendingRanges::empty() const {
   const MutexLock lock(mutex_);
   return files_.empty();

@@ -35,11 +35,13 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   // Those of one operation. From now on others wait for it, until the last reference goes: this begins, on its thread,
   // those that waited for it alone. `renames`: at its end a path names another file.
   std::shared_ptr<Registration> Add(std::span<const FileRange> ranges, bool renames = false) EXCLUDES(mutex_);
-  // How many of those have ended. Who opened a file before the last of them, and had nothing to wait for afterwards,
-  // may have the file that was there before.
+  // How many of those have ended. An operation that opened a file before the last of them ended, and had nothing to
+  // wait for afterwards, may have the file that was there before.
   uint64_t renames() const { return renames_.load(); }
   // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
   bool Wait(const std::shared_ptr<Registration>& registration, Begin begin) EXCLUDES(mutex_);
+  // True when something is pending on this file.
+  bool contains(const FileId& file) const EXCLUDES(mutex_);
   // True when nothing is pending.
   bool empty() const EXCLUDES(mutex_);
   // Begins all that wait, to be cancelled. No `begin` runs afterwards.

@@ -68,6 +68,12 @@ void Pipeline::Cancel() {
   for (Slices* slices : {&cutting_, &cut_, &held_}) {
     for (const Slice& slice : *slices) slice.operation->Cancel();
   }
+  for (const auto& operation : ended_) operation->Cancel();
+}
+
+void Pipeline::Drain() {
+  Cancel();
+  while (!file_->idle() || (device_ != nullptr && !device_->idle())) AwaitProgress(std::nullopt);
 }
 
 void Pipeline::Fill() {
@@ -382,7 +388,7 @@ void Pipeline::Release(Piece& piece) {
 }
 
 void Pipeline::RetireIfEnded(Slice& slice) {
-  // While a slice is the one being cut, Fill retires it.
+  // CutSlices retires the slice that it is cutting.
   if (slice.pieces > 0 || slice.next < slice.end || (!cutting_.empty() && &cutting_.front() == &slice)) return;
   if (slice.operation->SliceDone()) ended_.push_back(slice.operation);
   cut_.erase(slice.self);
@@ -390,10 +396,13 @@ void Pipeline::RetireIfEnded(Slice& slice) {
 
 void Pipeline::CompleteEnded() {
   while (!ended_.empty()) {
-    const auto operation = std::move(ended_.front());
-    ended_.pop_front();
+    // Until its edges are written Cancel has to find it.
+    const auto operation = ended_.front();
     WriteEdges(*operation);
+    ended_.pop_front();
+    completing_ = true;
     operation->Complete();
+    completing_ = false;
   }
 }
 

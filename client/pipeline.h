@@ -24,8 +24,8 @@ struct PipelineOptions {
   DeviceMemory::LaneOptions device = {};
 };
 
-// Externally synchronised: one thread drives it at a time. Callbacks of operations run in Fill and AwaitProgress, and
-// may call it again.
+// Externally synchronised: one thread drives it at a time. Callbacks of operations run in Fill and AwaitProgress.
+// Those of an operation that is done may call it again, and a progress may call Drain.
 //
 // A slice is held while earlier work of the GPU on its tensor is under way, then cutting until its last byte is in a
 // piece, then cut until its last piece has ended. The last slice of an operation completes it.
@@ -37,11 +37,18 @@ class Pipeline {
   void Add(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end);
   // Cancels all operations.
   void Cancel();
+  // Cancels all operations and waits until no transfer is under way, without completing any: for a callback in the
+  // middle of an operation, which Fill may not be called in.
+  void Drain();
+  // True in the callbacks of an operation that is done.
+  bool completing() const { return completing_; }
 
   // Cuts and submits what it has room for, and completes operations.
   void Fill();
   // Waits for a piece to end, no longer than `limit`, and handles it.
   void AwaitProgress(std::optional<std::chrono::nanoseconds> limit);
+  // Ends the current wait of AwaitProgress, or else the next one. Any thread.
+  void Wake() { file_->Wake(); }
 
   // True while a slice is under way.
   bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
@@ -97,6 +104,7 @@ class Pipeline {
   Slices cutting_;  // in the order of their arrival
   Slices cut_;
   std::deque<std::shared_ptr<Operation>> ended_;  // to be completed
+  bool completing_ = false;
   size_t leased_pieces_ = 0;
   unsigned polls_ = 0;  // of the GPU in a row that found nothing ended
 };

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "common/assert.h"
 #include "common/result.h"
 #include "common/start_thread.h"
 
@@ -31,9 +32,13 @@ void Ring::Stop() {
   if (inside) {
     // In a callback: nobody else can drive. Afterwards nothing is in flight, and the loop around us ends.
     lock.Unlock();
-    Drive(nullptr);
-    if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
-    lock.Lock();
+    if (pipeline_->completing()) {
+      Drive(nullptr);
+    } else {
+      pipeline_->Drain();
+    }
+    WEIGHTFS_ASSERT(thread_.get_id() == std::this_thread::get_id());
+    return thread_.detach();
   }
   changed_.notify_all();
   lock.Unlock();
@@ -43,7 +48,11 @@ void Ring::Stop() {
 void Ring::Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake) {
   MutexLock lock(mutex_);
   queue_.push_back({std::move(operation), begin, end});
-  if (wake && !driven_) changed_.notify_all();
+  if (driven_ && driver_ != std::this_thread::get_id()) {
+    if (std::exchange(sleeps_, false)) pipeline_->Wake();
+  } else if (wake && !driven_) {
+    changed_.notify_all();
+  }
 }
 
 void Ring::Help(const Operation& operation, std::chrono::nanoseconds limit) {
@@ -88,12 +97,24 @@ void Ring::Drive(const Operation* until, std::chrono::nanoseconds limit) {
     pipeline_->Fill();
     if (until != nullptr && (until->done() || Clock::now() >= end)) return;
     if (pipeline_->busy()) {
-      pipeline_->AwaitProgress(until != nullptr ? std::optional(limit) : std::nullopt);
+      AwaitProgress(until != nullptr ? std::optional(limit) : std::nullopt);
       continue;
     }
     MutexLock lock(mutex_);
     if (queue_.empty()) return;
   }
+}
+
+// What is queued meanwhile ends the wait.
+void Ring::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
+  {
+    const MutexLock lock(mutex_);
+    if (!queue_.empty()) return;
+    sleeps_ = true;
+  }
+  pipeline_->AwaitProgress(limit);
+  const MutexLock lock(mutex_);
+  sleeps_ = false;
 }
 
 void Ring::TakeQueued() {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "client/operation.h"
@@ -26,14 +27,15 @@ class Ring {
   Ring& operator=(const Ring&) = delete;
   ~Ring() = default;  // after Stop
 
-  // Ends it: waits for what the kernel has, the queued rest is cancelled; all operations are done afterwards.
-  // May be called in a callback of the ring itself.
+  // Ends it: waits for what the kernel has, the queued rest is cancelled; all operations are done afterwards. May be
+  // called in a callback of the ring itself; after that of a progress no transfer is under way, and the operations are
+  // done once it has returned.
   void Stop() EXCLUDES(mutex_);
   // The first part of Stop, without waiting: several rings end beside each other.
   void BeginStop() EXCLUDES(mutex_);
 
-  // Takes the bytes [begin, end) of an operation's memory, not empty. Wakes the ring's thread, unless the
-  // caller is going to Help.
+  // Takes the bytes [begin, end) of an operation's memory, not empty but for an operation of no bytes. Wakes the ring's
+  // thread, unless the caller is going to Help.
   void Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake) EXCLUDES(mutex_);
   // Drives until the operation is done or the time is over; not while another thread drives. The ring's thread carries
   // out the rest. Not for callbacks.
@@ -51,6 +53,7 @@ class Ring {
   // Returns when `until` is done or `limit` over, or without one when there is nothing left to do.
   void Drive(const Operation* until, std::chrono::nanoseconds limit = {}) EXCLUDES(mutex_);
   void TakeQueued() EXCLUDES(mutex_);
+  void AwaitProgress(std::optional<std::chrono::nanoseconds> limit) EXCLUDES(mutex_);
 
   std::unique_ptr<Pipeline> pipeline_;  // of the driver
   Mutex mutex_;
@@ -58,6 +61,7 @@ class Ring {
   std::deque<Queued> queue_ GUARDED_BY(mutex_);
   bool driven_ GUARDED_BY(mutex_) = false;
   std::thread::id driver_ GUARDED_BY(mutex_);
+  bool sleeps_ GUARDED_BY(mutex_) = false;     // the driver waits for the kernel, and does not look at the queue
   bool work_left_ GUARDED_BY(mutex_) = false;  // a driver left with work under way
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -105,11 +105,12 @@ Result<void> CheckOneCommit(const std::string& directory, std::span<const NamedM
                              files.size(), lease::kMaximumFiles),
                  directory};
   }
-  uint64_t body = sizeof(lease::CommitManyRequest);
+  uint64_t names = 0, blocks = 0;
   for (const auto& [name, memory] : files) {
-    const uint64_t blocks = memory.size() / lease::kBlock + (memory.size() % lease::kBlock != 0 ? 1 : 0);
-    body += sizeof(lease::FileEntry) + name.size() + 1 + blocks * sizeof(uint32_t);
+    names += name.size() + 1;
+    blocks += RoundUp(memory.size(), lease::kBlock) / lease::kBlock;
   }
+  const uint64_t body = lease::CommitManyBody(files.size(), names, blocks);
   if (body <= lease::kMaximumBody) return {};
   return Error{ErrorCode::kInvalid,
                fmt::format("{}: names and checksums of {} files take {} bytes: one commit takes {} at most; "

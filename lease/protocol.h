@@ -131,6 +131,10 @@ struct CommitManyRequest {
 struct FileEntry {
   uint64_t size = 0;  // bytes
 };
+// The bytes of a kCommitMany's body; `names` with their NULs, `blocks` of all files together.
+constexpr uint64_t CommitManyBody(uint64_t files, uint64_t names, uint64_t blocks) {
+  return sizeof(CommitManyRequest) + files * sizeof(FileEntry) + names + blocks * sizeof(uint32_t);
+}
 struct CommitManyAnswer {
   uint64_t failed = 0;  // with an error: the index of the entry that caused it; kNoEntry: none of them did
 };                      // with an error the text follows it

@@ -2,7 +2,7 @@
 // The few functions of NVIDIA's driver library (libcuda.so.1) that handles need, and what they make: a GPU with its
 // context, streams, events. WEIGHTFS_CUDA_LIBRARY names another library (the tests' one has no GPU behind it).
 //
-// All of it reports CUDA's errors as IoErrors: ENODEV without a GPU, ENOMEM, EINVAL for what is no memory of a GPU,
+// All of it reports CUDA's errors as an Error: ENODEV without a GPU, ENOMEM, EINVAL for what is no memory of a GPU,
 // EIO for the rest, with CUDA's own name of the error.
 #pragma once
 
@@ -57,7 +57,6 @@ class CudaDevice {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   int ordinal() const { return ordinal_; }
-  const Cuda& cuda() const { return *cuda_; }
 
   // Makes its context the calling thread's while it lives; what was the thread's before is so again afterwards.
   class Current {

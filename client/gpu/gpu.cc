@@ -108,9 +108,10 @@ Result<std::shared_ptr<GpuMemory>> Gpu::Describe(const MemoryView& memory) {
   return made;
 }
 
-Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset) {
+Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset,
+                                              bool leased) {
   ASSIGN_OR_RETURN(auto made, Describe(memory));
-  ASSIGN_OR_RETURN(const bool direct, GoesDirect(memory, target, offset));
+  ASSIGN_OR_RETURN(const bool direct, GoesDirect(memory, target, offset, leased));
   if (!direct) return made;
   made->cufile_ = cufile_;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
@@ -127,19 +128,20 @@ Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Ta
   return made;
 }
 
-Result<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const {
+Result<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset, bool leased) const {
   if (cufile_ == nullptr) return false;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
   // The host has to see the blocks of a lease, for their checksums.
-  if (!forced_) return !target.leased() && descriptor >= 0 && cufile_->DirectFor(descriptor);
-  if (target.leased()) {
+  if (!forced_) return !leased && descriptor >= 0 && cufile_->DirectFor(descriptor);
+  if (leased) {
     return Error{ErrorCode::kNotSupported,
                  fmt::format("mode cufile cannot be had for {} by a lease, whose blocks are checked by the host; mode "
                              "auto or bounce takes it",
                              target.path()),
                  target.path(), offset};
   }
-  if (descriptor >= 0) return true;
+  // A target without any descriptor stands for a file that is opened later.
+  if (descriptor >= 0 || target.any() < 0) return true;
   // So little that no block of it is whole, or hardly one.
   if (memory.size() < FileTarget::kSmallTransfer) return false;
   return Error{ErrorCode::kNotSupported,

@@ -75,9 +75,9 @@ class Gpu {
   // Mode kCufile: whole blocks go by nothing else.
   bool forces_cufile() const { return forced_; }
 
-  // The memory of an operation on an opened file. EINVAL for memory that is no GPU's, EOPNOTSUPP for a file that
-  // mode kCufile cannot use.
-  Result<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset)
+  // The memory of an operation on an opened file. `leased`: the operation goes by a lease, perhaps on a target that is
+  // opened later. EINVAL for memory that is no GPU's, EOPNOTSUPP for a file that mode kCufile cannot use.
+  Result<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset, bool leased)
       EXCLUDES(mutex_);
   // Copies memory of a GPU to the host, and waits for it.
   Result<void> CopyOut(const MemoryView& memory, std::span<std::byte> host) EXCLUDES(mutex_);
@@ -98,7 +98,7 @@ class Gpu {
   Result<void> ChooseWay(GpuMode mode, const std::string& cufile_path);
   Result<std::shared_ptr<GpuMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
   Result<std::shared_ptr<const CudaDevice>> DeviceOf(uint64_t address) EXCLUDES(mutex_);
-  Result<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset) const;
+  Result<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset, bool leased) const;
   const std::pair<const uint64_t, Pinned>* FindPinnedLocked(uint64_t address, uint64_t size) const REQUIRES(mutex_);
 
   std::shared_ptr<const Cuda> cuda_;

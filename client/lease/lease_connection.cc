@@ -113,7 +113,7 @@ Result<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<ui
                    fmt::format("an answer of kind {} to a request of kind {}", answer->header.kind, header.kind)};
   }
   if (!answer.has_value()) {
-    // What the other side holds now nobody knows: its end of the connection decides.
+    // The mount may hold a lease or not. It gives the lease up when it finds the connection closed.
     connection_ = {};
     return Convert(answer.error());
   }

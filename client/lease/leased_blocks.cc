@@ -46,7 +46,8 @@ void LeasedBlocks::Adopt(std::vector<UniqueFd> devices) {
   }
 }
 
-Result<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device) {
+Result<void> LeasedBlocks::AddOne(uint64_t block, const lease::Extent& extent) {
+  const auto& [file_block, count, device_block, device, reserved] = extent;
   constexpr uint64_t kBlocks = UINT64_MAX / kBlockSize;  // no number of bytes overflows
   const uint64_t last = runs_.empty() ? first_ : runs_.back().block + runs_.back().count;
   if (device >= devices_.size() || count == 0 || block < last || count > count_ || block - first_ > count_ - count ||
@@ -66,7 +67,7 @@ Result<void> LeasedBlocks::Add(uint64_t block, uint64_t count, uint64_t device_b
 
 Result<void> LeasedBlocks::Add(std::span<const lease::Extent> extents, uint64_t first) {
   for (const auto& extent : extents) {
-    RETURN_IF_ERROR(Add(first + extent.file_block, extent.count, extent.device_block, extent.device));
+    RETURN_IF_ERROR(AddOne(first + extent.file_block, extent));
   }
   return {};
 }

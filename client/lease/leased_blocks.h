@@ -25,10 +25,8 @@ class LeasedBlocks {
   Result<void> Reset(uint64_t first, uint64_t count);
   // The descriptors that the extents of a message are about.
   void Adopt(std::vector<UniqueFd> devices);
-  // Blocks that lie together on a device. They come in the order of the operation; one that goes on where the last one
-  // ended becomes part of it. EPROTO for what no mount that is in order sends.
-  Result<void> Add(uint64_t block, uint64_t count, uint64_t device_block, uint32_t device);
-  // The extents of a message, whose blocks are counted from `first`.
+  // The extents of a message, whose blocks are counted from `first`, in the order of the operation. EPROTO for extents
+  // that no correct mount sends.
   Result<void> Add(std::span<const lease::Extent> extents, uint64_t first);
 
   // EFBIG where the kernel would refuse to write them, for it compares places in a pool file with the limit of the
@@ -59,6 +57,8 @@ class LeasedBlocks {
     uint64_t device_block;
     uint32_t device;
   };
+  // An extent that continues the last one becomes part of it.
+  Result<void> AddOne(uint64_t block, const lease::Extent& extent);
   const Run* Find(uint64_t block) const;
 
   uint64_t first_ = 0;
@@ -87,7 +87,7 @@ class LeasedTarget : public Target {
   LeasedBlocks blocks_;
 };
 
-// "an answer of the mount that cannot be".
+// EPROTO for an answer that no correct mount sends.
 Error MalformedAnswer();
 // EIO for a block whose checksum is another: which file, where, and what can be done.
 Error DamagedRead(const std::string& path, uint64_t offset, const std::string& what);

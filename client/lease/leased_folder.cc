@@ -66,8 +66,7 @@ Result<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::un
     blocks += BlocksOf(memory.size());
   }
   // The size of the commit request is known now. A refusal at the commit would be too late for a fallback.
-  RETURN_IF_ERROR(CheckBody(sizeof(lease::CommitManyRequest) + entries_.size() * sizeof(lease::FileEntry) +
-                            names_.size() + blocks * sizeof(uint32_t)));
+  RETURN_IF_ERROR(CheckBody(lease::CommitManyBody(entries_.size(), names_.size(), blocks)));
   // A reservation has one block at least.
   const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
   auto reserved = lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)});

@@ -142,7 +142,7 @@ GpuMode MakeMode(const std::string& name) {
 FileName MakeFile(const py::object& file) {
   if (py::isinstance<py::int_>(file)) {
     const int descriptor = file.cast<int>();
-    if (descriptor < 0) Raise({EBADF, "a negative number is not an open descriptor"});
+    if (descriptor < 0) Raise({ErrorCode{EBADF}, "a negative number is not an open descriptor"});
     return descriptor;
   }
   const auto name = file.cast<std::string>();
@@ -177,7 +177,7 @@ class PyHandle {
     handle.reset();
   }
 
-  // After Close: until no other thread is in a call. Not in a forked child, where they are not.
+  // After Close: until no other thread is in a call. Not in a forked child, which does not have these threads.
   void Join() const {
     const ReleaseGil nogil;
     for (int calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
@@ -193,9 +193,10 @@ class PyHandle {
   template <typename Call>
   auto WithoutGil(Call call) const {
     auto handle = get();
+    ++calls_;  // with the GIL: Join, which comes after Close, waits for every call that has the handle
     auto result = [&] {
       const ReleaseGil nogil;
-      const InCall in_call(calls_, handle);
+      const EndCall end(calls_, handle);
       return call(*handle);
     }();
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
@@ -203,16 +204,16 @@ class PyHandle {
   }
 
  private:
-  class InCall {
+  class EndCall {
    public:
-    InCall(std::atomic<int>& calls, std::shared_ptr<Handle>& handle) : calls_(calls), handle_(handle) { ++calls_; }
-    ~InCall() {
+    EndCall(std::atomic<int>& calls, std::shared_ptr<Handle>& handle) : calls_(calls), handle_(handle) {}
+    ~EndCall() {
       handle_.reset();
       --calls_;
       calls_.notify_all();
     }
-    InCall(const InCall&) = delete;
-    InCall& operator=(const InCall&) = delete;
+    EndCall(const EndCall&) = delete;
+    EndCall& operator=(const EndCall&) = delete;
 
    private:
     std::atomic<int>& calls_;
@@ -230,7 +231,7 @@ auto WithoutGil(const PyHandle& self, Call call) {
 
 // What is known of GPUs; None before one was looked for.
 py::object GpuOf(const PyHandle& self) {
-  const auto facts = self.get()->gpu();
+  const auto facts = WithoutGil(self, [](Handle& handle) { return handle.gpu(); });
   if (!facts) return py::none();
   py::dict answer;
   answer["count"] = facts->count;
@@ -347,7 +348,8 @@ void BindGpu(HandleClass& type) {
            })
       .def("is_device_pinned",
            [](const PyHandle& self, const Memory& arguments) {
-             return self.get()->IsDevicePinned(MakeMemory(arguments));
+             const auto memory = MakeMemory(arguments);
+             return WithoutGil(self, [&](Handle& handle) { return handle.IsDevicePinned(memory); });
            })
       .def("copy_out", [](const PyHandle& self, const Memory& from, const Memory& to) {
         const auto memory = MakeMemory(from);
@@ -377,10 +379,7 @@ void BindHandle(py::module_& module) {
       .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
       .def("wait",
            [](const PyHandle& self) {
-             const auto completed = WithoutGil(self, [](Handle& handle) { return handle.Wait(&SignalRaised); });
-             py::list errors;
-             for (const auto& error : completed.errors) errors.append(MakeException(error));
-             return py::make_tuple(completed.count, completed.failed, errors);
+             return WithoutGil(self, [](Handle& handle) { return handle.Wait(&SignalRaised).count; });
            })
       .def("pending", [](const PyHandle& self) { return self.get()->pending(); });
   BindReads(type);
@@ -488,6 +487,11 @@ void BindMemory(py::module_& module) {
 
 void BindFiles(py::module_& module) {
   module.def("final_path", [](const std::string& path) { return py::bytes(Check(FinalPath(path))); });
+  module.def("take_over", [](int descriptor, uid_t user, gid_t group, mode_t mode) {
+    struct stat old {};
+    old.st_uid = user, old.st_gid = group, old.st_mode = mode;
+    if (!TakeOver(descriptor, old)) Raise(SystemError("", "cannot keep the file's mode"));
+  });
 }
 
 }  // namespace

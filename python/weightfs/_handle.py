@@ -365,7 +365,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         """Waits; (operations that succeeded, errors of those that did not)."""
         if _native.Operation.in_callback():
             raise OSError(errno.EDEADLK, "a callback of an operation may start others, and not wait for them")
-        completed, _, _ = self._native.wait()
+        completed = self._native.wait()
         errors, validations = self._pending.collect()
         for memory, file, offset in validations:
             try:

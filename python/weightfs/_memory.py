@@ -24,16 +24,14 @@ class Memory:
 
     __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish", "nbytes")
 
-    def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None):
-        """ValueError for numbers that no memory has; whoever shows them is not trusted to have checked them."""
+    def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None, nbytes=None):
+        """ValueError for numbers that no memory has; whoever shows them is not trusted to have checked them. `nbytes`
+        is the answer of bytes_of_shape, where the caller has it."""
         self.address, self.item_size, self.shape, self.strides = address, item_size, shape, strides
         self.owner, self.label, self.stream, self.finish = owner, label, stream, finish
-        self.nbytes = bytes_of_shape(label, shape, item_size)
-        if self.nbytes == 0:
-            return
-        if strides is None:
-            shape, strides, item_size = [self.nbytes], [1], 1
-        check_extent(label, address, shape, strides, item_size)
+        self.nbytes = bytes_of_shape(label, shape, item_size) if nbytes is None else nbytes
+        if self.nbytes > 0:
+            check_extent(label, address, self.nbytes, shape, strides, item_size)
 
     @property
     def arguments(self):
@@ -78,7 +76,8 @@ def _of_tensor(tensor, writable):
         if writable:
             raise ValueError(f"{label} is a lazily conjugated or negated view: nothing can be read into it")
         tensor = tensor.resolve_conj().resolve_neg()
-    if bytes_of_shape(label, tensor.shape, tensor.element_size()) == 0:   # torch's own numel() may overflow
+    nbytes = bytes_of_shape(label, tensor.shape, tensor.element_size())   # torch's own numel() may overflow
+    if nbytes == 0:
         return Memory(0, tensor.element_size(), [0], None, tensor, label)
     if tensor.device.type == "cuda":
         return _of_device_tensor(tensor, writable, label)
@@ -86,7 +85,7 @@ def _of_tensor(tensor, writable):
     if address == 0:
         raise ValueError(f"{label} has no memory")
     strides = None if tensor.is_contiguous() else [step * item_size for step in tensor.stride()]
-    return Memory(address, item_size, list(tensor.shape), strides, _storage_of(tensor), label)
+    return Memory(address, item_size, list(tensor.shape), strides, _storage_of(tensor), label, nbytes=nbytes)
 
 
 def _storage_of(tensor):

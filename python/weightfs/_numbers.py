@@ -71,8 +71,13 @@ def bytes_of_shape(label, shape, item_size):
     return size
 
 
-def check_extent(label, address, shape, strides, item_size):
-    """ValueError where elements would lie outside of all addresses. Strides are in bytes; there is an element."""
+def check_extent(label, address, nbytes, shape, strides, item_size):
+    """ValueError where elements would lie outside of all addresses. Strides are in bytes, or None for one run of
+    memory; there is an element."""
+    if strides is None:
+        if 0 <= address <= _ADDRESSES - nbytes:
+            return
+        raise ValueError(f"{label} lies outside of the memory that addresses reach")
     if len(strides) != len(shape):
         raise ValueError(f"{label} has {len(shape)} dimensions and {len(strides)} strides")
     steps = [(count - 1) * step for count, step in zip(shape, strides)]

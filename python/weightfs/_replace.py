@@ -106,7 +106,7 @@ def _temporary_beside(path, target):
         raise
     try:
         if old is not None:
-            _take_over(descriptor, old)
+            _native.take_over(descriptor, old.st_uid, old.st_gid, old.st_mode)
     except BaseException:
         os.unlink(name)
         raise
@@ -121,18 +121,6 @@ def _make(start, mode):
         name = start + secrets.token_hex(4)
         with contextlib.suppress(FileExistsError):
             return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), name
-
-
-def _take_over(descriptor, old):
-    """The mode, and the owner and group as far as the process may give them."""
-    new = os.fstat(descriptor)
-    for owner in (old.st_uid, -1):
-        if (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid):
-            break
-        with contextlib.suppress(OSError):
-            os.fchown(descriptor, owner, old.st_gid)
-            break
-    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 def _sync_folder(folder):

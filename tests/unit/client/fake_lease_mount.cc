@@ -82,10 +82,13 @@ size_t FakeLeaseMount::connections() const {
   return connections_;
 }
 
+bool FakeLeaseMount::Has(int descriptor) const {
+  return NameOf(descriptor).starts_with(std::filesystem::canonical(folder_ / ".").string());
+}
+
 bool FakeLeaseMount::Ask(int descriptor, void* ticket, int* result) {
+  if (!Has(descriptor)) return false;
   const std::string path = NameOf(descriptor);
-  const std::string ours = std::filesystem::canonical(folder_ / ".");
-  if (!path.starts_with(ours)) return false;
   *result = ticket_error;
   if (ticket_error != 0) return true;
   auto* out = static_cast<weightfs_lease_ticket*>(ticket);
@@ -361,5 +364,6 @@ extern "C" int ioctl(int descriptor, unsigned long request, ...) noexcept {
     errno = result;
     return result == 0 ? 0 : -1;
   }
+  if (request == WEIGHTFS_IOC_INFO && mount != nullptr && mount->Has(descriptor)) return 0;
   return static_cast<int>(syscall(SYS_ioctl, descriptor, request, argument));
 }

@@ -46,6 +46,8 @@ class FakeLeaseMount {
   size_t requests(lease::Kind kind) const;
   size_t leases() const;       // that connections hold now
   size_t connections() const;  // that were ever made
+  // True for a descriptor of a file of this folder.
+  bool Has(int descriptor) const;
   // The ioctl of a descriptor; false when it is not of this folder.
   bool Ask(int descriptor, void* ticket, int* result);
 

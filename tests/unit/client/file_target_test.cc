@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <grp.h>
+#include <sys/wait.h>
+
 #include <cerrno>
 
 #include "tests/unit/client/files.h"
@@ -85,6 +88,51 @@ TEST(FileTargetTest, AnAtomicWriteIsVisibleOnlyOnceItHasFinished) {
   EXPECT_EQ(std::filesystem::status(folder / "old").permissions(), std::filesystem::perms(0640));
   { const auto dropped = Prepared(options); }
   EXPECT_EQ(folder.entries(), 2U);
+}
+
+// Replaces the file by an atomic write of this user, who is in this group, and returns what the new one is.
+struct stat Replace(const Folder& folder, uid_t user, gid_t group) {
+  const pid_t child = fork();
+  if (child == 0) {
+    auto options = ToWrite("file", 100);
+    options.atomic = true;
+    if (chdir((folder / ".").c_str()) != 0 || setgroups(1, &group) != 0 || setresgid(user, user, user) != 0 ||
+        setresuid(user, user, user) != 0) {
+      _exit(1);
+    }
+    const auto target = FileTarget::Open(options);
+    _exit(target.has_value() && (*target)->Prepare().has_value() && (*target)->Finish(true).has_value() ? 0 : 2);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  struct stat now {};
+  EXPECT_EQ(stat((folder / "file").c_str(), &now), 0);
+  return now;
+}
+
+TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndOfOwnerAndGroupWhatTheProcessMayGive) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to write as others";
+  const Folder folder;
+  ASSERT_EQ(chmod((folder / ".").c_str(), 0777), 0);
+  const auto make = [&](mode_t mode) {
+    WriteFile(folder / "file", RandomBytes(10));
+    ASSERT_EQ(chown((folder / "file").c_str(), 1001, 2000), 0);
+    ASSERT_EQ(chmod((folder / "file").c_str(), mode), 0);
+  };
+  make(0660);
+  struct stat now = Replace(folder, 1002, 2000);
+  EXPECT_EQ(now.st_uid, 1002U);
+  EXPECT_EQ(now.st_gid, 2000U);
+  EXPECT_EQ(now.st_mode & 07777, 0660U);
+  make(06771);
+  now = Replace(folder, 0, 0);
+  EXPECT_EQ(now.st_uid, 1001U);
+  EXPECT_EQ(now.st_gid, 2000U);
+  EXPECT_EQ(now.st_mode & 07777, 06771U);
+  // Programs must not run in the name of a user who has only written one.
+  make(06772);
+  EXPECT_EQ(Replace(folder, 1002, 1002).st_mode & 07777, 0772U);
 }
 
 TEST(FileTargetTest, AnAtomicWriteCreatesTheTargetOfALinkAndRefusesALinkLoop) {

@@ -8,6 +8,7 @@
 #include "common/units.h"
 #include "tests/unit/client/device_bytes.h"
 #include "tests/unit/client/fake_lease_mount.h"
+#include "tests/unit/client/operations.h"
 
 namespace weightfs::client {
 namespace {
@@ -102,6 +103,44 @@ TEST_F(GpuLeaseTest, AHeldWriteKeepsTheTransferPathChosenAtItsStart) {
     }
     EXPECT_EQ(handle->Wait().count, 2U);
     EXPECT_TRUE(ReadFile(mount_ / "file") == second.Get());
+  }
+}
+
+// A GPU operation that waits gets its lease when it begins.
+TEST_F(GpuLeaseTest, CufileSeesNoBlocksOfALeaseThatComesLater) {
+  Bytes first = RandomBytes(1'000'000, 1);
+  const DeviceBytes second(RandomBytes(1'000'000, 2));
+  fake_gpu_set_kinds(kEverywhere);
+  for (const GpuMode mode : {GpuMode::kAuto, GpuMode::kCufile}) {
+    const auto handle = Make(mode);
+    StandingWrite standing(*handle, mount_ / "file", first, std::nullopt);
+    const auto held = handle->StartWrite(mount_ / "file", second.View());
+    standing.LetGo();
+    if (mode == GpuMode::kAuto) {
+      ASSERT_TRUE(held.has_value()) << held.error().what;
+      EXPECT_EQ(handle->Wait().count, 2U);
+      EXPECT_TRUE(ReadFile(mount_ / "file") == second.Get());
+    } else {
+      ASSERT_FALSE(held.has_value());
+      EXPECT_EQ(held.error().error_number(), EOPNOTSUPP);
+      EXPECT_THAT(held.error().what, HasSubstr("by a lease"));
+    }
+  }
+  EXPECT_EQ(Counts().cufile_writes, 0U);
+}
+
+// The mount has checksums of its own: of every range, and of what a GPU's memory is written to.
+TEST_F(GpuLeaseTest, AMountVerifiesAllMemoryAndEveryRange) {
+  const DeviceBytes memory(RandomBytes(100'000));
+  Bytes host = RandomBytes(100'000, 2);
+  const auto handle = Make(GpuMode::kBounce);
+  for (const MemoryView& view : {memory.View(), View(host)}) {
+    const auto whole = handle->Write(mount_ / "file", view, {.checksum = true});
+    ASSERT_TRUE(whole.has_value()) << whole.error().what;
+    const auto part = handle->Write(mount_ / "file", view, {.offset = 4096, .checksum = true});
+    ASSERT_TRUE(part.has_value()) << part.error().what;
+    const auto read = handle->Read(mount_ / "file", view, {.offset = 4096, .verify = true});
+    ASSERT_TRUE(read.has_value()) << read.error().what;
   }
 }
 

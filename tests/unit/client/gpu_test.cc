@@ -11,6 +11,7 @@
 #include "client/handle.h"
 #include "common/units.h"
 #include "tests/unit/client/device_bytes.h"
+#include "tests/unit/client/operations.h"
 
 namespace weightfs::client {
 namespace {
@@ -52,6 +53,18 @@ INSTANTIATE_TEST_SUITE_P(Ways, GpuWayTest,
                                          Way{"Cufile", GpuMode::kCufile, 0, kThreads, true},
                                          Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
                          NameOf);
+
+TEST_P(GpuWayTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(300'000, 1);
+  const DeviceBytes target(bytes.size());
+  StandingWrite standing(*handle, folder_ / "new", bytes, std::nullopt, true);
+  const auto read = handle->StartRead(folder_ / "new", target.View());
+  ASSERT_TRUE(read.has_value()) << read.error().what;
+  standing.LetGo();
+  EXPECT_EQ(handle->Wait().count, 2U);
+  EXPECT_TRUE(target.Get() == bytes);
+}
 
 TEST_P(GpuWayTest, EverySizeAndOffsetArrivesToTheLastByteAndNoFurther) {
   const auto handle = Make();

@@ -307,7 +307,9 @@ TEST(HandleBasicTest, WaitingForAnOperationEndsWithTheTimeout) {
   StandingWrite standing(*handle, folder / "file", bytes);
   EXPECT_FALSE(standing->Wait(0ms));
   EXPECT_FALSE(standing->Wait(10ms));
-  standing.LetGo();
+  std::thread later([&] { standing.LetGo(); });
+  EXPECT_TRUE(standing->Wait(std::chrono::nanoseconds::max()));
+  later.join();
   EXPECT_TRUE(standing->Wait());
   EXPECT_TRUE(standing->Wait(0ms));
 }
@@ -396,6 +398,33 @@ TEST(HandleBasicTest, AHandleMayBeDestroyedInItsOwnCallback) {
   for (const auto& other : others) EXPECT_TRUE(other->done());
 }
 
+TEST(HandleBasicTest, AHandleMayBeDestroyedInAProgress) {
+  const Folder folder;
+  Bytes bytes = RandomBytes(8 << 20);
+  WriteFile(folder / "file", bytes);
+  Bytes target(bytes.size());
+  for (const unsigned threads : {1U, 3U}) {
+    for (const bool writes : {false, true}) {
+      auto handle = Make({.block_size = 65536, .queue_depth = 4, .intra_op_parallelism = threads});
+      std::atomic<bool> begun{false};
+      std::latch all_started(1);
+      const Progress destroy = [&](uint64_t, uint64_t) {
+        if (begun.exchange(true)) return;
+        all_started.wait();
+        handle.reset();
+      };
+      std::vector<std::shared_ptr<Operation>> operations;
+      operations.push_back(writes ? handle->StartWrite(folder / "new", View(bytes), {.progress = destroy}).value()
+                                  : handle->StartRead(folder / "file", View(target), {.progress = destroy}).value());
+      for (int i = 0; i < 5; ++i) {
+        operations.push_back(handle->StartWrite(folder / std::to_string(i), View(bytes)).value());
+      }
+      all_started.count_down();
+      for (const auto& operation : operations) EXPECT_TRUE(operation->Wait());
+    }
+  }
+}
+
 TEST(HandleBasicTest, DestructionWithOperationsUnderWayEndsThemAllAndLeaksNothing) {
   const Folder folder;
   Bytes bytes = RandomBytes(4 << 20);
@@ -413,7 +442,8 @@ TEST(HandleBasicTest, DestructionWithOperationsUnderWayEndsThemAllAndLeaksNothin
     }
     for (const auto& operation : operations) ASSERT_TRUE(operation->done());
   }
-  EXPECT_EQ(OpenDescriptors(), before);
+  // A handle that ended in a callback, in a test before, may have given back its own since.
+  EXPECT_LE(OpenDescriptors(), before);
 }
 
 TEST(HandleBasicTest, ManyThreadsShareOneHandle) {

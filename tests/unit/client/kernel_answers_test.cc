@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <latch>
 
 #include "client/handle.h"
+#include "common/unique_fd.h"
+#include "common/units.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/kernel_hooks.h"
 #include "tests/unit/client/files.h"
@@ -46,6 +51,38 @@ TEST_F(KernelAnswersTest, TransfersThatTheKernelRefusesForNowAreSubmittedAgain) 
   });
   ExpectARoundTrip(*Make());
   EXPECT_GT(calls, 8);
+}
+
+// The ring's thread waits in the kernel for a transfer that does not end before the other one has.
+TEST_F(KernelAnswersTest, AnOperationBeginsWhileAnotherIsUnderWay) {
+  AlignedMemory slow(kBlockSize);
+  AlignedMemory quick(kBlockSize);
+  const auto handle = Make();
+  const UniqueFd ending(eventfd(0, EFD_CLOEXEC));
+  std::latch sent(1);
+  bool replaced = false;
+  OnSubmit([&](Controls controls) -> long {
+    if (std::exchange(replaced, true)) return static_cast<long>(controls.size());
+    // A poll of the descriptor in the place of the transfer.
+    constexpr uint16_t kPollOpcode = 5;
+    *controls[0] = {.data = controls[0]->data,
+                    .opcode = kPollOpcode,
+                    .descriptor = static_cast<uint32_t>(ending.get()),
+                    .buffer = POLLIN};
+    sent.count_down();
+    return static_cast<long>(controls.size());
+  });
+  const auto first = handle->StartWrite(folder_ / "slow", MemoryView(slow.bytes())).value();
+  sent.wait();
+  for (int i = 0; i < 10; ++i) {  // fewer than a batch
+    const auto second = handle->StartWrite(folder_ / "quick", MemoryView(quick.bytes())).value();
+    EXPECT_TRUE(second->Wait(std::chrono::seconds(20)));
+    EXPECT_FALSE(first->done());
+    if (HasFailure()) break;
+  }
+  const uint64_t one = 1;
+  ASSERT_EQ(write(ending.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+  EXPECT_TRUE(first->Wait());
 }
 
 // The checksums in the attribute are those of what was sent.

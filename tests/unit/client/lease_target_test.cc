@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 
@@ -406,19 +407,22 @@ TEST_F(LeaseTest, NoMoreTransfersThanTheDepthAreInTheKernel) {
 
 TEST_F(LeaseTest, ImpossibleRepliesOfTheMountAreRefused) {
   LeasedBlocks blocks;
+  const auto add = [&](uint64_t block, uint64_t count, uint64_t device_block, uint32_t device) {
+    return blocks.Add(std::array{lease::Extent{block, count, device_block, device}}, 0).has_value();
+  };
   ASSERT_TRUE(blocks.Reset(10, 20).has_value());
-  EXPECT_FALSE(blocks.Add(10, 1, 1, 0).has_value());  // no such device
+  EXPECT_FALSE(add(10, 1, 1, 0));  // no such device
   std::vector<UniqueFd> devices;
   devices.emplace_back(open(mount_.device().c_str(), O_RDONLY));
   blocks.Adopt(std::move(devices));
-  EXPECT_FALSE(blocks.Add(9, 1, 1, 0).has_value());   // before the range
-  EXPECT_FALSE(blocks.Add(29, 2, 1, 0).has_value());  // behind it
-  EXPECT_FALSE(blocks.Add(11, 0, 1, 0).has_value());
-  EXPECT_FALSE(blocks.Add(11, UINT64_MAX, 1, 0).has_value());
-  EXPECT_FALSE(blocks.Add(11, 2, UINT64_MAX, 0).has_value());
-  ASSERT_TRUE(blocks.Add(12, 4, 100, 0).has_value());
-  EXPECT_FALSE(blocks.Add(15, 1, 200, 0).has_value());  // overlaps
-  ASSERT_TRUE(blocks.Add(16, 4, 104, 0).has_value());   // goes on: one run with the last
+  EXPECT_FALSE(add(9, 1, 1, 0));   // before the range
+  EXPECT_FALSE(add(29, 2, 1, 0));  // behind it
+  EXPECT_FALSE(add(11, 0, 1, 0));
+  EXPECT_FALSE(add(11, UINT64_MAX, 1, 0));
+  EXPECT_FALSE(add(11, 2, UINT64_MAX, 0));
+  ASSERT_TRUE(add(12, 4, 100, 0));
+  EXPECT_FALSE(add(15, 1, 200, 0));  // overlaps
+  ASSERT_TRUE(add(16, 4, 104, 0));   // goes on: one run with the last
   const auto run = blocks.Locate(13 * kBlockSize + 5, 1 << 20);
   EXPECT_EQ(run.offset, 101 * kBlockSize + 5);
   EXPECT_EQ(run.length, 7 * kBlockSize - 5);

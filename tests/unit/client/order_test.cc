@@ -314,6 +314,29 @@ TEST(OrderTest, AHeldWriteThatIsCancelledChangesNothing) {
   EXPECT_EQ(ReadFile(folder / "file"), bytes);
 }
 
+TEST(OrderTest, AWriteThatWaitsMakesItsFileWhenItBegins) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(300'000, 1);
+  Bytes later = RandomBytes(5000, 2);
+  for (const std::optional<uint64_t> offset : {std::optional<uint64_t>{}, std::optional<uint64_t>{0}}) {
+    StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
+    const auto cancelled = handle->StartWrite(folder / "new", View(later), {.offset = offset}).value();
+    EXPECT_TRUE(cancelled->Cancel());
+    EXPECT_FALSE(std::filesystem::exists(folder / "new"));
+    standing->Cancel();
+    standing.LetGo();
+    EXPECT_EQ(handle->Wait().failed, 2U);
+    EXPECT_EQ(folder.entries(), 0U);
+  }
+  StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
+  ASSERT_TRUE(handle->StartWrite(folder / "new", View(later), {.durable = true}).has_value());
+  standing->Cancel();
+  standing.LetGo();
+  EXPECT_EQ(handle->Wait().count, 1U);
+  EXPECT_EQ(ReadFile(folder / "new"), later);
+}
+
 TEST(OrderTest, AppendsKeepTheOrderOfTheirStart) {
   const Folder folder;
   const auto handle = Make();

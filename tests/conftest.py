@@ -32,8 +32,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # Programs in the background of a script begin without Ctrl-C, and would hand that on to those that the tests start.
+    # A script's background programs ignore Ctrl-C, and nohup's ignore SIGHUP; the programs that the tests start would
+    # inherit both. A handler is not inherited, and keeps this program alive when its terminal goes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
     # Its messages are for whoever looks at the run, also when pytest itself is killed.
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():

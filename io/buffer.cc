@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "common/assert.h"
 #include "common/log.h"
 
 namespace weightfs {
@@ -106,22 +107,35 @@ BufferPool::~BufferPool() {
   if (arena_ != nullptr) munmap(arena_, arena_size_);
 }
 
-Buffer BufferPool::Allocate() {
-  MutexLock lock(mutex_);
-  while (free_.empty()) freed_.wait(lock.native());
+Buffer BufferPool::TakeLocked() {
   Buffer::Slot* slot = free_.back();
   free_.pop_back();
   slot->references.store(1, std::memory_order_relaxed);
   return Buffer(slot);
 }
 
+Buffer BufferPool::Allocate() {
+  MutexLock lock(mutex_);
+  while (free_.empty()) freed_.wait(lock.native());
+  return TakeLocked();
+}
+
 Buffer BufferPool::TryAllocate() {
   MutexLock lock(mutex_);
-  if (free_.empty()) return {};
-  Buffer::Slot* slot = free_.back();
-  free_.pop_back();
-  slot->references.store(1, std::memory_order_relaxed);
-  return Buffer(slot);
+  return free_.empty() ? Buffer() : TakeLocked();
+}
+
+void BufferPool::Fill(size_t count, std::vector<Buffer>* buffers) {
+  WEIGHTFS_ASSERT(count <= capacity());
+  MutexLock lock(mutex_);
+  while (buffers->size() + free_.size() < count) freed_.wait(lock.native());
+  while (buffers->size() < count) buffers->push_back(TakeLocked());
+}
+
+bool BufferPool::TryFill(size_t count, std::vector<Buffer>* buffers) {
+  MutexLock lock(mutex_);
+  while (buffers->size() < count && !free_.empty()) buffers->push_back(TakeLocked());
+  return buffers->size() >= count;
 }
 
 size_t BufferPool::in_use() const {
@@ -133,7 +147,7 @@ void BufferPool::Release(Buffer::Slot* slot) {
   MutexLock lock(mutex_);
   free_.push_back(slot);
   // Under the lock: once it is released with nothing in use, the pool may be destroyed.
-  freed_.notify_one();
+  freed_.notify_all();
 }
 
 }  // namespace weightfs

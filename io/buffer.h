@@ -64,6 +64,12 @@ class BufferPool {
   // Empty when none is free.
   Buffer TryAllocate() EXCLUDES(mutex_);
 
+  // Appends buffers until `buffers` holds `count`, at most capacity(). Fill waits until all that lack are free and then
+  // takes them together: callers that hold no other buffer of the pool cannot wait for one another. TryFill takes what
+  // is free; false when that is too few.
+  void Fill(size_t count, std::vector<Buffer>* buffers) EXCLUDES(mutex_);
+  bool TryFill(size_t count, std::vector<Buffer>* buffers) EXCLUDES(mutex_);
+
   size_t capacity() const { return options_.count; }
   size_t in_use() const EXCLUDES(mutex_);
   ByteCount buffer_size() const { return options_.buffer_size; }
@@ -72,6 +78,7 @@ class BufferPool {
   friend class Buffer;
   explicit BufferPool(const Options& options);
   size_t stride() const;  // bytes from one buffer to the next
+  Buffer TakeLocked() REQUIRES(mutex_);
   void Release(Buffer::Slot* slot) EXCLUDES(mutex_);
 
   const Options options_;

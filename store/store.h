@@ -78,7 +78,7 @@ class Store {
   // The end of one OpenFile: the file is committed soon.
   void CloseFile(const InodePtr& inode, uint64_t reported_failure = 0);
 
-  // Reads at most `size` bytes, fewer at the end of the file only. `stream` may be null.
+  // Reads at most `size` bytes, 8 MiB at most, and fewer at the end of the file only. `stream` may be null.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
   Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);  // waits
 

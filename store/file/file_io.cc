@@ -42,8 +42,7 @@ Result<void> FileIo::Fetch(const InodePtr& inode, const WriteNeeds& needs, Write
                            SpaceSearch* search) {
   if (needs.space.value > 0) RETURN_IF_ERROR(FetchSpace(needs.space, needs.privileged, &supplies->space, search));
   for (const FileBlock block : needs.content) RETURN_IF_ERROR(FetchContent(inode, block, supplies));
-  for (size_t count = 0; count < needs.small; ++count) supplies->small.push_back(FetchBuffer(p_.small));
-  for (size_t count = 0; count < needs.stripes; ++count) supplies->stripes.push_back(FetchBuffer(p_.stripes));
+  FetchMemory(needs, supplies);
   return {};
 }
 
@@ -62,12 +61,18 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
   return {};
 }
 
-// Dirty files hold the memory: writes back those that have been dirty longest, until a buffer is free or all are on
-// their way. One more file may turn dirty between the last look and the wait; its commit ends the wait then.
-Buffer FileIo::FetchBuffer(BufferPool& pool) {
-  Buffer buffer = pool.TryAllocate();
-  while (!buffer && p_.write_back.RelievePressure()) buffer = pool.TryAllocate();
-  return buffer ? std::move(buffer) : pool.Allocate();
+// Dirty files hold the memory: writes back those that have been dirty longest, until enough is free or all are on their
+// way. One more file may turn dirty between the last look and the wait; its commit ends the wait then. A writer waits
+// with nothing in its hands, and takes small buffers before stripes: writers never wait for one another.
+void FileIo::FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies) {
+  const size_t small = supplies->small.size() + needs.small, stripes = supplies->stripes.size() + needs.stripes;
+  do {
+    if (p_.small.TryFill(small, &supplies->small) && p_.stripes.TryFill(stripes, &supplies->stripes)) return;
+  } while (p_.write_back.RelievePressure());
+  supplies->small.clear();
+  supplies->stripes.clear();
+  p_.small.Fill(small, &supplies->small);
+  p_.stripes.Fill(stripes, &supplies->stripes);
 }
 
 Result<void> FileIo::FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies) {
@@ -102,7 +107,7 @@ void FileIo::Touch(const InodePtr& inode) {
 
 Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
                            const Buffer& holder, WriteReach reach, PendingWrites* writes) {
-  // The buffers of one step are held together: bounded, so that writers never wait for one another's.
+  // The buffers of one step are held together: bounded, so that every pool has enough for one.
   for (size_t at = 0; at < data.size(); at += kLargestStep) {
     const auto step = data.subspan(at, std::min<size_t>(kLargestStep, data.size() - at));
     uint64_t position = offset.value + at;

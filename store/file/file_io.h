@@ -95,7 +95,7 @@ class FileIo final : public DataOwner {
   Result<void> Fetch(const InodePtr& inode, const WriteNeeds& needs, WriteSupplies* supplies, SpaceSearch* search);
   Result<void> FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search);
   void CommitAllAndWait(CommitScope scope, CommitLevel level);
-  Buffer FetchBuffer(BufferPool& pool);
+  void FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies);
   Result<void> FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies);
   Result<void> WriteStep(const InodePtr& inode, uint64_t* offset, bool append, std::span<const std::byte> data,
                          const Buffer& holder, WriteReach reach, PendingWrites* writes);

@@ -237,9 +237,14 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
   }
   BlockReads::Submit(loads);
   supplies->checksums.Load(catalog_, inode->id, plan.segments);
-  while (!TakeMemory(plan.device_bytes, supplies)) {
-    supplies->buffers.push_back(PoolFor(plan.device_bytes - supplies->buffer_bytes()).Allocate());
-  }
+  if (TakeMemory(plan.device_bytes, supplies)) return;
+  // A reader waits with nothing in its hands, and takes large buffers before small ones: readers never wait for one
+  // another.
+  supplies->buffers.clear();
+  const uint64_t large = pools_.large.buffer_size().value, small = pools_.small.buffer_size().value;
+  const uint64_t count = (plan.device_bytes + large - small - 1) / large;
+  pools_.large.Fill(count, &supplies->buffers);
+  if (count * large < plan.device_bytes) supplies->buffers.push_back(pools_.small.Allocate());
 }
 
 // Begins to load a chunk, unless it is there or loading, part of it is dirty, or none of it is on a device: appends its

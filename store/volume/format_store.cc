@@ -177,7 +177,7 @@ Result<void> Formatter::CheckEntries() {
   for (fs::directory_iterator entry(directory_, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (name == "lost+found") continue;
-    if (access(In(kDescriptionName).c_str(), F_OK) == 0) {
+    if (HoldsStore(directory_)) {
       return Error{ErrorCode::kExists,
                    fmt::format("{}: already holds a store; --force destroys it and makes a new one", directory_)};
     }

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -209,6 +210,10 @@ Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superbl
 }
 
 }  // namespace
+
+bool HoldsStore(const std::string& directory) {
+  return access((directory + "/" + kDescriptionName).c_str(), F_OK) == 0;
+}
 
 Result<UniqueFd> OpenLog(const std::string& directory) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));

@@ -24,6 +24,9 @@ namespace weightfs {
 
 // Names inside the directory of a store.
 inline constexpr const char* kDescriptionName = "store.json";
+
+// Whether the directory holds a store, readable or not.
+bool HoldsStore(const std::string& directory);
 inline constexpr const char* kLockName = "lock";
 inline constexpr const char* kCatalogName = "meta";
 inline constexpr const char* kPoolName = "pool";

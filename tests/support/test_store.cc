@@ -93,8 +93,15 @@ Result<InodePtr> TestStore::OpenPath(std::string_view path, bool truncate) {
 }
 
 Result<std::string> TestStore::ReadAt(const InodePtr& inode, uint64_t offset, uint64_t size) {
-  ASSIGN_OR_RETURN(const ReadView view, store_->Read(inode, ByteOffset{offset}, ByteCount{size}));
-  return ToText(view);
+  constexpr uint64_t kStep = 4 * kMiB;  // as the kernel's largest requests
+  std::string text, step;
+  do {
+    const ByteCount bytes{std::min(size - text.size(), kStep)};
+    ASSIGN_OR_RETURN(const ReadView view, store_->Read(inode, ByteOffset{offset + text.size()}, bytes));
+    step = ToText(view);
+    text += step;
+  } while (step.size() == kStep && text.size() < size);
+  return text;
 }
 
 Result<std::string> TestStore::ReadAll(const InodePtr& inode) {

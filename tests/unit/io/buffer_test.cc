@@ -115,6 +115,39 @@ TEST(BufferPoolTest, ManyThreadsShareABoundedPool) {
   EXPECT_EQ(pool->in_use(), 0U);
 }
 
+TEST(BufferPoolTest, TryFillTakesWhatIsFreeAndFillTheRest) {
+  const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 3});
+  Buffer held = pool->Allocate();
+  std::vector<Buffer> buffers;
+  EXPECT_FALSE(pool->TryFill(3, &buffers));
+  EXPECT_EQ(buffers.size(), 2U);
+  EXPECT_TRUE(pool->TryFill(1, &buffers)) << "more than wanted is enough";
+  auto filled = StartUntilBlocked([&] {
+    pool->Fill(3, &buffers);
+    return buffers.size();
+  });
+  held = Buffer();
+  EXPECT_EQ(filled.get(), 3U);
+  EXPECT_EQ(pool->in_use(), 3U);
+}
+
+// Were the buffers taken one by one, two callers would soon wait for each other.
+TEST(BufferPoolTest, CallersOfFillDoNotWaitForOneAnother) {
+  const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 5});
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 8; ++t) {
+    threads.emplace_back([&pool, t] {
+      for (int i = 0; i < 2000; ++i) {
+        std::vector<Buffer> buffers;
+        pool->Fill(1 + t % 5, &buffers);
+        EXPECT_EQ(buffers.size(), 1 + t % 5);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(pool->in_use(), 0U);
+}
+
 TEST(BufferPoolTest, ImpossibleOptionsAreRefused) {
   EXPECT_EQ(BufferPool::Create({.buffer_size = {1000}}).error().code, ErrorCode::kInvalid);
   EXPECT_EQ(BufferPool::Create({.buffer_size = {0}}).error().code, ErrorCode::kInvalid);

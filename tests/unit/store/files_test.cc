@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <future>
+#include <thread>
 
 #include "meta/keys.h"
 #include "tests/support/result_asserts.h"
@@ -42,6 +43,26 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   const auto extents = store->Extents(file, FileBlock{0}, 100).value();
   EXPECT_LE(extents.size(), 3U) << "a file written in one go lies in few extents";
   EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
+}
+
+// Each write needs three of the twelve stripes there are at least, and some of the small buffers.
+TEST(Files, ManyWritersAndReadersShareTheLeastMemory) {
+  constexpr size_t kThreads = 12, kWrite = 4 * kMiB, kWrites = 6;
+  TestStore store({.device_size = ByteCount{512 * kMiB}, .store = {.memory = kLeastMemory}});
+  const std::string data = Pattern(3, kWrite * kWrites);
+  std::vector<InodePtr> files;
+  for (size_t t = 0; t < kThreads; ++t) files.push_back(store.Create("f" + std::to_string(t)).value());
+  std::vector<std::thread> threads;
+  for (const InodePtr& file : files) {
+    threads.emplace_back([&store, &data, &file] {
+      for (size_t at = 0; at < data.size(); at += kWrite) {
+        ASSERT_OK(store.WriteAt(file, 100 + at, std::string_view(data).substr(at, kWrite)));
+        ASSERT_OK(store.WriteAt(file, 60 * kMiB - at, std::string_view(data).substr(at, 200'000)));
+      }
+      EXPECT_TRUE(Must(store.ReadAt(file, 100, data.size())) == data);
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 // Written and not committed, cut off, written again: no checksum of what was never there may stay.

@@ -158,43 +158,30 @@ void PrintList() {
   Print(stdout, table.ToString());
 }
 
+// The file for a result, opened before the run; none where the path is empty.
+using Output = std::optional<OutputFile>;
+
+Result<Output> OpenOutput(const std::string& path) {
+  if (path.empty()) return Output();
+  ASSIGN_OR_RETURN(auto file, OutputFile::Open(path));
+  return Output(std::move(file));
+}
+
+bool IsStandardOutput(const Output& output) { return output.has_value() && output->is_standard_output(); }
+
 int List(const BenchArguments& arguments) {
-  std::optional<OutputFile> json;
-  if (!arguments.json.empty()) {
-    auto opened = OutputFile::Open(arguments.json);
-    if (!opened.has_value()) return Fail(opened.error());
-    json.emplace(std::move(*opened));
-  }
-  if (arguments.json != "-") PrintList();
-  if (!json.has_value()) return kSuccess;
-  const auto written = json->Write(JsonText(bench::ListAsJson()));
+  auto json = OpenOutput(arguments.json);
+  if (!json.has_value()) return Fail(json.error());
+  if (!IsStandardOutput(*json)) PrintList();
+  if (!json->has_value()) return kSuccess;
+  const auto written = (*json)->Write(JsonText(bench::ListAsJson()));
   return written.has_value() ? kSuccess : Fail(written.error());
 }
 
-// The files for the results, opened before the run.
-struct Outputs {
-  std::optional<OutputFile> json, report;
-};
-
-Result<Outputs> OpenOutputs(const BenchArguments& arguments) {
-  Outputs outputs;
-  for (const auto& [path, file] : {std::pair{&arguments.json, &outputs.json}, {&arguments.report, &outputs.report}}) {
-    if (path->empty()) continue;
-    ASSIGN_OR_RETURN(auto opened, OutputFile::Open(*path));
-    file->emplace(std::move(opened));
-  }
-  if (outputs.json.has_value() && outputs.report.has_value() && outputs.json->IsSameFile(*outputs.report)) {
-    return Error{ErrorCode::kInvalid, fmt::format("--json and --report name one file, {}; give two", arguments.json)};
-  }
-  return outputs;
-}
-
-Result<void> WriteOutcome(const Json& outcome, Outputs* outputs) {
-  const bool quiet = (outputs->json.has_value() && outputs->json->is_standard_output()) ||
-                     (outputs->report.has_value() && outputs->report->is_standard_output());
-  if (!quiet) PrintOutcome(outcome);
-  if (outputs->json.has_value()) RETURN_IF_ERROR(outputs->json->Write(JsonText(outcome)));
-  if (outputs->report.has_value()) RETURN_IF_ERROR(outputs->report->Write(bench::ToHtml(outcome)));
+Result<void> WriteOutcome(const Json& outcome, Output* json, Output* report) {
+  if (!IsStandardOutput(*json) && !IsStandardOutput(*report)) PrintOutcome(outcome);
+  if (json->has_value()) RETURN_IF_ERROR((*json)->Write(JsonText(outcome)));
+  if (report->has_value()) RETURN_IF_ERROR((*report)->Write(bench::ToHtml(outcome)));
   return {};
 }
 
@@ -202,8 +189,11 @@ int Run(BenchArguments& arguments) {
   const auto complete = CompleteBenchArguments(&arguments);
   if (!complete.has_value()) return FailUsage("bench", Line(complete.error()));
   if (arguments.list) return List(arguments);
-  auto outputs = OpenOutputs(arguments);
-  if (!outputs.has_value()) return Fail(outputs.error());
+  auto json = OpenOutput(arguments.json), report = OpenOutput(arguments.report);
+  if (!json.has_value() || !report.has_value()) return Fail((json.has_value() ? report : json).error());
+  if (json->has_value() && report->has_value() && (*json)->IsSameFile(**report)) {
+    return Fail({ErrorCode::kInvalid, fmt::format("--json and --report name one file, {}; give two", arguments.json)});
+  }
   arguments.suite.cancel = &CatchInterrupts();
   Result<Json> outcome = ErrorCode::kInvalid;
   {
@@ -212,7 +202,7 @@ int Run(BenchArguments& arguments) {
     outcome = bench::RunSuite(arguments.suite);
   }
   if (!outcome.has_value()) return Fail(outcome.error());
-  const auto written = WriteOutcome(*outcome, &*outputs);
+  const auto written = WriteOutcome(*outcome, &*json, &*report);
   return written.has_value() ? kSuccess : Fail(written.error());
 }
 

@@ -351,7 +351,7 @@ int Run(const Arguments& arguments) {
   if (stat(arguments.path.c_str(), &status) != 0) {
     return Fail({ErrorCode::kNotFound, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
   }
-  if (S_ISDIR(status.st_mode) && access((arguments.path + "/" + kDescriptionName).c_str(), F_OK) == 0) {
+  if (S_ISDIR(status.st_mode) && HoldsStore(arguments.path)) {
     return ShowStore(arguments);
   }
   if (!S_ISDIR(status.st_mode) && !S_ISREG(status.st_mode)) {

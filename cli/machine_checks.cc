@@ -16,7 +16,6 @@
 #include <cstring>
 #include <fstream>
 #include <optional>
-#include <sstream>
 
 #include "cli/output.h"
 #include "common/size_text.h"
@@ -57,16 +56,6 @@ std::string LoadedVersion(const std::string& library) {
   return "unknown";
 }
 
-std::string FindInPath(const std::string& program) {
-  const char* path = std::getenv("PATH");
-  std::istringstream directories(path == nullptr ? "/usr/bin:/bin" : path);
-  for (std::string directory; std::getline(directories, directory, ':');) {
-    const std::string whole = directory + "/" + program;
-    if (access(whole.c_str(), X_OK) == 0) return whole;
-  }
-  return {};
-}
-
 Check CheckKernel() {
   utsname name{};
   uname(&name);
@@ -87,7 +76,7 @@ Check CheckDevFuse() {
 }
 
 Check CheckFusermount() {
-  const std::string path = FindInPath("fusermount3");
+  const std::string path = FindProgram("fusermount3");
   struct stat status = {};
   if (path.empty()) {
     return {"fusermount3", "not found", geteuid() == 0 ? State::kNotUsed : State::kMissing,
@@ -102,14 +91,7 @@ Check CheckFusermount() {
 }
 
 Check CheckAllowOther() {
-  std::ifstream file("/etc/fuse.conf");
-  bool allowed = false;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string word;
-    if (words >> word && word == "user_allow_other") allowed = true;
-  }
-  if (allowed) return {"user_allow_other", "set in /etc/fuse.conf", State::kUsed, ""};
+  if (UsersMayAllowOthers()) return {"user_allow_other", "set in /etc/fuse.conf", State::kUsed, ""};
   return {"user_allow_other", "not set in /etc/fuse.conf", geteuid() == 0 ? State::kNotUsed : State::kWouldHelp,
           "add the line to let mounts of users other than root take -o allow_other"};
 }

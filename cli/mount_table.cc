@@ -2,7 +2,6 @@
 #include "cli/mount_table.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <climits>
@@ -78,7 +77,7 @@ std::optional<MountEntry> FindMountAbove(const std::string& path) {
 
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock) {
   const auto mount = FindMountAbove(path);
-  if (!mount.has_value() || access((path + "/" + kDescriptionName).c_str(), F_OK) == 0) return {};
+  if (!mount.has_value() || HoldsStore(path)) return {};
   return Error{
       ErrorCode::kInvalid,
       fmt::format("{}: this {} the mount of the store {}; name the store{}", path,

@@ -11,15 +11,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <optional>
 #include <thread>
 
 #include "common/log.h"
 #include "common/shell_quote.h"
-#include "common/unique_fd.h"
-#include "engine/threaded_ring.h"
 
 namespace weightfs {
 namespace {
@@ -51,200 +47,168 @@ struct flock AnyWritersLock() {
 
 }  // namespace
 
-class FileDevice::Impl {
- public:
-  Impl(std::string path, const Options& options) : path_(std::move(path)), options_(options) {}
-  ~Impl() {
-    if (ring_ != nullptr) ring_->Stop();  // it uses the descriptor
-    if (file_.Close() != 0) spdlog::error("closing {}: {}", path_, std::strerror(errno));
-  }
+FileDevice::FileDevice(std::string path, const Options& options) : path_(std::move(path)), options_(options) {}
 
-  Result<void> Open() {
-    if (options_.queue_depth == 0) return OpenError(ErrorCode::kInvalid, path_, "the queue depth must be at least 1");
-    RETURN_IF_ERROR(OpenDescriptor());
-    RETURN_IF_ERROR(Lock());
-    RETURN_IF_ERROR(Measure());
-    ASSIGN_OR_RETURN(ring_, ThreadedRing::Create({file_.get(), path_, options_.queue_depth}));
-    return {};
-  }
-
-  void Submit(std::span<IoRequest* const> requests) {
-    size_t accepted = 0;
-    while (accepted < requests.size()) {
-      if (const auto refused = Check(*requests[accepted])) {
-        ring_->Submit(requests.first(accepted));
-        ring_->Reject(requests[accepted], *refused);
-        requests = requests.subspan(accepted + 1);
-        accepted = 0;
-      } else {
-        ++accepted;
-      }
-    }
-    ring_->Submit(requests);
-  }
-
-  Result<void> Flush() {
-    if (fdatasync(file_.get()) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
-    // A deleted file takes every write and keeps none.
-    struct stat status = {};
-    if (fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {
-      spdlog::error("{}: was deleted while in use: what is written to it is lost", path_);
-      return ErrorCode::kIo;
-    }
-    return {};
-  }
-
-  Result<UniqueFd> OpenAgain(bool write, uint64_t writer) const {
-    const int flags = fcntl(file_.get(), F_GETFL);
-    if (flags < 0) return SystemError(path_, "cannot look at the pool device");
-    if (write && options_.read_only) return ErrorCode::kReadOnly;
-    // By its descriptor: what has the path now may be another file.
-    const std::string self = fmt::format("/proc/self/fd/{}", file_.get());
-    UniqueFd again(open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT)));
-    if (!again) return SystemError(path_, "cannot open the pool device once more");
-    struct flock lock = WriterLock(F_RDLCK, writer);
-    if (!write || fcntl(again.get(), F_OFD_SETLK, &lock) == 0) return again;
-    return SystemError(path_, "cannot lock the pool device for a writer");
-  }
-
-  Result<bool> HasWriter(uint64_t writer) const {
-    struct flock lock = WriterLock(F_WRLCK, writer);
-    if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return SystemError(path_, "cannot look for a writer");
-    return lock.l_type != F_UNLCK;
-  }
-
-  ByteCount size() const { return size_; }
-  const std::string& path() const { return path_; }
-  int descriptor() const { return file_.get(); }
-  bool is_block_device() const { return is_block_device_; }
-
- private:
-  Result<void> OpenDescriptor() {
-    // Looked at before it is opened, for an open may have effects: the file itself, whatever has the path by then.
-    const UniqueFd found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
-    struct stat status = {};
-    if (!found || fstat(found.get(), &status) != 0) {
-      if (errno == ENOENT || errno == ENOTDIR) {
-        return OpenError(ErrorCode::kNotFound, path_, "no such file or device; check the path of the pool device");
-      }
-      return SystemError(path_, "cannot look at the pool device");
-    }
-    is_block_device_ = S_ISBLK(status.st_mode);
-    if (!is_block_device_ && !S_ISREG(status.st_mode)) {
-      return OpenError(ErrorCode::kIo, path_, "neither a regular file nor a block device");
-    }
-    int flags = O_CLOEXEC | (options_.read_only ? O_RDONLY : O_RDWR);
-    // Without O_CREAT it has a meaning for block devices alone: nobody else has it exclusively, no mount, no
-    // swap.
-    if (is_block_device_ && options_.exclusive) flags |= O_EXCL;
-    const std::string self = fmt::format("/proc/self/fd/{}", found.get());
-    file_ = UniqueFd(open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0)));
-    while (!file_ && errno == EBUSY && std::chrono::steady_clock::now() - start_ < options_.lock_wait) {
-      std::this_thread::sleep_for(kLockPoll);
-      file_ = UniqueFd(open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0)));
-    }
-    if (!file_ && errno == EINVAL && options_.direct) {
-      spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower", path_);
-      file_ = UniqueFd(open(self.c_str(), flags));
-    }
-    if (file_) return {};
-    if (errno == EBUSY) {
-      return OpenError(ErrorCode::kBusy, path_, "the device is in use (mounted, or open in another store)");
-    }
-    return SystemError(path_, "cannot open the pool device");
-  }
-
-  // True when the holder of the lock shares it. A store never does; udevd does, for a moment, after each program that
-  // wrote a block device.
-  bool HeldOnlyByProbe() const {
-    return is_block_device_ && flock(file_.get(), LOCK_SH | LOCK_NB) == 0 && flock(file_.get(), LOCK_UN) == 0;
-  }
-
-  Result<void> Lock() {
-    if (!options_.exclusive) return {};
-    while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return SystemError(path_, "cannot lock the pool device");
-      const auto limit =
-          HeldOnlyByProbe() ? std::max<std::chrono::milliseconds>(kProbeLimit, options_.lock_wait) : options_.lock_wait;
-      if (std::chrono::steady_clock::now() - start_ >= limit) {
-        return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
-      }
-      std::this_thread::sleep_for(kLockPoll);
-    }
-    return options_.read_only ? Result<void>() : CheckNoWriters();
-  }
-
-  // Programs that write past a store that has ended would write into blocks that now belong to others.
-  Result<void> CheckNoWriters() {
-    struct flock lock = AnyWritersLock();
-    if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return SystemError(path_, "cannot look for writers");
-    if (lock.l_type == F_UNLCK) return {};
-    return OpenError(ErrorCode::kBusy, path_,
-                     fmt::format("a program still holds leases for writing on it from an earlier mount; end it "
-                                 "('fuser -v {}' shows it)",
-                                 ShellQuote(path_)));
-  }
-
-  Result<void> Measure() {
-    uint64_t bytes = 0;
-    if (is_block_device_) {
-      int sector = 0;
-      if (ioctl(file_.get(), BLKGETSIZE64, &bytes) != 0 || ioctl(file_.get(), BLKSSZGET, &sector) != 0) {
-        return SystemError(path_, "cannot read the size of the device");
-      }
-      if (sector < 0 || static_cast<uint64_t>(sector) > kBlockSize) {
-        return OpenError(ErrorCode::kIo, path_,
-                         fmt::format("its sectors of {} bytes are larger than a block of {}", sector, kBlockSize));
-      }
-    } else {
-      struct stat status = {};
-      if (fstat(file_.get(), &status) != 0) return SystemError(path_, "cannot read the size of the file");
-      bytes = static_cast<uint64_t>(status.st_size);
-    }
-    size_ = ByteCount{RoundDown(bytes, kBlockSize)};
-    return {};
-  }
-
-  // Why a request cannot go to the kernel. A write past the end would make a file longer, silently.
-  std::optional<ErrorCode> Check(const IoRequest& request) const {
-    const uint64_t offset = request.offset.value;
-    const uint64_t size = request.size.value;
-    const bool aligned = offset % kBlockSize == 0 && size % kBlockSize == 0 &&
-                         reinterpret_cast<uintptr_t>(request.data) % kBlockSize == 0;
-    if (!aligned || offset > size_.value || size > size_.value - offset) {
-      spdlog::critical("{}: a request of {} bytes at offset {} of {} bytes is not aligned or not inside (our bug)",
-                       path_, size, offset, size_.value);
-      return ErrorCode::kInvalid;
-    }
-    if (options_.read_only && request.operation == IoRequest::Operation::kWrite) return ErrorCode::kReadOnly;
-    return std::nullopt;
-  }
-
-  const std::string path_;
-  const Options options_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  UniqueFd file_;
-  bool is_block_device_ = false;
-  ByteCount size_;
-  std::unique_ptr<ThreadedRing> ring_;
-};
-
-Result<std::unique_ptr<FileDevice>> FileDevice::Open(const std::string& path, const Options& options) {
-  auto impl = std::make_unique<Impl>(path, options);
-  RETURN_IF_ERROR(impl->Open());
-  return std::unique_ptr<FileDevice>(new FileDevice(std::move(impl)));
+FileDevice::~FileDevice() {
+  if (ring_ != nullptr) ring_->Stop();  // it uses the descriptor
+  if (file_.Close() != 0) spdlog::error("closing {}: {}", path_, std::strerror(errno));
 }
 
-FileDevice::FileDevice(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-FileDevice::~FileDevice() = default;
+Result<std::unique_ptr<FileDevice>> FileDevice::Open(const std::string& path, const Options& options) {
+  std::unique_ptr<FileDevice> device(new FileDevice(path, options));
+  RETURN_IF_ERROR(device->Open());
+  return device;
+}
 
-ByteCount FileDevice::size() const { return impl_->size(); }
-std::string_view FileDevice::path() const { return impl_->path(); }
-void FileDevice::Submit(std::span<IoRequest* const> requests) { impl_->Submit(requests); }
-Result<void> FileDevice::Flush() { return impl_->Flush(); }
-Result<UniqueFd> FileDevice::OpenAgain(bool write, uint64_t writer) const { return impl_->OpenAgain(write, writer); }
-Result<bool> FileDevice::HasWriter(uint64_t writer) const { return impl_->HasWriter(writer); }
-int FileDevice::descriptor() const { return impl_->descriptor(); }
-bool FileDevice::is_block_device() const { return impl_->is_block_device(); }
+Result<void> FileDevice::Open() {
+  if (options_.queue_depth == 0) return OpenError(ErrorCode::kInvalid, path_, "the queue depth must be at least 1");
+  RETURN_IF_ERROR(OpenDescriptor());
+  RETURN_IF_ERROR(Lock());
+  RETURN_IF_ERROR(Measure());
+  ASSIGN_OR_RETURN(ring_, ThreadedRing::Create({file_.get(), path_, options_.queue_depth}));
+  return {};
+}
+
+void FileDevice::Submit(std::span<IoRequest* const> requests) {
+  size_t accepted = 0;
+  while (accepted < requests.size()) {
+    if (const auto refused = Check(*requests[accepted])) {
+      ring_->Submit(requests.first(accepted));
+      ring_->Reject(requests[accepted], *refused);
+      requests = requests.subspan(accepted + 1);
+      accepted = 0;
+    } else {
+      ++accepted;
+    }
+  }
+  ring_->Submit(requests);
+}
+
+Result<void> FileDevice::Flush() {
+  if (fdatasync(file_.get()) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
+  // A deleted file takes every write and keeps none.
+  struct stat status = {};
+  if (fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {
+    spdlog::error("{}: was deleted while in use: what is written to it is lost", path_);
+    return ErrorCode::kIo;
+  }
+  return {};
+}
+
+Result<UniqueFd> FileDevice::OpenAgain(bool write, uint64_t writer) const {
+  const int flags = fcntl(file_.get(), F_GETFL);
+  if (flags < 0) return SystemError(path_, "cannot look at the pool device");
+  if (write && options_.read_only) return ErrorCode::kReadOnly;
+  // By its descriptor: what has the path now may be another file.
+  const std::string self = fmt::format("/proc/self/fd/{}", file_.get());
+  UniqueFd again(open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT)));
+  if (!again) return SystemError(path_, "cannot open the pool device once more");
+  struct flock lock = WriterLock(F_RDLCK, writer);
+  if (!write || fcntl(again.get(), F_OFD_SETLK, &lock) == 0) return again;
+  return SystemError(path_, "cannot lock the pool device for a writer");
+}
+
+Result<bool> FileDevice::HasWriter(uint64_t writer) const {
+  struct flock lock = WriterLock(F_WRLCK, writer);
+  if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return SystemError(path_, "cannot look for a writer");
+  return lock.l_type != F_UNLCK;
+}
+
+Result<void> FileDevice::OpenDescriptor() {
+  // Looked at before it is opened, for an open may have effects: the file itself, whatever has the path by then.
+  const UniqueFd found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
+  struct stat status = {};
+  if (!found || fstat(found.get(), &status) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) {
+      return OpenError(ErrorCode::kNotFound, path_, "no such file or device; check the path of the pool device");
+    }
+    return SystemError(path_, "cannot look at the pool device");
+  }
+  is_block_device_ = S_ISBLK(status.st_mode);
+  if (!is_block_device_ && !S_ISREG(status.st_mode)) {
+    return OpenError(ErrorCode::kIo, path_, "neither a regular file nor a block device");
+  }
+  int flags = O_CLOEXEC | (options_.read_only ? O_RDONLY : O_RDWR);
+  // Without O_CREAT it has a meaning for block devices alone: nobody else has it exclusively, no mount, no
+  // swap.
+  if (is_block_device_ && options_.exclusive) flags |= O_EXCL;
+  const std::string self = fmt::format("/proc/self/fd/{}", found.get());
+  file_ = UniqueFd(open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0)));
+  while (!file_ && errno == EBUSY && std::chrono::steady_clock::now() - start_ < options_.lock_wait) {
+    std::this_thread::sleep_for(kLockPoll);
+    file_ = UniqueFd(open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0)));
+  }
+  if (!file_ && errno == EINVAL && options_.direct) {
+    spdlog::warn("{}: the filesystem refuses O_DIRECT; transfers go through the page cache and are slower", path_);
+    file_ = UniqueFd(open(self.c_str(), flags));
+  }
+  if (file_) return {};
+  if (errno == EBUSY) {
+    return OpenError(ErrorCode::kBusy, path_, "the device is in use (mounted, or open in another store)");
+  }
+  return SystemError(path_, "cannot open the pool device");
+}
+
+bool FileDevice::HeldOnlyByProbe() const {
+  return is_block_device_ && flock(file_.get(), LOCK_SH | LOCK_NB) == 0 && flock(file_.get(), LOCK_UN) == 0;
+}
+
+Result<void> FileDevice::Lock() {
+  if (!options_.exclusive) return {};
+  while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return SystemError(path_, "cannot lock the pool device");
+    const auto limit =
+        HeldOnlyByProbe() ? std::max<std::chrono::milliseconds>(kProbeLimit, options_.lock_wait) : options_.lock_wait;
+    if (std::chrono::steady_clock::now() - start_ >= limit) {
+      return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
+    }
+    std::this_thread::sleep_for(kLockPoll);
+  }
+  return options_.read_only ? Result<void>() : CheckNoWriters();
+}
+
+Result<void> FileDevice::CheckNoWriters() {
+  struct flock lock = AnyWritersLock();
+  if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return SystemError(path_, "cannot look for writers");
+  if (lock.l_type == F_UNLCK) return {};
+  return OpenError(ErrorCode::kBusy, path_,
+                   fmt::format("a program still holds leases for writing on it from an earlier mount; end it "
+                               "('fuser -v {}' shows it)",
+                               ShellQuote(path_)));
+}
+
+Result<void> FileDevice::Measure() {
+  uint64_t bytes = 0;
+  if (is_block_device_) {
+    int sector = 0;
+    if (ioctl(file_.get(), BLKGETSIZE64, &bytes) != 0 || ioctl(file_.get(), BLKSSZGET, &sector) != 0) {
+      return SystemError(path_, "cannot read the size of the device");
+    }
+    if (sector < 0 || static_cast<uint64_t>(sector) > kBlockSize) {
+      return OpenError(ErrorCode::kIo, path_,
+                       fmt::format("its sectors of {} bytes are larger than a block of {}", sector, kBlockSize));
+    }
+  } else {
+    struct stat status = {};
+    if (fstat(file_.get(), &status) != 0) return SystemError(path_, "cannot read the size of the file");
+    bytes = static_cast<uint64_t>(status.st_size);
+  }
+  size_ = ByteCount{RoundDown(bytes, kBlockSize)};
+  return {};
+}
+
+std::optional<ErrorCode> FileDevice::Check(const IoRequest& request) const {
+  const uint64_t offset = request.offset.value;
+  const uint64_t size = request.size.value;
+  const bool aligned =
+      offset % kBlockSize == 0 && size % kBlockSize == 0 && reinterpret_cast<uintptr_t>(request.data) % kBlockSize == 0;
+  if (!aligned || offset > size_.value || size > size_.value - offset) {
+    spdlog::critical("{}: a request of {} bytes at offset {} of {} bytes is not aligned or not inside (our bug)", path_,
+                     size, offset, size_.value);
+    return ErrorCode::kInvalid;
+  }
+  if (options_.read_only && request.operation == IoRequest::Operation::kWrite) return ErrorCode::kReadOnly;
+  return std::nullopt;
+}
 
 }  // namespace weightfs

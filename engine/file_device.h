@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/unique_fd.h"
 #include "engine/block_device.h"
+#include "engine/threaded_ring.h"
 
 namespace weightfs {
 
@@ -32,8 +34,8 @@ class FileDevice final : public BlockDevice {
   // Waits for every request in flight.
   ~FileDevice() override;
 
-  ByteCount size() const override;  // a multiple of kBlockSize, rounded down
-  std::string_view path() const override;
+  ByteCount size() const override { return size_; }  // a multiple of kBlockSize, rounded down
+  std::string_view path() const override { return path_; }
   void Submit(std::span<IoRequest* const> requests) override;
   Result<void> Flush() override;  // fdatasync; kIo when the file was deleted meanwhile
 
@@ -45,14 +47,29 @@ class FileDevice final : public BlockDevice {
   // Whether a descriptor of that writer is left anywhere.
   Result<bool> HasWriter(uint64_t writer) const;
 
-  // The descriptor, for cuFile; owned by the device.
-  int descriptor() const;
-  bool is_block_device() const;
+  bool is_block_device() const { return is_block_device_; }
 
  private:
-  class Impl;
-  explicit FileDevice(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  FileDevice(std::string path, const Options& options);
+  Result<void> Open();
+  Result<void> OpenDescriptor();
+  // Whether the holder of the lock shares it. A store never does; udevd does, for a moment, after each program that
+  // wrote a block device.
+  bool HeldOnlyByProbe() const;
+  Result<void> Lock();
+  // Programs that write past a store that has ended would write into blocks that now belong to others.
+  Result<void> CheckNoWriters();
+  Result<void> Measure();
+  // Why a request cannot go to the kernel. A write past the end would make a file longer, silently.
+  std::optional<ErrorCode> Check(const IoRequest& request) const;
+
+  const std::string path_;
+  const Options options_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  UniqueFd file_;
+  bool is_block_device_ = false;
+  ByteCount size_;
+  std::unique_ptr<ThreadedRing> ring_;
 };
 
 }  // namespace weightfs

@@ -7,17 +7,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <string>
 
+#include "common/processes.h"
+
 namespace weightfs {
 namespace {
-
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 bool IsInOurUserNamespace(pid_t thread) {
   struct stat ours = {}, theirs = {};
@@ -28,8 +24,8 @@ bool IsInOurUserNamespace(pid_t thread) {
   // A process that is not root's may not follow the link of another user's thread. The map of users is readable; only
   // the root of our namespace can give another one the same map.
   if (errno != EACCES) return false;
-  const std::string map = ReadAll("/proc/self/uid_map");
-  return !map.empty() && map == ReadAll(fmt::format("/proc/{}/uid_map", thread));
+  const auto map = ReadProcFile("self/uid_map");
+  return map.has_value() && !map->empty() && map == ReadProcFile(fmt::format("{}/uid_map", thread));
 }
 
 }  // namespace

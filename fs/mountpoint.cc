@@ -23,15 +23,6 @@ constexpr const char* kFuseDevice = "/dev/fuse";
 constexpr const char* kFuseConfiguration = "/etc/fuse.conf";
 constexpr const char* kUnmountProgram = "fusermount3";
 
-bool InPath(const char* program) {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "/usr/bin:/bin");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (access((folder + "/" + program).c_str(), X_OK) == 0) return true;
-  }
-  return false;
-}
-
 // True when `inner` is `outer` or lies in it; both absolute.
 bool Holds(const std::string& outer, const std::string& inner) {
   return (inner + "/").starts_with(outer == "/" ? outer : outer + "/");
@@ -44,24 +35,39 @@ Result<void> CheckPrivileges(bool allow_other) {
                                                    "container this device",
                                                    kFuseDevice, std::strerror(errno))};
   if (geteuid() == 0) return {};
-  if (!InPath(kUnmountProgram))
+  if (FindProgram(kUnmountProgram).empty())
     return Error{ErrorCode::kNotFound,
                  "fusermount3 is not installed, which mounts for users other than root; install the package fuse3"};
   if (access(kFuseDevice, R_OK | W_OK) != 0) {
     const std::string why = std::strerror(errno);
     return Error{ErrorCode::kAccess, fmt::format("{}: {}; {}", kFuseDevice, why, FuseDeviceAdvice())};
   }
-  if (!allow_other) return {};
-  std::ifstream lines(kFuseConfiguration);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t first = line.find_first_not_of(" \t");
-    if (first != std::string::npos && line.compare(first, 16, "user_allow_other") == 0) return {};
-  }
+  if (!allow_other || UsersMayAllowOthers()) return {};
   return Error{ErrorCode::kPermission,
                fmt::format("allow_other needs root or a line `user_allow_other` in {}", kFuseConfiguration)};
 }
 
 }  // namespace
+
+std::string FindProgram(const std::string& name) {
+  const char* path = std::getenv("PATH");
+  std::istringstream directories(path != nullptr ? path : "/usr/bin:/bin");
+  for (std::string directory; std::getline(directories, directory, ':');) {
+    const std::string program = directory + "/" + name;
+    if (access(program.c_str(), X_OK) == 0) return program;
+  }
+  return {};
+}
+
+bool UsersMayAllowOthers() {
+  std::ifstream lines(kFuseConfiguration);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string word;
+    if (words >> word && word == "user_allow_other") return true;
+  }
+  return false;
+}
 
 Result<void> CheckApart(const std::string& mountpoint, const std::string& store) {
   // The daemon opens files of the store by name; through its own mount it would wait for itself.

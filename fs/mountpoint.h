@@ -17,6 +17,12 @@ Result<void> CheckApart(const std::string& mountpoint, const std::string& store)
 // weightfs already, or what a mount needs (/dev/fuse, fusermount3, the right to allow others) is not there.
 Result<std::string> PrepareMountpoint(const std::string& mountpoint, bool allow_other);
 
+// The path of a program in $PATH; empty where it is in none of its directories.
+std::string FindProgram(const std::string& name);
+
+// Whether /etc/fuse.conf lets users other than root mount with allow_other.
+bool UsersMayAllowOthers();
+
 // The next step of a user who may not open /dev/fuse.
 std::string FuseDeviceAdvice();
 

@@ -88,16 +88,4 @@ void TakePermissionsOfOthers(const GuardedDirectory& directory) {
   for (const std::string& name : names.value_or(std::vector<std::string>())) directory.RestrictFile(name);
 }
 
-ByteCount CatalogDirectorySize(const std::string& directory) {
-  ByteCount size;
-  std::error_code error;
-  std::filesystem::directory_iterator entry(directory, error);
-  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    std::error_code gone;
-    const auto bytes = entry->file_size(gone);
-    if (!gone) size += ByteCount{bytes};
-  }
-  return size;
-}
-
 }  // namespace weightfs

@@ -7,7 +7,6 @@
 
 #include "common/guarded_directory.h"
 #include "common/result.h"
-#include "common/units.h"
 
 namespace weightfs {
 
@@ -20,8 +19,5 @@ Result<GuardedDirectory> PrepareCatalogDirectory(const std::string& directory, b
 // Takes every permission of other users from the directory and its files: they show names and attributes. A failure is
 // logged.
 void TakePermissionsOfOthers(const GuardedDirectory& directory);
-
-// The size of all files together, for people; files may come and go meanwhile.
-ByteCount CatalogDirectorySize(const std::string& directory);
 
 }  // namespace weightfs

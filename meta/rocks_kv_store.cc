@@ -454,19 +454,4 @@ uint64_t RocksKvStore::EstimateSize(std::string_view prefix) const {
   return status.ok() ? size : 0;
 }
 
-RocksKvStore::Statistics RocksKvStore::statistics() const {
-  using Properties = rocksdb::DB::Properties;
-  rocksdb::DB& db = *impl_->database->db;
-  const auto property = [&db](const std::string& name) {
-    uint64_t value = 0;
-    return db.GetIntProperty(name, &value) ? value : 0;
-  };
-  Statistics statistics;
-  statistics.memory = ByteCount{impl_->database->cache->GetUsage() + property(Properties::kCurSizeAllMemTables) +
-                                property(Properties::kEstimateTableReadersMem)};
-  statistics.disk = CatalogDirectorySize(impl_->database->directory);
-  statistics.estimated_keys = property(Properties::kEstimateNumKeys);
-  return statistics;
-}
-
 }  // namespace weightfs

@@ -24,12 +24,6 @@ class RocksKvStore final : public KvStore {
     ByteCount write_buffer{16 * kMiB};  // one memtable; two at most
   };
 
-  struct Statistics {
-    ByteCount memory;  // cache in use + memtables + readers
-    ByteCount disk;    // all files of the directory
-    uint64_t estimated_keys = 0;
-  };
-
   // Full-line errors naming the directory and RocksDB's own words: kNotFound, kExists, kBusy (its lock is held),
   // kCorrupt (a file is damaged or missing), kNoSpace, kPermission (an entry of the directory, or the directory itself,
   // is a link or somebody else's: common/guarded_directory.h), kIo. An error has changed nothing that matters: the next
@@ -46,7 +40,6 @@ class RocksKvStore final : public KvStore {
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
   uint64_t EstimateSize(std::string_view prefix) const override;
-  Statistics statistics() const;
 
  private:
   class Impl;

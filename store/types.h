@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the store speaks of with its callers (fs/, cli/, tests): attributes, requests, views of data.
+// The types that the store shares with its callers (fs/, cli/, tests): attributes, requests, views of data.
 #pragma once
 
 #include <sys/stat.h>
@@ -21,18 +21,18 @@
 
 namespace weightfs {
 
-// What stat(2) shows of an inode.
+// The attributes that stat(2) returns.
 struct Attributes {
   InodeId ino;
   uint64_t generation = 0;
   uint32_t mode = 0, uid = 0, gid = 0, links = 0;
   uint32_t device_major = 0, device_minor = 0;
   uint64_t size = 0;
-  uint64_t blocks_512 = 0;  // st_blocks: allocated space, data still in memory included
+  uint64_t blocks_512 = 0;  // st_blocks: the mapped blocks. Dirty data counts once its writeback starts.
   Timestamp accessed, modified, changed, created;
 };
 
-// setattr(2)-like: each member that has a value is set. `changed` becomes now unless given.
+// The changes of a setattr: each member that has a value is set. `changed` becomes the current time unless given.
 struct AttributeChange {
   std::optional<uint32_t> mode;  // permission bits only
   std::optional<uint32_t> uid, gid;
@@ -40,15 +40,16 @@ struct AttributeChange {
   std::optional<Timestamp> accessed, modified, changed;
 };
 
-// A new inode. `mode` holds the type and the permissions asked for; `umask` is applied unless the parent has a
-// default ACL (which takes its place).
+// A new inode. `mode` holds the type and the requested permissions. `umask` is applied unless the parent has a default
+// ACL, which replaces it.
 struct CreateRequest {
   uint32_t mode = 0, uid = 0, gid = 0, umask = 0;
   uint32_t device_major = 0, device_minor = 0;
   std::string_view symlink;  // the target, for S_IFLNK
 };
 
-// Whose permissions count where the kernel does not look. User 0 has no right by its number: its capabilities give it.
+// The credentials for permission checks that the kernel does not make. User 0 gets its rights from its capabilities
+// alone.
 struct Credentials {
   uint32_t uid = 0, gid = 0;
   std::vector<uint32_t> groups = {};  // supplementary
@@ -59,7 +60,7 @@ struct Credentials {
   }
 };
 
-// A new file whose content lies on the devices already.
+// A new file whose content is already on the devices.
 struct DirectFile {
   std::string_view name;
   uint64_t size = 0;  // bytes
@@ -75,7 +76,7 @@ enum class RenameMode : unsigned char { kReplace, kNoReplace, kExchange };
 
 enum class AttributeWrite : unsigned char { kAny, kCreate, kReplace };  // XATTR_CREATE, XATTR_REPLACE
 
-// Bytes of a file as they lie in memory: pieces in order, kept alive by `holds`. Valid as long as the view lives.
+// Bytes of a file in memory: pieces in order, kept alive by `holds`. Valid as long as the view lives.
 struct ReadView {
   std::vector<iovec> pieces;
   std::vector<Buffer> holds;
@@ -85,19 +86,19 @@ using ReadDone = std::function<void(Result<ReadView>)>;
 using Done = std::function<void(Result<void>)>;
 
 enum class FallocateMode : unsigned char {
-  kAllocate,          // mode 0: blocks for the range, the size grows to its end
+  kAllocate,          // mode 0: allocates blocks for the range; extends the file to the end of the range
   kAllocateKeepSize,  // FALLOC_FL_KEEP_SIZE
   kPunchHole,         // FALLOC_FL_PUNCH_HOLE | KEEP_SIZE
   kZeroRange,         // FALLOC_FL_ZERO_RANGE
   kZeroRangeKeepSize,
 };
 
-// How far a write goes: as far as it says, or to the end of the file as it is.
+// The limit of a write: as given, or the current end of the file.
 enum class WriteReach : unsigned char { kAnywhere, kWithinFile };
 
 enum class SeekTarget : unsigned char { kData, kHole };
 
-// One run of a file, for `info`, leases and fiemap-like callers. `device` and `start` mean nothing for a hole.
+// One extent of a file, for `info`, leases and fiemap-like callers. `device` and `start` are meaningless for a hole.
 struct FileExtent {
   FileBlock first;
   BlockCount count;
@@ -107,18 +108,18 @@ struct FileExtent {
 };
 
 struct SpaceStatistics {
-  BlockCount total, free, available;  // free counts space whose release waits for a commit; available less the reserve
-  uint64_t inodes = 0;                // in use, about
+  BlockCount total, free, available;  // free includes blocks that await a commit; available excludes the reserve
+  uint64_t inodes = 0;                // in use, approximately
 };
 
-// The sequential reader behind one open handle: lets reads of one handle be recognised as a stream.
+// The state of a sequential reader on one open handle. It lets the store recognize a stream.
 struct ReadStream {
   Mutex mutex;
-  uint64_t next GUARDED_BY(mutex) = 0;  // where the stream would go on
+  uint64_t next GUARDED_BY(mutex) = 0;  // offset at which the stream would continue
   uint64_t run GUARDED_BY(mutex) = 0;   // bytes read in sequence so far
 };
 
-// Limits of the format, as POSIX names them.
+// Limits of the format, with the meaning that POSIX gives them.
 inline constexpr size_t kMaximumName = 255;
 inline constexpr size_t kMaximumSymlink = 4095;
 inline constexpr size_t kMaximumAttributeName = 255;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a check. Nobody but fsck*.cc includes this.
+// The parts of a check. Included by fsck*.cc only.
 #pragma once
 
 #include <sys/stat.h>
@@ -24,33 +24,33 @@ namespace weightfs::fsck {
 
 class DataReader;
 
-// Records between two reports of progress and checks for cancellation.
+// Records between two progress reports and checks for cancellation.
 inline constexpr uint64_t kTickInterval = 1024;
 
-// An inode as far as the check knows it. What a pass finds wrong it sets right here; `rewrite` says that the catalog
-// differs.
+// The check's view of an inode. A pass corrects the problems that it finds here; `rewrite` marks a difference from the
+// catalog.
 struct Node {
   uint64_t ino = 0;
-  uint64_t parent = 0;        // as the record has it
-  uint64_t place = 0;         // the directory with the entry that leads here; 0: none
-  uint64_t size = 0;          // likewise
-  uint64_t blocks = 0;        // likewise
-  uint64_t found_blocks = 0;  // in its extents
-  uint64_t found_end = 0;     // the file block behind its last extent
-  uint32_t mode = 0;          // 0: damaged, and no other record gave its type yet
+  uint64_t parent = 0;        // from the record
+  uint64_t place = 0;         // the directory whose entry refers to this inode; 0: none
+  uint64_t size = 0;          // from the record
+  uint64_t blocks = 0;        // from the record; corrected by CheckCounts
+  uint64_t found_blocks = 0;  // blocks in its extents
+  uint64_t found_end = 0;     // the file block after its last extent
+  uint32_t mode = 0;          // 0: damaged, and no other record has given its type yet
   uint32_t links = 0, flags = 0;
-  uint32_t names = 0;  // entries that lead here
+  uint32_t names = 0;  // entries that refer to this inode
   uint32_t subdirectories = 0;
-  bool damaged = false;  // its record is to be made anew
+  bool damaged = false;  // rebuild the record
   bool orphan = false;
   bool lost = false;  // gets a name in lost+found
   bool rewrite = false;
-  bool attributes = false;                     // it has some
-  bool reaches_root = false, on_path = false;  // while the tree is walked
+  bool attributes = false;                     // has extended attributes
+  bool reaches_root = false, on_path = false;  // used while the tree is walked
 
   bool IsDirectory() const { return S_ISDIR(mode); }
   bool IsRegular() const { return S_ISREG(mode); }
-  // Of a file: where nothing tells its size any more it ends with its last extent.
+  // The size of a file. When its record is damaged, the file ends with its last extent.
   uint64_t SizeAfterRepair() const { return damaged ? found_end * kBlockSize : size; }
 };
 
@@ -64,14 +64,14 @@ struct Extent {
   bool IsWritten() const { return (record.flags & kExtentUnwritten) == 0; }
 };
 
-// Checksums that one segment of a file must have.
+// The checksums that one segment of a file must have.
 struct Segment {
   uint64_t ino, segment;
-  uint64_t entries;  // at least
+  uint64_t entries;  // minimum number
 };
 
-// Everything found about one store. The passes run in the order in which they are listed, each on what those before it
-// set right; Repair writes the difference. Not thread-safe.
+// The state of one check. Run calls the passes in order; each relies on the corrections of the passes before it. Repair
+// writes the differences to the catalog. Not thread-safe.
 class Checker {
  public:
   Checker(KvStore& catalog, std::span<BlockDevice* const> devices, const FsckOptions& options)
@@ -115,23 +115,23 @@ class Checker {
   Result<void> Put(std::string key, std::string value);
   Result<void> WriteBatch();
 
-  // Passes every record of a kind to visit(key, value).
+  // Calls visit(key, value) for every record of a kind.
   template <typename Visit>
   Result<void> ForEach(char kind, std::string_view step, Visit visit);
-  // Shows the progress of the current pass.
+  // Reports the progress of the current pass.
   void ShowProgress(std::string_view step) const;
-  // Starts the next pass of the progress.
+  // Starts the next pass of the progress report.
   void StartPass(Progress::Unit unit, uint64_t total);
-  // kShutdown once the check is cancelled.
+  // Returns kShutdown once the check is canceled.
   Result<void> CheckCancelled() const;
   // Counts one repair.
   void CountRepair();
 
-  // Notes something wrong with, or in, an inode (0: with none).
+  // Records a problem of, or in, an inode (0: of none).
   void Report(FindingKind kind, uint64_t ino, std::string what);
   void Drop(std::string_view key) { drops_.emplace_back(key); }
   Node* Find(uint64_t ino);
-  // The name of an inode in a directory, for messages and repairs: a search through the directory.
+  // The name of an inode in a directory, for messages and repairs. Searches the directory.
   Result<std::optional<std::string>> NameIn(uint64_t directory, uint64_t ino);
   std::string PathOf(uint64_t ino);
   void FinishTexts();
@@ -146,14 +146,14 @@ class Checker {
   std::vector<std::pair<std::string, std::string>> puts_;  // records to write
   std::vector<Segment> missing_checksums_;
   uint64_t inode_records_ = 0;
-  uint64_t next_ino_ = 0;      // the bound, at least as great as it must be
-  size_t segment_extent_ = 0;  // where NextSegment goes on
+  uint64_t next_ino_ = 0;      // the inode number bound to write, at least as large as needed
+  size_t segment_extent_ = 0;  // where NextSegment continues
   uint64_t segment_next_ = 0;
 
   Progress progress_;  // of the current pass, without its step
   unsigned pass_ = 0;
   FsckReport report_;
-  std::vector<uint64_t> subjects_;  // of the findings: their inodes
+  std::vector<uint64_t> subjects_;  // the inode of each finding
   std::map<uint64_t, std::string> paths_;
   KvBatch batch_;
   uint64_t lost_and_found_ = 0;
@@ -162,7 +162,7 @@ class Checker {
 template <typename Visit>
 Result<void> Checker::ForEach(char kind, std::string_view step, Visit visit) {
   const std::string prefix = keys::KindPrefix(kind);
-  // The estimate is one: the pass ends at its total whatever the records took.
+  // EstimateSize is approximate: the pass ends at its total whatever the actual sizes of the records.
   const uint64_t end = progress_.done + catalog_.EstimateSize(prefix);
   const auto iterator = catalog_.NewIterator(prefix);
   for (uint64_t records = 0; iterator->Valid(); iterator->Next(), ++records) {
@@ -177,7 +177,7 @@ Result<void> Checker::ForEach(char kind, std::string_view step, Visit visit) {
   return iterator->status();
 }
 
-// Names are anybody's bytes: what would disturb a terminal is shown as a question mark.
+// Quotes a name for output. Names hold arbitrary bytes; control characters become question marks.
 std::string Quoted(std::string_view name);
 
 }  // namespace weightfs::fsck

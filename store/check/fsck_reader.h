@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the data of a store in the order of its files, several requests ahead. Nobody but fsck*.cc includes this.
+// Reads the data of a store in file order, several requests ahead. Included by fsck*.cc only.
 #pragma once
 
 #include <deque>
@@ -15,11 +15,11 @@ namespace weightfs::fsck {
 
 inline constexpr uint64_t kChunkBlocks = 2 * kMiB / kBlockSize;
 
-// Written extents in pieces of at most kChunkBlocks.
+// Iterates over written extents in pieces of at most kChunkBlocks.
 class ChunkCursor {
  public:
   struct Chunk {
-    const Extent* extent = nullptr;  // nullptr: no more
+    const Extent* extent = nullptr;  // nullptr: the end
     uint64_t first = 0, count = 0;   // file blocks
   };
   explicit ChunkCursor(std::span<const Extent> extents) : extents_(extents) {}
@@ -27,14 +27,14 @@ class ChunkCursor {
 
  private:
   std::span<const Extent> extents_;
-  uint64_t skip_ = 0;  // blocks of the first extent already given out
+  uint64_t skip_ = 0;  // blocks of the first extent already returned
 };
 
-// The checksum records of the catalog, one at a time. Externally synchronized.
+// Reads the checksum records of the catalog, one at a time. Externally synchronized.
 class ChecksumReader {
  public:
   explicit ChecksumReader(KvStore& catalog) : catalog_(catalog) {}
-  // nullopt where the catalog has none for the block.
+  // Returns nullopt when the catalog has no checksum for the block.
   Result<std::optional<uint32_t>> Get(uint64_t ino, uint64_t block);
 
  private:
@@ -43,7 +43,7 @@ class ChecksumReader {
   std::vector<uint32_t> checksums_;
 };
 
-// For one thread.
+// Reads chunks ahead of the caller. Not thread-safe.
 class DataReader {
  public:
   struct Piece {
@@ -52,14 +52,14 @@ class DataReader {
     Result<void> result;
   };
 
-  // With `depth` requests in flight.
+  // Keeps up to `depth` requests in flight.
   static Result<std::unique_ptr<DataReader>> Create(std::span<BlockDevice* const> devices, size_t depth);
-  ~DataReader();  // waits for what is in flight
+  ~DataReader();  // waits for requests in flight
 
-  // The next chunk of the cursor, which must be the same in every call; nullopt behind the last.
+  // Returns the next chunk of the cursor; nullopt after the last one. Pass the same cursor in every call.
   std::optional<Piece> Next(ChunkCursor& cursor);
 
-  // The checksum of one block as it lies on the device.
+  // Reads one block from the device and returns its checksum.
   Result<uint32_t> ReadOne(const Extent& extent, uint64_t block);
 
  private:

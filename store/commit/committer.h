@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The write protocol: data completed → device flush → one batch a file in the catalog → catalog synced → space freed.
+// The write protocol: data written → devices flushed → one batch per file in the catalog → catalog synced → space
+// freed.
 #pragma once
 
 #include <chrono>
@@ -20,13 +21,13 @@
 
 namespace weightfs {
 
-// Thread-safe. One thread runs the cycles; every request that waits when a cycle begins shares its flush and sync.
+// Thread-safe. One thread runs the commit cycles. All requests that wait when a cycle begins share its flush and sync.
 class Committer final : public CommitQueue {
  public:
   struct Options {
-    std::chrono::milliseconds interval{5000};  // the longest that changed data stays uncommitted
+    std::chrono::milliseconds interval{5000};  // maximum time that changed data stays uncommitted
     std::chrono::milliseconds close_delay{1000};
-    std::chrono::milliseconds replace_delay{30000};  // likewise, for a file truncated to nothing and still open
+    std::chrono::milliseconds replace_delay{30000};  // same, for a file that was truncated to zero and is still open
   };
 
   Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back, const Options& options);
@@ -39,14 +40,15 @@ class Committer final : public CommitQueue {
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) override EXCLUDES(mutex_);
   bool failed() const override { return failed_.load() || catalog_.failed(); }
 
-  // The file was closed: it is committed within the close delay.
+  // Call this when the file was closed. It is committed within the close delay.
   void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
-  // What others wrote to the devices before the call (DeviceSet::NoteWrite) is on stable storage when `done` runs.
+  // Flushes the devices. When `done` runs, everything that others wrote to them before the call (DeviceSet::NoteWrite)
+  // is on stable storage.
   void FlushDevices(Done done) EXCLUDES(mutex_);
 
-  // `notify` runs on the committer's thread, for each file that a failed write has put back to its last commit: what
-  // others keep of its data and size is no longer so. notify_mutex_ is held, and no other lock; it must not wait for
-  // the store, and not call this. Null: nobody; when the call returns, none is running.
+  // `notify` runs on the committer's thread for each file that a failed write has reverted to its last commit, so that
+  // callers drop what they cached of its data and size. It runs with notify_mutex_ and no other lock held. It must not
+  // wait for the store or call this function. Null disables it; when the call returns, no notification is running.
   void OnReverted(std::function<void(InodeId)> notify) EXCLUDES(notify_mutex_);
 
   // Commits everything and stops the thread. Later requests get kShutdown.
@@ -58,11 +60,11 @@ class Committer final : public CommitQueue {
  private:
   using Clock = std::chrono::steady_clock;
   struct Request {
-    InodePtr inode;  // null: the catalog alone, or everything
+    InodePtr inode;  // null: only the catalog, or everything
     CommitLevel level;
     Done done;
-    bool flush = false;  // of the devices, and nothing else
-    bool kept = false;   // the file's error
+    bool flush = false;  // flush the devices only
+    bool kept = false;   // keep the file's error pending
   };
   struct Deletion {
     InodePtr inode;
@@ -98,17 +100,17 @@ class Committer final : public CommitQueue {
   std::atomic<uint64_t> commits_{0}, flushes_{0};
   Mutex mutex_;
   std::condition_variable wake_;
-  std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);  // by when they are due
+  std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);  // by due time
   std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
-  std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // taken from the others, perhaps not in the catalog yet
+  std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // not in the other lists, perhaps not in the catalog yet
   std::vector<std::weak_ptr<Inode>> failed_files_ GUARDED_BY(mutex_);  // that have, or had, an error to report
   Clock::time_point closed_due_ GUARDED_BY(mutex_);
   std::vector<Request> requests_ GUARDED_BY(mutex_);
   std::vector<Deletion> deletions_ GUARDED_BY(mutex_);
   Clock::time_point deletions_due_ GUARDED_BY(mutex_);
-  CommitScope scope_ GUARDED_BY(mutex_) = CommitScope::kNone;  // the widest asked for
+  CommitScope scope_ GUARDED_BY(mutex_) = CommitScope::kNone;  // the widest scope requested
   bool stopping_ GUARDED_BY(mutex_) = false;
-  Mutex notify_mutex_;  // held while it runs: after OnReverted(nullptr) no call is under way
+  Mutex notify_mutex_;  // held during a notification, so that none is running after OnReverted(nullptr)
   std::function<void(InodeId)> reverted_ GUARDED_BY(notify_mutex_);
   std::thread thread_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free space, rebuilt at mount from the committed extents.
+// Rebuilds the free space from the committed extents at mount.
 #pragma once
 
 #include "common/result.h"
@@ -10,11 +10,11 @@ namespace weightfs {
 
 struct SpaceRecovery {
   uint64_t extents = 0;
-  uint64_t damaged = 0;  // undecodable, outside the devices, or overlapping: a skipped record would make live blocks
-                         // look free, so that any of these means read-only
+  uint64_t damaged = 0;  // undecodable, outside the devices or overlapping; any of these means read-only
 };
 
-// Marks the blocks of every extent record used, in one pass over the catalog. Errors are the catalog's alone.
+// Marks the blocks of every extent record as used, in one pass over the catalog. A damaged record is skipped, which
+// makes live blocks look free; then mount the store read-only. Returns only errors of the catalog.
 Result<SpaceRecovery> RecoverSpace(KvStore& catalog, SpaceManager& space);
 
 }  // namespace weightfs

@@ -17,9 +17,9 @@
 
 namespace weightfs {
 
-// A group of device reads of one file that end together. It is in a read epoch from its creation to the end of the
-// last read, so it is created under the hold of Inode::mutex that looks the extents up. Add and Fail come before
-// Submit, from one thread.
+// A group of device reads of one file that complete together. The group is in a read epoch from its creation to the end
+// of its last read, so create it while holding the Inode::mutex under which the extents are looked up. Call Add and
+// Fail before Submit, from one thread.
 class BlockReads {
  public:
   struct Context {
@@ -29,7 +29,7 @@ class BlockReads {
     bool verify;
   };
   using Failed = std::vector<std::span<const std::byte>>;  // memory that could not be filled
-  // Runs on a completion thread, or in Submit, without locks. The error is the first one.
+  // Runs on a completion thread or in Submit, without locks. Gets the first error.
   using Done = std::function<void(Result<void>, Failed)>;
 
   static std::shared_ptr<BlockReads> Create(const Context& context, InodeId ino, Done done);
@@ -37,14 +37,14 @@ class BlockReads {
   BlockReads(const BlockReads&) = delete;
   BlockReads& operator=(const BlockReads&) = delete;
 
-  // Reads the run, which holds the file's blocks from `first` on, into `memory`. One checksum for each block.
+  // Reads the run, which holds the file's blocks from `first` on, into `memory`. Takes one checksum per block.
   void Add(FileBlock first, const DeviceRun& run, std::byte* memory, std::span<const uint32_t> checksums);
   // Fills `memory` with zeros.
   void AddZeros(std::span<std::byte> memory);
-  // `memory` cannot be filled; the other reads go on.
+  // Reports that `memory` cannot be filled; the other reads continue.
   void Fail(const Error& error, std::span<const std::byte> memory);
 
-  // Submits the reads of several groups together. Called once for each group, without locks.
+  // Submits the reads of several groups together. Call it once per group, without locks.
   static void Submit(std::span<const std::shared_ptr<BlockReads>> groups);
 
  private:
@@ -58,7 +58,7 @@ class BlockReads {
   Done done_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
   std::vector<std::span<std::byte>> zeros_;
-  std::atomic<int> pending_{1};  // one is Submit's
+  std::atomic<int> pending_{1};  // Submit holds one reference
   Mutex mutex_;
   std::optional<Error> error_ GUARDED_BY(mutex_);
   Failed failed_ GUARDED_BY(mutex_);

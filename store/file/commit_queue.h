@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operations on files ask of the committer (commit/committer.h).
+// The interface through which operations on files request commits (commit/committer.h).
 #pragma once
 
 #include <vector>
@@ -11,29 +11,30 @@
 namespace weightfs {
 
 enum class CommitLevel : unsigned char {
-  kOrdered,  // in the catalog: whatever is written to the catalog later cannot survive a crash without it
+  kOrdered,  // in the catalog: no later catalog write survives a crash without it
   kDurable,
 };
 
-// Which changed files a commit of all files takes. kSettled leaves out those that are being replaced (O_TRUNC and not
-// closed yet): a crash shall find the old content or the new.
+// The files that a commit of all files includes. kSettled leaves out files being replaced (O_TRUNC and not closed yet),
+// so that a crash leaves the old content or the new.
 enum class CommitScope : unsigned char { kNone, kSettled, kEverything };
 
 // Thread-safe.
 class CommitQueue {
  public:
-  // The file differs from the catalog since now (CommitState): it is committed within the interval.
+  // Records that the file now differs from the catalog (CommitState). It is committed within the interval.
   virtual void NoteChanged(const InodePtr& inode) REQUIRES(inode->mutex) = 0;
-  // Commits the file now, and with kDurable everything that was written to the catalog before. `done` gets the file's
-  // error, which thereby counts as reported unless it is `kept` for others. Null: nobody waits.
+  // Commits the file now, and with kDurable also everything written to the catalog before. `done` gets the file's
+  // error, and the error then counts as reported unless it is `kept` for others. `done` may be null.
   virtual void Commit(const InodePtr& inode, CommitLevel level, Done done, bool kept = false) = 0;
   // Commits every file of the scope that differs from the catalog.
   virtual void CommitAll(CommitScope scope, CommitLevel level, Done done) = 0;
-  // The files that were changed, or whose writes failed, since their last commit; others may be among them.
+  // Returns the files that were changed, or whose writes failed, since their last commit. It may include others.
   virtual std::vector<InodePtr> Uncommitted() = 0;
-  // The catalog has the deletion of a file: its space is free once that is durable and no write of it is under way.
+  // Reports that the deletion of a file is in the catalog. Its space is freed when the deletion is durable and no write
+  // of the file is in progress.
   virtual void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) = 0;
-  // True for good after a failed device flush or catalog write: nothing can be made durable any more.
+  // Stays true after a failed device flush or catalog write: nothing can be made durable any more.
   virtual bool failed() const = 0;
 
  protected:

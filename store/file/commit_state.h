@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two state machines in the life of a regular file: how far the catalog knows its content, and what becomes of a
-// failed write.
+// The two state machines of a regular file: how far the catalog has its content, and the handling of a failed write.
 #pragma once
 
 #include <chrono>
@@ -11,7 +10,7 @@
 
 namespace weightfs {
 
-// How far the catalog knows a file.
+// The difference between a file and its record in the catalog.
 //
 //   state               Change              Replace             Seal         Committed  Revert
 //   kClean              kDirty              kReplacing          -            -          kClean
@@ -21,33 +20,34 @@ namespace weightfs {
 //   kCommittingDirty    kCommittingDirty    kCommittingReplace  -            kDirty     kClean
 //   kCommittingReplace  kCommittingReplace  kCommittingReplace  -            kReplacing kClean
 //
-// A dash is a transition that never happens: it fails an assertion. In the replacing states the file was truncated to
-// nothing and has not been closed or synced since: its old content stays committed for a while. Externally synchronized
-// (Inode::mutex).
+// A dash marks a transition that never happens; it fails an assertion. In the replacing states the file was truncated
+// to zero and has not been closed or synced since, and its old content stays committed for a while. Externally
+// synchronized (Inode::mutex).
 class CommitState {
  public:
   enum class Phase : unsigned char { kClean, kDirty, kReplacing, kCommitting, kCommittingDirty, kCommittingReplace };
   using Clock = std::chrono::steady_clock;
 
   Phase phase() const { return phase_; }
-  // True when size, times or mapping differ from what was sealed last.
+  // True when the size, times or mapping differ from the last seal.
   bool changed() const { return phase_ != Phase::kClean && phase_ != Phase::kCommitting; }
-  // True when the catalog does not have the file as it is.
+  // True when the catalog does not have the current state of the file.
   bool uncommitted() const { return phase_ != Phase::kClean; }
   bool committing() const { return phase_ >= Phase::kCommitting; }
   bool replacing() const { return phase_ == Phase::kReplacing || phase_ == Phase::kCommittingReplace; }
-  // When the file became replacing; meaningful while it is.
+  // The time at which the file entered a replacing state; meaningful while it is in one.
   Clock::time_point replacing_since() const { return replacing_since_; }
 
-  // The file differs from what was sealed last. Returns true when it did not before: the committer must hear of it.
+  // Records that the file differs from the last seal. Returns true when it did not differ before; then notify the
+  // committer.
   bool Change();
-  // The file was truncated to nothing, and new content will follow. Returns what Change would.
+  // Records a truncation to zero before new content is written. Returns the same as Change.
   bool Replace(Clock::time_point now);
-  // The content is taken as it is for a commit.
+  // Starts a commit of the current content.
   void Seal();
-  // What was sealed is in the catalog.
+  // Records that the sealed content is in the catalog.
   void Committed();
-  // The file is what its last commit says, or has been deleted.
+  // Records that the file was reverted to its last commit, or deleted.
   void Revert();
 
  private:
@@ -55,7 +55,7 @@ class CommitState {
   Clock::time_point replacing_since_;
 };
 
-// What becomes of a failed device write of a file.
+// The states of a failed device write of a file.
 //
 //   state                  WriteFailed  RefuseChange                     Report            Revert
 //   kNone                  kFailed      kNone, takes the change          kNone             -
@@ -65,10 +65,10 @@ class CommitState {
 //   kPending               kFailed      kPendingReturned, refuses        kNone             -
 //   kPendingReturned       kFailed      kPendingReturned, takes it       kNone             -
 //
-// In the failed states blocks of the mapping were not written: the file takes no change until a commit cycle has put it
-// back to its last commit (Revert). The error stays pending after that until an fsync, a rename or a close has reported
-// it (Report). A refused write does not count as reported: of a long write(2) the kernel sends pieces, and answers with
-// a number of bytes where an earlier piece was taken; so the next change is taken, and the next fsync reports the error
+// In the failed states some mapped blocks were not written. The file refuses changes until a commit cycle has reverted
+// it to its last commit (Revert). After that the error stays pending until an fsync, a rename or a close reports it
+// (Report). A refused write does not count as a report: the kernel splits a long write(2), and returns a short count
+// when it has accepted an earlier part. Therefore the next change is accepted, and the next fsync reports the error
 // once more. Externally synchronized (Inode::mutex).
 class WriteErrorState {
  public:
@@ -82,22 +82,23 @@ class WriteErrorState {
   };
 
   Phase phase() const { return phase_; }
-  // True while blocks of the mapping were not written and the file has not been put back to its last commit.
+  // True while some mapped blocks were not written and the file has not been reverted to its last commit.
   bool failed() const {
     return phase_ == Phase::kFailed || phase_ == Phase::kFailedReturned || phase_ == Phase::kFailedReported;
   }
   // The error that a later fsync or close has to report; nullopt in kNone.
   const std::optional<Error>& error() const { return error_; }
-  // How often the file has failed: a report names the failure that it is about.
+  // The number of failures so far. A report names its failure by this number.
   uint64_t failures() const { return failures_; }
 
-  // A device write failed. Returns true when the file was whole before: a commit cycle must put it back.
+  // Records a failed device write. Returns true unless the file was in a failed state already; then a commit cycle must
+  // revert it.
   bool WriteFailed(const Error& error);
-  // A change is about to be made. Returns the error to refuse it with; nullopt takes it.
+  // Call this before a change. Returns the error with which to refuse the change, or nullopt to accept it.
   std::optional<Error> RefuseChange();
-  // A caller received failure number `failure`. Does nothing when the file has failed again since.
+  // Records that a caller received failure number `failure`. Does nothing when the file has failed again since.
   void Report(uint64_t failure);
-  // The file is what its last commit says.
+  // Records that the file was reverted to its last commit.
   void Revert();
 
  private:

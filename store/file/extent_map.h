@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the blocks of one file lie: the current mapping, and which of its records differ from the committed ones.
+// The extents of one file: the current mapping, and the records that differ from the committed ones.
 #pragma once
 
 #include <optional>
@@ -14,25 +14,25 @@
 
 namespace weightfs {
 
-// Every range of the map is one record of the catalog, keyed by its first file block; ranges never overlap and never
+// Each range of the map is one record of the catalog, keyed by its first file block. Ranges never overlap and never
 // exceed kMaximumExtentBlocks. Externally synchronized (Inode::mutex).
 class ExtentMap {
  public:
   struct Piece {
     FileBlock first;
     BlockCount count;
-    std::optional<ExtentRecord> extent;  // of this piece: `start` is where `first` lies; nullopt is a hole
+    std::optional<ExtentRecord> extent;  // of this piece: `start` is the location of `first`; nullopt: a hole
     bool IsWritten() const { return extent && (extent->flags & kExtentUnwritten) == 0; }
   };
   struct Change {
     FileBlock key;
-    std::optional<ExtentRecord> record;  // nullopt: the record is to be deleted
+    std::optional<ExtentRecord> record;  // nullopt: delete the record
   };
 
-  // Adds a committed record. False (and no change) when it overlaps one already there.
+  // Adds a committed record. Returns false, and changes nothing, when it overlaps an existing one.
   bool Load(FileBlock first, const ExtentRecord& record);
 
-  // The piece that begins at `first`, at most `limit` blocks long.
+  // The piece that begins at `first`, limited to `limit` blocks.
   Piece Lookup(FileBlock first, BlockCount limit) const;
   // Calls visit(piece) for every piece of [first, end) in order, holes included, until it returns false.
   template <typename Visit>
@@ -44,20 +44,20 @@ class ExtentMap {
     }
   }
 
-  // Maps [first, first + run.count) to `run`; what was mapped there is appended to `freed`. Grows the extent before it
-  // where the blocks continue it.
+  // Maps [first, first + run.count) to `run` and appends the blocks mapped there before to `freed`. Extends the
+  // preceding extent when the blocks continue it.
   void Map(FileBlock first, const DeviceRun& run, uint32_t flags, uint64_t generation, std::vector<DeviceRun>* freed);
 
-  // Marks written the unwritten extents of a range that is one piece; its blocks stay where they are.
+  // Marks an unwritten range as written. The range must be one piece; its blocks stay where they are.
   void MarkWritten(FileBlock first, BlockCount count, uint64_t generation);
 
-  // Unmaps the range; what was mapped there is appended to `freed`.
+  // Unmaps the range and appends the blocks mapped there to `freed`.
   void Unmap(FileBlock first, BlockCount count, std::vector<DeviceRun>* freed);
 
-  // The records that changed since the last call, for one commit.
+  // Returns the records that changed since the last call, for one commit.
   std::vector<Change> TakeChanges();
 
-  // At most `limit` records in order, from the one that ends behind `first`.
+  // Returns at most `limit` records in order, starting with the one that ends after `first`.
   std::vector<FileExtent> List(FileBlock first, size_t limit) const;
 
   BlockCount mapped() const { return mapped_; }
@@ -74,7 +74,7 @@ class ExtentMap {
     ExtentRecord ToRecord(uint64_t blocks) const { return {device, start, {blocks}, flags, generation}; }
   };
 
-  // Makes `block` a border between records.
+  // Makes `block` a boundary between records.
   void SplitAt(uint64_t block);
 
   IntervalMap<Address> extents_;

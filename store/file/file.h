@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a regular file holds in memory besides its attributes.
+// The in-memory state of a regular file besides its attributes.
 #pragma once
 
 #include <condition_variable>
@@ -23,40 +23,41 @@ namespace weightfs {
 
 class ReadCache;
 
-// What the files of a store share.
+// The services that all files of a store share.
 struct FileServices {
   SpaceManager& space;
   ReadCache& cache;
 };
 
-// One device write of file blocks that lie together in memory and on the device. The blocks are under writeback.
+// One device write of file blocks that are contiguous in memory and on the device. The blocks are under writeback.
 struct BlockWrite {
-  uint64_t id = 0;    // of the writes of one file
-  uint64_t seal = 0;  // how often the file had been sealed
+  uint64_t id = 0;    // unique among the writes of one file
+  uint64_t seal = 0;  // the number of seals before this write
   FileBlock first;
   DeviceRun run;
-  Buffer buffer;  // keeps `data`
+  Buffer buffer;  // keeps `data` alive
   std::byte* data = nullptr;
 
   std::span<const std::byte> bytes() const { return {data, ToBytes(run.run.count).value}; }
 };
 
-// What one commit takes of a file: its difference from the catalog at one moment.
+// The part of a file that one commit writes: its difference from the catalog at the time of the seal.
 struct SealedFile {
   std::vector<ExtentMap::Change> changes;
-  std::vector<DeviceRun> freed;  // free once the commit is durable
+  std::vector<DeviceRun> freed;  // freed once the commit is durable
   uint64_t size = 0, blocks = 0, version = 0;
-  uint64_t shrunk_to = UINT64_MAX;  // checksum segments behind this size are to be deleted
+  uint64_t shrunk_to = UINT64_MAX;  // delete checksum segments beyond this size
 };
 
-// The data of one file: mapping, dirty memory, checksums, reserved space, and how far the catalog knows all that.
+// The data of one file: mapping, dirty memory, checksums, reserved space, and commit state.
 //
-// Externally synchronized: every call is made under the inode's mutex, and none blocks, but for the three Wait…, which
-// release the mutex meanwhile. No call reads the catalog or a device. What may fail is fetched by the caller without
-// the mutex (WritePlan, ChecksumSegments); what changes the file cannot fail.
+// Externally synchronized: every call is made under the inode's mutex. No call blocks except the three Wait… functions,
+// which release the mutex while they wait. No call reads the catalog or a device. The caller fetches everything that
+// may fail without the mutex (WritePlan, ChecksumSegments); a call that changes the file cannot fail.
 class File {
  public:
-  // `attributes` are the inode's: File keeps its size and blocks, and the space statistics, in step with the mapping.
+  // `attributes` are the inode's. File keeps their size and blocks, and the space statistics, consistent with the
+  // mapping.
   File(InodeId id, InodeRecord* attributes, const FileServices& services)
       : id_(id), attributes_(*attributes), services_(services) {}
   File(const File&) = delete;
@@ -64,12 +65,12 @@ class File {
 
   // --- Loading
 
-  // False until the extents were read from the catalog, and again after a Revert. Only commit state, write error and
-  // the counts of writes are valid before.
+  // False until the extents are read from the catalog, and again after Revert. While it is false, only the commit
+  // state, the write error and the write counts are valid.
   bool loaded() const { return loaded_; }
   void Load(ExtentMap extents);
 
-  // --- Looking
+  // --- Queries
 
   const ExtentMap& extents() const { return extents_; }
   const DirtyMap& dirty() const { return dirty_; }
@@ -77,91 +78,92 @@ class File {
   WriteErrorState& write_error() { return write_error_; }
   const WriteErrorState& write_error() const { return write_error_; }
   BlockCount reserved() const { return reservation_.held(); }
-  // ChecksumTable::Get.
+  // See ChecksumTable::Get.
   Result<bool> Checksums(FileBlock first, std::span<uint32_t> out, ChecksumSegments& loaded,
                          std::vector<uint64_t>* missing) {
     return checksums_.Get(first, out, loaded, missing);
   }
-  // True when the catalog does not have the file as it is, or an error waits to be reported.
+  // True when the catalog does not have the current state of the file, or an error waits to be reported.
   bool Uncommitted() const { return commit_.uncommitted() || write_error_.error(); }
-  // Where the block before `first` lies: new blocks go next to it.
+  // The location of the block before `first`; new blocks are allocated next to it.
   std::optional<DeviceRun> RunBefore(FileBlock first) const;
 
-  // --- Planning a change of bytes. Nothing changes, but for the plan.
+  // --- Planning a change of bytes. These functions change nothing but the plan.
 
   // Copies `size` bytes (zeros where `data` is null) to `offset`.
   void PlanCopy(uint64_t offset, uint64_t size, const std::byte* data, Staging staging, WritePlan* plan) const;
-  // Zeroes [from, to) inside one block, where the block has anything to lose.
+  // Zeroes [from, to) inside one block if the block has content.
   void PlanZeros(uint64_t from, uint64_t to, WritePlan* plan) const;
-  // Makes `buffer` itself dirty memory of the file: `data` lies in it at `offset % kBlockSize`, so its pages are blocks
-  // of the file. Bytes that fill no block are copied.
+  // Adopts `buffer` as dirty memory of the file. `data` begins in it at `offset % kBlockSize`, so the buffer's pages
+  // are blocks of the file. Bytes that do not fill a block are copied.
   void PlanAdoption(uint64_t offset, std::span<const std::byte> data, const Buffer& buffer, WritePlan* plan) const;
 
   // --- Changing
 
-  // Carries out a plan that lacks nothing. Does not move the size.
+  // Applies a plan that lacks nothing. Does not move the size.
   void Apply(WritePlan plan);
-  // The sequence that a write of [offset, end) belongs to: how many bytes were written in sequence up to `end`.
+  // The number of bytes written in sequence up to `end`, if [offset, end) is written next.
   uint64_t SequenceAt(uint64_t offset, uint64_t end) const;
   void NoteWritten(uint64_t end, uint64_t sequence);
-  // Moves the end of the file. What lies behind a smaller or equal one is unmapped; the bytes of the last block behind
-  // it are zeros already.
+  // Moves the end of the file. If the new size is not larger, unmaps everything beyond it; the bytes of the last block
+  // beyond it are already zero.
   void SetSize(uint64_t size);
-  // Forgets the blocks of [first, end), in memory and on the devices.
+  // Drops the blocks of [first, end), in memory and on the devices.
   void Unmap(FileBlock first, FileBlock end);
-  // Maps runs that hold zeros (unwritten extents) at a hole that begins at `first`.
+  // Maps unwritten runs, which read as zeros, to a hole that begins at `first`.
   void MapUnwritten(FileBlock first, std::span<const DeviceRun> runs);
-  // Maps runs whose content is on the devices already, in place of what the file has from `first` on. One checksum for
-  // each block.
+  // Maps runs that already hold their content in place of the file's blocks from `first` on. Takes one checksum per
+  // block.
   void ReplaceBlocks(FileBlock first, std::span<const DeviceRun> runs, std::span<const uint32_t> checksums);
-  // Sets the times of a change of data. Returns true when the committer must hear of the file.
+  // Updates the times after a change of data. Returns true when the caller must notify the committer.
   [[nodiscard]] bool Touch();
-  // The file was truncated to nothing by an open that will write it anew. Returns what Touch does.
+  // Records a truncation by an open that will rewrite the file. Returns the same as Touch.
   [[nodiscard]] bool BeginReplacement();
 
   // --- Writeback
 
-  // Appends the device writes of every dirty block of [first, end), and of the buffers these lie in, to `writes`: their
-  // places are allocated now. `stream`: more of this file is coming. False when space that was reserved is not there;
-  // the caller reports the file as failed.
+  // Allocates space for all dirty blocks of [first, end), and for the other dirty blocks of their buffers, and appends
+  // their device writes to `writes`. `stream`: more of this file follows. Returns false when reserved space is missing;
+  // then the caller reports the file as failed.
   [[nodiscard]] bool StartWriteback(FileBlock first, FileBlock end, bool stream, std::vector<BlockWrite>* writes);
-  // The checksums of a write, computed without the mutex. Does nothing when somebody else needed them earlier.
+  // Sets the checksums of a write, computed without the mutex. Does nothing when they were needed, and computed,
+  // earlier.
   void SetChecksums(const BlockWrite& write, std::span<const uint32_t> checksums);
-  // The write has ended, well or not.
+  // Records the end of a write, successful or not.
   void FinishWrite(const BlockWrite& write);
-  // The first block of the dirty blocks that lie right before `first`; `first` where there are none.
+  // The first block of the run of dirty blocks that ends at `first`; `first` when there is none.
   FileBlock DirtyBefore(FileBlock first) const;
-  // The file's entry in the queue of dirty files, 0 where it has none. WriteBack's alone.
+  // The file's position in the queue of dirty files, 0 when it is not queued. Used by WriteBack only.
   uint64_t queue_position = 0;
 
   // --- Commit
 
-  // Takes the difference from the catalog; nullopt when there is none. No block is dirty.
+  // Takes the difference from the catalog; nullopt when there is none. No block may be dirty.
   std::optional<SealedFile> Seal();
-  // Waits for the writes of the last seal; for all writes; until no block of a range is under writeback.
+  // These wait for the writes of the last seal; for all writes; until no block of a range is under writeback.
   void WaitForSealedWrites(MutexLock& lock);
   void WaitForAllWrites(MutexLock& lock);
   void WaitForRange(MutexLock& lock, FileBlock first, BlockCount count);
-  // ChecksumTable::AppendSealed.
+  // See ChecksumTable::AppendSealed.
   Result<bool> AppendChecksums(ChecksumSegments& loaded, std::vector<uint64_t>* missing, KvBatch* batch) {
     return checksums_.AppendSealed(id_, loaded, missing, batch);
   }
-  // What Seal took is in the catalog.
+  // Records that the sealed state is in the catalog.
   void FinishCommit();
-  // After a failed write: forgets everything but the pending error. The catalog says what the file is.
+  // Drops everything but the pending error after a failed write. The file then has its committed state.
   void Revert(uint64_t committed_size, uint64_t committed_blocks);
-  // The inode is deleted; `committed` are the blocks that the catalog had, empty when the file is loaded. Returns all
-  // blocks that are free once the deletion is durable.
+  // Drops the content of a deleted inode. `committed` are the blocks that the catalog had; it is empty when the file is
+  // loaded. Returns all blocks to free once the deletion is durable.
   std::vector<DeviceRun> Drop(std::vector<DeviceRun> committed);
 
  private:
   class MappingUpdate;
-  // Blocks under writeback whose checksums are not in the table yet; the owner of the write computes them without the
+  // Blocks under writeback whose checksums are not in the table yet. The owner of the write computes them without the
   // mutex.
   struct PendingChecksums {
     uint64_t write;
     FileBlock first;
-    std::span<const std::byte> data;  // of whole blocks; nobody changes it
+    std::span<const std::byte> data;  // whole blocks; nobody changes them
   };
 
   bool HasContent(FileBlock block) const;
@@ -184,22 +186,22 @@ class File {
   ExtentMap extents_;
   ChecksumTable checksums_;
   DirtyMap dirty_;
-  SpaceReservation reservation_;     // at least one block for each dirty block that needs space
+  SpaceReservation reservation_;     // at least one block per dirty block that needs space
   std::vector<DeviceRun> freed_;     // unmapped since the last seal
   uint64_t shrunk_to_ = UINT64_MAX;  // the smallest size since the last seal
 
   CommitState commit_;
   WriteErrorState write_error_;
 
-  // Device writes under way, by the side of the last seal they were started on. `drained_` is notified when either
-  // becomes 0, and at the end of each while somebody waits for a range.
+  // Device writes in progress that started after the last seal, and before it. `drained_` is notified when either count
+  // reaches 0, and at the end of each write while somebody waits for a range.
   uint64_t seals_ = 0, next_write_ = 1;
   uint64_t writes_since_seal_ = 0, writes_before_seal_ = 0;
   unsigned range_waiters_ = 0;
   std::condition_variable drained_;
-  std::vector<PendingChecksums> pending_checksums_;  // a few at most; none of them is at the device yet
+  std::vector<PendingChecksums> pending_checksums_;  // a few at most; none of these writes has been submitted yet
 
-  // Where a sequential writer would go on, and how much it has written in sequence.
+  // The end of the last sequential write, and the number of bytes written in sequence up to there.
   uint64_t write_next_ = 0, write_sequence_ = 0;
 };
 

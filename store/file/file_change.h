@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the source files of FileIo share. Nobody else includes this.
+// Helpers that the source files of FileIo share. Included by them only.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ Result<void> FileIo::Change(const InodePtr& inode, PendingWrites* writes, const 
                             BlockCount expected) {
   WriteSupplies supplies;
   SpaceSearch search;
-  // Where that many are not free, the plan says what it really needs.
+  // If this fails, the plan states the exact need.
   if (expected.value > 0) static_cast<void>(p_.space.Reserve(&supplies.space, expected).has_value());
   while (true) {
     WriteNeeds needs;
@@ -52,7 +52,7 @@ Result<void> FileIo::Change(const InodePtr& inode, PendingWrites* writes, const 
   }
 }
 
-// What a move of the end of the file from `old` to `size` zeroes: the rest of the last block.
+// Plans the zeroing that a move of the end of the file from `old` to `size` needs: the rest of the last block.
 inline void PlanShrink(const File& file, uint64_t old, uint64_t size, WritePlan* plan) {
   if (size >= old || size % kBlockSize == 0) return;
   file.PlanZeros(size, std::min(old, RoundUp(size, kBlockSize)), plan);

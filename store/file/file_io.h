@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations on file data: write, truncate, allocate, seek, copy, lease; and what the namespace asks of file data.
+// Operations on file data: write, truncate, allocate, seek, copy, lease; and the DataOwner of the namespace.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@
 
 namespace weightfs {
 
-// Thread-safe. No call holds an inode's mutex while it waits for a device, for memory or for a commit, or reads the
-// catalog: each gathers what it needs without the mutex, then applies its change in one hold of it.
+// Thread-safe. No call holds an inode's mutex while it waits for a device, for memory or for a commit, or while it
+// reads the catalog. Each call gathers its resources without the mutex, then applies its change in one hold of it.
 class FileIo final : public DataOwner {
  public:
   struct Parts {
@@ -39,14 +39,14 @@ class FileIo final : public DataOwner {
 
   explicit FileIo(const Parts& parts) : p_(parts) {}
 
-  // Reads the file's extents once; every other call does it by itself.
+  // Loads the file's extents. Every other call does so by itself.
   Result<void> Load(const InodePtr& inode);
 
-  // The device writes that this started are in `writes`, for the caller to submit once it has answered.
+  // Appends the device writes that it starts to `writes`. The caller submits them once it has replied.
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
                      WriteReach reach, PendingWrites* writes);
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
-  // `replace`: O_TRUNC, the committed content stays until the new one is committed.
+  // `replace`: O_TRUNC; the old content stays committed until the new content is.
   Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace);
   Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
   Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);
@@ -55,12 +55,12 @@ class FileIo final : public DataOwner {
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
   Result<ReadView> ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size);
 
-  // For programs that use the devices themselves; Store says what each means.
+  // Leases. Store documents each call.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
   Result<BlockReservation> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
 
-  // `wait`, or nothing, runs where the pool is full, without locks: Store::WaitForCloses.
+  // `wait` (may be null) runs without locks when the pool is full; see Store::WaitForCloses.
   void WaitForCloses(std::function<void()> wait) { wait_for_closes_ = std::move(wait); }
 
   Result<void> CheckWritable() const override;
@@ -74,20 +74,21 @@ class FileIo final : public DataOwner {
   uint64_t written_bytes() const { return written_bytes_.load(); }
 
  private:
-  // How hard space is looked for: more with each attempt.
+  // How hard to search for space: harder with each attempt.
   struct SpaceSearch {
     int attempts = 0;
   };
 
-  // Plans a change under the inode's mutex, fetches what the plan lacks without it, and applies the change under the
-  // mutex once the plan lacks nothing: `plan(file, &write_plan)` returns Result<void> and may run many times,
-  // `apply(file, write_plan)` runs once. What `plan` put into `writes` is submitted before anything is waited for.
-  // `expected` blocks of space are reserved before the first plan; those that it does not need go back.
+  // Plans a change under the inode's mutex, fetches what the plan lacks without the mutex, and repeats until the plan
+  // lacks nothing; then applies it in the same hold of the mutex. `plan(file, &write_plan)` returns Result<void> and
+  // may run many times; `apply(file, write_plan)` runs once. Writes that `plan` added to `writes` are submitted before
+  // any wait. `expected` blocks of space are reserved before the first plan; blocks that the plan does not need are
+  // released.
   template <typename Plan, typename Apply>
   Result<void> Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply,
                       BlockCount expected = {});
 
-  // Runs `look(file)`, which returns a Result, under the inode's mutex in a hold in which the file is loaded.
+  // Runs `look(file)`, which returns a Result, under the inode's mutex with the file loaded.
   template <typename Look>
   std::invoke_result_t<Look, File&> WhenLoaded(const InodePtr& inode, const Look& look);
 

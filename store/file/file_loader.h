@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the catalog has of a file's data.
+// Reads the catalog records of a file's data.
 #pragma once
 
 #include "common/result.h"
@@ -9,12 +9,12 @@
 
 namespace weightfs {
 
-// Reads the extents of a regular file unless they are loaded. A failed write may unload them at any time: look again
-// under the mutex. kIsDirectory, kInvalid for what is no regular file, kStale for one that is deleted, kCorrupt.
-// Thread-safe; called without the inode's mutex.
+// Loads the extents of a regular file unless they are loaded. A failed write may unload them at any time, so check
+// again under the mutex. Returns kIsDirectory or kInvalid for an inode that is not a regular file, kStale for a deleted
+// one, or kCorrupt. Thread-safe; called without the inode's mutex.
 Result<void> LoadFile(KvStore& catalog, const InodePtr& inode);
 
-// DataOwner::ReadRecords.
+// See DataOwner::ReadRecords.
 Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode);
 
 }  // namespace weightfs

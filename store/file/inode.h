@@ -14,8 +14,8 @@ namespace weightfs {
 class File;
 struct FileServices;
 
-// Shared by everything that works on the inode (open handles, the committer, requests under way); the table keeps one
-// for each inode, so a shared_ptr is the inode's identity while anybody holds it.
+// Shared by all users of the inode (open handles, the committer, requests in progress). The table keeps one object per
+// inode, so the shared_ptr identifies the inode while anybody holds it.
 class Inode {
  public:
   Inode(InodeId ino, InodeRecord record, const FileServices& services);
@@ -26,26 +26,27 @@ class Inode {
   const InodeId id;
   mutable Mutex mutex{Mutex::Rule::kNoCatalogReads};
 
-  // As stat(2) shows it: ahead of the catalog by the data not yet committed.
+  // The attributes that stat(2) returns. They include data that is not committed yet.
   InodeRecord attributes GUARDED_BY(mutex);
-  // `size`, `blocks` and `data_version` as the catalog has them. The Committer alone moves them.
+  // `size`, `blocks` and `data_version` in the catalog. Only the Committer changes them.
   uint64_t committed_size GUARDED_BY(mutex) = 0;
   uint64_t committed_blocks GUARDED_BY(mutex) = 0;
   uint64_t committed_version GUARDED_BY(mutex) = 0;
-  // How often it was changed by an InodeTransaction; of a directory that is every change of its entries.
+  // The number of changes by InodeTransactions. For a directory this includes every change of its entries.
   uint64_t changes GUARDED_BY(mutex) = 0;
-  // Open handles; while it is not 0 an inode without links stays.
+  // Open handles. An inode without links is kept while this is not 0.
   uint32_t open_handles GUARDED_BY(mutex) = 0;
-  // Its records are gone from the catalog: nothing may be written for it any more.
+  // True when the records are gone from the catalog. Nothing may be written for the inode any more.
   bool deleted GUARDED_BY(mutex) = false;
-  // The data of a regular file; null for every other type. Its content needs the mutex too.
+  // The data of a regular file; null for other types. The mutex also protects the File itself.
   std::unique_ptr<File> file GUARDED_BY(mutex);
 
   bool IsDirectory() const REQUIRES(mutex) { return S_ISDIR(attributes.mode); }
   bool IsRegular() const REQUIRES(mutex) { return S_ISREG(attributes.mode); }
 
-  // The record for the catalog outside a commit of data: the attributes, with the committed size and blocks. Every
-  // namespace operation writes this one, under `mutex`, so that records reach the catalog in the order of change.
+  // The record to write outside a data commit: the current attributes with the committed size and blocks. Every
+  // namespace operation writes this record under `mutex`, so that records reach the catalog in the order of the
+  // changes.
   InodeRecord CatalogRecord() const REQUIRES(mutex);
 
   Attributes Stat() const REQUIRES(mutex);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the store hands to a holder who reads and writes the devices himself.
+// The leases that the store gives to holders who read and write the devices themselves.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,25 @@
 
 namespace weightfs {
 
-// What one lease for reading covers at most: its checksums are in memory.
+// The maximum size of a read lease. Its checksums are in memory.
 inline constexpr BlockCount kLargestLease{512 * kGiB / kBlockSize};
 
-// Bytes of a file as they lay on the devices at one moment; the blocks keep them as long as it lives. Move-only; gone
-// before the store.
+// The location of a file's bytes on the devices at one moment. The blocks keep their content while the lease lives.
+// Move-only; destroy it before the store.
 struct ReadLease {
   uint64_t file_size = 0;  // bytes
   FileBlock first;
-  BlockCount count;                 // of the range, as far as the file reaches
-  std::vector<FileExtent> extents;  // in order; what lies in none reads as zeros
-  std::vector<uint32_t> checksums;  // CRC-32C of each block of the range; 0 where there is no extent
+  BlockCount count;                 // of the range, up to the end of the file
+  std::vector<FileExtent> extents;  // in order; gaps read as zeros
+  std::vector<uint32_t> checksums;  // CRC-32C of each block of the range; 0 in gaps
   SpacePin pin;
 };
 
-// Bytes that lie on the devices already and become a part of a file.
+// Bytes that are already on the devices and become a part of a file.
 struct DirectWrite {
   uint64_t offset = 0;                    // a multiple of kBlockSize
-  uint64_t length = 0;                    // at least 1; a multiple of kBlockSize unless the file ends with it
-  std::optional<uint64_t> new_size = {};  // nothing behind it stays; none: the file keeps what reaches further
+  uint64_t length = 0;                    // at least 1; a multiple of kBlockSize unless the file ends there
+  std::optional<uint64_t> new_size = {};  // the new file size; nullopt: never truncate
   std::span<const uint32_t> checksums;    // CRC-32C of each block
 };
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the sources of File share. Nobody else includes this.
+// A helper that the source files of File share. Included by them only.
 #pragma once
 
 #include "store/file/file.h"
 
 namespace weightfs {
 
-// Keeps the inode's blocks and the space statistics in step with the mapping around a change of it.
+// Keeps the inode's block count and the space statistics consistent with the mapping across a change.
 class File::MappingUpdate {
  public:
   explicit MappingUpdate(File& file) : file_(file), before_(file.extents_.mapped()) {}

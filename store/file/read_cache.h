@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chunks of files that read-ahead brought in, shared by all readers of a file.
+// File chunks loaded by read-ahead, shared by all readers of a file.
 #pragma once
 
 #include <functional>
@@ -18,18 +18,19 @@ namespace weightfs {
 
 inline constexpr uint64_t kChunkBytes = 2 * kMiB;
 
-// One aligned kChunkBytes piece of a file, verified. Loading at first; then ready or failed for ever. Thread-safe.
+// One verified, aligned piece of a file, kChunkBytes long. It is loading at first, then ready or failed forever.
+// Thread-safe.
 class ReadChunk {
  public:
   explicit ReadChunk(Buffer buffer) : buffer_(std::move(buffer)) {}
 
-  // Runs `done` when loading has ended: at once where it has, else on a completion thread.
+  // Runs `done` when loading has ended: at once if it has, else on a completion thread.
   void WhenReady(std::function<void()> done) EXCLUDES(mutex_);
-  // Loading ended; `bad` are the parts of the buffer that could not be filled.
+  // Ends the loading. `bad` lists the parts of the buffer that could not be filled.
   void Finish(Result<void> result, std::vector<std::span<const std::byte>> bad) EXCLUDES(mutex_);
-  // After WhenReady: whether `bytes` of the buffer are good.
+  // Checks after WhenReady whether `bytes` of the buffer are good.
   Result<void> Check(std::span<const std::byte> bytes) const EXCLUDES(mutex_);
-  bool ready() const EXCLUDES(mutex_);  // all of it
+  bool ready() const EXCLUDES(mutex_);  // the whole chunk is good
   const Buffer& buffer() const { return buffer_; }
 
  private:
@@ -43,10 +44,10 @@ class ReadChunk {
 
 using ChunkPtr = std::shared_ptr<ReadChunk>;
 
-// Chunks by inode and index. The chunk that was read to its end longest ago is evicted first. A chunk that read-ahead
-// loaded and nobody has read yet is evicted for a chunk that is needed now; for other read-ahead only once it is old.
-// Every change of a file's mapping or dirty blocks invalidates under the inode's mutex, and chunks begin under that
-// mutex too, so that no chunk is older than the state it is looked up in. Thread-safe.
+// Chunks by inode and index. The chunk whose last complete read is oldest is evicted first. A chunk loaded by
+// read-ahead and not read yet may be evicted for a chunk that is needed now; for other read-ahead it is evicted only
+// once it is old. Every change of a file's mapping or dirty blocks invalidates its chunks under the inode's mutex, and
+// loads begin under that mutex too, so no chunk is older than the state it is looked up in. Thread-safe.
 class ReadCache {
  public:
   enum class Purpose : unsigned char { kNeeded, kAhead };
@@ -54,15 +55,16 @@ class ReadCache {
   explicit ReadCache(BufferPool& pool) : pool_(pool) {}
 
   ChunkPtr Find(InodeId ino, uint64_t index) EXCLUDES(mutex_);
-  // A buffer for a new chunk, for which another chunk may go; empty when none can be had for that purpose.
+  // Returns a buffer for a new chunk and may evict another chunk for it; empty when no buffer is available for that
+  // purpose.
   Buffer TakeBuffer(Purpose purpose) EXCLUDES(mutex_);
-  // Adds a new, loading chunk. The cache does not have it.
+  // Adds a new chunk in the loading state. The cache must not have it.
   ChunkPtr Begin(InodeId ino, uint64_t index, Buffer buffer) EXCLUDES(mutex_);
-  // Somebody has read the chunk to its end.
+  // Records that a reader reached the end of the chunk.
   void NoteRead(InodeId ino, uint64_t index) EXCLUDES(mutex_);
-  // Drops chunk `index` if it is still `chunk` (it failed).
+  // Drops chunk `index` if it is still `chunk`. Used after a failed load.
   void Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) EXCLUDES(mutex_);
-  // Drops the chunks that hold any of [offset, end).
+  // Drops the chunks that overlap [offset, end).
   void Invalidate(InodeId ino, uint64_t offset, uint64_t end) EXCLUDES(mutex_);
 
   size_t capacity() const { return pool_.capacity(); }
@@ -72,8 +74,8 @@ class ReadCache {
     InodeId ino;
     uint64_t index;
     ChunkPtr chunk;
-    bool read = false;  // to its end
-    uint64_t used = 0;  // begun_ at its last use
+    bool read = false;  // to the end of the chunk
+    uint64_t used = 0;  // value of begun_ at the last use
   };
   using Entries = std::list<Entry>;
   struct File {
@@ -87,8 +89,8 @@ class ReadCache {
 
   BufferPool& pool_;
   Mutex mutex_;
-  Entries read_ GUARDED_BY(mutex_), unread_ GUARDED_BY(mutex_);  // each with the least recently used first
-  uint64_t begun_ GUARDED_BY(mutex_) = 0;                        // chunks so far
+  Entries read_ GUARDED_BY(mutex_), unread_ GUARDED_BY(mutex_);  // least recently used first
+  uint64_t begun_ GUARDED_BY(mutex_) = 0;                        // number of chunks begun so far
   std::unordered_map<InodeId, File> files_ GUARDED_BY(mutex_);
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of file data: what is in memory at once, streams through shared read-ahead chunks, the rest straight from the
-// device; every block is checked against its checksum.
+// Reads of file data: cached data at once, streams through shared read-ahead chunks, everything else directly from the
+// device. Every block is checked against its checksum.
 #pragma once
 
 #include <atomic>
@@ -18,29 +18,29 @@
 
 namespace weightfs {
 
-// Thread-safe. A read is planned under the inode's mutex; what the plan lacks (chunks, memory, checksums) is fetched
-// without it, and the read is planned again; a plan that lacks nothing is assembled in the same hold of the mutex, and
+// Thread-safe. A read is planned under the inode's mutex. The caller fetches what the plan lacks (chunks, memory,
+// checksums) without the mutex, and plans again. A plan that lacks nothing is assembled in the same hold of the mutex;
 // that cannot fail. Its device reads are submitted without the mutex.
 class Reader {
  public:
   struct Counters {
-    std::atomic<uint64_t> read_bytes{0};  // of callers
+    std::atomic<uint64_t> read_bytes{0};  // requested by callers
     std::atomic<uint64_t> device_bytes{0};
     std::atomic<uint64_t> checksum_errors{0};
   };
   struct Pools {
-    BufferPool& large;  // direct reads of more than a small buffer
+    BufferPool& large;  // for direct reads that exceed a small buffer
     BufferPool& small;
   };
 
   Reader(KvStore& catalog, DeviceSet& devices, SpaceManager& space, ReadCache& cache, const Pools& pools, bool verify)
       : catalog_(catalog), cache_(cache), pools_(pools), reads_{devices, space, counters_.checksum_errors, verify} {}
 
-  // `done` runs here or on a completion thread, without locks.
+  // `done` runs in the call or on a completion thread, without locks.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
 
-  // Reads one block as it lies on the device, for a partial overwrite; waits. The extent is what the caller saw under
-  // the inode's mutex, `checksum` belongs to it, and the caller is in a read epoch since then.
+  // Reads one block from the device, for a partial overwrite, and waits. The caller looked up `extent` and `checksum`
+  // under the inode's mutex and has been in a read epoch since then.
   Result<void> ReadBlock(InodeId ino, FileBlock block, const ExtentRecord& extent, uint32_t checksum,
                          std::span<std::byte> out);
 

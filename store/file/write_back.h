@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From dirty files to device writes: memory pressure, checksums, submission, completion.
+// The path from dirty files to device writes: memory pressure, checksums, submission, completion.
 #pragma once
 
 #include <atomic>
@@ -18,8 +18,9 @@
 
 namespace weightfs {
 
-// Device writes of one file that were started under its mutex and are not submitted yet. Their memory is not on its
-// way, so nobody waits for memory, space or a commit with such writes in hand. Move-only; empty at its end.
+// Device writes of one file that were started under its mutex and are not submitted yet. Until then nothing frees their
+// memory, so no thread may wait for memory, space or a commit while it holds such writes. Move-only; must be empty when
+// destroyed.
 class PendingWrites {
  public:
   PendingWrites() = default;
@@ -44,7 +45,8 @@ class WriteBack {
  public:
   explicit WriteBack(DeviceSet& devices) : devices_(devices) {}
 
-  // File::StartWriteback into `writes`, which are of this file alone. A file whose space is not there has failed.
+  // Calls File::StartWriteback and appends to `writes`, which must belong to this file alone. Marks the file as failed
+  // when its reserved space is missing.
   void Start(const InodePtr& inode, FileBlock first, FileBlock end, bool stream, PendingWrites* writes)
       REQUIRES(inode->mutex);
   void StartAll(const InodePtr& inode, PendingWrites* writes) REQUIRES(inode->mutex);
@@ -52,19 +54,19 @@ class WriteBack {
   // Computes the checksums of the writes and submits them. Leaves `writes` empty. Called without the file's mutex.
   void Submit(PendingWrites* writes) EXCLUDES(mutex_);
 
-  // Puts the file into the queue that memory pressure writes back from when it has dirty blocks, and takes it out when
-  // it has none any more. Start does so by itself.
+  // Adds the file to the queue of dirty files when it has dirty blocks, and removes it when it has none. Start calls
+  // this itself.
   void UpdateQueue(const InodePtr& inode) REQUIRES(inode->mutex);
 
-  // Writes back all of the file that has been dirty longest; false when there is none. Called without locks.
+  // Writes back the file that has been dirty longest; returns false when no file is dirty. Called without locks.
   bool RelievePressure() EXCLUDES(mutex_);
 
-  // Runs `next` when fewer than `limit` bytes are on their way to the devices: now, or on a completion thread. A caller
-  // that acknowledges writes through it keeps writers from filling all memory ahead of a slow device.
+  // Runs `next` when fewer than `limit` bytes are in flight to the devices: now, or on a completion thread. A caller
+  // that acknowledges writes through this call keeps writers from filling all memory ahead of a slow device.
   void WhenBelow(ByteCount limit, std::function<void()> next) EXCLUDES(mutex_);
 
-  // `failed` runs, under the inode's mutex, when a write of a file has failed that was whole before: the file is to be
-  // put back to its last commit. Set before the first write.
+  // `failed` runs under the inode's mutex when a file enters a failed state; the file must then be reverted to its last
+  // commit. Set it before the first write.
   void OnFailed(std::function<void(const InodePtr&)> failed) { failed_ = std::move(failed); }
 
   uint64_t written_bytes() const { return written_bytes_.load(); }
@@ -79,10 +81,10 @@ class WriteBack {
   std::atomic<uint64_t> written_bytes_{0};
   std::function<void(const InodePtr&)> failed_;
   Mutex mutex_;
-  std::map<uint64_t, InodePtr> dirty_ GUARDED_BY(mutex_);  // by File::queue_position: dirty longest first
+  std::map<uint64_t, InodePtr> dirty_ GUARDED_BY(mutex_);  // by File::queue_position: longest dirty first
   uint64_t last_position_ GUARDED_BY(mutex_) = 0;
   uint64_t in_flight_ GUARDED_BY(mutex_) = 0;                                          // bytes
-  std::deque<std::pair<uint64_t, std::function<void()>>> waiting_ GUARDED_BY(mutex_);  // by limit, first come first
+  std::deque<std::pair<uint64_t, std::function<void()>>> waiting_ GUARDED_BY(mutex_);  // (limit, next), in FIFO order
 };
 
 }  // namespace weightfs

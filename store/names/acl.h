@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// POSIX.1e access control lists, in the form Linux gives them in extended attributes. The kernel enforces them, but
-// for what is done by other ways than its own; here they are kept in step with the mode.
+// POSIX.1e access control lists, in the form of Linux's extended attributes. The kernel enforces them for operations on
+// the mount; CheckAccess enforces them for leases. This class keeps them consistent with the mode.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,27 @@ namespace weightfs {
 inline constexpr std::string_view kAccessAclName = "system.posix_acl_access";
 inline constexpr std::string_view kDefaultAclName = "system.posix_acl_default";
 
-// Externally synchronized. A decoded list is valid: the entries of owner, group and others are there once, in the
-// order of the standard, and a mask where named users or groups need one. An empty list stands for none.
+// Externally synchronized. A decoded list is valid: it has exactly one entry each for owner, group and others, in the
+// standard order, and a mask if there are named users or groups. An empty list means that there is no ACL.
 class Acl {
  public:
-  // kInvalid when the bytes are no valid list. No bytes, or no entries, are the empty list.
+  // Returns kInvalid when the bytes are not a valid list. No bytes, or no entries, decode to the empty list.
   static Result<Acl> Decode(std::string_view bytes);
   std::string Encode() const;
 
   bool empty() const { return entries_.empty(); }
 
-  // Whether the nine permission bits say all that the list says.
+  // True when the nine permission bits express the whole list.
   bool IsMode() const;
-  // `mode` with the permission bits that the list shows to programs that know modes only.
+  // Returns `mode` with the permission bits that the list implies for programs that only know modes.
   uint32_t ApplyToMode(uint32_t mode) const;
-  // Whether `who` may do `wanted` (of 4 read, 2 write, 1 search) with a file of this owner and group: POSIX.1e 23.1.5.
+  // True when `who` may do `wanted` (a sum of 4 read, 2 write, 1 search) with a file of this owner and group: POSIX.1e
+  // 23.1.5.
   bool Permits(const Credentials& who, uint32_t owner, uint32_t group, uint16_t wanted) const;
-  // chmod(2): the owner's, the others' and the mask's (without one: the group's) permissions become those of `mode`.
+  // chmod(2): sets the permissions of the owner, of others and of the mask (without a mask: the group) from `mode`.
   void SetMode(uint32_t mode);
-  // Makes the default list of a directory the access list of an inode created in it with `mode`, which afterwards holds
-  // the permissions that both allow.
+  // Converts a directory's default list to the access list of an inode created in it with `mode`. Afterwards `mode`
+  // holds the permissions that both allow.
   void Inherit(uint32_t* mode);
 
  private:
@@ -46,7 +47,7 @@ class Acl {
   };
 
   bool IsValid() const;
-  // The entry whose permissions the group bits of a mode show: the mask, or the group's where there is none.
+  // The entry that the group bits of a mode show: the mask, or the group's entry when there is no mask.
   Entry* GroupClass();
 
   std::vector<Entry> entries_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inodes in memory, and how often the kernel knows each.
+// The inodes in memory, and the kernel's lookup count of each.
 #pragma once
 
 #include <array>
@@ -15,25 +15,27 @@
 
 namespace weightfs {
 
-// Thread-safe. About `resident` inodes stay in memory, and those that are referenced; the catalog has the rest.
+// Thread-safe. Keeps about `resident` inodes in memory, plus all inodes that are referenced. The others are in the
+// catalog.
 class InodeTable {
  public:
   InodeTable(KvStore& catalog, const FileServices& services, size_t resident)
       : catalog_(catalog), services_(services), resident_(resident) {}
 
-  // The inode, loaded from the catalog where needed. kStale when there is none, kCorrupt when its record is damaged.
+  // Returns the inode; loads it from the catalog if needed. Returns kStale when it does not exist, kCorrupt when its
+  // record is damaged.
   Result<InodePtr> Get(InodeId ino) EXCLUDES(mutex_);
 
-  // The inode if it is in memory.
+  // Returns the inode if it is in memory, else null.
   InodePtr Find(InodeId ino) EXCLUDES(mutex_);
 
-  // Adds a new inode whose record is (about to be) in the catalog.
+  // Adds a new inode whose record is, or is about to be, in the catalog.
   InodePtr Insert(InodeId ino, InodeRecord record) EXCLUDES(mutex_);
 
-  // Forgets a deleted inode, so that Get gives kStale.
+  // Removes a deleted inode, so that Get returns kStale.
   void Erase(InodeId ino) EXCLUDES(mutex_);
 
-  // References that the kernel holds (FUSE lookups). DropLookups returns how many are left.
+  // Lookups that the kernel holds (FUSE). DropLookups returns how many remain.
   void AddLookups(InodeId ino, uint64_t count) EXCLUDES(mutex_);
   uint64_t DropLookups(InodeId ino, uint64_t count) EXCLUDES(mutex_);
   uint64_t lookups(InodeId ino) const EXCLUDES(mutex_);
@@ -50,8 +52,8 @@ class InodeTable {
   const size_t resident_;
   mutable Mutex mutex_;
   std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);
-  size_t hand_ GUARDED_BY(mutex_) = 0;  // the bucket that was looked at last
-  // Inodes that have left the table, by number modulo the size.
+  size_t hand_ GUARDED_BY(mutex_) = 0;  // clock hand: the bucket visited last
+  // The number of inodes that have left the table, by inode number modulo the array size.
   std::array<uint64_t, 64> departed_ GUARDED_BY(mutex_) = {};
   std::unordered_map<InodeId, uint64_t> lookups_ GUARDED_BY(mutex_);
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names, links and attributes: the operations of a filesystem that move no file data.
+// Names, links and attributes: the filesystem operations that do not touch file data.
 #pragma once
 
 #include <atomic>
@@ -22,31 +22,31 @@
 
 namespace weightfs {
 
-// Thread-safe. Changes are serialized by one mutex and are visible, and ordered in the catalog's log, when a call
-// returns; they are durable after the next KvStore::Sync. Look-ups take no common lock. Permissions are the kernel's
-// (default_permissions) where nothing else is said; ACLs are kept in step with the mode here (fs/ sets FUSE_POSIX_ACL).
-// Error codes are those POSIX gives the system call of the same name.
+// Thread-safe. One mutex serializes changes. A change is visible, and ordered in the catalog's log, when its call
+// returns; it is durable after the next KvStore::Sync. Lookups take no common lock. The kernel checks permissions
+// (default_permissions) unless stated otherwise; ACLs are kept consistent with the mode here (fs/ sets FUSE_POSIX_ACL).
+// Errors are those that POSIX defines for the system call of the same name.
 class Namespace {
  public:
   Namespace(KvStore& catalog, InodeTable& inodes, DataOwner& data) : catalog_(catalog), inodes_(inodes), data_(data) {}
 
-  // Writes the root directory and the store's facts into an empty catalog. For format.
+  // Writes the root directory and the store's facts to an empty catalog. Used by format.
   static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
 
-  // Reads the inode-number bound and deletes what orphans are left. Once, before any other call; `read_only` leaves
-  // the orphans.
+  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them. Call it once, before any other
+  // call.
   Result<void> Recover(bool read_only);
 
   Result<Attributes> Lookup(InodeId parent, std::string_view name);
   Result<Attributes> GetAttributes(InodeId ino);
 
-  // All members but `size` (FileIo truncates first). A chmod keeps a POSIX ACL's mask in step.
+  // Sets all members except `size` (call FileIo::Truncate first). A chmod also updates the mask of a POSIX ACL.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
-  // Any type of inode. A set-group-id parent passes its group (and the bit, to directories) on; a default ACL of the
-  // parent is inherited.
+  // Creates any type of inode. A set-group-id parent passes on its group, and to directories the bit as well. A default
+  // ACL of the parent is inherited.
   Result<Attributes> Create(InodeId parent, std::string_view name, const CreateRequest& request);
-  // An inode without a name (O_TMPFILE): an orphan until Link.
+  // Creates an inode without a name (O_TMPFILE), an orphan until Link.
   Result<Attributes> CreateUnnamed(InodeId parent, const CreateRequest& request);
 
   Result<Attributes> Link(InodeId ino, InodeId new_parent, std::string_view new_name);
@@ -55,52 +55,52 @@ class Namespace {
   Result<void> Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,
                       RenameMode mode);
 
-  // Makes regular files in the directory, each with its content: their blocks are the runs, in order, which hold it,
-  // and are on stable storage. Each replaces the inode that has its name, as a rename would, unless that is a
-  // directory: one batch, so all of them or none. For somebody whose permissions nobody has looked at yet. The inodes
-  // that had the names. On an error nothing has changed, and `failed` is the index of the file at fault, or their
-  // number.
+  // Creates regular files in the directory with content that is already on stable storage: their blocks are the runs,
+  // in order. Each file replaces the inode of its name, as a rename would, unless that is a directory. One batch makes
+  // this atomic for all files. Checks the permissions of `who`, because nobody has checked them yet. Returns the
+  // replaced inodes. On an error nothing has changed, and `failed` is the index of the file at fault, or the number of
+  // files.
   Result<std::vector<InodeId>> Publish(InodeId directory, const Credentials& who, uint32_t mode,
                                        std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                        std::span<const uint32_t> checksums, size_t* failed);
 
-  // kAccess where the mode, or the access control list, does not let `who` do `wanted`, a sum of these.
+  // Returns kAccess when the mode or the ACL denies `who` the access `wanted`, a sum of these.
   static constexpr uint16_t kMayRead = 4, kMayWrite = 2, kMaySearch = 1;
   Result<void> CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted);
 
   Result<std::string> ReadLink(InodeId ino);
 
-  // Every entry, "." and ".." first, as of now.
+  // Returns every current entry, "." and ".." first.
   Result<std::vector<DirectoryEntry>> ReadDirectory(InodeId ino);
 
   Result<std::string> GetExtendedAttribute(InodeId ino, std::string_view name);
-  // An access control list that somebody sets who is neither in the file's group nor has CAP_FSETID takes the
-  // set-group-id bit away: `keeps_set_group_id` is false for him.
+  // `keeps_set_group_id` is false for a caller who is neither in the file's group nor has CAP_FSETID. Setting an ACL
+  // then clears the set-group-id bit.
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode,
                                     bool keeps_set_group_id = true);
   Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
   Result<std::vector<std::string>> ListExtendedAttributes(InodeId ino);
-  // Takes the file capabilities away, as any write does, and with `set_ids` set-user-id, and set-group-id of a file its
-  // group may execute, as a write by somebody without the right to them does. True when the mode has changed.
+  // Removes the file capabilities, as any write does. With `set_ids`, also clears set-user-id, and set-group-id on a
+  // file that its group may execute, as a write by an unprivileged user does. Returns true when the mode has changed.
   Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // One more open handle / one less; the last one of an inode without links and without lookups deletes it.
+  // Adds or removes an open handle. Closing the last one deletes an inode that has no links and no lookups.
   Result<InodePtr> Open(InodeId ino);
   void Close(const InodePtr& inode);
 
-  // The kernel forgot `count` lookups. Every Attributes that Lookup, Create and Link return to the kernel counts one
-  // (the caller adds them with InodeTable::AddLookups before it replies).
+  // The kernel forgot `count` lookups. Each Attributes that Lookup, Create or Link returns to the kernel counts as one;
+  // the caller adds it with InodeTable::AddLookups before it replies.
   void Forget(InodeId ino, uint64_t count);
-  // The blocks of files without links that nobody has open: each file is deleted when the kernel forgets it, which it
-  // does some time after the unlink. Programs take its space for free already.
+  // The blocks of unlinked files that are not open. Such a file is deleted when the kernel forgets it, some time after
+  // the unlink. Space reports these blocks as free.
   BlockCount LeavingBlocks() EXCLUDES(mutex_);
-  // Whether any deleted file still has its space: it is open, or not forgotten.
+  // True while an unlinked inode still holds blocks, because it is open or not forgotten.
   bool HasOrphans() EXCLUDES(mutex_);
 
   uint64_t inode_count() const { return inode_count_.load(); }  // orphans included
 
  private:
-  // A name with what it leads to; without an entry `inode` is null.
+  // A name and its inode; `inode` is null when there is no entry.
   struct EntryLocation {
     InodePtr directory;
     std::string_view name;
@@ -108,7 +108,7 @@ class Namespace {
     uint32_t type = 0;  // S_IFMT bits of the inode
   };
 
-  // Logs damage once, as "inode N: TEXT", and gives kCorrupt.
+  // Logs damage as "inode N: TEXT" and returns kCorrupt.
   static Error Damaged(InodeId ino, std::string_view text);
   Result<void> CheckWritable() const;
 
@@ -116,22 +116,22 @@ class Namespace {
   Result<std::optional<EntryRecord>> FindEntry(InodeId parent, std::string_view name);
   Result<EntryLocation> FindEntryLocation(InodeId parent, std::string_view name) REQUIRES(mutex_);
   Result<void> CheckEmpty(InodeId directory) REQUIRES(mutex_);
-  // kInvalid when `directory` is `inode` or lies below it: it cannot move there.
+  // Returns kInvalid when `directory` is `inode` or lies below it, so that it cannot move there.
   Result<void> CheckNotBelow(const InodePtr& inode, InodePtr directory) REQUIRES(mutex_);
 
   Result<Attributes> CreateLocked(const InodePtr& parent, std::string_view name, const CreateRequest& request)
       REQUIRES(mutex_);
-  // A new inode as it is asked for, before it inherits anything.
+  // A new inode as requested, before it inherits anything.
   static Result<InodeRecord> NewRecord(const CreateRequest& request);
-  // The default access control list of a directory; empty where it has none.
+  // The default ACL of a directory; empty when it has none.
   Result<Acl> ReadDefaultAcl(const InodePtr& directory);
-  // Gives a new inode what it inherits of the default list `acl`, which replaces the umask: POSIX.1e 23.3.4.
+  // Applies the default ACL `acl` of the parent, which replaces the umask, to a new inode: POSIX.1e 23.3.4.
   static void InheritAcl(Acl acl, InodeId ino, uint32_t umask, InodeRecord* record, KvBatch* batch);
-  // The first of `count` numbers never used before; what the catalog must know of them goes into `batch`. They are used
-  // up when next_ino_ has moved behind them, and ino_bound_ to `bound`.
+  // Returns the first of `count` unused inode numbers and adds the catalog's new bound to `batch`. The caller then
+  // advances next_ino_ past them and sets ino_bound_ to `bound`.
   InodeId NextInodeLocked(uint64_t count, KvBatch* batch, uint64_t* bound) REQUIRES(mutex_);
 
-  // Numbers never used before, the caller's alone from here on, whatever becomes of them.
+  // Takes unused numbers for the caller. They are never used again, even if the operation fails.
   Result<InodeId> TakeInodesLocked(uint64_t count) REQUIRES(mutex_);
 
   struct Publication;
@@ -152,25 +152,25 @@ class Namespace {
   Result<void> ExchangeLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
   Result<void> CheckMove(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
 
-  // What the catalog has of an inode that is about to lose its last link, null for none; nullopt where it is not going
-  // to be deleted at once.
+  // Reads the catalog records of an inode that is about to lose its last link. Returns nullopt when `replaced` is null
+  // or will not be deleted at once.
   Result<std::optional<DeletionRecords>> ReadReplaced(const InodePtr& replaced) REQUIRES(mutex_);
-  // Commits a transaction in which `replaced` (which may be null) may have lost its last link: it becomes an orphan
-  // while it is in use, and is deleted otherwise. `records` are from ReadReplaced; kAgain, and nothing has happened,
-  // when they are out of date.
+  // Commits a transaction in which `replaced` (may be null) may have lost its last link. The inode becomes an orphan if
+  // it is in use, and is deleted otherwise. `records` are from ReadReplaced. Returns kAgain, with no effect, when they
+  // are out of date.
   Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& replaced,
                             std::optional<DeletionRecords> records, Timestamp now) REQUIRES(mutex_);
-  // Deletes the orphan unless it is in use or has got a link again.
+  // Deletes the orphan unless it is in use or linked again.
   void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
-  // The same for many, a few at a time.
+  // Same for many orphans, a few at a time.
   void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
-  // Deletes those that can be deleted; the error of the first that cannot.
+  // Deletes those that can be deleted. Returns the error of the first one that cannot.
   Result<void> DeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
   Result<void> TryDeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
   Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
 
   Result<std::string> ReadAttribute(InodeId ino, std::string_view name);
-  // An extended attribute as the catalog has it, and the Inode::changes that it belongs to.
+  // The catalog's value of an extended attribute, and the Inode::changes that it belongs to.
   struct StoredAttribute {
     uint64_t changes = 0;
     std::optional<std::string> value;
@@ -189,7 +189,7 @@ class Namespace {
   Mutex mutex_;
   uint64_t next_ino_ GUARDED_BY(mutex_) = 0;
   uint64_t ino_bound_ GUARDED_BY(mutex_) = 0;
-  // Inodes without links that are in use: they stay in memory, so that the last Close or Forget finds them here.
+  // Unlinked inodes in use. They stay in memory so that the last Close or Forget finds them here.
   std::unordered_map<InodeId, InodePtr> orphans_ GUARDED_BY(mutex_);
   std::atomic<uint64_t> inode_count_{0};
 };

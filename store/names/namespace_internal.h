@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of names and records that the sources of Namespace and fsck share. Nobody else includes this.
+// Checks of names and records that the source files of Namespace and fsck share. Included by them only.
 #pragma once
 
 #include <string_view>
@@ -9,7 +9,7 @@
 
 namespace weightfs {
 
-// A name that can be looked up: kNotFound for none, kNameTooLong, kInvalid where it holds a slash or a NUL.
+// Checks a name for lookup: kNotFound when it is empty, kNameTooLong, kInvalid when it contains a slash or a NUL.
 inline Result<void> CheckName(std::string_view name) {
   if (name.empty()) return ErrorCode::kNotFound;
   if (name.size() > kMaximumName) return ErrorCode::kNameTooLong;
@@ -17,15 +17,15 @@ inline Result<void> CheckName(std::string_view name) {
   return {};
 }
 
-// One link less; a directory has no others. False when the record says that there was none.
+// Drops one link; a directory loses all of its links. Returns false when the record had none.
 inline bool DropLink(InodeRecord& record) {
   if (record.links == 0) return false;
   record.links = S_ISDIR(record.mode) ? 0 : record.links - 1;
   return true;
 }
 
-// Repeats a step as long as it says kAgain: what it had read from the catalog, without the mutexes of inodes, had
-// changed by the time it took them.
+// Repeats a step while it returns kAgain. A step reads the catalog without inode mutexes, and returns kAgain when the
+// records have changed by the time it locks them.
 template <typename Step>
 auto WhileStale(const Step& step) {
   while (true) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The free space of all devices: reservations, allocation for files, and the release of what readers still use.
+// The free space of all devices: reservations, allocation for files, and deferred release of space that readers still
+// use.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,7 @@ namespace weightfs {
 
 class SpaceManager;
 
-// Blocks promised to a file whose data is still in memory; gives back what is left. Externally synchronised.
+// Blocks reserved for a file whose data is still in memory. Releases the rest when destroyed. Externally synchronized.
 class SpaceReservation {
  public:
   SpaceReservation() = default;
@@ -30,7 +31,7 @@ class SpaceReservation {
 
   BlockCount held() const { return held_; }
   void TrimTo(BlockCount keep);
-  // Takes over what `other` holds.
+  // Takes over the reservation of `other`.
   void Absorb(SpaceReservation& other);
 
  private:
@@ -39,7 +40,7 @@ class SpaceReservation {
   BlockCount held_;
 };
 
-// Keeps what blocks hold as long as it lives. Move-only; gone before the SpaceManager.
+// Keeps the content of blocks unchanged during its lifetime. Move-only; destroy it before the SpaceManager.
 class SpacePin {
  public:
   SpacePin() = default;
@@ -51,7 +52,7 @@ class SpacePin {
   }
   ~SpacePin();
 
-  // Takes over what `other` pins.
+  // Takes over the pins of `other`.
   void Join(SpacePin other);
 
  private:
@@ -60,8 +61,8 @@ class SpacePin {
   std::vector<DeviceRun> runs_;
 };
 
-// Blocks taken for a lease holder, who writes them past the store. Those that no file has got by its end are free again
-// as soon as nobody can write them any more. Move-only; gone before the SpaceManager.
+// Blocks allocated to a lease holder, who writes them directly. When it ends, blocks that no file has taken are freed
+// as soon as nobody can write them any more. Move-only; destroy it before the SpaceManager.
 class BlockReservation {
  public:
   BlockReservation() = default;
@@ -75,15 +76,16 @@ class BlockReservation {
   }
   ~BlockReservation();
 
-  // The writer, not 0, gets descriptors; and says that none of his writes is under way.
+  // BeginWrites: the writer (not 0) gets descriptors. EndWrites: none of its writes is in progress.
   void BeginWrites(uint64_t writer) { writer_ = writer; }
   void EndWrites() { writer_ = 0; }
 
   const std::vector<DeviceRun>& runs() const { return runs_; }
   BlockCount count() const;
-  // Nobody gets the blocks before the next mount.
+  // Leaves the blocks allocated until the next mount.
   void Forget() { runs_.clear(); }
-  // Hands the first `count` blocks (it has as many) to a file, which counts them from here on.
+  // Transfers the first `count` blocks to a file, which counts them as used from then on. The reservation must have as
+  // many.
   std::vector<DeviceRun> Take(BlockCount count);
 
  private:
@@ -93,8 +95,8 @@ class BlockReservation {
   uint64_t writer_ = 0;
 };
 
-// Thread-safe. Invariant: the allocators together hold at least as many free blocks as are reserved, so that the
-// write-out of reserved data never fails for want of space.
+// Thread-safe. Invariant: the allocators together hold at least as many free blocks as are reserved, so the writeback
+// of reserved data never runs out of space.
 class SpaceManager {
  public:
   struct Device {
@@ -103,49 +105,52 @@ class SpaceManager {
 
   static Result<std::unique_ptr<SpaceManager>> Create(const std::vector<Device>& devices);
 
-  // Mount: `run` belongs to a committed extent. kCorrupt when it is outside the data area or already taken.
+  // Marks a run of a committed extent as used, at mount. Returns kCorrupt when it is outside the data area or already
+  // used.
   Result<void> MarkUsed(const DeviceRun& run);
 
-  // Grows `reservation` by `count`; kNoSpace (and no change) when that many are not free. `privileged` may use the
-  // blocks held back for operations that free space.
+  // Grows `reservation` by `count`. Returns kNoSpace, and changes nothing, when too few blocks are free. A privileged
+  // call may use the reserve for operations that free space.
   Result<void> Reserve(SpaceReservation* reservation, BlockCount count, bool privileged = false);
 
   struct Request {
     InodeId ino;
-    FileBlock first;  // where in the file, for striping
+    FileBlock first;  // position in the file, for striping
     BlockCount count;
-    std::optional<DeviceRun> after;  // the file's extent before it
-    bool stream = false;             // more will follow: preallocate ahead
-    uint64_t expected = 0;           // blocks the file is known to need yet (a size set ahead), 0 unknown
+    std::optional<DeviceRun> after;  // the extent that precedes it in the file
+    bool stream = false;             // more blocks will follow: preallocate
+    uint64_t expected = 0;           // remaining blocks of the file, from a size set in advance; 0: unknown
   };
-  // Blocks for `count` file blocks, in file order, paid from `reservation`. Fails only where the invariant is broken.
+  // Allocates `count` blocks in file order and charges them to `reservation`. Fails only when the invariant is broken.
   Result<std::vector<DeviceRun>> Allocate(const Request& request, SpaceReservation* reservation);
 
-  // The same, for a holder who writes the blocks himself.
+  // Same, for a lease holder who writes the blocks directly.
   Result<BlockReservation> ReserveBlocks(const Request& request, SpaceReservation* reservation);
 
-  // Pins blocks that a file has mapped, under that inode's mutex: what Retire gets of them is free after the last pin.
+  // Pins blocks that a file has mapped, under that inode's mutex. If they are retired meanwhile, they are freed after
+  // the last pin.
   SpacePin Pin(std::vector<DeviceRun> runs);
   BlockCount pinned() const EXCLUDES(mutex_);
   BlockCount granted() const { return {granted_.load()}; }
 
-  // `has_writer` tells whether a writer has descriptors left. Before the first reservation of blocks.
+  // `has_writer` tells whether a writer still has descriptors. Call this before the first reservation of blocks.
   void AskForWriters(std::function<bool(uint64_t writer)> has_writer) { has_writer_ = std::move(has_writer); }
-  // Frees the blocks of ended reservations whose writers are gone by now. True when some writers are not.
+  // Frees the blocks of ended reservations whose writers are gone. Returns true when some writers remain.
   bool CollectOrphanedReservations() EXCLUDES(collecting_, mutex_);
 
-  // Gives the file's preallocated rest back (at close).
+  // Releases the unused preallocation of the file, at close.
   void ReleasePreallocation(InodeId ino);
   void ReleaseAllPreallocations();
 
-  // Readers of a device are in a read epoch from before they look up an extent until their I/O ends.
+  // A reader of a device is in a read epoch from before it looks up an extent until its I/O ends.
   uint64_t EnterRead();
   void LeaveRead(uint64_t epoch);
-  // Frees the runs once every reader that entered before has left and nobody pins them. Only after the commit that
-  // dropped them.
+  // Frees the runs once every reader that entered before has left and no pin remains. Call this only after the commit
+  // that dropped them.
   void Retire(std::vector<DeviceRun> runs);
 
-  // Blocks that files show as used, data in memory included, and those of leases that no file has: df's view.
+  // Adjusts the used blocks that df shows: blocks that files map, and blocks of leases that no file has. Statistics
+  // adds the reserved blocks.
   void AddUsed(int64_t blocks) { used_ += blocks; }
   // `leaving`: blocks still mapped or reserved that count as free already.
   SpaceStatistics Statistics(BlockCount leaving) const;
@@ -161,7 +166,7 @@ class SpaceManager {
     BlockCount next_size;
   };
   struct Retired {
-    uint64_t after;  // the last read epoch that may read it
+    uint64_t after;  // the last read epoch that may read them
     std::vector<DeviceRun> runs;
   };
 
@@ -170,7 +175,7 @@ class SpaceManager {
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
-  // Blocks of a lease whose holder ended without saying that it writes no more.
+  // Blocks of a lease that ended while its writer may still have writes in flight.
   struct OrphanedReservation {
     uint64_t writer;
     std::vector<DeviceRun> runs;
@@ -184,7 +189,7 @@ class SpaceManager {
   std::atomic<int64_t> used_{0};
   std::atomic<uint64_t> granted_{0};
   mutable Mutex mutex_;
-  uint64_t free_ GUARDED_BY(mutex_) = 0;  // blocks that the allocators can give, those on their way there not counted
+  uint64_t free_ GUARDED_BY(mutex_) = 0;  // blocks in the allocators, excluding blocks that Free has not returned yet
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<InodeId, std::vector<Preallocation>> preallocations_ GUARDED_BY(mutex_);
   // readers_[i] counts the readers of epoch first_epoch_ + i; the last epoch is the current one.
@@ -192,12 +197,12 @@ class SpaceManager {
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
   SpacePins pins_ GUARDED_BY(mutex_);
-  Mutex collecting_;  // taken before mutex_
+  Mutex collecting_;  // locked before mutex_
   std::function<bool(uint64_t writer)> has_writer_;
-  std::vector<OrphanedReservation> orphaned_ GUARDED_BY(mutex_);  // while their writers are there
+  std::vector<OrphanedReservation> orphaned_ GUARDED_BY(mutex_);  // until their writers are gone
 };
 
-// One read epoch of a reader, from its beginning to its end. Not thread-safe.
+// A read epoch that lasts as long as this object. Not thread-safe.
 class ReadEpoch {
  public:
   explicit ReadEpoch(SpaceManager& space) : space_(space), epoch_(space.EnterRead()) {}

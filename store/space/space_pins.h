@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that lease holders read past the store: they keep their content, also when no file maps them any more.
+// Blocks that lease holders read directly. They keep their content even when no file maps them any more.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace weightfs {
 
-// Externally synchronized (SpaceManager::mutex_). Blocks are pinned while a file maps them, so none is free.
+// Externally synchronized (SpaceManager::mutex_). A block is pinned while a file maps it, so no pinned block is free.
 class SpacePins {
  public:
   explicit SpacePins(size_t devices) : devices_(devices) {}
 
   // Adds one pin to each block of the run.
   void Add(const DeviceRun& run);
-  // Removes one pin from each block of the run. Appends to `free` the parked blocks that have none left.
+  // Removes one pin from each block of the run. Appends parked blocks without remaining pins to `free`.
   void Remove(const DeviceRun& run, std::vector<DeviceRun>* free);
-  // No file maps the run any more: appends its unpinned blocks to `free` and parks the others until their last pin
-  // goes.
+  // Call this when no file maps the run any more. Appends unpinned blocks to `free` and parks the others until their
+  // last pin is removed.
   void Park(const DeviceRun& run, std::vector<DeviceRun>* free);
 
   BlockCount pinned() const { return pinned_; }  // with at least one pin, parked ones included
@@ -34,7 +34,7 @@ class SpacePins {
   };
   using Blocks = IntervalMap<Pins>;  // of one device
 
-  // The pins of the run's device, with borders at both ends of the run.
+  // The pins of the run's device, split at both ends of the run.
   Blocks& Split(const DeviceRun& run);
 
   std::vector<Blocks> devices_;

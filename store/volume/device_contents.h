@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What already lies on a device or in a file, so that format overwrites nothing unasked.
+// Detects existing content of a device or file, so that format overwrites nothing by accident.
 #pragma once
 
 #include <optional>
@@ -9,9 +9,9 @@
 
 namespace weightfs {
 
-// In words: "an ext4 filesystem", "a weightfs device", "data that is not zero at byte 4096". nullopt when libblkid
-// knows no signature there and every byte where superblocks will lie is zero. kIo with a full line when it cannot be
-// read.
+// Describes the content in words: "an ext4 filesystem", "a weightfs device", "data that is not zero at byte 4096".
+// Returns nullopt when libblkid finds no signature and all bytes at superblock locations are zero. Returns kIo with a
+// full message when the content cannot be read.
 Result<std::optional<std::string>> DescribeContents(const std::string& path);
 
 }  // namespace weightfs

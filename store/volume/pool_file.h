@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The regular file that a pool device may be: its space, before anything is written to it.
+// A regular file as a pool device: reserves its space before anything is written to it.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@
 
 namespace weightfs {
 
-// Makes the pool file `name` of `store` at least `size` bytes long and, with `preallocate`, reserves the blocks of all
-// of it; bytes that are there stay. The file is made when missing. Full-line errors, kNoSpace when the filesystem has
-// no room; then the file is as long as it was (or gone, when this call made it). `made` says whether the file is new.
+// Makes the pool file `name` of `store` at least `size` bytes long and, with `preallocate`, reserves all of its blocks.
+// Existing bytes are kept. Creates the file if it is missing; `made` tells whether it did. Errors have full messages;
+// kNoSpace when the filesystem is full. On an error the file has its old length, or is removed if this call created it.
 Result<void> ReservePoolFile(const GuardedDirectory& store, const std::string& name, ByteCount size, bool preallocate,
                              bool* made);
 
-// The same for a file at any place that is there already, as long as it is.
+// Same for an existing file at any path, with its current size.
 Result<void> ReserveGivenFile(const std::string& path, ByteCount size);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An opened store with all that belongs to it: lock, superblocks, devices, catalog. What a mount serves.
+// An opened store with its lock, superblocks, devices and catalog. A mount serves one.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace weightfs {
 
-// Owns everything; thread-safe only where Store is. Open and Close are the owner's.
+// Owns all parts. Thread-safe only where Store is; the owner alone calls Open and Close.
 class StoreSession {
  public:
   static Result<std::unique_ptr<StoreSession>> Open(const std::string& directory, const OpenOptions& open,
@@ -23,16 +23,15 @@ class StoreSession {
 
   Store& store() { return *store_; }
   const StoreDescription& description() const { return description_; }
-  // Whether the mount before ended by closing the store.
+  // True when the last mount closed the store.
   bool was_clean() const { return was_clean_; }
 
-  // For those who look at the store meanwhile (StoreHolder): what is served where, and that the mount has ended.
+  // Publish the state to other processes (StoreHolder): what is served where, and the end of the mount.
   void NoteServing(const std::string& device, const std::string& directory) { lock_.NoteServing(device, directory); }
   void NoteClosing() { lock_.NoteClosing(); }
 
-  // Makes everything durable, marks the superblocks clean and empties the lock file, in this order; the error of the
-  // first of them that fails is left in the lock file for `weightfs umount`. The lock itself goes with the session.
-  // Calls after the first do nothing.
+  // Makes everything durable, marks the superblocks clean and empties the lock file, in this order. The first error is
+  // left in the lock file for `weightfs umount`. The lock is released with the session. Later calls do nothing.
   Result<void> Close();
 
  private:

@@ -7,16 +7,15 @@
 
 namespace weightfs {
 
-// The credentials of the thread whose request waits for `reply`: it cannot end or change them meanwhile, so its number
-// names no other thread. Groups and capabilities come from /proc and cost some file reads: call it only where they
-// decide something.
+// Returns the credentials of the thread whose request waits for `reply`. The thread cannot exit or change them
+// meanwhile, so its id cannot be reused. Groups and capabilities come from /proc and cost a few file reads; call this
+// only where they matter.
 //
-// Capabilities count where the thread is in the user namespace of this process. Of a thread that cannot be looked at
-// (in another process-number namespace, or hidden from this user) there are no supplementary groups and no
-// capabilities.
+// Capabilities count only if the thread is in the user namespace of this process. A thread that cannot be inspected
+// (because it is in another PID namespace or hidden from this user) has no supplementary groups and no capabilities.
 Credentials CallerOf(const Reply& reply);
 
-// The same of any thread, by its number as this process sees it; 0 is none.
+// Same for any thread, by its id in this process's PID namespace; 0: none.
 Credentials CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few threads for operations that may wait for the device, so that the receiving threads go on receiving.
+// A small thread pool for operations that may wait for a device, so that the receivers keep receiving.
 #pragma once
 
 #include <condition_variable>
@@ -16,16 +16,16 @@ namespace weightfs {
 class Executor {
  public:
   Executor(unsigned threads, size_t queue_limit);
-  // Runs what is queued, then stops.
+  // Runs the queued tasks, then stops.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Runs the task on a thread of the pool; on the caller's own when the queue is full, which slows the caller down to
-  // what the pool gets done.
+  // Runs the task on a thread of the pool. When the queue is full, runs it on the calling thread, which limits callers
+  // to the throughput of the pool.
   void Run(std::function<void()> task) EXCLUDES(mutex_);
 
-  // The same, never on the caller's thread; the caller bounds how many there are.
+  // Same, but never on the calling thread. The caller must limit the number of tasks.
   void RunElsewhere(std::function<void()> task) EXCLUDES(mutex_);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operations of a mount share. Private to fs/.
+// The state that all operations of a mount share. Private to fs/.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ class LeaseServer;
 
 constexpr ByteRange kWholeFile{0, uint64_t{1} << 63};
 
-// Thread-safe once the session has agreed with the kernel, which alone sets `features` and `session`.
+// Thread-safe once the session has negotiated with the kernel. Only the negotiation sets `features` and `session`.
 class Filesystem {
  public:
   Filesystem(Store& store, const MountOptions& options);
@@ -34,12 +34,12 @@ class Filesystem {
   Store& store() { return store_; }
   Namespace& names() { return store_.names(); }
   const MountOptions& options() const { return options_; }
-  // Nothing may be changed: since the start, since an error, or since a remount. The kernel refuses most changes
-  // itself; this is for those that come by leases.
+  // True when nothing may be changed: since the mount, after an error, or after a remount. The kernel rejects most
+  // changes itself; this check is for changes through leases.
   bool read_only() const { return options_.read_only || store_.read_only() || remounted_read_only_; }
   void SetReadOnly(bool read_only) { remounted_read_only_ = read_only; }
-  // Leased commits under way: each looks at read_only() after it is counted here. After SetReadOnly(true) and
-  // WaitForNone() no lease changes the store any more.
+  // Leased commits in progress. Each one checks read_only() after it is counted here. After SetReadOnly(true) and
+  // WaitForNone(), no lease changes the store.
   RequestCounter& commits() { return commits_; }
   double cache_seconds() const { return options_.cache_seconds; }
   HandleRegistry<FileHandle>& files() { return files_; }
@@ -47,7 +47,7 @@ class Filesystem {
   PageCacheTracker& page_cache() { return page_cache_; }
   ReadHistory& read_history() { return read_history_; }
   RequestCounter& requests() { return requests_; }
-  // Releases and forgets that receivers are at: the last of a deleted file's gives its space back.
+  // Releases and forgets in progress. The last one of a deleted file frees its space.
   RequestCounter& ends() { return ends_; }
 
   UsedFeatures features;
@@ -61,61 +61,61 @@ class Filesystem {
     executor_.Run([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
-  // The same for what waits for pages (DropPages); never on the calling thread. There are as many at once as the kernel
-  // has requests under way. Pages may wait for an answer of RunLater: the kernel writes none of a file that it
-  // truncates.
+  // Same for operations that wait for pages (DropPages); never on the calling thread. The number of requests that the
+  // kernel has in flight bounds their number. They have a pool of their own because dropping pages may wait for a reply
+  // of RunLater: the kernel writes no page of a file while it truncates that file.
   template <typename Operation>
   void RunElsewhere(Reply reply, Operation operation) {
     auto kept = std::make_shared<Reply>(std::move(reply));
     page_executor_.RunElsewhere([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
-  // Answers with an entry, or the error, and counts that the kernel knows the inode now.
+  // Replies with an entry or the error. Counts the kernel's reference to the inode.
   void ReplyEntry(Reply reply, const Result<Attributes>& entry);
 
-  // Opens for the kernel: the answer's flags, and the handle in `file`.
+  // Adds an open handle, stores it in `file` and returns the open flags of the reply.
   uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file);
   OpenMode ChooseMode(const InodePtr& inode, int flags);
-  // Undoes AddHandle, also for a release.
+  // Reverts AddHandle. Also used for a release.
   void DropHandle(uint64_t number);
 
-  // Before somebody writes to a file or truncates it: takes away its capabilities and, where he has no right to them
-  // (`set_ids`), the set-id bits, and tells the kernel, which leaves all of it to us for direct I/O. Where this fails
-  // nothing may be written.
+  // Called before a write or truncation: removes the file's capabilities and, if the caller has no right to them
+  // (`set_ids`), the set-id bits, and notifies the kernel, which leaves this to us for direct I/O. If it fails, nothing
+  // may be written.
   Result<void> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // Makes the kernel drop pages, and its attributes of the inode; on success it has none that it had before. Waits for
-  // reads of them under way, so never on a receiving thread.
+  // Makes the kernel drop the pages of a range, and its attributes of the inode. On success the kernel has none from
+  // before the call. Waits for reads of these pages in progress, so never call it on a receiver.
   Result<void> DropPages(InodeId ino, const ByteRange& range);
-  // The same for the pages of a direct write that must drop them.
+  // Same for the pages of a direct write that must drop them.
   Result<void> DropPages(const Inode& inode, InodePages::DirectWrite& write);
-  // Waits for those calls, and lets later ones do nothing: the kernel may send changed pages first, and soon nobody
-  // serves it. Once, before the receivers end.
+  // Waits for these calls and makes later ones do nothing. A drop may make the kernel write dirty pages first, and soon
+  // no receiver serves those. Call it once, before the receivers end.
   void EndDropping();
-  // What shared mappings of the inode had changed is in the store on return. Waits like DropPages.
+  // Fetches the changes that shared mappings made to the inode; they are in the store on return. Waits like DropPages.
   Result<void> TakeMappedChanges(InodeId ino);
-  // The same for every open file: closing the connection would lose what the kernel has not sent yet. Asks for no path,
-  // for the directory of the mount may be free while other mounts of it are not. The receivers still serve.
+  // Same for every open file, because closing the connection would lose pages that the kernel has not written yet. Uses
+  // no path: the mount point may be gone while other mounts of the filesystem remain. The receivers must still run.
   void TakeAllMappedChanges();
 
-  // The data and the size of an inode were changed by others than the kernel: it shall know nothing of them any more.
-  // Waits like DropPages, and takes none of our locks.
+  // Makes the kernel drop everything it has cached of an inode whose data and size changed without it. Waits like
+  // DropPages, and takes none of our locks.
   void ChangedPastKernel(InodeId ino);
-  // The same for entries of a directory, and for the attributes of the inodes that they led to.
+  // Same for entries of a directory, and for the attributes of the inodes that they referred to.
   void DropEntries(InodeId directory, std::span<const DirectFile> entries, std::span<const InodeId> replaced);
   void DropAttributes(InodeId ino);
 
-  // The direct path; null where the option direct= is off.
+  // The direct path; null with direct=off.
   LeaseServer* leases() { return leases_.get(); }
   Result<void> StartLeases();
-  // Ends every lease, while the receivers still serve. Once, before Finish.
+  // Ends every lease while the receivers still run. Call it once, before Finish.
   void EndLeases();
 
-  // Waits for every answer, then closes what the kernel left open. Once, at the end.
+  // Waits for every reply, then closes the handles that the kernel left open. Call it once, at the end.
   void Finish();
 
  private:
-  // For deleted files whose end is under way.
+  // Waits for releases and forgets of deleted files that have not arrived yet.
   void WaitForOrphans();
 
   Store& store_;
@@ -126,11 +126,11 @@ class Filesystem {
   ReadHistory read_history_;
   RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false};
-  std::atomic<bool> ending_{false};                                      // no pages are dropped any more
-  std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};  // for orphans, the last time
-  Executor executor_;                                                    // its threads use the rest
-  Executor page_executor_;               // likewise, and may wait for what executor_ answers
-  std::unique_ptr<LeaseServer> leases_;  // likewise
+  std::atomic<bool> ending_{false};                                      // no more pages are dropped
+  std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};  // last timeout of WaitForOrphans
+  Executor executor_;                                                    // its threads use the members above
+  Executor page_executor_;                                               // same, and may wait for replies of executor_
+  std::unique_ptr<LeaseServer> leases_;                                  // same
 };
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Open files and directories. fuse_file_info::fh carries the address of a handle; the registry owns it.
+// Open files and directories. fuse_file_info::fh holds the address of a handle; the registry owns the handle.
 #pragma once
 
 #include <atomic>
@@ -14,26 +14,26 @@
 
 namespace weightfs {
 
-// Immutable but for the stream, which has its own lock, and the count. A request under way holds a reference, so that a
-// handle outlives its release.
+// Immutable except for the stream, which has its own lock, and the atomics. A request in progress holds a reference, so
+// a handle outlives its release.
 struct FileHandle : std::enable_shared_from_this<FileHandle> {
   InodePtr inode;
   std::shared_ptr<InodePages> pages;
-  int flags = 0;  // of open(2)
+  int flags = 0;  // flags of open(2)
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
-  std::atomic<uint64_t> read_bytes{0};  // asked of the daemon
+  std::atomic<uint64_t> read_bytes{0};        // read through the daemon
   std::atomic<uint64_t> reported_failure{0};  // Store::Flush
 
   bool writable() const;
-  bool mappable() const;  // shared and writable: opened for reading and writing
+  bool mappable() const;  // allows shared writable mappings: opened for reading and writing
 };
 
 // Thread-safe.
 struct DirectoryHandle : std::enable_shared_from_this<DirectoryHandle> {
   InodePtr inode;
 
-  // The entries as of the last call with `refresh`; positions in them stay valid until then.
+  // The entries as of the last call with `refresh`. Positions in them stay valid until the next one.
   using Entries = std::shared_ptr<const std::vector<DirectoryEntry>>;
   Result<Entries> Snapshot(Namespace& names, bool refresh) EXCLUDES(mutex_);
 
@@ -42,8 +42,8 @@ struct DirectoryHandle : std::enable_shared_from_this<DirectoryHandle> {
   Entries entries_ GUARDED_BY(mutex_);
 };
 
-// Owns handles from open to release; the kernel sends no release when a mount ends under it, so the last owner closes
-// what is left. Thread-safe.
+// Owns the handles from open to release. When a mount ends abruptly, the kernel sends no releases; then the owner of
+// the registry closes the remaining handles. Thread-safe.
 template <typename Handle>
 class HandleRegistry {
  public:
@@ -54,10 +54,10 @@ class HandleRegistry {
     return reinterpret_cast<uint64_t>(address);
   }
 
-  // The handle behind a number that Add gave and Remove has not taken.
+  // The handle for a number that Add returned and that was not removed.
   static std::shared_ptr<Handle> Get(uint64_t number) { return reinterpret_cast<Handle*>(number)->shared_from_this(); }
 
-  // Null when the number is not a handle (any more).
+  // Returns null when the number is not, or no longer, a handle.
   std::shared_ptr<Handle> Remove(uint64_t number) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     const auto node = handles_.extract(reinterpret_cast<Handle*>(number));

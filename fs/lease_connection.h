@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One program's connection to the lease server, with the lease that it holds. Private to fs/.
+// A program's connection to the lease server, with its lease. Private to fs/.
 #pragma once
 
 #include <atomic>
@@ -16,11 +16,11 @@
 
 namespace weightfs {
 
-// A descriptor of each device of a store, by DeviceId, of which holders of leases get copies.
+// One descriptor per device of a store, by DeviceId. Lease holders get copies.
 using LeaseDevices = std::vector<UniqueFd>;
 using LeaseDevicesPtr = std::shared_ptr<const LeaseDevices>;
 
-// Thread-safe. Its end is the end of its lease. `leases` counts those that are held and outlives it.
+// Thread-safe. Destroying the connection ends its lease. `leases` counts the leases held and must outlive it.
 class LeaseConnection {
  public:
   LeaseConnection(UniqueFd socket, Credentials peer, std::atomic<uint64_t>& leases)
@@ -34,7 +34,7 @@ class LeaseConnection {
   int socket() const { return socket_.get(); }
   const Credentials& peer() const { return peer_; }
 
-  // A lease for reading or for writing begins; there was none. `devices`, of readers, stay open as long.
+  // Begins a read or write lease; the connection must have none. A read lease keeps `devices` open.
   void Begin(SpacePin pin, BlockReservation grant, LeaseDevicesPtr devices) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     pin_ = std::move(pin);
@@ -43,7 +43,7 @@ class LeaseConnection {
     held_ = true;
     ++leases_;
   }
-  // A request of the connection is served, and is no more.
+  // Mark the time during which a request of the connection is served.
   void BeginRequest() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     serving_ = true;
@@ -52,7 +52,7 @@ class LeaseConnection {
     MutexLock lock(mutex_);
     serving_ = false;
   }
-  // Since when it has had neither a lease nor a request; none while it has.
+  // The time since which the connection has had neither a lease nor a request; nullopt while it has one.
   std::optional<Time> IdleSince() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     if (serving_ || held_) return std::nullopt;
@@ -62,19 +62,20 @@ class LeaseConnection {
     MutexLock lock(mutex_);
     return held_;
   }
-  // Ends the lease, whose holder says that he transfers nothing any more; the blocks that it had for writing, none
-  // where it had not, are the caller's.
+  // Ends the lease after its holder has reported that it has no transfers in progress. Returns the blocks of a write
+  // lease; none for a read lease.
   BlockReservation TakeGrant() EXCLUDES(mutex_) {
     BlockReservation grant = Take();
     grant.EndWrites();
     return grant;
   }
-  // Ends the lease without a word of its holder: blocks for writing are free when nobody can write them any more.
+  // Ends the lease without a report of its holder. The blocks of a write lease are freed when nobody can write them any
+  // more.
   void Abandon() EXCLUDES(mutex_) { Take(); }
 
  private:
   BlockReservation Take() EXCLUDES(mutex_) {
-    SpacePin pin;  // goes without the mutex
+    SpacePin pin;  // released after the mutex
     LeaseDevicesPtr devices;
     MutexLock lock(mutex_);
     if (!held_) return {};

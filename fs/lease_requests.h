@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The requests of lease/protocol.h, with one function for each. Private to fs/.
+// The handlers of the requests in lease/protocol.h, one function per request. Private to fs/.
 #pragma once
 
 #include <atomic>
@@ -21,16 +21,17 @@ namespace weightfs {
 
 class Filesystem;
 
-// What one request takes of the memory that all answers have together; gives it back at its end.
+// One request's share of the memory limit for all answers. Released on destruction.
 class AnswerMemory {
  public:
-  // `taken` is what all take, and outlives it.
+  // `taken` is the total of all requests; it must outlive this object.
   explicit AnswerMemory(std::atomic<uint64_t>& taken) : taken_(taken) {}
   ~AnswerMemory() { taken_ -= own_; }
   AnswerMemory(const AnswerMemory&) = delete;
   AnswerMemory& operator=(const AnswerMemory&) = delete;
 
-  // For the checksums of so many blocks. kFileTooBig for more than a lease may have, kAgain for more than is left.
+  // Adds the checksums of `blocks` blocks. Returns kFileTooBig for more than a lease may cover, kAgain when too little
+  // memory is left.
   Result<void> Add(BlockCount blocks);
 
  private:
@@ -41,17 +42,17 @@ class AnswerMemory {
 // Thread-safe.
 class LeaseRequests {
  public:
-  // Called once for each request when its answer is on its way, or (false) could not be sent.
+  // Called once per request after its answer was sent, or with false when it could not be sent.
   using Answered = std::function<void(const LeaseConnectionPtr&, bool sent)>;
 
-  // Both outlive it.
+  // `filesystem` and `tickets` must outlive this object.
   LeaseRequests(Filesystem& filesystem, LeaseTickets& tickets, Answered answered)
       : filesystem_(filesystem), tickets_(tickets), answered_(std::move(answered)) {}
 
-  // Answers the request, now or from a thread of the store. May wait for devices.
+  // Handles the request and answers it, now or from a thread of the store. May wait for devices.
   void Handle(const LeaseConnectionPtr& connection, const lease::Message& message);
 
-  // Returns when every request was answered, and closes the devices; nobody makes new requests.
+  // Waits until every request has been answered, and closes the devices. The caller makes no new requests.
   void Stop() EXCLUDES(mutex_);
 
  private:
@@ -59,12 +60,12 @@ class LeaseRequests {
   struct Request {
     LeaseConnectionPtr connection;
     lease::Kind kind{};
-    int error = 0;                      // an errno that no ErrorCode says; goes before the error's own
-    uint64_t failed = lease::kNoEntry;  // of kCommitMany: the entry at fault
-    Credentials who;                    // the connection's, with the capabilities of the ticket that was shown
+    int error = 0;                      // an errno without an ErrorCode; overrides the error's own
+    uint64_t failed = lease::kNoEntry;  // kCommitMany: index of the entry at fault
+    Credentials who;                    // the peer, with the capabilities of its ticket
   };
 
-  // Each answers, or gives the error to answer with.
+  // Each handler answers, or returns the error to answer with.
   Result<void> Read(Request& request, lease::BodyReader body);
   Result<void> ReadMany(Request& request, lease::BodyReader body);
   Result<void> Reserve(Request& request, lease::BodyReader body);
@@ -91,10 +92,10 @@ class LeaseRequests {
   LeaseTickets& tickets_;
   const Answered answered_;
   RequestCounter open_;
-  std::atomic<uint64_t> answers_{0};  // bytes of checksums that requests have in memory
-  std::atomic<uint64_t> writers_{0};  // numbers given to holders of leases for writing
+  std::atomic<uint64_t> answers_{0};  // bytes of checksums that all requests hold in memory
+  std::atomic<uint64_t> writers_{0};  // number of writer ids assigned
   Mutex mutex_;
-  LeaseDevicesPtr readers_ GUARDED_BY(mutex_);  // from the first lease for reading to Stop
+  LeaseDevicesPtr readers_ GUARDED_BY(mutex_);  // from the first read lease to Stop
 };
 
 }  // namespace weightfs

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may ask for leases of what: open(2) has decided it, a ticket carries it to the lease server. Private to fs/.
+// Lease tickets: open(2) authorizes a lease of a file or directory, and a ticket carries that right to the lease
+// server. Private to fs/.
 #pragma once
 
 #include <array>
@@ -18,21 +19,21 @@ namespace weightfs {
 // Thread-safe.
 class LeaseTickets {
  public:
-  // The open file or directory of a ticket, and the capabilities of the thread that asked for the ticket.
+  // The open file or directory of a ticket, and the capabilities of the thread that requested the ticket.
   struct Opened {
     std::shared_ptr<FileHandle> file;
     std::shared_ptr<DirectoryHandle> directory;
-    uint64_t capabilities = 0;  // as Credentials has them
+    uint64_t capabilities = 0;  // as in Credentials
   };
 
-  // The ticket of the user, with these capabilities, for an open handle; the same each time. kIo without random
-  // numbers.
+  // Returns the ticket of the user, with these capabilities, for an open handle; the same ticket on every call. Returns
+  // kIo when no random numbers are available.
   Result<lease::Token> Issue(const Opened& opened, uint32_t uid) EXCLUDES(mutex_);
 
-  // What the ticket was asked by, while it is open; nothing for anybody but the user who asked.
+  // Returns the handle of a ticket while it is open. Returns an empty Opened for any other user.
   Opened Find(const lease::Token& token, uint32_t uid) EXCLUDES(mutex_);
 
-  // The handle is closed: its tickets are good for nothing from here on.
+  // Invalidates the tickets of a handle that is closed.
   void Forget(const void* handle) EXCLUDES(mutex_);
 
  private:

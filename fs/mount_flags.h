@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of mount(8) that are flags of the kernel: their names, and what they do to a mount.
+// Options of mount(8) that are kernel mount flags: their names, and their effect on a mount.
 #pragma once
 
 #include <optional>
@@ -12,25 +12,25 @@
 
 namespace weightfs {
 
-// Whether `option` ("nosuid", "strictatime", …) is one of them.
+// True when `option` ("nosuid", "strictatime", …) is a mount flag.
 bool IsMountFlag(std::string_view option);
 
-// Their names, for --help.
+// The names of all mount flags, for --help.
 std::vector<std::string_view> MountFlagNames();
 
-// Which of `options` libfuse or fusermount3 hands to the kernel when it mounts.
+// True for an option that libfuse or fusermount3 passes to the kernel when it mounts.
 bool LibfuseKnows(std::string_view option);
 
-// The flags of a comma-separated list as /proc/PID/mountinfo has it, changed by `options` in their order.
+// Returns the flags of a comma-separated list, as in /proc/PID/mountinfo, changed by `options` in order.
 unsigned long ChangeMountFlags(std::string_view current, std::span<const std::string> options);
 
-// Gives a mount of weightfs the flags among `options` that libfuse has not set: asks the kernel as root. Other users
-// get an error where an option would restrict something (nosymfollow); what changes nothing for weightfs, which moves
-// no access times on reading, is left out for them.
+// Sets those flags among `options` on a mount of weightfs that libfuse has not set. Needs root. For other users, a
+// restricting option (nosymfollow) is an error, and an option without effect on weightfs, which never updates access
+// times on reads, is ignored.
 Result<void> AddMountFlags(const std::string& directory, std::span<const std::string> options);
 
-// remount: the flags, and whether files may be changed, of a mount in use. As root. kBusy when it cannot become
-// read-only because files are open for writing.
+// Remounts: changes the flags of a mount in use, and whether it is read-only. Needs root. Returns kBusy when it cannot
+// become read-only because files are open for writing.
 Result<void> ChangeMount(const std::string& directory, std::span<const std::string> options, bool read_only);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a mount is asked to be: the options of `weightfs mount`, and the text form of them ("-o a,b=c").
+// The options of `weightfs mount`, and their text form ("-o a,b=c").
 #pragma once
 
 #include <array>
@@ -16,7 +16,8 @@
 
 namespace weightfs {
 
-// Who may get descriptors of the devices (lease/protocol.h): root, and with kOwner the user the mount runs as.
+// The users that may get device descriptors (lease/protocol.h): root, and with kOwner also the user of the mount
+// process.
 enum class DirectAccess : unsigned char { kOwner, kRoot, kOff };
 
 // "owner", "root" or "off".
@@ -24,40 +25,40 @@ std::string_view DirectAccessName(DirectAccess direct);
 
 struct MountOptions {
   std::string mountpoint;
-  std::string store_directory;         // what /proc/mounts shows as the source
+  std::string store_directory;         // the source shown in /proc/mounts
   std::array<uint8_t, 16> store_id{};  // for WEIGHTFS_IOC_INFO
-  uint32_t store_format = 0;           // the same
+  uint32_t store_format = 0;           // for WEIGHTFS_IOC_INFO
 
-  unsigned threads = 2;                // that receive requests
-  std::chrono::microseconds spin{50};  // a busy receiver looks for the next request this long before it sleeps
+  unsigned threads = 2;                // threads that receive requests
+  std::chrono::microseconds spin{50};  // busy-poll time before a receiver sleeps
   DirectAccess direct = DirectAccess::kOwner;
-  bool page_cache = true;  // for files that are read again and again
+  bool page_cache = true;  // for files that are read repeatedly
   bool allow_other = false;
   bool read_only = false;
-  ByteCount write_buffers{64 * kMiB};  // memory that large writes arrive in; the store keeps some of it until written
-  ByteCount read_ahead{32 * kMiB};     // of the kernel, for mappings; 0 leaves what the kernel has
-  uint32_t cache_seconds = 86400;      // how long the kernel may believe names and attributes
-  std::vector<std::string> without;    // features (fs/kernel_features.h) treated as if the kernel lacked them
-  std::vector<std::string> kernel_options;  // noatime, noexec, dev, suid, …: handed to the kernel
+  ByteCount write_buffers{64 * kMiB};       // buffers for large writes; the store may keep some until they are written
+  ByteCount read_ahead{32 * kMiB};          // the kernel's read-ahead for mappings; 0: the kernel's default
+  uint32_t cache_seconds = 86400;           // validity of names and attributes in the kernel's cache
+  std::vector<std::string> without;         // features (fs/kernel_features.h) to disable
+  std::vector<std::string> kernel_options;  // noatime, noexec, dev, suid, …: passed to the kernel
   bool remount = false;                     // change a mount in use
-  std::vector<std::string> own_options;     // names of those that the mount itself has and a remount cannot change
+  std::vector<std::string> own_options;     // names of options that the mount has and a remount cannot change
 
-  // Called once, from Run, when the mount answers requests.
+  // Called once from Run when the mount starts to serve requests.
   std::function<void()> ready;
-  // Called once, from Run, when the mount ends; the last data is written after it.
+  // Called once from Run when the mount ends, before the last data is written.
   std::function<void()> ended;
 };
 
-// kNoMemory, with a full line, where the options that were given ask for more memory than this machine, or the cgroup
-// of this process, has.
+// Returns kNoMemory with a full line when the options need more memory than this machine, or this process's cgroup,
+// has.
 Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store);
 
-// Applies a comma-separated list to `mount` and `store`; a later option wins, and a backslash keeps a comma in a value.
-// kInvalid with a full line that names the option when one is unknown or its value is not possible; options before
-// it are applied. What mount(8) and fstab add (defaults, auto, _netdev, nofail, x-…) is accepted and means nothing.
+// Applies a comma-separated list to `mount` and `store`. A later option wins; a backslash escapes a comma in a value.
+// Returns kInvalid with a full line that names an unknown option or one with an invalid value; the options before it
+// are applied. Options that mount(8) and fstab add (defaults, auto, _netdev, nofail, x-…) are ignored.
 Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, StoreOptions& store);
 
-// One "name: meaning" line for each option, for --help.
+// Returns one "name: meaning" line per option, for --help.
 std::string MountOptionsHelp();
 
 }  // namespace weightfs

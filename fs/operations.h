@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations, by group. Each operation is one function `Name(Filesystem&, Reply, …)` that consumes its Reply; the
-// callback of libfuse around it only translates types. Private to fs/.
+// The FUSE operations, by group. Each operation is one function `Name(Filesystem&, Reply, …)` that consumes its Reply;
+// its libfuse callback only converts types. Private to fs/.
 #pragma once
 
 #include <memory>
@@ -9,11 +9,11 @@
 
 namespace weightfs {
 
-// A write that is more copying than a round trip: its buffer is worth keeping, it waits for devices that are behind,
-// and nobody spins after it.
+// A write whose cost is mostly copying, not the round trip. Its buffer is worth adopting, its acknowledgment waits for
+// slow devices, and no receiver spins after it.
 inline constexpr size_t kLargeWrite = 128 * kKiB;
 
-// Each fills in its group's members.
+// Each function sets the members of its group.
 void AddNameOperations(fuse_lowlevel_ops& operations);
 void AddAttributeOperations(fuse_lowlevel_ops& operations);
 void AddFileOperations(fuse_lowlevel_ops& operations);
@@ -27,7 +27,7 @@ using FilePtr = std::shared_ptr<FileHandle>;
 
 inline FilePtr FileOf(const fuse_file_info* file) { return HandleRegistry<FileHandle>::Get(file->fh); }
 
-// What the caller wants made; `mode` with the type.
+// The inode that the caller wants to create; `mode` includes the type.
 inline CreateRequest RequestOf(const Reply& reply, uint32_t mode) {
   const fuse_ctx& caller = reply.caller();
   CreateRequest request;
@@ -45,7 +45,7 @@ void Dispatch(fuse_req_t request, Operation operation, Arguments&&... arguments)
   operation(filesystem, Reply(request, filesystem.requests()), std::forward<Arguments>(arguments)...);
 }
 
-// A callback that moves a Reply along: std::function copies, a Reply does not.
+// Makes a Reply copyable for a callback, because std::function must be copyable.
 inline std::shared_ptr<Reply> Share(Reply reply) { return std::make_shared<Reply>(std::move(reply)); }
 
 inline Done FinishWith(Reply reply) {

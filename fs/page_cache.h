@@ -36,13 +36,12 @@
 
 namespace weightfs {
 
-// How the data of one open reaches the kernel.
-// kHot: through the page cache although the kernel could map the file without it.
+// The path of the data of one open. kHot: through the page cache, although the kernel could map the file without it.
 enum class OpenMode : unsigned char { kDirect, kPageCache, kHot };
 
-// The mode of an open(2) with `flags`. Where the kernel maps files that are open for direct I/O (`map_direct`), every
-// open is direct I/O; elsewhere read-only and read-write opens need the page cache for their mappings, O_DIRECT and
-// write-only opens do not.
+// The mode of an open(2) with `flags`. If the kernel can map files that are open for direct I/O (`map_direct`), every
+// open is direct I/O. Otherwise read-only and read-write opens use the page cache for their mappings; O_DIRECT and
+// write-only opens do not need it.
 OpenMode ChooseOpenMode(int flags, bool map_direct);
 
 // Bytes [begin, end) of a file.
@@ -77,7 +76,7 @@ class InodePages {
     // The kernel has no page of the range on success, and gets none. Waits for the other drops of the inode. After an
     // error the store must not be changed.
     Result<void> DropPages(const Drop& drop);
-    // The store has the change, or will not get it. Runs the fills that waited.
+    // Call this when the store has the change, or will not get it. Runs the fills that waited.
     void End();
 
    private:
@@ -124,8 +123,8 @@ class InodePages {
 
   // One direct write at a time makes the kernel drop pages. Two would each wait for a fill that the other holds back.
   std::condition_variable drop_ended_;
-  uint64_t dropping_ GUARDED_BY(mutex_) = 0;          // its record; 0: none
-  std::deque<ByteRange> to_drop_ GUARDED_BY(mutex_);  // the first is being dropped
+  uint64_t dropping_ GUARDED_BY(mutex_) = 0;          // id of its record; 0: none
+  std::deque<ByteRange> to_drop_ GUARDED_BY(mutex_);  // the first one is in progress
 };
 
 // Finds the InodePages of an inode. Thread-safe.
@@ -136,7 +135,7 @@ class PageCacheTracker {
     bool keep = false;  // of an open through the page cache: pages that the kernel may have are valid
   };
 
-  // An open begins or ends. `mappable`: it allows a shared writable mapping.
+  // Call these when an open begins or ends. `mappable`: it allows a shared writable mapping.
   Opened Open(InodeId ino, OpenMode mode, bool mappable) EXCLUDES(mutex_);
   void Close(InodeId ino, OpenMode mode, bool mappable) EXCLUDES(mutex_);
 
@@ -145,7 +144,7 @@ class PageCacheTracker {
   // The inodes that may have a shared writable mapping.
   std::vector<InodeId> AllThatMayHoldChanges() EXCLUDES(mutex_);
 
-  // The kernel dropped the inode, and its pages with it.
+  // Call this when the kernel has dropped the inode, and its pages with it.
   void Forget(InodeId ino) EXCLUDES(mutex_);
 
  private:

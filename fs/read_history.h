@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files are read again and again, so that the kernel's page cache is worth filling for them.
+// Detects files that are read repeatedly, for which filling the kernel's page cache pays off.
 //
-// A read past the page cache runs at the device's speed and leaves no pages behind: best for a file read once. A file
-// that was read whole is opened through the page cache the next time; from then on its reads come from memory. Where
-// the pages turn out to be gone by then (memory is short, somebody drops caches), the page cache only costs, and the
-// file goes back to direct reads for a while.
+// A read that bypasses the page cache runs at the device's speed and leaves no pages behind, which is best for a file
+// read once. A file that was read completely is opened through the page cache the next time, and later reads come from
+// memory. If its pages are gone by then (under memory pressure, or because caches were dropped), the page cache only
+// costs time, and the file goes back to direct reads for a while.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,24 @@
 
 namespace weightfs {
 
-// Thread-safe. A small entry for an inode that was read whole and that the kernel still knows; of a bounded number.
+// Thread-safe. Keeps a small entry for each inode that was read completely and that the kernel still knows, up to a
+// limit.
 class ReadHistory {
  public:
-  // Whether an open for reading should go through the page cache.
+  // True when an open for reading should use the page cache.
   bool IsHot(InodeId ino, uint64_t size) EXCLUDES(mutex_);
 
-  // A handle was closed. `read`: what the daemon was asked for through it; through the page cache that is what was not
-  // in memory.
+  // Call this when a handle is closed. `read`: the bytes read from the daemon through it; with the page cache these are
+  // the bytes that were not in memory.
   void Closed(InodeId ino, uint64_t size, uint64_t read, bool page_cache) EXCLUDES(mutex_);
 
-  // The kernel forgot the inode and its pages, or they were dropped.
+  // Call this when the kernel forgot the inode and its pages, or dropped them.
   void Forget(InodeId ino) EXCLUDES(mutex_);
 
  private:
   struct Entry {
     bool filled = false;       // a reader has filled the page cache
-    unsigned direct_next = 0;  // whole reads that go past the page cache before it is tried again
+    unsigned direct_next = 0;  // number of direct whole reads before the page cache is tried again
   };
 
   Mutex mutex_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that one receiving thread reads requests into, laid out so that the blocks of a write lie on pages.
+// The memory into which one receiver reads requests, laid out so that the blocks of a write are page-aligned.
 #pragma once
 
 #include <atomic>
@@ -12,16 +12,16 @@
 
 namespace weightfs {
 
-// What stands before the data of a FUSE_WRITE: struct fuse_in_header and struct fuse_write_in, 40 bytes each.
+// The headers before the data of a FUSE_WRITE: struct fuse_in_header and struct fuse_write_in, 40 bytes each.
 inline constexpr uint64_t kWriteHeader = 80;
 
-// Buffers for all receivers of a session. Two kinds, so that receiving never waits for the store: those that a write
-// may leave with the store, as many as the memory allows, and one for each receiver that never leaves it.
+// Buffers for all receivers of a session. There are two kinds, so that receiving never waits for the store: shared
+// buffers, which a write may leave with the store, as many as the memory allows; and one private buffer per receiver.
 class ReceiveBuffers {
  public:
   struct Options {
-    ByteCount payload;        // the largest write
-    ByteCount shared_memory;  // for buffers that may be given away
+    ByteCount payload;        // maximum size of a write
+    ByteCount shared_memory;  // for buffers that the store may keep
     size_t receivers = 1;
   };
   static Result<std::unique_ptr<ReceiveBuffers>> Create(const Options& options);
@@ -29,9 +29,9 @@ class ReceiveBuffers {
   BufferPool& shared() { return *shared_; }
   BufferPool& own() { return *own_; }
 
-  // Where in a block the next large write is thought to begin. The kernel cuts a large write at the pages of the
-  // program's buffer, which seldom begins on one (Python's): all pieces of one call but the first then begin at the
-  // same place inside a block; calls of 1 MiB each arrive as a large piece at the same place and a small rest.
+  // The expected offset in its block of the next large write. The kernel splits a large write at the pages of the
+  // program's buffer, which is seldom page-aligned in Python. All pieces of one call except the first then begin at
+  // the same offset in a block. Calls of 1 MiB each arrive as a large piece at the same offset and a small rest.
   uint64_t shift() const { return shift_.load(std::memory_order_relaxed); }
   void NoteLarge(uint64_t offset, uint64_t size) {
     const bool goes_on = end_.exchange(offset + size, std::memory_order_relaxed) == offset || offset == 0;
@@ -44,7 +44,7 @@ class ReceiveBuffers {
   std::atomic<uint64_t> end_{0}, shift_{0};
 };
 
-// Belongs to one thread, and is what Claim finds on that thread while it lives.
+// Belongs to one thread. Claim finds it through a thread-local pointer.
 class ReceiveBuffer {
  public:
   explicit ReceiveBuffer(ReceiveBuffers& buffers);
@@ -52,13 +52,14 @@ class ReceiveBuffer {
   ReceiveBuffer(const ReceiveBuffer&) = delete;
   ReceiveBuffer& operator=(const ReceiveBuffer&) = delete;
 
-  // Where the next request goes: kWriteHeader bytes before the place of the payload, which is shift() bytes behind a
-  // page. What the last request left in memory that was not claimed is gone.
+  // Returns the memory for the next request. It begins kWriteHeader bytes before the payload, which is shift() bytes
+  // after a page boundary. Unclaimed data of the last request is lost.
   std::span<std::byte> Prepare();
 
-  // The buffer behind `data`, a write at `offset`, for whoever wants to keep it: the thread's next request goes
-  // elsewhere. Empty when `data` is not the payload of the request that this thread works on, when its blocks do not
-  // lie on pages, or when its memory cannot be given away now. Learns from `offset` where the next write may begin.
+  // Returns the buffer behind `data`, a write at `offset`, for a caller that keeps it; the thread uses another buffer
+  // for its next request. Returns an empty buffer when `data` is not the payload of this thread's current request, when
+  // its blocks are not page-aligned, or when its memory cannot be given away now. Uses `offset` to predict the
+  // alignment of the next write.
   static Buffer Claim(std::span<const std::byte> data, uint64_t offset);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The answer to one FUSE request. Private to fs/.
+// The reply to one FUSE request. Private to fs/.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace weightfs {
 
-// Counts requests that are not yet answered, so that a session can end after the last one. Thread-safe.
+// Counts requests that are not yet answered, so that a session can wait for the last one. Thread-safe.
 class RequestCounter {
  public:
   void Begin() {
@@ -32,7 +32,7 @@ class RequestCounter {
   std::atomic<uint64_t> begun_{0};
 };
 
-// Counts one request while it lives.
+// Counts one request during its lifetime.
 class CountedScope {
  public:
   explicit CountedScope(RequestCounter& counter) : counter_(counter) { counter_.Begin(); }
@@ -44,11 +44,11 @@ class CountedScope {
   RequestCounter& counter_;
 };
 
-// Move-only, consumed by exactly one of its answers. A Reply that is dropped answers EIO and logs; a second answer is
-// logged and ignored. Used by one thread at a time, on any thread.
+// Move-only; exactly one of its answers consumes it. A Reply that is destroyed unanswered answers EIO and logs; a
+// second answer is logged and ignored. Used by one thread at a time, on any thread.
 //
-// The answers that hand something to the kernel (a looked-up inode, an open handle) return false when the kernel no
-// longer wanted it, because the program was interrupted: the caller takes back what it counted.
+// Answers that give the kernel a reference (to an inode or an open handle) return false when the kernel has discarded
+// the reply because the program was interrupted. The caller then reverts its count.
 class Reply {
  public:
   Reply(fuse_req_t request, RequestCounter& counter);
@@ -56,17 +56,17 @@ class Reply {
   Reply& operator=(Reply&&) = delete;
   ~Reply();
 
-  // Who asks. Only before the answer.
+  // The caller of the request. Valid only before the answer.
   const fuse_ctx& caller() const { return *fuse_req_ctx(request_); }
 
   void Ok();
   void Errno(int error);  // positive
   void Fail(const Error& error);
-  // Ok, or the error.
+  // Answers Ok or the error.
   void Finish(const Result<void>& result);
 
   [[nodiscard]] bool Entry(const Attributes& attributes, double valid_seconds);
-  void NoEntry(double valid_seconds);  // "there is no such name", which the kernel may remember
+  void NoEntry(double valid_seconds);  // a negative entry, which the kernel may cache
   void Attribute(const Attributes& attributes, double valid_seconds);
   // `open_flags` are FOPEN_ bits that fuse_file_info has no member for.
   [[nodiscard]] bool Open(const fuse_file_info& file, uint32_t open_flags);
@@ -77,7 +77,7 @@ class Reply {
   [[nodiscard]] bool Bytes(std::string_view bytes);
   void Written(size_t size);
   void Statistics(const struct statvfs& statistics);
-  // The value, or its size when the caller only asked for that (capacity 0), or ERANGE.
+  // Answers with the value, with its size when the caller asked only for that (capacity 0), or with ERANGE.
   void ExtendedAttribute(std::string_view value, size_t capacity);
   void Offset(uint64_t offset);
   void Ioctl(const void* out, size_t size);
@@ -90,7 +90,7 @@ class Reply {
   RequestCounter& counter_;
 };
 
-// stat(2) as weightfs shows it.
+// The stat(2) attributes of an inode.
 struct stat ToStat(const Attributes& attributes);
 fuse_entry_param ToEntry(const Attributes& attributes, double valid_seconds);
 

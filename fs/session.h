@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conversation with the kernel: mounting, agreeing on features, receiving requests, the end. Private to fs/.
+// The connection to the kernel: mounting, negotiating features, receiving requests, shutdown. Private to fs/.
 #pragma once
 
 #include <atomic>
@@ -18,37 +18,39 @@
 
 namespace weightfs {
 
-// Created, then mounted (or attached), then Negotiate, then Run, by one thread; Stop from anywhere.
+// Call Create, then Mount or Attach, then Negotiate, then Run, all from one thread; Stop from any thread.
 class Session {
  public:
-  // Not mounted yet. `filesystem` outlives the session; its options say how to mount.
+  // Creates an unmounted session. `filesystem` must outlive it; its options say how to mount.
   static Result<std::unique_ptr<Session>> Create(Filesystem& filesystem, const MountOptions& options);
-  // Unmounts what is mounted.
+  // Unmounts if mounted.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
   Result<void> Mount();
-  // Talks FUSE over a descriptor that keeps packets whole instead of mounting; takes the descriptor. For tests.
+  // Speaks FUSE over a packet-preserving descriptor instead of mounting, and takes ownership of the descriptor. For
+  // tests.
   Result<void> Attach(int descriptor);
 
-  // Answers the kernel's INIT. Nothing else is served before.
+  // Answers the kernel's INIT. Call it before Run.
   Result<void> Negotiate();
-  // The offer of the kernel, as INIT had it. Valid after Negotiate.
+  // The kernel's offer in INIT. Valid after Negotiate.
   const KernelOffer& offer() const { return offer_; }
   const FeatureMask& mask() const { return mask_; }
 
-  // Serves until the connection ends or Stop; returns with every request answered. An error when receiving failed.
+  // Serves until the connection ends or Stop is called. On return every request has been answered. Returns an error
+  // when receiving failed.
   Result<void> Run();
   // Async-signal-safe.
   void Stop();
 
-  // Where it is mounted, as the system shows it; nothing when attached.
+  // The mount entry of this session in the system's mount table; nullopt when attached.
   std::optional<MountEntry> FindOwnMount() const;
   // "MAJOR:MINOR" of the mounted filesystem; empty when attached.
   const std::string& device() const { return mount_device_; }
 
-  // Lets the connection and the mount go. Once, after Run (or in its place).
+  // Closes the connection and unmounts. Call it once, after or instead of Run.
   void Unmount();
 
  private:
@@ -56,7 +58,7 @@ class Session {
 
   Result<void> UseDescriptor(int descriptor);
   void Receive();
-  // One request, or false when the connection is over.
+  // Receives and processes one request. Returns false when the connection has ended.
   bool ReceiveOne(ReceiveBuffer& buffer);
   void Process(fuse_buf& request);
   void EndReceivers(std::vector<std::thread>& receivers);
@@ -68,8 +70,8 @@ class Session {
   const MountOptions& options_;
   fuse_lowlevel_ops operations_{};
   fuse_session* session_ = nullptr;
-  int descriptor_ = -1;  // libfuse's; closed by Unmount
-  UniqueFd stop_event_;  // readable once Stop was called or the last receiver has left
+  int descriptor_ = -1;  // owned by libfuse; closed by Unmount
+  UniqueFd stop_event_;  // readable after Stop or the end of the last receiver
   bool attached_ = false;
   bool ended_ = false;
   std::string mount_path_;    // empty when nothing is mounted
@@ -86,7 +88,7 @@ class Session {
   std::optional<Error> failure_ GUARDED_BY(mutex_);
 };
 
-// Mounts on an empty directory, reads what the kernel offers, and unmounts again.
+// Mounts on an empty directory, reads the kernel's offer, and unmounts.
 Result<KernelOffer> ProbeOffer(const std::string& directory);
 
 }  // namespace weightfs

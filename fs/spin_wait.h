@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking for the next request for a moment before going to sleep, while requests come fast. Private to fs/.
+// Busy-polls for the next request for a moment before sleeping, while requests arrive quickly. Private to fs/.
 #pragma once
 
 #include <poll.h>
@@ -10,14 +10,14 @@
 
 namespace weightfs {
 
-// Waking a sleeping thread on an idle processor takes longer than serving a request about names. Shared by the
-// receivers of a session, of which one at a time looks. After a pause longer than `limit` receivers sleep at once, so
-// an idle mount uses no processor. Thread-safe.
+// Waking a sleeping thread on an idle processor takes longer than serving a request about names. The receivers of a
+// session share one SpinWait, and one of them polls at a time. After a pause longer than `limit` receivers sleep at
+// once, so an idle mount uses no CPU. Thread-safe.
 class SpinWait {
  public:
   explicit SpinWait(std::chrono::microseconds limit) : limit_(limit) {}
 
-  // Returns when `descriptor` is readable, or when looking is not worth it (any more).
+  // Returns when `descriptor` is readable, or when polling is not, or no longer, worthwhile.
   void Wait(int descriptor) {
     if (!worthwhile_.load(std::memory_order_relaxed) || looking_.exchange(true)) return;
     pollfd look{.fd = descriptor, .events = POLLIN, .revents = 0};
@@ -26,12 +26,12 @@ class SpinWait {
     }
     looking_.store(false);
   }
-  // A request was received; `quick` when it waits for no device and copies little.
+  // Call this when a request was received. `quick`: it waits for no device and copies little.
   void Arrived(bool quick) {
     const bool soon = limit_.count() > 0 && Now() - finished_.load(std::memory_order_relaxed) < limit_.count();
     worthwhile_.store(soon && quick, std::memory_order_relaxed);
   }
-  // It has been served.
+  // Call this when the request has been served.
   void Finished() {
     if (limit_.count() > 0) finished_.store(Now(), std::memory_order_relaxed);
   }

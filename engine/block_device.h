@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool device: bytes in units of kBlockSize, written and read asynchronously, made durable by Flush.
-// FileDevice is the real one (libaio, O_DIRECT); tests/support has one that loses power.
+// A pool device: it transfers units of kBlockSize asynchronously, and Flush makes writes durable. FileDevice is the
+// real one (libaio, O_DIRECT); tests/support has one that simulates power loss.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@
 
 namespace weightfs {
 
-// One transfer. The caller owns the request and its memory until OnComplete runs. `offset`, `size` and the address
-// of `data` are multiples of kBlockSize; the range lies inside the device.
+// One transfer. The caller owns the request and its memory until OnComplete runs. `offset`, `size` and the address of
+// `data` must be multiples of kBlockSize, and the range must lie inside the device.
 class IoRequest {
  public:
   enum class Operation : unsigned char { kRead, kWrite };
@@ -23,13 +23,13 @@ class IoRequest {
   std::byte* data = nullptr;
   ByteCount size;
 
-  // For the device, until OnComplete: the pieces that it cut the request into, and their first error.
+  // Used by the device until OnComplete: the pieces of the request that are not complete, and their first error.
   size_t pieces_left = 0;
   std::optional<ErrorCode> error = {};
 
-  // Runs exactly once for each submitted request, on a completion thread and never inside Submit: the caller of
-  // Submit may hold locks that OnComplete takes. Success means that every byte was transferred. It must not block on
-  // other I/O of the same device; it may Submit. The request may be destroyed in it.
+  // Runs exactly once per submitted request, on a completion thread and never inside Submit, so the caller of Submit
+  // may hold locks that OnComplete takes. Success means that every byte was transferred. OnComplete must not block on
+  // other I/O of the same device. It may call Submit and destroy the request.
   virtual void OnComplete(Result<void> result) = 0;
 
  protected:
@@ -44,15 +44,15 @@ class BlockDevice {
   virtual ByteCount size() const = 0;
   virtual std::string_view path() const = 0;
 
-  // Starts every request. Requests in flight at once are not ordered among themselves. Never waits for I/O:
-  // what the ring cannot take now is queued. Errors of submission arrive through OnComplete.
+  // Starts every request. Requests in flight at the same time are not ordered. Never waits for I/O: requests that do
+  // not fit in the ring are queued. Submission errors arrive through OnComplete.
   virtual void Submit(std::span<IoRequest* const> requests) = 0;
 
-  // Returns when every write completed before the call is on stable storage. After a failure nothing may be assumed
-  // about earlier writes, and a later success does not bring them back.
+  // Makes every write that completed before the call durable. After a failure earlier writes may be lost, and a later
+  // success does not change that.
   virtual Result<void> Flush() = 0;
 
-  // Synchronous transfers for superblocks, fsck and tests, made of Submit. Same alignment rules.
+  // Synchronous transfers for superblocks, fsck and tests, built on Submit. They have the same alignment rules.
   Result<void> Read(ByteOffset offset, std::span<std::byte> out);
   Result<void> Write(ByteOffset offset, std::span<const std::byte> in);
 };

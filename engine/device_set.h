@@ -11,8 +11,8 @@
 
 namespace weightfs {
 
-// Maps a DeviceId to its device and remembers which devices were written to since their last flush. Thread-safe; the
-// devices outlive it.
+// Maps a DeviceId to its device and records which devices were written since their last flush. Thread-safe; the devices
+// must outlive it.
 class DeviceSet {
  public:
   explicit DeviceSet(std::vector<BlockDevice*> devices);
@@ -20,7 +20,7 @@ class DeviceSet {
   BlockDevice& operator[](DeviceId id) { return *devices_[id.value]; }
   size_t size() const { return devices_.size(); }
   void NoteWrite(DeviceId id) { written_[id.value].store(true); }
-  // Flushes every device written to since the last call, and says how many that were.
+  // Flushes every device written since the last call. Returns their number.
   Result<size_t> FlushWritten();
 
  private:
@@ -28,11 +28,11 @@ class DeviceSet {
   std::unique_ptr<std::atomic<bool>[]> written_;
 };
 
-// Requests that are submitted together once the caller has released its locks. Not thread-safe.
+// Requests to submit together after the caller has released its locks. Not thread-safe.
 class IoBatch {
  public:
   explicit IoBatch(DeviceSet& devices) : devices_(devices) {}
-  ~IoBatch();  // everything added is submitted
+  ~IoBatch();  // submits everything added
   IoBatch(const IoBatch&) = delete;
   IoBatch& operator=(const IoBatch&) = delete;
   void Add(DeviceId device, IoRequest* request);
@@ -40,7 +40,7 @@ class IoBatch {
 
  private:
   DeviceSet& devices_;
-  std::vector<std::vector<IoRequest*>> requests_;  // by device, grown at need
+  std::vector<std::vector<IoRequest*>> requests_;  // by device, grown on demand
 };
 
 }  // namespace weightfs

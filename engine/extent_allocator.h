@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free space of one device, held in memory and rebuilt from the extents at mount.
+// The free space of one device, held in memory and rebuilt from the extents at mount.
 #pragma once
 
 #include <memory>
@@ -19,62 +19,62 @@ struct BlockRun {
   constexpr bool operator==(const BlockRun&) const = default;
 };
 
-// A run of blocks on a named device.
+// A run of blocks on a given device.
 struct DeviceRun {
   DeviceId device;
   BlockRun run;
 };
 
-// Thread-safe. The space is cut into allocation groups, each with its own lock, so that threads working on
-// different files seldom meet; Allocate prefers a group that nobody is busy in. A call holds one lock at a time; only
-// MarkUsed and Free of a run over a border hold those of all its groups, taken in order of address. A run never
-// crosses a border, but a file's extents may: `after` at the end of one group goes on in the next.
+// Thread-safe. The space is divided into allocation groups, each with its own lock, so that threads that work on
+// different files rarely contend. Allocate prefers a group that no other thread is using. A call holds one lock at a
+// time; only MarkUsed and Free of a run across a boundary lock all of its groups, in address order. An allocated run
+// never crosses a group boundary, but a file's extents may: `after` at the end of one group continues in the next.
 class ExtentAllocator {
  public:
   struct Options {
-    BlockRun space;             // the allocatable blocks: all free at first; not empty
+    BlockRun space;             // the allocatable blocks, all initially free; not empty
     BlockCount alignment{512};  // large runs start on a multiple of this (2 MiB); a power of two, at most 2^16
-    unsigned groups = 0;        // at most so many; 0: chosen from the size, 1 to 64
+    unsigned groups = 0;        // maximum number; 0: chosen from the size, 1 to 64
   };
 
   struct Request {
-    BlockCount count;                  // wanted; more than 0
-    BlockCount minimum{1};             // the shortest run worth returning; at most `count`
-    std::optional<DeviceBlock> after;  // prefer the run that begins here (a file's last extent)
-    bool aligned = false;              // the run begins on `alignment`; without an aligned one of `minimum`
-                                       // blocks, and of one alignment unless `count` is less, the search
-                                       // falls back to unaligned runs
-    unsigned group_hint = 0;           // spreads unrelated files: taken modulo the number of groups
+    BlockCount count;                  // requested; more than 0
+    BlockCount minimum{1};             // the shortest useful run; at most `count`
+    std::optional<DeviceBlock> after;  // prefer the run that begins here (after a file's last extent)
+    bool aligned = false;              // start the run on `alignment`. The search falls back
+                                       // to unaligned runs if no aligned run has `minimum`
+                                       // blocks, and one alignment unit unless `count` is less
+    unsigned group_hint = 0;           // spreads unrelated files; used modulo the number of groups
   };
 
   struct Statistics {
     BlockCount free;
     uint64_t free_extents = 0;
     BlockCount largest_free;
-    ByteCount memory;  // of the index
+    ByteCount memory;  // memory of the index
   };
 
-  // kInvalid for an empty or overflowing space, an alignment or a number of groups out of range, or groups of
+  // Returns kInvalid for an empty or overflowing space, an alignment or number of groups out of range, or groups of
   // more than 2^32 - 1 blocks (16 TiB).
   static Result<std::unique_ptr<ExtentAllocator>> Create(const Options& options);
   virtual ~ExtentAllocator() = default;
 
-  // One run of between `minimum` and `count` blocks. The run at `after` comes first, aligned or not and even if it
-  // is shorter than `count`: it lengthens the file's last extent, so it costs no fragment. (Of an aligned request
-  // such a shorter run ends on the alignment.) Otherwise the whole `count` wherever one is free, else the
-  // longest. kNoSpace when no run of `minimum` is free anywhere. Never scans without bound.
+  // Returns one run of between `minimum` and `count` blocks. Prefers the run at `after`, aligned or not and even if it
+  // is shorter than `count`: it extends the file's last extent, so it causes no fragmentation. (For an aligned request,
+  // such a shorter run ends on the alignment.) Otherwise returns all `count` blocks if any group has such a run, else
+  // the longest run. Returns kNoSpace when no run of `minimum` blocks is free. The search is always bounded.
   virtual Result<BlockRun> Allocate(const Request& request) = 0;
 
-  // Takes exactly `run` out of the free space (mount-time rebuild). kCorrupt when any block of it is not free or
-  // lies outside the space; then nothing changed. An empty run is no change, here and in Free.
-  // Runs in ascending order cost a quarter of those in random order, the sorting included.
+  // Marks exactly `run` as used, for the rebuild at mount. Returns kCorrupt, and changes nothing, when any block is not
+  // free or lies outside the space. An empty run changes nothing, here and in Free. Runs in ascending order cost a
+  // quarter of runs in random order, including the time to sort them.
   virtual Result<void> MarkUsed(BlockRun run) = 0;
 
-  // Gives `run` back and merges it with its neighbors. Freeing free blocks is our own bug: it is reported
-  // (kCorrupt) and changes nothing.
+  // Frees `run` and merges it with its neighbors. Freeing free blocks is a bug of the caller: it returns kCorrupt and
+  // changes nothing.
   virtual Result<void> Free(BlockRun run) = 0;
 
-  virtual BlockCount free_blocks() const = 0;  // exact when no call is under way; O(1)
+  virtual BlockCount free_blocks() const = 0;  // exact when no call is in progress; O(1)
   virtual Statistics statistics() const = 0;
 };
 

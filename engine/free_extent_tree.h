@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The free extents of one allocation group: a treap by offset in which every node also carries what its subtree
-// holds. Every question the allocator asks is thus one walk down the tree, however fragmented the space is:
-// BlueStore's aligned searches over misaligned chunks, 70 to 100 ms each, cannot happen here.
+// The free extents of one allocation group: a treap ordered by offset, in which every node stores a summary of its
+// subtree. Every query of the allocator is therefore one walk down the tree, however fragmented the space is.
+// BlueStore's aligned searches over misaligned chunks, which took 70 to 100 ms each, cannot happen here.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace weightfs {
 
-// Blocks counted from the start of the group.
+// Block numbers relative to the start of the group.
 struct FreeExtent {
   uint32_t start;
   uint32_t length;
@@ -20,18 +20,18 @@ struct FreeExtent {
   constexpr bool operator==(const FreeExtent&) const = default;
 };
 
-// Externally synchronized. Extents are disjoint and never adjacent: neighbors are merged.
+// Externally synchronized. Extents are disjoint and never adjacent, because neighbors are merged.
 //
-// An extent is *large* when a whole aligned window of `alignment` blocks lies in it, else *small*. The class of a
-// small one is the power of two of its length, the class of a large one that of its windows: what may be used
-// from the first aligned block on. `slack` is the room that can be taken without breaking a window: all of a
-// small extent, the longer of the unaligned head and tail of a large one.
+// An extent is *large* when it contains a whole aligned unit of `alignment` blocks, else *small*. The class of a small
+// extent is the power of two of its length. The class of a large extent is the power of two of the length that is
+// usable from its first aligned block on. `slack` is the number of blocks that can be allocated without breaking an
+// aligned unit: a whole small extent, or the longer of the unaligned head and tail of a large one.
 class FreeExtentTree {
  public:
-  // The largest alignment for which the classes fit the 32-bit masks.
+  // The largest alignment whose classes fit in the 32-bit masks.
   static constexpr uint32_t kMaxAlignment = 1u << 16;
 
-  // What the best extent of a set offers, in blocks, and which classes occur.
+  // The maximum over the extents of a set, in blocks, and the classes that occur.
   struct Summary {
     uint32_t longest = 0;
     uint32_t longest_aligned = 0;
@@ -40,31 +40,32 @@ class FreeExtentTree {
     constexpr bool operator==(const Summary&) const = default;
   };
 
-  // `alignment` is a power of two of at most kMaxAlignment; the end of the last block fits 32 bits.
+  // `alignment` is a power of two, at most kMaxAlignment; the end of the last block must fit in 32 bits.
   explicit FreeExtentTree(uint32_t alignment);
 
-  // Whether every block, or no block, of `extent` is free.
+  // True when every block, or no block, of `extent` is free.
   bool AllFree(FreeExtent extent) const;
   bool NoneFree(FreeExtent extent) const;
 
-  // Adds blocks of which none is free, or takes blocks that all are; false, and no change, when that is not so.
+  // Adds blocks that must not be free, or removes blocks that must be free. Returns false, and changes nothing,
+  // otherwise.
   [[nodiscard]] bool Add(FreeExtent extent);
   [[nodiscard]] bool Remove(FreeExtent extent);
 
-  // The rest of the free extent that covers `offset`, from `offset` on.
+  // The part of the free extent that contains `offset`, from `offset` on.
   std::optional<FreeExtent> From(uint32_t offset) const;
 
-  // An extent with `count` aligned blocks: of the class of `count` if the bounded search finds one. Failing that,
-  // and unless `tight`, one of the next higher class that occurs.
+  // Finds an extent with `count` aligned blocks: one of the class of `count` if the bounded search finds one;
+  // otherwise, unless `tight`, one of the next higher class that occurs.
   std::optional<FreeExtent> FindAligned(uint32_t count, bool tight) const;
 
-  // An extent from which `count` blocks can be taken without breaking an aligned window; small extents first.
+  // Finds an extent from which `count` blocks can be allocated without breaking an aligned unit; small extents first.
   std::optional<FreeExtent> FindSlack(uint32_t count) const;
 
-  // An extent of at least `count` blocks, of a low class where there is a choice.
+  // Finds an extent of at least `count` blocks; prefers low classes.
   std::optional<FreeExtent> FindPlain(uint32_t count) const;
 
-  // The first block from which an aligned run can begin, and the aligned run of `extent` (maybe empty).
+  // The first aligned block from `offset` on, and the aligned part of `extent` (may be empty).
   uint32_t AlignUp(uint32_t offset) const { return (offset + alignment_ - 1) & ~(alignment_ - 1); }
   FreeExtent AlignedPart(FreeExtent extent) const;
 
@@ -72,14 +73,14 @@ class FreeExtentTree {
   uint64_t size() const { return size_; }
   uint64_t memory() const;
 
-  // Whether order, heap, merging and every summary are as they must be; visits all nodes, for tests.
+  // Verifies order, heap property, merging and every summary. Visits all nodes; for tests.
   bool IsConsistent() const;
 
-  // The class bit of extents of just `count` aligned blocks; 0 when no window lies in them.
+  // The class bit of extents of exactly `count` aligned blocks; 0 when they contain no aligned unit.
   static uint32_t AlignedClassBit(uint32_t count, uint32_t alignment);
 
  private:
-  using Index = uint32_t;  // in the pool; node 0 is the empty subtree, with a summary of zeros
+  using Index = uint32_t;  // in the pool; node 0 is the empty subtree, with a zero summary
 
   struct alignas(32) Node {
     FreeExtent extent;
@@ -89,10 +90,10 @@ class FreeExtentTree {
   };
   static_assert(sizeof(Node) == 32, "the promise is at most 40 bytes a free extent");
 
-  // Nodes live in chunks, so that growing the pool never copies nor leaves half of it unused.
+  // Nodes live in chunks, so growing the pool never copies nodes and never leaves half of the memory unused.
   static constexpr uint32_t kChunkBits = 8;
   static constexpr uint32_t kChunkNodes = 1u << kChunkBits;
-  // Nodes that a search within the class of a request may visit before it goes on with a higher class.
+  // The number of nodes that a search within one class may visit before it continues with a higher class.
   static constexpr int kClassSearchNodes = 64;
 
   struct ConsistencyCheck;
@@ -108,19 +109,20 @@ class FreeExtentTree {
   Summary Combine(const Node& node) const;
   void Refresh(Index index) { At(index).subtree = Combine(At(index)); }
 
-  // The depth + 1 in path_ of the last node that starts at or before an offset, and of the first one behind it;
-  // 0 when there is none.
+  // One more than the depth in path_ of the last node that starts at or before an offset, and of the first one after
+  // it; 0 when there is none.
   struct Neighbours {
     size_t before;
     size_t after;
   };
-  // Walks all the way down to where a node that starts at `offset` is, or would be; path_ keeps the nodes passed.
+  // Walks down to the position of a node that starts at `offset`, whether it exists or not; path_ stores the nodes
+  // passed.
   Neighbours Descend(uint32_t offset);
-  // Makes good the summaries of the first `depth` nodes of path_, when only the last of them or what is below it
-  // has changed.
+  // Recomputes the summaries of the first `depth` nodes of path_, when only the last of them or its subtree has
+  // changed.
   void RefreshPath(size_t depth);
   Index& LinkAt(size_t depth, uint32_t offset);
-  // Both want path_ as Descend leaves it, at the place of the extent or down to the node.
+  // Both use path_ as Descend left it, at the position of the extent or down to the node.
   void InsertAtPath(FreeExtent extent);
   void EraseAtPath(size_t depth);
   void Split(Index tree, uint32_t offset, Index& below, Index& above);
@@ -134,13 +136,13 @@ class FreeExtentTree {
   std::optional<FreeExtent> ExtentOf(Index index) const;
 
   const uint32_t alignment_;
-  const unsigned small_classes_;  // classes below this number are small
+  const unsigned small_classes_;  // classes below this one are small
   Index root_ = 0;
-  Index unused_ = 0;  // list of nodes to use again, linked by `left`
+  Index unused_ = 0;  // list of free nodes, linked by `left`
   uint32_t nodes_made_ = 1;
   uint64_t size_ = 0;
   std::vector<std::unique_ptr<Node[]>> chunks_;
-  std::vector<Index> path_;  // of the change under way, from the root on
+  std::vector<Index> path_;  // of the change in progress, from the root on
 };
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An IoRing of one descriptor with the thread that reaps it.
+// An IoRing for one descriptor, with the thread that reaps it.
 #pragma once
 
 #include <memory>
@@ -17,31 +17,31 @@
 
 namespace weightfs {
 
-// Logs a failed operation on a device once and gives its code: kNoSpace for ENOSPC and EDQUOT, else kIo.
+// Logs a failed operation on a device once and returns its code: kNoSpace for ENOSPC and EDQUOT, else kIo.
 ErrorCode ReportIoError(const char* operation, ByteOffset offset, ByteCount size, const std::string& path,
                         int error_number);
 
-// Thread-safe. Requests are cut into pieces of at most 1 MiB. There is no limit on their number: those for which the
-// ring has no room wait in its queue.
+// Thread-safe. Requests are split into pieces of at most 1 MiB. Their number is unlimited: requests that do not fit in
+// the ring wait in its queue.
 class ThreadedRing {
  public:
   struct Options {
-    int descriptor = -1;         // borrowed; open as long as the ring lives
+    int descriptor = -1;         // borrowed; must stay open during the ring's lifetime
     std::string path;            // for messages
     unsigned queue_depth = 256;  // pieces in the kernel at once
   };
 
-  // kAgain when fs.aio-max-nr is exhausted, kIo otherwise; full lines.
+  // Returns kAgain when fs.aio-max-nr is exhausted, kIo otherwise. Errors are full lines.
   static Result<std::unique_ptr<ThreadedRing>> Create(Options options);
 
   ~ThreadedRing() { Stop(); }
-  // Completes everything submitted, also what OnComplete submits to this ring meanwhile, then ends the thread.
+  // Completes all submitted requests, including those that OnComplete submits to this ring, then ends the thread.
   void Stop() EXCLUDES(mutex_);
 
-  // Never blocks on a full ring and never runs OnComplete. Completions come from the ring's thread.
+  // Never blocks on a full ring and never runs OnComplete. The ring's thread reports completions.
   void Submit(std::span<IoRequest* const> requests) EXCLUDES(mutex_);
 
-  // Completes the request with `code` from the ring's thread, without any I/O.
+  // Completes the request with `code` on the ring's thread, without I/O.
   void Reject(IoRequest* request, ErrorCode code) EXCLUDES(mutex_);
 
  private:
@@ -53,13 +53,13 @@ class ThreadedRing {
   ThreadedRing(Options options, std::unique_ptr<IoRing> ring);
   void Run() EXCLUDES(mutex_);
   void Count(size_t requests) EXCLUDES(mutex_);
-  // Nothing when the transfer is complete.
+  // nullopt when the transfer is complete.
   std::optional<ErrorCode> ErrorOf(const IoRing::Completion& completion) const;
 
   const Options options_;
   const std::unique_ptr<IoRing> ring_;
   Mutex mutex_;
-  std::vector<Rejected> rejected_ GUARDED_BY(mutex_);  // for the thread to complete
+  std::vector<Rejected> rejected_ GUARDED_BY(mutex_);  // for the ring's thread to complete
   size_t outstanding_ GUARDED_BY(mutex_) = 0;
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;

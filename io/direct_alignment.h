@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What O_DIRECT needs of the transfers of a file.
+// The alignment that O_DIRECT requires for a file.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,14 @@
 
 namespace weightfs {
 
-// In bytes; powers of two. Lengths need the alignment of offsets.
+// Values in bytes, powers of two. Lengths need the alignment of offsets.
 struct DirectAlignment {
   uint64_t offset = 4096;
   uint64_t memory = 4096;
 };
 
-// Asks the kernel about a descriptor that is open with O_DIRECT. Nothing where O_DIRECT was accepted and does not work.
+// Asks the kernel for the alignment of a descriptor open with O_DIRECT. Returns nullopt when O_DIRECT was accepted but
+// does not work.
 std::optional<DirectAlignment> QueryDirectAlignment(int descriptor);
 
 }  // namespace weightfs

@@ -21,22 +21,23 @@ namespace weightfs {
 
 class KernelQueue;
 
-// Thread-safe. With `wakeable` any number of threads may queue and submit while one thread reaps; without it no other
-// thread may submit while a thread is in Reap, which could not be woken. No lock is held in a system call.
+// Thread-safe. With `wakeable`, any number of threads may queue and submit while one thread reaps. Without it, no other
+// thread may submit while a thread is in Reap, because that thread cannot be woken. No lock is held during a system
+// call.
 //
-// A transfer is queued, then in the kernel, then completed. The ring hides what the kernel does not do at once:
-//  - The kernel accepts a part of a batch: the rest stays queued.
-//  - The kernel accepts nothing for now (EAGAIN): Submit returns, and the caller submits again after it has reaped.
-//    With nothing in the kernel Reap then waits for a millisecond at most, because no completion announces that there
-//    is room.
-//  - A transfer is short: the rest is queued again, from the last whole `unit` that was reached.
+// A transfer is queued, then in the kernel, then completed. The ring handles partial progress of the kernel:
+// - The kernel accepts part of a batch: the rest stays queued.
+// - The kernel accepts nothing for now (EAGAIN): Submit returns, and the caller submits again after it has reaped. When
+//   nothing is in the kernel, Reap then waits at most one millisecond, because no completion will announce free
+//   capacity.
+// - A transfer is short: the rest is queued again, from the last whole `unit` that was transferred.
 class IoRing {
  public:
-  static constexpr size_t kMaxBatch = 64;  // transfers of one system call
+  static constexpr size_t kMaxBatch = 64;  // transfers per system call
 
   struct Options {
-    unsigned depth = 128;     // transfers in the kernel at once
-    bool may_shrink = false;  // a smaller depth is accepted where the system has no more left
+    unsigned depth = 128;     // maximum number of transfers in the kernel
+    bool may_shrink = false;  // accept a smaller depth when the system limit allows no more
     bool wakeable = false;    // Wake may be called
   };
   struct Transfer {
@@ -45,19 +46,19 @@ class IoRing {
     std::byte* data = nullptr;
     uint64_t size = 0;
     uint64_t offset = 0;
-    uint64_t unit = 1;  // what O_DIRECT needs: the rest of a short transfer begins at a multiple of it in this one
+    uint64_t unit = 1;  // O_DIRECT granularity: a short transfer continues at a multiple of it from its start
     void* owner = nullptr;
   };
   struct Completion {
     Transfer transfer;
-    uint64_t done = 0;     // bytes from the start of the transfer; all of them after a success
-    int error_number = 0;  // 0 with fewer bytes: the kernel stopped before the end of the next unit, as at a file's end
+    uint64_t done = 0;     // bytes from the start of the transfer; equal to its size on success
+    int error_number = 0;  // 0 with fewer bytes: the kernel stopped before the end of a unit, as at end of file
   };
 
-  // kAgain, with the numbers of fs.aio-max-nr, when the system has no room for the ring.
+  // Returns kAgain, with the values of fs.aio-max-nr, when the system limit allows no ring.
   static Result<std::unique_ptr<IoRing>> Create(const Options& options);
   IoRing(unsigned depth, std::unique_ptr<KernelQueue> kernel);
-  // Nothing may be in the kernel.
+  // No transfer may be in the kernel.
   ~IoRing();
 
   unsigned depth() const { return depth_; }
@@ -67,19 +68,19 @@ class IoRing {
   bool idle() const EXCLUDES(mutex_);
 
   void Queue(std::span<const Transfer> transfers) EXCLUDES(mutex_);
-  // Removes the queued transfers whose owner satisfies the predicate, and returns these owners.
+  // Removes the queued transfers whose owner satisfies the predicate, and returns their owners.
   std::vector<void*> Withdraw(const std::function<bool(void* owner)>& predicate) EXCLUDES(mutex_);
 
   // Submits at most `limit` queued transfers, in batches of at most `batch`. Returns how many the kernel accepted. A
-  // transfer that the kernel refuses for good completes with its errno, through Reap.
+  // transfer that the kernel rejects permanently completes with its errno through Reap.
   size_t Submit(size_t limit = SIZE_MAX, size_t batch = kMaxBatch) EXCLUDES(mutex_);
 
-  // Waits for at least `minimum` events of the kernel (0 or 1), at most until the timeout. Returns the number of
-  // completions, at most kMaxBatch: it may be 0, after a short transfer or a signal, and by Wake. The caller then
-  // submits, because transfers may have been queued again.
+  // Waits for at least `minimum` kernel events (0 or 1), until the timeout at the latest. Returns the number of
+  // completions, at most kMaxBatch. It may be 0: after a short transfer, a signal or a Wake. The caller then submits
+  // again, because transfers may have been requeued.
   size_t Reap(std::span<Completion> completions, size_t minimum,
               std::optional<std::chrono::nanoseconds> timeout = std::nullopt) EXCLUDES(mutex_);
-  // Makes the current call of Reap return, or else the next one.
+  // Makes the current call of Reap return, or the next one if there is none.
   void Wake();
 
  private:
@@ -89,7 +90,7 @@ class IoRing {
   };
 
   size_t TakeBatchLocked(std::span<unsigned> batch) REQUIRES(mutex_);
-  // Queues again what the kernel left of a batch. False when it accepts nothing for now.
+  // Requeues the rest of a batch that the kernel did not accept. Returns false when it accepts nothing for now.
   bool RequeueLocked(std::span<const unsigned> left, int error_number) REQUIRES(mutex_);
   std::optional<Completion> CompleteLocked(unsigned slot, int64_t result) REQUIRES(mutex_);
   size_t InKernelLocked() const REQUIRES(mutex_) { return slots_.size() - free_.size(); }
@@ -100,9 +101,9 @@ class IoRing {
   std::vector<Entry> slots_ GUARDED_BY(mutex_);
   std::vector<unsigned> free_ GUARDED_BY(mutex_);  // slots
   std::deque<Entry> queue_ GUARDED_BY(mutex_);
-  std::deque<Completion> failed_ GUARDED_BY(mutex_);  // by Submit
+  std::deque<Completion> failed_ GUARDED_BY(mutex_);  // failed in Submit
   bool reaping_ GUARDED_BY(mutex_) = false;           // a thread is in KernelQueue::Wait
-  bool refused_ GUARDED_BY(mutex_) = false;           // the kernel accepted nothing, with nothing in it
+  bool refused_ GUARDED_BY(mutex_) = false;           // the kernel accepted nothing while it held nothing
 };
 
 }  // namespace weightfs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an IoRing needs of a kernel interface for asynchronous I/O. aio_queue.cc implements it with libaio and is the
-// only production file that knows libaio; io_uring could be a second implementation.
+// The interface of an IoRing to the kernel's asynchronous I/O. aio_queue.cc implements it with libaio and is the only
+// production file that uses libaio; io_uring could be a second implementation.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace weightfs {
 
-// A fixed number of slots, each with one transfer. Different threads may prepare and submit different slots at the same
-// time, while one thread waits. Wake may be called by any thread.
+// A fixed number of slots with one transfer each. Different threads may prepare and submit different slots at the same
+// time while one thread waits. Any thread may call Wake.
 class KernelQueue {
  public:
   struct Event {
@@ -23,19 +23,19 @@ class KernelQueue {
     int64_t result = 0;  // bytes, or a negative errno
   };
 
-  // With `wakeable`, Wake works; the queue then takes one slot more from the system's limit.
+  // `wakeable` enables Wake; the queue then takes one more slot from the system limit.
   static Result<std::unique_ptr<KernelQueue>> Create(unsigned slots, bool wakeable);
   virtual ~KernelQueue() = default;
 
-  // Sets the transfer of a slot that is not in the kernel: all of it, beginning `done` bytes after its start.
+  // Sets the transfer of a slot that is not in the kernel. Its first `done` bytes are skipped.
   virtual void Prepare(unsigned slot, const IoRing::Transfer& transfer, uint64_t done) = 0;
-  // Hands prepared slots to the kernel. Returns how many it accepted, which is a prefix, or a negative errno, which is
-  // about the first slot.
+  // Submits prepared slots to the kernel. Returns how many it accepted (a prefix), or a negative errno for the first
+  // slot.
   virtual int Submit(std::span<const unsigned> slots) = 0;
   // Waits for at least `minimum` events, or for Wake, or until the timeout. Returns the number of events, which may be
   // 0, or a negative errno.
   virtual int Wait(size_t minimum, std::span<Event> events, std::optional<std::chrono::nanoseconds> timeout) = 0;
-  // Makes the current call of Wait return, or else the next one.
+  // Makes the current call of Wait return, or the next one if there is none.
   virtual void Wake() = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers about the store as a whole, under keys::Store. docs/FORMAT.md section 4.
+// Counters of the whole store, under keys::Store. See docs/FORMAT.md section 4.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,17 @@
 
 namespace weightfs {
 
-// No inode number at or above this one was ever given out. Raised in steps, in the batch of the first inode behind it.
+// All inode numbers at or above this one are unused. Raised in steps, in the batch of the first inode beyond the old
+// value.
 inline constexpr const char* kNextInodeFact = "next_ino";
-// How many inode records there are: written by every batch that adds or removes one.
+// The number of inode records. Every batch that adds or removes one updates it.
 inline constexpr const char* kInodeCountFact = "inodes";
 
 std::string EncodeFact(uint64_t number);
-// kCorrupt, or kVersion, when the bytes are no number.
+// Returns kCorrupt or kVersion when the bytes are not a number.
 Result<uint64_t> DecodeFact(std::string_view bytes);
 
-// nullopt when the store does not have the fact.
+// Returns nullopt when the store does not have the fact.
 Result<std::optional<uint64_t>> ReadFact(KvStore& catalog, std::string_view name);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of the catalog: one kind byte, then big-endian integers, so that byte order is numeric order.
+// The keys of the catalog: one kind byte, then big-endian integers, so that byte order is numeric order. See
 // docs/FORMAT.md section 3; this header and that section change together.
 #pragma once
 
@@ -20,9 +20,9 @@ inline constexpr char kOrphan = 'o';     // o | ino                     → empt
 inline constexpr char kReference = 'r';  // r | device | device block   → reference count of a shared extent (reserved)
 inline constexpr char kStore = 'S';      // S | name                    → facts of the store
 
-inline constexpr uint64_t kSegmentBlocks = 256;  // blocks a checksum segment covers: 1 MiB of file
+inline constexpr uint64_t kSegmentBlocks = 256;  // blocks per checksum segment: 1 MiB of file
 
-// The segments of a file of `size` bytes; none of its checksums has a higher number.
+// The number of checksum segments of a file of `size` bytes.
 constexpr uint64_t SegmentsOf(uint64_t size) {
   return RoundUp(size, kSegmentBlocks * kBlockSize) / (kSegmentBlocks * kBlockSize);
 }
@@ -39,10 +39,10 @@ std::string AttributePrefix(InodeId ino);
 std::string Orphan(InodeId ino);
 std::string Store(std::string_view name);
 std::string KindPrefix(char kind);
-// The smallest key greater than every key with this prefix; empty where there is none (no kind byte is 0xFF).
+// The smallest key greater than every key with this prefix; empty when there is none (no kind byte is 0xFF).
 std::string PrefixEnd(std::string prefix);
 
-// The parts of a key; nullopt when it is not of the kind's shape. `name` (1 to 255 bytes) points into the key.
+// The parts of a key; nullopt when it does not have the form of its kind. `name` (1 to 255 bytes) points into the key.
 struct InodeKey {
   InodeId ino;
 };

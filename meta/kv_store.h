@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ordered key-value store under the catalog. RocksDB is the real one (rocks_kv_store.h); tests/support has one
-// in memory that loses power.
+// The ordered key-value store under the catalog. RocksDB is the real one (rocks_kv_store.h); tests/support has one in
+// memory that simulates power loss.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace weightfs {
 
-// Changes that happen together or not at all. Not thread-safe.
+// An atomic set of changes. Not thread-safe.
 class KvBatch {
  public:
   struct Change {
@@ -28,7 +28,7 @@ class KvBatch {
     changes_.push_back({Change::Kind::kPut, std::move(key), std::move(value)});
   }
   void Delete(std::string key) { changes_.push_back({Change::Kind::kDelete, std::move(key), {}}); }
-  // Removes begin <= key < end. For large files only: many range deletions slow iteration.
+  // Removes begin <= key < end. For large files only, because many range deletions slow down iteration.
   void DeleteRange(std::string begin, std::string end) {
     changes_.push_back({Change::Kind::kDeleteRange, std::move(begin), std::move(end)});
   }
@@ -43,7 +43,7 @@ class KvBatch {
   std::vector<Change> changes_;
 };
 
-// Walks keys in byte order over a snapshot taken when it was made. Not thread-safe. key() and value() are valid
+// Iterates over keys in byte order in a snapshot taken at its creation. Not thread-safe. key() and value() are valid
 // until the next move.
 class KvIterator {
  public:
@@ -53,11 +53,11 @@ class KvIterator {
   virtual void Seek(std::string_view key) = 0;  // to the first key >= `key` inside the prefix
   virtual std::string_view key() const = 0;
   virtual std::string_view value() const = 0;
-  virtual Result<void> status() const = 0;  // check once Valid() is false: an error is not the end
+  virtual Result<void> status() const = 0;  // check when Valid() is false: it may be an error instead of the end
 };
 
-// Thread-safe. Any failed write makes the store read-only: later writes fail with kReadOnly. Reading asserts
-// Mutex::MayReadCatalog: no inode's mutex is held.
+// Thread-safe. A failed write makes the store read-only: later writes fail with kReadOnly. Reads assert
+// Mutex::MayReadCatalog, that is, the thread holds no inode's mutex.
 class KvStore {
  public:
   virtual ~KvStore() = default;
@@ -65,21 +65,21 @@ class KvStore {
   // nullopt when the key is absent.
   virtual Result<std::optional<std::string>> Get(std::string_view key) = 0;
 
-  // A write or a sync has failed: nothing is written any more.
+  // True after a failed write or sync: nothing is written any more.
   virtual bool failed() const = 0;
 
-  // Applies the batch: visible to reads on return, durable after the next Sync. Batches are recovered as a prefix in
-  // the order of their Writes: one that survives a crash implies all earlier ones. Survives a kill of the process.
+  // Applies the batch. It is visible to reads on return, durable after the next Sync, and survives a kill of the
+  // process. Recovery after a crash restores a prefix of the batches in the order of the Write calls.
   virtual Result<void> Write(const KvBatch& batch) = 0;
 
-  // Everything written before the call is durable on return. Concurrent calls share the work.
+  // Makes everything durable that was written before the call. Concurrent calls share the work.
   virtual Result<void> Sync() = 0;
 
-  // Positioned at the first key that begins with `prefix`; Valid() ends with the prefix.
+  // Returns an iterator at the first key that begins with `prefix`. Valid() becomes false after the last such key.
   virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) = 0;
 
-  // About how many bytes the keys that begin with `prefix` take with their values; 0 where it is unknown. Quick, and
-  // good for a progress bar alone.
+  // Estimates the bytes of the keys that begin with `prefix` and of their values; 0 when unknown. Fast; precise enough
+  // for a progress bar only.
   virtual uint64_t EstimateSize(std::string_view prefix) const = 0;
 };
 

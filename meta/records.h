@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of the catalog. Little-endian, each with a leading format byte; Decode refuses what it does not know with
-// kCorrupt (or kVersion for a greater format byte) and never reads or allocates past its input. A decoded record is
-// possible: its type and flags are known, its sizes and offsets fit 63 bits.
-// docs/FORMAT.md section 4; this header and that section change together.
+// The values of the catalog. They are little-endian and begin with a format byte. Decode rejects unknown content with
+// kCorrupt (or kVersion for a greater format byte) and never reads or allocates beyond its input. A decoded record is
+// plausible: its type and flags are known, and its sizes and offsets fit in 63 bits. See docs/FORMAT.md section 4; this
+// header and that section change together.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace weightfs {
 
-// Seconds and nanoseconds since the epoch; nanoseconds in [0, 999'999'999], also before the epoch.
+// Seconds and nanoseconds since the epoch. Nanoseconds are in [0, 999'999'999], before the epoch too.
 struct Timestamp {
   int64_t seconds = 0;
   uint32_t nanoseconds = 0;
@@ -29,11 +29,11 @@ struct InodeRecord {
   uint32_t links = 0;
   uint32_t device_major = 0, device_minor = 0;  // of device nodes
   uint32_t flags = 0;                           // InodeFlags
-  uint64_t generation = 0;                      // inode numbers are never used again; kept for NFS-like handles
+  uint64_t generation = 0;                      // for NFS-like handles; inode numbers are never reused
   uint64_t size = 0;                            // bytes
-  uint64_t blocks = 0;                          // kBlockSize blocks that extents cover
-  uint64_t data_version = 0;                    // grows with each commit of data
-  uint64_t parent = 0;                          // of a directory: its parent inode
+  uint64_t blocks = 0;                          // kBlockSize blocks that extents map
+  uint64_t data_version = 0;                    // incremented by each commit of data
+  uint64_t parent = 0;                          // of a directory: its parent's inode number
   Timestamp accessed, modified, changed, created;
   std::string symlink;  // the target of a symbolic link, at most 4,095 bytes
   bool operator==(const InodeRecord&) const = default;
@@ -43,8 +43,8 @@ struct InodeRecord {
 };
 
 enum InodeFlags : uint32_t {
-  kInodeHasAttributes = 1,  // at least one extended attribute was ever set: answers ENODATA without a look-up otherwise
-  kInodeUnnamed = 2,        // never had a name (O_TMPFILE): may get its first link though it has none
+  kInodeHasAttributes = 1,  // an extended attribute was set at some time; without it ENODATA needs no lookup
+  kInodeUnnamed = 2,        // never had a name (O_TMPFILE): may get its first link although it has none
 };
 
 struct EntryRecord {
@@ -56,8 +56,8 @@ struct EntryRecord {
   static Result<EntryRecord> Decode(std::string_view bytes);
 };
 
-// A run of a file's blocks on one device. Carries its own CRC-32C, taken over the key and the value, so that a record
-// under the wrong key is found.
+// A run of a file's blocks on one device. Has its own CRC-32C over key and value, which detects a record under the
+// wrong key.
 struct ExtentRecord {
   DeviceId device;
   DeviceBlock start;
@@ -77,8 +77,8 @@ enum ExtentFlags : uint32_t {
   kExtentShared = 2,     // has a reference count under keys::kReference (reserved)
 };
 
-// Checksums of one segment: CRC-32C of each block, by index in the segment; entries of blocks without a written
-// extent mean nothing. At most keys::kSegmentBlocks.
+// The checksums of one segment: the CRC-32C of each block, by index in the segment, at most keys::kSegmentBlocks.
+// Entries of blocks without a written extent are meaningless.
 std::string EncodeChecksums(const std::vector<uint32_t>& checksums);
 Result<std::vector<uint32_t>> DecodeChecksums(std::string_view bytes);
 

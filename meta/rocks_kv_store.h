@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// KvStore on RocksDB. The only file that includes RocksDB is rocks_kv_store.cc.
+// KvStore on RocksDB. Only rocks_kv_store.cc includes RocksDB.
 #pragma once
 
 #include <memory>
@@ -10,27 +10,27 @@
 
 namespace weightfs {
 
-// Point-in-time WAL recovery, paranoid checks, WALs tracked and verified in the manifest, one bounded cache.
-// A failed write, sync, flush or compaction makes the store read-only until it is opened again, and is logged once; a
-// failed sync is never tried again. Iterators may outlive the store: they keep the database, and its lock, open.
+// Uses point-in-time WAL recovery, paranoid checks, WALs tracked and verified in the manifest, and one bounded cache. A
+// failed write, sync, flush or compaction makes the store read-only until it is reopened, and is logged once. A failed
+// sync is never retried. Iterators may outlive the store: they keep the database, and its lock, open.
 class RocksKvStore final : public KvStore {
  public:
   struct Options {
-    bool create = false;  // format: the directory is missing or empty, else kExists
-    // For fsck and info: changes nothing in the directory and takes no lock, so a mount may go on beside it. Shows the
-    // log's batches as of now; Write gives kReadOnly.
+    bool create = false;  // for format: the directory must be missing or empty, else kExists
+    // For fsck and info: changes nothing in the directory and takes no lock, so a mount may be active. Shows the
+    // batches that the log has at the time of Open. Write returns kReadOnly.
     bool read_only = false;
     ByteCount cache{32 * kMiB};         // block cache, index and filter blocks included
-    ByteCount write_buffer{16 * kMiB};  // one memtable; two at most
+    ByteCount write_buffer{16 * kMiB};  // one memtable; at most two exist
   };
 
-  // Full-line errors naming the directory and RocksDB's own words: kNotFound, kExists, kBusy (its lock is held),
-  // kCorrupt (a file is damaged or missing), kNoSpace, kPermission (an entry of the directory, or the directory itself,
-  // is a link or somebody else's: common/guarded_directory.h), kIo. An error has changed nothing that matters: the next
-  // attempt finds every batch.
+  // Errors are full lines with the directory and RocksDB's message: kNotFound, kExists, kBusy (its lock is held),
+  // kCorrupt (a file is damaged or missing), kNoSpace, kPermission (the directory or one of its entries is a link or
+  // belongs to another user: common/guarded_directory.h), kIo. After an error no batch is lost; a later attempt finds
+  // them all.
   //
-  // Unless read_only, no other user has permissions on the directory and its files afterwards, and the umask of the
-  // process is 077 from here on: RocksDB makes files at any time.
+  // Unless read_only, removes all permissions of other users from the directory and its files, and sets the umask of
+  // the process to 077 for good, because RocksDB creates files at any time.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
   ~RocksKvStore() override;
 

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// One sync for many callers: a caller that comes while a sync is running waits for the next one, which a single caller
+// Shares one sync among many callers: a caller that arrives while a sync is running waits for the next one, which a
+// single caller runs for all of them.
 // runs for all of them.
 #pragma once
 
@@ -17,18 +17,19 @@ namespace weightfs {
 // Thread-safe.
 class SharedSync {
  public:
-  // `sync` makes durable what was written before it was called. It runs on a caller's thread, never twice at once, and
-  // never again once it failed: a second attempt may succeed although the first one lost pages.
+  // `sync` makes everything durable that was written before it was called. It runs on a caller's thread, never
+  // concurrently, and never again after a failure, because a second attempt may succeed although the first one lost
+  // pages.
   explicit SharedSync(std::function<Result<void>()> sync) : sync_(std::move(sync)) {}
 
-  // Something was written: a Sync called from now on covers it. Wait-free.
+  // Records a write. Every later Sync covers it. Wait-free.
   void NoteWrite() { written_.fetch_add(1, std::memory_order_acq_rel); }
 
-  // Returns when everything noted before the call is durable; at once when it is already. The error of the sync that
-  // failed to make it so, or kReadOnly when one had failed before the call.
+  // Returns when everything noted before the call is durable, at once when it already is. Returns the error of the sync
+  // that failed, or kReadOnly when a sync failed before the call.
   Result<void> Sync() EXCLUDES(mutex_);
 
-  // Callers inside Sync that wait for the one running it.
+  // The number of callers in Sync that wait for the caller that runs it.
   uint64_t waiting() const EXCLUDES(mutex_);
 
  private:
@@ -37,7 +38,7 @@ class SharedSync {
   mutable Mutex mutex_;
   std::condition_variable finished_;
   bool running_ GUARDED_BY(mutex_) = false;
-  uint64_t durable_ GUARDED_BY(mutex_) = 0;  // the first so many writes are durable
+  uint64_t durable_ GUARDED_BY(mutex_) = 0;  // the number of writes known to be durable
   uint64_t waiting_ GUARDED_BY(mutex_) = 0;
   std::optional<Error> failure_ GUARDED_BY(mutex_);
 };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Assertions that stay on in every build. They state invariants of this program; bad input and bad bytes on disk are
+// Assertions that are active in every build. They state invariants of this program. Bad input and bad bytes on disk are
 // errors (common/result.h), never assertions.
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
 
-// Aborts with the condition and its place when `condition` is false. The condition is always evaluated: keep it cheap.
+// Prints the condition and its location and aborts when `condition` is false. Always evaluated, so keep it cheap.
 #define WEIGHTFS_ASSERT(condition)                                                           \
   do {                                                                                       \
     if (!(condition)) [[unlikely]] {                                                         \

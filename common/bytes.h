@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded encoding and decoding of fixed-width integers. Keys are big-endian (they sort), values little-endian.
+// Bounded encoding and decoding of fixed-width integers. Keys are big-endian, so that they sort; values are
+// little-endian.
 #pragma once
 
 #include <bit>
@@ -19,7 +20,7 @@ void AppendLittle(std::string& out, T value) {
 
 inline void AppendBig64(std::string& out, uint64_t value) { AppendLittle(out, __builtin_bswap64(value)); }
 
-// Reads integers from the front of `bytes`; every read checks what is left, and `ok()` stays false after a miss.
+// Reads integers from the front of `bytes`. Every read checks the remaining size; after one fails, `ok()` stays false.
 class Decoder {
  public:
   explicit Decoder(std::string_view bytes) : bytes_(bytes) {}
@@ -37,7 +38,7 @@ class Decoder {
   }
   uint64_t Big64() { return __builtin_bswap64(Little<uint64_t>()); }
 
-  // The next `size` bytes, or an empty view and !ok() when fewer are left.
+  // Returns the next `size` bytes, or an empty view and !ok() when fewer remain.
   std::string_view Bytes(size_t size) {
     if (bytes_.size() < size) {
       ok_ = false;
@@ -49,7 +50,7 @@ class Decoder {
   }
   std::string_view rest() const { return bytes_; }
   bool ok() const { return ok_; }
-  // True when every read succeeded and nothing is left over.
+  // True when every read succeeded and no bytes remain.
   bool Done() const { return ok_ && bytes_.empty(); }
 
  private:

@@ -15,12 +15,12 @@ uint32_t Crc32c(std::span<const std::byte> bytes);
 // Continues a CRC: Crc32cExtend(Crc32c(a), b) == Crc32c(a followed by b).
 uint32_t Crc32cExtend(uint32_t crc, std::span<const std::byte> bytes);
 
-// A CRC out of parts that come in any order: Crc32cOfZeros(n) ^ all contributions is the CRC of n bytes. Each part
-// contributes once, with the number of bytes that lie behind it.
+// Computes a CRC from parts in any order: Crc32cOfZeros(n) ^ all contributions is the CRC of n bytes. Each part
+// contributes once; `behind` is the number of bytes after it.
 uint32_t Crc32cContribution(std::span<const std::byte> part, uint64_t behind);
 uint32_t Crc32cOfZeros(uint64_t size);
 
-// One CRC for each kBlockSize block of `blocks` (a multiple of kBlockSize), written to `out`.
+// Writes one CRC per kBlockSize block of `blocks` (a multiple of kBlockSize) to `out`.
 void Crc32cBlocks(std::span<const std::byte> blocks, uint32_t* out);
 
 }  // namespace weightfs

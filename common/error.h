@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one error type of weightfs, for the programs that link libweightfs too. Fallible functions return Result<T>;
-// errors travel as values and are converted at the edges only (libaio in io/, RocksDB in meta/, the kernel's numbers
-// here).
+// The error type of weightfs, also for programs that link libweightfs. Fallible functions return Result<T>. Errors are
+// values, converted only at the boundaries (libaio in io/, RocksDB in meta/, errno here).
 #pragma once
 
 #include <cerrno>
@@ -12,8 +11,8 @@
 
 namespace weightfs {
 
-// What went wrong: an errno, or one of our own that a system call shows as EIO. Every errno is a value of this type
-// (`ErrorCode{errno}`); those that the code tells apart have names.
+// The kind of an error: an errno, or one of our own codes, which a system call reports as EIO. Every errno is a value
+// of this type (`ErrorCode{errno}`); the codes that weightfs distinguishes have names.
 enum class ErrorCode : int {
   kNotFound = ENOENT,
   kExists = EEXIST,
@@ -21,7 +20,7 @@ enum class ErrorCode : int {
   kIsDirectory = EISDIR,
   kNotEmpty = ENOTEMPTY,
   kNoSpace = ENOSPC,
-  kInvalid = EINVAL,  // an argument that can never be right
+  kInvalid = EINVAL,  // an argument that can never be valid
   kPermission = EPERM,
   kAccess = EACCES,
   kIo = EIO,  // the device or the key-value store failed
@@ -31,36 +30,36 @@ enum class ErrorCode : int {
   kFileTooBig = EFBIG,
   kNoAttribute = ENODATA,
   kRange = ERANGE,    // the caller's buffer is too small
-  kTooLarge = E2BIG,  // an attribute larger than the format holds
+  kTooLarge = E2BIG,  // an attribute larger than the format allows
   kBusy = EBUSY,      // locked by another process, or in use
   kNotSupported = EOPNOTSUPP,
   kNoData = ENXIO,  // no data or hole past the offset
-  kStale = ESTALE,  // an inode that no longer exists
+  kStale = ESTALE,  // the inode no longer exists
   kNoMemory = ENOMEM,
-  kAgain = EAGAIN,         // a limited resource is taken for now
+  kAgain = EAGAIN,         // a limited resource is in use
   kCancelled = ECANCELED,  // by the caller
   kFirstOwn = 4096,        // greater than every errno
-  kCorrupt = kFirstOwn,    // bytes on disk that are not what was written
+  kCorrupt = kFirstOwn,    // bytes on disk differ from what was written
   kVersion,                // a format newer than this program
   kShutdown,               // the store, or the other end of a channel, is closed
 };
 
-// The positive errno that a system call shows for `code`.
+// The positive errno that a system call reports for `code`.
 constexpr int ToErrno(ErrorCode code) { return code < ErrorCode::kFirstOwn ? static_cast<int>(code) : EIO; }
 
-// An error. `what` is empty on the hot paths (no allocation); where an error begins that a person must act on
-// (format, mount, damaged bytes) it is one full line: what failed, where, and the next step. The client library says
-// too which transfer failed.
+// An error. `what` is empty on hot paths, to avoid allocation. For an error that a person must act on (format, mount,
+// damaged bytes), it is one full line: what failed, where, and the next step. The client library also names the failed
+// transfer.
 struct Error {
   ErrorCode code;
   std::string what = {};
-  std::string path = {};  // the file, as the caller named it
-  uint64_t offset = 0;    // in the file, in bytes: where the transfer that failed begins
+  std::string path = {};  // the file, as named by the caller
+  uint64_t offset = 0;    // start of the failed transfer in the file, in bytes
 
   int error_number() const { return ToErrno(code); }
 };
 
-// A value or an Error; dropping one is a compile error.
+// A value or an Error. Ignoring one is a compile error.
 template <typename T>
 class [[nodiscard]] Result : public tl::expected<T, Error> {
  public:

@@ -7,8 +7,8 @@
 
 namespace weightfs {
 
-// While it lives, files and directories that this thread creates belong to `user` and `group`, and the thread has the
-// permissions of that user on files. Without effect unless the process is root's and `user` is not root.
+// During the lifetime of this object, files and directories that this thread creates belong to `user` and `group`, and
+// the thread has the file permissions of that user. No effect unless the process is root's and `user` is not root.
 class FileOwnerScope {
  public:
   FileOwnerScope(uid_t user, gid_t group) : active_(geteuid() == 0 && user != 0) {
@@ -29,8 +29,8 @@ class FileOwnerScope {
 };
 
 // Calls `create`, which returns true when it has created its file or directory, so that the new file belongs to `user`
-// and `group`. Where that fails it is called once more without the scope, because root may write where the user may
-// not; the new file belongs to root then. Returns what the last call returned.
+// and `group`. If that fails, calls it again without the scope, because root may write where the user may not; the new
+// file then belongs to root. Returns the result of the last call.
 template <typename Create>
 bool CreateAsOwner(uid_t user, gid_t group, const Create& create) {
   if (const FileOwnerScope as_owner(user, group); create()) return true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A map from disjoint ranges of integers to values: extents, dirty blocks, pins.
+// A map from disjoint integer ranges to values: extents, dirty blocks, pins.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace weightfs {
 
-// Half-open ranges [begin, end) that never overlap, each with a value, in order. `Value` may have a member
-// `void Advance(uint64_t distance)`: it turns the value of a range into that of the part that begins `distance` later
-// (an extent's address moves with its first block). Without it both parts of a range that is split have equal values.
-// Not thread-safe. All operations are logarithmic, but for the ranges they visit.
+// Half-open ranges [begin, end) that never overlap, in order, each with a value. `Value` may have a member `void
+// Advance(uint64_t distance)` that converts the value of a range to that of the part that begins `distance` later (for
+// example, an extent's address). Without it, both parts of a split range have equal values. Not thread-safe. All
+// operations take logarithmic time, plus the ranges that they visit.
 template <typename Value>
 class IntervalMap {
  public:
@@ -34,7 +34,7 @@ class IntervalMap {
   const_iterator end() const { return ranges_.end(); }
   void Clear() { ranges_.clear(); }
 
-  // The first range that ends behind `position`: it holds `position` or begins behind it.
+  // The first range that ends after `position`: it contains `position` or begins after it.
   const_iterator FirstFrom(uint64_t position) const {
     auto next = ranges_.upper_bound(position);
     if (next != ranges_.begin() && std::prev(next)->second.end > position) --next;
@@ -45,10 +45,10 @@ class IntervalMap {
     if (next != ranges_.begin() && std::prev(next)->second.end > position) --next;
     return next;
   }
-  // The first range that begins at `position` or behind it.
+  // The first range that begins at or after `position`.
   iterator LowerBound(uint64_t position) { return ranges_.lower_bound(position); }
 
-  // The range that holds `position`; end() when there is none.
+  // The range that contains `position`; end() when there is none.
   const_iterator Find(uint64_t position) const {
     const auto at = FirstFrom(position);
     return at != ranges_.end() && at->first <= position ? at : ranges_.end();
@@ -58,7 +58,7 @@ class IntervalMap {
     return at != ranges_.end() && at->first < end;
   }
 
-  // Adds a range. Nothing overlaps it.
+  // Adds a range, which must not overlap another.
   iterator Insert(uint64_t begin, uint64_t end, Value value) {
     WEIGHTFS_ASSERT(begin < end);
     const auto next = ranges_.lower_bound(begin);
@@ -67,7 +67,7 @@ class IntervalMap {
     return ranges_.emplace_hint(next, begin, Range{end, std::move(value)});
   }
 
-  // Makes `position` a border. Returns where the range begins that was split there, nullopt when none was.
+  // Makes `position` a boundary. Returns the start of the range that was split there; nullopt when none was.
   std::optional<uint64_t> SplitAt(uint64_t position) {
     auto next = ranges_.upper_bound(position);
     if (next == ranges_.begin()) return std::nullopt;
@@ -82,8 +82,8 @@ class IntervalMap {
 
   iterator Erase(iterator at) { return ranges_.erase(at); }
 
-  // Joins the range at `at` with each neighbor that touches it where `joins(left, right)` says so of the two values.
-  // The joined range keeps the value of its first part.
+  // Joins the range at `at` with each adjacent neighbor for which `joins(left, right)` of the two values is true. The
+  // joined range keeps the value of its first part.
   template <typename Joins>
   void MergeAround(iterator at, const Joins& joins) {
     const auto merge = [&](iterator left, iterator right) {

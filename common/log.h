@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Logging: spdlog's default logger. The program logs an error once, where it began. Names in a line are made printable
-// (common/printable.h), so that one message is one line.
+// Logging through spdlog's default logger. Each error is logged once, where it occurs. Names in messages are made
+// printable (common/printable.h), so that each message is one line.
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -9,11 +9,11 @@
 
 namespace weightfs {
 
-// Lines of this process go to standard error as "weightfs: level: text". Called once, at the start of main.
+// Sends the log of this process to standard error as "weightfs: level: text". Call it once, at the start of main.
 void LogToStderr(spdlog::level::level_enum level);
 
-// Lines of this process are also appended to `file`, open for appending; for a mount in the background. A line that the
-// filesystem has no space for is lost.
+// Also appends the log to `file`, which is open for appending; for a mount in the background. Lines that do not fit on
+// the filesystem are lost.
 void LogToFile(UniqueFd file);
 
 }  // namespace weightfs

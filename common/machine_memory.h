@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory this process may use.
+// The memory limit of this process.
 #pragma once
 
 #include <optional>
@@ -11,11 +11,11 @@ namespace weightfs {
 
 struct MemoryLimit {
   ByteCount size;
-  std::string source;  // "this machine", or the file of the cgroup that limits it
+  std::string source;  // "this machine", or the cgroup file with the limit
 };
 
-// The memory of the machine, or the smallest limit of the cgroups (v1 or v2) that this process is in. `root` replaces
-// "/" in tests. Nothing where /proc/meminfo cannot be read.
+// Returns the memory of the machine, or the smallest limit of this process's cgroups (v1 or v2). `root` replaces "/" in
+// tests. Returns nullopt when /proc/meminfo cannot be read.
 std::optional<MemoryLimit> FindMemoryLimit(const std::string& root = "");
 
 }  // namespace weightfs

@@ -17,12 +17,12 @@ struct MountUser {
 };
 
 struct MountUsers {
-  std::vector<MountUser> users;  // without the calling process
-  bool complete = true;          // false: some processes may not be looked at by this user
+  std::vector<MountUser> users;  // excludes the calling process
+  bool complete = true;          // false: this user may not inspect some processes
 };
 
-// Looks through /proc for open files, directories and mappings of the superblock `device` ("MAJOR:MINOR"), also after
-// its mount was detached. Asks the filesystem nothing, so it works when that is dead.
+// Searches /proc for open files, directories and mappings of the superblock `device` ("MAJOR:MINOR"), even if its mount
+// was detached. Does not access the filesystem, so it works when the daemon is dead.
 MountUsers FindMountUsers(std::string_view device);
 
 }  // namespace weightfs

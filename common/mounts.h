@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's mount tables: of this process, and of those in other mount namespaces.
+// The kernel's mount tables of this process and of processes in other mount namespaces.
 #pragma once
 
 #include <sys/types.h>
@@ -13,12 +13,12 @@
 
 namespace weightfs {
 
-// One line of /proc/PID/mountinfo, escapes undone.
+// One line of /proc/PID/mountinfo, with escapes decoded.
 struct MountEntry {
-  int id = 0;             // unique on the machine while the mount exists
-  std::string device;     // "MAJOR:MINOR", the st_dev of its files: one for each superblock, also under bind mounts
-  std::string root;       // the part of the filesystem that is mounted: "/", or less for a bind mount
-  std::string directory;  // where, as the process sees it; a file for a bind mount of a file
+  int id = 0;             // unique on the machine during the lifetime of the mount
+  std::string device;     // "MAJOR:MINOR", st_dev of its files: one per superblock, the same under bind mounts
+  std::string root;       // the mounted part of the filesystem: "/", or less for a bind mount
+  std::string directory;  // mount point as the process sees it; a file for a bind mount of a file
   std::string type;       // "fuse.weightfs"
   std::string source;     // the store's directory, as its daemon sees it
   std::string flags;      // of this mount: "rw,nosuid,…"
@@ -27,22 +27,22 @@ struct MountEntry {
 
 bool IsWeightfs(const MountEntry& mount);
 
-// Whether `option` is in a comma-separated list.
+// True when `option` is in a comma-separated list.
 bool HasOption(std::string_view list, std::string_view option);
 
-// Lines that cannot be decoded are left out.
+// Parses the text of a mountinfo file. Ignores lines that cannot be decoded.
 Result<std::vector<MountEntry>> ParseMounts(const std::string& text);
 
-// The mounts that this process sees, oldest first.
+// The mounts visible to this process, oldest first.
 Result<std::vector<MountEntry>> ReadMounts();
 
-// The topmost mount on `path` (absolute, without links), if there is one.
+// The topmost mount on `path` (absolute, without links); nullopt when there is none.
 std::optional<MountEntry> TopMountOn(const std::string& path);
 
-// The mounts of a superblock that this process sees.
+// The mounts of a superblock that are visible to this process.
 std::vector<MountEntry> MountsOf(std::string_view device);
 
-// The processes of one mount namespace, and the mounts of a superblock there. `directory` is what those processes see.
+// The processes of one mount namespace and the mounts of a superblock in it. `directory` is the path in that namespace.
 struct NamespaceMounts {
   std::vector<pid_t> processes;
   std::vector<MountEntry> mounts;
@@ -50,11 +50,11 @@ struct NamespaceMounts {
 
 struct MountsElsewhere {
   std::vector<NamespaceMounts> namespaces;
-  bool complete = true;  // false: the mount table of some process may not be read by this user
+  bool complete = true;  // false: this user may not read the mount table of some process
 };
 
-// The mounts of a superblock in other mount namespaces: looks through the mount tables of all processes, but for this
-// process's own mounts. Processes that end meanwhile are passed over. Namespaces without a process are not seen.
+// Finds the mounts of a superblock in other mount namespaces. Reads the mount tables of all processes and leaves out
+// this process's own mounts. Ignores processes that exit meanwhile. Cannot see namespaces without a process.
 MountsElsewhere FindMountsElsewhere(std::string_view device);
 
 }  // namespace weightfs

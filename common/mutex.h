@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mutex with clang's thread-safety annotations; plain std::mutex elsewhere.
 //
-// The lock order of a mount, outermost first; of one line a thread holds one at a time:
+// The lock order of a mount, outermost first. A thread holds at most one lock of each line at a time:
 //   Committer::notify_mutex_, LeaseServer::mutex_, LeaseRequests::mutex_ (each taken with no other lock held)
 //   Namespace::mutex_
 //   Inode::mutex (of several inodes only in an InodeTransaction, by inode number, under Namespace::mutex_)
@@ -13,9 +13,9 @@
 //   ReadChunk::mutex_, BufferPool::mutex_
 //   ThreadedRing::mutex_ and what else a device's queue has
 //   IoRing::mutex_
-// All other locks of store/, meta/ and fs/ (among them Executor::mutex_, under notify_mutex_) are leaves, but for
-// PageCacheTracker::mutex_ → InodePages::mutex_; in client/ all but Operation::mutex_ → the tracker of its handle.
-// No lock is held across device I/O, a synced commit or a FUSE reply.
+// All other locks of store/, meta/ and fs/ (including Executor::mutex_, taken under notify_mutex_) are leaves, except
+// PageCacheTracker::mutex_ → InodePages::mutex_. In client/ all locks are leaves, except Operation::mutex_ → the
+// tracker of its handle. No lock is held across device I/O, a synced commit or a FUSE reply.
 #pragma once
 
 #include <condition_variable>
@@ -39,7 +39,7 @@ namespace weightfs {
 
 class CAPABILITY("mutex") Mutex {
  public:
-  // What a thread must not do while it holds the mutex.
+  // A restriction on a thread that holds the mutex.
   enum class Rule : unsigned char { kNone, kNoCatalogReads };
 
   explicit Mutex(Rule rule = Rule::kNone) : rule_(rule) {}
@@ -66,7 +66,7 @@ class CAPABILITY("mutex") Mutex {
   const Rule rule_;
 };
 
-// Scoped lock that can wait on a condition and be released early.
+// A scoped lock that can wait on a condition and can be released early.
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { Lock(); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text that comes from names, which may hold any byte, for a terminal or a file of lines.
+// Makes names printable. Names may hold any byte.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace weightfs {
 
-// Returns `text` with each byte of what may not be printed as \xNN: control characters (line breaks too), characters
-// that break lines or turn the direction of writing, and bytes that are not UTF-8.
+// Returns `text` with the bytes of unprintable characters as \xNN: control characters (including line breaks),
+// characters that break lines or change the text direction, and bytes that are not UTF-8.
 std::string Printable(std::string_view text);
 
 }  // namespace weightfs

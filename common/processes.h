@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What /proc says about processes. Paths are relative to /proc.
+// Access to /proc for information about processes. Paths are relative to /proc.
 #pragma once
 
 #include <sys/types.h>
@@ -10,30 +10,30 @@
 
 namespace weightfs {
 
-// A descriptor of the directory /proc, opened by the first call. After setns(2) the path /proc may belong to another
-// PID namespace, in which this process does not exist; a program that enters a mount namespace calls this function
-// before.
+// Returns a descriptor of /proc, opened by the first call. After setns(2) the path /proc may belong to another PID
+// namespace, in which this process does not exist. Therefore a program must call this function before it enters a mount
+// namespace.
 int ProcDirectory();
 
-// The whole file. Nothing, with errno set, when it cannot be read.
+// Returns the whole file; nullopt, with errno set, when it cannot be read.
 std::optional<std::string> ReadProcFile(const std::string& path);
 
-// The target of a link. Empty, with errno set, when it cannot be read.
+// Returns the target of a link; empty, with errno set, when it cannot be read.
 std::string ReadProcLink(const std::string& path);
 
-// The names in a directory. Nothing, with errno set, when it cannot be read.
+// Returns the names in a directory; nullopt, with errno set, when it cannot be read.
 std::optional<std::vector<std::string>> ListProc(const std::string& path);
 
 std::vector<pid_t> AllProcesses();
 
-// The name of the program that a process runs: "weightfs". Empty when the process is gone.
+// Returns the name of the program that a process runs, such as "weightfs"; empty when the process is gone.
 std::string CommandOf(pid_t process);
 
-// Whether the process is gone, a zombie, or about to end because it was killed.
+// True when the process is gone, a zombie, or about to end because it was killed.
 bool IsEnding(pid_t process);
 
-// The process that holds an exclusive flock(2) on the file, by its number in the PID namespace of this process: the one
-// in the kernel's list of locks, or `claimed` where that process has the file open. 0 where neither is so.
+// Returns the process that holds an exclusive flock(2) on the file, as a PID in this process's namespace: the one in
+// the kernel's list of locks, or `claimed` if that process has the file open. Returns 0 when neither is found.
 pid_t FindLockHolder(int descriptor, pid_t claimed);
 
 }  // namespace weightfs

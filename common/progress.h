@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a long operation has come. The operation reports it; the caller shows it.
+// The progress of a long operation. The operation reports it; the caller displays it.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +11,20 @@ namespace weightfs {
 struct Progress {
   enum class Unit : unsigned char {
     kBytes,
-    kItems,  // of the kind that `items` names
-    kParts,  // of the operation: they mean nothing to the user
+    kItems,  // counted items, named by `items`
+    kParts,  // internal parts, without a meaning for the user
   };
 
-  std::string_view step = {};  // the work under way, e.g. "reading data"; valid during the call
-  uint64_t done = 0;           // of `total`
+  std::string_view step = {};  // current work, e.g. "reading data"; valid during the call
+  uint64_t done = 0;           // out of `total`
   uint64_t total = 0;          // 0: unknown
   Unit unit = Unit::kBytes;
   std::string_view items = {};  // plural, e.g. "repairs"
-  unsigned pass = 1;            // counts from 1; every pass has its own `done` and `total`
-  unsigned passes = 1;          // at most
+  unsigned pass = 1;            // starts at 1; each pass has its own `done` and `total`
+  unsigned passes = 1;          // maximum number
 };
 
-// Called on the thread that called the operation; may be empty.
+// Called on the thread that runs the operation; may be empty.
 using ProgressFunction = std::function<void(const Progress&)>;
 
 }  // namespace weightfs

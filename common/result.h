@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What weightfs itself uses errors with: their texts, and macros that pass them on.
+// Error texts, and macros that propagate errors.
 #pragma once
 
 #include <cerrno>
@@ -11,20 +11,20 @@
 
 namespace weightfs {
 
-// The code as lower-case words, for messages: "not found", "no space left".
+// Returns the code as lower-case words for messages, such as "not found" or "no space left".
 std::string_view ErrorCodeName(ErrorCode code);
 
-// "what (code name)"; the code's name alone where nothing more is known, `what` alone where it ends with the errno's
-// text.
+// Returns "what (code name)". Without `what`, returns the code's name only; if `what` ends with the text of the errno,
+// returns `what` only.
 std::string ToString(const Error& error);
 
-// The error of a system call on `path`: "PATH: WHAT: No such file or directory".
+// Returns the error of a system call on `path`: "PATH: WHAT: No such file or directory".
 Error SystemError(std::string_view path, std::string_view what, int error_number = errno);
 
 #define WEIGHTFS_CONCAT_INNER(a, b) a##b
 #define WEIGHTFS_CONCAT(a, b) WEIGHTFS_CONCAT_INNER(a, b)
 
-// Statements, never expressions: a statement-expression inside a braced initializer leaks.
+// These are statements, because a statement-expression inside a braced initializer leaks.
 #define RETURN_IF_ERROR(expression)                                                                                   \
   do {                                                                                                                \
     if (auto weightfs_result = (expression); !weightfs_result.has_value()) return std::move(weightfs_result).error(); \

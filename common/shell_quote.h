@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paths in the command lines that messages advise.
+// Quotes paths for the command lines in messages.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace weightfs {
 
-// `word` as one word of a POSIX shell: unchanged where it has only letters, digits and "_@%+=:,./-", else in single
-// quotes. A word with control characters is written as $'…' with octal numbers, so that the result is one line.
+// Returns `word` as one word of a POSIX shell: unchanged if it has only letters, digits and "_@%+=:,./-", otherwise in
+// single quotes. A word with control characters becomes $'…' with octal escapes, so that the result is one line.
 std::string ShellQuote(std::string_view word);
 
 }  // namespace weightfs

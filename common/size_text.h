@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes as people write them: "8G", "512M", "1.5T", "4096".
+// Human-readable sizes: "8G", "512M", "1.5T", "4096".
 #pragma once
 
 #include <string>
@@ -10,11 +10,12 @@
 
 namespace weightfs {
 
-// Parses a size: digits with an optional fraction and one of K, M, G, T, P (powers of 1024; an "iB" or "B" may
-// follow, either case). kInvalid with a full line when it is not one, is negative or exceeds 2^63.
+// Parses a size: digits with an optional fraction and an optional suffix K, M, G, T or P (powers of 1024; "iB" or "B"
+// may follow, in either case). Returns kInvalid with a full line when the text is not a size, is negative or exceeds
+// 2^63.
 Result<ByteCount> ParseSize(std::string_view text);
 
-// "8.00 GiB", "512.0 MiB", "512 B": below 10 two decimals, else one, and none for bytes.
+// Formats a size as "8.00 GiB", "512.0 MiB" or "512 B": two decimals below 10, else one, and none for bytes.
 std::string FormatSize(ByteCount size);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of weightfs in a process whose signals belong to its other threads.
+// Threads of weightfs in a process whose other threads handle the signals.
 #pragma once
 
 #include <csignal>
@@ -10,7 +10,8 @@
 
 namespace weightfs {
 
-// While it lives the calling thread, and each thread that it makes, takes no signal but `except` (0: none at all).
+// Blocks all signals except `except` (0: no exception) in the calling thread, and in threads that it creates, during
+// the lifetime of this object.
 class SignalsBlocked {
  public:
   explicit SignalsBlocked(int except = 0);
@@ -22,8 +23,8 @@ class SignalsBlocked {
   sigset_t before_{};
 };
 
-// Starts a thread that takes no signals. `name` is at most 15 characters long; /proc shows it. kAgain when the system
-// has no room for another thread.
+// Starts a thread with all signals blocked. `name` has at most 15 characters and is visible in /proc. Returns kAgain
+// when the system cannot create another thread.
 Result<std::thread> StartThread(const char* name, std::function<void()> run);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for a call that answers by a callback.
+// Waits for an asynchronous call that reports through a callback.
 #pragma once
 
 #include <future>
@@ -9,7 +9,7 @@
 
 namespace weightfs {
 
-// Calls start(done) and returns the T that done(T) is given, on whatever thread; done is called once.
+// Calls start(done) and returns the T that is passed to done(T), on any thread. `done` must be called once.
 template <typename T = Result<void>, typename Start>
 T SyncWait(const Start& start) {
   std::promise<T> promise;

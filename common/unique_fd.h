@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file descriptor that closes itself; -1 is none.
+// A file descriptor that is closed on destruction; -1 means none.
 #pragma once
 
 #include <unistd.h>
@@ -21,9 +21,9 @@ class UniqueFd {
 
   int get() const { return number_; }
   explicit operator bool() const { return number_ >= 0; }
-  // Gives the descriptor to the caller, who closes it.
+  // Transfers the descriptor to the caller, who must close it.
   int Release() { return std::exchange(number_, -1); }
-  // Returns what close(2) returns: some filesystems report a failed write only here.
+  // Returns the result of close(2), because some filesystems report a failed write only there.
   int Close() {
     const int number = Release();
     return number < 0 ? 0 : close(number);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantities that must not be mixed up are distinct types. A position (offset, block) and a distance
-// (byte count, block count) are different things: position - position = distance.
+// Distinct types for quantities that must not be mixed up. A position (offset, block) differs from a distance (byte
+// count, block count): position - position = distance.
 #pragma once
 
 #include <compare>
@@ -26,7 +26,7 @@ struct Amount {
   }
 };
 
-// A place measured in the unit of `A`.
+// A position in the unit of `A`.
 template <typename Tag, typename A>
 struct Position {
   uint64_t value = 0;
@@ -57,7 +57,7 @@ struct DeviceId {
 
 inline constexpr InodeId kRootInode{1};
 
-// The unit of allocation, of copy-on-write and of a checksum.
+// The unit of allocation, copy-on-write and checksums.
 inline constexpr uint64_t kBlockSize = 4096;
 inline constexpr uint64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
 

@@ -11,7 +11,7 @@
 //   ExtentAllocator's groups
 //   ReadCache::mutex_
 //   ReadChunk::mutex_, BufferPool::mutex_
-//   ThreadedRing::mutex_ and what else a device's queue has
+//   ThreadedRing::mutex_ and the other locks of a device queue
 //   IoRing::mutex_
 // All other locks of store/, meta/ and fs/ (including Executor::mutex_, taken under notify_mutex_) are leaves, except
 // PageCacheTracker::mutex_ → InodePages::mutex_. In client/ all locks are leaves, except Operation::mutex_ → the

@@ -10,10 +10,10 @@
 namespace weightfs {
 namespace {
 
-// ISA-L reads through a pointer to non-const and takes the running (not yet inverted) value.
+// ISA-L takes a pointer to non-const data and the running state before the final inversion.
 uint32_t Run(uint32_t state, const std::byte* data, size_t size) {
   auto* bytes = const_cast<unsigned char*>(reinterpret_cast<const unsigned char*>(data));
-  while (size > 0) {  // ISA-L's length is an int.
+  while (size > 0) {  // ISA-L's length is an int
     const size_t step = size < kGiB ? size : kGiB;
     state = crc32_iscsi(bytes, static_cast<int>(step), state);
     bytes += step;
@@ -22,7 +22,7 @@ uint32_t Run(uint32_t state, const std::byte* data, size_t size) {
   return state;
 }
 
-// Polynomials over GF(2) modulo the CRC's own, bit-reflected: the highest bit is x^0.
+// Polynomials over GF(2) modulo the CRC polynomial, bit-reflected: the highest bit is x^0.
 constexpr uint32_t kPolynomial = 0x82F63B78;
 constexpr uint32_t kOne = 1U << 31;
 
@@ -35,7 +35,7 @@ constexpr uint32_t Multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-// x^8, and each the square of the one before: what 1, 2, 4 ... zero bytes multiply a CRC by.
+// The factors by which 1, 2, 4 ... zero bytes multiply a CRC: x^8, and then each the square of the one before.
 constexpr std::array<uint32_t, 64> kZeroBytes = [] {
   std::array<uint32_t, 64> powers{kOne >> 8};
   for (size_t i = 1; i < powers.size(); ++i) powers[i] = Multiply(powers[i - 1], powers[i - 1]);
@@ -55,7 +55,7 @@ uint32_t Crc32c(std::span<const std::byte> bytes) { return ~Run(~0U, bytes.data(
 
 uint32_t Crc32cExtend(uint32_t crc, std::span<const std::byte> bytes) { return ~Run(~crc, bytes.data(), bytes.size()); }
 
-// Without the initial value and the final inversion a CRC is linear.
+// A CRC without the initial value and the final inversion is linear.
 uint32_t Crc32cContribution(std::span<const std::byte> part, uint64_t behind) {
   return AppendZeros(Run(0, part.data(), part.size()), behind);
 }

@@ -18,10 +18,10 @@ namespace {
 
 constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
 
-// Takes the permissions of others from a file or directory that is open with O_PATH. A failure is logged.
+// Removes the permissions of group and others from a file or directory opened with O_PATH. Logs a failure.
 void TakeFromOthers(const std::string& path, int descriptor, mode_t mode) {
   if ((mode & kOthers) == 0) return;
-  const std::string self = fmt::format("/proc/self/fd/{}", descriptor);  // fchmod(2) refuses such a descriptor
+  const std::string self = fmt::format("/proc/self/fd/{}", descriptor);  // fchmod(2) rejects O_PATH descriptors
   if (chmod(self.c_str(), mode & 07777 & ~kOthers) == 0) return;
   spdlog::warn("{}: other users may open it: its permissions cannot be changed: {}", path, std::strerror(errno));
 }
@@ -103,7 +103,7 @@ Result<UniqueFd> GuardedDirectory::OpenFile(const std::string& name, int flags) 
   const int safe = flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | O_NOCTTY;
   const std::string path = PathOf(name);
   while (true) {
-    // Before the open, which may have effects on a device, and fails without a reason on a socket.
+    // Check before the open, which may have effects on a device, and which fails without a reason on a socket.
     const auto checked = CheckFile(name);
     const bool missing = !checked.has_value() && checked.error().code == ErrorCode::kNotFound;
     if (!checked.has_value() && (!missing || (flags & O_CREAT) == 0)) return checked.error();
@@ -114,12 +114,12 @@ Result<UniqueFd> GuardedDirectory::OpenFile(const std::string& name, int flags) 
       return static_cast<bool>(file);
     };
     missing ? CreateAsOwner(owner_, group_, open_file) : open_file();
-    if (!file && errno == (missing ? EEXIST : ENOENT)) continue;  // made or removed since the check
+    if (!file && errno == (missing ? EEXIST : ENOENT)) continue;  // created or removed since the check
     if (!file && errno == ELOOP) return WrongType(path, S_IFLNK, "a regular file");
     struct stat status = {};
     if (!file || fstat(file.get(), &status) != 0) return SystemError(path, "cannot be opened");
     if (missing) {
-      // The umask may have taken the owner's permissions.
+      // The umask may have removed permissions of the owner.
       if (fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) return SystemError(path, "its permissions cannot be changed");
       return file;
     }
@@ -164,7 +164,7 @@ Result<std::vector<std::string>> GuardedDirectory::ListFiles() const {
     const std::string name = entry->d_name;
     if (name == "." || name == ".." || name == "lost+found") continue;
     const auto checked = CheckFile(name);
-    if (!checked.has_value() && checked.error().code == ErrorCode::kNotFound) continue;  // removed since
+    if (!checked.has_value() && checked.error().code == ErrorCode::kNotFound) continue;  // removed meanwhile
     RETURN_IF_ERROR(checked);
     names.push_back(name);
   }
@@ -176,8 +176,8 @@ void GuardedDirectory::Restrict() const {
 }
 
 void GuardedDirectory::RestrictFile(const std::string& name) const {
-  // O_PATH does not open the file. Closing an opened one would end the fcntl(2) locks that this process has on it, and
-  // RocksDB has such a lock on its LOCK file.
+  // O_PATH does not open the file. Closing an opened file would release this process's fcntl(2) locks on it, and
+  // RocksDB holds such a lock on its LOCK file.
   const UniqueFd file(openat(descriptor_.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
   if (!file && errno == ENOENT) return;
   struct stat status = {};
@@ -186,7 +186,7 @@ void GuardedDirectory::RestrictFile(const std::string& name) const {
     return;
   }
   if (!CheckStatus(name, status).has_value()) return;
-  // The owner of the directory may have made the second name of a file that is not of the store.
+  // The owner of the directory may have made a second name for a file outside the store.
   if (status.st_nlink == 1) TakeFromOthers(PathOf(name), file.get(), status.st_mode);
 }
 

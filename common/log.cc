@@ -15,7 +15,7 @@
 namespace weightfs {
 namespace {
 
-// Lays a line out by a pattern, with its text made printable.
+// Formats a line by a pattern, with its text made printable.
 class LineFormatter final : public spdlog::formatter {
  public:
   explicit LineFormatter(std::string pattern)
@@ -34,7 +34,7 @@ class LineFormatter final : public spdlog::formatter {
   const std::unique_ptr<spdlog::formatter> inner_;
 };
 
-// One write for each line, so that the lines of several processes do not mix.
+// Writes each line with one write(2), so that lines of several processes do not mix.
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   explicit FileSink(UniqueFd file) : file_(std::move(file)) {}

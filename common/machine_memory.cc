@@ -19,7 +19,7 @@ std::optional<ByteCount> MachineMemory(const std::string& root) {
   return std::nullopt;
 }
 
-// A file that holds a number of bytes; "max" and a missing file are no limit.
+// Reads a file with a number of bytes. "max" and a missing file mean no limit.
 void TakeLimit(const std::string& path, MemoryLimit* limit) {
   std::ifstream file(path);
   std::string text;
@@ -30,7 +30,7 @@ void TakeLimit(const std::string& path, MemoryLimit* limit) {
   *limit = {ByteCount{bytes}, path};
 }
 
-// A limit holds for all cgroups below its own. A container may see its cgroup as the root of the hierarchy.
+// A limit applies to all cgroups below its own. A container may see its cgroup as the root of the hierarchy.
 void TakeLimits(const std::string& hierarchy, std::string cgroup, const char* name, MemoryLimit* limit) {
   for (;;) {
     TakeLimit(hierarchy + cgroup + (cgroup.ends_with('/') ? "" : "/") + name, limit);
@@ -51,7 +51,7 @@ std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
   if (!machine.has_value()) return std::nullopt;
   MemoryLimit limit{*machine, "this machine"};
   std::ifstream file(root + "/proc/self/cgroup");
-  // "0::/path" of v2, "4:memory:/path" of v1.
+  // Lines have the form "0::/path" (v2) or "4:memory:/path" (v1).
   for (std::string line; std::getline(file, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;

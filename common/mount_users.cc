@@ -17,10 +17,11 @@
 namespace weightfs {
 namespace {
 
-// To root the refusals are those of single filesystems, which let their owner in alone.
+// Root gets such errors only from filesystems that admit only their owner.
 bool IsRefusal(int error) { return (error == EACCES || error == EPERM) && geteuid() != 0; }
 
-// What a link below /proc leads to lies on the device. Without AT_STATX_DONT_SYNC a FUSE daemon would be asked.
+// True when the target of a link in /proc is on the device. AT_STATX_DONT_SYNC keeps the kernel from asking a FUSE
+// daemon.
 bool LiesOn(const std::string& path, std::string_view device, bool* complete) {
   struct statx status = {};
   if (statx(ProcDirectory(), path.c_str(), AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, 0, &status) != 0) {
@@ -30,7 +31,7 @@ bool LiesOn(const std::string& path, std::string_view device, bool* complete) {
   return fmt::format("{}:{}", status.stx_dev_major, status.stx_dev_minor) == device;
 }
 
-// /proc/PID/maps shows devices as two hexadecimal numbers.
+// /proc/PID/maps shows a device as two hexadecimal numbers.
 std::string HexDevice(std::string_view device) {
   unsigned major = 0, minor = 0;
   if (std::sscanf(std::string(device).c_str(), "%u:%u", &major, &minor) != 2) return {};
@@ -41,7 +42,7 @@ class Looker {
  public:
   explicit Looker(std::string_view device) : device_(device), hex_device_(HexDevice(device)) {}
 
-  // What the process uses of the filesystem first; nothing when it does not.
+  // Returns the first use of the filesystem by the process that it finds; nullopt when there is none.
   std::optional<MountUser> LookAt(pid_t process) {
     const std::string directory = std::to_string(process);
     auto user = OpenFile(directory);

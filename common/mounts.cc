@@ -35,8 +35,8 @@ std::vector<MountEntry> OfDevice(std::vector<MountEntry> mounts, std::string_vie
   return mounts;
 }
 
-// Thousands of processes share a few tables: each is read once for a namespace and root directory, where these can be
-// looked at, and decoded only where the device's number is in it.
+// Thousands of processes share a few mount tables. Each table is read once per namespace and root directory, if these
+// are readable, and decoded only if it contains the device's number.
 class Search {
  public:
   explicit Search(std::string_view device) : device_(device), needle_(fmt::format(" {} ", device)) {
@@ -73,18 +73,18 @@ class Search {
  private:
   using Ids = std::vector<int>;
 
-  // They share the first namespace and keep nothing mounted.
+  // Kernel threads share the first namespace and keep nothing mounted.
   static bool IsKernelThread(const std::string& process) {
     return ReadProcLink(process + "/exe").empty() && errno == ENOENT;
   }
 
-  // Empty when this user may not look.
+  // Returns an empty key when this user may not inspect the process.
   static std::string TableKey(const std::string& process) {
     const std::string space = ReadProcLink(process + "/ns/mnt"), root = ReadProcLink(process + "/root");
     return space.empty() || root.empty() ? std::string() : space + " " + root;
   }
 
-  // The ids of the mounts in a table, but for those that this process sees as well.
+  // The ids of the mounts in a table, except those that this process also sees.
   Ids Read(const std::string& process) {
     const auto text = ReadProcFile(process + "/mountinfo");
     if (!text.has_value()) {
@@ -125,11 +125,11 @@ Result<std::vector<MountEntry>> ParseMounts(const std::string& text) {
   const Error failed{ErrorCode::kNoMemory, "the table of mounts cannot be decoded: out of memory"};
   const std::unique_ptr<libmnt_table, TableEnd> table(mnt_new_table());
   const std::unique_ptr<libmnt_iter, IteratorEnd> iterator(mnt_new_iter(MNT_ITER_FORWARD));
-  // The text outlives the stream, which only reads.
+  // The text outlives the stream, which only reads it.
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(
       fmemopen(const_cast<char*>(text.data()), text.size(), "r"), std::fclose);
   if (table == nullptr || iterator == nullptr || stream == nullptr) return failed;
-  // Positive: pass over a line that cannot be decoded.
+  // A positive result skips a line that cannot be decoded.
   mnt_table_set_parser_errcb(table.get(), [](libmnt_table*, const char*, int) { return 1; });
   if (mnt_table_parse_stream(table.get(), stream.get(), kOwnTable) != 0) return failed;
   libmnt_fs* fs = nullptr;
@@ -156,7 +156,7 @@ Result<std::vector<MountEntry>> ReadMounts() {
 std::optional<MountEntry> TopMountOn(const std::string& path) {
   const auto mounts = ReadMounts();
   if (!mounts.has_value()) return std::nullopt;
-  // A later line is mounted over an earlier one.
+  // A later line is mounted on top of an earlier one.
   const auto top =
       std::find_if(mounts->rbegin(), mounts->rend(), [&](const MountEntry& mount) { return mount.directory == path; });
   return top == mounts->rend() ? std::nullopt : std::optional(*top);

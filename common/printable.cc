@@ -12,7 +12,7 @@ namespace {
 struct Character {
   size_t size = 1;  // bytes
   char32_t code = 0;
-  bool valid = false;  // UTF-8 in its shortest form, and no surrogate
+  bool valid = false;  // shortest UTF-8 form, and not a surrogate
 };
 
 Character FirstOf(std::string_view text) {
@@ -32,7 +32,7 @@ Character FirstOf(std::string_view text) {
 
 bool MayBePrinted(char32_t code) {
   if (code < 0x20 || (code >= 0x7F && code < 0xA0)) return false;
-  if (code == 0x2028 || code == 0x2029) return false;  // separators of lines and paragraphs
+  if (code == 0x2028 || code == 0x2029) return false;  // line and paragraph separators
   return !(code >= 0x202A && code <= 0x202E) && !(code >= 0x2066 && code <= 0x2069);
 }
 

@@ -21,7 +21,7 @@
 namespace weightfs {
 namespace {
 
-// PF_EXITING of the kernel, as field 9 of /proc/PID/stat shows it.
+// The kernel's PF_EXITING, in field 9 of /proc/PID/stat.
 constexpr unsigned long kExiting = 0x4;
 
 bool HasPendingKill(pid_t process) {
@@ -44,7 +44,8 @@ bool HasOpen(pid_t process, const struct stat& file) {
   return false;
 }
 
-// "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2153518 0 EOF". Locks of processes outside the PID namespace are not listed.
+// Example: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2153518 0 EOF". Locks of processes outside the PID namespace are not
+// listed.
 pid_t ListedHolder(const struct stat& file) {
   const std::string wanted = fmt::format("{:02x}:{:02x}:{}", major(file.st_dev), minor(file.st_dev), file.st_ino);
   std::istringstream lines(ReadProcFile("locks").value_or(""));
@@ -114,7 +115,7 @@ std::string CommandOf(pid_t process) {
 bool IsEnding(pid_t process) {
   const auto text = ReadProcFile(fmt::format("{}/stat", process));
   if (!text.has_value()) return true;
-  // The name in parentheses may hold anything; what follows it has fixed places: state, five numbers, flags.
+  // The name in parentheses may contain anything. The fields after it have fixed positions: state, five numbers, flags.
   std::istringstream fields(text->substr(text->rfind(')') + 1));
   char state = 0;
   long skipped = 0;
@@ -128,7 +129,7 @@ pid_t FindLockHolder(int descriptor, pid_t claimed) {
   if (fstat(descriptor, &file) != 0) return 0;
   const pid_t listed = ListedHolder(file);
   if (listed > 0) return listed;
-  // Some filesystems list their files under another device number.
+  // Some filesystems list their files under a different device number.
   return claimed > 0 && HasOpen(claimed, file) ? claimed : 0;
 }
 

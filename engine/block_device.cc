@@ -47,7 +47,7 @@ Result<void> BlockDevice::Read(ByteOffset offset, std::span<std::byte> out) {
 }
 
 Result<void> BlockDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
-  // The device only reads from it.
+  // The device only reads from this memory.
   return Transfer(*this, IoRequest::Operation::kWrite, offset, const_cast<std::byte*>(in.data()), in.size());
 }
 

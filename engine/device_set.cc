@@ -16,7 +16,8 @@ Result<size_t> DeviceSet::FlushWritten() {
   for (size_t index = 0; index < devices_.size(); ++index) {
     if (written_[index].exchange(false)) written.push_back(devices_[index]);
   }
-  // All at once: a flush takes as long as its device's cache is full. Where there is no thread to be had, one by one.
+  // Flush all devices in parallel, because a flush takes as long as its device needs to write its cache. If no thread
+  // can be created, flush one after another.
   constexpr auto kAsync = std::launch::async | std::launch::deferred;
   std::vector<std::future<Result<void>>> others;
   for (size_t index = 1; index < written.size(); ++index) {

@@ -18,33 +18,33 @@ namespace {
 
 constexpr uint64_t kMaxGroups = 64;
 constexpr uint64_t kMaxGroupBlocks = std::numeric_limits<uint32_t>::max();
-// Groups chosen by us are no smaller: a group's border ends a run.
+// The minimum size of groups chosen by us. A group boundary ends a run.
 constexpr uint64_t kMinGroupBlocks = 4 * kGiB / kBlockSize;
-// Searches of one Allocate that space freed meanwhile may have escaped.
+// Maximum number of searches per Allocate. A search may miss space that is freed meanwhile.
 constexpr int kMaxSearches = 16;
 
-// The places where a request may be served, from the one that spoils least.
-enum class Place {
-  kAlignedClass,  // a chunk of the size class of the request
-  kAlignedSplit,  // a larger chunk, broken up
-  kAlignedPart,   // fewer blocks than wanted
-  kSlack,         // a small chunk, or the unaligned end of a large one
-  kPlainSplit,    // a large chunk, broken up
-  kPlainPart,     // fewer blocks than wanted
+// The allocation strategies, in order of increasing fragmentation.
+enum class Strategy {
+  kAlignedClass,  // a free extent of the request's size class
+  kAlignedSplit,  // split a larger free extent
+  kAlignedPart,   // fewer blocks than requested
+  kSlack,         // a small free extent, or the unaligned end of a large one
+  kPlainSplit,    // split a large free extent
+  kPlainPart,     // fewer blocks than requested
 };
-constexpr std::array kAlignedOrder{Place::kAlignedClass, Place::kAlignedSplit, Place::kAlignedPart,
-                                   Place::kSlack,        Place::kPlainSplit,   Place::kPlainPart};
+constexpr std::array kAlignedOrder{Strategy::kAlignedClass, Strategy::kAlignedSplit, Strategy::kAlignedPart,
+                                   Strategy::kSlack,        Strategy::kPlainSplit,   Strategy::kPlainPart};
 constexpr std::span kPlainOrder = std::span(kAlignedOrder).subspan(3);
 
-// A request in the terms of a group.
+// A request in units of a group.
 struct Demand {
   uint32_t count;
   uint32_t minimum;
   bool aligned;
 };
 
-// One allocation group. What its tree offers is published, so that other groups' requests find out without the
-// lock whether to come; a stale answer costs a useless visit, or a group missed that Allocate comes back to.
+// One allocation group. It publishes a summary of its tree, so that other threads can skip it without taking the lock.
+// A stale summary costs a useless visit, or hides space that Allocate finds in a later search.
 class alignas(64) Group {
  public:
   Group(uint32_t alignment, FreeExtent space) : alignment_(alignment), tree_(alignment) { AddLocked(space); }
@@ -52,7 +52,7 @@ class alignas(64) Group {
   Mutex& mutex() { return mutex_; }
   const FreeExtentTree& tree() const REQUIRES(mutex_) { return tree_; }
 
-  // Add or take blocks; false, and no change, when one of them was free, or not.
+  // Add or remove blocks. They return false, and change nothing, when a block was already free, or was not free.
   bool AddLocked(FreeExtent extent) REQUIRES(mutex_) {
     const bool added = tree_.Add(extent);
     PublishLocked();
@@ -64,13 +64,13 @@ class alignas(64) Group {
     return removed;
   }
 
-  // The length that the group offers at `place`; 0 when it cannot serve there. Takes no lock.
-  uint32_t Offer(Place place, const Demand& demand, uint32_t class_bit) const;
+  // The run length that the group offers for `strategy`; 0 when it cannot serve the request. Takes no lock.
+  uint32_t Offer(Strategy strategy, const Demand& demand, uint32_t class_bit) const;
 
-  // Takes a run out at `place`. Without `wait`, a group that another thread is busy in offers nothing.
-  std::optional<FreeExtent> Take(Place place, const Demand& demand, bool wait) EXCLUDES(mutex_);
+  // Allocates a run with `strategy`. Without `wait`, returns nothing if another thread holds the group's lock.
+  std::optional<FreeExtent> Take(Strategy strategy, const Demand& demand, bool wait) EXCLUDES(mutex_);
 
-  // Takes the run that begins at `offset`, if it serves.
+  // Allocates the run that begins at `offset`, if it satisfies the request.
   std::optional<FreeExtent> TakeFrom(uint32_t offset, const Demand& demand) EXCLUDES(mutex_);
 
   void AddTo(ExtentAllocator::Statistics& total) EXCLUDES(mutex_);
@@ -86,7 +86,7 @@ class alignas(64) Group {
     classes_.store(now.classes, std::memory_order_relaxed);
   }
 
-  std::optional<FreeExtent> ChooseLocked(Place place, const Demand& demand) const REQUIRES(mutex_);
+  std::optional<FreeExtent> ChooseLocked(Strategy strategy, const Demand& demand) const REQUIRES(mutex_);
   FreeExtent CutPlain(FreeExtent chunk, uint32_t count) const;
   uint32_t LeastAligned(const Demand& demand) const {
     return std::max(demand.minimum, std::min(demand.count, alignment_));
@@ -103,26 +103,26 @@ class alignas(64) Group {
   std::atomic<uint32_t> classes_{0};
 };
 
-uint32_t Group::Offer(Place place, const Demand& demand, uint32_t class_bit) const {
+uint32_t Group::Offer(Strategy strategy, const Demand& demand, uint32_t class_bit) const {
   const auto at_least = [](const std::atomic<uint32_t>& length, uint32_t needed) {
     const uint32_t offered = length.load(std::memory_order_relaxed);
     return offered >= needed ? offered : 0;
   };
-  switch (place) {
-    case Place::kAlignedClass:
+  switch (strategy) {
+    case Strategy::kAlignedClass:
       if ((classes_.load(std::memory_order_relaxed) & class_bit) == 0) return 0;
       return at_least(longest_aligned_, demand.count);
-    case Place::kAlignedSplit: return at_least(longest_aligned_, demand.count);
-    case Place::kAlignedPart: return at_least(longest_aligned_, LeastAligned(demand));
-    case Place::kSlack: return at_least(longest_slack_, demand.count);
-    case Place::kPlainSplit: return at_least(longest_, demand.count);
-    case Place::kPlainPart: return at_least(longest_, demand.minimum);
+    case Strategy::kAlignedSplit: return at_least(longest_aligned_, demand.count);
+    case Strategy::kAlignedPart: return at_least(longest_aligned_, LeastAligned(demand));
+    case Strategy::kSlack: return at_least(longest_slack_, demand.count);
+    case Strategy::kPlainSplit: return at_least(longest_, demand.count);
+    case Strategy::kPlainPart: return at_least(longest_, demand.minimum);
   }
   return 0;
 }
 
-// Small runs come from the unaligned ends of a chunk; where a window must be broken it is the last one, for a file
-// may be growing into the first.
+// Small runs come from the unaligned ends of a free extent. If an aligned unit must be broken, it is the last one,
+// because a file may be growing into the first one.
 FreeExtent Group::CutPlain(FreeExtent chunk, uint32_t count) const {
   const uint32_t head = (0 - chunk.start) & (alignment_ - 1);
   const uint32_t tail = chunk.end() & (alignment_ - 1);
@@ -131,41 +131,41 @@ FreeExtent Group::CutPlain(FreeExtent chunk, uint32_t count) const {
   return {chunk.end() - count, count};
 }
 
-std::optional<FreeExtent> Group::ChooseLocked(Place place, const Demand& demand) const {
+std::optional<FreeExtent> Group::ChooseLocked(Strategy strategy, const Demand& demand) const {
   std::optional<FreeExtent> chunk;
-  switch (place) {
-    case Place::kAlignedClass:
-    case Place::kAlignedSplit:
-      chunk = tree_.FindAligned(demand.count, place == Place::kAlignedClass);
+  switch (strategy) {
+    case Strategy::kAlignedClass:
+    case Strategy::kAlignedSplit:
+      chunk = tree_.FindAligned(demand.count, strategy == Strategy::kAlignedClass);
       if (!chunk) return std::nullopt;
       return FreeExtent{tree_.AlignUp(chunk->start), demand.count};
-    case Place::kAlignedPart: {
+    case Strategy::kAlignedPart: {
       const uint32_t count = std::min(demand.count, tree_.summary().longest_aligned);
       if (count < LeastAligned(demand)) return std::nullopt;
       return FreeExtent{tree_.AlignUp(tree_.FindAligned(count, false)->start), count};
     }
-    case Place::kSlack:
+    case Strategy::kSlack:
       chunk = tree_.FindSlack(demand.count);
       if (!chunk) return std::nullopt;
       return CutPlain(*chunk, demand.count);
-    case Place::kPlainSplit:
-    case Place::kPlainPart: {
+    case Strategy::kPlainSplit:
+    case Strategy::kPlainPart: {
       const uint32_t count = std::min(demand.count, tree_.summary().longest);
-      if (count < (place == Place::kPlainPart ? demand.minimum : demand.count)) return std::nullopt;
+      if (count < (strategy == Strategy::kPlainPart ? demand.minimum : demand.count)) return std::nullopt;
       return CutPlain(*tree_.FindPlain(count), count);
     }
   }
   return std::nullopt;
 }
 
-// A lock that may fail to be taken is beyond the analysis.
-std::optional<FreeExtent> Group::Take(Place place, const Demand& demand, bool wait) NO_THREAD_SAFETY_ANALYSIS {
+// The analysis cannot follow a lock that may fail.
+std::optional<FreeExtent> Group::Take(Strategy strategy, const Demand& demand, bool wait) NO_THREAD_SAFETY_ANALYSIS {
   std::unique_lock<std::mutex> lock(mutex_.native(), std::defer_lock);
   if (wait)
     lock.lock();
   else if (!lock.try_lock())
     return std::nullopt;
-  const auto run = ChooseLocked(place, demand);
+  const auto run = ChooseLocked(strategy, demand);
   if (run) RemoveLocked(*run);
   return run;
 }
@@ -177,7 +177,7 @@ std::optional<FreeExtent> Group::TakeFrom(uint32_t offset, const Demand& demand)
   if (run->length >= demand.count) {
     run->length = demand.count;
   } else if (demand.aligned) {
-    // The next run will begin on an alignment; so file and device stay in step.
+    // The next run will begin on an alignment boundary, so file and device offsets stay aligned with each other.
     const uint32_t end = run->end() & ~(alignment_ - 1);
     run->length = end > offset ? end - offset : 0;
   }
@@ -204,7 +204,7 @@ class GroupedExtentAllocator final : public ExtentAllocator {
   Statistics statistics() const override;
 
  private:
-  // The groups that a run touches; their locks while it lives.
+  // Holds the locks of all groups that a run touches.
   class RangeLock;
 
   uint64_t GroupOf(DeviceBlock block) const { return (block.value - base_) / group_blocks_; }
@@ -217,31 +217,31 @@ class GroupedExtentAllocator final : public ExtentAllocator {
     return run.start >= space_.start && run.count <= space_.count &&
            run.start - space_.start <= space_.count - run.count;
   }
-  // The part of `run` that lies in `group`.
+  // The part of `run` inside `group`.
   FreeExtent PartIn(uint64_t group, BlockRun run) const;
 
-  // All the blocks of the run change, or none.
+  // Change all blocks of the run or none.
   bool RemoveAll(BlockRun run);
   bool AddAll(BlockRun run);
 
   std::optional<BlockRun> Continue(DeviceBlock after, const Demand& demand);
   std::optional<BlockRun> Search(const Demand& demand, uint64_t home);
-  std::optional<BlockRun> TakeFirst(Place place, const Demand& demand, uint64_t home);
-  std::optional<BlockRun> TakeLongest(Place place, const Demand& demand, uint64_t home);
+  std::optional<BlockRun> TakeFirst(Strategy strategy, const Demand& demand, uint64_t home);
+  std::optional<BlockRun> TakeLongest(Strategy strategy, const Demand& demand, uint64_t home);
 
   const BlockRun space_;
   const uint64_t alignment_;
-  const uint64_t base_;          // start of the first group: the space's start rounded down, so that offsets in
-                                 // groups are aligned where blocks are
+  const uint64_t base_;          // start of the first group: the space's start rounded down, so that
+                                 // an aligned offset in a group is an aligned block
   const uint64_t group_blocks_;  // a multiple of the alignment
   std::vector<std::unique_ptr<Group>> groups_;
   alignas(64) std::atomic<uint64_t> free_blocks_;
-  std::atomic<uint64_t> frees_{0};  // Free calls done; advanced after their blocks are published
+  std::atomic<uint64_t> frees_{0};  // number of completed Free calls; incremented after their blocks are published
 };
 
 class GroupedExtentAllocator::RangeLock {
  public:
-  // A set of locks known at run time is beyond the analysis.
+  // The analysis cannot follow a set of locks that is known only at run time.
   RangeLock(GroupedExtentAllocator& allocator, uint64_t first, uint64_t last) NO_THREAD_SAFETY_ANALYSIS
       : groups_(std::span(allocator.groups_).subspan(first, last - first + 1)) {
     for (auto& group : groups_) group->mutex().lock();
@@ -284,7 +284,7 @@ Result<BlockRun> GroupedExtentAllocator::Allocate(const Request& request) {
   for (int i = 0; i < kMaxSearches; ++i) {
     const uint64_t frees_before = frees_.load(std::memory_order_acquire);
     if (const auto run = Search(demand, request.group_hint % groups_.size())) return *run;
-    // Blocks freed behind the search, in a group it had passed, may be the ones wanted.
+    // The search may have missed blocks that were freed in a group after it had passed that group.
     if (frees_.load(std::memory_order_acquire) == frees_before) break;
   }
   return ErrorCode::kNoSpace;
@@ -297,46 +297,46 @@ std::optional<BlockRun> GroupedExtentAllocator::Continue(DeviceBlock after, cons
   return ToRun(group, *run);
 }
 
-// Another group's chunk of the right class is better than a larger one broken up at home.
+// A free extent of the right class in another group is better than splitting a larger one in the home group.
 std::optional<BlockRun> GroupedExtentAllocator::Search(const Demand& demand, uint64_t home) {
-  for (const Place place : demand.aligned ? std::span<const Place>(kAlignedOrder) : kPlainOrder) {
-    const bool part = place == Place::kAlignedPart || place == Place::kPlainPart;
-    const auto run = part ? TakeLongest(place, demand, home) : TakeFirst(place, demand, home);
+  for (const Strategy strategy : demand.aligned ? std::span<const Strategy>(kAlignedOrder) : kPlainOrder) {
+    const bool part = strategy == Strategy::kAlignedPart || strategy == Strategy::kPlainPart;
+    const auto run = part ? TakeLongest(strategy, demand, home) : TakeFirst(strategy, demand, home);
     if (run) return run;
   }
   return std::nullopt;
 }
 
-std::optional<BlockRun> GroupedExtentAllocator::TakeFirst(Place place, const Demand& demand, uint64_t home) {
+std::optional<BlockRun> GroupedExtentAllocator::TakeFirst(Strategy strategy, const Demand& demand, uint64_t home) {
   const uint32_t class_bit = FreeExtentTree::AlignedClassBit(demand.count, static_cast<uint32_t>(alignment_));
-  // A free group elsewhere is better than waiting for a busy one.
+  // Using another group is better than waiting for a busy one.
   for (const bool wait : {false, true}) {
     for (uint64_t i = 0; i < groups_.size(); ++i) {
       const uint64_t index = (home + i) % groups_.size();
       Group& group = *groups_[index];
-      if (group.Offer(place, demand, class_bit) == 0) continue;
-      if (const auto run = group.Take(place, demand, wait)) return ToRun(index, *run);
+      if (group.Offer(strategy, demand, class_bit) == 0) continue;
+      if (const auto run = group.Take(strategy, demand, wait)) return ToRun(index, *run);
     }
   }
   return std::nullopt;
 }
 
-// The group with the longest run may lose it before it is locked; each such loss is another call's success, and
-// as many tries as groups are enough to end at what is there.
-std::optional<BlockRun> GroupedExtentAllocator::TakeLongest(Place place, const Demand& demand, uint64_t home) {
+// The group with the longest run may lose it to another thread before it is locked. Trying as often as there are groups
+// is enough to find the longest remaining run.
+std::optional<BlockRun> GroupedExtentAllocator::TakeLongest(Strategy strategy, const Demand& demand, uint64_t home) {
   for (size_t tries = 0; tries <= groups_.size(); ++tries) {
     uint64_t best = 0;
     uint32_t best_length = 0;
     for (uint64_t i = 0; i < groups_.size(); ++i) {
       const uint64_t index = (home + i) % groups_.size();
-      const uint32_t length = groups_[index]->Offer(place, demand, 0);
+      const uint32_t length = groups_[index]->Offer(strategy, demand, 0);
       if (length > best_length) {
         best = index;
         best_length = length;
       }
     }
     if (best_length == 0) return std::nullopt;
-    if (const auto run = groups_[best]->Take(place, demand, true)) return ToRun(best, *run);
+    if (const auto run = groups_[best]->Take(strategy, demand, true)) return ToRun(best, *run);
   }
   return std::nullopt;
 }
@@ -379,7 +379,7 @@ Result<void> GroupedExtentAllocator::Free(BlockRun run) {
   if (!InSpace(run))
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{} freed blocks from {} on lie outside the space", run.count.value, run.start.value)};
-  // Counted before another thread can take them again, lest the sum fall below zero.
+  // Add first, because another thread may allocate the blocks at once, and the counter must not drop below zero.
   free_blocks_.fetch_add(run.count.value, std::memory_order_relaxed);
   if (!AddAll(run)) {
     free_blocks_.fetch_sub(run.count.value, std::memory_order_relaxed);
@@ -403,7 +403,7 @@ Result<uint64_t> GroupBlocks(const ExtentAllocator::Options& options) {
   const uint64_t alignment = options.alignment.value;
   if (!std::has_single_bit(alignment) || alignment > FreeExtentTree::kMaxAlignment)
     return Error{ErrorCode::kInvalid, fmt::format("the allocator cannot align to {} blocks", alignment)};
-  // Room above the end for rounding up to groups.
+  // Leaves room above the end for rounding up to whole groups.
   if (count == 0 || count > kMaxGroups * kMaxGroupBlocks || start > std::numeric_limits<uint64_t>::max() / 2)
     return Error{ErrorCode::kInvalid, fmt::format("a device of {} blocks cannot be allocated from", count)};
   if (options.groups > kMaxGroups)

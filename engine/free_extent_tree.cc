@@ -13,8 +13,8 @@ constexpr unsigned kClasses = 32;
 
 unsigned Log2(uint32_t value) { return static_cast<unsigned>(std::bit_width(value)) - 1; }
 
-// The heap order of the treap needs no room in the node: a bijective mix of the index is as good as random, for
-// indexes say nothing about offsets once the pool is in use.
+// The heap order of the treap needs no memory in the node: a bijective mix of the index is as good as a random number,
+// because node indexes are unrelated to offsets once the pool is in use.
 uint32_t Priority(uint32_t index) {
   index ^= index >> 16;
   index *= 0x7feb352dU;
@@ -36,7 +36,7 @@ uint64_t FreeExtentTree::memory() const {
          path_.capacity() * sizeof(Index);
 }
 
-// --- nodes and what they carry ---
+// --- Nodes and their summaries ---
 
 FreeExtentTree::Index FreeExtentTree::NewNode(FreeExtent extent) {
   Index index = unused_;
@@ -91,29 +91,29 @@ FreeExtentTree::Summary FreeExtentTree::Combine(const Node& node) const {
           own.classes | left.classes | right.classes};
 }
 
-// --- changes ---
+// --- Changes ---
 
-FreeExtentTree::Neighbours FreeExtentTree::Descend(uint32_t offset) {
+FreeExtentTree::Neighbors FreeExtentTree::Descend(uint32_t offset) {
   path_.clear();
-  Neighbours neighbours{0, 0};
+  Neighbors neighbors{0, 0};
   for (Index index = root_; index != 0;) {
     path_.push_back(index);
     const Node& node = At(index);
-    // The way back up reads both children's summaries.
+    // The way back up reads the summaries of both children.
     __builtin_prefetch(&At(node.left));
     __builtin_prefetch(&At(node.right));
     if (node.extent.start <= offset) {
-      neighbours.before = path_.size();
+      neighbors.before = path_.size();
       index = node.right;
     } else {
-      neighbours.after = path_.size();
+      neighbors.after = path_.size();
       index = node.left;
     }
   }
-  return neighbours;
+  return neighbors;
 }
 
-// Once a subtree offers the same as before, so does everything above it.
+// Once the summary of a subtree is unchanged, so are those of all its ancestors.
 void FreeExtentTree::RefreshPath(size_t depth) {
   while (depth-- > 0) {
     Node& node = At(path_[depth]);
@@ -123,7 +123,7 @@ void FreeExtentTree::RefreshPath(size_t depth) {
   }
 }
 
-// The link below path_[depth - 1], or the root, on the way to `offset`.
+// The link below path_[depth - 1], or the root, on the path to `offset`.
 FreeExtentTree::Index& FreeExtentTree::LinkAt(size_t depth, uint32_t offset) {
   if (depth == 0) return root_;
   Node& parent = At(path_[depth - 1]);
@@ -189,7 +189,7 @@ bool FreeExtentTree::Add(FreeExtent extent) {
   if (previous != nullptr && previous->end() != extent.start) previous = nullptr;
   if (next != nullptr && next->start != extent.end()) next = nullptr;
   if (previous != nullptr && next != nullptr) {
-    // Of two neighbours one lies below the other: it goes, and the upper one takes its blocks.
+    // One of two neighbors is an ancestor of the other. The lower one is erased, and the upper one takes its blocks.
     const FreeExtent merged{previous->start, previous->length + extent.length + next->length};
     EraseAtPath(std::max(before, after));
     At(path_[std::min(before, after) - 1]).extent = merged;
@@ -220,12 +220,12 @@ bool FreeExtentTree::Remove(FreeExtent extent) {
   }
   whole = before.length > 0 ? before : after;
   RefreshPath(depth);
-  // Nothing starts between the two, so the path leads to the place of the second as well.
+  // No node starts between the two, so the path also leads to the position of the second.
   if (before.length > 0 && after.length > 0) InsertAtPath(after);
   return true;
 }
 
-// --- questions ---
+// --- Queries ---
 
 // The last node that starts at or before `offset`.
 FreeExtentTree::Index FreeExtentTree::Floor(uint32_t offset) const {
@@ -264,7 +264,7 @@ bool FreeExtentTree::NoneFree(FreeExtent extent) const {
   return index == 0 || At(index).extent.end() <= extent.start;
 }
 
-// The leftmost node of the subtree in `extent_class` that holds `count`, within `nodes_left` visits.
+// The leftmost node of class `extent_class` in the subtree with `count` usable blocks, within `nodes_left` visits.
 FreeExtentTree::Index FreeExtentTree::SearchClass(Index index, unsigned extent_class, uint32_t count,
                                                   int& nodes_left) const {
   const Node& node = At(index);
@@ -317,7 +317,7 @@ std::optional<FreeExtent> FreeExtentTree::FindAligned(uint32_t count, bool tight
   if (const uint32_t bit = AlignedClassBit(count, alignment_); bit != 0) {
     int nodes_left = kClassSearchNodes;
     if (const Index index = SearchClass(root_, Log2(bit), count, nodes_left)) return At(index).extent;
-    // Every member of a higher class holds the count.
+    // Every member of a higher class contains `count` blocks.
     const uint32_t higher = summary().classes & ~(bit | (bit - 1));
     if (!tight && higher != 0) return ExtentOf(FirstOfClass(static_cast<unsigned>(std::countr_zero(higher))));
   }
@@ -339,12 +339,12 @@ std::optional<FreeExtent> FreeExtentTree::FindSlack(uint32_t count) const {
 
 std::optional<FreeExtent> FreeExtentTree::FindPlain(uint32_t count) const {
   if (const auto slack = FindSlack(count)) return slack;
-  // Below one window, the least of the large ones is broken up.
+  // For less than one aligned unit, split the smallest large extent.
   if (const auto aligned = FindAligned(std::max(count, alignment_), false)) return aligned;
   return ExtentOf(FirstWith<&Summary::longest>(count));
 }
 
-// --- for tests ---
+// --- For tests ---
 
 struct FreeExtentTree::ConsistencyCheck {
   const FreeExtentTree& tree;

@@ -111,13 +111,13 @@ class FreeExtentTree {
 
   // One more than the depth in path_ of the last node that starts at or before an offset, and of the first one after
   // it; 0 when there is none.
-  struct Neighbours {
+  struct Neighbors {
     size_t before;
     size_t after;
   };
   // Walks down to the position of a node that starts at `offset`, whether it exists or not; path_ stores the nodes
   // passed.
-  Neighbours Descend(uint32_t offset);
+  Neighbors Descend(uint32_t offset);
   // Recomputes the summaries of the first `depth` nodes of path_, when only the last of them or its subtree has
   // changed.
   void RefreshPath(size_t depth);

@@ -16,22 +16,22 @@
 namespace weightfs {
 namespace {
 
-// Feature bits this program knows: none yet.
+// The feature bits that this program knows: none yet.
 constexpr uint64_t kKnownReadOnlyCompatible = 0;
 constexpr uint64_t kKnownIncompatible = 0;
 
-// Aligned for a direct transfer.
+// Aligned for direct I/O.
 struct alignas(kBlockSize) AlignedRecord : SuperblockRecord {};
 
 std::span<std::byte> BytesOf(AlignedRecord& record) { return std::as_writable_bytes(std::span(&record, 1)); }
 
 uint32_t CrcOf(AlignedRecord& record) { return Crc32c(BytesOf(record).first(offsetof(SuperblockRecord, crc))); }
 
-// What reading the copies showed.
+// The result of reading the copies.
 struct Survey {
-  std::optional<SuperblockRecord> best;  // the valid copy of the greatest sequence
-  std::vector<uint64_t> damaged;         // where copies with our magic lie that are not valid
-  std::optional<Error> unreadable;       // the first failed read
+  std::optional<SuperblockRecord> best;  // the valid copy with the highest sequence
+  std::vector<uint64_t> damaged;         // offsets of invalid copies with our magic
+  std::optional<Error> unreadable;       // the first read error
 };
 
 Survey ReadCopies(BlockDevice& device) {
@@ -44,7 +44,7 @@ Survey ReadCopies(BlockDevice& device) {
       continue;
     }
     if (record.magic != kSuperblockMagic) continue;
-    // The places of the magic, the version and the checksum are the same in every version.
+    // The magic, the version and the checksum have the same offsets in every version.
     if (record.crc != CrcOf(record) || record.copy_offset != offset) {
       survey.damaged.push_back(offset);
       continue;
@@ -68,7 +68,7 @@ Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
           fmt::format("{}: not a weightfs device (no superblock found); check the path or format it", device.path())};
 }
 
-// Refuses what this program does not understand.
+// Rejects versions and features that this program does not support.
 Result<void> CheckVersion(const BlockDevice& device, const SuperblockRecord& record) {
   if (record.version > kFormatVersion) {
     return Error{ErrorCode::kVersion,
@@ -84,7 +84,7 @@ Result<void> CheckVersion(const BlockDevice& device, const SuperblockRecord& rec
   return {};
 }
 
-// A valid checksum says that these are the bytes once written, not that they make sense.
+// A valid checksum proves that the bytes are as written, not that they are meaningful.
 Result<void> CheckFacts(const BlockDevice& device, const SuperblockRecord& record) {
   const auto corrupt = [&](std::string_view what) {
     return Error{ErrorCode::kCorrupt,
@@ -107,7 +107,7 @@ Result<void> CheckFacts(const BlockDevice& device, const SuperblockRecord& recor
   return {};
 }
 
-// One copy, without its place and checksum.
+// Fills one copy, except its offset and checksum.
 void Fill(AlignedRecord& record, const Superblock& superblock) {
   std::memset(static_cast<void*>(&record), 0, sizeof(record));
   record.magic = kSuperblockMagic;
@@ -130,7 +130,7 @@ int HexDigit(char digit) {
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-// In "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".
+// Positions in "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".
 constexpr bool IsDash(size_t at) { return at == 8 || at == 13 || at == 18 || at == 23; }
 constexpr size_t kUuidTextSize = 36;
 
@@ -164,11 +164,11 @@ Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock) {
                                                    "weightfs to write",
                                                    device.path())};
   }
-  // Before the first byte: a copy of a write that failed half-way must not share its number with a later one.
+  // Increment before the first write: a copy of a write that failed midway must not share its number with a later one.
   ++superblock.sequence;
   AlignedRecord record;
   Fill(record, superblock);
-  // The even copies, then the odd ones: a power loss tears the half being written and never both.
+  // Write the even copies, then the odd ones: a power loss can damage the half being written, but never both.
   for (const size_t half : {0U, 1U}) {
     for (size_t copy = half; copy < kSuperblockOffsets.size(); copy += 2) {
       record.copy_offset = kSuperblockOffsets[copy];
@@ -188,7 +188,7 @@ Uuid NewUuid() {
     std::memcpy(id.data() + at, &word, sizeof(word));
   }
   id[6] = static_cast<uint8_t>((id[6] & 0x0F) | 0x40);  // version 4
-  id[8] = static_cast<uint8_t>((id[8] & 0x3F) | 0x80);  // the variant of RFC 4122
+  id[8] = static_cast<uint8_t>((id[8] & 0x3F) | 0x80);  // RFC 4122 variant
   return id;
 }
 

@@ -111,7 +111,7 @@ void ThreadedRing::Run() {
   std::vector<Rejected> rejected;
   for (;;) {
     const size_t count = ring_->Reap(completions, 1);
-    // First the device gets its next work, then the callers their results.
+    // Submit more work to the device before reporting results to callers.
     ring_->Submit();
     size_t completed = 0;
     for (const auto& completion : std::span(completions).first(count)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A KernelQueue by libaio.
+// Implements KernelQueue with libaio.
 #include <fmt/format.h>
 #include <libaio.h>
 #include <poll.h>
@@ -47,12 +47,12 @@ Error SetupFailure(unsigned slots, int error_number) {
 class AioQueue final : public KernelQueue {
  public:
   AioQueue(io_context_t context, unsigned slots) : context_(context), controls_(slots) {}
-  // Cancels the poll of the eventfd.
+  // io_destroy also cancels the poll of the eventfd.
   ~AioQueue() override { io_destroy(context_); }
   AioQueue(const AioQueue&) = delete;
   AioQueue& operator=(const AioQueue&) = delete;
 
-  // False with an errno.
+  // Returns false with errno set on failure.
   bool MakeWakeable() {
     wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     return wake_ && ArmWake();
@@ -72,7 +72,7 @@ class AioQueue final : public KernelQueue {
   }
 
   int Wait(size_t minimum, std::span<Event> events, std::optional<std::chrono::nanoseconds> timeout) override {
-    // Without the poll no event announces a Wake.
+    // Without the poll no event reports a Wake.
     if (wake_ && !wake_armed_) timeout = std::min(timeout.value_or(kRearmPause), kRearmPause);
     timespec limit{};
     if (timeout) limit = {*timeout / kSecond, (*timeout % kSecond).count()};
@@ -86,27 +86,27 @@ class AioQueue final : public KernelQueue {
         wake_armed_ = false;
         continue;
       }
-      // The kernel's result is a signed number in an unsigned field.
+      // The kernel stores a signed result in an unsigned field.
       events[static_cast<size_t>(count++)] = {static_cast<unsigned>(event.obj - controls_.data()),
                                               static_cast<int64_t>(event.res)};
     }
-    // Before the caller looks for the reason of the Wake: one that comes after that look ends the next Wait.
+    // Rearm before the caller looks for the reason of the Wake, so that a later Wake ends the next Wait.
     if (wake_ && !wake_armed_) ArmWake();
     return rc < 0 ? rc : count;
   }
 
   void Wake() override {
     WEIGHTFS_ASSERT(wake_);
-    // An eventfd's counter cannot overflow by ones, so writing it cannot fail.
+    // The counter of an eventfd cannot overflow by increments of one, so this write cannot fail.
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
   }
 
  private:
-  // Lets the kernel poll the eventfd once, for wakes from now on. False with an errno.
+  // Makes the kernel poll the eventfd once, for wakes from now on. Returns false with errno set on failure.
   bool ArmWake() {
     uint64_t wakes = 0;
-    // EAGAIN means that nobody woke since.
+    // EAGAIN means that there was no wake in between.
     [[maybe_unused]] const ssize_t drained = read(wake_.get(), &wakes, sizeof(wakes));
     io_prep_poll(&wake_control_, wake_.get(), POLLIN);
     iocb* control = &wake_control_;
@@ -117,7 +117,7 @@ class AioQueue final : public KernelQueue {
   }
 
   const io_context_t context_;
-  std::vector<iocb> controls_;  // never resized: the kernel's events point into it
+  std::vector<iocb> controls_;  // never resized, because the kernel's events point into it
   UniqueFd wake_;               // an eventfd
   iocb wake_control_{};
   bool wake_armed_ = false;

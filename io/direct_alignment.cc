@@ -19,10 +19,10 @@ std::optional<DirectAlignment> QueryDirectAlignment(int descriptor) {
     }
     return DirectAlignment{answer.stx_dio_offset_align, answer.stx_dio_mem_align};
   }
-  // Where files are memory the kernel copies, from any address, in spite of O_DIRECT.
+  // On in-memory filesystems the kernel copies from any address, in spite of O_DIRECT.
   struct statfs filesystem {};
   if (fstatfs(descriptor, &filesystem) == 0 && filesystem.f_type == TMPFS_MAGIC) return DirectAlignment{1, 1};
-  return DirectAlignment{};  // An older kernel, or a filesystem that does not say: a page serves all of them.
+  return DirectAlignment{};  // an older kernel, or an unspecific filesystem: a page is always sufficient
 }
 
 }  // namespace weightfs

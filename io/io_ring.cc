@@ -80,10 +80,10 @@ size_t IoRing::Submit(size_t limit, size_t batch) {
     const size_t accepted = rc > 0 ? static_cast<size_t>(rc) : 0;
     sent += accepted;
     if (accepted == count && count == most) continue;
-    // The queue was empty, or all slots were in use. The caller of Queue or Reap submits what has changed since.
+    // The queue was empty, or all slots were in use. The caller of Queue or Reap submits later changes.
     if (accepted == count) return sent;
     MutexLock lock(mutex_);
-    // After a prefix the next round learns what is wrong with the first of the rest, if anything.
+    // After a partial submission the next round gets the error of the first remaining transfer, if any.
     const int error_number = rc == 0 ? EAGAIN : std::max(-rc, 0);
     if (!RequeueLocked(std::span(slots).subspan(accepted, count - accepted), error_number)) return sent;
   }
@@ -108,14 +108,14 @@ bool IoRing::RequeueLocked(std::span<const unsigned> left, int error_number) {
   }
   if (error_number == 0 || error_number == EINTR) return true;
   if (error_number == EAGAIN) {
-    if (InKernelLocked() > 0) return false;  // The next completion makes room.
+    if (InKernelLocked() > 0) return false;  // the next completion frees a slot
     refused_ = true;
   } else {
-    // The error is about the first transfer alone.
+    // The error concerns only the first transfer.
     failed_.push_back({queue_.front().transfer, queue_.front().done, error_number});
     queue_.pop_front();
   }
-  // The thread that reaps would wait for an event that does not come.
+  // Wake the reaping thread, which would otherwise wait for an event that does not come.
   if (reaping_) kernel_->Wake();
   return error_number != EAGAIN;
 }
@@ -134,7 +134,7 @@ size_t IoRing::Reap(std::span<Completion> completions, size_t minimum,
   std::array<KernelQueue::Event, kMaxBatch> events;
   const size_t wanted = std::min(completions.size(), events.size());
   const int rc = kernel_->Wait(minimum, std::span(events).first(wanted), timeout);
-  // Another error means that the queue is not ours; without events no transfer would ever complete.
+  // Any other error means that the queue is broken; without events no transfer would ever complete.
   WEIGHTFS_ASSERT(rc >= 0 || rc == -EINTR);
   lock.Lock();
   reaping_ = false;

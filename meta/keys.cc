@@ -7,7 +7,7 @@ namespace weightfs::keys {
 namespace {
 
 constexpr size_t kNumberSize = sizeof(uint64_t);
-constexpr size_t kMaximumNameSize = 255;  // of entries and attributes, as everywhere in POSIX and Linux
+constexpr size_t kMaximumNameSize = 255;  // of entries and attributes; the limit of POSIX and Linux
 
 std::string Numbered(char kind, uint64_t number, size_t room_after = 0) {
   std::string key;
@@ -53,7 +53,7 @@ std::string Store(std::string_view name) {
 std::string KindPrefix(char kind) { return std::string(1, kind); }
 
 std::string PrefixEnd(std::string prefix) {
-  // A trailing 0xFF has no successor of its length: the byte before it is the one to raise.
+  // A trailing 0xFF has no successor of the same length, so increment the byte before it.
   while (!prefix.empty() && static_cast<unsigned char>(prefix.back()) == 0xFF) prefix.pop_back();
   if (!prefix.empty()) ++prefix.back();
   return prefix;

@@ -15,26 +15,26 @@
 namespace weightfs {
 namespace {
 
-// The format byte of every kind of record so far; a change of one kind's layout raises its own.
+// The current format byte of each kind of record. A change of one kind's layout increments its own byte.
 constexpr uint8_t kInodeFormat = 1;
 constexpr uint8_t kEntryFormat = 1;
 constexpr uint8_t kExtentFormat = 1;
 constexpr uint8_t kChecksumsFormat = 1;
 
-constexpr size_t kInodeFixedSize = 119;  // all but the symbolic link's target
+constexpr size_t kInodeFixedSize = 119;  // everything except the symlink target
 constexpr size_t kEntrySize = 10;
 constexpr size_t kExtentSize = 31;
 constexpr size_t kChecksumsHeaderSize = 3;
 constexpr size_t kMaximumSymlinkSize = 4095;
 
-// Sizes and offsets are signed 64-bit everywhere above us (off_t), so nothing on disk may exceed that.
+// Sizes and offsets are signed 64-bit values in all interfaces (off_t), so nothing on disk may exceed that.
 constexpr uint64_t kMaximumSize = std::numeric_limits<int64_t>::max();
 constexpr uint64_t kMaximumBlocks = kMaximumSize / kBlockSize;
 
 constexpr uint32_t kKnownInodeFlags = kInodeHasAttributes | kInodeUnnamed;
 constexpr uint32_t kKnownExtentFlags = kExtentUnwritten | kExtentShared;
 constexpr uint32_t kNanosecondsPerSecond = 1'000'000'000;
-constexpr unsigned kTypeShift = 12;  // from S_IFMT bits to the type as one byte, as in d_type
+constexpr unsigned kTypeShift = 12;  // from S_IFMT bits to a one-byte type as in d_type
 static_assert(S_IFMT == 0xFU << kTypeShift);
 
 bool IsFileType(uint32_t type) {
@@ -50,7 +50,7 @@ bool IsFileType(uint32_t type) {
   }
 }
 
-// Consumes the format byte. The rest of a record of a greater format cannot be understood, not even its checksum.
+// Consumes the format byte. The rest of a record of a newer format cannot be decoded, not even its checksum.
 Result<void> TakeFormat(Decoder& decoder, uint8_t known) {
   const auto format = decoder.Little<uint8_t>();
   if (!decoder.ok() || format == 0) return ErrorCode::kCorrupt;
@@ -81,7 +81,7 @@ bool IsPossible(const InodeRecord& record) {
          record.symlink.empty() != is_link && record.symlink.find('\0') == std::string::npos;
 }
 
-// The first `count` blocks from `first` end at an offset that a file or device can have.
+// True when the end of `count` blocks from `first` is a valid file or device offset.
 bool FitsOffsets(uint64_t first, uint64_t count) { return first <= kMaximumBlocks && count <= kMaximumBlocks - first; }
 
 uint32_t CrcOf(std::string_view key, std::string_view value) {

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #if __has_include(<rocksdb/advanced_cache.h>)
-// RocksDB 8 moved the definition of Cache here; its cache.h only declares the class.
+// RocksDB 8 moved the definition of Cache to this header; its cache.h only declares the class.
 #include <rocksdb/advanced_cache.h>
 #endif
 
@@ -41,15 +41,15 @@ constexpr int kOpenTables = 512;
 constexpr int kReadOnlyAttempts = 16;
 constexpr size_t kScanReadAhead = 2 * kMiB;
 constexpr size_t kBatchHeaderSize = 12;
-constexpr size_t kChangeOverhead = 11;  // of one change in a RocksDB batch: tag and two lengths
+constexpr size_t kChangeOverhead = 11;  // per change in a RocksDB batch: tag and two lengths
 
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
 std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
-// RocksDB counts each comparison of keys, by thread, unless that thread says that nobody asks: a tenth of its time.
+// RocksDB counts each key comparison per thread unless the thread disables it. Counting takes a tenth of the time.
 void CountNothing() { rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable); }
 
-// RocksDB wraps some errors, that of writing its OPTIONS file among them (9.10), and keeps only their text.
+// RocksDB wraps some errors and keeps only their text, for example errors of writing its OPTIONS file (9.10).
 bool IsNoSpace(const rocksdb::Status& status) {
   return status.IsNoSpace() ||
          (status.IsIOError() && status.ToString().find(std::strerror(ENOSPC)) != std::string::npos);
@@ -63,14 +63,14 @@ ErrorCode CodeOf(const rocksdb::Status& status) {
   return ErrorCode::kIo;
 }
 
-// Whether the store may still be written. Shared with RocksDB's background threads.
+// The error state of the store: whether it may still be written. Shared with RocksDB's background threads.
 class Health {
  public:
   explicit Health(std::string directory) : directory_(std::move(directory)) {}
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  // Ends all writing. Only the first failure is logged: the others follow from it.
+  // Stops all writing. Logs only the first failure, because the others follow from it.
   Error Fail(std::string_view what, const rocksdb::Status& status) {
     Error error{CodeOf(status), fmt::format("{}: {} failed: {}; the catalog is read-only until the next mount",
                                             directory_, what, status.ToString())};
@@ -91,8 +91,8 @@ std::string_view NameOf(rocksdb::BackgroundErrorReason reason) {
   }
 }
 
-// Tells of failed flushes and compactions, and keeps RocksDB from recovering by itself: what a failed write left
-// behind is judged at the next open, from the disk.
+// Reports failed flushes and compactions, and keeps RocksDB from automatic recovery: after a failed write only the next
+// open examines what is on disk.
 class FailureListener final : public rocksdb::EventListener {
  public:
   explicit FailureListener(std::shared_ptr<Health> health) : health_(std::move(health)) {}
@@ -108,17 +108,17 @@ class FailureListener final : public rocksdb::EventListener {
   const std::shared_ptr<Health> health_;
 };
 
-// RocksDB's messages become lines of our log; a file of its own would change a directory that is only looked at, and
-// RocksDB aborts where it cannot write that file. At most for information: an error that ends something has a line of
-// ours, and this one says more about it. Only the first warning of each kind is logged: while much is written, RocksDB
-// warns many times a second that it waits for a flush.
+// Sends RocksDB's messages to our log. A log file of RocksDB's own would change a directory that is only inspected, and
+// RocksDB aborts when it cannot write that file. Messages are logged at info level at most, because each fatal error
+// has a line of ours, and these add detail. Only the first warning of each kind is logged, because under heavy writing
+// RocksDB warns many times per second that it waits for a flush.
 class Messages final : public rocksdb::Logger {
  public:
   explicit Messages(std::string directory)
       : Logger(rocksdb::InfoLogLevel::WARN_LEVEL), directory_(std::move(directory)) {}
 
   using Logger::Logv;
-  void Logv(const char*, va_list) override {}  // of no level: information
+  void Logv(const char*, va_list) override {}  // messages without a level are informational
   void Logv(const rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
     if (level < rocksdb::InfoLogLevel::WARN_LEVEL || level >= rocksdb::InfoLogLevel::HEADER_LEVEL) return;
     const bool warning = level == rocksdb::InfoLogLevel::WARN_LEVEL;
@@ -129,7 +129,7 @@ class Messages final : public rocksdb::Logger {
   }
 
  private:
-  // A format is a constant of RocksDB's, so its address says which it is.
+  // RocksDB's formats are constants, so the address identifies the format.
   bool IsNew(const char* format) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return warned_.insert(format).second;
@@ -140,8 +140,8 @@ class Messages final : public rocksdb::Logger {
   std::set<const char*> warned_ GUARDED_BY(mutex_);
 };
 
-// Root's catalog in another user's directory: RocksDB creates files from threads of its own and at any time, and all of
-// them belong to the owner of the directory, also when this process is killed.
+// For root's catalog in another user's directory. RocksDB creates files from its own threads at any time. All of them
+// must belong to the owner of the directory, even if this process is killed.
 class OwnedFileSystem final : public rocksdb::FileSystemWrapper {
  public:
   explicit OwnedFileSystem(const GuardedDirectory& directory)
@@ -170,17 +170,18 @@ class OwnedFileSystem final : public rocksdb::FileSystemWrapper {
   const gid_t group_;
 };
 
-// The open database, which outlives the store while an iterator is left.
+// The open database. It outlives the store while an iterator exists.
 struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
   ~Database() {
     if (db == nullptr) return;
-    // RocksDB checks tables when it reads them. A damaged log ends silently at the damage, so nothing stays there.
+    // RocksDB verifies tables when it reads them, but a damaged log ends silently at the damage, so leave nothing in
+    // the log.
     if (!read_only && !health->failed()) {
       if (const auto status = db->Flush(rocksdb::FlushOptions()); !status.ok() && !health->failed())
         spdlog::warn("{}: writing the catalog's tables at the end failed: {}", directory, status.ToString());
     }
-    // Closing repeats the error that ended the writing, which was logged then.
+    // Close repeats the error that stopped the writing; that error was logged then.
     if (const auto status = db->Close(); !status.ok() && !health->failed()) {
       spdlog::warn("{}: closing the catalog failed: {}", directory, status.ToString());
     }
@@ -203,8 +204,8 @@ struct Database {
 std::shared_ptr<rocksdb::Cache> MakeCache(ByteCount size) {
   rocksdb::LRUCacheOptions options;
   options.capacity = size.value;
-  // Few shards, so that an index block is small beside one. A strict limit would fail reads: blocks in use may
-  // exceed the capacity by what the open iterators hold.
+  // Use few shards, so that an index block is small relative to a shard. No strict limit, because it would fail reads:
+  // blocks in use may exceed the capacity by those that open iterators hold.
   options.num_shard_bits = 2;
   options.strict_capacity_limit = false;
   return rocksdb::NewLRUCache(options);
@@ -217,7 +218,7 @@ rocksdb::BlockBasedTableOptions TableOptions(std::shared_ptr<rocksdb::Cache> cac
   options.pin_l0_filter_and_index_blocks_in_cache = true;
   options.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   options.whole_key_filtering = true;
-  options.format_version = 5;  // the newest that all supported versions read
+  options.format_version = 5;  // the newest that all supported versions can read
   return options;
 }
 
@@ -227,18 +228,18 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.create_if_missing = wanted.create;
   options.error_if_exists = wanted.create;
 
-  // Batches come back as a prefix, and every damage is an error.
+  // Recovery returns a prefix of the batches, and every kind of damage is an error.
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   options.paranoid_checks = true;
-  // Up to 7.8 a WAL synced late may be recorded again in a manifest begun since its deletion, and is then missed at the
-  // next open. The manifest's default limit of 1 GiB, never reached between two mounts, keeps one manifest throughout:
-  // do not lower it.
+  // Up to version 7.8, a WAL that is synced late may be recorded again in a manifest created after its deletion; the
+  // next open then reports it as missing. The manifest's default limit of 1 GiB, which one mount never reaches, avoids
+  // a second manifest. Do not lower it.
   options.track_and_verify_wals_in_manifest = true;
-  options.recycle_log_file_num = 0;  // recycled logs cannot be read up to a point in time
+  options.recycle_log_file_num = 0;  // recycled logs prevent point-in-time recovery
   options.max_bgerror_resume_count = 0;
   options.listeners.push_back(std::make_shared<FailureListener>(database.health));
 
-  // Bounded memory, files and threads.
+  // Bound memory, files and threads.
   options.write_buffer_size = wanted.write_buffer.value;
   options.max_write_buffer_number = 2;
   options.write_buffer_manager = std::make_shared<rocksdb::WriteBufferManager>(2 * wanted.write_buffer.value);
@@ -247,25 +248,25 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.max_background_jobs = 2;
   options.skip_stats_update_on_db_open = true;
 
-  // Checksums are most of the bytes here, and do not compress.
+  // Most bytes here are checksums, which do not compress.
   options.compression = rocksdb::kNoCompression;
   options.level_compaction_dynamic_level_bytes = true;
 
   options.info_log = std::make_shared<Messages>(database.directory);
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
-  if (wanted.read_only) options.max_open_files = -1;  // all at once: a mount beside us may delete them
+  if (wanted.read_only) options.max_open_files = -1;  // open all now: a concurrent mount may delete them
   return options;
 }
 
 Error OpenError(const std::string& directory, const rocksdb::Status& status) {
   const std::string text = status.ToString();
-  // RocksDB has no code of its own for its lock.
+  // RocksDB has no status code for its lock.
   if (status.IsBusy() || text.find("lock hold by") != std::string::npos ||
       text.find("While lock file") != std::string::npos) {
     return {ErrorCode::kBusy, fmt::format("{}: the catalog is in use: {}; unmount the store first", directory, text)};
   }
-  // CURRENT was there a moment ago, so a file that it needs is gone.
+  // CURRENT existed a moment ago, so a file that it refers to is missing.
   if (status.IsCorruption() || status.IsPathNotFound()) {
     return {ErrorCode::kCorrupt,
             fmt::format("{}: the catalog is damaged: {}; restore it from a copy", directory, text)};
@@ -284,8 +285,8 @@ rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Option
                              std::unique_ptr<rocksdb::DB>* out) {
   rocksdb::DB* db = nullptr;
   rocksdb::Status status;
-  // A mount beside us may delete a log or a table between our reading of the manifest and of that file, which looks
-  // like damage. True damage is there at every attempt.
+  // A concurrent mount may delete a log or a table after we read the manifest and before we open that file, which looks
+  // like damage. Real damage persists across attempts.
   for (int attempt = 0; attempt < (read_only ? kReadOnlyAttempts : 1); ++attempt) {
     status =
         read_only ? rocksdb::DB::OpenForReadOnly(options, directory, &db) : rocksdb::DB::Open(options, directory, &db);
@@ -301,12 +302,12 @@ class Iterator final : public KvIterator {
       : database_(std::move(database)), prefix_(prefix), end_(keys::PrefixEnd(prefix_)), upper_bound_(ToSlice(end_)) {
     rocksdb::ReadOptions options;
     if (!end_.empty()) options.iterate_upper_bound = &upper_bound_;
-    // A whole kind is read once, from end to end: ahead, and past the cache that the other readers need.
+    // A whole kind is scanned once from end to end: read ahead, and bypass the cache that other readers need.
     if (prefix_.size() <= 1) {
       options.readahead_size = kScanReadAhead;
       options.fill_cache = false;
     }
-    // The iterator sees the sequence number of this moment, and holds it, as a snapshot would.
+    // The iterator pins the current sequence number, as a snapshot would.
     CountNothing();
     iterator_.reset(database_->db->NewIterator(options));
     iterator_->Seek(ToSlice(prefix_));
@@ -343,7 +344,7 @@ Result<void> Translate(const KvBatch& from, rocksdb::WriteBatch* to) {
       case KvBatch::Change::Kind::kPut: status = to->Put(change.key, change.value); break;
       case KvBatch::Change::Kind::kDelete: status = to->Delete(change.key); break;
       case KvBatch::Change::Kind::kDeleteRange:
-        // An empty range is nothing to do; RocksDB takes one that ends before it begins for an error.
+        // An empty range needs no work. RocksDB reports an error for a range that ends before it begins.
         if (change.key < change.value) status = to->DeleteRange(change.key, change.value);
         break;
     }
@@ -365,7 +366,7 @@ class RocksKvStore::Impl {
   explicit Impl(std::shared_ptr<Database> opened) : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
 
   Result<void> SyncLog() {
-    // A log whose file was deleted syncs well and keeps nothing.
+    // A sync of a log whose file was deleted succeeds but makes nothing durable.
     if (access((database->directory + "/CURRENT").c_str(), F_OK) != 0) {
       const auto status = rocksdb::Status::IOError(database->directory, "its files are gone");
       return database->health->Fail("syncing the catalog's log", status);
@@ -375,8 +376,8 @@ class RocksKvStore::Impl {
     }
     return {};
   }
-  // One thread writes the batches of several. ThreadSanitizer does not see how RocksDB, built without it, hands them
-  // over; as a function of its own this one leaves its caller in the stacks, for tests/tsan.supp to name.
+  // One thread may write the batches of several. ThreadSanitizer does not see the hand-over in RocksDB, which is built
+  // without it. As a separate function, this one keeps its caller in the stack traces that tests/tsan.supp matches.
   [[gnu::noinline]] rocksdb::Status Apply(rocksdb::WriteBatch* changes) {
     CountNothing();
     return database->db->Write(rocksdb::WriteOptions(), changes);
@@ -394,7 +395,7 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   if (options.create && options.read_only) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: a new catalog cannot be opened read-only", directory)};
   }
-  // RocksDB makes its files with mode 0644, from threads of its own and at any time.
+  // RocksDB creates its files with mode 0644, from its own threads and at any time.
   if (!options.read_only) umask(S_IRWXG | S_IRWXO);
   ASSIGN_OR_RETURN(const GuardedDirectory prepared,
                    PrepareCatalogDirectory(directory, options.create, options.read_only));
@@ -405,7 +406,7 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
     database->env = rocksdb::NewCompositeEnv(std::make_shared<OwnedFileSystem>(prepared));
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
-  if (!options.read_only) TakePermissionsOfOthers(prepared);  // of files that older versions made
+  if (!options.read_only) TakePermissionsOfOthers(prepared);  // from files that older versions made
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }
 
@@ -435,7 +436,7 @@ Result<void> RocksKvStore::Write(const KvBatch& batch) {
 
 Result<void> RocksKvStore::Sync() {
   if (failed()) return ErrorCode::kReadOnly;
-  return impl_->sync.Sync();  // of a store opened read-only: nothing was written, so nothing is to do
+  return impl_->sync.Sync();  // read-only: nothing was written, so nothing to sync
 }
 
 std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix) {

@@ -16,7 +16,7 @@ Result<void> SharedSync::Sync() {
   if (failure_) return *failure_;
 
   running_ = true;
-  // Taken before the sync begins: what is noted while it runs may have come too late for it.
+  // Read before the sync begins: a write that is noted while the sync runs may be too late for it.
   const uint64_t covered = written_.load(std::memory_order_acquire);
   lock.Unlock();
   Result<void> result = sync_();

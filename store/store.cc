@@ -21,7 +21,7 @@ namespace {
 
 constexpr ByteCount kLargeBuffer = kStripeStaging, kSmallBuffer = kSmallStaging;
 
-// How the memory of a store is divided. Every pool keeps enough for its threads to go on one after another.
+// The division of a store's memory. Every pool is large enough for its threads to make progress one after another.
 struct PoolCounts {
   size_t chunks, large_reads, small_reads, stripes, small_writes;
   explicit constexpr PoolCounts(ByteCount memory) {
@@ -37,11 +37,11 @@ struct PoolCounts {
                      (small_writes + small_reads) * kSmallBuffer.value};
   }
 };
-// What is asked for is a bound from here on.
+// From this size on, the requested memory is an upper bound.
 static_assert(PoolCounts(kLeastMemory).total() <= kLeastMemory);
 static_assert(PoolCounts(ByteCount{128 * kMiB}).total() <= ByteCount{128 * kMiB});
 
-// Whether anybody has a descriptor left that this writer got. Where that cannot be seen he may have.
+// True when anybody has a descriptor of this writer. Also true when that cannot be determined.
 bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_t writer) {
   return std::any_of(devices.begin(), devices.end(), [&](const std::unique_ptr<BlockDevice>& device) {
     const auto* file = dynamic_cast<const FileDevice*>(device.get());
@@ -54,7 +54,7 @@ bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_
 
 }  // namespace
 
-// Everything under a Store, in the order it is built; taken down in reverse.
+// Everything under a Store in the order of construction; destroyed in reverse.
 struct Store::Parts {
   std::unique_ptr<KvStore> catalog;
   std::vector<std::unique_ptr<BlockDevice>> devices;
@@ -134,7 +134,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
 
 Store::~Store() {
   if (auto closed = Close(); !closed) spdlog::error("closing the store: {}", ToString(closed.error()));
-  // A device waits for its requests; their completions use everything else.
+  // A device waits for its requests, and their completions use everything else.
   p_->devices.clear();
 }
 
@@ -211,12 +211,12 @@ void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure) {
     last = inode->open_handles == 0;
     if (File* file = inode->file.get()) {
       if (reported_failure != 0) file->write_error().Report(reported_failure);
-      // One handle of a file that is being replaced says nothing about whether the new content is whole.
+      // Closing one of several handles of a file being replaced does not mean that the new content is complete.
       const bool settled = last || !file->commit().replacing();
       commit = !inode->deleted && file->commit().changed() && settled;
     }
   }
-  if (last) p_->space->ReleasePreallocation(inode->id);  // A writer among the others goes on in its own.
+  if (last) p_->space->ReleasePreallocation(inode->id);  // otherwise a remaining writer continues in it
   if (commit) p_->committer->CommitSoon(inode);
 }
 
@@ -329,12 +329,12 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
     blocks += more;
   }
   if (blocks.value != checksums.size()) return ErrorCode::kInvalid;
-  // The catalog may be synced at any time: the content is on stable storage before it says where.
+  // The catalog may be synced at any time, so the content must be durable before the catalog refers to it.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(SyncWait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
   auto replaced = p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed);
   if (!replaced) {
-    // The next mount may find the batch, and with it these blocks in files.
+    // The next mount may find the batch, and then these blocks belong to files.
     if (p_->catalog->failed()) grant.Forget();
     return std::move(replaced).error();
   }
@@ -346,7 +346,7 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
 }
 
 Result<UniqueFd> Store::OpenDevice(DeviceId device, bool write, uint64_t writer) {
-  // Devices of tests lie in memory and have no descriptors.
+  // In-memory devices of tests have no descriptors.
   const auto* file = dynamic_cast<const FileDevice*>(p_->devices[device.value].get());
   if (file == nullptr) return ErrorCode::kNotSupported;
   return file->OpenAgain(write, writer);
@@ -369,7 +369,7 @@ Result<void> Store::SyncAll() {
 }
 
 SpaceStatistics Store::Space() const {
-  // A file that goes between the two looks would count twice.
+  // Repeat if a file was deleted between the two reads, because it would count twice.
   SpaceStatistics statistics;
   BlockCount leaving;
   do {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A check from end to end, and what its passes share.
+// The sequence of a check, and functions that its passes share.
 #include "store/check/fsck.h"
 
 #include <fmt/format.h>
@@ -85,7 +85,7 @@ Result<void> Checker::CheckCancelled() const {
 
 void Checker::Report(FindingKind kind, uint64_t ino, std::string what) {
   ++report_.problems;
-  if (IsRepairable(kind)) ++report_.repaired;  // Run takes it back where nothing is repaired
+  if (IsRepairable(kind)) ++report_.repaired;  // Run resets the count when nothing is repaired
   if (report_.findings.size() >= FsckReport::kMaximumFindings) return;
   report_.findings.push_back({kind, SeverityOf(kind), std::move(what)});
   subjects_.push_back(ino);
@@ -102,14 +102,14 @@ Result<std::optional<std::string>> Checker::NameIn(uint64_t directory, uint64_t 
   for (; entries->Valid(); entries->Next()) {
     const auto key = keys::ParseNamed(entries->key());
     const auto entry = EntryRecord::Decode(entries->value());
-    const bool possible = key && CheckName(key->name) && !IsDots(key->name);  // others are dropped
+    const bool possible = key && CheckName(key->name) && !IsDots(key->name);  // other entries are dropped
     if (possible && entry && entry->ino.value == ino) return std::optional(std::string(key->name));
   }
   RETURN_IF_ERROR(entries->status());
   return std::optional<std::string>();
 }
 
-// "/a/b", or nothing where no path is known.
+// Returns "/a/b", or an empty string when no path is known.
 std::string Checker::PathOf(uint64_t ino) {
   if (ino == kRootInode.value) return "/";
   if (const auto known = paths_.find(ino); known != paths_.end()) return known->second;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the catalog says about data: extents, checksums, and with verify_data the blocks themselves.
+// Checks of data records: extents, checksums, and with verify_data the blocks themselves.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace weightfs::fsck {
 namespace {
 
 constexpr uint64_t kMaximumFileBlocks = kMaximumFileSize / kBlockSize;
-// A block is read this often before it counts as damaged: some errors of a transfer do not come twice.
+// The number of reads before a block counts as damaged. Some transfer errors do not recur.
 constexpr int kRetries = 3;
 
 std::string Where(const Extent& extent) {
@@ -67,7 +67,8 @@ void Checker::TakeExtent(std::string_view key, std::string_view value) {
   extents_.push_back(extent);
 }
 
-// First inside each file, then on each device. Of two extents in one place the older generation goes.
+// Checks overlaps inside each file, then on each device. Of two overlapping extents, drops the one of the older
+// generation.
 void Checker::CheckOverlaps() {
   const auto compare = [&](Extent* before, Extent* next, const char* where) {
     Extent* loser = next->record.generation > before->record.generation ? before : next;
@@ -108,7 +109,7 @@ void Checker::CheckOverlaps() {
   }
 }
 
-// The segments that written extents need, in the order of their keys.
+// Returns the next segment, in key order, that written extents need; nullopt after the last one.
 std::optional<Segment> Checker::NextSegment() {
   std::optional<Segment> found;
   for (; segment_extent_ < extents_.size(); ++segment_extent_) {
@@ -126,7 +127,7 @@ std::optional<Segment> Checker::NextSegment() {
   return found;
 }
 
-// Walks the records and what the extents need side by side: both are in the order of the keys.
+// Walks the checksum records and the required segments in parallel; both are in key order.
 Result<void> Checker::ScanChecksums() {
   auto needed = NextSegment();
   const auto missing = [&] {
@@ -175,7 +176,7 @@ Result<void> Checker::ScanChecksums() {
 
 namespace {
 
-// Bad blocks that follow each other make one finding.
+// Adjacent bad blocks, reported as one finding.
 struct BadRun {
   FindingKind kind = FindingKind::kDataMismatch;
   uint64_t ino = 0, first = 0, count = 0;
@@ -190,7 +191,7 @@ struct BadRun {
 
 }  // namespace
 
-// Reads every written block in the order of files. Blocks without checksums were reported by ScanChecksums.
+// Reads every written block in file order. ScanChecksums has reported blocks without checksums.
 Result<void> Checker::VerifyData() {
   constexpr size_t kDepth = 8;
   uint64_t total = 0;
@@ -238,7 +239,7 @@ Result<void> Checker::VerifyData() {
   return {};
 }
 
-// What is wrong with a block that did not read as it should, if it is still wrong.
+// Returns the problem of a block whose first read failed, if it persists.
 std::optional<FindingKind> Checker::CheckBlock(DataReader& reader, const Extent& extent, uint64_t block,
                                                uint32_t expected) {
   auto kind = FindingKind::kDataUnreadable;
@@ -251,8 +252,8 @@ std::optional<FindingKind> Checker::CheckBlock(DataReader& reader, const Extent&
   return kind;
 }
 
-// The data is taken as it lies there: nothing distinguishes it from written data any more. A block that cannot be read
-// gets a checksum that it will hardly ever match, so that reading it stays an error.
+// Uses the data that is on the device, because it can no longer be distinguished from written data. A block that cannot
+// be read gets a checksum that will almost certainly never match, so that reading it remains an error.
 Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segment) {
   const std::string key = keys::Checksums(InodeId{segment.ino}, segment.segment);
   ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));

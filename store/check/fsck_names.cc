@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the catalog says about names: inodes, entries, the tree, attributes and the facts of the store.
+// Checks of names: inodes, entries, the tree, attributes and the facts of the store.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,10 +13,10 @@
 namespace weightfs::fsck {
 namespace {
 
-// Far more than were ever given out; a greater number is damage, and would leave no room for new ones.
+// Far more than were ever used. A greater number is damage, and would leave no unused numbers.
 constexpr uint64_t kMaximumInode = uint64_t{1} << 62;
 
-// A key of unknown shape, for messages.
+// Formats a key of unknown form for messages.
 std::string Hex(std::string_view bytes) {
   std::string out;
   for (const char c : bytes.substr(0, 24)) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
@@ -53,7 +53,7 @@ Result<void> Checker::TakeInode(InodeId ino, std::string_view value) {
   } else {
     Report(FindingKind::kDamagedRecord, ino.value, "its record cannot be decoded");
     node.damaged = node.rewrite = true;
-    // What belongs to it tells what it was; failing that, the entry that leads to it will.
+    // The records that belong to the inode reveal its type; otherwise the entry that refers to it does.
     const auto entries = catalog_.NewIterator(keys::EntryPrefix(ino));
     const auto extents = catalog_.NewIterator(keys::ExtentPrefix(ino));
     if (entries->Valid()) {
@@ -109,7 +109,7 @@ Result<void> Checker::ScanEntries() {
     ++report_.entries;
     return TakeEntry(key, value);
   }));
-  // An orphan with a name is none: its deletion would leave the name behind.
+  // An orphan with a name is not an orphan: deleting it would leave the name behind.
   for (Node& node : nodes_) {
     if (!node.orphan || node.names == 0) continue;
     Report(FindingKind::kWrongOrphan, node.ino, "listed as deleted, but it has a name");
@@ -150,7 +150,7 @@ Result<void> Checker::TakeEntry(std::string_view key, std::string_view value) {
                 fmt::format("its entry {} leads to inode {}, which does not exist", name, entry->ino.value));
   }
   if (node->mode == 0) {
-    // A damaged inode can be made anew only where it needs nothing that is lost: a symbolic link's target is.
+    // A damaged inode can be rebuilt only if nothing essential is lost, such as the target of a symbolic link.
     if (!S_ISREG(entry->type) && !S_ISDIR(entry->type)) {
       return drop(FindingKind::kDanglingEntry, parent.value,
                   fmt::format("its entry {} leads to inode {}, which is damaged", name, entry->ino.value));
@@ -169,7 +169,7 @@ Result<void> Checker::TakeEntry(std::string_view key, std::string_view value) {
   return {};
 }
 
-// A directory has one name. Of two, the one in the directory that its record remembers is the right one.
+// A directory has one name. Of two, the one in the directory that its record names as parent is right.
 Result<void> Checker::TakeDirectoryEntry(Node& node, InodeId parent, std::string_view key) {
   if (node.place == 0) {
     node.place = parent.value;
@@ -208,8 +208,8 @@ Result<void> Checker::CheckTree() {
   return {};
 }
 
-// Follows the parents up to the root, or to a directory without one (which is lost, and reported as such). A ring is
-// cut where it closes.
+// Follows the parents up to the root, or to a directory without a parent (which is lost, and reported as such). Breaks
+// a cycle where it closes.
 Result<void> Checker::ConnectToRoot(Node& node) {
   std::vector<Node*> path;
   Node* at = &node;
@@ -237,7 +237,7 @@ Result<void> Checker::ConnectToRoot(Node& node) {
 void Checker::CheckLost() {
   for (Node& node : nodes_) {
     if (node.mode == 0) {
-      // The finding was made when its record was read.
+      // The finding was reported when the record was read.
       Drop(keys::Inode(InodeId{node.ino}));
       if (node.orphan) Drop(keys::Orphan(InodeId{node.ino}));
       continue;
@@ -254,7 +254,7 @@ void Checker::CheckCounts() {
     ++report_.inodes;
     report_.directories += node.IsDirectory() ? 1 : 0;
     report_.files += node.IsRegular() ? 1 : 0;
-    // A lost inode is given its name, and with it these numbers, in Repair.
+    // A lost inode gets its name in Repair, and with it these counts.
     const uint32_t names = node.lost ? 1 : node.names;
     const uint32_t links = node.orphan ? 0 : node.IsDirectory() ? 2 + node.subdirectories : names;
     const uint64_t blocks = node.found_blocks;

@@ -79,7 +79,7 @@ class DataReader::Read final : public IoRequest {
 
 DataReader::DataReader(std::span<BlockDevice* const> devices, size_t depth) : devices_(devices), depth_(depth) {}
 
-// One buffer for each request in flight, one for the chunk the caller looks at, one for single blocks.
+// Allocates one buffer per request in flight, one for the caller's current chunk, and one for single blocks.
 Result<std::unique_ptr<DataReader>> DataReader::Create(std::span<BlockDevice* const> devices, size_t depth) {
   std::unique_ptr<DataReader> reader(new DataReader(devices, depth));
   const ByteCount size{kChunkBlocks * kBlockSize};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes what the passes set right. Every batch leaves a catalog that another check can repair further.
+// Writes the corrections of the passes. After each batch the catalog is in a state that another check can repair
+// further.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,7 +27,8 @@ Result<void> Checker::Put(std::string key, std::string value) {
   return batch_.changes().size() < kBatchChanges ? Result<void>() : WriteBatch();
 }
 
-// A repair is never cancelled: every batch leaves a sound catalog, but "nothing was changed" would be false.
+// Does not check for cancellation: every batch leaves a sound catalog, but the message "nothing was changed" would be
+// false.
 void Checker::CountRepair() {
   ++progress_.done;
   ShowProgress("repairing");
@@ -37,9 +39,9 @@ Result<void> Checker::Repair() {
       static_cast<uint64_t>(std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.lost; }));
   const auto rewritten = static_cast<uint64_t>(
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.rewrite && !node.lost; }));
-  // A lost inode gets a name and is written again.
+  // A lost inode counts twice, because it gets a name and is then rewritten.
   StartPass(Progress::Unit::kItems, missing_checksums_.size() + puts_.size() + 2 * lost + rewritten + drops_.size());
-  // Checksums first, while every record they are made from is still there.
+  // Rebuild checksums first, while all records that they depend on still exist.
   if (!missing_checksums_.empty()) {
     ASSIGN_OR_RETURN(const auto reader, DataReader::Create(devices_, 0));
     for (const Segment& segment : missing_checksums_) {
@@ -75,7 +77,8 @@ Result<void> Checker::Repair() {
   return catalog_.Sync();
 }
 
-// What is deleted at the end must be of no inode that is made before.
+// Skips unused inode numbers for which records will be deleted at the end, because that would delete records of new
+// inodes.
 void Checker::SkipDroppedNumbers() {
   const auto dropped = [this](uint64_t ino) {
     const std::string number = keys::Inode(InodeId{ino}).substr(1);
@@ -85,7 +88,7 @@ void Checker::SkipDroppedNumbers() {
   while (dropped(next_ino_)) ++next_ino_;
 }
 
-// Uses the directory of that name in the root, or makes one under a free name.
+// Uses the directory of that name in the root, or creates one under a free name.
 Result<void> Checker::MakeLostAndFound() {
   std::string name = kLostAndFound;
   for (int suffix = 1;; ++suffix) {
@@ -103,7 +106,7 @@ Result<void> Checker::MakeLostAndFound() {
   Node made;
   made.ino = lost_and_found_ = next_ino_++;
   made.mode = S_IFDIR;
-  made.damaged = made.rewrite = true;  // to be made anew, as it were
+  made.damaged = made.rewrite = true;  // RewriteInode creates it like a damaged inode
   made.parent = made.place = kRootInode.value;
   made.names = 1;
   made.links = 2;
@@ -136,7 +139,7 @@ Result<void> Checker::RewriteInode(const Node& node) {
   const std::string key = keys::Inode(InodeId{node.ino});
   InodeRecord record;
   if (node.damaged) {
-    // Nobody knows whose it was: for the superuser alone.
+    // The owner is unknown, so restrict the inode to the superuser.
     record.mode = (node.mode & S_IFMT) | (node.IsDirectory() ? 0700 : 0600);
     if (node.ino == kRootInode.value) record.mode = S_IFDIR | 0755;
     record.generation = 1;
@@ -144,7 +147,7 @@ Result<void> Checker::RewriteInode(const Node& node) {
     record.accessed = record.modified = record.changed = record.created = Timestamp::Now();
   } else {
     ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));
-    if (!bytes) return ErrorCode::kCorrupt;  // it was there a moment ago
+    if (!bytes) return ErrorCode::kCorrupt;  // it existed a moment ago
     ASSIGN_OR_RETURN(record, InodeRecord::Decode(*bytes));
   }
   record.links = node.links;

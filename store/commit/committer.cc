@@ -16,10 +16,10 @@ namespace weightfs {
 // One file between its seal and its batch.
 struct Committer::Sealed {
   InodePtr inode;
-  std::optional<SealedFile> content;  // none: it has not changed since its last commit
+  std::optional<SealedFile> content;  // nullopt: unchanged since its last commit
 };
 
-// The error of a file's writes, and which failure of the file it is.
+// The error of a file's writes, and the number of the failure.
 struct Committer::FileError {
   Error error;
   uint64_t failure;
@@ -28,17 +28,17 @@ struct Committer::FileError {
 struct Committer::Cycle {
   std::vector<Request> requests;
   std::vector<Deletion> deletions;
-  std::vector<std::pair<InodePtr, bool>> inodes;  // and whether somebody waits for it
+  std::vector<std::pair<InodePtr, bool>> inodes;  // true: a request waits for it
   std::vector<Sealed> sealed;
   std::unordered_map<const Inode*, FileError> errors;
-  std::optional<Error> error;  // of the cycle as a whole
+  std::optional<Error> error;  // of the whole cycle
   bool wrote = false;
 };
 
 Committer::Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back,
                      const Options& options)
     : catalog_(catalog), devices_(devices), space_(space), write_back_(write_back), options_(options) {
-  // At once: until then nobody can write to the file.
+  // Commit at once, because nobody can write to the file until then.
   write_back_.OnFailed([this](const InodePtr& inode) { Commit(inode, CommitLevel::kOrdered, nullptr); });
   thread_ = std::thread([this] { Run(); });
 }
@@ -158,7 +158,7 @@ void Committer::Run() {
   }
 }
 
-// Moves what is due into `cycle`; false when nothing is.
+// Moves due work into `cycle`; returns false when there is none.
 bool Committer::TakeWorkLocked(Cycle* cycle) {
   const auto now = Clock::now();
   const CommitScope scope = std::exchange(scope_, CommitScope::kNone);
@@ -177,7 +177,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   if (closed) {
     for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), scope == CommitScope::kEverything);
   }
-  // Files that fall due within a tenth of the interval share the flush.
+  // Files that are due within a tenth of the interval share the flush.
   const auto horizon = all ? Clock::time_point::max() : now + options_.interval / 10;
   while (changed && !changed_.empty() && changed_.begin()->first <= horizon) {
     add(std::move(changed_.begin()->second), scope == CommitScope::kEverything);
@@ -224,24 +224,24 @@ void Committer::RunCycle(Cycle cycle) {
   Finish(&cycle, CommitLevel::kDurable);
 }
 
-// Starts the write of every dirty block and takes the differences from the catalog as of this moment. A seal computes
-// the checksums that are missing, under the file's mutex: so the writes are submitted first, and only the few blocks
-// that turn dirty meanwhile are left for the seal.
+// Starts the write of every dirty block and takes the current differences from the catalog. A seal computes missing
+// checksums under the file's mutex. Therefore the writes are submitted first, and only the few blocks that become dirty
+// meanwhile are left for the seal.
 void Committer::Seal(Cycle* cycle) {
   for (auto& [inode, urgent] : cycle->inodes) {
     if (StartWrites(inode, urgent, nullptr)) StartWrites(inode, urgent, &cycle->sealed);
   }
 }
 
-// Starts the write of every dirty block of the file; seals it where `sealed` is given. False where the file is left out
-// of this commit.
+// Starts the write of every dirty block of the file, and seals it if `sealed` is given. Returns false when the file is
+// left out of this commit.
 bool Committer::StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) {
   PendingWrites writes;
   {
     MutexLock lock(inode->mutex);
     if (inode->deleted || !inode->file) return false;
     File& file = *inode->file;
-    // Half of a replacement helps nobody: it waits for its last close, for an fsync, or for the delay.
+    // A partial replacement is useless: wait for its last close, for an fsync, or for the delay.
     const CommitState& state = file.commit();
     const bool half = state.replacing() && inode->open_handles > 0;
     if (half && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
@@ -266,8 +266,8 @@ void Committer::WaitForWrites(Cycle* cycle) {
       cycle->errors.emplace(&inode, FileError{*error, file.write_error().failures()});
       NoteFailed(sealed.inode);
     }
-    if (!file.write_error().failed() || inode.deleted) continue;  // Of a deleted file nothing is left to put back.
-    // What was sent since goes too: once the file is back, no older write of it may come to where new ones go.
+    if (!file.write_error().failed() || inode.deleted) continue;  // a deleted file needs no revert
+    // Wait for later writes too: after the revert, new writes may go to the same blocks.
     file.WaitForAllWrites(lock);
     Revert(&sealed);
     lock.Unlock();
@@ -322,12 +322,12 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   return {};
 }
 
-// Everything but the inode's record. False when checksums have to be loaded first.
+// Builds everything except the inode's record. Returns false when checksums must be loaded first.
 Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
                                    KvBatch* batch) {
   const Inode& inode = *sealed.inode;
   const SealedFile& content = *sealed.content;
-  // Segments behind the smallest size since the last commit go first: the ones written again follow.
+  // Delete segments beyond the smallest size since the last commit first; rewritten ones follow.
   const uint64_t first = content.shrunk_to == UINT64_MAX ? UINT64_MAX : keys::SegmentsOf(content.shrunk_to);
   DeleteChecksums(inode.id, first, keys::SegmentsOf(inode.committed_size), batch);
   for (const auto& change : content.changes) {
@@ -342,7 +342,7 @@ Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loade
   return inode.file->AppendChecksums(loaded, missing, batch);
 }
 
-// After a failed write the file is what its last commit says.
+// Reverts the file to its last commit after a failed write.
 void Committer::Revert(Sealed* sealed) {
   Inode& inode = *sealed->inode;
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
@@ -359,7 +359,7 @@ Error Committer::Fail(const Error& error, const char* what) {
   return Error{ErrorCode::kIo};
 }
 
-// Answers the requests of one level and forgets them.
+// Completes the requests of one level and clears them.
 void Committer::Finish(Cycle* cycle, CommitLevel level) {
   for (Request& request : cycle->requests) {
     if (!request.done || request.level != level) continue;
@@ -371,7 +371,7 @@ void Committer::Finish(Cycle* cycle, CommitLevel level) {
       if (found != cycle->errors.end()) {
         result = found->second.error;
         MutexLock lock(request.inode->mutex);
-        // A file that has failed again meanwhile keeps its error: no caller has received that one yet.
+        // A file that has failed again keeps its error, because no caller has received that one yet.
         WriteErrorState& state = request.inode->file->write_error();
         if (!request.kept && !state.failed()) state.Report(found->second.failure);
       }

@@ -13,8 +13,8 @@ namespace weightfs {
 
 namespace {
 
-// Records are marked in the order of their addresses, which takes a quarter of the time of the catalog's order; this
-// many at a time bound the memory.
+// Records are marked in address order, which takes a quarter of the time of catalog order. The batch size bounds
+// memory.
 constexpr size_t kBatch = 1 << 20;
 constexpr uint64_t kLogged = 10;
 

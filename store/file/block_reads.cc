@@ -11,11 +11,11 @@
 namespace weightfs {
 namespace {
 
-constexpr int kAttempts = 4;  // the first and three more after a mismatch
+constexpr int kAttempts = 4;  // the first one, and three more after a mismatch
 
 }  // namespace
 
-// One device run on its way into memory.
+// The read of one device run.
 class BlockReads::Transfer final : public IoRequest {
  public:
   Transfer(BlockReads& group, FileBlock first, const DeviceRun& run, std::byte* memory,
@@ -29,7 +29,7 @@ class BlockReads::Transfer final : public IoRequest {
   void OnComplete(Result<void> result) override;
 
   const DeviceId device;
-  std::shared_ptr<BlockReads> keep;  // the group, from Submit to the end of this transfer
+  std::shared_ptr<BlockReads> keep;  // keeps the group from Submit to the end of this transfer
 
  private:
   bool Verify();
@@ -98,13 +98,13 @@ void BlockReads::Transfer::OnComplete(Result<void> result) {
                   first_.value * kBlockSize, device.value, offset.value, ToString(result.error()));
     group_.Fail(result.error(), {data, size.value});
   } else if (group_.context_.verify && !Verify()) {
-    return;  // It is being read again.
+    return;  // another read was submitted
   }
-  const auto group = std::exchange(keep, nullptr);  // The group owns this transfer.
+  const auto group = std::exchange(keep, nullptr);  // the group owns this transfer
   group->Complete();
 }
 
-// Checks every block; false when a mismatch has the transfer read again. What stays wrong is marked as failed.
+// Checks every block. Returns false when a mismatch starts another read. Blocks that remain wrong are marked as failed.
 bool BlockReads::Transfer::Verify() {
   const auto matches = [this](size_t block) {
     return Crc32c({data + block * kBlockSize, kBlockSize}) == checksums_[block];

@@ -10,7 +10,7 @@
 namespace weightfs {
 
 void DeleteChecksums(InodeId ino, uint64_t first, uint64_t end, KvBatch* batch) {
-  // Range deletions slow every later iteration: only where they spare many single ones.
+  // Range deletions slow down every later iteration, so use one only when it replaces many single deletions.
   constexpr uint64_t kSingleDeletes = 256;
   if (first < end && end - first > kSingleDeletes) {
     batch->DeleteRange(keys::Checksums(ino, first), keys::Checksums(ino, end));
@@ -63,7 +63,7 @@ const std::vector<uint32_t>* ChecksumTable::Cache::Find(uint64_t segment) const 
 }
 
 void ChecksumTable::Cache::Add(uint64_t segment, const std::vector<uint32_t>& checksums) {
-  // Any victim is as good as another: a stream needs none of them again, random reads need any.
+  // Any segment may be evicted: a stream needs none of them again, and random reads need any.
   if (segments_.size() >= kOwn && total_.load(std::memory_order_relaxed) >= kShared) Erase(segments_.begin()->first);
   if (segments_.insert_or_assign(segment, checksums).second) total_.fetch_add(1, std::memory_order_relaxed);
 }

@@ -57,7 +57,7 @@ void ExtentMap::Map(FileBlock first, const DeviceRun& run, uint32_t flags, uint6
     block += blocks;
     address.Advance(blocks);
   };
-  // The extent before it goes on where its blocks do.
+  // Extend the preceding extent when the blocks continue it.
   if (block > 0) {
     auto before = extents_.FirstFrom(block - 1);
     if (before != extents_.end() && before->second.end == block) {

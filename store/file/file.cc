@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mapping, size and commit of a file. What changes its bytes is in file_writes.cc, what sends them out in
-// file_writeback.cc.
+// Mapping, size and commit of a file. See file_writes.cc for changes of its bytes and file_writeback.cc for writing
+// them back.
 #include "store/file/file.h"
 
 #include <algorithm>
@@ -59,7 +59,8 @@ void File::SetSize(uint64_t size) {
     shrunk_to_ = std::min(shrunk_to_, size);
     write_next_ = write_sequence_ = 0;
   }
-  // Blocks behind the end may be allocated (fallocate with KEEP_SIZE): a shrink or an equal size unmaps them too.
+  // Blocks beyond the end may be allocated (fallocate with KEEP_SIZE). Shrinking or setting the same size unmaps them
+  // too.
   if (size <= old) Unmap(BlockEnd(size), kNoLimit);
   InvalidateCache(std::min(old, size), UINT64_MAX);
   attributes_.size = size;
@@ -140,8 +141,7 @@ void File::ForgetContent() {
 
 void File::Revert(uint64_t committed_size, uint64_t committed_blocks) {
   WEIGHTFS_ASSERT(writes_before_seal_ + writes_since_seal_ == 0);
-  // Nothing distinguishes the space written since the last commit from the committed space: it comes back at the
-  // next mount.
+  // Space written since the last commit cannot be distinguished from committed space. The next mount frees it.
   ForgetContent();
   loaded_ = false;
   write_error_.Revert();
@@ -163,7 +163,7 @@ std::vector<DeviceRun> File::Drop(std::vector<DeviceRun> committed) {
   committed.insert(committed.end(), freed_.begin(), freed_.end());
   ForgetContent();
   InvalidateCache(0, UINT64_MAX);
-  loaded_ = true;  // empty: nothing in the catalog belongs to it any more
+  loaded_ = true;  // empty: no catalog record belongs to it any more
   return committed;
 }
 

@@ -17,9 +17,9 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kAdoptBytes = 256 * kKiB;   // a shorter write is copied, so that neighbors go out together
-constexpr uint64_t kStreamBytes = 256 * kKiB;  // written in sequence before a file counts as a stream
-constexpr uint64_t kLargestStep = 4 * kMiB;    // a longer write is several, each whole or not at all
+constexpr uint64_t kAdoptBytes = 256 * kKiB;   // shorter writes are copied, so that neighbors are written together
+constexpr uint64_t kStreamBytes = 256 * kKiB;  // bytes in sequence before a file counts as a stream
+constexpr uint64_t kLargestStep = 4 * kMiB;    // longer writes are split into steps, each atomic
 constexpr uint64_t kStripeBlocks = kStripeStaging.value / kBlockSize;
 
 }  // namespace
@@ -48,8 +48,8 @@ Result<void> FileIo::Fetch(const InodePtr& inode, const WriteNeeds& needs, Write
 
 Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search) {
   while (!p_.space.Reserve(reservation, count, privileged)) {
-    // First what costs nobody anything, then what files have that are being closed, and last the old content of files
-    // that are being replaced.
+    // Free what costs nothing first, then the space of files being closed, and last the old content of files being
+    // replaced.
     if (search->attempts == 3) return ErrorCode::kNoSpace;
     if (search->attempts == 1 && wait_for_closes_) wait_for_closes_();
     const CommitScope scope = search->attempts++ < 2 ? CommitScope::kSettled : CommitScope::kEverything;
@@ -89,7 +89,7 @@ Result<void> FileIo::FetchContent(const InodePtr& inode, FileBlock block, WriteS
     {
       MutexLock lock(inode->mutex);
       const auto piece = inode->file->extents().Lookup(block, BlockCount{1});
-      if (!piece.IsWritten()) return {};  // The plan looks again.
+      if (!piece.IsWritten()) return {};  // the plan looks it up again
       content.extent = *piece.extent;
       ASSIGN_OR_RETURN(const bool found, inode->file->Checksums(block, {&checksum, 1}, loaded, &missing));
       if (found) break;
@@ -107,7 +107,7 @@ void FileIo::Touch(const InodePtr& inode) {
 
 Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
                            const Buffer& holder, WriteReach reach, PendingWrites* writes) {
-  // The buffers of one step are held together: bounded, so that every pool has enough for one.
+  // Split the write into steps, so that every pool has enough buffers for all of one step.
   for (size_t at = 0; at < data.size(); at += kLargestStep) {
     const auto step = data.subspan(at, std::min<size_t>(kLargestStep, data.size() - at));
     uint64_t position = offset.value + at;
@@ -126,7 +126,7 @@ Result<ByteOffset> FileIo::Append(const InodePtr& inode, std::span<const std::by
   return ByteOffset{offset};
 }
 
-// Writes all of `data` or nothing, as far as `reach` lets it. With `append`, `offset` becomes the end of the file.
+// Writes all of `data` or nothing, limited by `reach`. With `append`, sets `offset` to the end of the file.
 Result<void> FileIo::WriteStep(const InodePtr& inode, uint64_t* offset, bool append, std::span<const std::byte> data,
                                const Buffer& holder, WriteReach reach, PendingWrites* writes) {
   uint64_t size = 0;
@@ -168,10 +168,11 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
   file.NoteWritten(end, sequence);
   if (end > inode->attributes.size) file.SetSize(end);
   Touch(inode);
-  // An adopted buffer goes out at once, with what small writes have put right before it: their place is next to it.
+  // Write an adopted buffer back at once, together with small writes directly before it, so that they are allocated
+  // together.
   if (adopted) p_.write_back.Start(inode, file.DirtyBefore(BlockOf(offset)), BlockOf(end), true, writes);
-  // Whole stripes go out at once. Of a stripe that a stream has written, parts may be gone already: the rest follows,
-  // to lie next to them.
+  // Write whole stripes back at once. Parts of a stream's stripe may have been written back already; the rest is then
+  // allocated next to them.
   for (uint64_t stripe = BlockOf(offset).value / kStripeBlocks; (stripe + 1) * kStripeBlocks * kBlockSize <= end;
        ++stripe) {
     const FileBlock first{stripe * kStripeBlocks};
@@ -216,7 +217,7 @@ std::vector<InodePtr> FileIo::UncommittedFiles() {
 }
 
 Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool kept) {
-  std::deque<std::promise<Result<void>>> commits;  // All are started before the first is waited for.
+  std::deque<std::promise<Result<void>>> commits;  // start all before waiting for the first
   for (const InodePtr& inode : files) {
     if (!IsUncommitted(inode)) continue;
     auto& commit = commits.emplace_back();
@@ -233,7 +234,7 @@ Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool ke
 
 void FileIo::CommitSettledBeforeNaming() { CommitAllAndWait(CommitScope::kSettled, CommitLevel::kOrdered); }
 
-// Errors stay with their files.
+// Errors stay pending with their files.
 void FileIo::CommitAllAndWait(CommitScope scope, CommitLevel level) {
   const auto commit = [&](Done done) { p_.commits.CommitAll(scope, level, std::move(done)); };
   static_cast<void>(SyncWait(commit).has_value());
@@ -252,7 +253,7 @@ bool FileIo::DeleteRecords(const InodePtr& inode, const DataRecords& records, Kv
 void FileIo::DropData(const InodePtr& inode, const DataRecords& records) {
   if (!inode->file) return;
   File& file = *inode->file;
-  // The blocks of a file that is loaded are those of its memory.
+  // A loaded file has its blocks in memory.
   std::vector<DeviceRun> runs = file.Drop(file.loaded() ? std::vector<DeviceRun>() : records.runs);
   p_.write_back.UpdateQueue(inode);
   p_.space.ReleasePreallocation(inode->id);

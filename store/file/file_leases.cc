@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of FileIo for programs that read and write the devices themselves.
+// FileIo operations for programs that read and write the devices themselves.
 #include <algorithm>
 #include <utility>
 
@@ -10,12 +10,12 @@
 namespace weightfs {
 namespace {
 
-// A range that changes between the look at its extents and the look at its checksums is looked at again, this often.
+// Maximum number of attempts for a range that changes between the lookup of its extents and that of its checksums.
 constexpr int kAttempts = 100;
-// Checksums are looked up so many at a time under the inode's mutex.
+// The number of checksums to look up in one hold of the inode's mutex.
 constexpr BlockCount kChecksumStep{256 * kMiB / kBlockSize};
 
-// The written extents of a range, adjacent ones as one.
+// Returns the written extents of a range; adjacent ones are merged.
 std::vector<FileExtent> WrittenExtents(const ExtentMap& extents, FileBlock first, FileBlock end) {
   std::vector<FileExtent> list;
   extents.ForEachPiece(first, end, [&](const ExtentMap::Piece& piece) {
@@ -33,7 +33,7 @@ std::vector<FileExtent> WrittenExtents(const ExtentMap& extents, FileBlock first
   return list;
 }
 
-// True when the file still has [first, first + count) of the extent where it lies.
+// True when the file still maps [first, first + count) to the blocks of `extent`.
 bool IsMappedTo(const ExtentMap& extents, const FileExtent& extent, FileBlock first, BlockCount count) {
   bool same = true;
   extents.ForEachPiece(first, first + count, [&](const ExtentMap::Piece& piece) {
@@ -46,7 +46,7 @@ bool IsMappedTo(const ExtentMap& extents, const FileExtent& extent, FileBlock fi
 
 }  // namespace
 
-// Writes back what is in memory of the range, waits until it is on the devices, and pins the range as it is then.
+// Writes back the dirty blocks of the range, waits until the whole range is on the devices, and pins it.
 Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     RETURN_IF_ERROR(Load(inode));
@@ -56,8 +56,8 @@ Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, u
       MutexLock lock(inode->mutex);
       const File& file = *inode->file;
       if (inode->deleted) return ErrorCode::kStale;
-      if (!file.loaded()) continue;                                                     // A failed write dropped it.
-      if (file.write_error().failed()) return Error{file.write_error().error()->code};  // Some blocks hold nothing.
+      if (!file.loaded()) continue;                                                     // a failed write unloaded it
+      if (file.write_error().failed()) return Error{file.write_error().error()->code};  // some blocks have no content
       lease.file_size = inode->attributes.size;
       const uint64_t from = std::min(offset, lease.file_size);
       const uint64_t end = from + std::min(length, lease.file_size - from);
@@ -80,8 +80,8 @@ Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, u
   return Error{ErrorCode::kAgain, "the range is being written all the time"};
 }
 
-// Looks up the checksums of the blocks that are pinned. False when the file has changed there. A pinned block is given
-// to nobody else, so where the mapping is the same the content is.
+// Looks up the checksums of the pinned blocks. Returns false when the file's mapping has changed there. Pinned blocks
+// are not reused, so an unchanged mapping implies unchanged content.
 Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
   lease->checksums.assign(lease->count.value, 0);
   for (const FileExtent& extent : lease->extents) {
@@ -156,7 +156,7 @@ Result<void> FileIo::CommitDirect(const InodePtr& inode, const DirectWrite& writ
   const auto apply = [&](File& file, WritePlan ready) {
     const uint64_t old = inode->attributes.size, size = write.new_size.value_or(std::max(old, end));
     const std::vector<DeviceRun> runs = grant.Take(count);
-    // The holder of the lease wrote them: the commit flushes the devices.
+    // The lease holder wrote them; the commit must flush these devices.
     for (const DeviceRun& run : runs) p_.devices.NoteWrite(run.device);
     file.Apply(std::move(ready));
     file.ReplaceBlocks(first, runs, write.checksums);

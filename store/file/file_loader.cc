@@ -12,7 +12,7 @@
 namespace weightfs {
 namespace {
 
-// What an inode's record says of its data.
+// The data attributes in an inode's record.
 struct Committed {
   uint64_t size = 0;
   uint64_t blocks = 0;
@@ -23,10 +23,11 @@ Committed CommittedOf(const Inode& inode) REQUIRES(inode.mutex) {
   return {inode.committed_size, inode.committed_blocks, inode.committed_version};
 }
 
-// Calls visit(key, value) for each extent that the catalog has of a file, in order.
+// Calls visit(key, value) for each extent of a file in the catalog, in order.
 template <typename Visit>
 Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const Committed& committed, const Visit& visit) {
-  // The few extents of a small file without holes are read one by one: an iterator costs as much as several of them.
+  // Read the few extents of a small file without holes individually, because an iterator costs as much as several
+  // reads.
   constexpr size_t kFew = 4;
   std::vector<std::pair<std::string, std::string>> few;
   FileBlock end;
@@ -74,7 +75,8 @@ Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
     auto extents = ReadExtents(catalog, inode->id, committed);
     MutexLock lock(inode->mutex);
     if (inode->file->loaded()) return {};
-    // Somebody else has loaded and committed it, and a failed write has dropped it again: what was read may be of both.
+    // Another thread has loaded and committed the file, and a failed write has unloaded it again. The records may be of
+    // both versions.
     if (inode->committed_version != committed.version) continue;
     if (!extents) {
       if (extents.error().code == ErrorCode::kCorrupt) {
@@ -103,7 +105,7 @@ Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode) {
     records.extents.emplace_back(key);
     const auto record = ExtentRecord::Decode(key, value);
     if (record) records.runs.push_back({record->device, {record->start, record->count}});
-    // A file in memory knows its blocks; no other can be deleted without leaking them.
+    // A loaded file knows its blocks. Deleting any other file would leak its blocks.
     return record || loaded ? Result<void>() : record.error();
   };
   RETURN_IF_ERROR(ForEachExtent(catalog, inode->id, committed, add));

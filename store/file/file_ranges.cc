@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of FileIo on ranges of a file: allocate, punch, zero, seek, copy, list.
+// FileIo operations on ranges of a file: allocate, punch, zero, seek, copy, list.
 #include <algorithm>
 #include <utility>
 
@@ -13,7 +13,7 @@ constexpr uint64_t kCopyStep = kMiB;
 
 }  // namespace
 
-// Gives every hole of the range an unwritten extent, and makes the file at least `new_size` bytes long.
+// Maps an unwritten extent to every hole of the range, and makes the file at least `new_size` bytes long.
 Result<void> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileBlock end, uint64_t new_size) {
   struct Hole {
     FileBlock first;
@@ -23,7 +23,7 @@ Result<void> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
   PendingWrites writes;
   Result<void> result;
   const auto plan = [&](const File& file, WritePlan* out) -> Result<void> {
-    // Dirty blocks get their places first, so that what is a hole afterwards is one.
+    // Allocate space for dirty blocks first, so that the remaining holes are real.
     p_.write_back.Start(inode, first, end, false, &writes);
     holes.clear();
     BlockCount total;
@@ -33,7 +33,7 @@ Result<void> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
       total += piece.count;
       return true;
     });
-    if (total > p_.space.total()) return ErrorCode::kNoSpace;  // No search for space could help.
+    if (total > p_.space.total()) return ErrorCode::kNoSpace;  // no search for space can help
     out->NeedSpace(total);
     return {};
   };
@@ -60,7 +60,7 @@ Result<void> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
   return result;
 }
 
-// Zeroes the bytes of [offset, end) in the blocks at its edges, and forgets the blocks between them.
+// Zeroes the bytes of [offset, end) in the blocks at its edges, and unmaps the blocks between them.
 Result<void> FileIo::ZeroRange(const InodePtr& inode, uint64_t offset, uint64_t end) {
   const uint64_t head_end = std::min(end, RoundUp(offset, kBlockSize));
   const uint64_t tail = std::max(head_end, RoundDown(end, kBlockSize));
@@ -84,13 +84,13 @@ Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64
   if (end < offset || end > kMaximumFileSize) return ErrorCode::kFileTooBig;
   const bool allocate = mode == FallocateMode::kAllocate || mode == FallocateMode::kAllocateKeepSize;
   const bool keep = mode == FallocateMode::kAllocateKeepSize || mode == FallocateMode::kZeroRangeKeepSize;
-  // The zeros stay, whatever comes; and a commit may give back the space that they have replaced.
+  // The zeroing is permanent even if the allocation fails. A commit may free the space that it replaced.
   if (!allocate) RETURN_IF_ERROR(ZeroRange(inode, offset, end));
   if (mode == FallocateMode::kPunchHole) return {};
   return AllocateRange(inode, BlockOf(offset), BlockEnd(end), keep ? 0 : end);
 }
 
-// The first byte of the target in [offset, end). What lies behind that, or behind the file, counts as a hole.
+// Finds the first byte of the target in [offset, end). Everything beyond `end` or the end of the file counts as a hole.
 Result<uint64_t> FileIo::SeekUntil(const InodePtr& inode, uint64_t offset, uint64_t end, SeekTarget target) {
   return WhenLoaded(inode, [&](const File& file) -> Result<uint64_t> {
     const uint64_t size = inode->attributes.size;
@@ -119,10 +119,10 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
   return SeekUntil(inode, offset, UINT64_MAX, target);
 }
 
-// Copies as far as one hole of the source or one step of its data reaches; 0 at its end.
+// Copies up to the end of one hole of the source or of one step of its data. Returns 0 at the end of the source.
 Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target,
                                   uint64_t length) {
-  // A hole of the source becomes one of the target.
+  // A hole in the source becomes a hole in the target.
   const auto data = Seek(from, at, SeekTarget::kData);
   uint64_t source_size;
   {
@@ -157,7 +157,7 @@ Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const Inode
 
 Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
                                    uint64_t length) {
-  // The source ends where it ends now: a copy inside one file must not feed on itself.
+  // Fix the end of the source now, so that a copy inside one file does not read its own output.
   {
     MutexLock lock(from->mutex);
     const uint64_t size = from->attributes.size;
@@ -167,7 +167,7 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
   uint64_t done = 0;
   while (done < length) {
     const auto step = CopyStep(from, from_offset + done, to, to_offset + done, length - done);
-    // What was copied so far counts; the caller meets the error with its next call.
+    // Report the bytes copied so far; the next call returns the error.
     if (!step && done == 0) return step.error();
     if (!step || *step == 0) break;
     done += *step;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From dirty blocks to device writes: late allocation, and the checksums of what is on its way.
+// From dirty blocks to device writes: late allocation, and the checksums of blocks in flight.
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
@@ -25,7 +25,7 @@ FileBlock File::DirtyBefore(FileBlock first) const {
 bool File::StartWriteback(FileBlock first, FileBlock end, bool stream, std::vector<BlockWrite>* writes) {
   if (dirty_.dirty().value == 0) return true;
   uint64_t until = end.value;
-  // All dirty blocks of a buffer go, also those outside the range; other buffers are left alone.
+  // Include all dirty blocks of a buffer, even outside the range; leave other buffers alone.
   std::unordered_set<const std::byte*> buffers;
   for (auto at = dirty_.FirstFrom(first); at != dirty_.ranges().end() && at->first < end.value; ++at) {
     const DirtyBlocks& blocks = at->second.value;
@@ -33,7 +33,7 @@ bool File::StartWriteback(FileBlock first, FileBlock end, bool stream, std::vect
     first = std::min(first, blocks.buffer_first);
     until = std::max(until, blocks.buffer_end());
   }
-  // Groups of adjacent blocks, found before any is put under writeback.
+  // Find groups of adjacent blocks before any of them enters writeback.
   std::vector<std::pair<uint64_t, uint64_t>> groups;
   for (auto at = dirty_.FirstFrom(first); at != dirty_.ranges().end() && at->first < until; ++at) {
     const DirtyBlocks& blocks = at->second.value;
@@ -53,7 +53,7 @@ bool File::StartWriteback(FileBlock first, FileBlock end, bool stream, std::vect
   return placed;
 }
 
-// Gives the blocks their places: those over unwritten extents stay where they are, the others get new space.
+// Assigns locations to the blocks: those in unwritten extents stay where they are, the others get new space.
 bool File::WritebackGroup(FileBlock first, BlockCount count, bool stream, std::vector<BlockWrite>* writes) {
   const uint64_t generation = attributes_.data_version + 1;
   const auto is_unwritten = [](const ExtentMap::Piece& piece) { return piece.extent && !piece.IsWritten(); };
@@ -66,7 +66,7 @@ bool File::WritebackGroup(FileBlock first, BlockCount count, bool stream, std::v
       count -= piece.count;
       continue;
     }
-    // Everything up to the next unwritten extent is allocated together, whatever lies there now.
+    // Allocate everything up to the next unwritten extent together, whatever is mapped there now.
     SpaceManager::Request request;
     request.ino = id_;
     request.first = first;
@@ -94,7 +94,7 @@ bool File::WritebackGroup(FileBlock first, BlockCount count, bool stream, std::v
   return true;
 }
 
-// Puts blocks that lie together on the device under writeback: one write for each piece of memory.
+// Puts blocks that are contiguous on the device under writeback, with one write per contiguous piece of memory.
 void File::WritebackRun(FileBlock first, const DeviceRun& run, std::vector<BlockWrite>* writes) {
   WEIGHTFS_ASSERT(commit_.changed());
   BlockRun rest = run.run;
@@ -120,7 +120,7 @@ void File::WritebackRun(FileBlock first, const DeviceRun& run, std::vector<Block
   }
 }
 
-// Computes the checksums of older writes that touch the range: what is set for it afterwards is newer.
+// Computes the checksums of older writes that overlap the range, so that values set for it afterwards are newer.
 void File::ComputePendingChecksums(FileBlock first, BlockCount count) {
   std::vector<uint32_t> checksums;
   std::erase_if(pending_checksums_, [&](const PendingChecksums& pending) {

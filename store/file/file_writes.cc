@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changes of the bytes of a file: planned first, then applied.
+// Changes of the bytes of a file: plan first, then apply.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -16,13 +16,14 @@ uint64_t StagingBlocks(Staging staging) {
 
 }  // namespace
 
-// True when a device has bytes of the block that a partial overwrite must keep.
+// True when a device holds bytes of the block that a partial overwrite must keep.
 bool File::HasContent(FileBlock block) const {
   return extents_.Lookup(block, BlockCount{1}).IsWritten() &&
          ToBytes(block).value < RoundUp(attributes_.size, kBlockSize);
 }
 
-// How many blocks of the range become dirty and do not lie over an unwritten extent, which is space already.
+// Counts the blocks of the range that would become dirty and are not in an unwritten extent, which already provides
+// space.
 BlockCount File::BlocksWithoutSpace(FileBlock first, FileBlock end) const {
   BlockCount needed;
   while (first < end) {
@@ -45,11 +46,11 @@ BlockCount File::BlocksWithoutSpace(FileBlock first, FileBlock end) const {
 
 void File::PlanSpace(FileBlock first, FileBlock end, WritePlan* plan) const {
   plan->blocks_ += BlocksWithoutSpace(first, end);
-  plan->NeedSpace(plan->blocks_);  // The file's own reservation covers the blocks that are dirty already.
+  plan->NeedSpace(plan->blocks_);  // the file's own reservation covers the blocks that are dirty already
 }
 
-// Plans that `block` holds in memory what it holds now, before a part of it is overwritten. A dirty block is
-// overwritten in place, unless `of_dirty` says that the plan gives it new memory.
+// Plans the old content of `block` in memory before a part of it is overwritten. A dirty block is overwritten in place,
+// unless `of_dirty` says that the plan gives it new memory.
 void File::PlanFill(FileBlock block, bool of_dirty, WritePlan* plan) const {
   if (const DirtyBlocks* blocks = dirty_.Find(block)) {
     if (blocks->under_writeback() || of_dirty) {
@@ -63,7 +64,7 @@ void File::PlanFill(FileBlock block, bool of_dirty, WritePlan* plan) const {
     return;
   }
   for (const BlockContent& content : plan->supplies_.content) {
-    // The generation tells a block that was replaced and came back to the same place.
+    // The generation detects a block that was replaced and then mapped to the same location again.
     if (content.block != block || content.extent != *piece.extent) continue;
     plan->fills_.push_back({block, content.bytes.get(), {}});
     return;
@@ -82,7 +83,7 @@ void File::PlanMemory(FileBlock first, FileBlock end, Staging staging, WritePlan
       at += memory.size() / kBlockSize;
       continue;
     }
-    // Up to the next dirty range the blocks are not in memory, or under writeback, which keeps memory of its own.
+    // Up to the next dirty range, blocks are either not in memory or under writeback, which keeps its own memory.
     uint64_t until = end.value;
     for (auto next = dirty_.FirstFrom(FileBlock{at}); next != dirty_.ranges().end() && next->first < until; ++next) {
       if (!next->second.value.under_writeback()) until = next->first;
@@ -143,8 +144,8 @@ void File::PlanAdoption(uint64_t offset, std::span<const std::byte> data, const 
   }
   plan->adoption_ = std::move(adoption);
   if (tail == 0) return;
-  // The first bytes of the last block get a buffer of their own, which stays behind when the blocks before it are
-  // written back: the next write of the stream completes it.
+  // The head of the last block gets its own buffer, which is not written back with the blocks before it, because the
+  // next write of the stream completes it.
   PlanFill(end, true, plan);
   DirtyBlocks blocks;
   blocks.buffer_first = end;
@@ -187,7 +188,7 @@ void File::Apply(WritePlan plan) {
       done += step;
     }
   }
-  // The buffers that were used are the file's now.
+  // The file now owns the buffers that were used.
   const auto take = [](std::vector<Buffer>& buffers, size_t used) {
     buffers.erase(buffers.begin(), buffers.begin() + static_cast<ptrdiff_t>(used));
   };

@@ -8,7 +8,8 @@
 namespace weightfs {
 namespace {
 
-// A chunk that nobody has read is old when the whole cache could have been filled so many times since its last use.
+// A chunk that nobody has read is old once this many times the capacity of the cache has been loaded since its last
+// use.
 constexpr uint64_t kOldTurns = 8;
 
 }  // namespace

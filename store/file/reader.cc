@@ -13,19 +13,19 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kStreamBytes = 256 * kKiB;  // read in sequence before read-ahead begins in mid-file
-constexpr uint64_t kStreamSlack = 4 * kMiB;    // requests of one stream arrive this far out of order
-constexpr uint64_t kEdgeRead = 128 * kKiB;     // reads up to this size keep the file's first and last chunk
+constexpr uint64_t kStreamBytes = 256 * kKiB;  // bytes in sequence before read-ahead begins in mid-file
+constexpr uint64_t kStreamSlack = 4 * kMiB;    // maximum reordering of requests within one stream
+constexpr uint64_t kEdgeRead = 128 * kKiB;     // reads up to this size load the file's first or last chunk whole
 constexpr uint64_t kLargestReadAhead = 32;     // chunks
 constexpr uint64_t kChunkBlocks = kChunkBytes / kBlockSize;
 constexpr uint64_t kZeroBytes = kMiB;
 
-// What holes read as. Never written.
+// The content of holes. Never written.
 alignas(kBlockSize) std::byte zeros[kZeroBytes];
 
 }  // namespace
 
-// One call of Read: the view is laid out at once, then waits for what is still loading.
+// One call of Read: lays out the view at once, then waits for pending loads.
 class Reader::Request {
  public:
   Request(ReadDone done, std::atomic<uint64_t>& read_bytes) : done_(std::move(done)), read_bytes_(read_bytes) {}
@@ -38,10 +38,10 @@ class Reader::Request {
   void AddZeros(uint64_t size) {
     for (; size > 0; size -= std::min(size, kZeroBytes)) AddMemory(zeros, std::min(size, kZeroBytes), {});
   }
-  // Nothing was expected yet.
+  // Call this only before the first Expect.
   void Fail(const Error& error) { Complete(error); }
   void Expect() { ++pending_; }
-  // One of the loads that were expected has ended.
+  // Ends one of the expected loads.
   void Complete(const Result<void>& result) {
     if (!result) {
       MutexLock lock(mutex_);
@@ -60,46 +60,46 @@ class Reader::Request {
   ReadDone done_;
   std::atomic<uint64_t>& read_bytes_;
   ReadView view_;
-  std::atomic<int> pending_{1};  // one is the planner's
+  std::atomic<int> pending_{1};  // the planner holds one reference
   Mutex mutex_;
   std::optional<Error> error_;
 };
 
-// Blocks that one device read fills, or that are filled with zeros.
+// Blocks to fill from one device read, or with zeros.
 struct Reader::BlockRead {
   FileBlock first;
   BlockCount count;
-  std::optional<DeviceRun> run;  // none: zeros
+  std::optional<DeviceRun> run;  // nullopt: zeros
   std::vector<uint32_t> checksums;
-  std::optional<Error> error;  // the checksums cannot be had, so neither can the blocks
+  std::optional<Error> error;  // the checksums, and therefore the blocks, are unavailable
 };
 
-// A piece of the answer: memory, a chunk, zeros (none of the others), or blocks to be read from a device.
+// A piece of the answer: memory, a chunk, zeros (none of the others), or blocks to read from a device.
 struct Reader::Piece {
   uint64_t bytes = 0;
   const std::byte* memory = nullptr;
   Buffer hold;
   ChunkPtr chunk;
-  std::optional<uint64_t> read_to_end;  // the index of the chunk that this piece reads to its end
+  std::optional<uint64_t> read_to_end;  // index of the chunk whose end this piece reaches
   std::optional<BlockRead> read;
-  uint64_t skip = 0;  // bytes before the answer in the first block of `read`
+  uint64_t skip = 0;  // bytes to skip in the first block of `read`
 };
 
-// What is planned for one request, under one hold of the inode's mutex.
+// The plan of one request, made in one hold of the inode's mutex.
 struct Reader::Plan {
   std::vector<Piece> pieces;
   bool streaming = false;
-  uint64_t device_bytes = 0;       // that need buffers
-  std::vector<uint64_t> chunks;    // to be loaded
-  std::vector<uint64_t> segments;  // of checksums, to be loaded
+  uint64_t device_bytes = 0;       // bytes that need buffers
+  std::vector<uint64_t> chunks;    // chunks to load
+  std::vector<uint64_t> segments;  // checksum segments to load
   bool lacks_memory = false;
   bool Lacks() const { return lacks_memory || !chunks.empty() || !segments.empty(); }
 };
 
-// What was fetched for a request without the inode's mutex.
+// The resources fetched for a request without the inode's mutex.
 struct Reader::Supplies {
   std::vector<Buffer> buffers;
-  std::set<uint64_t> tried;  // chunks that were to be loaded: those that are not there now are read directly
+  std::set<uint64_t> tried;  // chunks requested already: if missing now, their blocks are read directly
   ChecksumSegments checksums;
   uint64_t buffer_bytes() const {
     uint64_t bytes = 0;
@@ -119,7 +119,7 @@ void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, Read
     uint64_t end;
     {
       MutexLock lock(inode->mutex);
-      if (!inode->file->loaded()) continue;  // A failed write has dropped the content since.
+      if (!inode->file->loaded()) continue;  // a failed write has unloaded the file
       end = std::min(inode->attributes.size, offset.value + size.value);
       plan = MakePlan(*inode, offset.value, end, sequence, supplies);
       if (!plan.Lacks()) reads = Assemble(*inode, plan, supplies, request);
@@ -135,13 +135,13 @@ void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, Read
       piece.chunk->WhenReady([request, chunk = piece.chunk, bytes] { request->Complete(chunk->Check(bytes)); });
     }
     request->Complete({});
-    // Read-ahead costs the request nothing: it comes after the answer where all of that is in memory.
+    // Read ahead after the request, so that it does not delay an answer that is in memory.
     if (plan.streaming) ReadAhead(inode, end, sequence);
     return;
   }
 }
 
-// Plans the whole range. Changes nothing, but for the order in which chunks are evicted.
+// Plans the whole range. Changes nothing except the eviction order of chunks.
 Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint64_t sequence, Supplies& supplies) {
   Plan plan;
   while (offset < end) {
@@ -170,7 +170,7 @@ Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint6
   return plan;
 }
 
-// Plans a range without chunks: dirty memory as it is, holes as zeros, the rest as blocks to be read.
+// Plans a range without chunks: dirty memory as it is, holes as zeros, the rest as blocks to read.
 void Reader::PlanDirect(Inode& inode, uint64_t offset, uint64_t end, Supplies& supplies, Plan* plan) {
   File& file = *inode.file;
   while (offset < end) {
@@ -199,7 +199,7 @@ void Reader::PlanDirect(Inode& inode, uint64_t offset, uint64_t end, Supplies& s
   }
 }
 
-// The read that brings in the blocks of a piece of the mapping, none of which is dirty.
+// Returns the read for the blocks of a piece of the mapping, none of which is dirty.
 Reader::BlockRead Reader::PlanPiece(File& file, InodeId ino, const ExtentMap::Piece& piece, ChecksumSegments& loaded,
                                     std::vector<uint64_t>* missing) {
   BlockRead read;
@@ -217,7 +217,7 @@ Reader::BlockRead Reader::PlanPiece(File& file, InodeId ino, const ExtentMap::Pi
   return read;
 }
 
-// Takes buffers for `bytes` as far as some are free. True when the supplies are large enough.
+// Takes free buffers for `bytes`. Returns true when the supplies are large enough.
 bool Reader::TakeMemory(uint64_t bytes, Supplies* supplies) {
   for (uint64_t held = supplies->buffer_bytes(); held < bytes;) {
     Buffer buffer = PoolFor(bytes - held).TryAllocate();
@@ -247,8 +247,8 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
   if (count * large < plan.device_bytes) supplies->buffers.push_back(pools_.small.Allocate());
 }
 
-// Begins to load a chunk, unless it is there or loading, part of it is dirty, or none of it is on a device: appends its
-// reads to `loads`, which the caller submits. False when memory is short.
+// Begins to load a chunk, unless it is cached or loading, part of it is dirty, or none of it is on a device. Appends
+// its reads to `loads`, which the caller submits. Returns false when memory is short.
 bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
                        std::vector<std::shared_ptr<BlockReads>>* loads) {
   const FileBlock first{index * kChunkBlocks};
@@ -283,7 +283,7 @@ std::shared_ptr<BlockReads> Reader::BeginChunk(const Inode& inode, uint64_t inde
   auto reads = BlockReads::Create(reads_, inode.id,
                                   [this, ino = inode.id, index, chunk](Result<void> result, BlockReads::Failed failed) {
                                     if (!result)
-                                      cache_.Drop(ino, index, chunk.get());  // Its readers take what is good of it.
+                                      cache_.Drop(ino, index, chunk.get());  // readers use the good parts of the chunk
                                     chunk->Finish(std::move(result), std::move(failed));
                                   });
   for (const BlockRead& read : planned) {
@@ -293,7 +293,7 @@ std::shared_ptr<BlockReads> Reader::BeginChunk(const Inode& inode, uint64_t inde
   return reads;
 }
 
-// Reads `count` blocks of `read` into `memory`, after the first `skip`.
+// Reads `count` blocks of `read`, after the first `skip`, into `memory`.
 void Reader::Add(const BlockRead& read, BlockCount skip, BlockCount count, std::byte* memory, BlockReads& reads) {
   const uint64_t bytes = ToBytes(count).value;
   if (read.error) {
@@ -307,8 +307,8 @@ void Reader::Add(const BlockRead& read, BlockCount skip, BlockCount count, std::
   }
 }
 
-// Gives every piece its memory. The supplies are large enough together. Returns the device reads, null where there are
-// none.
+// Assigns memory to every piece. The supplies are large enough for all of them. Returns the device reads; null when
+// there are none.
 std::shared_ptr<BlockReads> Reader::Assemble(Inode& inode, Plan& plan, Supplies& supplies,
                                              const std::shared_ptr<Request>& request) {
   std::shared_ptr<BlockReads> reads;
@@ -333,7 +333,7 @@ std::shared_ptr<BlockReads> Reader::Assemble(Inode& inode, Plan& plan, Supplies&
         request->Complete(result);
       });
     }
-    // A read is cut where a buffer ends.
+    // Split a read at the end of a buffer.
     const BlockRead& whole = *piece.read;
     for (BlockCount done; done < whole.count;) {
       if (used == buffer->size().value) ++buffer, used = 0;
@@ -352,7 +352,7 @@ std::shared_ptr<BlockReads> Reader::Assemble(Inode& inode, Plan& plan, Supplies&
   return reads;
 }
 
-// Loads the chunks behind `end`, up to which a stream has read.
+// Loads the chunks after `end`, the current position of a stream.
 void Reader::ReadAhead(const InodePtr& inode, uint64_t end, uint64_t sequence) {
   uint64_t chunks;
   {
@@ -369,7 +369,7 @@ void Reader::ReadAhead(const InodePtr& inode, uint64_t end, uint64_t sequence) {
   BlockReads::Submit(loads);
 }
 
-// Streams at several places share the memory: one must not evict what another is about to read.
+// Streams at several locations share the memory, so that one does not evict what another is about to read.
 uint64_t Reader::ReadAheadChunks(uint64_t sequence, uint64_t places) const {
   const uint64_t capacity = cache_.capacity();
   const uint64_t share = std::max<uint64_t>(1, capacity * 3 / 4 / places);
@@ -400,7 +400,7 @@ BufferPool& Reader::PoolFor(uint64_t bytes) const {
   return bytes <= pools_.small.buffer_size().value ? pools_.small : pools_.large;
 }
 
-// Notes a read of the handle. Returns how many bytes were read in sequence up to its end, 0 when it is no stream.
+// Records a read of the handle. Returns the number of bytes read in sequence up to its end; 0 when it is not a stream.
 uint64_t Reader::Advance(ReadStream* stream, uint64_t offset, uint64_t size) {
   MutexLock lock(stream->mutex);
   const uint64_t next = stream->next;

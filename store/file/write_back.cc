@@ -9,7 +9,7 @@
 
 namespace weightfs {
 
-// A device write that is under way. Owns itself.
+// A device write in progress. It owns itself.
 class WriteBack::Operation final : public IoRequest {
  public:
   Operation(WriteBack& owner, InodePtr inode, BlockWrite write)
@@ -54,7 +54,7 @@ bool WriteBack::RelievePressure() {
   {
     MutexLock lock(inode->mutex);
     {
-      // To the end of the queue, where its writeback fails.
+      // Dequeue it first; it moves to the end of the queue if its writeback fails.
       MutexLock queue(mutex_);
       dirty_.erase(std::exchange(inode->file->queue_position, 0));
     }
@@ -76,7 +76,7 @@ void WriteBack::StartAll(const InodePtr& inode, PendingWrites* writes) {
 }
 
 void WriteBack::Submit(PendingWrites* writes) {
-  constexpr uint64_t kTogether = kMiB;  // small writes go to the device together
+  constexpr uint64_t kTogether = kMiB;  // submit small writes together
   const InodePtr inode = std::move(writes->inode_);
   IoBatch batch(devices_);
   uint64_t bytes = 0;
@@ -121,15 +121,15 @@ void WriteBack::NoteInFlight(int64_t bytes) {
   for (auto& next : ready) next();
 }
 
-// Whatever the device said, the file has an I/O error: callers could wait out a want of space, but the device's is not
-// the pool's.
+// Reports an I/O error whatever the device's error is: callers handle ENOSPC by waiting for space in the pool, which
+// would not help a full device.
 void WriteBack::Fail(const InodePtr& inode) {
   if (inode->file->write_error().WriteFailed(Error{ErrorCode::kIo}) && failed_) failed_(inode);
 }
 
 void WriteBack::Complete(const InodePtr& inode, const BlockWrite& write, const Result<void>& result) {
   devices_.NoteWrite(write.run.device);
-  // First: once the file hears of its last write, its store may be destroyed.
+  // Do this first: once the file's last write is finished, its store may be destroyed.
   NoteInFlight(-static_cast<int64_t>(write.bytes().size()));
   MutexLock lock(inode->mutex);
   File& file = *inode->file;

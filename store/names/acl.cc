@@ -8,7 +8,7 @@
 namespace weightfs {
 namespace {
 
-// linux/posix_acl_xattr.h: a version, then tag, permissions and id of each entry, little-endian.
+// Layout of linux/posix_acl_xattr.h: a version, then tag, permissions and id of each entry, little-endian.
 constexpr uint32_t kVersion = 2;
 constexpr size_t kHeaderSize = 4, kEntrySize = 8;
 constexpr uint16_t kUserObject = 0x01, kUser = 0x02, kGroupObject = 0x04, kGroup = 0x08, kMask = 0x10, kOther = 0x20;
@@ -37,7 +37,7 @@ Result<Acl> Acl::Decode(std::string_view bytes) {
     entry.tag = decoder.Little<uint16_t>();
     entry.permissions = decoder.Little<uint16_t>();
     entry.id = decoder.Little<uint32_t>();
-    // The field means nothing elsewhere; one value makes equal lists equal bytes.
+    // The id is meaningless for other tags. Setting it to one value makes equal lists have equal bytes.
     if (!IsNamed(entry.tag)) entry.id = kUndefinedId;
   }
   if (!acl.empty() && !acl.IsValid()) return ErrorCode::kInvalid;
@@ -56,7 +56,7 @@ std::string Acl::Encode() const {
   return bytes;
 }
 
-// The tags are powers of two in the order of the standard: a list is in order when they never fall.
+// The tags are powers of two in the standard order, so a list is in order if its tags never decrease.
 bool Acl::IsValid() const {
   uint16_t last = 0;
   uint32_t seen = 0;
@@ -81,7 +81,7 @@ bool Acl::IsMode() const {
 uint32_t Acl::ApplyToMode(uint32_t mode) const {
   for (const Entry& entry : entries_) {
     if (entry.tag == kUserObject) mode = WithBits(mode, kOwnerShift, entry.permissions);
-    // The mask comes behind the group in the list and so has the last word.
+    // The mask follows the group in the list and overrides it.
     if (entry.tag == kGroupObject || entry.tag == kMask) mode = WithBits(mode, kGroupShift, entry.permissions);
     if (entry.tag == kOther) mode = WithBits(mode, kOtherShift, entry.permissions);
   }
@@ -104,7 +104,7 @@ bool Acl::Permits(const Credentials& who, uint32_t owner, uint32_t group, uint16
   }
   const auto allows = [wanted](uint16_t permissions) { return (permissions & wanted) == wanted; };
   bool in_group = false;
-  for (const Entry& entry : entries_) {  // in order: the owner, named users, then groups
+  for (const Entry& entry : entries_) {  // in order: owner, named users, groups
     if (entry.tag == kUserObject && who.uid == owner) return allows(entry.permissions);
     if (entry.tag == kUser && who.uid == entry.id) return allows(entry.permissions & mask);
     const bool matches = entry.tag == kGroupObject ? who.Has(group) : entry.tag == kGroup && who.Has(entry.id);

@@ -21,8 +21,8 @@ Result<InodePtr> InodeTable::Get(InodeId ino) {
     if (const auto found = inodes_.find(ino); found != inodes_.end()) return found->second;
     departed = DepartedLocked(ino);
   }
-  // Read without the lock. A record read before a concurrent change can only be installed where no other thread
-  // has the inode, and a change needs the inode in the table: so look again before inserting where it may have left it.
+  // Read without the lock. A record that was read before a concurrent change must not be installed. A change requires
+  // the inode in the table, so read again if the inode may have left the table meanwhile.
   while (true) {
     ASSIGN_OR_RETURN(auto bytes, catalog_.Get(keys::Inode(ino)));
     if (!bytes) return ErrorCode::kStale;
@@ -85,10 +85,11 @@ size_t InodeTable::size() const {
   return inodes_.size();
 }
 
-// Only the table gives out references, under its lock: a count of one means that nobody else has the inode, and
-// dirty inodes are held by the committer. Everything such an inode knows is in the catalog.
+// Only the table creates references, under its lock: a count of one means that nobody else has the inode. The committer
+// holds dirty inodes. The catalog therefore has the whole state of such an inode.
 void InodeTable::TrimLocked() {
-  // A few buckets for each inode that comes, one after another: no call looks through a table that is all in use.
+  // Visit a few buckets for each new inode, round robin, so that no call searches a table in which all inodes are in
+  // use.
   constexpr int kBuckets = 16;
   for (int step = 0; step < kBuckets && inodes_.size() > resident_; ++step) {
     hand_ = (hand_ + 1) % inodes_.bucket_count();

@@ -74,7 +74,7 @@ bool InodeTransaction::Delete(const InodePtr& inode, DataOwner& data, DeletionRe
 }
 
 Result<void> InodeTransaction::Commit() {
-  // The records are encoded from the inodes, which know what of theirs is committed; nobody else sees them yet.
+  // The inodes encode the records, because they know their committed state. Nobody else can see them yet.
   for (Member& member : members_) {
     std::swap(member.inode->attributes, member.record);
     if (member.deletes_from != nullptr || member.inode->attributes == member.record) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking up, attributes of inodes, and the life of inodes without links.
+// Lookup, attributes of inodes, and the lifetime of inodes without links.
 #include "store/names/namespace.h"
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 namespace weightfs {
 namespace {
 
-// As the catalog says, or counted where it does not.
+// Returns the count in the catalog, or counts the inodes if it has none.
 Result<uint64_t> CountInodes(KvStore& catalog) {
   const auto fact = ReadFact(catalog, kInodeCountFact);
   if (fact && *fact) return **fact;
@@ -82,7 +82,7 @@ Result<void> Namespace::Recover(bool read_only) {
   return orphans->status();
 }
 
-// Damage stays for fsck and stops nothing; an error of the catalog does.
+// Leaves damage to fsck and continues; returns only errors of the catalog.
 Result<void> Namespace::RecoverOrphan(InodeId ino) {
   const auto inode = inodes_.Get(ino);
   if (!inode && inode.error().code == ErrorCode::kIo) return inode.error();
@@ -127,7 +127,7 @@ Result<Attributes> Namespace::Lookup(InodeId parent, std::string_view name) {
     lock.Unlock();
     return GetAttributes(above);
   }
-  // An inode that goes between the two looks was unlinked meanwhile: what does the name say now?
+  // An inode that vanishes between the two lookups was unlinked meanwhile, so look the name up again.
   std::optional<InodeId> vanished;
   while (true) {
     ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
@@ -152,7 +152,7 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
   RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   return WhileStale([&]() -> Result<Attributes> {
-    // A chmod changes the access control list too.
+    // A chmod also changes the ACL.
     ASSIGN_OR_RETURN(const StoredAttribute list, ReadStored(inode, change.mode ? kAccessAclName : std::string_view()));
     InodeTransaction transaction(catalog_, {inode});
     if (transaction.deleted(inode)) return ErrorCode::kStale;
@@ -258,7 +258,7 @@ void Namespace::DeleteOrphan(const InodePtr& inode) {
 
 void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
   if (read_only_) return;
-  constexpr size_t kAtOnce = 32;  // for each hold of the mutex
+  constexpr size_t kAtOnce = 32;  // per hold of the mutex
   for (size_t at = 0; at < inodes.size(); at += kAtOnce) {
     const auto some = inodes.subspan(at, std::min(kAtOnce, inodes.size() - at));
     MutexLock lock(mutex_);
@@ -268,7 +268,7 @@ void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
     }
     if (DeleteOrphansLocked(group)) continue;
     lock.Unlock();
-    for (const InodePtr& inode : some) DeleteOrphan(inode);  // Says which cannot go.
+    for (const InodePtr& inode : some) DeleteOrphan(inode);  // logs the ones that fail
   }
 }
 
@@ -276,7 +276,7 @@ Result<void> Namespace::DeleteOrphansLocked(const std::vector<InodePtr>& inodes)
   return WhileStale([&] { return TryDeleteOrphansLocked(inodes); });
 }
 
-// kAgain when something of an inode changed between the reading of its records and their deletion.
+// Returns kAgain when an inode changed between the reading of its records and their deletion.
 Result<void> Namespace::TryDeleteOrphansLocked(const std::vector<InodePtr>& inodes) {
   Result<void> result;
   std::vector<std::pair<InodePtr, DeletionRecords>> readable;
@@ -317,7 +317,7 @@ Result<std::optional<DeletionRecords>> Namespace::ReadReplaced(const InodePtr& r
   if (replaced == nullptr || inodes_.lookups(replaced->id) > 0) return records;
   {
     MutexLock lock(replaced->mutex);
-    // A directory has one name, whatever its damaged record may count.
+    // A directory has one name, whatever a damaged record says.
     const bool last = replaced->IsDirectory() || replaced->attributes.links <= 1;
     if (!last || replaced->open_handles > 0) return records;
   }

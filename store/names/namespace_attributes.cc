@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Extended attributes, and the access control lists among them.
+// Extended attributes, including ACLs.
 #include "common/log.h"
 #include "meta/keys.h"
 #include "store/names/acl.h"
@@ -9,12 +9,12 @@
 namespace weightfs {
 namespace {
 
-// XATTR_LIST_MAX of Linux: longer lists could be stored but never be shown.
+// XATTR_LIST_MAX of Linux: a longer list could be stored but not listed.
 constexpr size_t kMaximumAttributeList = 65536;
 
 bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
 
-// As xattr(7) has it: a name that is missing or too long is out of range, and names live in the namespaces of Linux.
+// Follows xattr(7): a missing or overlong name is out of range, and names belong to the namespaces of Linux.
 Result<void> CheckAttributeName(std::string_view name) {
   if (name.empty() || name.size() > kMaximumAttributeName) return ErrorCode::kRange;
   if (name.find('\0') != name.npos) return ErrorCode::kInvalid;
@@ -29,7 +29,7 @@ Result<void> CheckAttributeName(std::string_view name) {
 
 }  // namespace
 
-// Programs and the kernel ask every file for attributes that hardly any has: those questions stay in memory.
+// Programs and the kernel ask every file for attributes that few files have, so answer these queries from memory.
 Result<std::string> Namespace::ReadAttribute(InodeId ino, std::string_view name) {
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   {
@@ -95,7 +95,7 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
   if (value.size() > kMaximumAttributeValue) return ErrorCode::kTooLarge;
   RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
-  // Access control lists are not written by xattr's rules: the flags mean nothing for them.
+  // ACLs do not follow the rules of xattr: the flags are meaningless for them.
   if (IsAcl(name)) return SetAcl(inode, name, value, keeps_set_group_id);
   return WhileStale([&] { return TrySetAttribute(inode, name, value, mode); });
 }
@@ -126,9 +126,9 @@ Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std
   if (S_ISLNK(record.mode)) return ErrorCode::kNotSupported;
   if (!access && !acl.empty() && !S_ISDIR(record.mode)) return ErrorCode::kAccess;
   if (access) record.mode = acl.ApplyToMode(record.mode);
-  // As with chmod(2). Taking a list away changes no permission that was given to the group.
+  // As in chmod(2). Removing a list does not change the permissions of the group.
   if (access && !acl.empty() && !keeps_set_group_id) record.mode &= ~static_cast<uint32_t>(S_ISGID);
-  // An access list that says no more than the mode would only go stale.
+  // An access list that expresses no more than the mode is not stored, because it would become stale.
   const bool store = !acl.empty() && !(access && acl.IsMode());
   if (store) {
     transaction.batch().Put(keys::Attribute(inode->id, name), acl.Encode());
@@ -146,7 +146,7 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
     return mode;
   };
   {
-    MutexLock lock(inode->mutex);  // Every write asks, and hardly any file has anything to lose.
+    MutexLock lock(inode->mutex);  // every write calls this, and few files have privileges to lose
     const InodeRecord& now = inode->attributes;
     if ((now.flags & kInodeHasAttributes) == 0 && kept(now.mode) == now.mode) return false;
   }
@@ -177,7 +177,7 @@ Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view na
   RETURN_IF_ERROR(CheckAttributeName(name));
   RETURN_IF_ERROR(CheckWritable());
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
-  // Taking away a list that is not there succeeds, as on the kernel's own filesystems.
+  // Removing a list that does not exist succeeds, as in the kernel's own filesystems.
   if (IsAcl(name)) return SetAcl(inode, name, {}, /*keeps_set_group_id=*/true);
   return WhileStale([&] { return TryRemoveAttribute(inode, name); });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// New inodes: numbers, what they inherit, and their first batch.
+// New inodes: numbers, inheritance, and their first batch.
 #include "common/log.h"
 #include "meta/facts.h"
 #include "meta/keys.h"
@@ -10,14 +10,14 @@
 namespace weightfs {
 namespace {
 
-// How far the bound of used inode numbers is raised at a time: as many numbers as a crash may waste.
+// The step by which the bound of used inode numbers is raised: the maximum that a crash may waste.
 constexpr uint64_t kInodeStep = 1024;
 
 }  // namespace
 
 Result<InodeRecord> Namespace::NewRecord(const CreateRequest& request) {
   InodeRecord record;
-  // mknod(2): no type at all means a regular file.
+  // mknod(2): no type means a regular file.
   record.mode = (request.mode & (S_IFMT | 07777)) | ((request.mode & S_IFMT) == 0 ? S_IFREG : 0);
   record.uid = request.uid;
   record.gid = request.gid;
@@ -108,7 +108,7 @@ Result<Attributes> Namespace::CreateUnnamed(InodeId parent, const CreateRequest&
   return CreateLocked(directory, {}, request);
 }
 
-// Without a name: an orphan from the start.
+// An empty name creates an orphan.
 Result<Attributes> Namespace::CreateLocked(const InodePtr& parent, std::string_view name,
                                            const CreateRequest& request) {
   ASSIGN_OR_RETURN(InodeRecord record, NewRecord(request));
@@ -117,8 +117,8 @@ Result<Attributes> Namespace::CreateLocked(const InodePtr& parent, std::string_v
   uint64_t bound = 0;
   InodePtr inode;
   {
-    // The default list of the parent is read before its mutex is taken: it changes under that mutex alone, so that
-    // the new inode gets the list of some moment of this call.
+    // The parent's default list is read before its mutex is taken. It changes only under that mutex, so the new inode
+    // gets a list that was valid at some time during this call.
     KvBatch inherited;
     const InodeId ino = NextInodeLocked(1, &inherited, &bound);
     if (!S_ISLNK(record.mode)) {
@@ -153,7 +153,8 @@ Result<Attributes> Namespace::CreateLocked(const InodePtr& parent, std::string_v
     batch.Put(keys::Inode(ino), record.Encode());
     batch.Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + 1));
 
-    // In the table before it is in the catalog: whoever finds the new entry must find this Inode, not make another.
+    // Insert it into the table before the catalog: a thread that finds the new entry must find this Inode instead of
+    // creating another.
     inode = inodes_.Insert(ino, std::move(record));
     if (auto written = transaction.Commit(); !written) {
       inodes_.Erase(ino);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Links: giving names, taking them away, and moving them.
+// Links: creating, removing and moving names.
 #include <fmt/format.h>
 
 #include "common/log.h"
@@ -10,7 +10,7 @@
 namespace weightfs {
 namespace {
 
-// The kernel never sends these; a caller of the library may.
+// The kernel never sends these names, but a caller of the library may.
 Result<void> CheckRemovable(std::string_view name) {
   RETURN_IF_ERROR(CheckName(name));
   if (IsDots(name)) return ErrorCode::kInvalid;
@@ -43,14 +43,14 @@ Result<void> Namespace::CheckEmpty(InodeId directory) {
 }
 
 Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory) {
-  // A path is no longer than there are directories, unless damage made a ring of parents.
+  // A path has no more components than there are directories, unless damage made a cycle of parents.
   for (uint64_t steps = 0; steps <= inode_count_; ++steps) {
     if (directory == inode) return ErrorCode::kInvalid;
     if (directory->id == kRootInode) return {};
     InodeId parent;
     {
       MutexLock lock(directory->mutex);
-      if (directory->attributes.links == 0) return {};  // It was removed, and its parent may be gone.
+      if (directory->attributes.links == 0) return {};  // removed; its parent may not exist any more
       parent.value = directory->attributes.parent;
     }
     ASSIGN_OR_RETURN(directory, GetDirectory(parent));
@@ -127,9 +127,9 @@ Result<void> Namespace::TryRemoveLocked(const EntryLocation& location) {
   return CommitLocked(transaction, location.inode, std::move(records), now);
 }
 
-// The inode that the name leads to; 0 where there is none. Before it gets another name, the data that the new name
-// publishes is in the catalog: of a file its own, of a directory that of all files below it. A symbolic link may lead
-// anywhere, so everything is committed that may be.
+// Returns the inode of the name; 0 when there is none. Commits the data that a new name would publish: of a file its
+// own, of a directory that of all files below it. A symbolic link may lead anywhere, so it commits everything that may
+// be committed.
 Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
   ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
   if (!entry) return InodeId{};
@@ -149,13 +149,13 @@ Result<void> Namespace::CommitTree(InodeId directory) {
   if (candidates.empty()) return {};
   ASSIGN_OR_RETURN(const auto files, FilesBelow(directory, candidates));
   if (files) return data_.CommitBeforeNaming(*files);
-  // Errors of files that may lie elsewhere stay with them.
+  // Errors of files that may be elsewhere stay pending with them.
   static_cast<void>(data_.CommitBeforeNaming(candidates, /*kept=*/true).has_value());
   return {};
 }
 
-// Those of the candidates that have a name in the directory or below it; nullopt when the tree is too large to be
-// searched while somebody waits.
+// Returns the candidates that have a name in the directory or below it; nullopt when the tree is too large to search
+// during a request.
 Result<std::optional<std::vector<InodePtr>>> Namespace::FilesBelow(InodeId directory,
                                                                    const std::vector<InodePtr>& candidates) {
   constexpr size_t kMostEntries = 100'000;
@@ -170,7 +170,7 @@ Result<std::optional<std::vector<InodePtr>>> Namespace::FilesBelow(InodeId direc
     for (; entry->Valid() && !missing.empty(); entry->Next()) {
       if (++entries > kMostEntries) return std::optional<std::vector<InodePtr>>();
       const auto record = EntryRecord::Decode(entry->value());
-      if (!record) continue;  // A look-up of that name reports the damage.
+      if (!record) continue;  // a lookup of that name reports the damage
       if (S_ISDIR(record->type)) directories.push_back(record->ino);
       if (const auto file = missing.extract(record->ino)) found.push_back(file.mapped());
     }
@@ -191,12 +191,12 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
     if (exchange) {
       ASSIGN_OR_RETURN(other_committed, CommitData(new_parent, new_name));
     }
-    RETURN_IF_ERROR(CheckWritable());  // A commit whose errors stay with the files may have failed as a whole.
+    RETURN_IF_ERROR(CheckWritable());  // a commit whose errors stay with the files may have failed as a whole
     MutexLock lock(mutex_);
     ASSIGN_OR_RETURN(const EntryLocation from, FindEntryLocation(parent, name));
     ASSIGN_OR_RETURN(const EntryLocation to, FindEntryLocation(new_parent, new_name));
     if (from.inode == nullptr || (exchange && to.inode == nullptr)) return ErrorCode::kNotFound;
-    // A name that changed hands since: the file it leads to now is to be committed first.
+    // The name now refers to another file, which must be committed first.
     if (from.inode->id != committed || (exchange && to.inode->id != other_committed)) continue;
     if (from.inode == from.directory) return Damaged(parent, "it is listed in itself");
     if (to.inode == to.directory) return Damaged(new_parent, "it is listed in itself");
@@ -258,7 +258,7 @@ Result<void> Namespace::ExchangeLocked(const EntryLocation& from, const EntryLoc
   InodeRecord& second = transaction.record(to.directory);
   if (first.links == 0 || second.links == 0) return ErrorCode::kNotFound;
   if (from.directory != to.directory && S_ISDIR(from.type) != S_ISDIR(to.type)) {
-    // One directory changes its parent and none comes back.
+    // One directory changes its parent, and none moves the other way.
     InodeRecord& loses = S_ISDIR(from.type) ? first : second;
     InodeRecord& gains = S_ISDIR(from.type) ? second : first;
     if (gains.links >= kMaximumLinks) return ErrorCode::kTooManyLinks;

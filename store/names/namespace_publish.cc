@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many files at once, with their content; and permissions where the kernel does not look.
+// Creation of many files with their content, and the permission checks for it.
 #include <fmt/format.h>
 #include <linux/capability.h>
 
@@ -17,12 +17,12 @@
 namespace weightfs {
 namespace {
 
-// Hands out the blocks of runs, and their checksums, file by file.
+// Distributes the blocks of runs, and their checksums, to files in order.
 class Content {
  public:
   Content(std::span<const DeviceRun> runs, std::span<const uint32_t> checksums) : runs_(runs), checksums_(checksums) {}
 
-  // Appends the records of a file of the next `count` blocks.
+  // Appends the records of a file that consists of the next `count` blocks.
   void Append(InodeId ino, BlockCount count, uint64_t generation, KvBatch* extents, KvBatch* sums) {
     for (FileBlock at; at.value < count.value;) {
       const BlockRun& run = runs_.front().run;
@@ -50,7 +50,7 @@ class Content {
  private:
   std::span<const DeviceRun> runs_;
   std::span<const uint32_t> checksums_;
-  BlockCount used_;  // of the first run
+  BlockCount used_;  // in the first run
 };
 
 Result<void> CheckNames(std::span<const DirectFile> files, size_t* failed) {
@@ -66,7 +66,7 @@ Result<void> CheckNames(std::span<const DirectFile> files, size_t* failed) {
   return {};
 }
 
-// capabilities(7): what the permissions of a file refuse may be done all the same.
+// capabilities(7): true when `who` may do `wanted` regardless of the file's permissions.
 bool OverridesPermissions(const Credentials& who, bool directory, uint16_t wanted) {
   if (who.Can(CAP_DAC_OVERRIDE)) return true;
   const uint16_t looks = Namespace::kMayRead | (directory ? Namespace::kMaySearch : 0);
@@ -98,18 +98,18 @@ Result<void> Namespace::CheckAccess(const InodePtr& inode, const Credentials& wh
   return {};
 }
 
-// Many files on their way into a directory. What can be found out and put together without Namespace::mutex_ is.
+// The files of one Publish call. Everything possible is looked up and prepared without Namespace::mutex_.
 struct Namespace::Publication {
   const Credentials& who;
   std::span<const DirectFile> files;
   InodePtr directory;
-  // Inode::changes of the directory, from before the names were looked up; UINT64_MAX: they must be looked up again.
+  // Inode::changes of the directory before the names were looked up; UINT64_MAX: look them up again.
   uint64_t seen = 0;
-  std::vector<InodePtr> replaced;  // what has the name of each file, or null
-  KvBatch batch;                   // the new files
+  std::vector<InodePtr> replaced;  // the inode that has the name of each file, or null
+  KvBatch batch;                   // the records of the new files
 };
 
-// What has the name of a file, which it may take.
+// Returns the inode that has the name of a file; null when there is none. Checks that the file may replace it.
 Result<InodePtr> Namespace::FindReplacedInode(const Publication& work, std::string_view name) {
   ASSIGN_OR_RETURN(const auto entry, FindEntry(work.directory->id, name));
   if (!entry) return InodePtr();
@@ -138,7 +138,7 @@ Result<void> Namespace::FindReplaced(Publication& work, size_t* failed) {
     *failed = index;
     auto replaced_inode = FindReplacedInode(work, work.files[index].name);
     if (!replaced_inode &&
-        replaced_inode.error().code == ErrorCode::kStale) {  // Deleted meanwhile: what has the name now?
+        replaced_inode.error().code == ErrorCode::kStale) {  // deleted meanwhile: look the name up again
       work.seen = UINT64_MAX;
       replaced_inode = InodePtr();
     }
@@ -149,7 +149,7 @@ Result<void> Namespace::FindReplaced(Publication& work, size_t* failed) {
   return {};
 }
 
-// Looks the names up again where the directory has changed since.
+// Looks the names up again if the directory has changed.
 Result<void> Namespace::UpdateReplacedLocked(Publication& work, size_t* failed) {
   {
     MutexLock lock(work.directory->mutex);
@@ -171,7 +171,7 @@ Result<void> Namespace::UpdateReplacedLocked(Publication& work, size_t* failed) 
   return {};
 }
 
-// Puts the new files together, under numbers from `first` on.
+// Builds the records of the new files, with inode numbers from `first` on.
 Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<const DeviceRun> runs,
                                    std::span<const uint32_t> checksums, InodeId first) {
   CreateRequest request;
@@ -186,7 +186,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
   }
   asked.accessed = asked.modified = asked.changed = asked.created = Timestamp::Now();
   asked.data_version = 1;
-  // In the order of their keys: the catalog takes them in at half the cost, and everybody waits for that.
+  // Append in key order: the catalog then inserts the records at half the cost, and every other change waits for that.
   Content content(runs, checksums);
   ASSIGN_OR_RETURN(const Acl acl, ReadDefaultAcl(work.directory));
   KvBatch lists, extents, sums;
@@ -194,7 +194,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
     const DirectFile& file = work.files[index];
     const InodeId ino{first.value + index};
     const BlockCount blocks = BlocksFor(ByteCount{file.size});
-    InodeRecord record = asked;  // All inherit the same, each under its own number.
+    InodeRecord record = asked;  // all inherit the same; each has its own number
     InheritAcl(acl, ino, request.umask, &record, &lists);
     record.size = file.size;
     record.blocks = blocks.value;
@@ -214,7 +214,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
 }
 
 Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* orphans) {
-  std::vector<InodePtr> members = work.replaced;  // null for each name that nothing has
+  std::vector<InodePtr> members = work.replaced;  // null for each unused name
   members.push_back(work.directory);
   InodeTransaction transaction(catalog_, members);
   InodeRecord& above = transaction.record(work.directory);
@@ -223,7 +223,7 @@ Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* 
   above.modified = above.changed = now;
   KvBatch& batch = transaction.batch();
   batch = std::move(work.batch);
-  // Those without a link left go later, in batches of their own, once they are orphans in the catalog.
+  // Inodes without remaining links become orphans here, and are deleted later in batches of their own.
   for (const InodePtr& replaced_inode : work.replaced) {
     if (replaced_inode == nullptr) continue;
     InodeRecord& gone = transaction.record(replaced_inode);

@@ -13,9 +13,9 @@ namespace {
 
 constexpr BlockCount kFirstPreallocation{2 * kMiB / kBlockSize};
 constexpr BlockCount kLargestPreallocation{256 * kMiB / kBlockSize};
-// A run this long is worth a start on a 2 MiB boundary.
+// The minimum length of a run that is aligned to 2 MiB.
 constexpr BlockCount kAlignedRun{2 * kMiB / kBlockSize};
-// With several devices consecutive stripes of a file lie on consecutive devices.
+// With several devices, consecutive stripes of a file are on consecutive devices.
 constexpr uint64_t kStripeBlocks = 8 * kMiB / kBlockSize;
 
 }  // namespace
@@ -75,8 +75,8 @@ void SpaceManager::GiveBack(BlockCount count) {
   reserved_ -= count.value;
 }
 
-// A run on `device` of at most `count` blocks: the rest of the file's preallocation, a new preallocation for a stream,
-// or a plain allocation.
+// Returns a run of at most `count` blocks on `device`: from the file's preallocation, from a new preallocation for a
+// stream, or from a plain allocation.
 Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId device, BlockCount count) {
   ExtentAllocator& allocator = *allocators_[device.value];
   std::optional<DeviceBlock> after;
@@ -102,7 +102,7 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
   BlockCount size = preallocation != nullptr ? preallocation->next_size : kFirstPreallocation;
   if (request.stream) {
     if (request.expected > 0) size = std::clamp(BlockCount{request.expected}, size, kLargestPreallocation);
-    // A preallocation may take only what nobody was promised.
+    // A preallocation may use only blocks that are not reserved.
     const uint64_t spare = free_ > reserved_ ? free_ - reserved_ : 0;
     wanted.count = std::max(count, std::min(size, BlockCount{spare / 4}));
   }
@@ -138,7 +138,7 @@ Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, Sp
         run = TakeRunLocked(step, device, count);
       }
       if (!run) break;
-      // A preallocation that was taken before the pool filled up pays from the reservation all the same.
+      // Charge the reservation even if the blocks come from an earlier preallocation.
       const BlockCount paid = std::min(run->count, reservation->held_);
       reservation->held_ -= paid;
       reserved_ -= paid.value;
@@ -178,7 +178,8 @@ void SpaceManager::ReleaseAllPreallocations() {
   Free(runs);
 }
 
-// The blocks count as free only once the allocators can give them: who reserves them allocates them at any time.
+// The blocks count as free only when the allocators can provide them, because reserved blocks may be allocated at any
+// time.
 void SpaceManager::Free(const std::vector<DeviceRun>& runs) {
   uint64_t freed = 0;
   for (const DeviceRun& run : runs) {
@@ -285,7 +286,7 @@ BlockReservation::~BlockReservation() {
   if (!runs_.empty()) space_->Leave({writer_, std::move(runs_)});
 }
 
-// A holder who said nothing may be gone while a write of his is still on its way: it must not meet another's data.
+// A holder may be gone while one of its writes is still in flight. That write must not overwrite another file's data.
 void SpaceManager::Leave(OrphanedReservation orphaned) {
   if (TryFree(orphaned)) return;
   MutexLock lock(mutex_);
@@ -303,7 +304,7 @@ bool SpaceManager::TryFree(const OrphanedReservation& orphaned) {
 }
 
 bool SpaceManager::CollectOrphanedReservations() {
-  MutexLock collecting(collecting_);  // Whoever comes in between must not take what is being looked at for nothing.
+  MutexLock collecting(collecting_);  // otherwise a concurrent call would miss the reservations under examination
   std::vector<OrphanedReservation> left;
   {
     MutexLock lock(mutex_);

@@ -60,7 +60,7 @@ void SpacePins::Park(const DeviceRun& run, std::vector<DeviceRun>* free) {
   uint64_t at = run.run.start.value;
   for (auto next = blocks.LowerBound(at); next != blocks.end() && next->first < end; ++next) {
     release(at, next->first);
-    WEIGHTFS_ASSERT(!next->second.value.parked);  // parked blocks are in no file, so nobody frees them twice
+    WEIGHTFS_ASSERT(!next->second.value.parked);  // no file maps parked blocks, so they are not freed twice
     next->second.value.parked = true;
     at = next->second.end;
     parked_ += BlockCount{at - next->first};

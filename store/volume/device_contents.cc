@@ -30,7 +30,7 @@ std::string Value(blkid_probe probe, const char* name) {
   return value;
 }
 
-// What libblkid knows: a filesystem, RAID, swap or a partition table.
+// Describes content that libblkid recognizes: a filesystem, RAID, swap or a partition table.
 Result<std::optional<std::string>> DescribeSignature(int descriptor, const std::string& path) {
   Probe probe(blkid_new_probe());
   if (probe == nullptr || blkid_probe_set_device(probe.get(), descriptor, 0, 0) != 0) {
@@ -53,7 +53,7 @@ Result<std::optional<std::string>> DescribeSignature(int descriptor, const std::
   return std::optional<std::string>(std::move(words));
 }
 
-// Every byte before the data area, which format overwrites.
+// Checks every byte before the data area, which format overwrites.
 Result<std::optional<std::string>> DescribeHead(int descriptor, const std::string& path) {
   std::vector<unsigned char> head(kDataOffset);
   size_t filled = 0;
@@ -81,12 +81,13 @@ Result<std::optional<std::string>> DescribeHead(int descriptor, const std::strin
 Result<std::optional<std::string>> DescribeContents(const std::string& path) {
   const UniqueFd device(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!device) return SystemError(path, "cannot be opened");
-  // A probe of an empty file is an error to libblkid.
+  // libblkid fails to probe an empty file.
   char byte = 0;
   const ssize_t got = pread(device.get(), &byte, 1, 0);
   if (got < 0) return SystemError(path, "cannot be read");
   if (got == 0) return std::optional<std::string>();
-  // Our own magic is the clearer answer; libblkid knows what also lies further on, and names it.
+  // Our own magic gives the clearer answer. Otherwise libblkid's answer is preferred, because it also recognizes
+  // signatures further on.
   ASSIGN_OR_RETURN(auto head, DescribeHead(device.get(), path));
   if (head.has_value() && head->find("weightfs") != std::string::npos) return head;
   ASSIGN_OR_RETURN(auto signature, DescribeSignature(device.get(), path));

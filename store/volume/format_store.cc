@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Format. The order: everything that may be refused is checked and the space reserved; only then is what was there
-// removed; store.json comes last, so that a store that was not finished is no store.
+// Format. Order of steps: check everything that may fail and reserve the space; only then remove old content; write
+// store.json last, so that an incomplete store is not a store.
 #include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -32,10 +32,10 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kZeroChunk = 8 * kMiB;
 
-// Steps to take back, last first, unless all went well.
-class Undo {
+// Runs the cleanup steps in reverse order unless everything succeeded.
+class Rollback {
  public:
-  ~Undo() {
+  ~Rollback() {
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) (*step)();
   }
   void Add(std::function<void()> step) { steps_.push_back(std::move(step)); }
@@ -45,8 +45,8 @@ class Undo {
   std::vector<std::function<void()>> steps_;
 };
 
-// The path without empty parts and dots, which would only make messages ugly. "link/.." stays: it leads elsewhere than
-// the directory that holds the link.
+// Removes empty parts and dots from the path, for readable messages. Keeps "link/..", because it refers to another
+// directory than the one that contains the link.
 fs::path WithoutDots(const fs::path& path) {
   fs::path parts;
   for (const fs::path& part : path) {
@@ -68,7 +68,7 @@ Result<void> SyncDirectory(const std::string& directory) {
   return {};
 }
 
-// One formatting under way. Members are set step by step, in the order of Run.
+// One run of format. Run sets the members step by step.
 class Formatter {
  public:
   Formatter(std::string directory, const FormatOptions& options)
@@ -87,7 +87,7 @@ class Formatter {
     RETURN_IF_ERROR(WriteSuperblocks());
     RETURN_IF_ERROR(MakeCatalog());
     RETURN_IF_ERROR(WriteDescription());
-    undo_.Dismiss();
+    rollback_.Dismiss();
     lock_.Clear();
     return description_;
   }
@@ -96,7 +96,7 @@ class Formatter {
   struct Target {
     std::unique_ptr<FileDevice> device;
     ByteCount size;
-    bool zero = false;  // the whole of it, not only the head and the tail
+    bool zero = false;  // zero the whole device instead of its head and tail
   };
 
   Result<void> CheckOptions();
@@ -118,10 +118,10 @@ class Formatter {
 
   const std::string directory_;
   const FormatOptions& options_;
-  std::optional<GuardedDirectory> store_;  // from PrepareDirectory on; undo_ uses it
+  std::optional<GuardedDirectory> store_;  // set by PrepareDirectory; rollback_ uses it
   StoreLock lock_;
-  Undo undo_;                   // runs after the targets are closed, and before the lock is released
-  bool pool_is_given_ = false;  // as a --device
+  Rollback rollback_;           // runs after the targets are closed and before the lock is released
+  bool pool_is_given_ = false;  // given as a --device
   std::vector<Target> targets_;
   StoreDescription description_;
   ByteCount zeroed_, to_zero_;
@@ -144,9 +144,9 @@ Result<void> Formatter::CheckOptions() {
 }
 
 Result<void> Formatter::PrepareDirectory() {
-  // The store holds everybody's data below the permissions of the mount: nobody else may look in.
+  // The store holds the data of all users outside the permissions of the mount, so nobody else may access it.
   if (mkdir(directory_.c_str(), 0700) == 0) {
-    undo_.Add([this] { rmdir(directory_.c_str()); });
+    rollback_.Add([this] { rmdir(directory_.c_str()); });
   } else if (errno != EEXIST) {
     return SystemError(directory_, "cannot be made");
   }
@@ -161,8 +161,8 @@ Result<void> Formatter::PrepareDirectory() {
   if (!options_.force) RETURN_IF_ERROR(CheckEntries());
   ASSIGN_OR_RETURN(store_, GuardedDirectory::Open(directory_));
   ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_));
-  if (!had_lock) undo_.Add([this] { unlink(In(kLockName).c_str()); });
-  // A directory named as the catalog that is none is somebody's own: not even --force removes it.
+  if (!had_lock) rollback_.Add([this] { unlink(In(kLockName).c_str()); });
+  // A directory with the catalog's name that is not a catalog belongs to somebody else. Not even --force removes it.
   std::error_code error;
   const std::string catalog = In(kCatalogName);
   if (fs::exists(catalog, error) && !fs::is_empty(catalog, error) && !fs::exists(catalog + "/CURRENT", error)) {
@@ -202,9 +202,9 @@ Result<void> Formatter::ReservePool() {
   bool made = false;
   RETURN_IF_ERROR(ReservePoolFile(*store_, kPoolName, size, options_.preallocate, &made));
   if (made) {
-    undo_.Add([path] { Remove(path); });
+    rollback_.Add([path] { Remove(path); });
   } else {
-    undo_.Add([this, size = before.st_size] {
+    rollback_.Add([this, size = before.st_size] {
       if (auto cut = ResizePool(size); !cut.has_value()) spdlog::warn("{}", ToString(cut.error()));
     });
   }
@@ -251,7 +251,7 @@ Result<void> Formatter::OpenGivenDevices() {
   return {};
 }
 
-// Opens the device for its user alone; `size` 0: all of it.
+// Opens the device exclusively; `size` 0: the whole device.
 Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_path, ByteCount size) {
   Target target;
   ASSIGN_OR_RETURN(target.device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
@@ -267,7 +267,7 @@ Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_
   return {};
 }
 
-// The point of no return. The description goes first: from here to the end the directory is no store.
+// The point of no return. Removes the description first: until format completes, the directory is not a store.
 Result<void> Formatter::RemoveOldStore() {
   if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; nothing was changed"};
   lock_.Claim();
@@ -278,7 +278,7 @@ Result<void> Formatter::RemoveOldStore() {
   std::error_code error;
   fs::remove_all(In(kCatalogName), error);
   if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", In(kCatalogName), error.message())};
-  // The pool file of an earlier store may be longer than this one's, or not needed any more.
+  // The pool file of an earlier store may be longer than this one's, or no longer needed.
   const std::string pool = In(kPoolName);
   if (options_.devices.empty()) {
     RETURN_IF_ERROR(ResizePool(static_cast<off_t>(targets_[0].size.value)));
@@ -317,8 +317,8 @@ Result<void> Formatter::ZeroDevices() {
   }
   for (Target& target : targets_) {
     const uint64_t size = target.size.value;
-    // Old superblocks must not outlive the new ones, nor signatures of filesystems, which lie at both ends. A sparse
-    // file that was just made holds nothing: its tail is written all the same, at the cost of 2 MiB.
+    // Old superblocks, and filesystem signatures at either end, must not outlive the new superblocks. The tail of a new
+    // sparse file is zeroed too, although it is empty, at the cost of 2 MiB.
     const uint64_t head = target.zero ? size : kDataOffset;
     RETURN_IF_ERROR(ZeroRange(*target.device, buffer.bytes(), 0, head));
     if (!target.zero) RETURN_IF_ERROR(ZeroRange(*target.device, buffer.bytes(), size - kDataOffset, size));
@@ -346,7 +346,7 @@ Result<void> Formatter::WriteSuperblocks() {
 
 Result<void> Formatter::MakeCatalog() {
   const std::string path = In(kCatalogName);
-  undo_.Add([path] { Remove(path); });
+  rollback_.Add([path] { Remove(path); });
   RocksKvStore::Options options;
   options.create = true;
   ASSIGN_OR_RETURN(auto catalog, RocksKvStore::Open(path, options));
@@ -360,18 +360,18 @@ Result<void> Formatter::MakeCatalog() {
 Result<void> Formatter::WriteDescription() {
   const std::string text = ToJson(description_);
   const std::string path = In(kDescriptionName), temporary = path + ".new";
-  // What an earlier format that was killed left there.
+  // Left by an earlier format that was killed.
   if (unlink(temporary.c_str()) != 0 && errno != ENOENT) {
     return SystemError(temporary, "cannot be removed");
   }
-  undo_.Add([temporary] { unlink(temporary.c_str()); });
+  rollback_.Add([temporary] { unlink(temporary.c_str()); });
   ASSIGN_OR_RETURN(const UniqueFd file, store_->OpenFile(std::string(kDescriptionName) + ".new", O_WRONLY | O_CREAT));
-  errno = ENOSPC;  // of a short write
+  errno = ENOSPC;  // for a short write
   if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
     return SystemError(temporary, "cannot be written");
   }
   if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(path, "cannot be renamed");
-  undo_.Add([path] { unlink(path.c_str()); });
+  rollback_.Add([path] { unlink(path.c_str()); });
   return SyncDirectory(directory_);
 }
 

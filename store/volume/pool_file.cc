@@ -31,11 +31,11 @@ Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bo
   struct stat before = {};
   if (fstat(descriptor, &before) != 0) return SystemError(path, "cannot be looked at");
   const auto wanted = static_cast<off_t>(size.value);
-  // A filesystem that cannot reserve will give blocks as the zeros are written.
+  // A filesystem without fallocate allocates blocks when the zeros are written.
   if (preallocate && fallocate(descriptor, FALLOC_FL_KEEP_SIZE, 0, wanted) != 0 && errno != EOPNOTSUPP &&
       errno != ENOSYS) {
     const int error = errno;
-    // Gives back what a partial reservation left behind the end.
+    // Frees what a partial reservation left beyond the end.
     if (ftruncate(descriptor, before.st_size) != 0) spdlog::warn("{}: {}", path, std::strerror(errno));
     if (error == ENOSPC || error == EFBIG || error == EDQUOT) return DoesNotFit(path, descriptor, size);
     return SystemError(path, "cannot be preallocated", error);

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Bounds what a damaged file makes us allocate.
+// Bounds the memory for a damaged file.
 constexpr size_t kMaximumDescriptionBytes = kMiB;
 
 Error Damaged(const std::string& path, std::string_view what) {
@@ -96,7 +96,7 @@ Result<StoreDescription> ParseDescription(const std::string& path, const std::st
   return description;
 }
 
-// A superblock that is valid in itself must also be the one store.json speaks of.
+// A valid superblock must also match store.json.
 Result<void> CheckMatch(const std::string& directory, const StoreDescription& description, size_t index,
                         const std::string& path, const Superblock& superblock) {
   const auto& expected = description.devices[index];
@@ -125,11 +125,11 @@ Result<void> CheckMatch(const std::string& directory, const StoreDescription& de
   return {};
 }
 
-// A device that is a file of the store's directory. The path of any other was chosen by who made the store, and may
-// lead over links (/dev/disk/by-id).
+// Checks a device that is a file in the store directory. The path of any other device was chosen by the store's
+// creator, and may contain links (/dev/disk/by-id).
 Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& path) {
   auto checked = store.CheckFile(path, /*or_block_device=*/true);
-  if (checked.has_value() || checked.error().code != ErrorCode::kPermission) return {};  // FileDevice says the rest
+  if (checked.has_value() || checked.error().code != ErrorCode::kPermission) return {};  // left to FileDevice
   return Error{checked.error().code, fmt::format("{}, or write its whole path into {}", checked.error().what,
                                                  store.PathOf(kDescriptionName))};
 }
@@ -175,8 +175,8 @@ Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uui
   return {};
 }
 
-// Opening for writing recovers the log and so changes the directory: a look without writing comes first, for the
-// catalog may be another store's.
+// Opening for writing recovers the log and so changes the directory. Therefore open it read-only first, because the
+// catalog may belong to another store.
 Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
   const std::string path = directory + "/" + kCatalogName;
   RocksKvStore::Options catalog_options;
@@ -191,7 +191,7 @@ Result<void> OpenCatalog(const std::string& directory, const OpenOptions& option
   return {};
 }
 
-// Names, or the data of all files, would show in these. store.json has neither and stays as it is.
+// Removes permissions from files that would reveal names or data. store.json contains neither and is not changed.
 Result<void> TakePermissionsOfOthers(const std::string& directory, const StoreDescription& description) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
   for (const char* name : {kLockName, kLogName}) store.RestrictFile(name);
@@ -252,9 +252,9 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   ASSIGN_OR_RETURN(parts.description, ReadStoreDescription(directory));
   if (options.lock) {
     ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory));
-    parts.lock.Claim();  // now: if this process is killed while it opens the rest, the next one waits for the devices
+    parts.lock.Claim();  // claim now: if this process is killed during the open, the next one waits for the devices
   }
-  // The devices first: opening the catalog may write to it, and a wrong device must change nothing.
+  // Open the devices first: opening the catalog may write to it, and a wrong device must not change anything.
   RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));
   RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
   if (!effective.read_only) {

@@ -26,20 +26,21 @@ constexpr std::chrono::milliseconds kLookPoll{1};
 
 constexpr std::string_view kServingWord = "serving ", kClosingWord = "closing", kErrorWord = "error: ";
 
-// Advisory contents: losing them costs a name in a message, so a failure is no error. Never empty in between.
+// The content is advisory: losing it costs a name in a message, so failures are ignored. The file is never empty in
+// between.
 void Rewrite(int descriptor, const std::string& text) {
   const bool written = pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
   [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);
 }
 
-// Takes the lock for a moment, shared.
+// Takes a shared lock for a moment.
 bool IsHeld(int descriptor) {
   if (flock(descriptor, LOCK_SH | LOCK_NB) != 0) return errno == EWOULDBLOCK;
   flock(descriptor, LOCK_UN);
   return false;
 }
 
-// False when the path leads to another file, or to none.
+// False when the path refers to another file, or to none.
 bool IsNamed(const std::string& path, int descriptor) {
   struct stat opened = {}, named = {};
   return fstat(descriptor, &opened) == 0 && lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
@@ -53,7 +54,7 @@ std::string ReadNote(int descriptor) {
   return text;
 }
 
-// docs/FORMAT.md, "Locks".
+// Parses the format in docs/FORMAT.md, "Locks".
 StoreHolder ParseNote(std::string_view text) {
   StoreHolder holder;
   const size_t end = text.find('\n');
@@ -67,7 +68,7 @@ StoreHolder ParseNote(std::string_view text) {
   std::string_view second = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   if (second.starts_with(kClosingWord)) holder.state = StoreHolder::State::kClosing;
   const size_t blank = second.find(' ', kServingWord.size());
-  // The directory ends with the last newline: it may hold others.
+  // The directory ends at the last newline; it may contain others.
   if (!second.starts_with(kServingWord) || blank == std::string_view::npos || !second.ends_with('\n')) return holder;
   holder.state = StoreHolder::State::kServing;
   holder.device = second.substr(kServingWord.size(), blank - kServingWord.size());
@@ -77,7 +78,7 @@ StoreHolder ParseNote(std::string_view text) {
 }
 
 Error OpenError(const GuardedDirectory& store, const Error& error) {
-  if (error.code == ErrorCode::kPermission) return error;  // says all
+  if (error.code == ErrorCode::kPermission) return error;  // the message is complete
   return {error.code, fmt::format("{}; check the directory of the store, its owner and its free space",
                                   error.what.empty() ? store.PathOf(kLockName) : error.what)};
 }
@@ -97,7 +98,7 @@ StoreHolder ReadStoreHolder(const UniqueFd& lock) {
   const bool held = IsHeld(lock.get());
   StoreHolder holder = ParseNote(ReadNote(lock.get()));
   if (held) holder.process = FindLockHolder(lock.get(), holder.noted);
-  // A holder that is not found may just have ended.
+  // A holder that was not found may have just ended.
   holder.held = held && (holder.process > 0 || IsHeld(lock.get()));
   return holder;
 }
@@ -109,8 +110,7 @@ std::string DescribeProcess(pid_t process) {
 }
 
 std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
-  // The kernel releases the files of a killed process in no promised order, and a device only after the last of its
-  // transfers.
+  // The kernel releases the files of a killed process in no defined order, and a device only after its last transfer.
   constexpr auto kAfterKill = std::chrono::seconds(10);
   return lock.holder_was_killed() ? kAfterKill : std::chrono::seconds(0);
 }
@@ -121,18 +121,18 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
   const auto deadline = std::chrono::steady_clock::now() + kLookLimit;
   while (true) {
     auto file = store.OpenFile(kLockName, O_RDWR | O_CREAT);
-    // A store on a read-only filesystem can be locked as well, without a name in the file.
+    // A store on a read-only filesystem can be locked too, without a name in the file.
     if (!file.has_value() && file.error().code == ErrorCode::kReadOnly) file = store.OpenFile(kLockName, O_RDONLY);
     if (!file.has_value()) return OpenError(store, file.error());
     StoreLock lock(std::move(*file));
     if (flock(lock.file_.get(), LOCK_EX | LOCK_NB) == 0) {
-      if (!IsNamed(path, lock.file_.get())) continue;  // removed since the open, by a format that failed
+      if (!IsNamed(path, lock.file_.get())) continue;  // removed by a failed format since the open
       lock.holder_was_killed_ = ParseNote(ReadNote(lock.file_.get())).noted > 0;
       return lock;
     }
     if (errno != EWOULDBLOCK) return SystemError(path, "cannot be locked");
     const StoreHolder holder = ReadStoreHolder(lock.file_);
-    // Without a holder somebody only looks, and shares the lock for that moment.
+    // If there is no holder, another process is only inspecting the lock, and shares it for a moment.
     if (holder.held || std::chrono::steady_clock::now() >= deadline) {
       return Error{
           ErrorCode::kBusy,

@@ -35,7 +35,7 @@ StoreSession::~StoreSession() {
 }
 
 Result<void> StoreSession::CloseStore() {
-  // A store that gave up writing while it ran must be recovered by the next mount, so its superblocks stay in use.
+  // If the store stopped writing while it ran, the next mount must recover it, so its superblocks stay in use.
   const bool gave_up = store_->read_only();
   RETURN_IF_ERROR(store_->Close());
   if (read_only_ || gave_up) return {};

@@ -58,7 +58,7 @@ void Executor::Work() {
     queue_.pop_front();
     lock.Unlock();
     task();
-    task = nullptr;  // what it holds is let go before the lock is taken again
+    task = nullptr;  // destroy the task's captures before locking again
     lock.Lock();
   }
 }

@@ -18,8 +18,8 @@ namespace {
 
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr size_t kExecutorQueue = 64;
-// From a close, or the last name's end, to its serving: the most on a busy machine, and what is waited for soon after
-// one that did not come, for somebody may just have a deleted file open.
+// The maximum wait for a release or forget that has not arrived yet: on a busy machine, and soon after such a wait
+// timed out, because somebody may just have a deleted file open.
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
 constexpr std::chrono::seconds kSoon{5};
 
@@ -32,16 +32,16 @@ uint64_t SizeOf(Inode& inode) {
 
 Filesystem::Filesystem(Store& store, const MountOptions& options)
     : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue), page_executor_(kPageThreads, 0) {
-  // The kernel may have pages, and a size, of what a failed write has taken back.
+  // The kernel may have cached pages and a size that a failed write has reverted.
   store_.OnReverted([this](InodeId ino) {
-    requests_.Begin();  // Finish waits for it.
+    requests_.Begin();  // Finish waits for it
     page_executor_.RunElsewhere([this, ino] {
       ChangedPastKernel(ino);
       requests_.End();
     });
   });
-  // The kernel does not wait until the last close of a deleted file has given its space back. What wants space does,
-  // also for a close that another thread has received and not begun to serve.
+  // The kernel does not wait until the last close of a deleted file has freed its space. An operation that needs space
+  // waits for it, also for a close that another thread has received but not begun to serve.
   store_.WaitForCloses([this] {
     WaitForOrphans();
     ends_.WaitForNone();
@@ -72,7 +72,7 @@ void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
     reply.Fail(entry.error());
     return;
   }
-  // Counted first: the kernel may forget the inode before this thread goes on after the answer.
+  // Count it first: the kernel may forget the inode before this thread continues after the reply.
   store_.inodes().AddLookups(entry->ino, 1);
   if (!reply.Entry(*entry, cache_seconds())) names().Forget(entry->ino, 1);
 }
@@ -89,7 +89,7 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file) {
     file.direct_io = 1;
     if (features.parallel_direct_writes) open_flags = kOpenParallelDirectWrites;
   } else {
-    // Pages of a hot file are valid: direct writes drop those that they make stale.
+    // Pages of a hot file are valid, because direct writes drop the pages that they make stale.
     file.keep_cache = handle->mode == OpenMode::kHot || opened.keep ? 1 : 0;
   }
   file.fh = files_.Add(std::move(handle));
@@ -129,7 +129,7 @@ void Filesystem::DropAttributes(InodeId ino) {
 }
 
 Result<void> Filesystem::DropPages(InodeId ino, const ByteRange& range) {
-  // A size of 0 is the rest of the file.
+  // A size of 0 means the rest of the file.
   const uint64_t size = range.end == kWholeFile.end ? 0 : range.end - range.begin;
   dropping_.Begin();
   int status = 0;
@@ -138,7 +138,7 @@ Result<void> Filesystem::DropPages(InodeId ino, const ByteRange& range) {
         fuse_lowlevel_notify_inval_inode(session, ino.value, static_cast<off_t>(range.begin), static_cast<off_t>(size));
   }
   dropping_.End();
-  if (status == 0 || status == -ENOENT) return {};  // ENOENT: the kernel does not have the inode, so neither its pages.
+  if (status == 0 || status == -ENOENT) return {};  // ENOENT: the kernel has neither the inode nor its pages
   spdlog::error("the kernel did not drop cached pages of inode {}: {}", ino.value, std::strerror(-status));
   return ErrorCode::kIo;
 }
@@ -148,17 +148,17 @@ Result<void> Filesystem::DropPages(const Inode& inode, InodePages::DirectWrite& 
 }
 
 void Filesystem::EndDropping() {
-  ending_.store(true);  // Before the count is looked at: whoever comes later sees it.
+  ending_.store(true);  // set it before waiting: every later call sees it
   dropping_.WaitForNone();
 }
 
 Result<void> Filesystem::TakeMappedChanges(InodeId ino) {
   const auto pages = page_cache_.Find(ino);
   if (pages == nullptr || !pages->MayHoldChanges()) return {};
-  return DropPages(ino, kWholeFile);  // The kernel writes dirty pages back first.
+  return DropPages(ino, kWholeFile);  // the kernel writes dirty pages back first
 }
 
-// A mapping keeps its file open. syncfs(2) would not do: since Linux 6.18 it does not wait for a FUSE server.
+// A mapping keeps its file open. syncfs(2) is not an alternative: since Linux 6.18 it does not wait for a FUSE server.
 void Filesystem::TakeAllMappedChanges() {
   for (const InodeId ino : page_cache_.AllThatMayHoldChanges()) (void)TakeMappedChanges(ino);  // logged
 }
@@ -173,12 +173,12 @@ void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entr
   int failed = 0;
   for (const DirectFile& entry : entries) {
     const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, entry.name.data(), entry.name.size());
-    if (status != 0 && status != -ENOENT) failed = status;  // ENOENT: the kernel does not have it.
+    if (status != 0 && status != -ENOENT) failed = status;  // ENOENT: the kernel does not have it
   }
   if (failed != 0)
     spdlog::error("the kernel did not forget what entries of inode {} were (error {})", directory.value, -failed);
   (void)DropPages(directory, kWholeFile);  // logged
-  // Some have other names, or are open.
+  // Some replaced inodes have other names or are open.
   for (const InodeId ino : replaced) {
     if (store_.inodes().lookups(ino) > 0) DropAttributes(ino);
   }

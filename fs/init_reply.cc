@@ -35,7 +35,7 @@ static_assert(sizeof(OutHeader) == 16);
 
 constexpr uint32_t kPageSize = 4096;
 
-// Set by a ReplyCompletion of this thread, read by the writev below it on the same stack.
+// Set by a ReplyCompletion of this thread and read in the writev hook further down the same stack.
 thread_local ReplyCompletion* pending = nullptr;
 
 }  // namespace
@@ -45,7 +45,7 @@ bool CompleteInitReply(std::span<std::byte> body, const InitCompletion& completi
   if (body.size() < sizeof(out)) return false;
   std::memcpy(&out, body.data(), sizeof(out));
   uint64_t flags = out.flags | uint64_t{out.flags2} << 32 | completion.flags;
-  // The kernel looks at the second word only when the first one says that it is there.
+  // The kernel reads the second word only when the first one announces it.
   if (flags >> 32 != 0) flags |= kernel_flag::kInitExt;
   out.flags = static_cast<uint32_t>(flags);
   out.flags2 = static_cast<uint32_t>(flags >> 32);
@@ -78,7 +78,7 @@ void ReplyCompletion::Apply(const iovec* iov, int count) {
   if (pending == nullptr || count != 2 || iov[0].iov_len != sizeof(OutHeader)) return;
   OutHeader header;
   std::memcpy(&header, iov[0].iov_base, sizeof(header));
-  if (header.unique == 0 || header.error != 0) return;  // a notification, or a refusal
+  if (header.unique == 0 || header.error != 0) return;  // a notification or an error
   const std::span<std::byte> body(static_cast<std::byte*>(iov[1].iov_base), iov[1].iov_len);
   pending->done_ = pending->init_.has_value() ? CompleteInitReply(body, *pending->init_)
                                               : CompleteOpenReply(body, pending->open_flags_);

@@ -17,8 +17,8 @@ using namespace kernel_flag;
 
 constexpr uint32_t kPageSize = 4096;
 constexpr uint32_t kDefaultMaxPages = 256;
-constexpr uint32_t kLargestMaxPages = 1024;  // 4 MiB: more gains nothing and costs memory for each request
-constexpr uint32_t kPagesWithoutFlag = 32;   // what a kernel without MAX_PAGES allows
+constexpr uint32_t kLargestMaxPages = 1024;  // 4 MiB: more gains nothing and costs memory per request
+constexpr uint32_t kPagesWithoutFlag = 32;   // the limit of a kernel without MAX_PAGES
 
 struct Feature {
   std::string_view name;
@@ -48,7 +48,7 @@ constexpr std::string_view kParallelWritesName = "parallel_direct_writes";
 constexpr std::string_view kMaxPagesLimitName = "max_pages_limit";
 constexpr std::string_view kReadAheadName = "read_ahead";
 
-// struct fuse_in_header and the start of struct fuse_init_in, as the kernel sends them.
+// struct fuse_in_header and the start of struct fuse_init_in, in the kernel's layout.
 struct InitRequest {
   uint32_t length, opcode;
   uint64_t unique, node;
@@ -116,10 +116,10 @@ UsedFeatures ChooseFeatures(const KernelOffer& offer, const FeatureMask& mask, u
     if (feature.wanted) used.flags |= offer.flags & ~mask.flags & feature.flag;
   }
   used.direct_io_allow_mmap = (used.flags & kDirectIoAllowMmap) != 0;
-  // With page-cache opens the daemon itself invalidates what direct writes changed (fs/page_cache.h); comparing times
-  // besides would drop the cache after every write of a program that reads what it wrote.
+  // With page-cache opens the daemon itself invalidates pages after direct writes (fs/page_cache.h). Comparing times as
+  // well would drop the cache after every write of a program that reads its own output.
   if (!used.direct_io_allow_mmap) used.flags &= ~kAutoInvalidate;
-  // An umask that only the kernel applies would come before a default ACL: ACLs need DONT_MASK.
+  // ACLs need DONT_MASK, because an umask that the kernel applies takes effect before a default ACL.
   if ((used.flags & kDontMask) == 0) used.flags &= ~kPosixAcl;
   used.parallel_direct_writes = offer.minor >= kParallelWritesMinor && !mask.parallel_direct_writes;
   uint32_t pages = kPagesWithoutFlag;

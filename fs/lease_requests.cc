@@ -17,14 +17,14 @@ namespace {
 
 static_assert(lease::kBlock == kBlockSize);
 
-// What all answers have in memory at once; the largest lease has it for itself.
+// The memory limit for all answers together. The largest lease fits exactly.
 constexpr uint64_t kMostAnswers = kLargestLease.value * sizeof(uint32_t);
 
 lease::Extent ToWire(const FileExtent& extent) {
   return {extent.first.value, extent.count.value, extent.start.value, extent.device.value, 0};
 }
 
-// The runs of a grant as extents counted from its start.
+// Returns the runs of a reservation as extents relative to its start.
 std::vector<lease::Extent> ToWire(const BlockReservation& grant) {
   std::vector<lease::Extent> extents;
   uint64_t at = 0;
@@ -64,19 +64,19 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
     case lease::Kind::kReadMany: return ReadMany(request, body);
     case lease::Kind::kCommitMany: return CommitMany(request, body);
     case lease::Kind::kRelease:
-      request.connection->TakeGrant();  // free again
+      request.connection->TakeGrant();  // frees the blocks
       SendDone(request, {});
       return {};
   }
   return Error{ErrorCode::kInvalid, fmt::format("no request has the kind {}", static_cast<uint32_t>(request.kind))};
 }
 
-// Answers; the request is at its end.
+// Sends the answer and ends the request.
 void LeaseRequests::Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices) {
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
   if (size > lease::kMaximumBody) {
-    request.connection->TakeGrant();  // free again
+    request.connection->TakeGrant();  // frees the blocks
     return Fail(request, TooMuch());
   }
   lease::Header header;
@@ -113,13 +113,13 @@ void LeaseRequests::SendDone(const Request& request, const Result<void>& result)
   Send(request, 0, body, nullptr);
 }
 
-// Answers a commit that is in the store: at once, or from the committer's thread.
+// Answers a commit that the store has accepted: at once, or from the committer's thread when it is durable.
 void LeaseRequests::SendWhenDurable(const Request& request, const InodePtr& inode, bool durable) {
   if (!durable) return SendDone(request, {});
   filesystem_.store().Sync(inode, [this, request](const Result<void>& result) { SendDone(request, result); });
 }
 
-// New descriptors; a writer's show for as long as there are any that he may still write.
+// Opens new descriptors. Those of a writer carry its lock as long as it can still write through one of them.
 Result<LeaseDevicesPtr> LeaseRequests::OpenDevices(bool write, uint64_t writer) {
   Store& store = filesystem_.store();
   if (store.device_count() > lease::kMaximumDevices) {
@@ -140,7 +140,7 @@ void LeaseRequests::Stop() {
   readers_ = nullptr;
 }
 
-// All leases for reading share them.
+// All read leases share these descriptors.
 Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices() {
   MutexLock lock(mutex_);
   if (readers_ == nullptr) {
@@ -183,7 +183,7 @@ Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offse
     MutexLock lock(inode->mutex);
     size = inode->attributes.size;
   }
-  const uint64_t before = offset % kBlockSize;  // of the first block
+  const uint64_t before = offset % kBlockSize;  // in the first block
   RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{before + std::min(length, size - std::min(size, offset))})));
   return filesystem_.store().LeaseRead(inode, offset, length);
 }
@@ -204,7 +204,7 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   return {};
 }
 
-// One file of a directory for somebody who has not opened it: what open(2) would look at is looked at here.
+// Leases one file of a directory for a user who has not opened it. Makes the checks that open(2) would make.
 Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name,
                                             AnswerMemory* memory) {
   Namespace& names = filesystem_.names();
@@ -213,9 +213,9 @@ Result<ReadLease> LeaseRequests::LeaseNamed(const InodePtr& directory, const Cre
     ASSIGN_OR_RETURN(const Attributes found, names.Lookup(directory->id, name));
     if (S_ISDIR(found.mode)) return ErrorCode::kIsDirectory;
     if (!S_ISREG(found.mode)) return ErrorCode::kInvalid;
-    // Held as by an open descriptor: a file that is replaced meanwhile is leased as it was.
+    // Holds the inode like an open descriptor: a file that is replaced meanwhile is leased in its old state.
     auto opened = store.OpenFile(found.ino, false);
-    if (!opened.has_value() && opened.error().code == ErrorCode::kStale) continue;  // What has the name now?
+    if (!opened.has_value() && opened.error().code == ErrorCode::kStale) continue;  // look the name up again
     if (!opened.has_value()) return opened.error();
     const InodePtr inode = *opened;
     auto lease = [&]() -> Result<ReadLease> {
@@ -244,7 +244,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
     std::string_view name;
     if (!body.TakeText(&name)) return Malformed();
     auto lease = LeaseNamed(directory, peer, name, &memory);
-    // The program does without a lease then, and nothing is wrong with the file.
+    // The program then works without a lease; nothing is wrong with the file.
     if (!lease.has_value() && lease.error().code == ErrorCode::kAgain) return lease.error();
     if (!lease.has_value()) {
       file.error = ToErrno(lease.error().code);
@@ -295,11 +295,11 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   return {};
 }
 
-// Commits while the kernel has no page of the file: dirty ones would be written over what is committed, and all would
-// be stale.
+// Commits while the kernel has no page of the file. Otherwise it would write dirty pages over the committed data, and
+// all its pages would be stale.
 Result<void> LeaseRequests::CommitWithoutPages(const InodePtr& inode, const DirectWrite& write,
                                                BlockReservation grant) {
-  // An open of its own: the program may close the file meanwhile, and open it again.
+  // Uses an open of its own, because the program may close and reopen the file meanwhile.
   PageCacheTracker& tracker = filesystem_.page_cache();
   const auto pages = tracker.Open(inode->id, OpenMode::kDirect, false).pages;
   InodePages::DirectWrite direct(*pages, kWholeFile, InodePages::DropPolicy::kAlways);

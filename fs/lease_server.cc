@@ -24,13 +24,13 @@
 namespace weightfs {
 namespace {
 
-constexpr unsigned kThreads = 4;  // a body of at most lease::kMaximumBody in memory for each
+constexpr unsigned kThreads = 4;  // each holds one body of at most lease::kMaximumBody in memory
 constexpr size_t kMostConnections = 1024;
 constexpr int kBacklog = 128;
-constexpr int kAcceptedAtOnce = 16;  // then those who are in have their turn
-// At writers that have lost their connection.
+constexpr int kAcceptedAtOnce = 16;  // then existing connections get their turn
+// The first and the longest interval of checks for writers without a connection.
 constexpr std::chrono::milliseconds kFirstLook{5}, kRarestLook{1000};
-constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;  // nobody looks at a socket while a request is served
+constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;  // no events while a request is served
 
 Error CannotStart(const char* what) {
   return {ErrorCode::kIo, fmt::format("the lease server cannot start: {}: {}; mount with -o direct=off to do without",
@@ -48,13 +48,13 @@ Result<Credentials> PeerOf(int socket) {
     size = static_cast<socklen_t>(peer.groups.size() * sizeof(gid_t));
     if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &size) == 0) break;
     if (errno != ERANGE || size / sizeof(gid_t) > kMostGroups) return ErrorCode::kIo;
-    peer.groups.resize(size / sizeof(gid_t));  // as many as there are
+    peer.groups.resize(size / sizeof(gid_t));  // the actual number
   }
   peer.groups.resize(size / sizeof(gid_t));
   return peer;
 }
 
-// Whether a request waits that was not received yet. Where that cannot be seen one may.
+// True when the socket has a request that was not received yet. Also true when that cannot be determined.
 bool HasUnread(int socket) {
   int unread = 0;
   return ioctl(socket, SIOCINQ, &unread) != 0 || unread != 0;
@@ -77,7 +77,7 @@ bool TrustsForLeases(DirectAccess direct, const Credentials& who) {
 
 LeaseServer::LeaseServer(Filesystem& filesystem)
     : filesystem_(filesystem), requests_(filesystem, tickets_, [this](const LeaseConnectionPtr& connection, bool sent) {
-        // A connection that does not take its answers is dropped.
+        // Drop a connection that does not read its answers.
         sent ? Expect(connection, EPOLL_CTL_MOD) : Drop(connection->socket());
       }) {}
 
@@ -130,7 +130,7 @@ void LeaseServer::Stop() {
 
 void LeaseServer::Wake() {
   const uint64_t one = 1;
-  // Fails only when the counter is full, that is, when it is readable.
+  // Fails only when the counter is full, and then it is readable anyway.
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
 }
 
@@ -150,23 +150,23 @@ void LeaseServer::Run() {
         uint64_t woken = 0;
         if (read(wake_.get(), &woken, sizeof(woken)) != sizeof(woken)) continue;
         look_after_ = kFirstLook;
-        next_look_ = {};  // at once, however rarely it was looked
+        next_look_ = {};  // check at once, whatever the interval
         continue;
       }
       if (source == listener_.get()) {
         waiting = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
         connection->BeginRequest();
-        executor_->RunElsewhere([this, connection] { Serve(connection); });  // one at a time for each connection
+        executor_->RunElsewhere([this, connection] { Serve(connection); });  // one request per connection at a time
       }
     }
-    // Last: it may end connections, and give their numbers to others.
+    // Accept last: it may end connections and reuse their descriptor numbers.
     if (waiting) AcceptSome();
   }
 }
 
-// Looks whether writers that have lost their connection are gone, less and less often. Milliseconds until it is to be
-// called again, -1 when none are left.
+// Checks, at increasing intervals, whether writers that have lost their connection are gone. Returns the milliseconds
+// until the next call, or -1 when none remain.
 int LeaseServer::LookAtWriters() {
   using std::chrono::milliseconds;
   if (look_after_ == milliseconds(0)) return -1;
@@ -187,7 +187,7 @@ void LeaseServer::AcceptSome() {
       continue;
     }
     if (socket.error().code == ErrorCode::kAgain) return;
-    // Without a descriptor to be had the program stays in the queue: looking again at once would only turn round.
+    // Without a free descriptor the program stays in the queue. Retrying at once would only busy-loop.
     if (!std::exchange(turned_away_, true)) {
       spdlog::error("programs wait to be let in for leases: {}", ToString(socket.error()));
     }
@@ -197,13 +197,14 @@ void LeaseServer::AcceptSome() {
   }
 }
 
-// Before anything is read of it: even the descriptors that came with a message of a stranger could hold us up.
+// Checks the peer before reading anything from it: even the descriptors in a stranger's message could block this
+// thread.
 void LeaseServer::Accept(UniqueFd socket) {
   const auto peer = PeerOf(socket.get());
   if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
   const int descriptor = socket.get();
   const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_);
-  LeaseConnectionPtr dropped;  // ends without the mutex
+  LeaseConnectionPtr dropped;  // destroyed after the mutex is released
   {
     MutexLock lock(mutex_);
     if (connections_.size() >= kMostConnections) dropped = TakeIdleLocked();
@@ -216,7 +217,7 @@ void LeaseServer::Accept(UniqueFd socket) {
   Expect(connection, EPOLL_CTL_ADD);
 }
 
-// The connection that has had no lease and no request for longest, if any is; it is none any more.
+// Removes and returns the connection that has had no lease and no request for longest; null when there is none.
 LeaseConnectionPtr LeaseServer::TakeIdleLocked() {
   auto longest = connections_.end();
   std::optional<LeaseConnection::Time> since;
@@ -259,7 +260,7 @@ void LeaseServer::Drop(int socket) {
 
 void LeaseServer::Serve(const LeaseConnectionPtr& connection) {
   if (stopping_.load()) return;
-  // An answer that was not taken yet: this program does not keep to one request at a time, and would fill our memory.
+  // The program has not read the last answer. It sends more than one request at a time, and could fill our memory.
   int unread = 0;
   if (ioctl(connection->socket(), SIOCOUTQ, &unread) != 0 || unread != 0) return Drop(connection->socket());
   const auto message = lease::Receive(connection->socket(), {.body = lease::kMaximumBody, .descriptors = 0});

@@ -31,7 +31,7 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
   return mount;
 }
 
-// The session goes first: it unmounts and uses the filesystem.
+// The session ends first, because it unmounts and uses the filesystem.
 Mount::~Mount() { session_.reset(); }
 
 Result<void> Mount::Run() {
@@ -50,7 +50,7 @@ std::vector<std::string> Mount::Features() const {
 
 namespace {
 
-// A directory that is gone when its owner is.
+// A directory that is removed on destruction.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() { made_ = mkdtemp(path_.data()) != nullptr; }

@@ -11,7 +11,7 @@
 
 #include "common/mounts.h"
 
-// Newer than some C libraries.
+// Missing in some C libraries.
 #ifndef MS_NOSYMFOLLOW
 #define MS_NOSYMFOLLOW 256
 #endif
@@ -27,8 +27,8 @@ constexpr unsigned long kAccessTimes = MS_NOATIME | MS_RELATIME | MS_STRICTATIME
 struct Flag {
   std::string_view name;
   unsigned long clear, set;
-  bool libfuse;            // every libfuse hands it on, also through fusermount3
-  bool restricts = false;  // ignoring it would allow what the option forbids
+  bool libfuse;            // every libfuse passes it on, also through fusermount3
+  bool restricts = false;  // ignoring it would permit what the option forbids
 };
 
 constexpr Flag kFlags[] = {
@@ -53,7 +53,8 @@ constexpr Flag kFlags[] = {
     {"nolazytime", MS_LAZYTIME, 0, false},
     {"symfollow", MS_NOSYMFOLLOW, 0, false},
     {"nosymfollow", 0, MS_NOSYMFOLLOW, false, true},
-    // Of mount(2) alone: FUSE prints nothing when it mounts, and has no versions of inodes nor mandatory locks.
+    // Options of mount(2) without an effect on FUSE, which prints nothing when it mounts and has neither inode versions
+    // nor mandatory locks.
     {"silent", 0, 0, false},
     {"loud", 0, 0, false},
     {"iversion", 0, 0, false},
@@ -106,10 +107,10 @@ unsigned long ChangeMountFlags(std::string_view current, std::span<const std::st
     Apply(current.substr(0, comma), &flags);
     current = comma == std::string_view::npos ? std::string_view() : current.substr(comma + 1);
   }
-  // Without a word on access times the kernel has strictatime, which it does not list.
+  // Without an access-time option the kernel uses strictatime, which it does not list.
   if ((flags & kAccessTimes) == 0) flags |= MS_STRICTATIME;
   for (const std::string& option : options) Apply(option, &flags);
-  // The kernel takes no flag at all for "as before", and this is its own choice where nothing is said.
+  // The kernel interprets the absence of an access-time flag as "unchanged". relatime is its own default.
   if ((flags & kAccessTimes) == 0) flags |= MS_RELATIME;
   return flags;
 }
@@ -128,7 +129,7 @@ Result<void> AddMountFlags(const std::string& directory, std::span<const std::st
   }
   if (!is_late || geteuid() != 0) return {};
   ASSIGN_OR_RETURN(const MountEntry mount, MountOn(directory));
-  // All of them, in their order: the last one wins, whoever set it first.
+  // Apply all options in order: the last one wins, whoever set it first.
   return ChangeMount(directory, options, HasOption(mount.options, "ro"));
 }
 

@@ -42,7 +42,7 @@ Result<ByteCount> ParseBytes(std::string_view name, std::string_view value, Byte
   return bytes;
 }
 
-// Seconds with an optional fraction, as milliseconds.
+// Parses seconds with an optional fraction; returns milliseconds.
 Result<std::chrono::milliseconds> ParseSeconds(std::string_view name, std::string_view value) {
   double seconds = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
@@ -67,7 +67,7 @@ using Setter = Result<void> (*)(Target, std::string_view name, std::string_view 
 
 struct Option {
   std::string_view name;
-  std::string_view value;  // shown in --help; empty: the option takes none
+  std::string_view value;  // shown in --help; empty: the option takes no value
   std::string_view meaning;
   Setter set;
 };
@@ -156,11 +156,12 @@ constexpr Option kOptions[] = {
     {"without", "FEATURE,...", "do as if the kernel lacked these features", SetWithout},
 };
 
-// Besides the kernel's flags (fs/mount_flags.h), handed on as they are. context= and its kin are SELinux's.
+// Options passed to the kernel unchanged, besides its flags (fs/mount_flags.h). context= and similar options belong to
+// SELinux.
 constexpr std::string_view kKernelOptions[] = {"auto_unmount"};
 constexpr std::string_view kKernelPrefixes[] = {"context=", "fscontext=", "defcontext=", "rootcontext="};
 
-// What fstab and mount(8) say to one another.
+// Options between fstab and mount(8).
 constexpr std::string_view kIgnored[] = {"defaults",
                                          "auto",
                                          "noauto",
@@ -176,12 +177,12 @@ constexpr std::string_view kIgnored[] = {"defaults",
                                          "default_permissions"};
 constexpr std::string_view kIgnoredPrefixes[] = {"x-", "X-", "comment=", "user="};
 
-// What mount(8) reads from the table of mounts and hands over when it remounts.
+// Options that mount(8) reads from the mount table and passes on a remount.
 constexpr std::string_view kTablePrefixes[] = {
     "user_id=", "group_id=", "rootmode=", "max_read=", "blksize=", "subtype=", "fsname=", "uhelper="};
 constexpr std::string_view kTableWords[] = {"seclabel"};
 
-// A line of --help; a long list goes on in the next lines.
+// Formats a line of --help; a long list continues on the next lines.
 std::string HelpLine(std::string_view name, std::span<const std::string_view> list) {
   constexpr size_t kIndent = 35, kWidth = 110;
   std::string text = fmt::format("  {:<32}", name);
@@ -254,7 +255,7 @@ std::string_view DirectAccessName(DirectAccess direct) {
 
 Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, StoreOptions& store) {
   std::string option;
-  bool in_without = false;  // "without=a,b": a feature's name goes on with the list
+  bool in_without = false;  // "without=a,b": the next feature name continues the list
   const auto apply = [&](const std::string& whole) -> Result<void> {
     if (in_without && ParseFeatureMask({whole}).has_value()) {
       mount.without.push_back(whole);
@@ -278,14 +279,14 @@ Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, Store
 }
 
 Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
-  // An inode in memory: its record, and its places in the tables of the daemon and the kernel.
+  // The memory of one resident inode: its record, and its entries in the tables of the daemon and the kernel.
   constexpr uint64_t kInodeBytes = 1024;
   const auto limit = FindMemoryLimit();
   if (!limit.has_value()) return {};
   struct Part {
     std::string_view option;
     ByteCount size;
-    bool kernel = false;  // pages that are dropped when memory is short
+    bool kernel = false;  // pages that are reclaimed under memory pressure
   };
   const Part parts[] = {{"memory", store.memory},
                         {"write_buffers", mount.write_buffers},
@@ -298,7 +299,7 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
                                                    FormatSize(size), limit->source, FormatSize(limit->size))};
   };
   for (const Part& part : parts) {
-    // What nobody asked for may exceed a small machine: it is reserved, and used only as far as it is needed.
+    // Defaults may exceed a small machine: their memory is reserved, but used only as needed.
     if (std::find(mount.own_options.begin(), mount.own_options.end(), part.option) == mount.own_options.end()) continue;
     if (part.kernel && part.size > limit->size) return refuse(fmt::format("{}=", part.option), part.size);
     if (part.kernel) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attributes of inodes, plain and extended, and the statistics of the whole.
+// Attributes of inodes, plain and extended, and filesystem statistics.
 #include <linux/capability.h>
 #include <sys/statvfs.h>
 #include <sys/xattr.h>
@@ -42,7 +42,7 @@ AttributeChange ToChange(const struct stat& attributes, int set) {
   if ((set & FUSE_SET_ATTR_ATIME) != 0) change.accessed = ToTimestamp(attributes.st_atim);
   if ((set & FUSE_SET_ATTR_MTIME) != 0) change.modified = ToTimestamp(attributes.st_mtim);
   if ((set & FUSE_SET_ATTR_CTIME) != 0) change.changed = ToTimestamp(attributes.st_ctim);
-  const Timestamp now = Timestamp::Now();  // one time for both
+  const Timestamp now = Timestamp::Now();  // the same time for both
   if ((set & FUSE_SET_ATTR_ATIME_NOW) != 0) change.accessed = now;
   if ((set & FUSE_SET_ATTR_MTIME_NOW) != 0) change.modified = now;
   return change;
@@ -58,14 +58,14 @@ void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const struc
     ReplyAttributes(filesystem, std::move(reply), filesystem.store().SetAttributes(ino, change));
     return;
   }
-  // A truncation may read the block that it cuts through.
+  // A truncation may read the block at the new end.
   filesystem.RunLater(std::move(reply), [&filesystem, ino, change](Reply later) {
     ReplyAttributes(filesystem, std::move(later), filesystem.store().SetAttributes(ino, change));
   });
 }
 
-// Whether the caller may set an access control list and leave the set-group-id bit. The kernel holds the inode's lock,
-// so that mode and group stay as they are; it knows the answer, but libfuse does not hand it on.
+// True when the caller may set an ACL and keep the set-group-id bit. The kernel holds the inode's lock, so mode and
+// group do not change. The kernel knows the answer, but libfuse does not pass it on.
 bool KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, std::string_view name) {
   if (name != kAccessAclName) return true;
   const auto now = filesystem.names().GetAttributes(ino);
@@ -98,10 +98,10 @@ void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capac
     reply.Fail(names.error());
     return;
   }
-  // The kernel guards the values of trusted attributes, and leaves their names to us.
+  // The kernel protects the values of trusted attributes, but leaves their names to us.
   const auto is_trusted = [](const std::string& name) { return name.starts_with("trusted."); };
   const bool hidden = std::any_of(names->begin(), names->end(), is_trusted) && !CallerOf(reply).Can(CAP_SYS_ADMIN);
-  std::string list;  // each name ends in a zero byte
+  std::string list;  // each name ends with a zero byte
   for (const std::string& name : *names) {
     if (!hidden || !is_trusted(name)) list.append(name).push_back('\0');
   }
@@ -120,7 +120,7 @@ void Statistics(Filesystem& filesystem, Reply reply) {
   out.f_blocks = space.total.value;
   out.f_bfree = space.free.value;
   out.f_bavail = space.available.value;
-  // Inodes live in the catalog, which has no fixed number of them; a file of one block each bounds it.
+  // The catalog has no fixed number of inodes. The space for files of one block each is a bound.
   out.f_ffree = space.available.value;
   out.f_favail = out.f_ffree;
   out.f_files = space.inodes + out.f_ffree;

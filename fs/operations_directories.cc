@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Open directories: listing, with and without attributes, and making everything durable.
+// Open directories: listing with and without attributes, and fsync.
 #include <cerrno>
 #include <string_view>
 #include <vector>
@@ -30,7 +30,7 @@ void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_i
   auto handle = std::make_shared<DirectoryHandle>();
   handle->inode = std::move(*inode);
   file.fh = filesystem.directories().Add(std::move(handle));
-  // The kernel may keep the listing for the next reader: it sees every change of names, and forgets it then.
+  // The kernel may cache the listing for the next reader, because it sees and invalidates on every change of names.
   file.cache_readdir = 1;
   file.keep_cache = 1;
   if (!reply.Open(file, 0)) CloseDirectory(filesystem, file.fh);
@@ -50,8 +50,8 @@ fuse_entry_param OnlyType(const DirectoryEntry& entry) {
   return only_type;
 }
 
-// The kernel believes the name and attributes of an entry for long, so they are looked up now: an entry of the snapshot
-// may be another file's name by now. Inode 0 tells the kernel nothing of a name that is gone.
+// The kernel caches the name and attributes of an entry for a long time, so look them up now: the name may belong to
+// another file than in the snapshot. Inode 0 makes the kernel ignore a name that is gone.
 fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& directory, const DirectoryEntry& entry) {
   if (!IsDots(entry.name)) {
     const Result<Attributes> found = filesystem.names().Lookup(directory->inode->id, entry.name);
@@ -60,8 +60,8 @@ fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& director
   return OnlyType(entry);
 }
 
-// Positions are indexes in the snapshot plus one: position 0 is the beginning, and takes a new snapshot.
-// `plus` adds the attributes of each entry.
+// Positions are indexes in the snapshot plus one; position 0 is the beginning and takes a new snapshot. `plus` adds the
+// attributes of each entry.
 void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position, size_t size,
                    fuse_req_t request, bool plus) {
   const auto entries = directory->Snapshot(filesystem.names(), position == 0);
@@ -70,7 +70,7 @@ void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& dire
     return;
   }
   std::vector<char> out(size);
-  std::vector<InodeId> known;  // the kernel counts a lookup of each
+  std::vector<InodeId> known;  // the kernel counts a lookup for each
   size_t used = 0;
   for (uint64_t i = position; i < (*entries)->size(); ++i) {
     const DirectoryEntry& entry = (**entries)[i];
@@ -80,7 +80,7 @@ void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& dire
       return plus ? fuse_add_direntry_plus(request, to, room, name, &shown, next)
                   : fuse_add_direntry(request, to, room, name, &shown.attr, next);
     };
-    // Without a buffer libfuse only says how much it needs: an entry that does not fit is not looked up.
+    // Without a buffer libfuse only returns the required size, so that an entry that does not fit is not looked up.
     if (put(nullptr, 0, {}) > size - used) break;
     const fuse_entry_param shown = plus ? FreshEntry(filesystem, directory, entry) : OnlyType(entry);
     used += put(out.data() + used, size - used, shown);
@@ -92,7 +92,7 @@ void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& dire
   for (const InodeId ino : known) filesystem.names().Forget(ino, 1);
 }
 
-// The names of a directory are durable with everything before them: one log holds all changes.
+// Makes the names of a directory durable, with everything before them: one log holds all changes.
 void SyncDirectory(Filesystem& filesystem, Reply reply, const InodePtr& directory) {
   filesystem.store().Sync(directory, FinishWith(std::move(reply)));
 }

@@ -37,7 +37,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
 
-// Opens a file that was just made and answers with both; takes everything back where the kernel does not want it.
+// Opens a newly created file and replies with both. Reverts everything if the kernel rejects the reply.
 void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>& created, fuse_file_info file) {
   if (!created.has_value()) {
     reply.Fail(created.error());
@@ -73,7 +73,7 @@ void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t m
 
 void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size, bool fills_pages) {
   file->read_bytes.fetch_add(size, std::memory_order_relaxed);
-  // The handle lives until the answer: the store uses its stream until then.
+  // Keep the handle until the reply, because the store uses its stream until then.
   const auto read = [&filesystem, file, offset, size, kept = Share(std::move(reply))] {
     filesystem.store().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
                             [file, kept](const Result<ReadView>& view) {
@@ -87,8 +87,8 @@ void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
   if (!fills_pages || file->pages->BeginFill({offset, offset + size}, read)) read();
 }
 
-// Answers a write whose data is in the store. A large one waits while the devices are behind by most of the memory that
-// large writes arrive in: so what comes next finds a buffer, and need not be copied out of its turn.
+// Replies to a write whose data is in the store. A large write waits while the data in flight exceeds most of the
+// memory for receiving large writes. Then the next write finds a buffer and need not be copied.
 void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_t size, bool sync) {
   if (!sync && size >= kLargeWrite) {
     const ByteCount limit{filesystem.options().write_buffers.value * 3 / 4};
@@ -106,18 +106,18 @@ void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_
       kept->Fail(result.error());
     }
   };
-  // Of a long write this may be a piece whose error the kernel hides behind the bytes of those before it.
+  // This may be a part of a long write, whose error the kernel hides behind the bytes of earlier parts.
   filesystem.store().Sync(file->inode, answer, /*kept=*/true);
 }
 
-// What a write past the page cache needs until the store has it.
+// The state of a direct write until the store has it.
 struct PendingWrite {
   FilePtr file;
   uint64_t offset = 0;
   std::span<const std::byte> data;
   bool sync = false;
-  Buffer holder;                     // of the data; empty if the data lies elsewhere
-  std::vector<std::byte> copy = {};  // likewise
+  Buffer holder;                     // owns the data; empty if the data is elsewhere
+  std::vector<std::byte> copy = {};  // same
   InodePages::DirectWrite direct = {};
 };
 
@@ -134,9 +134,10 @@ void ApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite& write) {
                            WriteReach::kAnywhere, answer);
 }
 
-// Makes the kernel drop the pages of the range first, on another thread: the kernel may send dirty ones to this thread.
+// Makes the kernel drop the pages of the range first. Uses another thread, because the kernel may send dirty pages to
+// this one.
 void DropPagesAndApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite write) {
-  if (!write.holder) {  // The request's buffer is reused when this thread goes on.
+  if (!write.holder) {  // this thread reuses the request's buffer
     write.copy.assign(write.data.begin(), write.data.end());
     write.data = write.copy;
   }
@@ -151,11 +152,11 @@ void DropPagesAndApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite wr
   });
 }
 
-// Pages of a shared mapping; and whether the kernel asks for the set-id bits to go.
+// Flags for pages of a shared mapping, and for clearing the set-id bits.
 constexpr uint32_t kFromPageCache = 1 << 0, kKillSetIds = 1 << 2;
 
-// The library does not hand these flags on, but the request lies before its data: write_flags is the u32 at byte 20 of
-// the 40 bytes of struct fuse_write_in.
+// libfuse does not pass these flags on, but the request precedes its data: write_flags is the u32 at byte 20 of the 40
+// bytes of struct fuse_write_in.
 uint32_t WriteFlags(std::span<const std::byte> data) {
   constexpr size_t kWriteIn = 40, kWriteFlags = 20;
   uint32_t flags = 0;
@@ -163,8 +164,8 @@ uint32_t WriteFlags(std::span<const std::byte> data) {
   return flags;
 }
 
-// Takes dirty pages of a shared mapping. A mapping makes no file longer: what its pages hold behind the end was cut off
-// since they were changed.
+// Stores dirty pages of a shared mapping. A mapping does not extend a file: page content beyond the end was truncated
+// after the pages were changed.
 void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
                std::span<const std::byte> data, Buffer holder, bool sync) {
   const auto answer = [&](const Result<void>& written) {
@@ -177,8 +178,9 @@ void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_
   filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kWithinFile, answer);
 }
 
-// `offset` is right for O_APPEND too: the kernel takes the end of the file under the inode's lock, and it alone moves
-// it. The pieces of one large append come at once and in any order, so appending them here would mix them up.
+// `offset` is also right for O_APPEND: the kernel takes the end of the file under the inode's lock, and only the kernel
+// moves it. The parts of a large append arrive concurrently and in any order, so appending them here would reorder
+// them.
 void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, std::span<const std::byte> data,
            int flags) {
   if (offset > kMaximumFileSize || data.size() > kMaximumFileSize - offset) {
@@ -203,7 +205,7 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
     return;
   }
   PendingWrite write{.file = file, .offset = offset, .data = data, .sync = sync, .holder = std::move(holder)};
-  // The kernel has the bytes of a write through its page cache in its pages already.
+  // For a write through its page cache, the kernel already has the bytes in its pages.
   if (file->mode == OpenMode::kDirect) write.direct = {*file->pages, {offset, offset + data.size()}};
   if (write.direct.must_drop()) {
     DropPagesAndApplyWrite(filesystem, std::move(reply), std::move(write));
@@ -212,13 +214,13 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   }
 }
 
-// Failed writes are reported to handles that could write only: a reader cannot act on them.
+// Reports failed writes only to handles opened for writing, because a reader cannot act on them.
 void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file) {
   if (!file->writable()) {
     reply.Ok();
     return;
   }
-  // The handle lives until the answer.
+  // Keep the handle until the reply.
   const auto answer = [file, kept = Share(std::move(reply))](const Result<void>& result) { kept->Finish(result); };
   filesystem.store().Flush(file->inode, &file->reported_failure, answer);
 }
@@ -247,7 +249,7 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
   };
 #endif
   operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {
-    // The kernel names the owner of locks in reads for a program, not in those that fill its page cache.
+    // The kernel sets a lock owner in reads for a program, but not in reads that fill its page cache.
     Dispatch(request, Read, FileOf(file), static_cast<uint64_t>(offset), size, file->lock_owner == 0);
   };
   operations.write = [](fuse_req_t request, fuse_ino_t, const char* data, size_t size, off_t offset,

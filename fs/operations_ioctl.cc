@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ioctls of lease/ioctl.h; any other is ENOTTY at once (Python sends one for each file that it opens).
+// The ioctls of lease/ioctl.h. Any other is answered with ENOTTY at once (Python sends one for each file that it
+// opens).
 #include <linux/capability.h>
 
 #include <algorithm>
@@ -107,7 +108,7 @@ void Stats(Filesystem& filesystem, Reply reply) {
   reply.Ioctl(&out, sizeof(out));
 }
 
-// It makes others wait for devices: whoever may write the file can do that anyway, and its owner.
+// Dropping the cache makes others wait for devices, so only the owner and users who can write the file may do it.
 bool MayDropCache(const Reply& reply, FileHandle& file) {
   if (file.writable()) return true;
   uint32_t owner;
@@ -147,7 +148,7 @@ void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     reply.Errno(EOPNOTSUPP);
     return;
   }
-  // The credentials of a user who may not hold tickets are not looked up.
+  // Does not look up credentials of users who may not hold tickets.
   const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
   const Credentials caller = may_ask ? CallerOf(reply) : Credentials{};
   if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) {
@@ -214,7 +215,7 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
 }
 
 void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  // The kernel takes the sizes from the command's number, so they can only be too small for a forged request.
+  // The kernel takes the sizes from the command's number, so they can be too small only in a forged request.
   const bool answers = (_IOC_DIR(request.command) & _IOC_READ) != 0;
   if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || (answers && request.out_size < _IOC_SIZE(request.command))) {
     reply.Errno(ENOTTY);

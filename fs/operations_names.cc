@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names: lookup, create-like operations without an open, removal, renames, links.
+// Names: lookup, creation without an open, removal, renames, links.
 #include <sys/sysmacros.h>
 
 #include <cerrno>
@@ -40,7 +40,7 @@ void MakeDirectory(Filesystem& filesystem, Reply reply, InodeId parent, std::str
 
 void MakeSymlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, std::string_view target) {
   CreateRequest request = RequestOf(reply, S_IFLNK | 0777);
-  request.umask = 0;  // the permissions of a symbolic link are always all
+  request.umask = 0;  // a symbolic link always has all permissions
   request.symlink = target;
   filesystem.ReplyEntry(std::move(reply), filesystem.names().Create(parent, name, request));
 }
@@ -55,7 +55,7 @@ void ReadLink(Filesystem& filesystem, Reply reply, InodeId ino) {
 }
 
 void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, std::string_view name) {
-  // A link waits until the data that it gives a name to is in the catalog, as a rename does.
+  // Like a rename, a link waits until the data that it publishes is in the catalog.
   filesystem.RunLater(std::move(reply), [&filesystem, ino, parent, name = std::string(name)](Reply later) {
     filesystem.ReplyEntry(std::move(later), filesystem.names().Link(ino, parent, name));
   });
@@ -76,9 +76,9 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     case 0: break;
     case RENAME_NOREPLACE: mode = RenameMode::kNoReplace; break;
     case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
-    default: reply.Errno(EINVAL); return;  // WHITEOUT is for overlays; no tensor store has use for it
+    default: reply.Errno(EINVAL); return;  // WHITEOUT is for overlays, which a tensor store does not need
   }
-  // A rename waits until the data it renames is in the catalog.
+  // A rename waits until the data that it publishes is in the catalog.
   filesystem.RunLater(std::move(reply), [&filesystem, parent, name = std::string(name), new_parent,
                                          new_name = std::string(new_name), mode](Reply later) {
     later.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout of open files: fallocate, seeking data and holes, copying ranges.
+// Allocation and layout of open files: fallocate, seeking data and holes, copying ranges.
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ std::optional<FallocateMode> ToMode(int mode) {
 }
 
 // Runs `operation(reply)`, which changes the range, while the kernel has no page of it. The kernel drops its pages
-// after the answer, dirty or not, so the range is free for new ones no earlier.
+// after the reply, dirty or not, so the range accepts new pages only then.
 template <typename Operation>
 void RunWithoutPages(Filesystem& filesystem, Reply reply, const FilePtr& file, ByteRange range, Operation operation) {
   const auto direct = std::make_shared<InodePages::DirectWrite>(*file->pages, range);
@@ -89,7 +89,7 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
     return;
   }
   const InodeId ino = file->inode->id;
-  // What a mapping wrote comes first; the kernel sends it to the receivers, so this waits elsewhere.
+  // Fetch changes made through mappings first. The kernel sends them to the receivers, so wait on another thread.
   filesystem.RunElsewhere(std::move(reply), [&filesystem, ino, answer](Reply later) {
     const Result<void> dropped = filesystem.DropPages(ino, kWholeFile);
     if (dropped.has_value()) {
@@ -111,7 +111,7 @@ uint64_t SizeOf(Inode& inode) {
   return inode.attributes.size;
 }
 
-// True if the copy fills a page of the target in part. A page at the end of the target has no rest.
+// True if the copy fills a page of the target partially. A page at the end of the target counts as full.
 bool FillsPartOfAPage(const CopyRequest& request) {
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t source = SizeOf(*request.from->inode);
@@ -121,7 +121,7 @@ bool FillsPartOfAPage(const CopyRequest& request) {
 }
 
 void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
-  // The protocol's answer has 32 bits; cp asks for about 2^63.
+  // The protocol returns 32 bits; cp requests about 2^63.
   constexpr uint64_t kLongest = (uint64_t{1} << 31) - kBlockSize;
   if (request.flags != 0) {
     reply.Errno(EINVAL);
@@ -132,8 +132,9 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
     reply.Errno(EFBIG);
     return;
   }
-  // After the copy the kernel throws away the pages of the range, dirty or not: stores of a mapping that saw the copy,
-  // or went to the rest of the first and the last page, would be lost. Told so, it copies by reading and writing.
+  // After the copy the kernel drops the pages of the range, dirty or not. That would lose stores through a mapping that
+  // were made after the copy, or to the rest of the first and last page. With this error the kernel copies by reading
+  // and writing instead.
   if (FillsPartOfAPage(request) || request.to->pages->MayHaveDirtyPages()) {
     reply.Errno(EOPNOTSUPP);
     return;

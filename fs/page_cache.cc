@@ -11,7 +11,7 @@
 namespace weightfs {
 
 OpenMode ChooseOpenMode(int flags, bool map_direct) {
-  // A write-only file cannot be mapped, so it loses nothing without the page cache.
+  // A write-only file cannot be mapped, so it does not need the page cache.
   const bool direct = map_direct || (flags & O_DIRECT) != 0 || (flags & O_ACCMODE) == O_WRONLY;
   return direct ? OpenMode::kDirect : OpenMode::kPageCache;
 }
@@ -21,7 +21,7 @@ InodePages::DirectWrite::DirectWrite(InodePages& pages, ByteRange range, DropPol
   MutexLock lock(pages.mutex_);
   must_drop_ = policy == DropPolicy::kAlways || pages.filled_ || pages.cached_ > 0;
   if (must_drop_) return;
-  pages.kept_ = false;  // Nobody reads the stale pages now; the next open makes the kernel drop them.
+  pages.kept_ = false;  // no open reads the stale pages now; the next one makes the kernel drop them
   id_ = pages.RecordLocked(range);
 }
 
@@ -93,7 +93,8 @@ bool InodePages::BeginFill(ByteRange range, std::function<void()> fill) {
   bool drop_again = false;
   for (Record& record : direct_writes_) {
     if (!record.range.Overlaps(range)) continue;
-    // The kernel waits for this fill before it drops these pages. It has none of the others, as it asks for them.
+    // The kernel waits for this fill before it drops these pages. It has none of the other pages, since it requests
+    // them.
     if (record.id == dropping_ && std::any_of(to_drop_.begin(), to_drop_.end(), overlaps)) {
       drop_again = true;
       continue;
@@ -130,7 +131,7 @@ bool InodePages::RemoveOpen(OpenMode mode, bool mappable) {
   if (mappable) --mappable_;
   if (mode == OpenMode::kPageCache) --cached_;
   if (--opens_ > 0) return false;
-  filled_ = false;  // Each direct write has dropped the pages that it made stale; the rest is valid.
+  filled_ = false;  // each direct write has dropped the pages that it made stale; the rest is valid
   return !kept_ && direct_writes_.empty();
 }
 

@@ -8,10 +8,10 @@
 namespace weightfs {
 namespace {
 
-constexpr size_t kMostEntries = 65536;    // any of them goes when there are more
-constexpr unsigned kDirectAfterMiss = 8;  // whole reads past the page cache after it was found empty
+constexpr size_t kMostEntries = 65536;    // beyond this, an arbitrary entry is evicted
+constexpr unsigned kDirectAfterMiss = 8;  // number of direct whole reads after a miss in the page cache
 
-// What the kernel could use for pages without taking it from programs.
+// Memory that the kernel could use for pages without taking it from programs.
 uint64_t AvailableMemory() {
   std::ifstream file("/proc/meminfo");
   std::string name;
@@ -50,7 +50,7 @@ void ReadHistory::Closed(InodeId ino, uint64_t size, uint64_t read, bool page_ca
   if (found == entries_.end()) return;
   Entry& entry = found->second;
   if (read < size / 2) {
-    entry.filled = true;  // Most was there, or little was wanted.
+    entry.filled = true;  // most of it was cached, or little was read
   } else if (entry.filled) {
     entry = {.filled = false, .direct_next = kDirectAfterMiss};
   } else {

@@ -7,7 +7,7 @@
 namespace weightfs {
 namespace {
 
-// Set while a ReceiveBuffer of this thread lives. libfuse passes its callbacks nothing of ours but the session.
+// Set during the lifetime of this thread's ReceiveBuffer. libfuse passes only the session to its callbacks.
 thread_local ReceiveBuffer* current = nullptr;
 
 }  // namespace
@@ -15,7 +15,7 @@ thread_local ReceiveBuffer* current = nullptr;
 Result<std::unique_ptr<ReceiveBuffers>> ReceiveBuffers::Create(const Options& options) {
   std::unique_ptr<ReceiveBuffers> buffers(new ReceiveBuffers);
   BufferPool::Options pool;
-  pool.buffer_size = options.payload + ByteCount{kBlockSize};  // room for a shift
+  pool.buffer_size = options.payload + ByteCount{kBlockSize};  // space for a shift
   pool.headroom = ByteCount{kWriteHeader};
   pool.count = std::max<size_t>(options.shared_memory.value / options.payload.value, 1);
   pool.name = "write buffers";

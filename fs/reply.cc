@@ -17,15 +17,15 @@
 namespace weightfs {
 namespace {
 
-// What programs should read and write at a time; llama.cpp also aligns its direct I/O to it.
+// The preferred I/O size for programs. llama.cpp also aligns its direct I/O to it.
 constexpr blksize_t kPreferredIo = 64 * kKiB;
 
-// One writev holds IOV_MAX pieces, the header among them.
+// One writev takes IOV_MAX pieces including the header.
 constexpr size_t kMaximumPieces = IOV_MAX - 1;
 
 timespec ToTimespec(const Timestamp& time) { return {.tv_sec = time.seconds, .tv_nsec = time.nanoseconds}; }
 
-// Calls a libfuse reply function that sends open flags which libfuse itself may not know.
+// Calls a libfuse reply function with open flags that libfuse itself may not know.
 template <typename Function>
 int WithOpenFlags(fuse_file_info file, uint32_t open_flags, Function reply) {
 #if WEIGHTFS_COMPLETE_REPLIES
@@ -83,7 +83,7 @@ fuse_req_t Reply::Take() {
 
 bool Reply::Ended(int status) {
   counter_.End();
-  // libfuse has printed every other failure; the request is over in any case.
+  // libfuse has logged every other error. The request ends in any case.
   return status == 0;
 }
 
@@ -96,7 +96,7 @@ void Reply::Errno(int error) {
 void Reply::Fail(const Error& error) {
   const bool damage =
       error.code == ErrorCode::kIo || error.code == ErrorCode::kCorrupt || error.code == ErrorCode::kVersion;
-  // The program gets a number. The text would be lost.
+  // The program gets only the errno, so log the text.
   if (damage && !error.what.empty()) spdlog::error("{}", error.what);
   Errno(ToErrno(error.code));
 }
@@ -119,7 +119,7 @@ bool Reply::Entry(const Attributes& attributes, double valid_seconds) {
 void Reply::NoEntry(double valid_seconds) {
   fuse_req_t request = Take();
   if (request == nullptr) return;
-  fuse_entry_param entry{};  // inode 0: a name that is not there
+  fuse_entry_param entry{};  // inode 0: a negative entry
   entry.entry_timeout = valid_seconds;
   Ended(fuse_reply_entry(request, &entry));
 }

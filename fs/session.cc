@@ -25,18 +25,19 @@
 namespace weightfs {
 namespace {
 
-constexpr unsigned kMaxBackground = 128;  // read-ahead and asynchronous direct I/O under way
+constexpr unsigned kMaxBackground = 128;  // read-ahead and asynchronous direct I/O in flight
 constexpr unsigned kCongestionThreshold = 96;
 constexpr size_t kInHeader = 40;  // struct fuse_in_header
 constexpr size_t kInOpcode = 4;   // offset of its u32 opcode
-// Opcodes of what the kernel sends without waiting for it, of the one that must see their effect, and of reads.
+// Opcodes of requests for which the kernel does not wait, of the request that must see their effect, and of reads.
 constexpr uint32_t kForget = 2, kRead = 15, kStatfs = 17, kRelease = 18, kBatchForget = 42;
-constexpr size_t kInitBuffer = 64 * kKiB;  // the kernel wants at least 8 KiB for any request
+constexpr size_t kInitBuffer = 64 * kKiB;  // the kernel requires at least 8 KiB for any request
 
-// Interrupts a receiver's read; its handler does nothing. A real-time signal, so that it disturbs no other use.
+// Interrupts a receiver's read; its handler does nothing. A real-time signal avoids conflicts with other uses.
 int WakeSignal() { return SIGRTMIN + 7; }
 
-// Gives the wake signal a handler while it lives, without SA_RESTART: reads return EINTR.
+// Installs a handler for the wake signal during the lifetime of this object, without SA_RESTART, so that reads return
+// EINTR.
 class WakeHandler {
  public:
   WakeHandler() {
@@ -54,7 +55,7 @@ class WakeHandler {
 
 ;
 
-// libfuse's capabilities for the kernel's flags.
+// Maps the kernel's flags to libfuse's capabilities.
 struct Capability {
   uint64_t flag;
   uint64_t capability;
@@ -95,11 +96,11 @@ uint32_t OpcodeOf(const fuse_buf& request) {
   return opcode;
 }
 
-// Whether a request is about names or attributes, or writes little. A read may wait for a device; with large requests
-// the processors are needed for copying.
+// True when a request is about names or attributes, or writes little. A read may wait for a device, and large requests
+// need the processors for copying.
 bool IsQuick(const fuse_buf& request) { return OpcodeOf(request) != kRead && request.size < kLargeWrite; }
 
-// A comma or backslash in an option's value is written with a backslash before it.
+// Escapes commas and backslashes in an option's value.
 std::string Escaped(const std::string& value) {
   std::string out;
   for (const char c : value) {
@@ -120,8 +121,8 @@ std::string LibfuseOptions(const MountOptions& options) {
   return text;
 }
 
-// Ends the connection under libfuse, which would look for a mount and complain that there is none. Others may have the
-// filesystem: they get errors from now on.
+// Closes libfuse's connection without libfuse, which would look for a mount and report that there is none. Other users
+// of the filesystem get errors from now on.
 bool CloseConnection(int descriptor) {
   const UniqueFd nothing(open("/dev/null", O_RDWR | O_CLOEXEC));
   return nothing && dup3(nothing.get(), descriptor, O_CLOEXEC) >= 0;
@@ -214,7 +215,7 @@ void Session::OnInit(void* userdata, fuse_conn_info* connection) {
 #if WEIGHTFS_COMPLETE_REPLIES
   connection->want = static_cast<unsigned>(want) & connection->capable;
 #else
-  // Everything that libfuse would ask for by itself goes first.
+  // First remove everything that libfuse requests by itself.
   fuse_unset_feature_flag(connection, ~uint64_t{0});
   fuse_set_feature_flag(connection, want & connection->capable_ext);
 #endif
@@ -247,7 +248,7 @@ Result<void> Session::Negotiate() {
   buffer.size = bytes.size();
 #if WEIGHTFS_COMPLETE_REPLIES
   InitCompletion missing;
-  // Besides the newer ones, 3.14 leaves PARALLEL_DIROPS out of its answer although it was wanted.
+  // Add the newer flags, and PARALLEL_DIROPS, which libfuse 3.14 omits from its reply although it was requested.
   missing.flags = filesystem_.features.flags;
   missing.max_write = filesystem_.features.max_write;
   ReplyCompletion completion(missing);
@@ -269,8 +270,9 @@ Result<void> Session::Negotiate() {
   return {};
 }
 
-// The kernel does not wait until a file is closed or forgotten, and the last of these gives back the space of a deleted
-// file. Another thread may have read one and still be at it when somebody asks how much is free after his unlink.
+// The kernel does not wait until a file is closed or forgotten, and the last close or forget of a deleted file frees
+// its space. Another thread may still be processing one when a program asks for the free space after an unlink, so a
+// statfs waits for it.
 void Session::Process(fuse_buf& request) {
   const uint32_t opcode = OpcodeOf(request);
   const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
@@ -325,7 +327,7 @@ void Session::EndReceivers(std::vector<std::thread>& receivers) {
   constexpr auto kRetry = std::chrono::milliseconds(20);
   stopping_.store(true);
   {
-    // A signal that comes between a receiver's look at `stopping_` and its read is lost, so it is sent again.
+    // A signal that arrives between a receiver's check of `stopping_` and its read is lost, so send it repeatedly.
     MutexLock lock(mutex_);
     while (receiving_ != 0) {
       for (std::thread& receiver : receivers) pthread_kill(receiver.native_handle(), WakeSignal());
@@ -339,7 +341,7 @@ Result<void> Session::Run() {
   WakeHandler wake;
   std::vector<std::thread> receivers;
   {
-    const SignalsBlocked blocked(WakeSignal());  // they belong to the main thread
+    const SignalsBlocked blocked(WakeSignal());  // signals belong to the main thread
     MutexLock lock(mutex_);
     receiving_ = options_.threads;
     for (unsigned i = 0; i < options_.threads; ++i) {
@@ -375,7 +377,7 @@ Result<void> Session::Run() {
 
 void Session::Stop() {
   const uint64_t one = 1;
-  // Fails only when the counter is full, that is, when it is readable.
+  // Fails only when the counter is full, and then it is readable anyway.
   [[maybe_unused]] const ssize_t written = write(stop_event_.get(), &one, sizeof(one));
 }
 
@@ -390,7 +392,7 @@ void Session::Unmount() {
   if (std::exchange(ended_, true) || session_ == nullptr || descriptor_ < 0 || attached_) return;
   if (!FindOwnMount().has_value() && CloseConnection(descriptor_)) return;
   fuse_session_unmount(session_);
-  // A connection that was aborted through /sys, or that ended in an error, leaves a dead mount.
+  // A connection that was aborted through /sys, or that ended with an error, leaves a dead mount.
   if (FindOwnMount().has_value() && UnmountDirectory(mount_path_, UnmountMode::kLazy) != 0)
     spdlog::error("{} could not be unmounted; use: fusermount3 -u {}", mount_path_, ShellQuote(mount_path_));
 }

@@ -25,7 +25,7 @@ int RunFusermount(const std::string& directory, bool detach) {
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
-  // Its own message goes nowhere: ours says more.
+  // Discard its message, because ours is more specific.
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
@@ -41,7 +41,7 @@ int RunFusermount(const std::string& directory, bool detach) {
   return WIFEXITED(status) && WEXITSTATUS(status) == kNotFoundByShell ? ENOENT : EBUSY;
 }
 
-// A connection's number is the minor number of its filesystem's device.
+// The id of a connection is the minor number of its filesystem's device.
 bool AbortConnection(const std::string& device) {
   const std::string number = device.substr(device.find(':') + 1);
   std::ofstream file("/sys/fs/fuse/connections/" + number + "/abort");
@@ -54,11 +54,11 @@ bool AbortConnection(const std::string& device) {
 int UnmountDirectory(const std::string& directory, UnmountMode mode, const std::string& device) {
   const bool detach = mode != UnmountMode::kPlain;
   if (geteuid() != 0) {
-    // fusermount3 cannot force, but the owner of a mount may end its connection.
+    // fusermount3 cannot force, but the owner of a mount may abort its connection.
     if (mode == UnmountMode::kForce && !AbortConnection(device)) return EPERM;
     return RunFusermount(directory, detach);
   }
-  // MNT_FORCE ends the connection, and MNT_DETACH takes away what programs still use.
+  // MNT_FORCE aborts the connection; MNT_DETACH removes a mount that programs still use.
   const int flags = mode == UnmountMode::kForce ? MNT_FORCE | MNT_DETACH : detach ? MNT_DETACH : 0;
   return umount2(directory.c_str(), UMOUNT_NOFOLLOW | flags) == 0 ? 0 : errno;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The directory that is mounted on.
+// The mountpoint: its checks and preparation.
 #pragma once
 
 #include <string>
@@ -10,24 +10,25 @@
 
 namespace weightfs {
 
-// Refuses a mountpoint that holds the store's directory or lies in it; both are absolute, without links.
+// Rejects a mountpoint that contains the store's directory or is inside it. Both paths are absolute, without links.
 Result<void> CheckApart(const std::string& mountpoint, const std::string& store);
 
-// The absolute path of a directory that can be mounted on. Full-line errors: it does not exist, is no directory, is a
-// weightfs already, or what a mount needs (/dev/fuse, fusermount3, the right to allow others) is not there.
+// Returns the absolute path of a directory that can be mounted on. Errors are full lines: it does not exist, is not a
+// directory, is already a weightfs, or a requirement of mounting is missing (/dev/fuse, fusermount3, the right to use
+// allow_other).
 Result<std::string> PrepareMountpoint(const std::string& mountpoint, bool allow_other);
 
-// The path of a program in $PATH; empty where it is in none of its directories.
+// Returns the path of a program in $PATH; empty when it is in none of the directories.
 std::string FindProgram(const std::string& name);
 
-// Whether /etc/fuse.conf lets users other than root mount with allow_other.
+// True when /etc/fuse.conf lets users other than root mount with allow_other.
 bool UsersMayAllowOthers();
 
-// The next step of a user who may not open /dev/fuse.
+// Returns the next step for a user who may not open /dev/fuse.
 std::string FuseDeviceAdvice();
 
-// Raises the kernel's read-ahead of a mounted filesystem; it can only be lowered by the protocol. Needs root, and is
-// worth a debug line when it is refused.
+// Raises the kernel's read-ahead of a mounted filesystem, which the protocol can only lower. Needs root. A refusal is
+// logged at debug level.
 void RaiseReadAhead(const MountEntry& mount, ByteCount read_ahead);
 
 }  // namespace weightfs

@@ -42,7 +42,7 @@ struct StoreStatistics {
   uint64_t device_read_bytes = 0, device_written_bytes = 0;  // whole blocks, leases included
   uint64_t leased_read_bytes = 0, leased_written_bytes = 0;  // whole blocks of read leases; of committed writes
   uint64_t commits = 0, flushes = 0, checksum_errors = 0;
-  uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;
+  uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;  // dirty: in staging buffers, without adopted ones
   uint64_t resident_inodes = 0;
   uint64_t pinned_bytes = 0, granted_bytes = 0;  // by read leases; by write leases
   bool read_only = false;
@@ -126,7 +126,7 @@ class Store {
   // than kLargestLease.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
   // Reserves space for `count` blocks of the file from `first` on, or for new files of a directory (`first` is 0).
-  // kNoSpace.
+  // Returns kNoSpace when too little is free.
   Result<BlockReservation> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);
   // Makes the first blocks of the reservation, which already hold the data, part of the file atomically, and frees the
   // rest. The change is as durable as a write. On failure the file is unchanged.
@@ -147,8 +147,8 @@ class Store {
   // and must not block. After a call with null returns, no notification is running, and none follows.
   void OnReverted(std::function<void(InodeId)> notify);
 
-  // `wait` runs before a call fails for lack of space, on the thread of that call. It returns when every file is closed
-  // whose close the store's callers know about. Set it, and reset it with null, only while nobody uses the store.
+  // `wait` runs before a call fails for lack of space, on the thread of that call. It waits until every file is closed
+  // whose close the store's callers have received. Set it, and reset it with null, only while the store is not in use.
   void WaitForCloses(std::function<void()> wait);
 
   SpaceStatistics Space() const;

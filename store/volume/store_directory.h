@@ -25,7 +25,7 @@ namespace weightfs {
 // Names in the store directory.
 inline constexpr const char* kDescriptionName = "store.json";
 
-// Whether the directory holds a store, readable or not.
+// True when the directory contains a store, even if this user cannot read it.
 bool HoldsStore(const std::string& directory);
 inline constexpr const char* kLockName = "lock";
 inline constexpr const char* kCatalogName = "meta";

@@ -113,7 +113,7 @@ Result<std::optional<std::string>> Checker::NameIn(uint64_t directory, uint64_t 
 std::string Checker::PathOf(uint64_t ino) {
   if (ino == kRootInode.value) return "/";
   if (const auto known = paths_.find(ino); known != paths_.end()) return known->second;
-  std::vector<std::pair<uint64_t, std::string>> names;  // from the inode upwards
+  std::vector<std::pair<uint64_t, std::string>> names;  // from the inode upward
   std::string above;
   for (uint64_t at = ino; at != kRootInode.value && names.size() <= nodes_.size();) {
     if (const auto known = paths_.find(at); known != paths_.end()) {

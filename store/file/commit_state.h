@@ -58,12 +58,12 @@ class CommitState {
 // The states of a failed device write of a file.
 //
 //   state                  WriteFailed  RefuseChange                     Report            Revert
-//   kNone                  kFailed      kNone, takes the change          kNone             -
+//   kNone                  kFailed      kNone, accepts the change        kNone             -
 //   kFailed                kFailed      kFailedReturned, refuses         kFailedReported   kPending
 //   kFailedReturned        unchanged    kFailedReturned, refuses         kFailedReported   kPendingReturned
 //   kFailedReported        unchanged    kFailedReturned, refuses         kFailedReported   kNone
 //   kPending               kFailed      kPendingReturned, refuses        kNone             -
-//   kPendingReturned       kFailed      kPendingReturned, takes it       kNone             -
+//   kPendingReturned       kFailed      kPendingReturned, accepts it     kNone             -
 //
 // In the failed states some mapped blocks were not written. The file refuses changes until a commit cycle has reverted
 // it to its last commit (Revert). After that the error stays pending until an fsync, a rename or a close reports it
@@ -91,8 +91,8 @@ class WriteErrorState {
   // The number of failures so far. A report names its failure by this number.
   uint64_t failures() const { return failures_; }
 
-  // Records a failed device write. Returns true unless the file was in a failed state already; then a commit cycle must
-  // revert it.
+  // Records a failed device write. Returns true when it puts the file into a failed state; a commit cycle must then
+  // revert the file.
   bool WriteFailed(const Error& error);
   // Call this before a change. Returns the error with which to refuse the change, or nullopt to accept it.
   std::optional<Error> RefuseChange();

@@ -90,7 +90,7 @@ class File {
 
   // --- Planning a change of bytes. These functions change nothing but the plan.
 
-  // Copies `size` bytes (zeros where `data` is null) to `offset`.
+  // Copies `size` bytes (zeros when `data` is null) to `offset`.
   void PlanCopy(uint64_t offset, uint64_t size, const std::byte* data, Staging staging, WritePlan* plan) const;
   // Zeroes [from, to) inside one block if the block has content.
   void PlanZeros(uint64_t from, uint64_t to, WritePlan* plan) const;

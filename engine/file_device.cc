@@ -27,8 +27,8 @@ Error OpenError(ErrorCode code, const std::string& path, std::string_view what) 
   return {code, fmt::format("{}: {}", path, what)};
 }
 
-// What OpenAgain locks. It belongs to the open file, not to a process, and so goes with its last descriptor and
-// transfer.
+// The lock that OpenAgain takes. It belongs to the open file, not to a process: the kernel drops it with the last
+// descriptor and transfer.
 struct flock WriterLock(short type, uint64_t writer) {
   struct flock lock = {};
   lock.l_type = type;
@@ -38,7 +38,7 @@ struct flock WriterLock(short type, uint64_t writer) {
   return lock;
 }
 
-// All of these together.
+// Matches the lock of any writer.
 struct flock AnyWritersLock() {
   struct flock lock = WriterLock(F_WRLCK, 0);
   lock.l_len = 0;
@@ -99,7 +99,7 @@ Result<UniqueFd> FileDevice::OpenAgain(bool write, uint64_t writer) const {
   const int flags = fcntl(file_.get(), F_GETFL);
   if (flags < 0) return SystemError(path_, "cannot look at the pool device");
   if (write && options_.read_only) return ErrorCode::kReadOnly;
-  // By its descriptor: what has the path now may be another file.
+  // Opened by descriptor, because another file may have the path by now.
   const std::string self = fmt::format("/proc/self/fd/{}", file_.get());
   UniqueFd again(open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT)));
   if (!again) return SystemError(path_, "cannot open the pool device once more");
@@ -115,7 +115,7 @@ Result<bool> FileDevice::HasWriter(uint64_t writer) const {
 }
 
 Result<void> FileDevice::OpenDescriptor() {
-  // Looked at before it is opened, for an open may have effects: the file itself, whatever has the path by then.
+  // O_PATH first, because opening some files has side effects; later calls use this descriptor, not the path.
   const UniqueFd found(open(path_.c_str(), O_PATH | O_CLOEXEC | (options_.follow_links ? 0 : O_NOFOLLOW)));
   struct stat status = {};
   if (!found || fstat(found.get(), &status) != 0) {
@@ -129,8 +129,8 @@ Result<void> FileDevice::OpenDescriptor() {
     return OpenError(ErrorCode::kIo, path_, "neither a regular file nor a block device");
   }
   int flags = O_CLOEXEC | (options_.read_only ? O_RDONLY : O_RDWR);
-  // Without O_CREAT it has a meaning for block devices alone: nobody else has it exclusively, no mount, no
-  // swap.
+  // O_EXCL without O_CREAT works on block devices only: the open fails while a mount, swap or another exclusive
+  // user has the device.
   if (is_block_device_ && options_.exclusive) flags |= O_EXCL;
   const std::string self = fmt::format("/proc/self/fd/{}", found.get());
   file_ = UniqueFd(open(self.c_str(), flags | (options_.direct ? O_DIRECT : 0)));

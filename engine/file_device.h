@@ -13,15 +13,15 @@
 
 namespace weightfs {
 
-// Thread-safe. An error of the device is logged once with operation, offset and device, and so is a transfer that stops
-// before its end (kIo). A misaligned request or one past the end completes with kInvalid, a write to a read-only device
-// with kReadOnly. Without O_DIRECT the kernel transfers while it accepts a request: Submit is slow.
+// Thread-safe. A device error or a short transfer (kIo) is logged once with operation, offset and device. A misaligned
+// request or one past the end completes with kInvalid, a write to a read-only device with kReadOnly. Without O_DIRECT
+// the kernel transfers the data inside Submit, which is slow then.
 class FileDevice final : public BlockDevice {
  public:
   struct Options {
     unsigned queue_depth = 256;  // transfers in the kernel
     bool read_only = false;
-    bool direct = true;        // O_DIRECT; falls back with a logged warning where the filesystem refuses (EINVAL)
+    bool direct = true;        // O_DIRECT; if the filesystem rejects it (EINVAL): buffered, with a logged warning
     bool follow_links = true;  // of the last part of the path; false: such a link is no device (kIo)
     bool exclusive = true;     // flock (and O_EXCL on a block device): kBusy names the path when it is taken
     std::chrono::milliseconds lock_wait{0};  // for a holder that was killed and is just ending
@@ -39,12 +39,12 @@ class FileDevice final : public BlockDevice {
   void Submit(std::span<IoRequest* const> requests) override;
   Result<void> Flush() override;  // fdatasync; kIo when the file was deleted meanwhile
 
-  // A descriptor of its own of the same file or device (O_DIRECT as here, close-on-exec), to be passed to others. One
-  // for writing carries a lock on the byte `writer` for as long as anybody has a copy or a transfer of it is under way,
-  // also after the end of this process: until then Open refuses the device to whoever wants to write (kBusy), for a
-  // write may still be on its way.
+  // Returns a new descriptor of the same file or device (same O_DIRECT, close-on-exec), to be passed to other
+  // processes. A descriptor for writing holds a lock on the byte `writer` until its last copy is closed and its last
+  // transfer has ended, even after this process has ended. Until then Open for writing fails with kBusy, because a
+  // write may still be in flight.
   Result<UniqueFd> OpenAgain(bool write, uint64_t writer = 0) const;
-  // Whether a descriptor of that writer is left anywhere.
+  // True while any process has a descriptor of that writer.
   Result<bool> HasWriter(uint64_t writer) const;
 
   bool is_block_device() const { return is_block_device_; }
@@ -53,14 +53,14 @@ class FileDevice final : public BlockDevice {
   FileDevice(std::string path, const Options& options);
   Result<void> Open();
   Result<void> OpenDescriptor();
-  // Whether the holder of the lock shares it. A store never does; udevd does, for a moment, after each program that
-  // wrote a block device.
+  // True if the lock's holder shares it. A store never does. udevd does for a moment after a program has written a
+  // block device.
   bool HeldOnlyByProbe() const;
   Result<void> Lock();
-  // Programs that write past a store that has ended would write into blocks that now belong to others.
+  // Fails while a program still holds a lease for writing from an earlier mount: its blocks may have new owners.
   Result<void> CheckNoWriters();
   Result<void> Measure();
-  // Why a request cannot go to the kernel. A write past the end would make a file longer, silently.
+  // Returns why a request must not go to the kernel. A write past the end would silently extend the file.
   std::optional<ErrorCode> Check(const IoRequest& request) const;
 
   const std::string path_;

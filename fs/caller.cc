@@ -21,8 +21,8 @@ bool IsInOurUserNamespace(pid_t thread) {
   if (stat(fmt::format("/proc/{}/ns/user", thread).c_str(), &theirs) == 0) {
     return ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
   }
-  // A process that is not root's may not follow the link of another user's thread. The map of users is readable; only
-  // the root of our namespace can give another one the same map.
+  // Without root this process may not follow the link of another user's thread, but it may read the user map. Only the
+  // root of our namespace can give another namespace the same map.
   if (errno != EACCES) return false;
   const auto map = ReadProcFile("self/uid_map");
   return map.has_value() && !map->empty() && map == ReadProcFile(fmt::format("{}/uid_map", thread));

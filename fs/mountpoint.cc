@@ -23,7 +23,7 @@ constexpr const char* kFuseDevice = "/dev/fuse";
 constexpr const char* kFuseConfiguration = "/etc/fuse.conf";
 constexpr const char* kUnmountProgram = "fusermount3";
 
-// True when `inner` is `outer` or lies in it; both absolute.
+// True if `inner` is `outer` or is inside it. Both are absolute.
 bool Holds(const std::string& outer, const std::string& inner) {
   return (inner + "/").starts_with(outer == "/" ? outer : outer + "/");
 }
@@ -70,7 +70,7 @@ bool UsersMayAllowOthers() {
 }
 
 Result<void> CheckApart(const std::string& mountpoint, const std::string& store) {
-  // The daemon opens files of the store by name; through its own mount it would wait for itself.
+  // The daemon opens files of the store by path. A path through its own mount would deadlock.
   if (!Holds(mountpoint, store) && !Holds(store, mountpoint)) return {};
   return Error{ErrorCode::kInvalid, fmt::format("the mountpoint {} and the store {} must not lie in one another; mount "
                                                 "elsewhere",

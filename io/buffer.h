@@ -17,8 +17,8 @@ namespace weightfs {
 
 class BufferPool;
 
-// A counted reference to one buffer of a pool; the last reference gives the buffer back. Copying is thread-safe,
-// the bytes are the holders' to agree on. An empty Buffer holds nothing.
+// A counted reference to one buffer of a pool; the last reference returns the buffer. Copying a Buffer is thread-safe;
+// access to its bytes is not synchronized. An empty Buffer references nothing.
 class Buffer {
  public:
   Buffer() = default;
@@ -64,9 +64,9 @@ class BufferPool {
   // Empty when none is free.
   Buffer TryAllocate() EXCLUDES(mutex_);
 
-  // Appends buffers until `buffers` holds `count`, at most capacity(). Fill waits until all that lack are free and then
-  // takes them together: callers that hold no other buffer of the pool cannot wait for one another. TryFill takes what
-  // is free; false when that is too few.
+  // Append buffers until `buffers` holds `count`, at most capacity(). Fill waits until all missing buffers are free and
+  // takes them at once, so callers that hold no other buffer of the pool cannot deadlock. TryFill takes the free ones
+  // and returns false if they are too few.
   void Fill(size_t count, std::vector<Buffer>* buffers) EXCLUDES(mutex_);
   bool TryFill(size_t count, std::vector<Buffer>* buffers) EXCLUDES(mutex_);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The directory of a RocksDB database, looked at before RocksDB opens it: RocksDB creates, renames and deletes files
-// before it refuses a directory, and it follows symbolic links. Private to meta/.
+// Checks of a RocksDB database's directory before RocksDB opens it: RocksDB creates, renames and deletes files before
+// it rejects a directory, and it follows symbolic links. Private to meta/.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ namespace weightfs {
 // kNoSpace, kIo.
 Result<GuardedDirectory> PrepareCatalogDirectory(const std::string& directory, bool create, bool read_only);
 
-// Takes every permission of other users from the directory and its files: they show names and attributes. A failure is
-// logged.
+// Removes all permissions of other users from the directory and its files, which contain names and attributes. Logs a
+// failure.
 void TakePermissionsOfOthers(const GuardedDirectory& directory);
 
 }  // namespace weightfs

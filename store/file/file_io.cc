@@ -61,9 +61,9 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
   return {};
 }
 
-// Dirty files hold the memory: writes back those that have been dirty longest, until enough is free or all are on their
-// way. One more file may turn dirty between the last look and the wait; its commit ends the wait then. A writer waits
-// with nothing in its hands, and takes small buffers before stripes: writers never wait for one another.
+// Dirty files hold the memory. FetchMemory writes back the files that have been dirty longest, until enough buffers are
+// free or every dirty file is under writeback. If another file turns dirty before the wait begins, its commit ends the
+// wait. A waiting writer holds no buffers and takes small ones before stripes, so writers cannot deadlock.
 void FileIo::FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies) {
   const size_t small = supplies->small.size() + needs.small, stripes = supplies->stripes.size() + needs.stripes;
   do {

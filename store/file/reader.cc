@@ -238,8 +238,7 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
   BlockReads::Submit(loads);
   supplies->checksums.Load(catalog_, inode->id, plan.segments);
   if (TakeMemory(plan.device_bytes, supplies)) return;
-  // A reader waits with nothing in its hands, and takes large buffers before small ones: readers never wait for one
-  // another.
+  // A waiting reader holds no buffers and takes large ones before small ones, so readers cannot deadlock.
   supplies->buffers.clear();
   const uint64_t large = pools_.large.buffer_size().value, small = pools_.small.buffer_size().value;
   const uint64_t count = (plan.device_bytes + large - small - 1) / large;

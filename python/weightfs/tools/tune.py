@@ -2,7 +2,8 @@
 """weightfs-tune: finds the fastest options of a handle for a disk, as DeepSpeed's ds_nvme_tune does.
 
 It prints the best throughput, and JSON that configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). With
---json the throughput goes to standard error. After Ctrl-C or SIGTERM it prints the best so far and exits with 130 or 143."""
+--json the throughput goes to standard error. After Ctrl-C or SIGTERM it prints the best so far and exits with 130 or
+143."""
 
 import argparse
 import dataclasses

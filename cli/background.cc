@@ -39,8 +39,9 @@ std::string ReadAll(int descriptor) {
   } else {
     int status = 0;
     waitpid(child, &status, 0);
-    Print(stderr, fmt::format("weightfs: the mount's process ended before it served ({}); run it with -f to see more\n",
-                              WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a word"));
+    Print(stderr,
+          fmt::format("weightfs: the mount process ended before it was ready ({}); run it with -f for more messages\n",
+                      WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a message"));
   }
   std::fflush(stderr);
   std::_Exit(kFailure);
@@ -76,11 +77,11 @@ bool StartReport::Failed(const std::string& line) {
 
 Result<UniqueFd> GoToBackground() {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return SystemError("pipe", "cannot be made");
+  if (pipe2(ends, O_CLOEXEC) != 0) return SystemError("pipe", "cannot be created");
   UniqueFd result(ends[0]);
   UniqueFd report(ends[1]);
   const pid_t child = fork();
-  if (child < 0) return SystemError("fork", "no process for the mount");
+  if (child < 0) return SystemError("fork", "cannot start the mount process");
   if (child > 0) {
     report.Close();
     WaitForChild(result.get(), child);

@@ -125,8 +125,8 @@ void PrintNoise(const Json& outcome) {
                             noise["load_average"].get<double>(), steal * 100));
   if (widest > kNoisy) {
     Print(stdout, Paint(Tone::kWarning,
-                        "the run was noisy: read these figures with their ranges, or repeat it on a "
-                        "quieter machine") +
+                        "the run was noisy: note the ranges of these figures, or repeat it on an "
+                        "idle machine") +
                       "\n");
   }
 }
@@ -145,7 +145,7 @@ void PrintOutcome(const Json& outcome) {
     const Json check = {{"value", peak / kMiB}, {"at_most", limit / kMiB}, {"state", peak <= limit ? "ok" : "short"}};
     Print(stdout, fmt::format("the daemon's memory, MiB: at most {}\n", CheckText(check)));
   }
-  Print(stdout, fmt::format("the daemon's processor time while idle: {:.1f} ms a second\n",
+  Print(stdout, fmt::format("the daemon's processor time while idle: {:.1f} ms per second\n",
                             daemon["idle_cpu"].get<double>() * 1000));
   PrintNoise(outcome);
 }
@@ -210,27 +210,27 @@ int Run(BenchArguments& arguments) {
 
 void AddBench(CLI::App& app, int* exit_code) {
   constexpr unsigned kMany = 1'000'000'000;
-  auto* command = app.add_subcommand("bench", "Measure a mount beside the raw disk and the host's filesystem");
+  auto* command = app.add_subcommand("bench", "Compare a mount with the raw disk and the host's filesystem");
   // A process of a run, not listed by --help.
   app.add_subcommand("bench-worker")->group("")->callback([exit_code] { *exit_code = bench::RunWorker(); });
   auto arguments = std::make_shared<BenchArguments>();
   auto& suite = arguments->suite;
   command
       ->add_option("DIR", suite.directory,
-                   "A directory in a mount: that mount is measured. In any other directory a store is made, measured "
-                   "and removed")
+                   "A directory in a mount: measures that mount. Any other directory: creates a store there, "
+                   "measures it and removes it")
       ->type_name("");
   command
       ->add_option("--size", arguments->size,
-                   "Size of the large file: a multiple of 2M, at least 32M. Default: by the free space and memory")
+                   "Size of the large file: a multiple of 2M, at least 32M. Default: depends on free space and memory")
       ->type_name("SIZE")
       ->check(CheckSize);
   command
       ->add_option("--rounds", arguments->rounds,
-                   "Rounds that count, after one to warm up: at least 5, or 1 with --quick. Default: the fewest")
+                   "Counted rounds, after one warm-up round: at least 5, or 1 with --quick. Default: the minimum")
       ->type_name("N")
       ->check(CheckNumber(0, kMany));
-  command->add_flag("--quick", suite.quick, "Little data and one round: for a look, not for figures");
+  command->add_flag("--quick", suite.quick, "Little data and one round: for a quick check, not for results");
   command->add_option("--only", suite.only, "Only these rows or groups: names or shell patterns, separated by commas")
       ->type_name("ROW,...")
       ->delimiter(',')
@@ -240,13 +240,13 @@ void AddBench(CLI::App& app, int* exit_code) {
       ->type_name("FILE")
       ->expected(0, 1)
       ->default_str("-");
-  command->add_option("--report", arguments->report, "Write a page with plots to FILE.html; it needs no other file")
+  command->add_option("--report", arguments->report, "Write a self-contained page with plots to FILE.html")
       ->type_name("FILE.html");
   command->add_flag("--scaling", suite.scaling,
-                    "Also measure how cost grows: streams, a large file, an aging store, many files. Takes long");
+                    "Also measure scaling: streams, a large file, an aging store, many files. Takes a long time");
   command
       ->add_option("--large-size", arguments->large_size,
-                   "Size of the large file of --scaling, at least --size; without it that curve is left out")
+                   "Size of the large file of --scaling, at least --size; without it, that curve is omitted")
       ->type_name("SIZE")
       ->check(CheckSize);
   command
@@ -254,7 +254,7 @@ void AddBench(CLI::App& app, int* exit_code) {
                    "Number of files of --scaling, at least 1000. Default: 1000000, or 4000 with --quick")
       ->type_name("N")
       ->check(CheckNumber(0, kMany));
-  command->add_option("-o", suite.mount_options, "Mount options of the store that is made")->type_name("OPTIONS");
+  command->add_option("-o", suite.mount_options, "Mount options of the store that bench creates")->type_name("OPTIONS");
   command->add_option("--host", suite.host, "Directory for the host's files. Default: next to the store")
       ->type_name("DIR");
   command
@@ -262,8 +262,9 @@ void AddBench(CLI::App& app, int* exit_code) {
                    "Python of the torch, safetensors and numpy rows. Default: that of $VIRTUAL_ENV, or python3")
       ->type_name("PATH");
   command
-      ->add_option("--seed", suite.seed,
-                   "Seed of the order and of the random offsets, at least 1. Default: a new one, which the run prints")
+      ->add_option(
+          "--seed", suite.seed,
+          "Seed of the order and of the random offsets, at least 1. Default: a random one, which the run prints")
       ->type_name("N")
       ->check(CheckNumber(1, std::numeric_limits<uint64_t>::max()));
   command->add_flag("--drop-caches", suite.drop_caches,
@@ -271,7 +272,7 @@ void AddBench(CLI::App& app, int* exit_code) {
                     "benchmark's files");
   command->footer(
       "The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's\n"
-      "filesystem. A ratio that misses its target is shown, and is no failure.\n\n"
+      "filesystem. A ratio that misses its target is reported; the command still succeeds.\n\n"
       "Examples:\n"
       "  weightfs bench /mnt/tensors --json bench.json --report bench.html\n"
       "  weightfs bench /var/tmp --only 'read*,write-1m'\n"

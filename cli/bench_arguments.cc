@@ -33,11 +33,11 @@ Result<void> CheckDirectories(const BenchArguments& arguments) {
     if (IsDirectory(arguments.json)) {
       return Refuse(fmt::format("DIR is missing: --json took '{0}' as its FILE; write '{0} --json'", arguments.json));
     }
-    return Refuse("DIR is missing: give a directory in a mount, or any other; e.g. 'weightfs bench /var/tmp'");
+    return Refuse("DIR is missing: give a mount or any directory; e.g. 'weightfs bench /var/tmp'");
   }
   for (const auto& [name, directory] : {std::pair{"", &suite.directory}, {"--host ", &suite.host}}) {
     if (directory->empty() || IsDirectory(*directory)) continue;
-    return Refuse(fmt::format("{}{}: no such directory; make it first", name, *directory));
+    return Refuse(fmt::format("{}{}: no such directory; create it first", name, *directory));
   }
   return {};
 }
@@ -89,9 +89,9 @@ Result<void> CheckScalingOptions(const BenchArguments& arguments) {
   for (const auto& [name, given] :
        {std::pair{"--large-size", !arguments.large_size.empty()}, {"--files", arguments.files.has_value()}}) {
     if (!given) continue;
-    if (!arguments.suite.scaling) return Refuse(fmt::format("{} needs --scaling as well", name));
+    if (!arguments.suite.scaling) return Refuse(fmt::format("{} also needs --scaling", name));
     if (!arguments.suite.store.empty()) {
-      return Refuse(fmt::format("{} needs a store of its own, and {} lies in a mount; give another directory", name,
+      return Refuse(fmt::format("{} needs its own store, but {} is in a mount; give another directory", name,
                                 arguments.suite.directory));
     }
   }
@@ -113,10 +113,10 @@ Result<void> CheckSelection(const bench::SuiteOptions& suite) {
     const bool names_curves = !bench::SelectedCurves(alone).empty();
     const std::string problem =
         !names_curves    ? "no such row or group; 'weightfs bench --list' shows them"
-        : !suite.scaling ? "needs --scaling as well"
+        : !suite.scaling ? "also needs --scaling"
         : suite.store.empty()
-            ? "needs --large-size as well"
-            : fmt::format("needs a store of its own, and {} lies in a mount; give another directory", suite.directory);
+            ? "also needs --large-size"
+            : fmt::format("needs its own store, but {} is in a mount; give another directory", suite.directory);
     return Refuse(fmt::format("--only {}: {}", pattern, problem));
   }
   return {};
@@ -126,7 +126,7 @@ Result<void> CheckMountOptions(const bench::SuiteOptions& suite) {
   if (suite.mount_options.empty()) return {};
   if (!suite.store.empty()) {
     return Refuse(
-        fmt::format("-o is for a mount that the benchmark makes; {} lies in one that is there", suite.directory));
+        fmt::format("-o applies only to a store that bench creates; {} is in an existing mount", suite.directory));
   }
   MountOptions mount;
   StoreOptions store;
@@ -139,7 +139,7 @@ Result<void> CompleteBenchArguments(BenchArguments* arguments) {
   bench::SuiteOptions& suite = arguments->suite;
   if (arguments->list) {
     if (arguments->report.empty()) return {};
-    return Refuse("--report needs a run, and --list measures nothing; leave one of them out");
+    return Refuse("--report needs a run, and --list measures nothing; omit one of them");
   }
   RETURN_IF_ERROR(CheckDirectories(*arguments));
   RETURN_IF_ERROR(CompleteSizes(arguments));
@@ -152,7 +152,8 @@ Result<void> CompleteBenchArguments(BenchArguments* arguments) {
   if (!suite.store.empty()) suite.many_files = 0;
   RETURN_IF_ERROR(CheckMountOptions(suite));
   if (suite.drop_caches && access("/proc/sys/vm/drop_caches", W_OK) != 0) {
-    return Refuse("--drop-caches: only root may drop the machine's caches; without it those of our own files are");
+    return Refuse(
+        "--drop-caches: only root may drop the machine's caches; without it, only the benchmark's files are dropped");
   }
   char program[PATH_MAX] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) < 0) {

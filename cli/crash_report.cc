@@ -27,11 +27,11 @@ void Say(std::string_view text) {
 
 // Only what may be called in a signal's handler.
 void OnFault(int signal) {
-  Say("weightfs: critical: ended by ");
+  Say("weightfs: critical: killed by ");
   for (const Fault& fault : kFaults) {
     if (fault.signal == signal) Say(fault.name);
   }
-  Say("; please report the lines below. Nothing acknowledged is lost: mount the store again\n");
+  Say("; please report the lines below. Committed data is not lost: mount the store again\n");
   std::array<void*, kMostCalls> calls;
   backtrace_symbols_fd(calls.data(), backtrace(calls.data(), kMostCalls), STDERR_FILENO);
   raise(signal);  // its default action is in place again

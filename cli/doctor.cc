@@ -43,7 +43,7 @@ void PrintTable(const std::vector<Check>& checks) {
     titled = true;
     Print(stdout, fmt::format("  {}: {}\n", check.name, check.next));
   }
-  if (!titled) Print(stdout, "\nNothing to do: all that weightfs can use is there.\n");
+  if (!titled) Print(stdout, "\nNothing to do: every feature that weightfs can use is available.\n");
 }
 
 void PrintJson(const std::vector<Check>& checks) {
@@ -81,12 +81,13 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 void AddDoctor(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("doctor", "Check this machine: what is there, what is used, what would help");
+  auto* command =
+      app.add_subcommand("doctor", "Check this machine: available features, features in use, recommended changes");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Look at the devices of this store as well")->type_name("");
+  command->add_option("STORE", arguments->store, "Also check the devices of this store")->type_name("");
   command->add_flag("--json", arguments->json, "Print JSON");
   command->footer(
-      "Exits with 1 when something is missing without which no store can be mounted.\n\n"
+      "Exits with 1 if a feature is missing that every mount needs.\n\n"
       "Examples:\n"
       "  weightfs doctor\n"
       "  weightfs doctor /srv/tensors");

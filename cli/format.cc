@@ -31,7 +31,7 @@ void Report(const Arguments& arguments, const StoreDescription& description) {
   }
   ByteCount total;
   for (const auto& device : description.devices) total += device.size;
-  Print(stdout, fmt::format("Made a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store));
+  Print(stdout, fmt::format("Created a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store));
   Table table({{"device", true}, {"size", true}, {"path"}});
   for (const auto& device : description.devices) {
     table.Add({fmt::format("{}", device.index.value), FormatSize(device.size), DevicePath(arguments.store, device)});
@@ -73,9 +73,9 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 void AddFormat(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("format", "Make a store: a directory with its catalog, and a pool for the data");
+  auto* command = app.add_subcommand("format", "Create a store: a directory with its catalog, and a pool for the data");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store: it is created, or is empty")
+  command->add_option("STORE", arguments->store, "Directory of the store: a new or an empty directory")
       ->type_name("")
       ->required();
   command->add_option("--size", arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T")
@@ -89,7 +89,7 @@ void AddFormat(CLI::App& app, int* exit_code) {
       ->allow_extra_args(false);
   command->add_flag("--force", arguments->force, "Overwrite an existing store, and any other content of the devices");
   command->add_flag("--sparse", arguments->sparse,
-                    "Do not reserve the space of the pool file, and do not fill it with zeros: quick, but the first "
+                    "Do not allocate the pool file, and do not fill it with zeros: fast, but the first "
                     "writes are slower and may fail because the disk is full");
   command->add_flag("--json", arguments->json, "Print the new store's description as JSON");
   command->footer(

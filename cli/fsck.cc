@@ -63,7 +63,7 @@ void PrintJson(const Arguments& arguments, const Checked& checked) {
 void PrintText(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   if (!checked.was_clean)
-    Print(stdout, fmt::format("{}: was not unmounted cleanly; what is checked is its last commit\n", arguments.store));
+    Print(stdout, fmt::format("{}: was not unmounted cleanly; checking its last commit\n", arguments.store));
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
@@ -73,20 +73,19 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   if (report.problems > report.findings.size()) {
     Print(stdout, fmt::format("... and {} more\n", report.problems - report.findings.size()));
   }
-  Print(stdout,
-        fmt::format("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
-                    report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
-                    arguments.data ? fmt::format(", read and compared {}", FormatSize(report.verified_bytes)) : ""));
+  Print(stdout, fmt::format("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
+                            report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
+                            arguments.data ? fmt::format(", verified {}", FormatSize(report.verified_bytes)) : ""));
   if (report.clean()) {
     Print(stdout, Paint(Tone::kGood, "clean") + "\n");
   } else if (report.sound()) {
     Print(stdout, Paint(Tone::kGood, fmt::format("problems: {}, all repaired", report.problems)) + "\n");
   } else {
-    Print(stdout,
-          Paint(Tone::kWarning, fmt::format("problems: {}, repaired: {}{}", report.problems, report.repaired,
-                                            arguments.repair ? "; what is left cannot be repaired: restore those files"
-                                                             : "; run it with --repair")) +
-              "\n");
+    Print(stdout, Paint(Tone::kWarning,
+                        fmt::format("problems: {}, repaired: {}{}", report.problems, report.repaired,
+                                    arguments.repair ? "; the other problems cannot be repaired: restore those files"
+                                                     : "; run it with --repair")) +
+                      "\n");
   }
 }
 
@@ -125,16 +124,15 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 void AddFsck(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("fsck", "Check a store that is not mounted, and repair it when asked to");
+  auto* command = app.add_subcommand("fsck", "Check a store that is not mounted, and optionally repair it");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("STORE", arguments->store, "Directory of the store")->type_name("")->required();
   command->add_flag("--repair", arguments->repair, "Repair what can be repaired; without it fsck changes nothing");
-  command->add_flag("--data", arguments->data, "Read all data and compare it with its checksums");
+  command->add_flag("--data", arguments->data, "Read all data and verify its checksums");
   command->add_flag("--json", arguments->json, "Print the report as JSON");
   command->footer(
-      "Exit codes are those of fsck(8), added up: 0 clean, 1 problems repaired, 4 problems left, 8 the check could "
-      "not\n"
-      "be made (a mounted store, say), 16 wrong usage, 32 interrupted.\n\n"
+      "Exit codes are those of fsck(8), added together: 0 clean, 1 problems repaired, 4 problems remain, 8 the\n"
+      "check could not run (for example, because the store is mounted), 16 wrong usage, 32 interrupted.\n\n"
       "Examples:\n"
       "  weightfs fsck /srv/tensors\n"
       "  weightfs fsck /srv/tensors --data\n"

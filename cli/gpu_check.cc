@@ -21,8 +21,8 @@ std::vector<Check> CheckGpus() {
            direct ? fmt::format("cuFile {}: {}", facts.cufile, facts.why) : "bounce buffers: " + facts.why,
            direct ? State::kUsed : State::kWouldHelp,
            direct ? ""
-                  : "cuFile with the nvidia-fs module or PCI P2PDMA spares the host's memory; that of a Python package "
-                    "is found by WEIGHTFS_CUFILE_LIBRARY"}};
+                  : "cuFile with the nvidia-fs module or PCI P2PDMA avoids host memory; WEIGHTFS_CUFILE_LIBRARY names "
+                    "the library of a Python package"}};
 }
 
 }  // namespace weightfs::cli

@@ -64,7 +64,7 @@ void AddSpace(Json* json, const Space& space) {
 }
 
 std::string SpaceLine(const Space& space) {
-  return fmt::format("{} in all, {} used, {} available", Bytes(space.total), Bytes(space.total - space.free),
+  return fmt::format("{} total, {} used, {} available", Bytes(space.total), Bytes(space.total - space.free),
                      Bytes(space.available));
 }
 
@@ -131,7 +131,7 @@ std::string MountedOn(const std::optional<MountEntry>& mount, const StoreHolder&
   switch (holder.state) {
     case StoreHolder::State::kServing:
       return fmt::format("not here; still served by {}: {}", process, DescribeKeepers(keepers));
-    case StoreHolder::State::kClosing: return fmt::format("no; it is just being closed by {}", process);
+    case StoreHolder::State::kClosing: return fmt::format("no; {} is closing it", process);
     case StoreHolder::State::kWorking: return fmt::format("no; in use by {}", process);
   }
   return {};
@@ -149,7 +149,7 @@ int ShowStore(const Arguments& arguments) {
   auto mount = FindMountOfStore(arguments.path, holder);
   std::string dead;
   if (mount.has_value() && IsDead(*mount)) {
-    dead = fmt::format("\n         what is left on {} is dead: weightfs umount {}", mount->directory,
+    dead = fmt::format("\n         the mount on {} is stale: weightfs umount {}", mount->directory,
                        ShellQuote(mount->directory));
     mount.reset();
   }
@@ -373,14 +373,14 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 void AddInfo(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("info", "Show what a store, a mount or a file is made of");
+  auto* command = app.add_subcommand("info", "Show the properties of a store, a mount or a file");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("PATH", arguments->path, "A store's directory, a mounted directory, or a file in one")
       ->type_name("")
       ->required();
   command->add_flag("--json", arguments->json, "Print JSON: bytes, never rounded");
   command->footer(
-      "For a file it shows where its bytes lie: the place in the file, the device, the place there and its "
+      "For a file, info lists its extents: the offset in the file, the device, the offset there and its "
       "alignment.\n\n"
       "Examples:\n"
       "  weightfs info /srv/tensors\n"

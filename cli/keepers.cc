@@ -67,17 +67,16 @@ std::string DescribeKeepers(const Keepers& keepers) {
   }
   if (!keepers.users.empty()) return fmt::format("its files are in use by {}", list);
   return keepers.complete ? "it has not ended yet"
-                          : "it has not ended yet; processes of other users may keep it (root sees them)";
+                          : "it has not ended yet; processes of other users may use it (only root can list them)";
 }
 
 std::string KeepersAdvice(const Keepers& keepers, pid_t daemon) {
   if (!keepers.here.empty()) {
     return fmt::format("unmount that too: weightfs umount {}", ShellQuote(keepers.here.front().directory));
   }
-  const std::string end = daemon > 0
-                              ? fmt::format("'kill {}' ends the mount for all, and keeps what was written", daemon)
-                              : "SIGTERM to the daemon ends the mount for all";
-  return keepers.empty() ? end : fmt::format("end what uses it there, or: {}", end);
+  const std::string end = daemon > 0 ? fmt::format("'kill {}' ends the mount for all, and written data is kept", daemon)
+                                     : "SIGTERM to the daemon ends the mount for all";
+  return keepers.empty() ? end : fmt::format("end the programs that use it there, or: {}", end);
 }
 
 std::string KeepersTable(const Keepers& keepers) {
@@ -89,11 +88,11 @@ std::string KeepersTable(const Keepers& keepers) {
     table.Add({fmt::format("{}", rows[index].process), rows[index].command, rows[index].where});
   }
   return table.ToString() + (rows.size() > kShown ? fmt::format("... and {} more\n", rows.size() - kShown) : "") +
-         (keepers.complete ? "" : "Processes of other users may hold it too: root sees them.\n");
+         (keepers.complete ? "" : "Processes of other users may also hold it; only root can list them.\n");
 }
 
 Error StillServed(const std::string& store, const StoreHolder& holder, const Keepers& keepers) {
-  return {ErrorCode::kBusy, fmt::format("{}: still served by {} though it is not mounted here: {}; {}", store,
+  return {ErrorCode::kBusy, fmt::format("{}: still served by {} although it is not mounted here: {}; {}", store,
                                         DescribeProcess(holder.process), DescribeKeepers(keepers),
                                         KeepersAdvice(keepers, holder.process))};
 }

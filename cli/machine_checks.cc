@@ -63,7 +63,7 @@ Check CheckKernel() {
   const bool known = std::sscanf(name.release, "%u.%u", &major, &minor) == 2;
   const bool modern = known && (major > 6 || (major == 6 && minor >= 6));
   return {"kernel", name.release, modern ? State::kUsed : State::kWouldHelp,
-          modern ? "" : "Linux 6.6 or newer serves mappings and direct I/O together"};
+          modern ? "" : "Linux 6.6 or newer supports mappings together with direct I/O"};
 }
 
 Check CheckDevFuse() {
@@ -80,31 +80,31 @@ Check CheckFusermount() {
   struct stat status = {};
   if (path.empty()) {
     return {"fusermount3", "not found", geteuid() == 0 ? State::kNotUsed : State::kMissing,
-            "install the package fuse3 to mount as other users than root"};
+            "install the package fuse3 to mount as a user other than root"};
   }
   const bool setuid = stat(path.c_str(), &status) == 0 && (status.st_mode & S_ISUID) != 0;
   return {"fusermount3", path + (setuid ? "" : ", not setuid root"),
           geteuid() == 0 ? State::kNotUsed
           : setuid       ? State::kUsed
                          : State::kMissing,
-          setuid ? "" : "chmod u+s " + path + ", to mount as other users than root"};
+          setuid ? "" : "chmod u+s " + path + ", to mount as a user other than root"};
 }
 
 Check CheckAllowOther() {
   if (UsersMayAllowOthers()) return {"user_allow_other", "set in /etc/fuse.conf", State::kUsed, ""};
   return {"user_allow_other", "not set in /etc/fuse.conf", geteuid() == 0 ? State::kNotUsed : State::kWouldHelp,
-          "add the line to let mounts of users other than root take -o allow_other"};
+          "add the line so that users other than root can mount with -o allow_other"};
 }
 
 Check CheckMaxPages() {
   const auto limit = Number("/proc/sys/fs/fuse/max_pages_limit");
   if (!limit.has_value()) {
-    return {"fs.fuse.max_pages_limit", "not there: requests of 1 MiB", State::kWouldHelp,
+    return {"fs.fuse.max_pages_limit", "not available: requests of 1 MiB", State::kWouldHelp,
             "Linux 6.13 or newer allows requests of 4 MiB"};
   }
   if (*limit >= 1024) return {"fs.fuse.max_pages_limit", fmt::format("{}", *limit), State::kUsed, ""};
   return {"fs.fuse.max_pages_limit", fmt::format("{}", *limit), State::kWouldHelp,
-          "sysctl fs.fuse.max_pages_limit=1024, before the mount: requests of 4 MiB where storage passes 6 GB/s"};
+          "sysctl fs.fuse.max_pages_limit=1024, before the mount: requests of 4 MiB, for storage above 6 GB/s"};
 }
 
 Check CheckAio() {
@@ -122,7 +122,7 @@ Check CheckSealedMemory() {
   const UniqueFd file(memfd_create("weightfs-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool there = file.get() >= 0;
   return {"sealed memory", there ? "memfd_create" : std::strerror(errno), there ? State::kUsed : State::kWouldHelp,
-          there ? "" : "allow memfd_create here: programs reach the devices directly with it (mount -o direct=)"};
+          there ? "" : "allow memfd_create: direct access to the devices needs it (mount -o direct=)"};
 }
 
 Check CheckHugePages() {
@@ -196,7 +196,7 @@ std::vector<Check> CheckMachine() {
 std::vector<Check> CheckFuseFeatures() {
   const auto lines = ProbeKernelFeatures({});
   if (!lines.has_value()) {
-    return {{"FUSE", Line(lines.error()), State::kMissing, "without a mount nothing more can be said"}};
+    return {{"FUSE", Line(lines.error()), State::kMissing, "the other FUSE checks need a mount"}};
   }
   std::vector<Check> checks;
   for (const std::string& line : *lines) {
@@ -230,13 +230,12 @@ std::vector<Check> CheckDevice(const std::string& name, const std::string& path)
 #ifdef STATX_DIOALIGN
   if ((status.stx_mask & STATX_DIOALIGN) != 0) {
     const bool direct = status.stx_dio_offset_align != 0 && status.stx_dio_offset_align <= kBlockSize;
-    checks.push_back(
-        {name + " direct I/O",
-         direct ? fmt::format("aligned to {} on the device, {} in memory", status.stx_dio_offset_align,
-                              status.stx_dio_mem_align)
-                : "not possible",
-         direct ? State::kUsed : State::kWouldHelp,
-         direct ? "" : "a store on ext4, XFS or a raw device; here every byte passes through the page cache"});
+    checks.push_back({name + " direct I/O",
+                      direct ? fmt::format("aligned to {} on the device, {} in memory", status.stx_dio_offset_align,
+                                           status.stx_dio_mem_align)
+                             : "not possible",
+                      direct ? State::kUsed : State::kWouldHelp,
+                      direct ? "" : "use ext4, XFS or a raw device; here all data passes through the page cache"});
   }
 #endif
   const bool block = S_ISBLK(status.stx_mode);
@@ -247,12 +246,13 @@ std::vector<Check> CheckDevice(const std::string& name, const std::string& path)
   if (access(base.c_str(), F_OK) != 0) base = queue + "../queue/";
   const auto logical = Number(base + "logical_block_size");
   if (!logical.has_value()) return checks;
-  checks.push_back({name + " disk",
-                    fmt::format("blocks of {}, requests up to {} KiB, {} deep, scheduler {}", *logical,
-                                Number(base + "max_sectors_kb").value_or(0), Number(base + "nr_requests").value_or(0),
-                                FirstLine(base + "scheduler")),
-                    *logical <= kBlockSize ? State::kUsed : State::kMissing,
-                    *logical <= kBlockSize ? "" : "weightfs writes blocks of 4096 bytes; format the disk so"});
+  checks.push_back(
+      {name + " disk",
+       fmt::format("blocks of {}, requests up to {} KiB, {} deep, scheduler {}", *logical,
+                   Number(base + "max_sectors_kb").value_or(0), Number(base + "nr_requests").value_or(0),
+                   FirstLine(base + "scheduler")),
+       *logical <= kBlockSize ? State::kUsed : State::kMissing,
+       *logical <= kBlockSize ? "" : "weightfs writes blocks of 4096 bytes; format the disk with that size"});
   return checks;
 }
 

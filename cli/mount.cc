@@ -52,7 +52,7 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
   char resolved[PATH_MAX];
   if (realpath(path.c_str(), resolved) == nullptr) {
     if (errno == ENOTCONN) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: a mount whose process has ended lies there; unmount it "
+      return Error{ErrorCode::kBusy, fmt::format("{}: holds a mount whose process has ended; unmount it "
                                                  "first: weightfs umount {}",
                                                  path, ShellQuote(path))};
     }
@@ -85,7 +85,7 @@ Result<void> RemoveDeadMounts(const Plan& plan) {
        mount = FindMount(plan.mount.mountpoint)) {
     spdlog::warn("{}: removing a stale mount whose daemon was killed", mount->directory);
     if (const int error = UnmountDirectory(mount->directory, UnmountMode::kLazy); error != 0) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: the mount of a killed server cannot be taken away: {}; as root "
+      return Error{ErrorCode::kBusy, fmt::format("{}: the mount of a killed daemon cannot be removed: {}; as root "
                                                  "run: umount -l {}",
                                                  mount->directory, std::strerror(error), ShellQuote(mount->directory))};
     }
@@ -204,8 +204,8 @@ int Run(const Arguments& arguments) {
   if (AsksForRemount(arguments)) return RunRemount(arguments);
   if (!arguments.space.empty() && access("/proc/self/", F_OK) != 0) {
     return Fail(
-        {ErrorCode::kNotSupported, fmt::format("{}: /proc there belongs to another PID namespace, where a daemon "
-                                               "of here cannot run; mount from within that container",
+        {ErrorCode::kNotSupported, fmt::format("{}: its /proc belongs to another PID namespace, where this daemon "
+                                               "cannot run; mount from inside that container",
                                                arguments.space)});
   }
   auto plan = MakePlan(arguments);
@@ -227,7 +227,7 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 void AddMount(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("mount", "Serve a store at a directory; returns when the mount answers");
+  auto* command = app.add_subcommand("mount", "Serve a store at a directory; returns when the mount is ready");
   auto arguments = std::make_shared<Arguments>();
   command->add_option("STORE", arguments->store, "Directory of the store")->type_name("")->required();
   command->add_option("DIR", arguments->directory, "Directory to mount on")->type_name("")->required();

@@ -78,11 +78,10 @@ std::optional<MountEntry> FindMountAbove(const std::string& path) {
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock) {
   const auto mount = FindMountAbove(path);
   if (!mount.has_value() || HoldsStore(path)) return {};
-  return Error{
-      ErrorCode::kInvalid,
-      fmt::format("{}: this {} the mount of the store {}; name the store{}", path,
-                  ResolvePath(path) == mount->directory ? "is" : "lies in", mount->source,
-                  will_lock ? ", and unmount it before: weightfs umount " + ShellQuote(mount->directory) : "")};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: this {} the mount of the store {}; name the store{}", path,
+                           ResolvePath(path) == mount->directory ? "is" : "is in", mount->source,
+                           will_lock ? ", and unmount it first: weightfs umount " + ShellQuote(mount->directory) : "")};
 }
 
 std::string ResolvePath(const std::string& path) {

@@ -12,9 +12,9 @@ namespace {
 
 constexpr const char* kFooter =
     "Start here:\n"
-    "  weightfs format /srv/tensors --size 8G     make a store\n"
+    "  weightfs format /srv/tensors --size 8G     create a store\n"
     "  weightfs mount /srv/tensors /mnt/tensors   use it like any directory\n"
-    "  weightfs info /mnt/tensors/model.pt        show where a file lies on the device\n"
+    "  weightfs info /mnt/tensors/model.pt        show where a file is on the device\n"
     "  weightfs umount /mnt/tensors               write everything to the device and unmount\n\n"
     "'weightfs COMMAND --help' explains a command; 'weightfs doctor' checks this machine.";
 

@@ -28,9 +28,10 @@ Error Busy(const MountEntry& mount) {
   for (const MountUser& user : FindMountUsers(mount.device).users) {
     users += fmt::format("{}{} {}: {}", users.empty() ? "" : ", ", user.process, user.command, user.reason);
   }
-  return {ErrorCode::kBusy, fmt::format("{}: cannot become read-only while files are open for writing ({}); end these "
-                                        "programs and try again",
-                                        mount.directory, users.empty() ? "by nobody that is seen here" : users)};
+  return {ErrorCode::kBusy,
+          fmt::format("{}: cannot become read-only while files are open for writing ({}); end these "
+                      "programs and try again",
+                      mount.directory, users.empty() ? "by processes that are not visible here" : users)};
 }
 
 // The daemon's part: kReadOnly where a store that was opened read-only is to be written.
@@ -41,7 +42,7 @@ Result<void> TellDaemon(const MountEntry& mount, int directory, bool read_only) 
   const std::string where = ShellQuote(mount.directory);
   if (error == EROFS && !read_only) {
     return Error{ErrorCode::kReadOnly,
-                 fmt::format("{}: was mounted read-only, and so its store was opened; for writing run: weightfs "
+                 fmt::format("{}: its store was opened read-only; to open it for writing, run: weightfs "
                              "umount {} && weightfs mount {} {}",
                              mount.directory, where, ShellQuote(mount.source), where)};
   }
@@ -88,8 +89,7 @@ Result<void> Remount(const std::string& store, const std::string& directory, con
   if (!wanted.own_options.empty() && !from_table) {
     std::string names;
     for (const std::string& name : wanted.own_options) names += (names.empty() ? "" : ", ") + name;
-    spdlog::warn("{}: a remount changes ro, rw and the kernel's options alone; these stay as they were: {}",
-                 mount.directory, names);
+    spdlog::warn("{}: a remount changes only ro, rw and the kernel's options; unchanged: {}", mount.directory, names);
   }
   return RemountReadOnly(mount, wanted.read_only, wanted.kernel_options);
 }

@@ -49,8 +49,8 @@ Result<void> ServerWatch::EndMount(milliseconds timeout, const std::function<boo
   const bool serving = holder_.held && holder_.state == StoreHolder::State::kServing;
   if (serving && holder_.process == 0) {
     return Error{ErrorCode::kPermission,
-                 "its daemon runs in another PID namespace, where this command cannot ask it to "
-                 "end; unmount it there, or free the directory here with -l"};
+                 "its daemon runs in another PID namespace, where this command cannot signal "
+                 "it; unmount it there, or free the directory here with -l"};
   }
   const auto start = Clock::now();
   bool answers = holder_.IsEnding();
@@ -69,7 +69,7 @@ Result<void> ServerWatch::EndMount(milliseconds timeout, const std::function<boo
   }
   if (!answers) {
     Print(stderr,
-          fmt::format("weightfs: {}: its daemon does not answer; changes made through shared mappings may be lost\n",
+          fmt::format("weightfs: {}: its daemon does not respond; changes made through shared mappings may be lost\n",
                       store_));
   }
   return {};
@@ -95,15 +95,15 @@ Result<ServerWatch::End> ServerWatch::Verdict() const {
   }
   if (left.noted == 0) return End{.closed = true};
   return Error{ErrorCode::kIo,
-               "unmounted, but its process ended without closing the store; what was not synced may be "
-               "lost, the next mount recovers the rest"};
+               "unmounted, but its process ended without closing the store; unsynced data may be lost; "
+               "the next mount recovers the rest"};
 }
 
 void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::optional<Keepers>& keepers) {
   const bool kept = keepers.has_value() && !keepers->empty();
   if (HasTerminal() ? waited < kPoll : waited < kLong) return;
   const std::string line =
-      kept ? fmt::format("waiting {:g} s at most: {}", static_cast<double>(timeout.count()) / 1000,
+      kept ? fmt::format("waiting at most {:g} s: {}", static_cast<double>(timeout.count()) / 1000,
                          DescribeKeepers(*keepers))
            : fmt::format("waiting until {} has written everything", DescribeProcess(holder_.process));
   if (line == reported_) return;
@@ -114,8 +114,8 @@ void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::o
 Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept, bool forced) {
   if (lock_.get() < 0) {
     return Error{ErrorCode::kAccess,
-                 "unmounted, but the store cannot be looked at (is it gone, or not yours?): "
-                 "whether all is on the device is not known; run 'weightfs fsck'"};
+                 "unmounted, but the store is not accessible (deleted, or owned by another user?): "
+                 "it is unknown whether all data is on the device; run 'weightfs fsck'"};
   }
   const auto start = Clock::now();
   auto next_look = start + 5 * kPoll;  // a daemon that nobody keeps has noticed by then

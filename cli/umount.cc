@@ -42,10 +42,10 @@ int ReportBusy(const MountEntry& mount) {
   const Keepers found = UsersOf(mount.device);
   const auto& users = found.users;
   if (users.empty()) {
-    return Fail(
-        {ErrorCode::kBusy, fmt::format("{}: cannot be unmounted: it is in use, or not yours; {}", mount.directory,
-                                       geteuid() == 0 ? "another mount may lie below it (findmnt -R)"
-                                                      : "run it as root to see who uses it")});
+    return Fail({ErrorCode::kBusy,
+                 fmt::format("{}: cannot be unmounted: it is in use, or belongs to another user; {}", mount.directory,
+                             geteuid() == 0 ? "another mount may be below it (findmnt -R)"
+                                            : "run it as root to list its users")});
   }
   Fail({ErrorCode::kBusy,
         fmt::format("{}: in use by {} process{}; end {} and unmount again (-l frees the directory at "
@@ -108,7 +108,7 @@ int Run(const Arguments& arguments) {
   if (was_gone) {
     const bool is_served = server.holder().held && !server.holder().IsEnding();
     Print(stderr,
-          fmt::format("weightfs: {}: its process had ended before; {}\n", mount->source,
+          fmt::format("weightfs: {}: its process had already ended; {}\n", mount->source,
                       is_served ? fmt::format("now the store is in use by {}", DescribeProcess(server.holder().process))
                                 : "the next mount recovers the store"));
     return kSuccess;
@@ -126,31 +126,31 @@ int Run(const Arguments& arguments) {
 void AddUmount(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("umount", "Unmount; returns when everything is on the device");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("DIR", arguments->directory, "Where the store, or a bind mount of it, is mounted")
+  command->add_option("DIR", arguments->directory, "Mount point of the store, or of a bind mount of it")
       ->type_name("")
       ->required();
   command->add_flag("-l,--lazy", arguments->lazy,
-                    "Free the directory at once; programs that use the mount keep what they have open, and the daemon "
+                    "Free the directory at once; programs that use the mount keep their open files, and the daemon "
                     "ends after the last of them");
   command->add_flag("-f,--force", arguments->force,
-                    "End the mount though programs use it, or its daemon hangs: they get errors; what they wrote "
-                    "before is kept");
-  command->add_flag("-r,--read-only", arguments->read_only, "Where it is in use, make it read-only instead");
+                    "End the mount even if programs use it or its daemon hangs: they get errors; data that they "
+                    "wrote before is kept");
+  command->add_flag("-r,--read-only", arguments->read_only, "If the mount is in use, make it read-only instead");
   command
       ->add_option("--timeout", arguments->timeout,
                    fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount; with -f, "
-                               "for a daemon that does not react ({:.0f})",
+                               "for a daemon that does not respond ({:.0f})",
                                kDefaultTimeout))
       ->type_name("SECONDS")
       ->check(CheckSeconds(kLongestTimeout));
   command->add_option("-N,--namespace", arguments->space, "Unmount in the mount namespace of this process, or file")
       ->type_name("PID");
   command->footer(
-      "While a program uses the mount it stays, and the programs are listed. There is no limit to the time that the\n"
-      "daemon may take to write its data.\n\n"
+      "If programs use the mount, umount lists them and fails. The daemon may take any amount of time to write its\n"
+      "data.\n\n"
       "Exit codes: 0 everything is on the device (with -l: the directory is free), 1 failure, 2 wrong usage,\n"
-      "3 unmounted here, but the daemon goes on: a container, another mount namespace or a bind mount keeps the\n"
-      "filesystem; they are listed.\n\n"
+      "3 unmounted here, but the daemon continues: a container, another mount namespace or a bind mount, which is\n"
+      "listed, holds the filesystem.\n\n"
       "Examples:\n"
       "  weightfs umount /mnt/tensors\n"
       "  weightfs umount /mnt/tensors --timeout 60");

@@ -31,14 +31,14 @@ Result<uint64_t> ParseNumber(std::string_view name, std::string_view value, uint
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
-    return Impossible(name, value, fmt::format("a number from {} to {} is needed", least, most));
+    return Impossible(name, value, fmt::format("must be a number from {} to {}", least, most));
   return number;
 }
 
 Result<ByteCount> ParseBytes(std::string_view name, std::string_view value, ByteCount least) {
   auto bytes = ParseSize(value);
   if (!bytes.has_value()) return Impossible(name, value, bytes.error().what);
-  if (*bytes < least) return Impossible(name, value, fmt::format("at least {} is needed", FormatSize(least)));
+  if (*bytes < least) return Impossible(name, value, fmt::format("must be at least {}", FormatSize(least)));
   return bytes;
 }
 
@@ -47,7 +47,7 @@ Result<std::chrono::milliseconds> ParseSeconds(std::string_view name, std::strin
   double seconds = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
   if (error != std::errc() || end != value.data() + value.size() || !(seconds >= 0.001) || seconds > 3600)
-    return Impossible(name, value, "seconds from 0.001 to 3600 are needed");
+    return Impossible(name, value, "must be seconds from 0.001 to 3600");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
@@ -85,7 +85,7 @@ constexpr Option kOptions[] = {
        target.store.read_only = false;
        return {};
      }},
-    {"allow_other", "", "let other users in, each with the rights of the files",
+    {"allow_other", "", "allow access by other users, with the permissions of the files",
      [](Target target, std::string_view, std::string_view) -> Result<void> {
        target.mount.allow_other = true;
        return {};
@@ -96,49 +96,49 @@ constexpr Option kOptions[] = {
        target.mount.threads = static_cast<unsigned>(threads);
        return {};
      }},
-    {"spin", "MICROSECONDS", "how long a busy receiver looks for work before it sleeps (50)",
+    {"spin", "MICROSECONDS", "busy-poll time of a receiver before it sleeps (50)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(const uint64_t spin, ParseNumber(name, value, 0, 1000));
        target.mount.spin = std::chrono::microseconds(spin);
        return {};
      }},
-    {"cache", "auto|never", "the kernel's page cache for files that are read again (auto)",
+    {"cache", "auto|never", "the kernel's page cache for files that are read repeatedly (auto)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       if (value != "auto" && value != "never") return Impossible(name, value, "auto or never is needed");
+       if (value != "auto" && value != "never") return Impossible(name, value, "must be auto or never");
        target.mount.page_cache = value == "auto";
        return {};
      }},
     {"direct", "owner|root|off",
-     "who may reach the devices past the mount: its user and root, root alone, or nobody (owner)",
+     "users with direct access to the devices: its user and root, only root, or nobody (owner)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        for (const DirectAccess direct : {DirectAccess::kOwner, DirectAccess::kRoot, DirectAccess::kOff}) {
          if (value != DirectAccessName(direct)) continue;
          target.mount.direct = direct;
          return {};
        }
-       return Impossible(name, value, "owner, root or off is needed");
+       return Impossible(name, value, "must be owner, root or off");
      }},
-    {"memory", "SIZE", "memory for read-ahead and data not yet written (384M; at least 112M)",
+    {"memory", "SIZE", "memory for read-ahead and unwritten data (384M; at least 112M)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.store.memory, ParseBytes(name, value, kLeastMemory));
        return {};
      }},
-    {"write_buffers", "SIZE", "memory that large writes arrive in (64M)",
+    {"write_buffers", "SIZE", "memory that receives large writes (64M)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.mount.write_buffers, ParseBytes(name, value, ByteCount{4 * kMiB}));
        return {};
      }},
-    {"read_ahead", "SIZE", "of the kernel for mappings (32M); 0 leaves it alone",
+    {"read_ahead", "SIZE", "the kernel's read-ahead for mappings (32M); 0 leaves it unchanged",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.mount.read_ahead, ParseBytes(name, value, ByteCount{0}));
        return {};
      }},
-    {"inodes", "N", "unused inodes kept in memory (16384)",
+    {"inodes", "N", "size of the inode cache (16384)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.store.resident_inodes, ParseNumber(name, value, 16, uint64_t{1} << 32));
        return {};
      }},
-    {"commit", "SECONDS", "the most that a crash may take back (5)",
+    {"commit", "SECONDS", "maximum data loss after a crash, in seconds (5)",
      [](Target target, std::string_view name, std::string_view value) -> Result<void> {
        ASSIGN_OR_RETURN(target.store.commit_interval, ParseSeconds(name, value));
        return {};
@@ -148,12 +148,12 @@ constexpr Option kOptions[] = {
        target.store.sync_on_close = true;
        return {};
      }},
-    {"noverify", "", "do not check checksums on reading; for measurements only",
+    {"noverify", "", "do not verify checksums on reads; for measurements only",
      [](Target target, std::string_view, std::string_view) -> Result<void> {
        target.store.verify = false;
        return {};
      }},
-    {"without", "FEATURE,...", "do as if the kernel lacked these features", SetWithout},
+    {"without", "FEATURE,...", "do not use these kernel features", SetWithout},
 };
 
 // Options passed to the kernel unchanged, besides its flags (fs/mount_flags.h). context= and similar options belong to
@@ -224,7 +224,7 @@ Result<void> ApplyOne(const std::string& option, Target target) {
     if (known.name != name) continue;
     if (has_value && known.value.empty()) return Impossible(name, value, "the option takes no value");
     if (!known.value.empty() && value.empty())
-      return Error{ErrorCode::kInvalid, fmt::format("option {}: {}={} is needed", name, name, known.value)};
+      return Error{ErrorCode::kInvalid, fmt::format("option {} needs a value: {}={}", name, name, known.value)};
     if (name != "ro" && name != "rw") target.mount.own_options.emplace_back(name);
     return known.set(target, name, value);
   }
@@ -295,7 +295,7 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
   ByteCount sum;
   std::string names;
   const auto refuse = [&](std::string_view options, ByteCount size) {
-    return Error{ErrorCode::kNoMemory, fmt::format("option {}: {} of memory needed, and {} has {}; give less", options,
+    return Error{ErrorCode::kNoMemory, fmt::format("option {}: needs {} of memory, but {} has {}; reduce it", options,
                                                    FormatSize(size), limit->source, FormatSize(limit->size))};
   };
   for (const Part& part : parts) {
@@ -317,7 +317,7 @@ std::string MountOptionsHelp() {
         option.value.empty() ? std::string(option.name) : fmt::format("{}={}", option.name, option.value);
     help += fmt::format("  {:<32} {}\n", shown, option.meaning);
   }
-  help += fmt::format("  {:<32} {}\n", "remount", "change ro, rw and the kernel's options of a mount in use");
+  help += fmt::format("  {:<32} {}\n", "remount", "change ro, rw and the kernel's options of an active mount");
   std::vector<std::string_view> kernel = MountFlagNames();
   kernel.insert(kernel.end(), std::begin(kKernelOptions), std::end(kKernelOptions));
   kernel.insert(kernel.end(), std::begin(kKernelPrefixes), std::end(kKernelPrefixes));

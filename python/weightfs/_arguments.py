@@ -28,14 +28,14 @@ DEFAULTS = (None, False, False, False)   # of a write: progress, durable, atomic
 
 def one_of(filename, fd):
     if (filename is None) == (fd is None):
-        raise TypeError("either a filename or an fd is needed")
+        raise TypeError("give either a filename or an fd")
     return filename if fd is None else fd
 
 
 def items_of(tensors):
     """TypeError for what is no dict of names and tensors, nor like one."""
     if not hasattr(tensors, "items"):
-        raise TypeError(f"a dict of names and tensors is needed, not {type(tensors).__name__}")
+        raise TypeError(f"expected a dict of names and tensors, not {type(tensors).__name__}")
     return tensors.items()
 
 
@@ -43,10 +43,10 @@ def async_and_offset(method, arguments, keywords, offset):
     names = ("async", "file_offset")
     given = dict(zip(names, arguments))
     if len(arguments) > len(names) or set(keywords) - set(names) or set(keywords) & set(given):
-        raise TypeError(f"{method}(buffer, filename, validate, async, file_offset=0) got other arguments")
+        raise TypeError(f"{method}(buffer, filename, validate, async, file_offset=0) got unexpected arguments")
     given |= keywords
     if "async" not in given:
-        raise TypeError(f"{method}() misses the argument 'async'")
+        raise TypeError(f"{method}() missing required argument: 'async'")
     return given["async"], given.get("file_offset", offset)
 
 

@@ -58,9 +58,9 @@ class Future:
     def wait(self, timeout=None):
         """Waits for the end, whatever it is; False when `timeout` seconds passed before."""
         if _native.Operation.in_callback() and not self._operation.done():
-            raise RuntimeError("a callback of an operation may not wait for one: it would wait for ever")
+            raise RuntimeError("a callback of an operation cannot wait for an operation: it would deadlock")
         if timeout is not None and math.isnan(timeout):
-            raise ValueError("timeout is nan: it is a number of seconds")
+            raise ValueError("timeout is nan: it must be a number of seconds")
         return self._operation.wait(timeout) and self._settled()
 
     def exception(self, timeout=None):

@@ -30,7 +30,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
                  intra_op_parallelism=None, *, num_threads=None, mode=None, direct="auto"):
         self._wanted = mode or os.environ.get("WEIGHTFS_GDS_MODE") or "auto"
         if self._wanted not in MODES:
-            raise ValueError(f"mode is {self._wanted!r}: it is one of {', '.join(MODES)}")
+            raise ValueError(f"mode is {self._wanted!r}: it must be one of {', '.join(MODES)}")
         self._pinned = {}   # address -> what unpins it when the tensor is gone
         super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism,
                          num_threads=num_threads, direct=direct)
@@ -64,7 +64,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
     def new_pinned_device_tensor(self, num_elem, example_tensor):
         """A 1-D tensor of the example's type on its GPU (of a CPU tensor: on the current one), pinned, not filled."""
         if not hasattr(example_tensor, "new_empty"):
-            raise TypeError(f"example_tensor is a tensor, not {type(example_tensor).__name__}")
+            raise TypeError(f"example_tensor must be a tensor, not {type(example_tensor).__name__}")
         on_cpu = getattr(getattr(example_tensor, "device", None), "type", None) == "cpu"
         tensor = example_tensor.new_empty(operator.index(num_elem), **({"device": "cuda"} if on_cpu else {}))
         self._pin(tensor)

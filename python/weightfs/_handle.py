@@ -70,7 +70,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
                  intra_op_parallelism=None, *, num_threads=None, direct="auto"):
         if intra_op_parallelism is not None and num_threads is not None:
-            raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give one")
+            raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give only one")
         threads = next((value for value in (intra_op_parallelism, num_threads) if value is not None), 1)
         self._options = (whole("block_size", block_size, 1, _MOST_BLOCK_SIZE),
                          whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), flag("single_submit", single_submit),
@@ -153,7 +153,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         from weightfs._locked import new_like
         example = example_tensor if example_tensor is not None else example_tenosr
         if example is None:
-            raise TypeError("new_cpu_locked_tensor() misses the argument example_tensor")
+            raise TypeError("new_cpu_locked_tensor() missing required argument: 'example_tensor'")
         check_process(self._process)
         return new_like(num_elem, example)
 
@@ -255,7 +255,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
             if error not in cancelled:
                 self._report(error)
         if cancelled:
-            log.warning("%d operations were cancelled: the handle was closed before wait()", len(cancelled))
+            log.warning("%d operations were canceled: the handle was closed before wait()", len(cancelled))
 
     def __del__(self):
         # What the end of the interpreter finds open has no locks that could be trusted.
@@ -263,7 +263,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
             self.close()
 
     def __reduce_ex__(self, protocol):
-        raise TypeError("a handle cannot be copied or pickled; make one in each process")
+        raise TypeError("a handle cannot be copied or pickled; create one in each process")
 
     def __copy__(self):
         return self.__reduce_ex__(2)
@@ -364,7 +364,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def _drain(self):
         """Waits; (operations that succeeded, errors of those that did not)."""
         if _native.Operation.in_callback():
-            raise OSError(errno.EDEADLK, "a callback of an operation may start others, and not wait for them")
+            raise OSError(errno.EDEADLK, "a callback of an operation may start others, but cannot wait for them")
         completed = self._native.wait()
         errors, validations = self._pending.collect()
         for memory, file, offset in validations:

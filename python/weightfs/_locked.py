@@ -22,4 +22,4 @@ def new_like(num_elem, example):
         import numpy
         memory = _native.LockedMemory(bytes_of_elements(num_elem, example.dtype.itemsize))
         return numpy.frombuffer(memory, dtype=example.dtype, count=num_elem)
-    raise TypeError(f"example_tensor is a tensor or an array, not {type(example).__name__}")
+    raise TypeError(f"example_tensor must be a tensor or an array, not {type(example).__name__}")

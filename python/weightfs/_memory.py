@@ -58,23 +58,23 @@ def describe(buffer, writable=False):
         return _of_view(view, buffer, writable)
     if hasattr(buffer, "__dlpack__"):
         return _of_dlpack(buffer, writable)
-    raise TypeError(f"a tensor, an array or a buffer is needed, not {type(buffer).__name__}")
+    raise TypeError(f"expected a tensor, an array or a buffer, not {type(buffer).__name__}")
 
 
 def _of_tensor(tensor, writable):
     for kind in ("quantized", "nested"):
         if getattr(tensor, f"is_{kind}", False):
-            raise ValueError(f"a {kind} tensor has no bytes of its own: save its parts, each as a tensor")
+            raise ValueError(f"a {kind} tensor is not stored as plain bytes: save each of its parts as a tensor")
     label = f"tensor of shape {tuple(tensor.shape)} and {tensor.dtype}"
     if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{label} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be used; "
+        raise ValueError(f"{label} is on {tensor.device}: only CPU and CUDA tensors are supported; "
                          "copy it with .cpu() first")
     if str(tensor.layout) != "torch.strided":
-        raise ValueError(f"{label} has the layout {tensor.layout}: only dense tensors have bytes of their own")
+        raise ValueError(f"{label} has the layout {tensor.layout}: only dense tensors are supported")
     if tensor.is_conj() or tensor.is_neg():
         # Its memory holds other numbers than the tensor shows.
         if writable:
-            raise ValueError(f"{label} is a lazily conjugated or negated view: nothing can be read into it")
+            raise ValueError(f"{label} is a lazily conjugated or negated view: it cannot be read into")
         tensor = tensor.resolve_conj().resolve_neg()
     nbytes = bytes_of_shape(label, tensor.shape, tensor.element_size())   # torch's own numel() may overflow
     if nbytes == 0:
@@ -98,7 +98,7 @@ def _of_device_tensor(tensor, writable, label):
     finish, used = None, tensor
     if not tensor.is_contiguous():
         if writable and any(step == 0 and count > 1 for step, count in zip(tensor.stride(), tensor.shape)):
-            raise ValueError(f"elements of the {label} share memory: nothing can be read into it")
+            raise ValueError(f"elements of the {label} share memory: it cannot be read into")
         used = tensor.new_empty(tensor.shape) if writable else tensor.contiguous()
         finish = _Scatter(tensor.detach(), used) if writable else None
     stream = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
@@ -131,7 +131,7 @@ def _of_device_array(array, writable):
     if bytes_of_shape(label, shape, item_size) == 0:
         return Memory(0, 1, [0], None, array, label)
     if not _is_one_run(shape, strides, item_size):
-        raise ValueError(f"{label} is not contiguous: only torch tensors of a GPU may be otherwise")
+        raise ValueError(f"{label} is not contiguous: of GPU arrays, only torch tensors may be non-contiguous")
     stream = facts.get("stream", _LEGACY_STREAM)
     return Memory(address, item_size, shape, None, array, label, _NO_STREAM if stream is None else stream)
 
@@ -155,11 +155,11 @@ def _of_array(array, writable):
     facts = array.__array_interface__
     label, shape, kind, strides = _layout_of(array, facts, "array")
     if getattr(getattr(array, "dtype", None), "hasobject", False) or kind[1] == "O":
-        raise ValueError(f"{label} holds Python objects, which have no bytes of their own")
+        raise ValueError(f"{label} holds Python objects, which cannot be transferred as bytes")
     if facts.get("data") is None:
         return _of_view(memoryview(array), array, writable)
     if not isinstance(facts["data"], tuple):
-        raise TypeError(f"{label} shows a copy of its elements, and not where they lie: make a numpy array of it first")
+        raise TypeError(f"{label} exposes a copy of its elements, not their memory: convert it to a numpy array")
     address, read_only = _place_of(label, facts["data"])
     if writable and read_only:
         raise ValueError(f"{label} is read-only")
@@ -191,7 +191,7 @@ def _item_size(label, kind):
     """Of "<f4", and of "<M8[ns]"."""
     digits = re.match(r"\d+", kind[2:])
     if digits is None:
-        raise ValueError(f"{label} has elements of the type {kind!r}, which does not say their size")
+        raise ValueError(f"{label} has elements of type {kind!r}, whose size is unknown")
     return int(digits[0])
 
 
@@ -214,5 +214,5 @@ def _of_dlpack(buffer, writable):
     try:
         import numpy
     except ImportError:
-        raise TypeError(f"{type(buffer).__name__} has only DLPack: numpy or torch is needed to use it") from None
+        raise TypeError(f"{type(buffer).__name__} supports only DLPack: install numpy or torch to use it") from None
     return describe(numpy.from_dlpack(buffer), writable)

@@ -17,16 +17,16 @@ def whole(name, value, least, most):
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}: it is a whole number") from None
+        raise TypeError(f"{name} is {value!r}: it must be a whole number") from None
     if not least <= number <= most:
-        raise ValueError(f"{name} is {number}: it is from {least} to {most}")
+        raise ValueError(f"{name} is {number}: it must be from {least} to {most}")
     return number
 
 
 def flag(name, value):
     """TypeError for what is neither true nor false, as the text "false"."""
     if not hasattr(value, "__bool__"):
-        raise TypeError(f"{name} is {value!r}: it is True or False")
+        raise TypeError(f"{name} is {value!r}: it must be True or False")
     return bool(value)
 
 
@@ -58,7 +58,7 @@ def numbers_of(label, name, values):
     try:
         return [operator.index(value) for value in values]
     except TypeError:
-        raise ValueError(f"{label}: its {name} {values!r} is no sequence of whole numbers") from None
+        raise ValueError(f"{label}: its {name} {values!r} is not a sequence of whole numbers") from None
 
 
 def bytes_of_shape(label, shape, item_size):
@@ -67,7 +67,7 @@ def bytes_of_shape(label, shape, item_size):
         raise ValueError(f"{label}: a dimension of its shape is negative")
     size = math.prod(shape) * item_size
     if size > MOST_BYTES:
-        raise ValueError(f"{label} would have {size} bytes: more than any memory or file holds")
+        raise ValueError(f"{label} would have {size} bytes: more than any memory or file can hold")
     return size
 
 
@@ -77,26 +77,26 @@ def check_extent(label, address, nbytes, shape, strides, item_size):
     if strides is None:
         if 0 <= address <= _ADDRESSES - nbytes:
             return
-        raise ValueError(f"{label} lies outside of the memory that addresses reach")
+        raise ValueError(f"{label} is outside the address space")
     if len(strides) != len(shape):
         raise ValueError(f"{label} has {len(shape)} dimensions and {len(strides)} strides")
     steps = [(count - 1) * step for count, step in zip(shape, strides)]
     first = address + sum(step for step in steps if step < 0)
     behind = address + sum(step for step in steps if step > 0) + item_size
     if first < 0 or behind > _ADDRESSES or any(abs(step) > MOST_BYTES for step in strides):
-        raise ValueError(f"{label} with the strides {tuple(strides)} lies outside of the memory that addresses reach")
+        raise ValueError(f"{label} with the strides {tuple(strides)} is outside the address space")
 
 
 def bytes_of_all(memories):
     """ValueError where sizes that are possible one by one are not possible together."""
     size = sum(memory.nbytes for memory in memories)
     if size > MOST_BYTES:
-        raise ValueError(f"the tensors would have {size} bytes together: more than any memory or file holds")
+        raise ValueError(f"the tensors would have {size} bytes together: more than any memory or file can hold")
     return size
 
 
 def bytes_of_elements(count, item_size):
     """OSError (ENOMEM) for more than any memory holds."""
     if count * item_size > MOST_BYTES:
-        raise OSError(errno.ENOMEM, f"{count} elements of {item_size} bytes are more than any memory holds")
+        raise OSError(errno.ENOMEM, f"{count} elements of {item_size} bytes are more than any memory can hold")
     return count * item_size

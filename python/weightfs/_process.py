@@ -20,4 +20,4 @@ def check_process(process):
     threads nobody gives back."""
     if pid != process:
         raise PermissionError(errno.EPERM,
-                              "this handle belongs to the process that forked this one; make a new handle here")
+                              "this handle belongs to the process that forked this one; create a new handle here")

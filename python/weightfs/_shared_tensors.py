@@ -37,7 +37,7 @@ def duplicates(tensors, preferred=()):
     for names in groups(tensors):
         whole = {name for name in names if _has_all_of_its_storage(tensors[name])}
         if not whole:
-            raise RuntimeError(f"none of the tensors {sorted(names)} covers all of the memory that it lies in: saving "
+            raise RuntimeError(f"none of the tensors {sorted(names)} covers the whole storage that it shares: saving "
                                "one of them would lose the rest; save a copy of each (tensor.clone())")
         kept = min(whole & set(preferred) or whole)
         if len(names) > 1:

@@ -79,7 +79,7 @@ def _settings(storage_alignment, crc32):
         if storage_alignment is not None:
             alignment = whole("storage_alignment", storage_alignment, 1, 1 << 30)
             if alignment & (alignment - 1):
-                raise ValueError(f"storage_alignment is {storage_alignment}: it is a power of two")
+                raise ValueError(f"storage_alignment is {storage_alignment}: it must be a power of two")
             try:
                 from torch.utils.serialization import config
                 before.enter_context(config.patch({"save.storage_alignment": storage_alignment}))

@@ -49,7 +49,7 @@ Result<std::optional<std::string>> DescribeSignature(int descriptor, const std::
   const std::string label = Value(probe.get(), "LABEL"), table = Value(probe.get(), "PTTYPE");
   std::string words = type.empty() ? fmt::format("a partition table ({})", table)
                                    : fmt::format("a signature of {} ({})", type, usage.empty() ? "unknown use" : usage);
-  if (!label.empty()) words += fmt::format(" labelled '{}'", label);
+  if (!label.empty()) words += fmt::format(" labeled '{}'", label);
   return std::optional<std::string>(std::move(words));
 }
 

@@ -64,7 +64,7 @@ void Remove(const std::string& path) {
 Result<void> SyncDirectory(const std::string& directory) {
   const UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened) return SystemError(directory, "cannot be opened");
-  if (fsync(opened.get()) != 0) return SystemError(directory, "cannot be made durable");
+  if (fsync(opened.get()) != 0) return SystemError(directory, "cannot be synced");
   return {};
 }
 
@@ -129,7 +129,7 @@ class Formatter {
 
 Result<void> Formatter::CheckOptions() {
   if (!options_.devices.empty() && options_.size.value != 0) {
-    return Error{ErrorCode::kInvalid, "--size is the size of a pool file; with --device leave it out"};
+    return Error{ErrorCode::kInvalid, "--size is the size of a pool file; omit it with --device"};
   }
   if (options_.devices.empty() && options_.size.value < kMinimumDeviceSize) {
     return Error{ErrorCode::kInvalid,
@@ -148,10 +148,10 @@ Result<void> Formatter::PrepareDirectory() {
   if (mkdir(directory_.c_str(), 0700) == 0) {
     rollback_.Add([this] { rmdir(directory_.c_str()); });
   } else if (errno != EEXIST) {
-    return SystemError(directory_, "cannot be made");
+    return SystemError(directory_, "cannot be created");
   }
   struct stat status = {};
-  if (stat(directory_.c_str(), &status) != 0) return SystemError(directory_, "cannot be looked at");
+  if (stat(directory_.c_str(), &status) != 0) return SystemError(directory_, "cannot be accessed");
   if (!S_ISDIR(status.st_mode)) {
     return Error{ErrorCode::kNotDirectory, fmt::format("{}: not a directory; a store is a directory that holds its "
                                                        "catalog (raw devices are given with --device)",
@@ -167,7 +167,7 @@ Result<void> Formatter::PrepareDirectory() {
   const std::string catalog = In(kCatalogName);
   if (fs::exists(catalog, error) && !fs::is_empty(catalog, error) && !fs::exists(catalog + "/CURRENT", error)) {
     return Error{ErrorCode::kExists,
-                 fmt::format("{}: exists and is no catalog of a store; choose another directory", catalog)};
+                 fmt::format("{}: exists and is not the catalog of a store; choose another directory", catalog)};
   }
   return {};
 }
@@ -179,10 +179,10 @@ Result<void> Formatter::CheckEntries() {
     if (name == "lost+found") continue;
     if (HoldsStore(directory_)) {
       return Error{ErrorCode::kExists,
-                   fmt::format("{}: already holds a store; --force destroys it and makes a new one", directory_)};
+                   fmt::format("{}: already holds a store; --force destroys it and creates a new one", directory_)};
     }
-    return Error{ErrorCode::kExists, fmt::format("{}: not empty (it holds '{}'); choose an empty directory, or --force "
-                                                 "to make the store there",
+    return Error{ErrorCode::kExists, fmt::format("{}: not empty (it holds '{}'); choose an empty directory, or use "
+                                                 "--force to create the store there",
                                                  directory_, name)};
   }
   if (error) {
@@ -229,7 +229,7 @@ Result<void> Formatter::OpenGivenDevices() {
   for (const std::string& given : options_.devices) {
     struct stat status = {};
     if (stat(given.c_str(), &status) != 0) {
-      return SystemError(given, "cannot be looked at");
+      return SystemError(given, "cannot be accessed");
     }
     const bool block = S_ISBLK(status.st_mode);
     if (!block && !S_ISREG(status.st_mode)) {
@@ -294,7 +294,7 @@ Result<void> Formatter::RemoveOldStore() {
 
 Result<void> Formatter::ZeroRange(FileDevice& device, std::span<const std::byte> zeros, uint64_t first, uint64_t end) {
   for (uint64_t at = first; at < end;) {
-    if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; what it began is removed"};
+    if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; the incomplete store is removed"};
     const uint64_t step = std::min<uint64_t>(zeros.size(), end - at);
     if (auto written = device.Write(ByteOffset{at}, zeros.first(step)); !written.has_value()) {
       return Error{written.error().code, fmt::format("{}: cannot be written at byte {}: {}; check the device and the "

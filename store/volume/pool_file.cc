@@ -22,14 +22,14 @@ Error DoesNotFit(const std::string& path, int descriptor, ByteCount size) {
   const std::string room = fstatvfs(descriptor, &space) == 0
                                ? FormatSize(ByteCount{uint64_t{space.f_bavail} * space.f_frsize})
                                : std::string("too little");
-  return {ErrorCode::kNoSpace, fmt::format("{}: {} do not fit: the filesystem there has {} free; choose a smaller "
-                                           "--size or another place",
+  return {ErrorCode::kNoSpace, fmt::format("{}: {} does not fit: its filesystem has {} free; choose a smaller "
+                                           "--size or another directory",
                                            path, FormatSize(size), room)};
 }
 
 Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bool preallocate) {
   struct stat before = {};
-  if (fstat(descriptor, &before) != 0) return SystemError(path, "cannot be looked at");
+  if (fstat(descriptor, &before) != 0) return SystemError(path, "cannot be accessed");
   const auto wanted = static_cast<off_t>(size.value);
   // A filesystem without fallocate allocates blocks when the zeros are written.
   if (preallocate && fallocate(descriptor, FALLOC_FL_KEEP_SIZE, 0, wanted) != 0 && errno != EOPNOTSUPP &&
@@ -41,7 +41,7 @@ Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bo
     return SystemError(path, "cannot be preallocated", error);
   }
   if (before.st_size < wanted && ftruncate(descriptor, wanted) != 0) {
-    return SystemError(path, fmt::format("cannot be made {} long", FormatSize(size)));
+    return SystemError(path, fmt::format("cannot be resized to {}", FormatSize(size)));
   }
   return {};
 }

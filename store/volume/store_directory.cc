@@ -26,7 +26,7 @@ Error Damaged(const std::string& path, std::string_view what) {
 
 Result<std::string> ReadDescriptionFile(const std::string& directory, const std::string& path) {
   const auto no_store = [&] {
-    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); make one with: "
+    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); create one with: "
                                                    "weightfs format {} --size 8G",
                                                    directory, kDescriptionName, ShellQuote(directory))};
   };
@@ -62,7 +62,7 @@ Result<StoreDescription::Device> ParseDevice(const std::string& path, const Json
   if (!id || !number || !size || where == entry.end() || !where->is_string()) {
     return Damaged(path, fmt::format("device {} lacks an id, index, size or path", index));
   }
-  if (*number != index) return Damaged(path, fmt::format("device {} is listed at place {}", *number, index));
+  if (*number != index) return Damaged(path, fmt::format("device {} is listed at index {}", *number, index));
   return StoreDescription::Device{DeviceId{static_cast<uint16_t>(index)}, *id, where->get<std::string>(),
                                   ByteCount{*size}};
 }
@@ -83,7 +83,7 @@ Result<StoreDescription> ParseDescription(const std::string& path, const std::st
   if (!id) return Damaged(path, "it has no valid id");
   if (devices == root.end() || !devices->is_array() || devices->empty()) return Damaged(path, "it lists no devices");
   if (devices->size() > kMaximumDevices) {
-    return Damaged(path, fmt::format("it lists {} devices, of {} at most", devices->size(), kMaximumDevices));
+    return Damaged(path, fmt::format("it lists {} devices; a store has at most {}", devices->size(), kMaximumDevices));
   }
   description.id = *id;
   if (const auto created = root.find("created"); created != root.end() && created->is_string()) {
@@ -116,11 +116,11 @@ Result<void> CheckMatch(const std::string& directory, const StoreDescription& de
   }
   if (superblock.device_count != description.devices.size()) {
     return refuse(
-        fmt::format("is one of {} devices, {} are listed", superblock.device_count, description.devices.size()));
+        fmt::format("is one of {} devices, but {} are listed", superblock.device_count, description.devices.size()));
   }
   if (superblock.device_size != expected.size) {
-    return refuse(
-        fmt::format("was formatted with {} bytes, {} are listed", superblock.device_size.value, expected.size.value));
+    return refuse(fmt::format("was formatted with {} bytes, but {} are listed", superblock.device_size.value,
+                              expected.size.value));
   }
   return {};
 }
@@ -130,8 +130,8 @@ Result<void> CheckMatch(const std::string& directory, const StoreDescription& de
 Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& path) {
   auto checked = store.CheckFile(path, /*or_block_device=*/true);
   if (checked.has_value() || checked.error().code != ErrorCode::kPermission) return {};  // left to FileDevice
-  return Error{checked.error().code, fmt::format("{}, or write its whole path into {}", checked.error().what,
-                                                 store.PathOf(kDescriptionName))};
+  return Error{checked.error().code,
+               fmt::format("{}, or write its full path into {}", checked.error().what, store.PathOf(kDescriptionName))};
 }
 
 Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
@@ -149,8 +149,8 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
     ASSIGN_OR_RETURN(const Superblock superblock, ReadSuperblock(*device));
     RETURN_IF_ERROR(CheckMatch(directory, parts->description, index, path, superblock));
     if (superblock.read_only_features && !options.read_only) {
-      return Error{ErrorCode::kReadOnly, fmt::format("{}: a newer weightfs left features here that this one cannot "
-                                                     "write; mount with -o ro or use the newer one",
+      return Error{ErrorCode::kReadOnly, fmt::format("{}: a newer weightfs enabled features that this version "
+                                                     "cannot write; mount with -o ro or use the newer version",
                                                      path)};
     }
     parts->devices.push_back(std::move(device));
@@ -163,7 +163,7 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
 Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uuid& store) {
   ASSIGN_OR_RETURN(const auto id, catalog.Get(keys::Store(kStoreIdFact)));
   if (!id.has_value()) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog says of no store that it belongs to; restore it "
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog names no store; restore it "
                                                   "from a copy",
                                                   path)};
   }

@@ -213,7 +213,7 @@ def test_the_printed_command_repeats_the_run_on_an_existing_mount(factory):
     assert again[:2] == ["weightfs", "bench"]
     assert json.loads(bench(*again[2:], "--json").out)["facts"]["run"] == outcome["facts"]["run"]
     refused = bench(mount.path, "--scaling", "--only", "aging", codes=(2,)).err
-    assert "--only aging: needs a store of its own" in refused
+    assert "--only aging: needs its own store" in refused
 
 
 @needs.root

@@ -138,7 +138,7 @@ def test_unmounting_waits_for_no_fifo(factory, store):
     (store.directory / "lock").unlink()
     os.mkfifo(store.directory / "lock")
     pid = mount.pid
-    refused("umount", mount.path, saying="whether all is on the device is not known", limit=LIMIT_S)
+    refused("umount", mount.path, saying="it is unknown whether all data is on the device", limit=LIMIT_S)
     assert not is_mounted(mount.path) and process.wait_gone(pid)
     (store.directory / "lock").unlink()
     check_usable(factory, store)

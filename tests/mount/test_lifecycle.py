@@ -95,8 +95,8 @@ def test_a_daemon_that_ends_by_a_fault_says_so_in_the_log(mount, fault):
     os.kill(pid, getattr(signal, fault))
     assert process.wait_gone(pid)
     log = mount.store.log()
-    assert f"weightfs: critical: ended by {fault}; please report the lines below." in log
-    assert re.search(r"weightfs\(.*\) ?\[0x", log.partition("ended by")[2]), "and the calls that led there"
+    assert f"weightfs: critical: killed by {fault}; please report the lines below." in log
+    assert re.search(r"weightfs\(.*\) ?\[0x", log.partition("killed by")[2]), "and the calls that led there"
     mount.mount()
     assert (mount.path / "file").read_bytes() == data
     mount.fsck()
@@ -248,7 +248,7 @@ def test_a_dead_mount_is_taken_away_by_umount(mount):
         os.listdir(mount.path)
     assert dead.value.errno == errno.ENOTCONN
     finished = weightfs("umount", mount.path)
-    assert "had ended before" in finished.err
+    assert "had already ended" in finished.err
     assert not is_mounted(mount.path)
     mount.mount()
     assert (mount.path / "file").read_bytes() == b"content"

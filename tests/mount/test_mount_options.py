@@ -227,7 +227,7 @@ def test_mount_in_the_namespace_of_another_process(factory, overlaid):
 @pytest.mark.parametrize("option", ["memory=900T", "write_buffers=900T", "read_ahead=900T", "inodes=4294967296"])
 def test_more_memory_than_the_machine_has(factory, option):
     point = factory.directory("point")
-    line = refused("mount", factory.store("64M").directory, point, "-o", option, saying=" of memory needed, and ")
+    line = refused("mount", factory.store("64M").directory, point, "-o", option, saying=" of memory, but ")
     assert f"option {option.partition('=')[0]}=" in line
     assert not is_mounted(point)
 

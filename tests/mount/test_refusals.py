@@ -436,7 +436,7 @@ def test_format_over_a_mounted_block_device(local, force):
     (["--device", "/usr"], "neither a block device nor a regular file", 1),
     (["--device", "/dev/null"], "neither a block device nor a regular file", 1),
     (["--size", "0"], "too small", 1), (["--size", "1K"], "too small", 1), (["--size", "1M"], "too small", 1),
-    (["--size", "1000P"], "do not fit", 1), (["--size", "none"], "not a size", 2),
+    (["--size", "1000P"], "does not fit", 1), (["--size", "none"], "not a size", 2),
     (["--size", "-5M"], "not a size", 2), (["--size", "8Q"], "not a size", 2)])
 def test_impossible_places_and_sizes(local, words, saying, code):
     format_is_refused(local / "store", *words, saying=saying, codes=(code,))
@@ -453,7 +453,7 @@ def test_a_device_given_twice(local):
 def test_a_pool_larger_than_the_disk(local):
     free = os.statvfs(local).f_bavail * 4096
     size = f"{(free >> 30) + 100}G"
-    refused("format", local / "store", "--size", size, saying="do not fit")
+    refused("format", local / "store", "--size", size, saying="does not fit")
     assert not (local / "store").exists()
 
 

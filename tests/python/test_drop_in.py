@@ -190,7 +190,7 @@ def test_a_closed_handle_says_so(local, handle, atomic):
     (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "quantized"),
     (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested")], ids=["quantized", "nested"])
 def test_what_is_no_plain_tensor_says_so(local, handle, make, reason):
-    with pytest.raises(ValueError, match=f"a {reason} tensor has no bytes of its own"):
+    with pytest.raises(ValueError, match=f"a {reason} tensor is not stored as plain bytes"):
         handle.write_from(make(), local / "file")
 
 

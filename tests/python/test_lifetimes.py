@@ -40,7 +40,7 @@ print("done")
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_handle_is_not_copied(handle, folder, copied):
-    with pytest.raises(TypeError, match="cannot be copied or pickled; make one in each process"):
+    with pytest.raises(TypeError, match="cannot be copied or pickled; create one in each process"):
         copied(handle)
     gc.collect()
     assert handle.sync_pwrite(torch.ones(10), folder / "file") == 1

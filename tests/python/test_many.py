@@ -80,7 +80,7 @@ def test_a_name_that_is_there_as_text_and_as_bytes_is_there_twice(folder, handle
 @pytest.mark.parametrize("wrong", [None, 5, [bytearray(10)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
 def test_what_is_no_dict_of_tensors_is_refused(local, handle, wrong):
     for call in (handle.save_many, handle.load_many):
-        with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):
+        with pytest.raises(TypeError, match="expected a dict of names and tensors, not"):
             call(wrong, local)
     assert os.listdir(local) == []
 

@@ -328,6 +328,6 @@ def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, m
 
 @pytest.mark.parametrize("wrong", [None, 5, [torch.ones(3)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
 def test_what_is_no_dict_of_tensors_is_refused(local, wrong):
-    with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):
+    with pytest.raises(TypeError, match="expected a dict of names and tensors, not"):
         weightfs.safetensors.save_file(wrong, local / "file")
     assert os.listdir(local) == []

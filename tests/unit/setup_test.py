@@ -135,7 +135,7 @@ class Setup(unittest.TestCase):
 
     def test_the_build_for_gpus_is_not_taken_unasked(self):
         said = self.setup_script("--demo", code=1)
-        hints = ("GPUs alone, 0.1 MB", "scripts/quickstart --gpu", "https_proxy", "PIP_FIND_LINKS", "WEIGHTFS_PYTHON")
+        hints = ("only its GPU build, 0.1 MB", "scripts/quickstart --gpu", "https_proxy", "PIP_FIND_LINKS", "WEIGHTFS_PYTHON")
         for hint in hints:
             self.assertIn(hint, said)
         self.assert_lacks("torch", "triton", "nvidia_cublas", "numpy")
@@ -203,7 +203,7 @@ class Setup(unittest.TestCase):
 
     def test_tests_run_without_a_torch_that_is_for_gpus_alone(self):
         said = self.setup_script()
-        self.assertIn("GPUs alone", said)
+        self.assertIn("only its GPU build", said)
         self.assertIn("The tests that need torch will be skipped; scripts/setup --gpu installs it.", said)
         self.assert_has("pytest", "h5py")
         self.assert_lacks("torch", "triton")
@@ -224,7 +224,7 @@ class Setup(unittest.TestCase):
             said = self.run_script(sys.executable, self.root / "scripts/clients.py", "--demo",
                                    ROOT / "tests/requirements.txt", code=4, PYTHONPATH=str(module.parent),
                                    FAKE_VERSION=version, WEIGHTFS_TORCH_INDEX="")
-            self.assertEqual(f"pip {version} downloads what it is asked about" in said, is_old, said)
+            self.assertEqual(f"pip {version} downloads packages during a dry run" in said, is_old, said)
             self.assertIn("cannot be installed: no network", said)
 
     def find_torch(self, **environment):

@@ -20,7 +20,7 @@ from weightfs.tools._program import be_a_worker
 
 GB = 1024 ** 3
 ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
-NO_GPU = "no GPU: torch.cuda.is_available() is false here; leave out --gpu, --use_gds, --gds and " \
+NO_GPU = "no GPU: torch.cuda.is_available() is false here; omit --gpu, --use_gds, --gds and " \
          "--use_accelerator_pin_memory"
 _START_LIMIT_S = 300
 _END_LIMIT_S = 30

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs-io: measures reads or writes of tensors, with the options, output and formulas of DeepSpeed's ds_io.
 
-Stopped by Ctrl-C or SIGTERM it prints what the repetitions so far reached, and exits with 130 or 143."""
+After Ctrl-C or SIGTERM it prints the results so far and exits with 130 or 143."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def parse(arguments):
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--folder", help="where the files are written and read")
     where.add_argument("--folder_to_device_mapping", nargs="+", action="extend", metavar="DIR:DEV",
-                       help="a process for each; DEV is the number of its GPU, and without --gpu means nothing")
+                       help="a process for each; DEV is the number of its GPU, which is ignored without --gpu")
     parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
     parser.add_argument("--read", action="store_true", help="measure reads (default: writes)")
     parser.add_argument("--block_size", default="1M", help="bytes of one transfer (default 1M)")
@@ -26,25 +26,25 @@ def parse(arguments):
     parser.add_argument("--single_submit", action="store_true", help="one transfer in each system call")
     parser.add_argument("--sequential_requests", action="store_true",
                         help="one batch of queue_depth after the other, without overlap")
-    parser.add_argument("--validate", action="store_true", help="compare what was written or read")
+    parser.add_argument("--validate", action="store_true", help="compare the data that was written or read")
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0],
                         help="aio_handle (default); aio_basic: a handle for each operation; torch_io: torch.save and "
                         "load; torch_fastio: those of weightfs.torch")
     parser.add_argument("--loops", type=int, default=3, help="measured repetitions (default 3)")
-    parser.add_argument("--warmup_loops", type=int, default=1, help="repetitions before them (default 1)")
-    parser.add_argument("--include_warmup_time", action="store_true", help="count those as well")
+    parser.add_argument("--warmup_loops", type=int, default=1, help="warm-up repetitions (default 1)")
+    parser.add_argument("--include_warmup_time", action="store_true", help="include the warm-up repetitions")
     parser.add_argument("--multi_process", type=int, default=1, help="processes for each folder (default 1)")
     parser.add_argument("--different_file_each_iteration", action="store_true", help="a new file for each repetition")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of a GPU")
     parser.add_argument("--use_gds", action="store_true",
                         help="transfer tensors of a GPU with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
     parser.add_argument("--slow_bounce_buffer", action="store_true",
-                        help="with --gpu: the bounce buffers are locked anew in each repetition")
+                        help="with --gpu: lock new bounce buffers in each repetition")
     parser.add_argument("--use_accelerator_pin_memory", action="store_true",
-                        help="the host's tensors are page-locked by CUDA, not by the handle")
-    parser.add_argument("--torch_legacy_save", action="store_true", help="torch's format before that of zip files")
+                        help="page-lock the host's tensors with CUDA, not with the handle")
+    parser.add_argument("--torch_legacy_save", action="store_true", help="torch's format before zip files")
     parser.add_argument("--fast_io_size", default="64M",
-                        help="of no effect: ds_io's buffer for torch_fastio, which needs none here")
+                        help="no effect: ds_io's buffer for torch_fastio, which needs none here")
     return parser, parser.parse_args(arguments)
 
 

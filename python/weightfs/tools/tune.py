@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs-tune: finds the fastest options of a handle for a disk, as DeepSpeed's ds_nvme_tune does.
 
-It prints what it reached, and JSON that configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). With --json
-what it reached goes to standard error. Stopped by Ctrl-C or SIGTERM it prints the best so far, and exits with 130 or
+It prints the best throughput, and JSON that configures a handle: weightfs.aio_handle(**json.load(file)["aio"]). With
+--json the throughput goes to standard error. After Ctrl-C or SIGTERM it prints the best so far and exits with 130 or
 143."""
 
 import argparse
@@ -28,19 +28,19 @@ def parse(arguments):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nvme_dir", nargs="+", required=True, help="a directory on each disk to be used together")
     parser.add_argument("--sweep_config", metavar="FILE",
-                        help='what is tried, as JSON: {"block_size": ["128K", "1M"], "queue_depth": [32, 128], '
-                        '"sequential_requests": [false], "single_submit": [false], "io_parallel": [1, 8]}; what is '
-                        "left out has the default of weightfs-io (without the option: 64 combinations)")
+                        help='settings to try, as JSON: {"block_size": ["128K", "1M"], "queue_depth": [32, 128], '
+                        '"sequential_requests": [false], "single_submit": [false], "io_parallel": [1, 8]}; omitted '
+                        "settings have the defaults of weightfs-io (without the option: 64 combinations)")
     parser.add_argument("--no_read", action="store_true", help="do not measure reads")
     parser.add_argument("--no_write", action="store_true", help="do not measure writes")
     parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
     parser.add_argument("--loops", type=int, default=1, help="repetitions of each measurement (default 1)")
     parser.add_argument("--flush_page_cache", action="store_true",
                         help="drop the kernel's page cache before each measurement (needs root)")
-    parser.add_argument("--log_dir", help="where the results of all measurements are written (sweep.json)")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
+    parser.add_argument("--log_dir", help="directory for the results of all measurements (sweep.json)")
+    parser.add_argument("--json", action="store_true", help="print only the JSON")
     parser.add_argument("--verbose", action="store_true", help="print the settings and seconds of each measurement")
-    parser.add_argument("--gpu", action="store_true", help="transfer tensors of GPUs: of as many as there are, in turn")
+    parser.add_argument("--gpu", action="store_true", help="transfer tensors of all GPUs, in turn")
     parser.add_argument("--gds", action="store_true",
                         help="transfer tensors of GPUs with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
     return parser, parser.parse_args(arguments)

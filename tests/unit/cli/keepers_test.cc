@@ -12,7 +12,7 @@ using testing::Not;
 
 TEST(KeepersTest, WhereNobodyIsSeenNoReasonIsGiven) {
   EXPECT_EQ(DescribeKeepers({}), "it has not ended yet");
-  EXPECT_THAT(DescribeKeepers({.complete = false}), HasSubstr("processes of other users may keep it"));
+  EXPECT_THAT(DescribeKeepers({.complete = false}), HasSubstr("processes of other users may use it"));
   EXPECT_EQ(KeepersTable({}), "");
 }
 

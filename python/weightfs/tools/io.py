@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs-io: measures reads or writes of tensors, with the options, output and formulas of DeepSpeed's ds_io.
 
-Stopped by Ctrl-C or SIGTERM it prints what the repetitions so far reached, and exits with 130 or 143."""
+When it is stopped by Ctrl-C or SIGTERM, it prints the results so far and exits with 130 or 143."""
 
 import os
 import sys
@@ -80,7 +80,7 @@ def settings_of(parser, args):
 
 
 def _place_of(parser, mapping, on_gpu):
-    """(folder, number of the GPU) of DIR:DEV."""
+    """Returns (folder, number of the GPU) from DIR:DEV."""
     folder, colon, gpu = mapping.rpartition(":")
     if not colon:
         folder, gpu = mapping, "0"

@@ -56,7 +56,8 @@ def written_offset(offset):
 
 
 class _CopiedDescriptor:
-    """A descriptor that the caller may close at once. operator.index() gives the copy, str() the caller's number."""
+    """A descriptor that the caller may close at once. operator.index() gives the copy; int() and str() give the
+    caller's number."""
 
     def __init__(self, number):
         self._number, self._copy = number, os.dup(number)

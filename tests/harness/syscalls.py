@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls that Python does not offer, through the C library. All raise OSError as those of `os` do."""
+"""System calls that Python lacks, through the C library. All raise OSError as the functions of `os` do."""
 
 import ctypes
 import ctypes.util
@@ -68,7 +68,7 @@ def raw_open(path_bytes, flags, mode=0):
 
 
 def errno_of(function, *arguments, **options):
-    """The errno that a call fails with; 0 when it succeeds."""
+    """Returns the errno that a call fails with, or 0 if it succeeds."""
     try:
         function(*arguments, **options)
         return 0

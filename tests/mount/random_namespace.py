@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations on names, done alike on the filesystem under test and on a local one, as several users.
+"""Random operations on names, carried out by several users on the filesystem under test and on a local one.
 
     random_namespace.py TESTED REFERENCE --seed 7 --ops 1500 [--dump FILE] [--replay FILE]
 
-Ends with 0 when every operation gave the same result or the same errno on both, and both trees are equal at the end.
-Root only: every operation happens in a chroot."""
+Exits with 0 if every operation gave the same result or errno on both, and both trees are equal at the end. Needs root,
+because every operation runs in a chroot."""
 
 import argparse
 import json

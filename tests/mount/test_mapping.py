@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory maps: seen by other processes, by read and by write at once, and kept."""
+"""Memory maps: other processes, read and write see changes immediately, and changes are kept."""
 
 import mmap
 import os
@@ -191,7 +191,7 @@ def test_one_word_is_changed_by_turns_through_a_mapping_and_past_it(work, seen):
 
 
 def test_a_reader_of_a_mapping_sees_every_write_that_has_ended(work):
-    """A page that is read between the kernel's own dropping and the write must not stay as it was."""
+    """A page that is read between the kernel's own drop and the write must not keep the old content."""
     path = work / "file"
     path.write_bytes(bytes(MIB))
     reader = subprocess.Popen([sys.executable, "-c", READ_ALL_THE_TIME, path], stdout=subprocess.PIPE,

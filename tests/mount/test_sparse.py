@@ -17,7 +17,7 @@ def open_new(path):
 
 
 def data_runs(descriptor):
-    """[(start, end)] of all data, by SEEK_DATA and SEEK_HOLE."""
+    """[(start, end)] of all data, found by SEEK_DATA and SEEK_HOLE."""
     size, offset, runs = os.fstat(descriptor).st_size, 0, []
     while offset < size:
         try:
@@ -172,7 +172,7 @@ def test_copy_file_range_between_and_within_files(mount, work):
 
 
 def test_copy_is_apart_from_its_source(mount, work):
-    """A copy may share space; a later write of either is not seen in the other."""
+    """A copy may share space, but a later write to either file must not show in the other."""
     source, target = open_new(work / "source"), open_new(work / "target")
     expected = os.urandom(2 * MIB)
     os.pwrite(source, expected, 0)

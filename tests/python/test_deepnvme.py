@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that stands in for deepspeed.ops.op_builder."""
+"""The replacement for deepspeed.ops.op_builder."""
 
 import pytest
 import torch

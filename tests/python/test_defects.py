@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DeepNVMe's own module does wrong, and a user must never see here. The numbers are those of its list."""
+"""Defects of DeepNVMe's own module that a user of weightfs must never see. The numbers are those of its list."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tensors import content, misaligned, random_tensor
 STORE_SIZE = "320M"
 
 
-# 1. Results of the kernel are looked at.
+# 1. Results of the kernel are checked.
 
 @pytest.mark.parametrize("size", [1, 1000, 4095, 4097, 65_537, 1_048_676, 3_000_000])
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -81,7 +81,7 @@ def test_a_full_device_fails_the_wait_and_says_where(handle):
     assert handle.wait() == 0
 
 
-# 2. Errors are errors, not the end of the process.
+# 2. Errors are reported and do not end the process.
 
 def test_reading_past_the_end_is_an_error_that_counts_the_bytes(folder, handle):
     (folder / "file").write_bytes(bytes(10_000))
@@ -213,7 +213,7 @@ def test_tensors_of_every_layout_are_written_and_read_right(folder, handle, layo
     target = layout(target_memory)
     assert handle.sync_pread(target, folder / "file") == 1
     assert torch.equal(target, tensor)
-    # Nothing beside the view has changed.
+    # Nothing outside the view has changed.
     expected = torch.zeros_like(memory)
     layout(expected).copy_(tensor)
     assert torch.equal(target_memory, expected)
@@ -243,9 +243,9 @@ def test_unpinned_tensors_take_no_memory_of_their_size(local, handle):
 
     tensor = misaligned(random_tensor(1).repeat(256 << 20), 1)
     target = tensor.clone()
-    handle.sync_pwrite(tensor[:4 << 20], local / "file")   # what is allocated once is there
+    handle.sync_pwrite(tensor[:4 << 20], local / "file")   # make one-time allocations now
     with open("/proc/self/clear_refs", "w", encoding="ascii") as peak:
-        peak.write("5")   # the peak starts from here
+        peak.write("5")   # reset the peak
     before = status("VmHWM")
     assert handle.sync_pwrite(tensor, local / "file") == 1
     assert handle.sync_pread(target, local / "file") == 1

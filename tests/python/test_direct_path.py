@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles on a mount that gives leases: bytes that go straight between memory and the devices of the store."""
+"""Handles on a mount that grants leases: bytes are transferred directly between memory and the store's devices."""
 
 import errno
 import gc
@@ -29,13 +29,13 @@ MIB = 1 << 20
 
 @pytest.fixture
 def direct():
-    """A handle that fails rather than go through the mount."""
+    """A handle that fails instead of going through the mount."""
     with weightfs.aio_handle(direct="require", intra_op_parallelism=2) as made:
         yield made
 
 
 def flip_on_device(store, path, offset):
-    """Changes a byte of a file where it lies on the device."""
+    """Changes a byte of a file at its location on the device."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -89,7 +89,7 @@ def test_every_size_offset_and_alignment(work, direct):
                 tensor = misaligned(random_tensor(size, seed=size + offset), by)
                 if offset % 4096 == 0 and size >= 4096 or size > 8192:
                     direct.write_from(tensor, work / "file", offset)
-                else:   # it fills no block
+                else:   # less than a block
                     with open(work / "file", "r+b") as stream:
                         stream.seek(offset)
                         stream.write(content(tensor))
@@ -161,7 +161,7 @@ def test_a_save_that_does_not_fit_leaves_the_old_files(work, direct):
     assert os.listdir(work) == ["a"]
 
 
-# Without a lease it is written over the old one, piece by piece.
+# Without a lease the old file is overwritten piece by piece.
 def test_what_has_no_room_for_a_lease_is_written_where_it_can_fit(work, handle):
     handle.write_from(torch.ones(300 * MIB, dtype=torch.uint8), work / "large")
     with pytest.raises(OSError, match="no space left") as caught:
@@ -316,7 +316,7 @@ def test_a_killed_daemon_is_an_error_and_the_old_file_is_whole(factory, handle):
     mount.kill9() if mount.pid else mount.detach()
     mount.mount()
     buffer = torch.empty_like(old)
-    handle.read_into(buffer, mount.path / "file")   # the same handle
+    handle.read_into(buffer, mount.path / "file")   # uses the same handle
     assert torch.equal(buffer, old)
     assert handle.direct_operations > 2
     mount.fsck()
@@ -350,7 +350,7 @@ with weightfs.aio_handle(direct="require", block_size=65536, queue_depth=2) as h
 def test_a_thousand_leases_leave_nothing_behind(work, direct):
     tensor, buffer = random_tensor(100_000), torch.empty(100_000, dtype=torch.uint8)
     direct.write_from(tensor, work / "file")
-    gc.collect()   # what earlier tests left
+    gc.collect()   # garbage of earlier tests
     before, free = len(os.listdir("/proc/self/fd")), os.statvfs(work).f_bavail
     for _ in range(500):
         direct.write_from(tensor, work / "file")
@@ -386,8 +386,8 @@ def test_a_forked_child_uses_no_lease_of_its_parent(work, direct):
     direct.read_into(torch.empty_like(tensor), work / "other")
 
 
-# Each network namespace has abstract sockets of its own: in another one than the mount's the name of its socket is free,
-# and a process of any user may listen there. The squatter does, and prints what it receives.
+# Each network namespace has its own abstract sockets. Outside the mount's namespace the name of its socket is free, and
+# a process of any user may listen there. The squatter does so and prints what it receives.
 SQUATTED = """
 import os, socket, sys, struct, fcntl, weightfs
 path = sys.argv[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs count on that change one import, and what is refused instead of done by halves."""
+"""Assumptions of programs that change only their import, and calls that are rejected rather than half executed."""
 
 import errno
 import gc
@@ -102,7 +102,7 @@ def test_a_directory_is_no_checkpoint(local):
     with pytest.raises(IsADirectoryError) as caught:
         weightfs.torch.load(local)
     assert caught.value.filename == str(local)
-    # What was opened is closed once: by now its number may be another's.
+    # Each descriptor is closed only once, because its number may belong to another file by now.
     others = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]
     del caught
     gc.collect()
@@ -124,7 +124,7 @@ def test_who_has_the_result_has_the_memory_back(folder, handle):
 def test_who_keeps_the_future_has_the_memory_back(local, handle):
     buffer, file, go = bytearray(5_000_000), local / "file", threading.Event()
     futures = [handle.write_async(buffer, file, progress=lambda *_: go.wait(100))]
-    # Both are held up: the second fails only when its turn comes.
+    # Both have to wait, and the second one fails only when its turn comes.
     futures += [handle.read_async(bytearray(5_000_000), file), handle.read_async(bytearray(6_000_000), file)]
     go.set()
     for future in futures:
@@ -168,7 +168,7 @@ def test_what_is_validated_later_is_the_file_of_a_descriptor_that_was_closed(loc
         descriptor = os.open(local / "file", os.O_RDWR | os.O_CREAT)
         assert call(buffer, descriptor, True, True) == 0
         os.close(descriptor)
-        with open("/dev/null", "rb"):   # takes its number
+        with open("/dev/null", "rb"):   # reuses its number
             assert handle.wait() == 1
     assert content(loaded) == content(tensor)
     with os.scandir("/proc/self/fd") as opened:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a GPU, on machines without one (tests/support/fake_gpu): touching them as the host's memory crashes."""
+"""GPU tensors on machines without a GPU (tests/support/fake_gpu): accessing them as host memory crashes."""
 
 import asyncio
 import errno
@@ -154,7 +154,7 @@ def test_an_operation_waits_for_the_stream_and_others_run_meanwhile(local, gpu, 
     gpu.hold(array, later)
     writer = threading.Thread(target=handle.sync_pwrite, args=(array, str(local / "file")))
     writer.start()
-    assert handle.write_from(random_tensor(100_000), local / "other") == 100_000   # the interpreter runs on
+    assert handle.write_from(random_tensor(100_000), local / "other") == 100_000   # the interpreter keeps running
     gpu.release()
     writer.join()
     assert (local / "file").read_bytes() == later

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation under way keeps alive, and for how long."""
+"""Which objects an operation under way keeps alive, and for how long."""
 
 import copy
 import gc
@@ -47,7 +47,7 @@ def test_a_handle_is_not_copied(handle, folder, copied):
 
 
 class Counted(numpy.ndarray):
-    """An array that can be watched."""
+    """An array whose lifetime can be observed."""
 
 
 def watched(size):

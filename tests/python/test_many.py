@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_many and load_many on every kind of filesystem, and checksums kept with files."""
+"""save_many and load_many on every kind of filesystem, and checksums stored with files."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def test_tensors_are_saved_and_loaded_by_name(folder, handle):
     buffers = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     assert handle.load_many(buffers, folder) == total
     assert all(torch.equal(buffers[name], tensor) for name, tensor in tensors.items())
-    # Over the old ones, other sizes.
+    # Replaces the old files; the sizes differ.
     handle.save_many({"layer.3": random_tensor(10), "large": random_tensor(20)}, folder, durable=False)
     assert (folder / "large").stat().st_size == 20
     assert len(os.listdir(folder)) == len(tensors)
@@ -144,7 +144,7 @@ with weightfs.aio_handle(direct={direct!r}) as handle:
 
 @pytest.mark.parametrize("direct", ["auto", "never"])
 def test_the_limit_of_sizes_is_an_error_and_no_signal(folder, child, direct):
-    (folder / "fill").write_bytes(bytes(1 << 20))   # what comes next lies further back in a pool file
+    (folder / "fill").write_bytes(bytes(1 << 20))   # later files are then further back in a pool file
     out = child(LIMITED.format(limit=1 << 20, direct=direct, sizes=[1 << 20, (1 << 20) + 1], folder=str(folder)))
     assert out.split() == ["0", "0", "EFBIG", "EFBIG"]
     assert (folder / "a").read_bytes() == b"y" * (1 << 20)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of a wrong kind or size."""
+"""Numbers of a wrong type or size."""
 
 import errno
 import os
@@ -85,7 +85,7 @@ def test_progress_that_cannot_be_called_is_refused_at_once(folder, handle):
 
 
 class Array:
-    """What shows numbers that no memory has."""
+    """Shows numbers that no memory can have."""
 
     def __init__(self, name, **facts):
         self.held = numpy.zeros(64, dtype=numpy.uint8)
@@ -144,7 +144,8 @@ def test_views_of_one_element_that_are_too_large_together_are_refused(folder, ha
             call({name: most for name in "abcd"}, folder)
     with pytest.raises(ValueError, match=f"{2 ** 63} bytes together"):
         handle.save_many({"a": most, "b": most}, folder)
-    wide = torch.zeros(1, dtype=torch.float64).expand(2 ** 62)   # its elements can be counted, its bytes cannot
+    # the number of elements fits 64 bits, the number of bytes does not
+    wide = torch.zeros(1, dtype=torch.float64).expand(2 ** 62)
     with pytest.raises(ValueError, match="bytes: more than any"):
         handle.write_from(wide, folder / "file")
     with pytest.raises(ValueError, match="bytes: more than any"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlapping operations of a handle that are pending together."""
+"""Overlapping operations of a handle that are pending at the same time."""
 
 import os
 
@@ -56,7 +56,7 @@ def test_atomic_writes_keep_their_order_too(folder):
 
 
 def elsewhere_then(go):
-    """Once the call within waits the working directory is another, and `go` is called."""
+    """Once a call in the block waits, changes the working directory and calls `go`."""
     def move():
         os.chdir("/")
         go()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of weightfs.torch and weightfs.safetensors while others replace them, and saves that fail or are misused."""
+"""Files of weightfs.torch and weightfs.safetensors while other programs replace them, and saves that fail or are
+misused."""
 
 import errno
 import json
@@ -22,7 +23,7 @@ LOADS = {"torch": weightfs.torch.load, "safetensors": weightfs.safetensors.load_
 
 
 def generation(value):
-    """As large as every other one."""
+    """Each generation has the same size."""
     sizes = [100, 3 << 20, 50_000, 5 << 20, 7, 2 << 20]
     return {f"{i}": torch.full((size,), value, dtype=torch.uint8) for i, size in enumerate(sizes)}
 
@@ -249,7 +250,7 @@ def test_a_header_nested_without_end_is_damaged(local):
 
 
 def damaged(path, header, data=b""):
-    """What load_file says of the file."""
+    """The error of load_file for the file."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     with pytest.raises(ValueError, match="its header is damaged") as caught:

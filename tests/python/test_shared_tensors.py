@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that share memory: weightfs.safetensors refuses and accepts what safetensors.torch does."""
+"""Tensors that share memory: weightfs.safetensors rejects and accepts the same ones as safetensors.torch."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import weightfs.safetensors
 
 
 def verdict_of(save, tensors, path):
-    """The text of the refusal, with the names of each set sorted; None for a save that succeeds."""
+    """The text of the error, with the names of each set sorted; None if the save succeeds."""
     try:
         save(tensors, path)
     except RuntimeError as error:
@@ -98,7 +98,7 @@ def test_what_has_no_memory_is_refused_for_that(local):
 
 
 def parts_of(path):
-    """(header, data): safetensors writes metadata in any order."""
+    """(header, data). Parsed, because safetensors writes metadata in any order."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weightfs-tune: what it sweeps, what it prints, and what is left of it when it is stopped."""
+"""weightfs-tune: its sweep, its output, and what remains when it is stopped."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SMALL = {"block_size": ["64K", 131072], "queue_depth": [4], "io_parallel": [1, 2
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The settings of each measurement; they are really made."""
+    """Records the settings of each measurement; the measurements are real."""
     settings, really = [], tune.measure
     monkeypatch.setattr(tune, "measure", lambda one: settings.append(one) or really(one))
     return settings
@@ -122,7 +122,7 @@ def test_verbose_tells_the_settings_and_the_seconds_of_each_measurement(local, c
     assert error.count("read: Settings(folders=") == error.count("read: Result(task_latency_s=") == 4
 
 
-# It has measured one combination when it gets the signal, and is held in the next: the test waits for no time.
+# The signal arrives after one combination was measured, while the next is blocked, so the test does not depend on time.
 STOPPED = """
 import sys
 from weightfs.tools import tune
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_written_costs_no_result_and_no_status(local, capf
     assert "Traceback" not in printed.err
 
 
-# Its process waits in the third repetition, until it is ended.
+# The process blocks in the third repetition until it is ended.
 HELD = """
 import os, sys, threading
 from weightfs.tools import _measure, io

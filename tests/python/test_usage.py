@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs and the examples say when they are used wrongly, and how they end when they are stopped."""
+"""Messages of the programs and examples for wrong usage, and their behavior when they are stopped."""
 
 import os
 import signal
@@ -78,7 +78,7 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
         said = process.stderr.read()
         assert process.wait() == status
     assert "Traceback" not in said
-    if number != signal.SIGKILL:   # where Python itself says what was left
+    if number != signal.SIGKILL:   # Python itself reports what was left
         *before, last = said.splitlines()
         assert last == f"weightfs-io: {'interrupted' if number == signal.SIGINT else 'terminated'}"
         assert [line.startswith("weightfs-io: stopped early: ") for line in before] == [True]

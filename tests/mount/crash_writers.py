@@ -8,8 +8,8 @@ guaranteed ("done ..."). Every file's content follows from its name and a number
 the file may contain. The guarantees:
   append   a file grows; "done append SIZE" once fsync has returned.
   replace  whole files replaced in three ways: temporary file, fsync, rename, fsync of the directory ("synced"); rename
-             without fsync ("renamed"); O_TRUNC over the old file ("truncated"). Only "synced" guarantees durability; all
-             of them guarantee the old or the new content, never a mixture.
+           without fsync ("renamed"); O_TRUNC over the old file ("truncated"). Only "synced" guarantees durability; all
+           of them guarantee the old or the new content, never a mixture.
   truncate only the third of these, on few files, so that a replacement begins before the previous one is durable.
   churn    small files created and fsynced ("done create"), deleted with an fsync of the directory ("done delete"),
            renamed ("done rename")."""

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/setup and scripts/clients.py against package indexes of the test's own, with tiny packages, and an apt that
-only writes down what it was asked for."""
+"""scripts/setup and scripts/clients.py with local package indexes, tiny packages, and a fake apt that only records its
+arguments."""
 import functools
 import http.server
 import os
@@ -20,7 +20,7 @@ TOOLS = ("pytest", "pybind11", "scikit-build-core")
 
 
 def make_wheel(folder, name, version, requires=()):
-    """A package of one empty module."""
+    """Builds a package with one empty module."""
     folder.mkdir(parents=True, exist_ok=True)
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
@@ -38,7 +38,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        """A package with a limit is sent that often."""
+        """A package with a limit is served only that many times."""
         name, limits = self.path.strip("/").partition("/")[0], self.server.limits
         if self.path.endswith(".whl") and name in limits:
             limits[name] -= 1
@@ -49,7 +49,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 class Index:
-    """A package index on this machine: INDEX/NAME/ lists the files of that package."""
+    """A package index on this machine. INDEX/NAME/ lists the files of the package NAME."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -91,7 +91,7 @@ class Setup(unittest.TestCase):
         return made
 
     def fake_apt(self, torch="(none)"):
-        """Every package is installed but python3-torch, of which `torch` is on offer."""
+        """Simulates that every package is installed except python3-torch, whose available version is `torch`."""
         self.asked = self.folder / "asked"
         self.asked.touch()
         programs = {
@@ -179,7 +179,7 @@ class Setup(unittest.TestCase):
 
     def test_an_optional_client_whose_download_breaks_off_does_not_stop_the_tests(self):
         self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
-        self.pypi.server.limits["h5py"] = 1   # the look before the download
+        self.pypi.server.limits["h5py"] = 1   # the query before the download
         self.assertIn(f"h5py=={REQUIREMENTS['h5py']} cannot be installed: ", self.setup_script())
         self.assert_has("torch", "safetensors", "pytest", "scikit_build_core")
         self.assert_lacks("h5py")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts of `weightfs bench`: ratios, targets, and what makes a figure meaningless."""
+"""The verdicts of `weightfs bench`: ratios, targets, and conditions under which a figure has no meaning."""
 import json
 import pathlib
 import sys
@@ -14,7 +14,7 @@ ROWS = {row["id"]: row for row in json.loads((SUITE / "rows.json").read_text(enc
 
 
 def judged(name, *, in_memory=False, size=1 << 20, device_reads=None, missing=(), **rates):
-    """The row `name`, measured at these rates by each way."""
+    """The row `name`, with these rates measured for each way."""
     row, results = ROWS[name], verdict.Results()
     for way, values in rates.items():
         way = way.replace("_", " ")
@@ -50,7 +50,7 @@ class Throttled(unittest.TestCase):
         self.assertEqual(self.states((250, 240, 260), (199, 198, 200)), ["short", "ok"])
 
     def test_more_than_the_number_of_devices_is_no_success(self):
-        """One device far below its limit: the ratio says nothing about the two."""
+        """If one device is far below its limit, the ratio says nothing about either device."""
         row = self.devices((390, 392, 394), (65, 66, 64))
         self.assertEqual([check["state"] for check in row["checks"]], ["ok", "short"])
         self.assertAlmostEqual(row["checks"][1]["value"], 6, delta=0.1)

@@ -34,7 +34,7 @@ TEST(HelperNamesTest, UmountTakesTheDirectory) {
               ElementsAre("umount", "/mnt/s"));
 }
 
-// mount(8) drops dev and suid on its way here, and hands over nodev and nosuid.
+// mount(8) passes nodev and nosuid to its helper, but drops dev and suid.
 TEST(HelperNamesTest, MountAsRootAllowsWhatIsNotForbidden) {
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "rw,nosuid"}, /*is_root=*/true),
               ElementsAre("mount", "-o", "dev,suid", "s", "m", "-o", "rw,nosuid"));

@@ -47,7 +47,7 @@ class GuardedDirectoryTest : public testing::Test {
     EXPECT_EQ(lstat(path.c_str(), &status), 0) << path;
     return status.st_uid;
   }
-  // The error of every way to open the file has this code, and its line names the file.
+  // Expects that every way to open the file fails with this code, and that the message names the file.
   void ExpectRefused(const std::string& name, ErrorCode code, const std::string& saying) {
     const auto check = [&](const Error& error) {
       EXPECT_EQ(error.code, code) << error.what;
@@ -193,7 +193,7 @@ TEST_F(GuardedDirectoryTest, LocksStayWhenPermissionsAreTaken) {
   ASSERT_EQ(fcntl(file.get(), F_SETLK, &lock), 0);
   Open().RestrictFile("f");
   EXPECT_EQ(ModeOf(At("f")), 0600U);
-  // An open file description of its own meets the lock of the process.
+  // A separate open file description conflicts with the lock of the process.
   const UniqueFd other(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
   lock.l_type = F_WRLCK;
   ASSERT_EQ(fcntl(other.get(), F_OFD_GETLK, &lock), 0);

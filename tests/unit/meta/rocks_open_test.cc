@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a catalog on a filesystem that is full or fails, and in a directory that others have changed.
+// Opening a catalog on a filesystem that is full or fails, and in a directory that other users have changed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -37,7 +37,7 @@ class RocksOpenTest : public testing::Test {
 
   fs::path At(const std::string& name = "meta") const { return temporary_.path() / name; }
 
-  // A catalog that was closed, and one as a killed process leaves it: all of it in the log.
+  // Creates a catalog that was closed, and one as a killed process leaves it, with everything in the log.
   void Make(const fs::path& closed, const fs::path& killed) {
     auto store = RocksKvStore::Open(closed.string(), {.create = true}).value();
     for (uint64_t number = 0; number < kBatches; ++number) {
@@ -71,7 +71,7 @@ class RocksOpenTest : public testing::Test {
   mode_t before_ = 0;
 };
 
-// The filesystem fails from the first step of opening on, then from the second on, and so to the last.
+// The filesystem fails from the first step of opening on, then from the second step on, and so on to the last.
 TEST_F(RocksOpenTest, AFailureAtAnyStepIsAnErrorAndLosesNothing) {
   Make(At("closed"), At("killed"));
   for (const std::string image : {"closed", "killed"}) {
@@ -226,7 +226,7 @@ TEST_F(RocksOpenTest, WhatIsNoRegularFileIsRefusedAndNotWaitedFor) {
   ExpectWhole(At());
 }
 
-// RocksDB opens what the path leads to, so that directory is the one to be checked.
+// RocksDB opens the directory that the path resolves to, so that directory must be checked.
 TEST_F(RocksOpenTest, DotsAfterALinkAreFollowed) {
   Make(At("closed"), At("killed"));
   fs::create_directories(At("elsewhere/below"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices and catalogs that fail or lie under the data path: the errors that callers receive, and the data that
-// survives.
+// Devices and catalogs that fail or return wrong data under the data path: the errors that callers receive, and the
+// data that survives.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -54,14 +54,14 @@ TEST(FileFailures, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected);
 }
 
-// One copy of a descriptor.
+// Flushes one copy of a descriptor.
 Result<void> FlushOf(TestStore& store, const InodePtr& file, std::atomic<uint64_t>* told) {
   Result<void> result;
-  store->Flush(file, told, [&](Result<void> done) { result = std::move(done); });  // Waits for nothing.
+  store->Flush(file, told, [&](Result<void> done) { result = std::move(done); });  // Does not block.
   return result;
 }
 
-// Another open, which is closed.
+// Closes another open of the file.
 Result<void> CloseOf(TestStore& store, const InodePtr& file) {
   std::atomic<uint64_t> told{0};
   const InodePtr opened = store->OpenFile(file->id, false).value();
@@ -79,7 +79,7 @@ TEST(FileFailures, AFailedWriteIsRolledBackWhicheverCallReportedItFirst) {
     ASSERT_OK(store->Sync(file));
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
     store.device().Hold();
-    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));  // Stripes go out at once.
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));  // Whole stripes are written back immediately.
     store.device().WaitForHeld(2);
     store.device().CompleteOne();
     for (int call = 0; call < 2; ++call) {
@@ -88,7 +88,7 @@ TEST(FileFailures, AFailedWriteIsRolledBackWhicheverCallReportedItFirst) {
       EXPECT_EQ(told.error().code, ErrorCode::kIo);
     }
     store.device().Release();
-    static_cast<void>(store->Sync(file).has_value());  // an error where it is in the cycle that puts the file back
+    static_cast<void>(store->Sync(file).has_value());  // returns an error if it joins the cycle that reverts the file
     EXPECT_TRUE(Must(store.ReadAll(file)) == old);
     ASSERT_OK(store.WriteAt(file, 6 * kMiB, "new"));
     ASSERT_OK(CloseOf(store, file));
@@ -107,7 +107,7 @@ TEST(FileFailures, AnUnreportedWriteErrorIsReturnedByTheNextCall) {
     store->OnReverted([&](InodeId) { back.set_value(); });
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1, .code = ErrorCode::kNoSpace});
     ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
-    back.get_future().wait();  // Nobody asked for a commit.
+    back.get_future().wait();  // No commit was requested.
     const auto ask = [&]() -> Result<void> {
       switch (call) {
         case kWrite: return store.WriteAt(file, 0, "x");
@@ -125,13 +125,14 @@ TEST(FileFailures, AnUnreportedWriteErrorIsReturnedByTheNextCall) {
   }
 }
 
-// A file of which a device write has failed. Until PutBack another is held, and the file is torn.
+// A file with a failed device write. Until PutBack, the revert is held, so the file is in the failed state.
 struct TornFile {
   TornFile() {
     store->OnReverted([this](InodeId) { back.set_value(); });
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
     store.device().Hold();
-    EXPECT_TRUE(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)).has_value());  // Stripes go out at once.
+    EXPECT_TRUE(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)).has_value());  // Whole stripes are written back
+                                                                             // immediately.
     store.device().WaitForHeld(2);
     store.device().CompleteOne();
   }
@@ -146,7 +147,8 @@ struct TornFile {
   std::promise<void> back;
 };
 
-// The kernel sends a long write(2) in pieces, and hides the error of one behind the number of bytes taken before it.
+// The kernel sends a long write(2) in pieces, and returns the bytes accepted before a failed piece instead of its
+// error.
 TEST(FileFailures, ARefusedWriteLeavesTheErrorToFsyncAndClose) {
   for (const bool torn : {false, true}) {
     for (const bool by_close : {false, true}) {
@@ -165,7 +167,7 @@ TEST(FileFailures, ARefusedWriteLeavesTheErrorToFsyncAndClose) {
   }
 }
 
-// A program that starts another closes copies of its descriptors there, and nobody looks at what these closes say.
+// A program that starts another one closes copies of its descriptors there, and ignores the results of these closes.
 TEST(FileFailures, ClosingACopyOfADescriptorLeavesTheErrorToTheOthers) {
   for (const bool torn : {false, true}) {
     TornFile failed;
@@ -181,7 +183,7 @@ TEST(FileFailures, ClosingACopyOfADescriptorLeavesTheErrorToTheOthers) {
   }
 }
 
-// As that of each piece of a long write with O_SYNC.
+// Like the syncs of the pieces of a long write with O_SYNC.
 TEST(FileFailures, ASyncThatKeepsTheErrorLeavesItToTheNextSync) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
@@ -234,7 +236,7 @@ TEST(FileFailures, LoadingAFileThatAFailedWriteDropsGivesItsLastCommit) {
   ASSERT_OK(store.Remount());
   const InodePtr file = store.OpenPath("a").value();
   const std::string data = Pattern(2, kMiB);
-  store.kv().AfterGet([&] {  // of the old extent
+  store.kv().AfterGet([&] {  // writeback of the old extent
     ASSERT_OK(store.WriteAt(file, 0, data));
     ASSERT_OK(store->Sync(file));
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
@@ -250,7 +252,7 @@ TEST(FileFailures, AWriteErrorDuringACopyIsReturned) {
   const std::string data = Pattern(1, 24 * kMiB);
   ASSERT_OK(store.WriteAt(source, 0, data));
   ASSERT_OK(store->Sync(source));
-  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});  // of the first stripe, while the copy goes on
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});  // of the first stripe, while the copy continues
   uint64_t done = 0;
   bool told = false;
   while (done < data.size() && !told) {
@@ -281,7 +283,7 @@ TEST(FileFailures, AFileDeletedWhileAWriteOfItFailsGivesAllItsSpaceBack) {
   ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 20 * kMiB + kBlock)));
   std::promise<void> synced;
   store->Sync(file, [&](Result<void>) { synced.set_value(); });
-  store.device().WaitForHeld(11);  // the last block too: the commit has taken what there is
+  store.device().WaitForHeld(11);  // including the last block: the commit has sealed everything
   store->CloseFile(file);
   ASSERT_OK(store->names().Unlink(kRootInode, "a"));
   store.device().Release();
@@ -312,7 +314,7 @@ TEST(FileFailures, NoNameChangesAfterAFailedFlush) {
   EXPECT_EQ(names.Rename(kRootInode, "a", kRootInode, "b", RenameMode::kReplace).error().code, ErrorCode::kReadOnly);
 }
 
-// The link or the directory would publish data that a crash loses.
+// Otherwise the link or the directory would publish data that a crash loses.
 TEST(FileFailures, ARenameWhoseCommitFailsDoesNotHappen) {
   for (const uint32_t type : {uint32_t{S_IFLNK}, uint32_t{S_IFDIR}}) {
     TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
@@ -326,7 +328,7 @@ TEST(FileFailures, ARenameWhoseCommitFailsDoesNotHappen) {
   }
 }
 
-// A failed write puts the file back between the look that loads it and the look at its mapping.
+// A failed write reverts the file between the lookup that loads it and the access to its mapping.
 TEST(FileFailures, ALookAtAFileThatIsPutBackFindsItsLastCommit) {
   for (const bool seek : {false, true}) {
     TestStore store;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file by itself: plans, writeback, seals and reverts.
+// A single file: plans, writeback, seals and reverts.
 #include "store/file/file.h"
 
 #include <gtest/gtest.h>

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs Python packages into the environment of the Python that runs it: says first what pip will download and how
-much, prefers torch's CPU build, and leaves out what cannot be had. Called by scripts/setup.
+"""Installs Python packages into the environment of the Python that runs it. Called by scripts/setup.
 
-Exit status: 0 everything is there; 3 torch is missing because only its GPU build is offered; 4 another optional package
-is missing; 1 a required package cannot be had. With --demo nothing is installed unless torch is.
+It first reports what pip will download and how much, prefers torch's CPU build, and omits packages that are not
+available. Exit status: 0 everything is installed; 3 torch is missing because only its GPU build is offered; 4 another
+optional package is missing; 1 a required package is not available. With --demo nothing is installed unless torch is.
+
 """
 
 import argparse
@@ -31,7 +32,7 @@ TIMEOUT_S = 10
 
 
 class Failure(Exception):
-    """pip failed; the text is the reason in one line."""
+    """pip failed. The text is a one-line reason."""
 
 
 def pip(*words, quiet=True):
@@ -55,7 +56,7 @@ def head(url):
 
 
 def has_torch(index):
-    """Whether an index, a URL or a directory, can be reached and lists torch."""
+    """True if an index, given as a URL or a directory, can be reached and lists torch."""
     parts = urllib.parse.urlsplit(index)
     if parts.scheme in ("", "file"):
         return Path(urllib.request.url2pathname(parts.path), "torch").is_dir()
@@ -67,17 +68,17 @@ def has_torch(index):
 
 
 def cpu_index():
-    """Options of pip for torch's CPU builds, none where that index cannot be reached."""
+    """pip's options for torch's CPU builds; none if that index cannot be reached."""
     if not CPU_INDEX or os.environ.get("PIP_NO_INDEX") or not has_torch(CPU_INDEX):
         return []
-    # The option replaces what the user has configured, unless that is named as well.
+    # The option replaces the user's configured indexes, unless they are named as well.
     configured = [line.partition("=")[2] for line in pip("config", "list").splitlines() if "extra-index-url=" in line]
     indexes = [url for value in configured for url in ast.literal_eval(value).split()]
     return [word for url in [*indexes, CPU_INDEX] for word in ("--extra-index-url", url)]
 
 
 def size(url):
-    """Bytes of a file to download, None where its server does not say; 0 for a file of this machine."""
+    """Size of a file to download in bytes, None if its server does not report it; 0 for a local file."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":
         return 0
@@ -93,7 +94,7 @@ def text_of(count):
 
 
 def download(packages):
-    """How much the packages are, as text."""
+    """The total size of the packages, as text."""
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         sizes = dict(zip((f"{name} {version}" for name, version, _ in packages),
                          pool.map(size, (url for *_, url in packages))))
@@ -113,11 +114,11 @@ class Planner:
 
     def __init__(self, requirements):
         self.requirements = requirements   # name → line for pip
-        # Wheels alone: a source would need compilers and libraries that nobody announced.
+        # Only wheels, because a source package would need compilers and libraries that were not announced.
         self.options = ["--only-binary", ":all:", "--retries", "2", *cpu_index()]
 
     def packages(self, names):
-        """(name, version, URL) of all that is missing for `names`. Raises: Failure."""
+        """(name, version, URL) of everything that is missing for `names`. Raises: Failure."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report"
             pip("install", "--quiet", "--dry-run", "--report", str(report), *self.options,
@@ -135,17 +136,18 @@ def for_gpus(packages):
 
 
 class Choice(NamedTuple):
-    """What can be had of the requirements."""
+    """The requirements that are available."""
     names: list
-    packages: list   # what these bring: (name, version, URL)
-    missing: dict    # name → why it cannot be had
-    gpu_only: bool   # torch is missing, because it is offered for GPUs alone
+    packages: list   # packages to install: (name, version, URL)
+    missing: dict    # name → why it is not available
+    gpu_only: bool   # torch is missing, because only GPU builds are offered
 
 
 def choose(planner, required, gpu):
-    """Asks for everything at once, then for all but torch, then for one name after the other.
+    """Asks for everything at once, then for everything except torch, then for one name at a time.
 
-    Raises: Failure: what is required cannot be had.
+    Raises: Failure: a required package is not available.
+
     """
     everything = list(planner.requirements)
     try:
@@ -180,9 +182,10 @@ def gpu_reason(packages, without):
 
 
 def install(planner, names, required):
-    """Installs all of `names`; where that fails, those that are required, and then one name after the other.
+    """Installs all of `names`. If that fails, installs the required ones, and then one name at a time.
 
-    Returns name → why it could not be installed. Raises: Failure: of what is required.
+    Returns name → why it could not be installed. Raises: Failure: a required package could not be installed.
+
     """
     try:
         planner.install(names)
@@ -201,7 +204,8 @@ def install(planner, names, required):
 
 
 def update_pip():
-    """Takes a pip that looks without downloading; where there is none, the old one downloads earlier than it should."""
+    """Installs a pip that can plan without downloading. If there is none, the old one downloads earlier than it should.
+    """
     text = pip("--version").split()[1]   # "23.0.1", "24.1b1"
     if tuple(int(part) for part in re.findall(r"\d+", text)[:2]) < DRY_RUN_DOWNLOADS_BEFORE:
         print(f"    pip {text} downloads what it is asked about, so a newer pip is downloaded first (2 MB)", flush=True)

@@ -11,7 +11,7 @@ else
   bold='' green='' red='' dim='' plain=''
 fi
 
-# step TEXT: a headline. fail TEXT: one line on standard error, and the end.
+# step TEXT: prints a headline. fail TEXT: prints one line on standard error and exits.
 step() { printf '%s==> %s%s\n' "$bold$green" "$*" "$plain"; }
 fail() {
   printf '%s%s: %s%s\n' "$red" "$(basename "$0")" "$*" "$plain" >&2
@@ -21,7 +21,7 @@ fail() {
 # Prints the comment at the head of the script.
 usage() { sed -n '2,/^# shellcheck/{/^# \(shellcheck\|SPDX\)/d;s/^# \{0,1\}//;p}' "$0"; }
 
-# The first cmake of at least 3.25: the one in PATH, else the system's own.
+# The first cmake of at least 3.25: the one in PATH, else the system's.
 find_cmake() {
   local candidate version
   for candidate in "$(command -v cmake || true)" /usr/bin/cmake; do
@@ -35,7 +35,7 @@ find_cmake() {
   fail "no cmake of 3.25 or newer; run scripts/setup"
 }
 
-# The first Python that has torch: WEIGHTFS_PYTHON, the active virtual environment, .venv, of PATH, of the system.
+# The first Python that has torch, of: WEIGHTFS_PYTHON, the active virtual environment, .venv, PATH, the system.
 find_torch() {
   local candidate
   for candidate in "${WEIGHTFS_PYTHON:-}" "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "$root/.venv/bin/python" \

@@ -119,7 +119,7 @@ def test_rsync_copies_then_updates(mount, work, source, options):
 
 
 @needs.program("rsync")
-def test_rsync_append_goes_on_where_a_transfer_ended(mount, work, source):
+def test_rsync_append_continues_where_a_transfer_ended(mount, work, source):
     whole = (source / "a/file-3000001").read_bytes()
     (work / "file-3000001").write_bytes(whole[:1_234_567])
     process.run(["rsync", "--append-verify", source / "a/file-3000001", f"{work}/"])

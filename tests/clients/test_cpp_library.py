@@ -75,7 +75,7 @@ def test_every_installed_header_stands_alone(prefix, tmp_path):
                      f"-I{include}/weightfs", tmp_path / "alone.cc"], limit=100)
 
 
-def test_the_library_shows_its_interface_alone(prefix):
+def test_the_library_exports_only_its_interface(prefix):
     library = installed(prefix, "libweightfs.so")
     assert re.fullmatch(r"libweightfs\.so\.(0\.\d+|[1-9]\d*)", os.readlink(library))
     lines = process.run(["nm", "-DC", "--defined-only", library]).out.splitlines()

@@ -312,7 +312,7 @@ void CheckCut(Workload& workload, uint64_t seed, size_t devices, size_t cut, Cra
 
 class CrashSimulation : public ::testing::TestWithParam<int> {};
 
-TEST_P(CrashSimulation, EveryCutLeavesAPromisedState) {
+TEST_P(CrashSimulation, EveryCutLeavesAGuaranteedState) {
   const uint64_t seed = FirstSeed(static_cast<uint64_t>(GetParam()));
   const size_t devices = 1 + seed % 2;
   Workload workload(seed, devices);

@@ -203,7 +203,7 @@ def test_fsck_reports_damaged_data_only_when_asked_to_read_it(victim):
     victim.check_all_but(10 * BLOCK)
 
 
-def test_overwriting_the_block_heals_the_file(victim):
+def test_overwriting_the_block_repairs_the_file(victim):
     victim.damage(10 * BLOCK)
     victim.mount.mount()
     with open(victim.path, "r+b", buffering=0) as stream:
@@ -213,7 +213,7 @@ def test_overwriting_the_block_heals_the_file(victim):
     weightfs("fsck", "--data", victim.mount.store.directory)
 
 
-def test_overwriting_part_of_the_block_does_not_bless_the_rest(victim):
+def test_overwriting_part_of_the_block_does_not_hide_the_damage(victim):
     victim.damage(10 * BLOCK + 9)
     victim.mount.mount()
     with open(victim.path, "r+b", buffering=0) as stream:

@@ -74,7 +74,7 @@ def test_a_link_is_not_followed(factory, store, point, target, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_link_to_the_right_file_is_none_either(factory, store, point, name):
+def test_a_link_to_the_correct_file_is_not_followed_either(factory, store, point, name):
     with aside(store.directory / name) as kept:
         (store.directory / name).symlink_to(kept)
         with unchanged(kept):
@@ -144,7 +144,7 @@ def test_unmounting_waits_for_no_fifo(factory, store):
     check_usable(factory, store)
 
 
-def test_a_name_makes_no_lines_in_the_log(factory, store):
+def test_a_file_name_cannot_forge_lines_in_the_log(factory, store):
     path = factory.directory("point") / "a\nweightfs: error: \x1b[2Jforged"
     path.mkdir()
     weightfs("mount", store.directory, path)
@@ -154,7 +154,7 @@ def test_a_name_makes_no_lines_in_the_log(factory, store):
     assert any(r"a\x0aweightfs: error: \x1b[2Jforged" in line for line in lines), lines
 
 
-def test_a_name_makes_no_lines_on_the_terminal(local):
+def test_a_file_name_cannot_forge_lines_on_the_terminal(local):
     line = refused("mount", local / "a\n\x1b[2Jb", local, saying="No such file")
     assert r"a\x0a\x1b[2Jb" in line
 

@@ -86,7 +86,7 @@ def test_a_mount_is_refused_and_loses_nothing(factory, store, small, point):
     mount.fsck()
 
 
-def test_nothing_is_lost_of_what_a_killed_mount_left(factory, store, small, point):
+def test_nothing_that_a_killed_mount_left_is_lost(factory, store, small, point):
     mount = factory.mount(store)
     (mount.path / "last").write_bytes(b"synced")
     with open(mount.path / "last", "rb") as stream:
@@ -117,7 +117,7 @@ def test_a_mount_that_runs_ends_without_an_abort(factory, store, small):
     mount.fsck()
 
 
-def test_a_format_is_refused_and_takes_back_what_it_began(factory, small):
+def test_a_failed_format_is_rolled_back(factory, small):
     pool = factory.directory("pool") / "pool"
     with open(pool, "wb") as stream:
         stream.truncate(64 << 20)

@@ -106,7 +106,7 @@ def test_the_write_that_does_not_fit_is_refused_and_no_earlier_one(small):
 
 
 @FILLINGS
-def test_what_was_taken_is_whole_and_other_files_are_not_harmed(small, filling):
+def test_accepted_data_is_complete_and_other_files_are_not_harmed(small, filling):
     for number in range(10):
         write_file(small.path / f"other-{number}", number * 300_001 + 10, number)
     others, free = digests(small.path), available(small)
@@ -259,7 +259,7 @@ def test_preallocated_space_can_be_written_in_a_full_pool(small, most, step):
 
 @weightfs_only
 @pytest.mark.parametrize("step", [BLOCK, 256 * 1024, MIB])
-def test_a_file_larger_than_the_room_left_can_be_overwritten(small, step):
+def test_a_file_larger_than_the_free_space_can_be_overwritten(small, step):
     """New data needs new blocks until a commit frees the old ones. With little free space, this takes many commits."""
     length = 16 * MIB
     write_file(small.path / "file", length, 1)
@@ -370,7 +370,7 @@ def test_a_pool_of_two_tebibytes(factory):
 
 @weightfs_only
 @needs.root
-def test_a_device_without_room_is_an_error_that_is_told(factory):
+def test_a_device_without_space_is_a_reported_error(factory):
     """The pool is a sparse file on a full filesystem. This differs from a full pool, in which writers wait for closes.
     """
     small = factory.directory("small")

@@ -110,7 +110,7 @@ def one_round(mount, base, records, seed, lines=LINES):
 
 
 @pytest.mark.limit(3600)
-def test_nothing_promised_is_lost(mounted, pytestconfig):
+def test_nothing_guaranteed_is_lost(mounted, pytestconfig):
     base = mounted.path / "writers"
     base.mkdir()
     fresh, records = used_space(mounted.path), new_records(mounted)
@@ -168,7 +168,7 @@ def test_the_commit_of_an_earlier_close_leaves_out_a_half_replaced_file(factory,
     mount.fsck()
 
 
-def test_want_of_space_does_not_make_a_half_replaced_file_durable(factory, weightfs_only):
+def test_a_lack_of_space_does_not_commit_a_half_replaced_file(factory, weightfs_only):
     """Freed space that waits for a commit is needed. The commit must leave out the file that is being replaced."""
     mount = factory.mount(factory.store("64M"))
     write_whole(mount.path / "model", b"old" * 100_000, sync=True)
@@ -209,7 +209,7 @@ PUBLISHED = {"model.pt": 3_000_000, "config.json": 700, "rank/optimizer.pt": 400
 
 @pytest.mark.parametrize("publish", [publish_by_directory, publish_by_exchange, publish_by_symbolic_link,
                                      publish_by_hard_links])
-def test_what_a_new_name_publishes_is_there_after_a_kill(factory, weightfs_only, publish):
+def test_data_published_by_a_new_name_survives_a_kill(factory, weightfs_only, publish):
     """Nothing is synced: a new name is ordered after the data that it refers to."""
     mount = factory.mount(factory.store("64M"), "commit=3600")
     data = {path: os.urandom(size) for path, size in PUBLISHED.items()}

@@ -22,7 +22,7 @@ STORE_SIZE = "64M"
 MOUNT_OPTIONS = "allow_other,commit=0.05"
 
 
-def test_a_ticket_says_what_its_descriptor_may(work):
+def test_a_ticket_has_the_access_mode_of_its_descriptor(work):
     path = work / "a"
     path.write_bytes(pattern(BLOCK))
     reads, writes = os.open(path, os.O_RDONLY), os.open(path, os.O_WRONLY)
@@ -198,7 +198,7 @@ def test_garbage_ends_a_connection_at_most(work, mounted):
     assert read_direct(work / "a") == pattern(BLOCK) and mounted.alive()
 
 
-def test_who_takes_no_answers_is_let_go(work):
+def test_a_client_that_reads_no_answers_is_disconnected(work):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDONLY)
     token, name = ticket(file)
@@ -234,7 +234,7 @@ def test_connections_are_bounded_and_all_come_back(work, mounted):
     os.close(file)
 
 
-def test_who_has_had_no_lease_for_longest_makes_room(work, mounted):
+def test_the_connection_without_a_lease_for_longest_is_replaced(work, mounted):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDONLY)
     token, name = ticket(file)
@@ -270,7 +270,7 @@ os._exit(0)
 """
 
 
-def test_who_comes_and_goes_all_the_time_holds_nobody_up(work):
+def test_short_connections_do_not_delay_others(work):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDWR)
     token, name = ticket(file)

@@ -33,7 +33,7 @@ STORE_SIZE = "64M"
 MOUNT_OPTIONS = "allow_other,commit=0.05"
 
 
-def test_reads_what_was_written_and_not_synced(work):
+def test_reads_unsynced_data(work):
     data = pattern(300_001)
     (work / "a").write_bytes(data)
     assert read_direct(work / "a") == data
@@ -70,7 +70,7 @@ def test_statistics_count_what_leases_move(work, mounted):
     assert weightfs("info", mounted.path).out.count("of it by leases)") == 2
 
 
-def test_reads_what_a_shared_mapping_wrote(work):
+def test_reads_data_of_a_shared_mapping(work):
     with open(work / "a", "w+b") as stream:
         stream.truncate(BLOCK)
         with mmap.mmap(stream.fileno(), BLOCK) as memory:
@@ -78,7 +78,7 @@ def test_reads_what_a_shared_mapping_wrote(work):
             assert read_direct(work / "a") == b"m" * BLOCK
 
 
-def test_a_commit_comes_after_what_a_mapping_changed_before(work):
+def test_a_commit_is_ordered_after_earlier_changes_of_a_mapping(work):
     path = work / "a"
     path.write_bytes(pattern(MIB))
     with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), MIB) as memory:
@@ -142,7 +142,7 @@ def test_holes_have_no_extents(work):
     os.close(file)
 
 
-def test_a_range_that_no_answer_takes_is_refused(work):
+def test_a_range_too_large_for_an_answer_is_refused(work):
     with open(work / "a", "wb") as stream:
         stream.truncate(1 << 50)
     assert refusal(read_direct, work / "a") == errno.EFBIG
@@ -254,7 +254,7 @@ def test_a_writer_that_is_killed_leaves_the_old_file_and_its_space(work, mounted
     assert (work / "a").read_bytes() == data and read_direct(work / "a") == data
 
 
-def test_blocks_that_somebody_may_still_write_go_to_nobody(work, mounted):
+def test_blocks_that_may_still_be_written_are_not_reused(work, mounted):
     """Transfers of a killed writer may outlive it; here a copy of its descriptor does."""
     before = free_at_rest(mounted, work)
     here, there = socket.socketpair()
@@ -280,7 +280,7 @@ def test_blocks_that_somebody_may_still_write_go_to_nobody(work, mounted):
         each.close()
 
 
-def test_what_does_not_fit_is_enospc_and_changes_nothing(work, mounted):
+def test_a_write_that_does_not_fit_is_enospc_and_changes_nothing(work, mounted):
     (work / "a").write_bytes(b"whole")
     before = free_at_rest(mounted, work)
     file = os.open(work / "a", os.O_RDWR)

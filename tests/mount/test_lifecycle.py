@@ -179,7 +179,7 @@ HOLDERS = {"an open file": "file = open(sys.argv[1])",
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_umount_of_a_busy_mount_says_who_and_changes_nothing(mount, holder):
+def test_umount_of_a_busy_mount_names_the_users_and_changes_nothing(mount, holder):
     (mount.path / "file").write_bytes(b"old content")
     with Program(HOLDERS[holder], mount.path / "file") as busy:
         finished = weightfs("umount", mount.path, codes=(1,))
@@ -242,7 +242,7 @@ def kill_with_synced_file(mount):
     assert process.wait_gone(pid)
 
 
-def test_a_dead_mount_is_taken_away_by_umount(mount):
+def test_umount_removes_a_dead_mount(mount):
     kill_with_synced_file(mount)
     with pytest.raises(OSError) as dead:
         os.listdir(mount.path)

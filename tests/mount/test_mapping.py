@@ -179,13 +179,13 @@ def test_splice_and_sendfile_between_the_mount_and_a_pipe(mount, work):
 
 
 @pytest.mark.parametrize("how", page_race.CHANGES)
-def test_changes_of_one_page_by_a_mapping_and_past_it_are_both_kept(work, how):
+def test_changes_of_one_page_by_a_mapping_and_by_direct_writes_are_both_kept(work, how):
     for _ in range(3):
         assert not any(page_race.lost(how, os.fspath(work / "file"), 8192))
 
 
 @pytest.mark.parametrize("seen", page_race.SEEN)
-def test_one_word_is_changed_by_turns_through_a_mapping_and_past_it(work, seen):
+def test_a_mapping_and_direct_writes_change_one_word_in_turn(work, seen):
     """A hang means that an answer through the mapping was lost: each side waits for the other."""
     page_race.take_turns(seen, os.fspath(work / "file"), 200)
 

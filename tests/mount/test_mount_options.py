@@ -134,7 +134,7 @@ def test_a_remount_keeps_a_mount_read_only_by_its_own_flag(mount):
 
 
 @needs.root
-def test_a_remount_keeps_what_it_does_not_name(mount):
+def test_a_remount_keeps_options_that_it_does_not_name(mount):
     mount.remount("noatime,noexec")
     finished = weightfs("mount", mount.store.directory, mount.path, "-o", "remount,nosymfollow,commit=1")
     assert {"noatime", "noexec", "nosymfollow", "rw"} <= flags_of(mount.path)
@@ -144,7 +144,7 @@ def test_a_remount_keeps_what_it_does_not_name(mount):
     assert "ro" in flags_of(mount.path) and "noexec" not in flags_of(mount.path)
 
 
-def test_remount_of_what_is_not_mounted(factory, mount):
+def test_remount_of_a_directory_that_is_not_mounted(factory, mount):
     point = factory.directory("point")
     refused("mount", mount.store.directory, point, "-o", "remount,ro", saying="no weightfs is mounted")
     refused("mount", factory.store("64M").directory, mount.path, "-o", "remount,ro",

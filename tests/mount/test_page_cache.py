@@ -60,7 +60,7 @@ def path(work, content):
     return path
 
 
-def test_the_first_pass_goes_past_the_page_cache_and_the_third_stays_in_it(mount, work, content):
+def test_the_first_pass_bypasses_the_page_cache_and_the_third_uses_it(mount, work, content):
     def third(name):
         (work / name).write_bytes(content)
         assert cost_of_reading(mount, work / name, content) >= SIZE
@@ -145,7 +145,7 @@ def test_dropping_the_caches_of_a_file_makes_it_cold(mount, path, content):
     assert cost_of_reading(mount, path, content) >= SIZE
 
 
-def test_a_file_whose_pages_are_dropped_each_time_is_read_past_the_page_cache_again(mount, path, content):
+def test_a_file_whose_pages_are_dropped_each_time_bypasses_the_page_cache_again(mount, path, content):
     def drop():
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

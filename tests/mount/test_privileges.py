@@ -85,7 +85,7 @@ def test_set_id_bits_stay_for_cap_fsetid_alone(work, weightfs_only, change):
 @acls
 @pytest.mark.parametrize("entries", ["u::rwx,g::rwx,o::rwx", "u::rwx,g::rx,o::rx,u:1234:r,m::rwx"])
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_an_access_control_list_takes_set_group_id_from_who_is_not_in_the_group(work, entries, kind):
+def test_an_access_control_list_clears_set_group_id_unless_the_caller_is_in_the_group(work, entries, kind):
     """generic/375 of xfstests."""
     path = work / "a"
     path.mkdir() if kind == "directory" else path.touch()
@@ -146,7 +146,7 @@ def test_names_of_trusted_attributes_are_for_cap_sys_admin_alone(work):
 
 
 # Dropping caches.
-def test_emptying_the_caches_of_a_file_needs_a_right_to_it(work, weightfs_only):
+def test_dropping_the_caches_of_a_file_needs_permission(work, weightfs_only):
     path = work / "a"
     path.write_bytes(b"x" * BLOCK)
     path.chmod(0o666)

@@ -338,7 +338,7 @@ def test_options_that_are_unknown_or_impossible(store, point):
     ("empty", "not a weightfs store", "not a weightfs store", "neither a store"),
     ("file", "not a directory", "not a weightfs store", "neither a store"),
     ("missing", "No such file", "No such file", "No such file")])
-def test_what_is_no_store(local, point, name, mount, fsck, info):
+def test_a_directory_that_is_not_a_store(local, point, name, mount, fsck, info):
     (local / "empty").mkdir()
     (local / "file").write_text("years of work")
     with unchanged(local):
@@ -348,7 +348,7 @@ def test_what_is_no_store(local, point, name, mount, fsck, info):
     assert sorted(os.listdir(local)) == ["empty", "file"] and os.listdir(local / "empty") == []
 
 
-def test_unmounting_what_is_not_mounted(store, point):
+def test_unmounting_a_directory_that_is_not_mounted(store, point):
     for place in (point, point / "nowhere", store.directory, "/proc"):
         refused("umount", place, saying="no weightfs is mounted")
 
@@ -459,7 +459,7 @@ def test_a_pool_larger_than_the_disk(local):
 # The program's command line.
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["format"], ["mount"], ["umount"], ["mount", "a", "b", "c", "d"],
                                    ["mount", "--nonsense", "a", "b"]])
-def test_wrong_usage_is_told_from_failure(words):
+def test_wrong_usage_and_failure_have_different_exit_codes(words):
     assert weightfs(*words, codes=(2,)).err.strip()
 
 

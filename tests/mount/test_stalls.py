@@ -59,7 +59,7 @@ def programs(path, *roles):
             each.communicate(timeout=60)
 
 
-def test_truncations_end_beside_those_who_drop_pages_of_a_mapping(factory):
+def test_truncations_end_while_others_drop_pages_of_a_mapping(factory):
     """The kernel writes no pages of a file while it truncates it, so a request to drop them blocks."""
     mount = factory.mount(factory.store("128M"))
     with programs(mount.path / "file", "map", *["drop"] * 8, "truncate") as running:
@@ -67,7 +67,7 @@ def test_truncations_end_beside_those_who_drop_pages_of_a_mapping(factory):
     mount.fsck()
 
 
-def test_a_mount_ends_beside_programs_that_change_a_mapping_and_seek_in_it(factory):
+def test_a_mount_ends_while_programs_change_a_mapping_and_seek_in_it(factory):
     """A seek needs the changes of the mapping, which must come through the mount that is ending."""
     mount = factory.mount(factory.store("128M"))
     for _ in range(3):

@@ -199,7 +199,7 @@ def test_store_whose_directory_is_removed_gives_errors_and_does_not_hang(mount):
     mount.close()
 
 
-def test_two_mounts_beside_each_other(mount, factory):
+def test_two_concurrent_mounts(mount, factory):
     other = factory.mount(factory.store("64M"))
     data = os.urandom(3 * MIB)
     (mount.path / "file").write_bytes(data)

@@ -103,7 +103,7 @@ def test_default_lists_are_inherited(mount, work):
 
 @needs.root
 @acls
-def test_lists_are_the_owners_to_change_and_are_copied(mount, work, local):
+def test_only_owners_change_lists_and_lists_are_copied(mount, work, local):
     file = work / "file"
     file.touch()
     os.chown(file, NOBODY, NOBODY)
@@ -118,7 +118,7 @@ def test_lists_are_the_owners_to_change_and_are_copied(mount, work, local):
 
 
 @needs.root
-def test_files_belong_to_whom_made_them(mount, work):
+def test_files_belong_to_their_creators(mount, work):
     work.chmod(0o1777)
     call_as(NOBODY, create, work / "of nobody")
     call_as(OTHER, create, work / "of another")

@@ -121,7 +121,7 @@ void ExpectMended(const CrashImage& intact, uint64_t seed) {
   EXPECT_FALSE(store->read_only());
 }
 
-TEST(FsckProperty, ARepairMendsAnyMixOfDamages) {
+TEST(FsckProperty, ARepairFixesAnyMixOfDamages) {
   const CrashImage intact = MakeStore();
   for (const uint64_t seed : kKnownSeeds) ExpectMended(intact, seed);
   const uint64_t first_seed = FirstSeed();

@@ -27,7 +27,7 @@ def test_buffers_of_every_kind_are_written_and_read(local, handle, make):
     assert memoryview(target if not hasattr(target, "numpy") else target.numpy()).tobytes() == values
 
 
-def test_what_can_only_be_read_is_written_and_never_read_into(local, handle):
+def test_read_only_buffers_are_written_and_never_read_into(local, handle):
     frozen = numpy.arange(100)
     frozen.setflags(write=False)
     for source in (b"bytes" * 1000, memoryview(b"view"), frozen):
@@ -97,7 +97,7 @@ def test_parameters_and_lazy_views(local, handle):
         handle.sync_pread(lazy, local / "file")
 
 
-def test_what_has_no_bytes_is_refused(local, handle):
+def test_objects_without_bytes_are_refused(local, handle):
     path = local / "file"
     for wrong in (5, "text", None, [1, 2], object()):
         with pytest.raises(TypeError):

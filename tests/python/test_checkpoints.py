@@ -99,7 +99,7 @@ def test_a_failed_atomic_save_leaves_the_old_file(local):
     assert os.listdir(local) == ["file"]
 
 
-def test_a_name_that_is_no_files_is_refused(local, monkeypatch):
+def test_paths_that_cannot_name_a_file_are_refused(local, monkeypatch):
     monkeypatch.chdir(local)
     for name, error in (("", FileNotFoundError), ("new/", IsADirectoryError), (".", IsADirectoryError)):
         for atomic in (True, False):
@@ -206,7 +206,7 @@ def test_a_killed_save_leaves_no_mixture(folder, library, atomic):
     assert all(equal(load(path), new) for load in LOADS[library])
 
 
-def test_what_is_no_regular_file_is_written_as_it_is(local):
+def test_a_file_that_is_not_regular_is_written_in_place(local):
     tensors = {"a": torch.arange(3 << 20), "b": torch.ones(3)}
     for save in SAVES.values():
         save(tensors, "/dev/null")

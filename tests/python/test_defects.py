@@ -27,7 +27,7 @@ def test_a_write_of_any_size_writes_exactly_that(folder, size, threads):
 
 @pytest.mark.parametrize("offset", [0, 1, 511, 4096, 5000])
 @pytest.mark.parametrize("misalignment", [0, 1, 16, 64, 512])
-def test_unaligned_transfers_are_right_and_touch_nothing_else(folder, offset, misalignment):
+def test_unaligned_transfers_are_correct_and_change_nothing_else(folder, offset, misalignment):
     handle, size = weightfs.aio_handle(num_threads=2), 2_500_003
     before = random_tensor(offset + size + 777, seed=5)
     (folder / "file").write_bytes(content(before))
@@ -49,7 +49,7 @@ def small_memory(local):
 
 
 @needs.root
-def test_a_full_filesystem_is_an_error_and_no_half_file_stays(small_memory, handle):
+def test_a_full_filesystem_is_an_error_and_leaves_no_partial_file(small_memory, handle):
     tensor = random_tensor(16 << 20)
     assert handle.sync_pwrite(tensor, small_memory / "file") == -1
     assert handle.last_error.errno == 28
@@ -179,7 +179,7 @@ def test_a_failed_overwrite_does_not_shorten_the_old_file(work, handle):
     assert (work / "file").stat().st_size == old.nbytes
 
 
-def test_an_offset_keeps_what_lies_around(folder, handle):
+def test_a_write_at_an_offset_keeps_the_surrounding_bytes(folder, handle):
     before = random_tensor(3_000_000)
     piece = random_tensor(1_000_000, seed=2)
     assert handle.sync_pwrite(before, folder / "file") == 1

@@ -51,7 +51,7 @@ def flip_on_device(store, path, offset):
         os.close(pool)
 
 
-def test_large_operations_go_past_the_mount_by_themselves(work, handle):
+def test_large_operations_bypass_the_mount_automatically(work, handle):
     tensor = random_tensor(5_000_123)
     handle.sync_pwrite(tensor, work / "file")
     handle.sync_pread(torch.empty_like(tensor), work / "file")
@@ -72,7 +72,7 @@ def test_large_operations_go_past_the_mount_by_themselves(work, handle):
         weightfs.aio_handle(direct="maybe")
 
 
-def test_a_listing_that_the_kernel_keeps_shows_what_many_brought(work, direct):
+def test_a_cached_directory_listing_shows_the_files_of_save_many(work, direct):
     direct.save_many({"a": bytearray(b"1")}, work)
     for _ in range(3):
         assert os.listdir(work) == ["a"]
@@ -101,7 +101,7 @@ def test_every_size_offset_and_alignment(work, direct):
                 assert torch.equal(read, tensor)
 
 
-def test_holes_and_what_others_have_not_synced_are_read(work, direct):
+def test_holes_and_unsynced_data_of_others_are_read(work, direct):
     with open(work / "file", "wb", buffering=0) as stream:
         stream.write(b"begin" * 1000)
         stream.seek(5 * MIB + 17)
@@ -118,7 +118,7 @@ def test_holes_and_what_others_have_not_synced_are_read(work, direct):
     assert caught.value.errno == errno.ENODATA
 
 
-def test_checkpoints_take_the_direct_way_by_themselves(work, handle):
+def test_checkpoints_use_the_direct_path_automatically(work, handle):
     state = {"large": torch.randn(1500, 1500), "small": [torch.arange(i) for i in range(50)]}
     weightfs.torch.save(state, work / "model.pt", handle=handle)
     saved = handle.direct_operations
@@ -162,7 +162,7 @@ def test_a_save_that_does_not_fit_leaves_the_old_files(work, direct):
 
 
 # Without a lease the old file is overwritten piece by piece.
-def test_what_has_no_room_for_a_lease_is_written_where_it_can_fit(work, handle):
+def test_a_write_without_space_for_a_lease_overwrites_the_old_file(work, handle):
     handle.write_from(torch.ones(300 * MIB, dtype=torch.uint8), work / "large")
     with pytest.raises(OSError, match="no space left") as caught:
         handle.write_from(torch.zeros(600 * MIB, dtype=torch.uint8), work / "large")
@@ -178,7 +178,7 @@ def test_what_has_no_room_for_a_lease_is_written_where_it_can_fit(work, handle):
     assert large.eq(2).all()
 
 
-def test_damage_on_the_device_is_an_error_that_says_where(factory, handle):
+def test_damage_on_the_device_is_an_error_with_its_location(factory, handle):
     mount = factory.mount(factory.store("128M"))
     tensor = random_tensor(4 * MIB)
     handle.write_from(tensor, mount.path / "file", durable=True)
@@ -424,7 +424,7 @@ with weightfs.aio_handle() as handle:
 
 @needs.root
 @needs.program("unshare")
-def test_who_listens_at_the_mounts_socket_in_its_place_is_told_nothing(work):
+def test_nothing_is_sent_to_a_squatter_at_the_mounts_socket(work):
     (work / "file").write_bytes(b"x" * 5_000_000)
     done = subprocess.run(["unshare", "--net", sys.executable, "-c", SQUATTED, work / "file"], capture_output=True,
                           text=True, timeout=100, check=False)

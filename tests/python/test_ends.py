@@ -98,7 +98,7 @@ print("parent")
 """
 
 
-def test_a_forked_child_is_told_so_by_every_call(child):
+def test_every_call_in_a_forked_child_raises(child):
     assert child(FORKED) == "child\nparent\n"
 
 
@@ -110,7 +110,7 @@ LONG_CALLS = {
 
 
 @pytest.mark.parametrize("call", LONG_CALLS.values(), ids=LONG_CALLS.keys())
-def test_ctrl_c_ends_a_call_that_lasts(tmp_path, call):
+def test_ctrl_c_ends_a_long_call(tmp_path, call):
     # The operation waits until Ctrl-C is noticed, and then continues 4 KiB at a time. A canceled operation rolls its
     # new file back, or is still pending.
     code = HERE_ON_PATH + COMMON + f"""

@@ -177,7 +177,7 @@ def test_an_atomic_write_shows_the_old_file_or_the_new_one(folder, handle):
         handle.write_from(new, folder / "file", 0, atomic=True)
 
 
-def test_a_closed_handle_says_so(folder):
+def test_a_closed_handle_raises(folder):
     with weightfs.aio_handle() as handle:
         future = handle.write_async(random_tensor(1 << 20), folder / "file")
     assert future.done()

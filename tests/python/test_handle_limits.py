@@ -88,7 +88,7 @@ def test_no_descriptor_is_left_behind(folder, handle):
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_a_forked_child_is_told_and_ends_without_harm(folder, handle):
+def test_a_forked_child_gets_an_error_and_exits_cleanly(folder, handle):
     tensor = random_tensor(1 << 20)
     assert handle.async_pwrite(tensor, folder / "file") == 0
     pid = os.fork()

@@ -76,7 +76,7 @@ def test_a_load_beside_a_program_that_saves_is_never_a_mixture(folder, library):
 
 
 @pytest.mark.parametrize("library", LOADS)
-def test_a_file_that_is_written_over_is_the_one_that_was_emptied(local, handle, library):
+def test_an_overwrite_writes_the_file_that_it_truncated(local, handle, library):
     (local / "file").write_bytes(b"old")
     write = handle.write_from
 
@@ -125,7 +125,7 @@ def test_an_error_of_a_load_names_the_path(local, handle, library):
 
 
 @pytest.mark.usefixtures("weightfs_only")
-def test_what_is_opened_once_takes_leases_too(work):
+def test_files_opened_once_use_leases_too(work):
     tensors = {"a": torch.randn(3 << 20)}
     for library, save in SAVES.items():
         for atomic in (True, False):
@@ -315,7 +315,7 @@ def test_half_a_byte_is_refused(local):
         assert "even last dimension" in damaged(local / "file", {"a": facts}, bytes(size))
 
 
-def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, monkeypatch):
+def test_an_impossible_device_is_refused_with_a_list_of_possible_ones(local, handle, monkeypatch):
     weightfs.safetensors.save_file({"a": torch.ones(3)}, local / "file")
     for device in ("meta", torch.device("meta"), "gpu"):
         for used in (None, handle):
@@ -328,7 +328,7 @@ def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, m
 
 
 @pytest.mark.parametrize("wrong", [None, 5, [torch.ones(3)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
-def test_what_is_no_dict_of_tensors_is_refused(local, wrong):
+def test_arguments_that_are_not_a_dict_of_tensors_are_refused(local, wrong):
     with pytest.raises(TypeError, match="a dict of names and tensors is needed, not"):
         weightfs.safetensors.save_file(wrong, local / "file")
     assert os.listdir(local) == []

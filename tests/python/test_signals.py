@@ -187,7 +187,7 @@ assert handle.save_many({"a": small}, ".") == 5000
 # torch replaces the exception that its stream raises.
 @pytest.mark.parametrize("call", ["save(tensors, 'saved', handle=handle)", "load('file', handle=handle)"])
 @pytest.mark.parametrize("raised", ["SystemExit", "Alarm"])
-def test_what_a_handler_raises_ends_a_save_and_a_load_of_torch(child, call, raised):
+def test_an_exception_of_a_signal_handler_ends_a_save_and_a_load_of_torch(child, call, raised):
     out = child(COMMON + f"""
 import weightfs.torch
 class Alarm(Exception):

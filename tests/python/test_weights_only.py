@@ -68,7 +68,7 @@ def test_by_default_nothing_but_weights_is_unpickled(trapped, version):
     assert Trap.sprung == 0
 
 
-def test_the_caller_may_say_otherwise(trapped, version):
+def test_the_caller_may_override_the_default(trapped, version):
     for count, load in enumerate(loads(trapped), 1):
         assert torch.equal(load(weights_only=False)["weights"], torch.ones(3))
         assert Trap.sprung == count
@@ -79,7 +79,7 @@ def test_the_caller_may_say_otherwise(trapped, version):
 
 
 @pytest.mark.filterwarnings("ignore:Environment variable")
-def test_so_may_the_environment_as_torch_has_it(trapped, version, monkeypatch):
+def test_the_environment_may_override_the_default_as_in_torch(trapped, version, monkeypatch):
     monkeypatch.setenv(FORCE_NO, "1")
     for load in loads(trapped):
         assert torch.equal(load()["weights"], torch.ones(3))

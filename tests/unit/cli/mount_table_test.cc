@@ -20,7 +20,7 @@ TEST(MountTableTest, ADirectoryWithoutAMountIsNotFound) {
   EXPECT_FALSE(FindMountAbove(scratch.path()).has_value());
 }
 
-TEST(MountTableTest, WhatIsNoMountMayBeAStore) {
+TEST(MountTableTest, ADirectoryThatIsNotAMountMayBeAStore) {
   const TemporaryDirectory scratch;
   EXPECT_TRUE(CheckIsNoMount(scratch.path()).has_value());
 }

@@ -66,7 +66,7 @@ TEST(RateEstimatorTest, SaysNothingBeforeItHasSettled) {
   EXPECT_EQ(rate.TimeLeft(1000), seconds(8));
 }
 
-TEST(RateEstimatorTest, WhatWasDoneBeforeTheFirstCallDoesNotCount) {
+TEST(RateEstimatorTest, WorkBeforeTheFirstCallDoesNotCount) {
   RateEstimator rate;
   rate.Add(Time(), 1'000'000);
   rate.Add(Time(seconds(4)), 1'000'400);

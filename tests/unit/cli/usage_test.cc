@@ -184,7 +184,7 @@ TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
 }
 
 // Every subcommand reports an unknown option, a missing value and an extra argument in our own words.
-TEST(UsageOfEveryCommandTest, NoCommandShowsTheWordsOfTheParser) {
+TEST(UsageOfEveryCommandTest, NoCommandShowsTheMessagesOfTheParser) {
   int exit_code = 0;
   const auto app = MakeApp(&exit_code);
   for (const CLI::App* command : Commands(*app)) {

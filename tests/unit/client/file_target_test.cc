@@ -111,7 +111,7 @@ struct stat Replace(const Folder& folder, uid_t user, gid_t group) {
   return now;
 }
 
-TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndOfOwnerAndGroupWhatTheProcessMayGive) {
+TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndTheOwnerAndGroupIfPermitted) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to write as others";
   const Folder folder;
   ASSERT_EQ(chmod((folder / ".").c_str(), 0777), 0);

@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, GpuWayTest,
                                          Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
                          NameOf);
 
-TEST_P(GpuWayTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
+TEST_P(GpuWayTest, AReadStartedDuringAnAtomicWriteReadsItsFile) {
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
   const DeviceBytes target(bytes.size());
@@ -176,7 +176,7 @@ TEST_P(GpuWayTest, AHandleMayBeDestroyedWithOperationsUnderWay) {
   }
 }
 
-TEST_P(GpuWayTest, ACancelledOperationEndsAndLeavesNoFile) {
+TEST_P(GpuWayTest, ACanceledOperationEndsAndLeavesNoFile) {
   const auto handle = Make();
   const DeviceBytes memory(RandomBytes(3'000'000));
   const Bytes later(10);

@@ -108,7 +108,7 @@ TEST_P(HandleTest, TransposedTensorsAreWrittenAndReadAsTheirIndicesSay) {
   EXPECT_EQ(matrix, original);
 }
 
-TEST(HandleBasicTest, AShorterWholeWriteLeavesNoStaleTailAndAWriteAtAnOffsetKeepsWhatIsBehind) {
+TEST(HandleBasicTest, AShorterWholeWriteLeavesNoStaleTailAndAWriteAtAnOffsetKeepsTheRest) {
   const Folder folder;
   const auto handle = Make();
   Bytes large = RandomBytes(3'000'000, 1);
@@ -170,7 +170,7 @@ TEST(HandleBasicTest, AWriteWithoutAnOffsetAppendsToADescriptorWithOAppend) {
   EXPECT_EQ(ReadFile(folder / "file"), whole);
 }
 
-TEST(HandleBasicTest, AReadPastTheEndReportsTheBytesThatThereAre) {
+TEST(HandleBasicTest, AReadPastTheEndReportsTheAvailableBytes) {
   const Folder folder;
   const auto handle = Make();
   WriteFile(folder / "file", RandomBytes(5000));
@@ -251,7 +251,7 @@ TEST(HandleBasicTest, AnInterruptedWaitLosesNoCounts) {
   EXPECT_EQ(handle->Wait([] { return false; }).count, 1U);
 }
 
-TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
+TEST(HandleBasicTest, AnInterruptedWriteIsCanceled) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1, .single_submit = true});
   Bytes bytes = RandomBytes(8 << 20);
@@ -275,7 +275,7 @@ TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
   EXPECT_EQ(folder.entries(), 0U);
 }
 
-TEST(HandleBasicTest, CancelledOperationsEndAndTheirQueuedPartIsNotWritten) {
+TEST(HandleBasicTest, CanceledOperationsEndAndTheirQueuedPartIsNotWritten) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1});
   Bytes bytes = RandomBytes(1 << 20);

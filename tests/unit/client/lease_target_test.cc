@@ -194,7 +194,7 @@ TEST_F(LeaseTest, ALeaseServerOfAnotherUserThanTheMountsIsRefused) {
   EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
 }
 
-TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirPlace) {
+TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirLocation) {
   WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
   int flips = 0;
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {

@@ -67,7 +67,7 @@ TEST(MemoryViewTest, EveryRangeIsGatheredAsTheIndicesSay) {
   }
 }
 
-TEST(MemoryViewTest, ScatterPutsBackWhatGatherTookAndTouchesNothingElse) {
+TEST(MemoryViewTest, ScatterReversesGatherAndChangesNothingElse) {
   const Bytes before = RandomBytes(8192, 3);
   for (const auto& layout : kLayouts) {
     SCOPED_TRACE(layout.name);

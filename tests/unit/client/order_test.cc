@@ -107,7 +107,7 @@ struct TwoWrites {
   const std::shared_ptr<Operation> held = handle->StartWrite(path, View(second)).value();
 };
 
-TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheEarlierWrite) {
+TEST(OrderTest, ACanceledWriteKeepsTheFileOfTheEarlierWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.held->Cancel());
   writes.standing.LetGo();
@@ -117,7 +117,7 @@ TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheEarlierWrite) {
 }
 
 // It created the file and rolls it back; the later write creates it again.
-TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheLaterWrite) {
+TEST(OrderTest, ACanceledWriteKeepsTheFileOfTheLaterWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.standing->Cancel());
   writes.standing.LetGo();
@@ -297,7 +297,7 @@ TEST(OrderTest, AHeldReadVerifiesTheFileThatTheEarlierWriteLeaves) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, AHeldWriteThatIsCancelledChangesNothing) {
+TEST(OrderTest, AHeldWriteThatIsCanceledChangesNothing) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -315,7 +315,7 @@ TEST(OrderTest, AHeldWriteThatIsCancelledChangesNothing) {
   EXPECT_EQ(ReadFile(folder / "file"), bytes);
 }
 
-TEST(OrderTest, AWriteThatWaitsMakesItsFileWhenItBegins) {
+TEST(OrderTest, AWriteThatWaitsCreatesItsFileWhenItBegins) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -496,7 +496,7 @@ TEST(OrderTest, AnInterruptedSaveManyKeepsTheOrderOfOtherOperations) {
   EXPECT_EQ(ReadFile(folder / "a"), second);
 }
 
-TEST(OrderTest, AHeldAtomicWriteThatIsCancelledLeavesNoFile) {
+TEST(OrderTest, AHeldAtomicWriteThatIsCanceledLeavesNoFile) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(300'000, 1);

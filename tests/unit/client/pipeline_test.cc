@@ -130,7 +130,7 @@ TEST_F(PipelineTest, AnOperationOfNoBytesIsCompleted) {
   EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kRead, View(none)))->error());
 }
 
-TEST_F(PipelineTest, CancelEndsWhatIsNotInTheKernel) {
+TEST_F(PipelineTest, CancelDropsPiecesThatAreNotInTheKernel) {
   Bytes out = RandomBytes(64 * kBlock);
   const auto operation = MakeOperation(facts_, Direction::kWrite, View(out));
   Add(operation);

@@ -189,7 +189,7 @@ TEST(ExtentAllocator, NoSpaceOnlyWhenNoRunOfTheMinimumIsFreeAnywhere) {
   EXPECT_EQ(CodeOf(allocator->Allocate({.count = {500}, .minimum = {101}})), ErrorCode::kNoSpace);
 }
 
-TEST(ExtentAllocator, GivesOutEveryLastBlock) {
+TEST(ExtentAllocator, AllocatesEveryLastBlock) {
   const auto allocator = Make(Blocks(1000, 3001), 3);
   std::vector<bool> used(3001);
   uint64_t total = 0;
@@ -248,7 +248,7 @@ TEST(ExtentAllocator, EmptyRunsChangeNothing) {
   EXPECT_EQ(allocator->free_blocks().value, 1000u);
 }
 
-TEST(ExtentAllocator, FreedNeighboursMerge) {
+TEST(ExtentAllocator, FreedNeighborsMerge) {
   const auto allocator = MakeWithFree(1000, {Blocks(10, 5), Blocks(20, 5), Blocks(15, 5)});
   const auto statistics = allocator->statistics();
   EXPECT_EQ(statistics.free_extents, 1u);

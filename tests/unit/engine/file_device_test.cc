@@ -395,12 +395,12 @@ void ExpectWritersKeepTheNextOpenOut(const std::string& path) {
   EXPECT_NE(OpenDevice(path), nullptr) << "readers keep nobody out";
 }
 
-TEST(FileDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
+TEST(FileDeviceTest, WriterDescriptorsBlockTheNextOpen) {
   const ScratchFile file(kFileSize);
   ExpectWritersKeepTheNextOpenOut(file.path());
 }
 
-TEST(FileDeviceTest, AWriterIsThereAsLongAsACopyOfItsDescriptor) {
+TEST(FileDeviceTest, AWriterExistsAsLongAsACopyOfItsDescriptor) {
   const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path());
   const Again other(*device, true, 8);
@@ -423,7 +423,7 @@ TEST(FileDeviceTest, AReadOnlyDeviceHasNoDescriptorForWriters) {
   const Again reads(*device, false);
 }
 
-TEST_F(FileDeviceBlockDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) { ExpectWritersKeepTheNextOpenOut(path()); }
+TEST_F(FileDeviceBlockDeviceTest, WriterDescriptorsBlockTheNextOpen) { ExpectWritersKeepTheNextOpenOut(path()); }
 
 }  // namespace
 }  // namespace weightfs

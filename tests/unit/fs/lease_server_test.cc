@@ -147,7 +147,7 @@ class LeaseServerTest : public testing::Test {
   std::unique_ptr<Filesystem> filesystem_;
 };
 
-TEST_F(LeaseServerTest, WhatIsCommittedIsRead) {
+TEST_F(LeaseServerTest, CommittedDataIsRead) {
   const auto file = Open("a", O_RDWR);
   const lease::Token token = Ticket(file);
   Program program(server());
@@ -201,7 +201,7 @@ TEST_F(LeaseServerTest, BlocksAreFreeOnceNobodyCanWriteThem) {
   store().CloseFile(file->inode);
 }
 
-TEST_F(LeaseServerTest, AnAnswerIsSaidOnceAlsoWhenTheProgramIsGone) {
+TEST_F(LeaseServerTest, AnAnswerIsSentOnceEvenIfTheProgramIsGone) {
   const auto file = Open("a", O_RDWR);
   const lease::Token token = Ticket(file);
   for (int round = 0; round < 200; ++round) {
@@ -289,7 +289,7 @@ TEST(AnswerMemory, IsBoundedForAllTogetherAndComesBack) {
   EXPECT_TRUE(AnswerMemory(taken).Add(third).has_value());
 }
 
-TEST_F(LeaseServerTest, WhatAnswersTakeComesBack) {
+TEST_F(LeaseServerTest, MemoryOfAnswersIsReleased) {
   const auto file = Open("a", O_RDWR);
   ASSERT_TRUE(store().Truncate(file->inode, uint64_t{300} << 30).has_value());
   const lease::ReadRequest request{Ticket(file), 0, lease::kToEnd};
@@ -302,7 +302,7 @@ TEST_F(LeaseServerTest, WhatAnswersTakeComesBack) {
   store().CloseFile(file->inode);
 }
 
-TEST_F(LeaseServerTest, TheTrustDomainIsWhatTheOptionSays) {
+TEST_F(LeaseServerTest, TheOptionSetsTheTrustDomain) {
   const Credentials root{0, 0, {}, uint64_t{1} << CAP_DAC_OVERRIDE}, owner{geteuid(), 0, {}, root.capabilities};
   const Credentials stranger{geteuid() + 1, 0, {}, root.capabilities}, bare{0, 0, {}, ~root.capabilities};
   for (const auto& [who, by_owner, by_root] :

@@ -57,7 +57,7 @@ TEST(PageCacheTracker, DirectWriteMakesTheNextCachedOpenDropPages) {
   EXPECT_FALSE(OpenCached(tracker, kFile));
 }
 
-TEST(PageCacheTracker, DirectWriteBesideACachedOpenMustDropPages) {
+TEST(PageCacheTracker, DirectWriteDuringACachedOpenMustDropPages) {
   PageCacheTracker tracker;
   (void)OpenCached(tracker, kFile);
   (void)OpenCached(tracker, kFile);
@@ -68,7 +68,7 @@ TEST(PageCacheTracker, DirectWriteBesideACachedOpenMustDropPages) {
   EXPECT_TRUE(OpenCached(tracker, kFile)) << "the stale pages were dropped, the rest is valid";
 }
 
-TEST(PageCacheTracker, ForgettingTakesNothingFromAnOpenFile) {
+TEST(PageCacheTracker, ForgettingDoesNotAffectAnOpenFile) {
   PageCacheTracker tracker;
   (void)OpenCached(tracker, kFile);
   tracker.Forget(kFile);

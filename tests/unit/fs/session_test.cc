@@ -395,7 +395,7 @@ TEST(SessionEnd, StopEndsARunThatWaitsForRequests) {
   EXPECT_TRUE(kernel.WaitForEnd().has_value());
 }
 
-TEST(SessionEnd, RunTellsWhenItServes) {
+TEST(SessionEnd, RunReportsWhenItServes) {
   std::atomic<int> ready{0};
   MountOptions options = Options();
   options.ready = [&ready] { ++ready; };

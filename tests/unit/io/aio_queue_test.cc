@@ -111,7 +111,7 @@ TEST_F(AioQueueTest, AFailureIsReapedByAThreadThatWaitsAlready) {
   EXPECT_EQ(completion.error_number, EBADF);
 }
 
-TEST_F(AioQueueTest, WithoutRoomASmallerRingServesOrTheErrorNamesTheLimit) {
+TEST_F(AioQueueTest, WithFewEventsLeftTheRingIsSmallerOrTheErrorNamesTheLimit) {
   OnSetup([](int depth) { return depth > 8 ? -EAGAIN : 0; });
   const auto small = IoRing::Create({.depth = 100, .may_shrink = true});
   ASSERT_TRUE(small.has_value());

@@ -235,7 +235,7 @@ TEST_F(IoRingTest, LessThanAUnitOfProgressCompletesWithTheBytesDone) {
   EXPECT_THAT(Reap(), ElementsAre(Completed(0, 1124, 0)));
 }
 
-TEST_F(IoRingTest, AnErrorTellsHowManyBytesWereDoneBefore) {
+TEST_F(IoRingTest, AnErrorReportsTheBytesDoneBefore) {
   Queue(2, 512);
   ring_.Submit();
   kernel_.ended = {{0, 512}, {kSize, -EIO}};

@@ -147,7 +147,7 @@ TEST_F(ChannelTest, DescriptorsArriveInOrderAndCloseOnExec) {
   }
 }
 
-TEST_F(ChannelTest, NothingThereAndTheEndAreToldApart) {
+TEST_F(ChannelTest, NoMessageAndTheEndAreDistinguished) {
   EXPECT_EQ(Receive(far_.get(), {}).error().code, ErrorCode::kAgain);
   near_ = {};
   --open_before_;
@@ -155,7 +155,7 @@ TEST_F(ChannelTest, NothingThereAndTheEndAreToldApart) {
   EXPECT_EQ(Send(far_.get(), HeaderOf(Kind::kRead), {}, {}).error().code, ErrorCode::kShutdown);
 }
 
-TEST_F(ChannelTest, APeerThatTakesNothingIsSaidToBeNotReady) {
+TEST_F(ChannelTest, APeerThatReadsNothingIsNotReady) {
   const std::vector<std::byte> bytes(kInlineBody);
   const std::vector<std::span<const std::byte>> body = {bytes};
   Result<void> sent;
@@ -176,7 +176,7 @@ TEST_F(ChannelTest, GarbageIsRefusedAndTheNextMessageArrives) {
   EXPECT_TRUE(Receive(far_.get(), {}).has_value());
 }
 
-TEST_F(ChannelTest, AHeaderThatLiesIsRefused) {
+TEST_F(ChannelTest, AnInconsistentHeaderIsRefused) {
   Header header = HeaderOf(Kind::kRead);
   header.body = 1;
   SendHeader(header, {});

@@ -64,7 +64,7 @@ class RocksKvStoreTest : public testing::Test {
   TemporaryDirectory temporary_;
 };
 
-TEST_F(RocksKvStoreTest, WhatWasWrittenIsThereAfterReopening) {
+TEST_F(RocksKvStoreTest, WrittenDataIsThereAfterReopening) {
   auto store = Create();
   Put(*store, "key", "value");
   Put(*store, "binary", std::string("\0\xFF\0", 3));
@@ -233,7 +233,7 @@ TEST_F(RocksKvStoreTest, CreatingOverSomethingIsRefused) {
   EXPECT_NE(Create(), nullptr) << "an empty directory will do";
 }
 
-TEST_F(RocksKvStoreTest, OpeningNothingIsNotFoundAndMakesNothing) {
+TEST_F(RocksKvStoreTest, OpeningAMissingDatabaseIsNotFoundAndCreatesNothing) {
   EXPECT_EQ(OpenFailure(), ErrorCode::kNotFound);
   EXPECT_EQ(OpenFailure({.read_only = true}), ErrorCode::kNotFound);
   EXPECT_FALSE(std::filesystem::exists(directory()));

@@ -133,7 +133,7 @@ TEST_F(RocksOpenTest, ItKeepsNoLogOfRocksDb) {
   }
 }
 
-TEST_F(RocksOpenTest, NoOtherUserMayLookIntoIt) {
+TEST_F(RocksOpenTest, OtherUsersMayNotReadIt) {
   for (const mode_t mask : {0, 022, 077}) {
     umask(mask);
     Make(At(), At("killed"));
@@ -144,7 +144,7 @@ TEST_F(RocksOpenTest, NoOtherUserMayLookIntoIt) {
   }
 }
 
-TEST_F(RocksOpenTest, AnExistingDirectoryAndItsFilesAreMended) {
+TEST_F(RocksOpenTest, PermissionsOfAnExistingDirectoryAreCorrected) {
   fs::create_directory(At());
   fs::permissions(At(), fs::perms(0755));
   Make(At(), At("killed"));
@@ -168,7 +168,7 @@ void ExpectOwner(const fs::path& catalog, uid_t owner) {
   }
 }
 
-TEST_F(RocksOpenTest, WhatRootMakesBelongsToTheOwnerOfTheDirectoryFromTheStart) {
+TEST_F(RocksOpenTest, FilesMadeByRootBelongToTheOwnerOfTheDirectoryFromTheStart) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to make files of others";
   ASSERT_EQ(chown(temporary_.path().c_str(), kStranger, kStranger), 0);
   {
@@ -200,7 +200,7 @@ TEST_F(RocksOpenTest, RootGivesAwayNothingThatTheOwnerOfTheDirectoryMovedThere) 
   EXPECT_EQ(status.st_uid, 0U);
 }
 
-TEST_F(RocksOpenTest, WhatIsNoRegularFileIsRefusedAndNotWaitedFor) {
+TEST_F(RocksOpenTest, FilesThatAreNotRegularAreRefusedWithoutBlocking) {
   Make(At(), At("killed"));
   const fs::path current = At() / "CURRENT", away = At("away");
   fs::rename(current, away);

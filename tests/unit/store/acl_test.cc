@@ -68,7 +68,7 @@ TEST(Acl, RefusesInvalidLists) {
   EXPECT_FALSE(refused(with(1, {kUser, 0, 0})));
 }
 
-TEST(Acl, TheMaskIsWhatTheGroupBitsShow) {
+TEST(Acl, TheGroupBitsShowTheMask) {
   EXPECT_TRUE(Make(kMinimal).IsMode());
   EXPECT_EQ(Make(kMinimal).ApplyToMode(0102000 | 0777), 0102751u);
   EXPECT_FALSE(Make(kExtended).IsMode());
@@ -107,7 +107,7 @@ TEST(Acl, InheritedPermissionsAreThoseThatBothAllow) {
 
 // The algorithm of POSIX.1e 23.1.5: owner, named users, groups (any that allows), others; the mask limits all between
 // owner and others.
-TEST(Acl, PermitsWhatTheFirstClassThatMatchesAllows) {
+TEST(Acl, TheFirstMatchingClassDecides) {
   constexpr uint32_t kOwnerId = 10, kGroupId = 20;
   constexpr uint16_t kRead = 4, kWrite = 2, kSearch = 1;
   const Acl acl = Make(kExtended);

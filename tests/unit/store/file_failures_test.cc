@@ -329,7 +329,7 @@ TEST(FileFailures, ARenameWhoseCommitFailsDoesNotHappen) {
 }
 
 // A failed write reverts the file between the lookup that loads it and the access to its mapping.
-TEST(FileFailures, ALookAtAFileThatIsPutBackFindsItsLastCommit) {
+TEST(FileFailures, AQueryOfARevertedFileFindsItsLastCommit) {
   for (const bool seek : {false, true}) {
     TestStore store;
     ASSERT_OK(store.WriteFile("a", Pattern(1, kMiB)));

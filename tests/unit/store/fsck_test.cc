@@ -428,7 +428,7 @@ TEST_F(Fsck, ErrorsOfTheCatalogEndTheCheck) {
   }
 }
 
-TEST_F(Fsck, ACancelledCheckChangesNothing) {
+TEST_F(Fsck, ACanceledCheckChangesNothing) {
   kv()[keys::Orphan(big_)] = "";
   Restarted media = Restart(image_);
   BlockDevice* device = media.devices[0].get();

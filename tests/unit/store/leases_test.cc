@@ -210,7 +210,7 @@ TEST(WriteLeases, WinOverOlderWritesThatAreStillUnderWay) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected) << "a checksum of the older write is in the catalog";
 }
 
-TEST(WriteLeases, TakeThePlaceOfAllocatedBlocks) {
+TEST(WriteLeases, ReplaceAllocatedBlocks) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 2 * kMiB));
@@ -301,7 +301,7 @@ TEST(Publishing, ManyFilesAppearWithTheirContent) {
   for (const auto& file : files) EXPECT_TRUE(Must(store.ReadPath(file.name)) == file.data) << file.name;
 }
 
-TEST(Publishing, ReplacesWhatHasTheNamesAndGivesItsSpaceBack) {
+TEST(Publishing, ReplacesFilesOfTheSameNamesAndFreesTheirSpace) {
   TestStore store;
   ASSERT_OK(store.WriteFile("a", Pattern(1, 8 * kMiB)));
   ASSERT_OK(store.WriteFile("b", Pattern(2, 8 * kMiB)));
@@ -358,7 +358,7 @@ TEST(Publishing, ATotalSizeThatOverflowsIsRefused) {
   EXPECT_EQ(result.error().code, ErrorCode::kInvalid);
 }
 
-TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
+TEST(Publishing, ChecksTheSamePermissionsAsTheKernel) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
   const auto publish = [&](const Credentials& who, const char* name) {

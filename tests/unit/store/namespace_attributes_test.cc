@@ -176,7 +176,7 @@ TEST_F(NamespaceAttributes, AnInheritedListThatEqualsAModeIsNotStored) {
   EXPECT_THAT(*names_->ListExtendedAttributes(file->ino), IsEmpty());
 }
 
-TEST_F(NamespaceAttributes, DamagedListsStopWhatNeedsThem) {
+TEST_F(NamespaceAttributes, DamagedListsFailOperationsThatNeedThem) {
   EXPECT_EQ(Set(kAccessAclName, NamedUser()), std::nullopt);
   EXPECT_EQ(Set(kRootInode, kDefaultAclName, NamedUser()), std::nullopt);
   Put(keys::Attribute(file_, kAccessAclName), "torn");

@@ -27,7 +27,7 @@ TEST_F(NamespaceBasics, InitializeRefusesACatalogInUse) {
   EXPECT_EQ(Code(Namespace::Initialize(*kv_, 0, 0)), ErrorCode::kExists);
 }
 
-TEST_F(NamespaceBasics, CreateGivesWhatWasAskedFor) {
+TEST_F(NamespaceBasics, CreateReturnsTheRequestedAttributes) {
   CreateRequest request = File(0666);
   request.umask = 0027;
   const auto file = names_->Create(kRootInode, "f", request);
@@ -129,7 +129,7 @@ TEST_F(NamespaceBasics, ReadDirectoryListsDotsThenNamesInOrder) {
   EXPECT_EQ(Code(names_->ReadDirectory(file)), ErrorCode::kNotDirectory);
 }
 
-TEST_F(NamespaceBasics, SetAttributesSetsWhatIsGiven) {
+TEST_F(NamespaceBasics, SetAttributesSetsOnlyTheGivenFields) {
   const InodeId file = MakeFile(kRootInode, "f");
   Age(file);
   const auto changed = names_->SetAttributes(file, {.mode = 04711, .uid = 5, .gid = 6, .modified = Timestamp{7, 8}});

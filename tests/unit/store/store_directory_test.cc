@@ -146,7 +146,7 @@ TEST_F(StoreDirectoryTest, ThePoolIsReservedUnlessSparse) {
   EXPECT_LT(static_cast<uint64_t>(thin.st_blocks) * 512, 16 * kMiB);
 }
 
-TEST_F(StoreDirectoryTest, NobodyElseMayLookIntoTheStore) {
+TEST_F(StoreDirectoryTest, OtherUsersMayNotReadTheStore) {
   Format("s");
   EXPECT_EQ(fs::status(Path("s")).permissions() & (fs::perms::group_all | fs::perms::others_all), fs::perms::none);
 }
@@ -164,7 +164,7 @@ TEST_F(StoreDirectoryTest, ProgressReachesTheTotal) {
   EXPECT_EQ(total, kSmall);
 }
 
-TEST_F(StoreDirectoryTest, FormatUsesAnEmptyDirectoryThatIsThere) {
+TEST_F(StoreDirectoryTest, FormatUsesAnExistingEmptyDirectory) {
   fs::create_directory(Path("s"));
   fs::create_directory(Path("s/lost+found"));
   Format("s");
@@ -256,7 +256,7 @@ TEST_F(StoreDirectoryTest, DotsAfterALinkAreFollowed) {
   EXPECT_TRUE(OpenStoreParts(Path("elsewhere/s"), {}).has_value());
 }
 
-TEST_F(StoreDirectoryTest, ACancelledFormatLeavesNothing) {
+TEST_F(StoreDirectoryTest, ACanceledFormatLeavesNothing) {
   std::atomic<bool> cancel{false};
   FormatOptions options = Sized(ByteCount{64 * kMiB});
   options.cancel = &cancel;
@@ -383,7 +383,7 @@ TEST_F(StoreDirectoryTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {
   EXPECT_EQ(Slurp(Path("s/lock")), "");
 }
 
-TEST_F(StoreDirectoryTest, ALookAtTheLockIsWaitedFor) {
+TEST_F(StoreDirectoryTest, OpenWaitsForAProbeOfTheLock) {
   Format("s");
   const int look = open(Path("s/lock").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(flock(look, LOCK_SH), 0);

@@ -59,7 +59,7 @@ TEST(CommitState, ReplaceKeepsTheTimeOfTheFirst) {
   }
 }
 
-TEST(CommitState, ACommitLeavesWhatChangedSinceItsSeal) {
+TEST(CommitState, ACommitKeepsChangesMadeAfterItsSeal) {
   struct Case {
     Commit from, to;
   };

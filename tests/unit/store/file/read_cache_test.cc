@@ -25,7 +25,7 @@ class ReadCacheTest : public ::testing::Test {
   ReadCache cache_{*pool_};
 };
 
-TEST_F(ReadCacheTest, EvictsWhatWasReadToItsEndFirst) {
+TEST_F(ReadCacheTest, EvictsFullyReadChunksFirst) {
   Add(kFile, 0);
   Add(kFile, 1);
   cache_.NoteRead(kFile, 1);

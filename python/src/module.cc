@@ -92,8 +92,7 @@ class Callable {
   }
 
   std::shared_ptr<py::object> callable_;
-  std::shared_ptr<bool> raised_ = std::make_shared<bool>(false);  // guarded by the GIL; only the first exception is
-                                                                  // printed
+  std::shared_ptr<bool> raised_ = std::make_shared<bool>(false);  // guarded by the GIL; later ones are not printed
 };
 
 Progress MakeProgress(const py::object& callable) {

@@ -39,7 +39,7 @@ _PAGE = 4096
 
 
 def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True):
-    """Saves tensors of the CPU or of GPUs in a file of safetensors.
+    """Saves CPU or GPU tensors in a file in the safetensors format.
 
     Args:
         tensors: a dict of names and tensors. A tensor that is not contiguous is saved in row-major order;
@@ -51,7 +51,7 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
     Raises:
         RuntimeError: tensors share memory, by the rule and with the text of safetensors.torch.save_file.
             save_model saves the tied weights of a model once.
-        TypeError, ValueError: what has no place in such a file.
+        TypeError, ValueError: an argument that the format cannot store.
         OSError: the file cannot be written."""
     tensors = dict(items_of(tensors))
     for name, tensor in tensors.items():

@@ -35,7 +35,7 @@ STORE = {
 # Of store/ itself these folders may include only the types.
 BELOW_STORE = {"space", "file", "commit", "names"}
 # The places that may include a library, by a pattern of its headers.
-ROOMS = {
+LIBRARIES = {
     r"rocksdb/": r"meta/rocks_kv_store\.cc",
     r"libaio\.h": r"io/aio_queue\.cc|bench/suite/direct_loop\.cc",
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
@@ -66,9 +66,9 @@ def wrongs():
                     yield f"{name} includes {ours}: {folder} may know {', '.join(sorted(allowed))}"
                 if source.parent == ROOT / "client" and ours.startswith(PLUGINS) and not re.fullmatch(ASSEMBLY, name):
                     yield f"{name} includes {ours}: the core of client may not know its plug-ins"
-                for library, room in ROOMS.items():
-                    if foreign and re.match(library, foreign) and not re.fullmatch(room, name):
-                        yield f"{name} includes <{foreign}>, whose room is {room}"
+                for library, place in LIBRARIES.items():
+                    if foreign and re.match(library, foreign) and not re.fullmatch(place, name):
+                        yield f"{name} includes <{foreign}>, whose place is {place}"
         for idle in sorted(allowed - used):
             yield f"{folder} may know {idle}, and includes nothing of it: take the arrow away"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the extent allocator does at a million free extents, and what is left of large tensors after ten turnovers.
-// Prints the figures beside their goals and asserts nothing.
+// Measures the extent allocator with a million free extents, and the fragmentation of large tensors after ten turnovers
+// of the store. Prints the figures next to their goals; checks nothing.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -24,11 +24,11 @@ using Random = std::mt19937_64;
 
 constexpr uint64_t kBlocksPerMiB = kMiB / kBlockSize;
 constexpr uint64_t kExtents = 1'000'000;
-constexpr uint64_t kPitch = 1024;  // one used and one free extent in each 4 MiB
+constexpr uint64_t kPitch = 1024;  // one used and one free extent per 4 MiB
 
 double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Of all threads: what is left of a figure when other programs share the machine.
+// CPU time of all threads, which other programs on the machine affect less than elapsed time.
 double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 [[noreturn]] void Die(const Error& error) {
@@ -42,7 +42,7 @@ std::unique_ptr<ExtentAllocator> MakeAllocator(BlockCount size) {
   return std::move(*allocator);
 }
 
-// A million used extents are marked in random order, the worst that a scan by inode can meet, or by address.
+// Marks a million used extents, either in random order, the worst case for a scan by inode, or by address.
 std::unique_ptr<ExtentAllocator> Rebuild(bool sorted) {
   auto allocator = MakeAllocator({kExtents * kPitch});
   Random random(1);
@@ -66,7 +66,8 @@ void PrintMemory(const ExtentAllocator& allocator) {
              static_cast<double>(statistics.memory.value) / static_cast<double>(statistics.free_extents));
 }
 
-// Allocates and frees `pairs` times, with up to 64 runs held; appends the nanoseconds of each call when asked to.
+// Allocates and frees `pairs` times with up to 64 runs held. If `latencies` is not null, appends the nanoseconds of
+// each call.
 void Churn(ExtentAllocator& allocator, unsigned thread, uint64_t pairs, std::vector<uint32_t>* latencies) {
   Random random(thread + 2);
   std::vector<BlockRun> held(64, BlockRun{{0}, {0}});
@@ -131,10 +132,10 @@ struct Tensor {
   uint64_t size;  // blocks
   uint64_t allocated = 0;
   unsigned group_hint;
-  std::vector<BlockRun> extents;  // contiguous runs are one
+  std::vector<BlockRun> extents;  // adjacent runs are merged
 };
 
-// A store kept at 85 % full by streams that write tensors side by side while random ones are deleted.
+// A store kept 85 % full by streams that write tensors concurrently while random tensors are deleted.
 class Turnover {
  public:
   Turnover(BlockCount device, unsigned streams, bool sizes_known)
@@ -176,14 +177,14 @@ class Turnover {
   }
 
  private:
-  // Sizes from 1 MiB to 4 GiB, every doubling as likely as the next.
+  // Sizes from 1 MiB to 4 GiB; the logarithm of the size is uniformly distributed.
   Tensor NewTensor() {
     const double exponent = std::uniform_real_distribution<double>(0, 12)(random_);
     return {.size = static_cast<uint64_t>(std::exp2(exponent) * kBlocksPerMiB),
             .group_hint = static_cast<unsigned>(random_() >> 32)};
   }
 
-  // One window more; true when the tensor is whole.
+  // Allocates the next preallocation; returns true if the tensor is complete.
   bool Grow(Tensor& tensor) {
     const uint64_t doubled = std::clamp<uint64_t>(tensor.allocated, 2 * kBlocksPerMiB, 256 * kBlocksPerMiB);
     const bool large = tensor.size >= 2 * kBlocksPerMiB;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine against its reference: sequential 1 MiB transfers, queue depth 32, O_DIRECT, into huge-page
-// buffers, once through FileDevice and once through plain libaio. Prints GB/s (medians of shuffled rounds)
-// and the ratio.
+// Compares the engine with its reference: sequential 1 MiB transfers, queue depth 32, O_DIRECT, into huge-page buffers,
+// once through FileDevice and once through plain libaio. Prints GB/s (medians of shuffled rounds) and the ratio.
 //
 //   engine_bench FILE [--size 2G] [--rounds 5]
 //
-// FILE is made and written once when it is missing or shorter than the size; it is left for the next run.
+// FILE is created and written once if it is missing or smaller than the size. It is kept for the next run.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -39,10 +38,10 @@ using Operation = IoRequest::Operation;
 struct Setup {
   std::string path;
   uint64_t size = 0;            // a multiple of kRequestSize
-  std::vector<Buffer> buffers;  // kDepth of kRequestSize, touched
+  std::vector<Buffer> buffers;  // kDepth buffers of kRequestSize, touched
 };
 
-// Reads or writes the file once in order, kDepth requests in flight; each completion sends the next.
+// Reads or writes the file once in order with kDepth requests in flight. Each completion submits the next request.
 class DevicePass {
  public:
   DevicePass(FileDevice& device, const Setup& setup, Operation operation) : device_(device), end_(setup.size) {
@@ -130,7 +129,7 @@ Result<void> ThroughLibaio(const Setup& setup, Operation operation) {
   return {};
 }
 
-// A file with all of its blocks written: first writes into a new file measure the filesystem.
+// Creates a file with all blocks written, because first writes to a new file measure the filesystem.
 Result<void> Prepare(const Setup& setup) {
   std::error_code none;
   const bool there = std::filesystem::exists(setup.path, none);
@@ -190,11 +189,11 @@ Result<void> Run(const std::string& path, const std::string& size_text, unsigned
   ASSIGN_OR_RETURN(const auto pool, BufferPool::Create({.buffer_size = {kRequestSize}, .count = kDepth}));
   for (unsigned i = 0; i < kDepth; ++i) {
     setup.buffers.push_back(pool->Allocate());
-    std::memset(setup.buffers.back().data(), 'w', kRequestSize);  // warm before the clock runs
+    std::memset(setup.buffers.back().data(), 'w', kRequestSize);  // touch the memory before the measurement
   }
   Result<void> result = Prepare(setup);
   if (result.has_value()) result = Measure(setup, rounds);
-  setup.buffers.clear();  // before the pool
+  setup.buffers.clear();  // must be freed before the pool
   return result;
 }
 

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt  # noqa: E402  (after the choice of what it draw
 
 COLORS = {"weightfs, read": "#0b7285", "weightfs, write": "#e8590c", "host, read": "#99c9d0", "host, write": "#f7b787",
           "weightfs": "#0b7285"}
-# The curves in the order of the picture, and whether their x is a power of two.
+# The curves in the order of the picture, and whether their x values are powers of two.
 CURVES = {"streams": True, "large": True, "aging": False, "files-create": False, "files-memory": False,
           "files-mount": False}
 

@@ -17,7 +17,7 @@
 namespace weightfs::cli {
 namespace {
 
-// The child's whole message: one byte '+' for success, or '-' and a line.
+// The child's whole message: one byte '+' for success, or '-' followed by a line.
 constexpr char kReady = '+', kFailed = '-';
 
 std::string ReadAll(int descriptor) {
@@ -58,7 +58,7 @@ bool PointAt(int descriptor, const char* path, int flags) {
 
 void StartReport::Send(const std::string& text) {
   const UniqueFd descriptor = std::move(descriptor_);
-  // A parent that was killed meanwhile cannot receive the result; the mount goes on.
+  // If the parent was killed meanwhile, nothing can receive the result; the mount continues.
   [[maybe_unused]] const ssize_t sent = write(descriptor.get(), text.data(), text.size());
 }
 
@@ -89,7 +89,7 @@ Result<UniqueFd> GoToBackground() {
   result.Close();
   setsid();
   PointAt(STDIN_FILENO, "/dev/null", O_RDONLY);
-  // A working directory would keep its filesystem busy.
+  // Leave the working directory, which would keep its filesystem busy.
   if (chdir("/") != 0) return SystemError("/", "chdir");
   return report;
 }

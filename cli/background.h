@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mount in the background: the parent waits until the child serves or has failed.
+// Runs a mount in the background: the parent waits until the child serves requests or has failed.
 #pragma once
 
 #include <string>
@@ -10,17 +10,17 @@
 
 namespace weightfs::cli {
 
-// The child's end of the pipe to the waiting parent. In the foreground it does nothing.
+// The child's end of the pipe to the waiting parent. It does nothing in the foreground.
 class StartReport {
  public:
   StartReport() = default;
   explicit StartReport(UniqueFd descriptor) : descriptor_(std::move(descriptor)) {}
 
-  // The parent ends with success. From here on standard output goes to /dev/null, and standard error to `log`, a
-  // descriptor (-1: to /dev/null), for what libraries and ReportCrashes say at an end nobody expects. Only the first
-  // report counts.
+  // Lets the parent exit with success. From here on standard output goes to /dev/null, and standard error to the
+  // descriptor `log` (-1: to /dev/null), for messages of libraries and ReportCrashes at an unexpected end. Only the
+  // first report counts.
   void Ready(int log);
-  // The parent prints the line and ends with failure; false when nobody waits any more.
+  // Lets the parent print the line and exit with failure. Returns false if the parent no longer waits.
   bool Failed(const std::string& line);
 
  private:
@@ -28,8 +28,8 @@ class StartReport {
   UniqueFd descriptor_;
 };
 
-// Forks. In the child (a session of its own, working directory /) it returns the descriptor for a StartReport. The
-// parent never returns: it exits with the child's report. Called before any thread is made.
+// Forks. In the child, which is in a new session with working directory /, returns the descriptor for a StartReport.
+// The parent never returns: it exits with the child's report. Must be called before any thread is created.
 Result<UniqueFd> GoToBackground();
 
 }  // namespace weightfs::cli

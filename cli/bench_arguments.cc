@@ -42,7 +42,7 @@ Result<void> CheckDirectories(const BenchArguments& arguments) {
   return {};
 }
 
-// A size that the run takes as it is: at least `least`, and whole in steps.
+// Parses a size and checks that it is at least `least` and a multiple of `step`.
 Result<uint64_t> CheckSize(const char* name, const std::string& text, uint64_t least, uint64_t step) {
   ASSIGN_OR_RETURN(const ByteCount size, ParseSize(text));
   if (size.value < least) {
@@ -62,7 +62,7 @@ Result<void> CompleteSizes(BenchArguments* arguments) {
     ASSIGN_OR_RETURN(suite.size, CheckSize("--size", arguments->size, bench::kLeastSize, bench::kSizeStep));
   }
   if (!arguments->large_size.empty()) {
-    // A size that the suite chooses is compared by the suite.
+    // A size that the suite chooses is checked by the suite.
     const uint64_t least = std::max(suite.size, bench::kLeastSize);
     ASSIGN_OR_RETURN(suite.large_size, CheckSize("--large-size", arguments->large_size, least, kMiB));
   }
@@ -84,7 +84,7 @@ Result<void> CompleteCounts(BenchArguments* arguments) {
   return {};
 }
 
-// The store is known.
+// The store must be known.
 Result<void> CheckScalingOptions(const BenchArguments& arguments) {
   for (const auto& [name, given] :
        {std::pair{"--large-size", !arguments.large_size.empty()}, {"--files", arguments.files.has_value()}}) {
@@ -98,7 +98,7 @@ Result<void> CheckScalingOptions(const BenchArguments& arguments) {
   return {};
 }
 
-// The store is known. Every pattern selects a row, or a curve that will be measured.
+// The store must be known. Every pattern must select a row, or a curve that will be measured.
 Result<void> CheckSelection(const bench::SuiteOptions& suite) {
   for (const std::string& pattern : suite.only) {
     bench::SuiteOptions alone = suite;
@@ -107,7 +107,7 @@ Result<void> CheckSelection(const bench::SuiteOptions& suite) {
     if (std::ranges::any_of(rows, [&](const auto& row) { return bench::IsSelected(row, alone.only); })) continue;
     const bool selects_curves = !bench::SelectedCurves(alone).empty();
     if (selects_curves && suite.scaling) continue;
-    // Whatever a curve can need is there.
+    // Enables everything that a curve may need.
     alone.store.clear();
     alone.large_size = 1;
     const bool names_curves = !bench::SelectedCurves(alone).empty();

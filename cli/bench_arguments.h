@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of `weightfs bench`: every refusal comes before anything is measured or made.
+// The arguments of `weightfs bench`. All of them are checked before anything is measured or created.
 #pragma once
 
 #include <optional>
@@ -12,14 +12,14 @@ namespace weightfs::cli {
 
 struct BenchArguments {
   bench::SuiteOptions suite;
-  // As given; empty and nullopt where they are not.
+  // As given; empty or nullopt if absent.
   std::string size, large_size, json, report;
   std::optional<unsigned> rounds, files;
   bool list = false;
 };
 
-// Checks the arguments and completes `suite`. kInvalid with a full line names the argument and its limits; no argument
-// is changed silently. Touches no file.
+// Checks the arguments and completes `suite`. On error returns kInvalid with a complete message that names the argument
+// and its limits. Changes no argument silently and accesses no file.
 Result<void> CompleteBenchArguments(BenchArguments* arguments);
 
 }  // namespace weightfs::cli

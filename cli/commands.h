@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands, one file each. Every function adds one to the program; when it is the one chosen, it runs and leaves
-// the exit code of the process in `exit_code`.
+// The subcommands, one file each. Every function adds one subcommand to the program. If it is chosen, it runs and sets
+// `exit_code` to the exit code of the process.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -21,11 +21,11 @@ constexpr std::array kFaults = {Fault{SIGSEGV, "SIGSEGV"}, Fault{SIGBUS, "SIGBUS
 constexpr int kMostCalls = 64;
 
 void Say(std::string_view text) {
-  // Nobody is left to hear of a failure.
+  // A failure cannot be reported any more.
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
 }
 
-// Only what may be called in a signal's handler.
+// Calls only async-signal-safe functions.
 void OnFault(int signal) {
   Say("weightfs: critical: killed by ");
   for (const Fault& fault : kFaults) {
@@ -34,14 +34,14 @@ void OnFault(int signal) {
   Say("; please report the lines below. Committed data is not lost: mount the store again\n");
   std::array<void*, kMostCalls> calls;
   backtrace_symbols_fd(calls.data(), backtrace(calls.data(), kMostCalls), STDERR_FILENO);
-  raise(signal);  // its default action is in place again
+  raise(signal);  // its default action has been restored
 }
 
 }  // namespace
 
 void ReportCrashes() {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these report by themselves, and better
-  // The first call loads a library, which a handler must not.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // sanitizers print better reports of their own
+  // The first call loads a library, which a signal handler must not do.
   void* call = nullptr;
   backtrace(&call, 1);
   struct sigaction action = {};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A report of the fault that ends the program.
+// Reports the fault that ends the program.
 #pragma once
 
 namespace weightfs::cli {
 
-// From here on a signal of a fault (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) writes one line with its name and the
-// calls that led to it to standard error, and then ends the process as it would have. Once, before any thread is made.
+// Installs handlers for SIGSEGV, SIGBUS, SIGFPE, SIGILL and SIGABRT. They write the signal's name and a backtrace to
+// standard error and then let the signal end the process as usual. Must be called once, before any thread is created.
 void ReportCrashes();
 
 }  // namespace weightfs::cli

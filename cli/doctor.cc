@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weightfs doctor: what this machine offers, what of it is used, and what would help.
+// weightfs doctor: shows which features this machine offers, which of them weightfs uses, and what would help.
 #include <fmt/format.h>
 
 #include <algorithm>

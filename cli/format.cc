@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weightfs format: makes a store.
+// weightfs format: creates a store.
 #include <fmt/format.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weightfs fsck: checks a store that is not mounted, and repairs it when asked to. Exit codes are those of fsck(8).
+// weightfs fsck: checks a store that is not mounted, and repairs it on request. The exit codes are those of fsck(8).
 #include <fmt/format.h>
 
 #include <memory>
@@ -32,7 +32,7 @@ std::string SeverityName(FindingSeverity severity) { return severity == FindingS
 
 struct Checked {
   FsckReport report;
-  bool was_clean = true;  // the store was closed by its last mount
+  bool was_clean = true;  // the last mount closed the store cleanly
 };
 
 void PrintJson(const Arguments& arguments, const Checked& checked) {
@@ -103,8 +103,8 @@ Result<Checked> Check(const Arguments& arguments) {
   options.cancel = &CatchInterrupts();
   options.progress = [&bar](const Progress& progress) { bar.Update(progress); };
   auto report = CheckStore(*parts.catalog, Borrow(parts.devices), options);
-  // A store with problems left stays marked, so that nobody takes it for one that was closed well. An interrupted check
-  // has changed nothing.
+  // A store with remaining problems stays marked, so that it is not taken for cleanly closed. An interrupted check has
+  // changed nothing.
   const bool interrupted = !report.has_value() && report.error().code == ErrorCode::kShutdown;
   const bool clean = report.has_value() ? report->sound() : interrupted && parts.was_clean;
   if (arguments.repair && clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `weightfs doctor` says about GPUs.
+// The GPU checks of `weightfs doctor`.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace weightfs::cli {
 
-// Whether handles can use GPUs here, and which way their transfers take. Without a GPU nothing is missing.
+// Whether handles can use GPUs here, and how their transfers are carried out. A machine without a GPU lacks nothing.
 std::vector<Check> CheckGpus();
 
 }  // namespace weightfs::cli

@@ -12,13 +12,14 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// An option of one letter, or with '\0' a word.
+// A one-letter option, or a word if the letter is '\0'.
 struct Part {
   char letter;
   std::string value;
 };
 
-// By getopt(3), whose syntax `letters` has. What it does not know stays as it is: the subcommand refuses it.
+// Parses the arguments with getopt(3); `letters` is in its syntax. Unknown options are kept, and the subcommand rejects
+// them.
 std::vector<Part> TakeApart(Words arguments, const std::string& letters) {
   std::vector<char*> words = {nullptr};
   for (std::string& argument : arguments) words.push_back(argument.data());
@@ -56,11 +57,11 @@ Words TranslateMount(const Words& arguments, bool is_root) {
   const bool remount = std::any_of(parts.begin(), parts.end(), [](const Part& part) {
     return part.letter == 'o' && HasOption(part.value, "remount");
   });
-  // Before the others, which win. A remount changes only what it names.
+  // Placed before the user's options, which take precedence. A remount changes only the options that it names.
   if (is_root && !remount) words.insert(words.end(), {"-o", "dev,suid"});
   if (remount) words.emplace_back("--from-table");
   for (const Part& part : parts) {
-    if (part.letter == 'f') return {"--version"};  // a rehearsal: nothing is mounted
+    if (part.letter == 'f') return {"--version"};  // a dry run: nothing is mounted
     if (part.letter == 'r') {
       words.insert(words.end(), {"-o", "ro"});
     } else if (!IsOneOf(part.letter, "snvwt")) {
@@ -79,8 +80,8 @@ Words TranslateUmount(const Words& arguments) {
   return words;
 }
 
-// fsck(8): -a and -p repair unasked what can be, -y repairs, -n only looks, -C shows progress, -f checks a store that
-// was closed well, too.
+// fsck(8): -a and -p repair automatically what can be repaired, -y repairs, -n only checks, -C shows progress, -f also
+// checks a store that was closed cleanly.
 Words TranslateFsck(const Words& arguments) {
   Words words = {"fsck"};
   for (const Part& part : TakeApart(arguments, "apyrnfvVTMlC::t:")) {

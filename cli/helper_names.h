@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names under which mount(8), umount(8) and fsck(8) call this program.
+// The names by which mount(8), umount(8) and fsck(8) call this program.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace weightfs::cli {
 
-// The command line that `arguments` mean when the program is called as `program`: mount.weightfs, mount.fuse.weightfs,
-// umount.weightfs, umount.fuse.weightfs and fsck.weightfs become their subcommand; any other name changes nothing.
-// mount(8) hands `dev` and `suid` to no helper, only `nodev` and `nosuid`; so where these are missing and `is_root`,
-// device files and set-id bits work, as mount(8) promises.
+// Translates the command line `arguments` of a program called as `program`. The names mount.weightfs,
+// mount.fuse.weightfs, umount.weightfs, umount.fuse.weightfs and fsck.weightfs become their subcommand; any other name
+// changes nothing. mount(8) passes `nodev` and `nosuid` to helpers, but never `dev` and `suid`. So if the former are
+// absent and `is_root` is true, device files and set-ID bits are enabled, as mount(8) promises.
 std::vector<std::string> TranslateHelperName(std::string_view program, const std::vector<std::string>& arguments,
                                              bool is_root = false);
 

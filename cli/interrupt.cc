@@ -6,7 +6,7 @@
 namespace weightfs::cli {
 namespace {
 
-// The one global of the program: a signal handler has nothing else to write to.
+// The only global variable of the program: a signal handler can write to nothing else.
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "a signal handler sets it");
 

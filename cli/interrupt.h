@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The signals that end a command, and as a flag for commands that take back or leave off what they began.
+// The signals that end a command, available as a flag for commands that must clean up or stop early.
 #pragma once
 
 #include <atomic>
@@ -7,11 +7,11 @@
 
 namespace weightfs::cli {
 
-// SIGINT, SIGTERM and SIGHUP, without those that this process was started to ignore (nohup, the background of a
-// script).
+// Returns SIGINT, SIGTERM and SIGHUP, except those that this process was started to ignore (nohup, a script's
+// background process).
 std::vector<int> EndSignals();
 
-// From now on these signals set the flag that is returned instead of ending the process.
+// From now on these signals no longer end the process but set the returned flag.
 const std::atomic<bool>& CatchInterrupts();
 
 }  // namespace weightfs::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks that `weightfs doctor` makes on this machine.
+// The checks of `weightfs doctor`.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@ namespace weightfs::cli {
 
 struct Check {
   enum class State : unsigned char {
-    kUsed,       // there, and weightfs makes use of it
-    kNotUsed,    // there or not: it makes no difference today
-    kWouldHelp,  // missing or set so that weightfs is slower or can do less
-    kMissing,    // without it no store can be mounted
+    kUsed,       // present and used by weightfs
+    kNotUsed,    // makes no difference at present
+    kWouldHelp,  // missing, or configured so that weightfs is slower or can do less
+    kMissing,    // no store can be mounted without it
   };
   std::string name, found;
   State state = State::kUsed;
-  std::string next;  // the next step; empty when there is none
+  std::string next;  // the recommended next step, or empty
 };
 
 std::string StateName(Check::State state);
@@ -24,10 +24,10 @@ std::string StateName(Check::State state);
 // Kernel, FUSE, libraries, limits, memory.
 std::vector<Check> CheckMachine();
 
-// The features of FUSE, one each, by a mount on a temporary directory for a moment.
+// The features of FUSE, one check each. Mounts a temporary directory briefly to find them.
 std::vector<Check> CheckFuseFeatures();
 
-// The device or the filesystem that holds `path`: direct I/O, its alignment, the queue of the disk.
+// The device or filesystem of `path`: direct I/O, its alignment, the disk's queue.
 std::vector<Check> CheckDevice(const std::string& name, const std::string& path);
 
 }  // namespace weightfs::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program's entry: what belongs to the process, not to a command.
+// The entry point of the program: setup for the process rather than for a command.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -13,8 +13,9 @@
 
 namespace {
 
-// A file that is opened later must not get the number of a stream that the caller has closed: output would destroy it.
-// /dev/null in the wrong direction stands for the stream, and refuses its reads and writes.
+// Opens /dev/null for each standard stream that the caller has closed. Otherwise a file opened later could get the
+// stream's number, and output would overwrite it. /dev/null is opened in the wrong direction, so that reads and writes
+// of the stream fail.
 void OccupyClosedStreams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
@@ -26,7 +27,7 @@ void OccupyClosedStreams() {
 int main(int argc, char** argv) {
   OccupyClosedStreams();
   weightfs::LogToStderr(spdlog::level::warn);
-  // A reader of our output that goes away is an error of a write, not the end of a mount.
+  // Ignored, because a closed pipe is a write error and must not end a mount.
   signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   return weightfs::cli::RunProgram(

@@ -65,8 +65,8 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
   return std::string(resolved);
 }
 
-// Where to mount. What a killed server of this very store left there counts as the empty directory below it: Serve
-// takes it away once the lock says that nobody serves the store.
+// Returns the directory to mount on. A mount that a killed server of this store left there counts as the empty
+// directory below it: Serve removes it once the lock shows that no process serves the store.
 Result<std::string> MountDirectory(const std::string& path, const std::string& store) {
   const auto mount = FindMount(path);
   if (mount.has_value() && mount->source == store) return mount->directory;
@@ -79,7 +79,7 @@ Result<std::string> MountDirectory(const std::string& path, const std::string& s
   return directory;
 }
 
-// The store's lock is ours, so whatever is mounted there from this store has lost its server.
+// This process holds the store's lock, so any mount of this store there has lost its server.
 Result<void> RemoveDeadMounts(const Plan& plan) {
   for (auto mount = FindMount(plan.mount.mountpoint); mount.has_value() && mount->source == plan.store;
        mount = FindMount(plan.mount.mountpoint)) {
@@ -111,7 +111,7 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   return plan;
 }
 
-// Every open file of the mount's users may cost a descriptor at some time; RocksDB and the devices have theirs.
+// Each open file of the mount's users may need a descriptor; RocksDB and the devices need more.
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
@@ -119,8 +119,8 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
 }
 
-// In the foreground everything goes to the terminal; else to the file, and what needs attention also to the caller
-// until the mount answers. Returns a descriptor of the file: none in the foreground, and where there can be no such
+// In the foreground the log goes to the terminal. In the background it goes to a file; until the mount is ready,
+// warnings also go to the caller. Returns the file's descriptor, or none in the foreground or if there can be no such
 // file.
 Result<UniqueFd> StartLog(const Plan& plan) {
   spdlog::set_level(spdlog::level::info);
@@ -128,7 +128,7 @@ Result<UniqueFd> StartLog(const Plan& plan) {
   for (const auto& sink : spdlog::default_logger()->sinks()) sink->set_level(spdlog::level::warn);
   auto log = OpenLog(plan.store);
   if (!log.has_value()) {
-    // A link or somebody else's file is refused. A full or read-only filesystem must not keep a store from being read.
+    // A symbolic link or another user's file is refused. A full or read-only filesystem must not prevent the mount.
     if (log.error().code != ErrorCode::kNoSpace && log.error().code != ErrorCode::kReadOnly) return log.error();
     spdlog::warn("{}; this mount has no log", log.error().what);
     return UniqueFd();
@@ -152,15 +152,14 @@ void LogStart(const Plan& plan, const Mount& mount) {
   spdlog::info("direct path: {}", DirectAccessName(plan.mount.direct));
 }
 
-// From the store to the end of the mount. The order of the end is Mount's contract: Run, close the store, ~Mount,
-// ~Store.
+// Serves the store until the mount ends. Mount's contract requires the order Run, close the store, ~Mount, ~Store.
 Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
   RaiseDescriptorLimit();
   RETURN_IF_ERROR(WaitUntilReleased(plan.store));
-  BlockEndSignals();  // only now: the wait takes up to a minute, and a signal may end it
+  BlockEndSignals();  // called this late, because the wait takes up to a minute and must be interruptible
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
-  // Only now: a store that cannot be opened is left as it was.
+  // Called this late, because a store that cannot be opened must be left unchanged.
   ASSIGN_OR_RETURN(const UniqueFd log, StartLog(plan));
   if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store);
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
@@ -185,7 +184,7 @@ Result<void> Serve(Plan plan, StartReport& report) {
   return closed;
 }
 
-// remount comes with the other options, in any order and in any of the lists.
+// The remount option may appear at any position in any of the option lists.
 bool AsksForRemount(const Arguments& arguments) {
   return std::any_of(arguments.options.begin(), arguments.options.end(),
                      [](const std::string& list) { return HasOption(list, "remount"); });
@@ -219,7 +218,7 @@ int Run(const Arguments& arguments) {
   const auto served = Serve(std::move(*plan), report);
   if (served.has_value()) return kSuccess;
   if (report.Failed(Line(served.error()))) return kFailure;
-  // After the start: the log of a mount in the background, standard error of one in the foreground.
+  // The start has been reported. The error goes to the log in the background, and to standard error in the foreground.
   spdlog::error("{}", ToString(served.error()));
   return kFailure;
 }
@@ -238,7 +237,7 @@ void AddMount(CLI::App& app, int* exit_code) {
   command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground and log to the terminal");
   command->add_option("-N,--namespace", arguments->space, "Mount in the mount namespace of this process, or file")
       ->type_name("PID");
-  command->add_flag("--from-table", arguments->from_table)->group("");  // of the helper of mount(8), for a remount
+  command->add_flag("--from-table", arguments->from_table)->group("");  // passed by mount(8)'s helper for a remount
   command->footer("Options of -o:\n" + MountOptionsHelp() +
                   "\nA mount in the background logs to STORE/weightfs.log.\n\n"
                   "Examples:\n"

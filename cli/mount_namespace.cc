@@ -18,7 +18,7 @@ Result<void> EnterMountNamespace(const std::string& name) {
   if (name.empty()) return {};
   const bool is_process = std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
   const std::string path = is_process ? fmt::format("/proc/{}/ns/mnt", name) : name;
-  // The mount table is read through the /proc of here: that of a container may not know this process.
+  // Opens the current /proc, which is needed to read the mount table: a container's /proc may not show this process.
   static_cast<void>(ProcDirectory());
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() >= 0 && setns(file.get(), CLONE_NEWNS) == 0) return {};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The option --namespace of mount and umount, which is -N of mount(8).
+// The option --namespace of mount and umount; mount(8) calls it -N.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace weightfs::cli {
 
-// Moves this process, which has one thread yet, into a mount namespace: of the process with this number, or of a file
-// like /proc/PID/ns/mnt. Empty: stays. Paths mean those of that namespace from then on. Full-line errors.
+// Moves this process, which must still be single-threaded, into a mount namespace, given by a process number or a file
+// such as /proc/PID/ns/mnt. An empty name changes nothing. From then on all paths are in that namespace. Errors are
+// complete messages.
 Result<void> EnterMountNamespace(const std::string& name);
 
 }  // namespace weightfs::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mounts of weightfs that the arguments of commands name.
+// Finds the weightfs mounts that command arguments name.
 #pragma once
 
 #include <optional>
@@ -12,29 +12,29 @@
 
 namespace weightfs::cli {
 
-// The mounts of weightfs in this process's mount namespace, oldest first.
+// The weightfs mounts in this process's mount namespace, oldest first.
 Result<std::vector<MountEntry>> WeightfsMounts();
 
-// The mount on `path`, a directory or a file (the newest where several lie on each other). Works when its process is
-// gone, where every look at the path itself fails. A full line otherwise: kBusy where another filesystem is mounted
-// over it, else kNotFound.
+// The mount on `path`, a directory or a file; the newest if several are stacked. It works even if the daemon is gone
+// and every access to the path fails. Errors are complete messages: kBusy if another filesystem is mounted over it,
+// otherwise kNotFound.
 Result<MountEntry> FindMount(const std::string& path);
 
-// The mount in this mount namespace that the holder of a store serves, if there is one: its own, or else the newest
-// bind mount of it.
+// The mount in this mount namespace that the holder of a store serves: its own mount point, or otherwise the newest
+// bind mount of it. None if there is no such mount.
 std::optional<MountEntry> FindServedMount(const StoreHolder& holder);
 
-// The same, or the newest mount of the store in `directory` that has lost its daemon.
+// Like FindServedMount, but also finds the newest mount of the store in `directory` that has lost its daemon.
 std::optional<MountEntry> FindMountOfStore(const std::string& directory, const StoreHolder& holder);
 
-// The mount of weightfs that `path` is or lies in, if there is one.
+// The weightfs mount that contains `path`, if any.
 std::optional<MountEntry> FindMountAbove(const std::string& path);
 
-// kInvalid, with a full line that names the store, where `path` is or lies in a mount of weightfs and is no store of
-// its own. `will_lock`: the caller needs a store that is not mounted.
+// Returns kInvalid, with a complete message that names the store, if `path` is inside a weightfs mount and is not a
+// store of its own. `will_lock`: the caller needs an unmounted store.
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock = true);
 
-// Absolute, with symbolic links resolved as far as `path` can be looked at without asking the filesystem there.
+// The absolute path. Symbolic links are resolved as far as that is possible without asking the filesystem there.
 std::string ResolvePath(const std::string& path);
 
 }  // namespace weightfs::cli

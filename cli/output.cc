@@ -17,7 +17,7 @@ namespace weightfs::cli {
 void Print(std::FILE* stream, std::string_view text) { std::fwrite(text.data(), 1, text.size(), stream); }
 
 Result<void> FlushOutput() {
-  errno = EIO;  // a write that failed earlier left no reason
+  errno = EIO;  // an earlier failed write has left no errno
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
   return SystemError("standard output", "cannot be written");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every command prints with: text, one-line errors, JSON and tables. Nothing here is thread-safe.
+// Output of all commands: text, one-line errors, JSON and tables. Not thread-safe.
 #pragma once
 
 #include <cstdio>
@@ -12,36 +12,36 @@
 
 namespace weightfs::cli {
 
-// Exit codes of every command but fsck.
+// Exit codes of all commands except fsck.
 inline constexpr int kSuccess = 0, kFailure = 1, kUsage = 2;
-// Those of fsck(8); those that hold are added up.
+// Exit codes of fsck(8); they are combined by addition.
 inline constexpr int kFsckCorrected = 1, kFsckUncorrected = 4, kFsckOperationalError = 8, kFsckUsage = 16,
                      kFsckCancelled = 32;
 
-// Writes `text`. Never throws: the stream keeps the mark of a failed write, and FlushOutput reports that of standard
-// output.
+// Writes `text`. Never throws. The stream keeps its error flag after a failed write; for standard output, FlushOutput
+// reports it.
 void Print(std::FILE* stream, std::string_view text);
 
-// Writes what standard output still buffers. A full-line error where anything printed to it was lost.
+// Flushes standard output. Returns an error, as a complete message, if any output was lost.
 Result<void> FlushOutput();
 
-// `json` for people and programs: indented, with U+FFFD where the bytes of a name are no UTF-8.
+// Indented JSON, for people and programs. Bytes of names that are not UTF-8 become U+FFFD.
 std::string JsonText(const nlohmann::ordered_json& json);
 
-// Prints "weightfs: <the error's line>" to standard error and returns `exit_code`.
+// Prints "weightfs: ERROR" to standard error and returns `exit_code`.
 int Fail(const Error& error, int exit_code = kFailure);
 
-// The line of an error, for people; names in it are made printable.
+// The one-line text of an error; unprintable characters in names are escaped.
 std::string Line(const Error& error);
 
-// `text` in bold, green, yellow or dim where standard output is a terminal, else as it is.
+// Returns `text` in bold, green, yellow or dim if standard output is a terminal, and otherwise unchanged.
 enum class Tone : unsigned char { kPlain, kBold, kGood, kWarning, kDim };
 std::string Paint(Tone tone, std::string_view text);
 
-// Columns that `text` takes on a terminal: characters of UTF-8, without the escape sequences of colors.
+// The number of terminal columns that `text` takes: UTF-8 characters without escape sequences.
 size_t TextWidth(std::string_view text);
 
-// Columns as wide as their widest cell, two spaces apart. Numbers are best right-aligned.
+// Each column is as wide as its widest cell; columns are two spaces apart. Numbers should be right-aligned.
 class Table {
  public:
   struct Column {

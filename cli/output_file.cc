@@ -26,7 +26,7 @@ Result<OutputFile> OutputFile::Open(const std::string& path) {
   constexpr int kFlags = O_WRONLY | O_CLOEXEC | O_NOCTTY;
   UniqueFd made(open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0666));
   if (made.get() >= 0) return OutputFile(path, std::move(made), /*created=*/true);
-  // Without O_TRUNC: the old content stays until there is a new one.
+  // Without O_TRUNC, because the old content must stay until there is new content.
   UniqueFd file(errno == EEXIST ? open(path.c_str(), kFlags | O_CREAT, 0666) : -1);
   if (file.get() < 0) return CannotBeWritten(path, errno);
   return OutputFile(path, std::move(file), /*created=*/false);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that a command writes at its end and opens at its start: an obstacle is found before the work, not after it.
+// A file that a command opens when it starts and writes when it ends, so that problems show before the work is done.
 #pragma once
 
 #include <string>
@@ -13,20 +13,20 @@ namespace weightfs::cli {
 // Not thread-safe.
 class OutputFile {
  public:
-  // "-" is standard output; any other path is created where it does not exist, and keeps its content until Write.
-  // Full-line errors that name the path.
+  // "-" means standard output. Any other path is created if it does not exist; an existing file keeps its content until
+  // Write. Errors are complete messages that name the path.
   static Result<OutputFile> Open(const std::string& path);
   OutputFile(OutputFile&&) = default;
   OutputFile& operator=(OutputFile&&) = delete;
-  // Removes a file that Open created and Write has not written.
+  // Removes the file if Open created it and Write was not called.
   ~OutputFile();
 
-  // Replaces the content by `text` and a newline. kNoSpace leaves the old content where the filesystem can reserve
-  // space. Called once. Of standard output FlushOutput reports a failure.
+  // Replaces the content by `text` and a newline. On kNoSpace the old content is kept if the filesystem can reserve
+  // space. Must be called at most once. For standard output, FlushOutput reports a failure.
   Result<void> Write(std::string_view text);
 
   bool is_standard_output() const { return path_ == "-"; }
-  // True for two names of one file.
+  // True if both are the same file, under any names.
   bool IsSameFile(const OutputFile& other) const;
 
  private:
@@ -34,7 +34,7 @@ class OutputFile {
       : path_(std::move(path)), file_(std::move(file)), created_(created) {}
 
   std::string path_;
-  UniqueFd file_;  // none of standard output
+  UniqueFd file_;  // empty for standard output
   bool created_;
 };
 

@@ -39,12 +39,12 @@ std::unique_ptr<CLI::App> MakeApp(int* exit_code) {
 
 namespace {
 
-// Runs the command that `arguments` name and returns its exit code.
+// Runs the command named by `arguments` and returns its exit code.
 int RunCommand(const std::vector<std::string>& arguments) {
   int exit_code = kSuccess;
   const auto app = MakeApp(&exit_code);
   try {
-    // CLI11 takes its vector in reverse.
+    // CLI11 expects the vector in reverse order.
     app->parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::Success& answer) {
     app->exit(answer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program from its command line to its exit code.
+// The program, from command line to exit code.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,11 +10,11 @@
 
 namespace weightfs::cli {
 
-// All subcommands. Parsing runs the one that is chosen and leaves the exit code in `exit_code`, which outlives the App.
+// Creates all subcommands. Parsing runs the chosen one and sets `exit_code`, which must outlive the App.
 std::unique_ptr<CLI::App> MakeApp(int* exit_code);
 
-// Runs the subcommand that `arguments` name (without the program's own name). Returns the exit code of the process;
-// wrong usage, or output that cannot be written, is one line on standard error.
+// Runs the subcommand named by `arguments`, which exclude the program's own name. Returns the exit code of the process.
+// Wrong usage, and output that cannot be written, print one line on standard error.
 int RunProgram(const std::vector<std::string>& arguments);
 
 }  // namespace weightfs::cli

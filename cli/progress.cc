@@ -19,7 +19,7 @@ namespace {
 
 constexpr auto kRedrawInterval = std::chrono::milliseconds(100);
 constexpr double kSettleSeconds = 2;   // before the first estimate
-constexpr double kWindowSeconds = 10;  // of the average, at least
+constexpr double kWindowSeconds = 10;  // minimum length of the averaging window
 constexpr size_t kMostCells = 30, kFewestCells = 10;
 constexpr size_t kDefaultColumns = 80;
 constexpr const char* kEraseLine = "\r\x1b[K";
@@ -56,7 +56,7 @@ std::string Head(std::string_view title, const Progress& progress) {
   return head;
 }
 
-// At most `columns` columns of `text`; whole characters of UTF-8.
+// At most `columns` columns of `text`, without splitting UTF-8 characters.
 std::string Cut(std::string text, size_t columns) {
   while (TextWidth(text) > columns) {
     do {
@@ -68,7 +68,7 @@ std::string Cut(std::string text, size_t columns) {
   return text;
 }
 
-// The parts that are not empty, two spaces apart.
+// Joins the non-empty parts, two spaces apart.
 std::string Join(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) {
@@ -102,7 +102,7 @@ double RateEstimator::PerSecond() const {
 }
 
 std::optional<std::chrono::seconds> RateEstimator::TimeLeft(uint64_t total) const {
-  constexpr double kLongest = 1000.0 * 24 * 3600;  // the estimate means nothing beyond
+  constexpr double kLongest = 1000.0 * 24 * 3600;  // longer estimates are not shown
   const double rate = PerSecond();
   if (rate <= 0 || total < done_) return std::nullopt;
   const double seconds = static_cast<double>(total - done_) / rate;
@@ -151,7 +151,7 @@ ProgressTerminal StandardErrorTerminal() {
   const char* kind = std::getenv("TERM");
   terminal.shown = isatty(STDERR_FILENO) != 0 && kind != nullptr && *kind != '\0' && std::string_view(kind) != "dumb";
   terminal.now = [] { return std::chrono::steady_clock::now(); };
-  // Asked for each time: windows change their size.
+  // Queried each time, because a window may be resized.
   terminal.columns = [] {
     winsize size{};
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size_t{size.ws_col} : kDefaultColumns;
@@ -179,7 +179,7 @@ void ProgressBar::Update(const Progress& progress) {
   rate_.Add(now, progress.done);
   if (!starts && now - *drawn_ < kRedrawInterval) return;
   drawn_ = now;
-  const size_t columns = std::max<size_t>(terminal_.columns(), 2) - 1;  // the last one would wrap
+  const size_t columns = std::max<size_t>(terminal_.columns(), 2) - 1;  // text in the last column would wrap
   terminal_.write(kEraseLine + FormatProgress(title_, progress, rate_, columns));
 }
 

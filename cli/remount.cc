@@ -20,7 +20,7 @@
 namespace weightfs::cli {
 namespace {
 
-// By its own flag (mount -o remount,bind,ro) or for every mount of the store.
+// True if the mount is read-only by its own flag (mount -o remount,bind,ro) or by the store's.
 bool IsReadOnly(const MountEntry& mount) { return HasOption(mount.flags, "ro") || HasOption(mount.options, "ro"); }
 
 Error Busy(const MountEntry& mount) {
@@ -34,7 +34,7 @@ Error Busy(const MountEntry& mount) {
                       mount.directory, users.empty() ? "by processes that are not visible here" : users)};
 }
 
-// The daemon's part: kReadOnly where a store that was opened read-only is to be written.
+// Changes the daemon's state. kReadOnly if a store that was opened read-only is to become writable.
 Result<void> TellDaemon(const MountEntry& mount, int directory, bool read_only) {
   const __u32 value = read_only ? 1 : 0;
   if (ioctl(directory, WEIGHTFS_IOC_READ_ONLY, &value) == 0) return {};
@@ -67,10 +67,11 @@ Result<void> RemountReadOnly(const MountEntry& mount, bool read_only, const std:
   if (directory.get() < 0) {
     return Error{ErrorCode::kIo, fmt::format("{}: {}", mount.directory, std::strerror(errno))};
   }
-  // The daemon lets changes come last, and refuses them last: what the kernel has accepted must get there.
+  // The daemon becomes writable first and read-only last, because it must accept everything that the kernel has
+  // accepted.
   if (!read_only) RETURN_IF_ERROR(TellDaemon(mount, directory.get(), false));
   if (const auto changed = ChangeMount(mount.directory, flags, read_only); !changed.has_value()) {
-    if (!read_only && IsReadOnly(mount)) (void)TellDaemon(mount, directory.get(), true);  // as it was
+    if (!read_only && IsReadOnly(mount)) (void)TellDaemon(mount, directory.get(), true);  // restore the previous state
     return read_only && changed.error().code == ErrorCode::kBusy ? Busy(mount) : changed.error();
   }
   return read_only ? TellDaemon(mount, directory.get(), true) : Result<void>();

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll{20};
-constexpr milliseconds kLookInterval{1000};  // between looks through all processes
+constexpr milliseconds kLookInterval{1000};  // interval between scans of all processes
 constexpr milliseconds kLong{2000};          // without a terminal, a wait of this length is reported once
 
 bool HasTerminal() { return isatty(STDERR_FILENO) != 0; }
@@ -54,7 +54,7 @@ Result<void> ServerWatch::EndMount(milliseconds timeout, const std::function<boo
   }
   const auto start = Clock::now();
   bool answers = holder_.IsEnding();
-  // The process again, now that process_ refers to it: the number might have passed to another process before.
+  // Looks again now that process_ refers to the process, because the number might have been reused before.
   if (serving && process_ && Look().process == holder_.process) {
     answers = syscall(SYS_pidfd_send_signal, process_.get(), SIGTERM, nullptr, 0) == 0;
   }
@@ -84,7 +84,7 @@ void ServerWatch::Sleep() const {
   poll(&ended, process_ ? 1 : 0, static_cast<int>(kPoll.count()));
 }
 
-// What the server left in the lock file: nothing when all went well, its number when it never got there.
+// Reads what the server left in the lock file: nothing after success, its process number if it did not finish.
 Result<ServerWatch::End> ServerWatch::Verdict() const {
   const StoreHolder left = Look();
   if (IsOther(left)) return End{.closed = true};
@@ -118,9 +118,9 @@ Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept
                  "it is unknown whether all data is on the device; run 'weightfs fsck'"};
   }
   const auto start = Clock::now();
-  auto next_look = start + 5 * kPoll;  // a daemon that nobody keeps has noticed by then
+  auto next_look = start + 5 * kPoll;  // an unused daemon has noticed the unmount by then
   std::optional<Keepers> keepers;
-  // The lock tells: it is the last thing that the server gives back. Another server has it only once ours is closed.
+  // The lock decides: the server releases it last. Another server can have it only after ours has closed the store.
   for (StoreHolder holder = Look(); holder.held && !IsOther(holder); Sleep(), holder = Look()) {
     const auto now = Clock::now();
     const auto waited = std::chrono::duration_cast<milliseconds>(now - start);

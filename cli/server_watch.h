@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for the daemon of a store after an unmount.
+// Waits for the daemon of a store after an unmount.
 #pragma once
 
 #include <chrono>
@@ -18,40 +18,40 @@ namespace weightfs::cli {
 // Watches the process that serves a mount until it has closed the store. Externally synchronized.
 class ServerWatch {
  public:
-  // How the wait ended.
+  // The result of the wait.
   struct End {
-    bool closed = false;  // the store is closed well
-    Keepers keepers;      // otherwise: the processes that keep the daemon going
+    bool closed = false;  // the store was closed cleanly
+    Keepers keepers;      // otherwise: what keeps the daemon running
     StoreHolder holder;
   };
 
-  // Before the unmount: afterwards the process may be gone, and another one under its number.
+  // Must be created before the unmount. Afterwards the process may be gone, and its number may be reused.
   explicit ServerWatch(const MountEntry& mount);
 
-  // Waits until the store is closed, which may take as long as its data; but only `timeout` while the filesystem is
-  // kept by others. Says on standard error what it waits for: on a terminal at once, elsewhere when it takes long.
-  // With `leave_kept` it does not wait for those others at all; with `forced` they do not matter, for the daemon ends
-  // all the same. An error when the store was not closed well.
+  // Waits until the store is closed, which takes as long as writing its data. While others keep the filesystem in use,
+  // waits no longer than `timeout`; with `leave_kept` it does not wait for them at all; with `forced` they do not
+  // matter, because the daemon ends anyway. Reports the wait on standard error: on a terminal at once, elsewhere if it
+  // takes long. Returns an error if the store was not closed cleanly.
   Result<End> Wait(std::chrono::milliseconds timeout, bool leave_kept, bool forced);
 
-  // Sends the daemon SIGTERM, on which it fetches what shared mappings changed and then ends its mount. Waits while
-  // `is_mounted`, until the store is closed: no longer than `timeout` until the daemon notes that it is closing, and
-  // without limit from then on. Says on standard error when the daemon does not answer. An error when it serves the
-  // mount and cannot be reached from this PID namespace.
+  // Sends SIGTERM to the daemon, which then collects the changes made through shared mappings and ends its mount. Waits
+  // while `is_mounted` is true, until the store is closed: at most `timeout` until the daemon notes that it is closing,
+  // and without a limit after that. Reports on standard error if the daemon does not answer. Returns an error if the
+  // daemon serves the mount and is not reachable from this PID namespace.
   Result<void> EndMount(std::chrono::milliseconds timeout, const std::function<bool()>& is_mounted);
-  // Whether the mount had lost its daemon when this was made.
+  // True if the mount had lost its daemon when this object was created.
   bool IsGone() const;
-  // Whether the daemon knows `directory` as its own mount point; true when it says nothing about that.
+  // True if `directory` is the daemon's own mount point, or if the daemon does not say.
   bool IsMainMount(const std::string& directory) const;
-  // Who held the store when this was made.
+  // The holder of the store when this object was created.
   const StoreHolder& holder() const { return holder_; }
 
  private:
   StoreHolder Look() const;
-  // The holder is not the one of this mount.
+  // True if the holder does not serve this mount.
   bool IsOther(const StoreHolder& holder) const;
   Result<End> Verdict() const;
-  // Until the daemon ends, or for a moment.
+  // Sleeps briefly, or until the daemon ends.
   void Sleep() const;
   void Report(std::chrono::milliseconds waited, std::chrono::milliseconds timeout,
               const std::optional<Keepers>& keepers);

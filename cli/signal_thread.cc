@@ -26,7 +26,7 @@ sigset_t EndSignalSet() {
 }  // namespace
 
 void BlockEndSignals() {
-  signal(SIGTERM, SIG_DFL);  // with it `weightfs umount -f` ends a daemon, whoever started that
+  signal(SIGTERM, SIG_DFL);  // so that `weightfs umount -f` can end any daemon, however it was started
   const sigset_t set = EndSignalSet();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }

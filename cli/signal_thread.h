@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signals that mean "end cleanly", taken by a thread of their own.
+// A thread that handles the signals meaning "end cleanly".
 #pragma once
 
 #include <functional>
@@ -11,11 +11,11 @@
 
 namespace weightfs::cli {
 
-// Blocks EndSignals() (cli/interrupt.h), and SIGTERM in any case, in the calling thread and those it makes later, so
-// that only SignalThread sees them. Before any other thread is made.
+// Blocks EndSignals() (cli/interrupt.h), and always SIGTERM, in the calling thread and in the threads it creates later,
+// so that only SignalThread receives them. Must be called before any other thread is created.
 void BlockEndSignals();
 
-// Calls `on_signal` (from its thread) with each of these signals for as long as it lives.
+// Calls `on_signal`, on its own thread, for each of these signals as long as this object lives.
 class SignalThread {
  public:
   static Result<std::unique_ptr<SignalThread>> Start(std::function<void(int signal)> on_signal);
@@ -28,7 +28,7 @@ class SignalThread {
   void Run();
 
   const UniqueFd signals_;  // signalfd
-  const UniqueFd wake_;     // eventfd: the destructor ends the thread
+  const UniqueFd wake_;     // eventfd by which the destructor stops the thread
   const std::function<void(int)> on_signal_;
   std::thread thread_;
 };

@@ -18,8 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kLimit = std::chrono::minutes(1);
 constexpr auto kPoll = std::chrono::milliseconds(20);
-// A holder that has not changed its note for this long is no command that is just starting or ending. Also the time
-// between looks through all processes.
+// A command that is just starting or ending changes its note within this time. Also the interval between scans of all
+// processes.
 constexpr auto kSettled = std::chrono::seconds(1);
 
 Error InUse(const std::string& directory, const StoreHolder& holder, std::string_view advice) {
@@ -27,10 +27,10 @@ Error InUse(const std::string& directory, const StoreHolder& holder, std::string
           fmt::format("{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process), advice)};
 }
 
-// kBusy when waiting for the holder cannot help, as far as this process can see.
+// kBusy if waiting for the holder cannot help, as far as this process can see.
 Result<void> CheckHolder(const std::string& directory, const StoreHolder& holder, bool settled) {
   const auto mount = FindServedMount(holder);
-  // A process of another PID namespace may have been killed.
+  // A process in another PID namespace may have been killed.
   if (mount.has_value() && (holder.process > 0 || settled)) {
     return InUse(directory, holder, "unmount it first: weightfs umount " + ShellQuote(mount->directory));
   }

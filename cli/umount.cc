@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Besides those of every command: unmounted here, and the daemon goes on for others.
+// An additional exit code: unmounted here, but the daemon keeps running for other users.
 constexpr int kStillServed = 3;
 constexpr double kDefaultTimeout = 10, kLongestTimeout = 86400;
 
@@ -76,7 +76,8 @@ bool IsThere(const MountEntry& mount) {
   return std::any_of(mounts.begin(), mounts.end(), [&](const MountEntry& one) { return one.id == mount.id; });
 }
 
-// The daemon goes on: nobody's fault where it was asked for, else the promise of this command is not kept.
+// Reports that the daemon keeps running. This is an error unless the user asked for it, because the command promises
+// that everything is on the device.
 int ReportKept(const Arguments& arguments, const MountEntry& mount, const ServerWatch::End& end) {
   const std::string text = fmt::format("{}: unmounted here, but {} still serves {}: {}; {}", mount.directory,
                                        DescribeProcess(end.holder.process), mount.source, DescribeKeepers(end.keepers),
@@ -90,12 +91,12 @@ int Run(const Arguments& arguments) {
   const auto mount = FindMount(arguments.directory);
   if (!mount.has_value()) return Fail(mount.error());
   ServerWatch server(*mount);
-  // Called from inside the mount, this process must not be what keeps it busy.
+  // If started inside the mount, this process must not keep it busy.
   if (chdir("/") != 0) return Fail({ErrorCode::kIo, fmt::format("chdir /: {}", std::strerror(errno))});
   const bool was_gone = server.IsGone();
   const UnmountMode mode = arguments.mode();
   if (mode == UnmountMode::kForce && !was_gone) {
-    // What shared mappings changed, and what programs are just writing, would go with the connection.
+    // Otherwise changes through shared mappings, and writes in progress, would be lost with the connection.
     const auto ended = server.EndMount(arguments.limit(), [&] { return IsThere(*mount); });
     if (!ended.has_value())
       return Fail({ended.error().code, fmt::format("{}: {}", mount->directory, Line(ended.error()))});
@@ -113,7 +114,7 @@ int Run(const Arguments& arguments) {
                                 : "the next mount recovers the store"));
     return kSuccess;
   }
-  // A bind mount is gone, and the mount that it showed is not: nothing to wait for.
+  // Only a bind mount was unmounted, and the filesystem is still mounted: nothing to wait for.
   const bool forced = mode == UnmountMode::kForce;
   if (!forced && !server.IsMainMount(mount->directory) && !MountsOf(mount->device).empty()) return kSuccess;
   const auto end = server.Wait(arguments.limit(), mode == UnmountMode::kLazy, forced);

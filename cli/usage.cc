@@ -51,13 +51,13 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
-// "--json" of "--json,-j"; "STORE" of a positional.
+// Returns "--json" for "--json,-j", and "STORE" for a positional argument.
 std::string NameOf(const CLI::Option& option) {
   if (!option.get_lnames().empty()) return "--" + option.get_lnames().front();
   return option.get_snames().empty() ? option.get_name(true) : "-" + option.get_snames().front();
 }
 
-// Names with their dashes.
+// The names of the options, with their dashes.
 std::vector<std::string> OptionNames(const CLI::App& command) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
@@ -100,12 +100,12 @@ std::string ExampleOf(const CLI::App& command) {
   return footer.substr(begin + 2, footer.find('\n', begin) - begin - 2);
 }
 
-// Reads the words after a subcommand in the way that CLI11 does.
+// Parses the words after a subcommand the same way as CLI11.
 class Scan {
  public:
   explicit Scan(const CLI::App& command) : command_(command) {}
 
-  // The first thing that is wrong; nullopt when nothing is that a look at the words can tell.
+  // Returns the first error, or nullopt if the words alone show none.
   std::optional<std::string> Find(Words words) {
     bool only_positionals = false;
     for (size_t at = 0; at < words.size(); ++at) {
@@ -203,7 +203,7 @@ std::string_view DidYouMean(std::string_view word, std::span<const std::string> 
   std::string_view best;
   size_t distance = std::max<size_t>(word.size() / 3, 1) + 1;
   for (const std::string& one : known) {
-    // The beginning of a long name is meant as an abbreviation.
+    // A prefix of a long name is taken for an abbreviation.
     const bool begins = word.size() >= 3 && one.starts_with(word);
     const size_t here = begins ? 0 : EditDistance(word, one);
     if (here < distance) best = one, distance = here;
@@ -223,7 +223,7 @@ UsageError DescribeUsageError(const CLI::App& app, const std::vector<std::string
     return {"", fmt::format("no command '{}'{}", first, Guess(first, CommandNames(app)))};
   }
   if (auto wrong = Scan(*command).Find(std::span(arguments).subspan(1))) return {first, *wrong};
-  // The checks of values are ours, and so is their text.
+  // Value checks are ours, so their message can be shown.
   if (dynamic_cast<const CLI::ValidationError*>(&error) != nullptr) return {first, error.what()};
   return {first, "the arguments cannot be understood"};
 }
@@ -238,7 +238,7 @@ std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint6
     uint64_t number = 0;
     const char* end = text.data() + text.size();
     const auto [at, failure] = std::from_chars(text.data(), end, number);
-    // CLI11 takes a leading zero for the mark of an octal number.
+    // CLI11 takes a leading zero for an octal number.
     const bool octal = text.size() > 1 && text[0] == '0';
     if (failure == std::errc() && at == end && !octal && number >= least && number <= most) return {};
     if (most == std::numeric_limits<uint64_t>::max()) {

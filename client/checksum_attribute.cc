@@ -20,12 +20,12 @@
 namespace weightfs::client {
 namespace {
 
-// What the value begins with (docs/FORMAT.md, section 9). Blocks are as large as it takes for the value to fit into the
-// least that filesystems have room for.
+// The start of the attribute's value (docs/FORMAT.md, section 9). The block size is chosen so that the value fits into
+// the smallest attribute size that filesystems support.
 struct Header {
   uint32_t block_shift = 0;
-  uint64_t size = 0;    // of the file, in bytes
-  int64_t seconds = 0;  // of its last change, by which others are noticed
+  uint64_t size = 0;    // of the file in bytes
+  int64_t seconds = 0;  // modification time, which reveals later changes by others
   int64_t nanoseconds = 0;
   bool operator==(const Header&) const = default;
 };
@@ -127,7 +127,7 @@ Result<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
   return {};
 }
 
-// From what is sent and not from the memory, which the program may change at any time.
+// Computed from the bytes that are sent, not from the memory, because the program may change its memory at any time.
 void ChecksumAttribute::NoteWritten(uint64_t offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const uint64_t block = offset >> block_shift_;
@@ -150,7 +150,7 @@ Result<void> ChecksumAttribute::Load(int descriptor) {
   }
   struct stat status {};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
-  if (size >= 0) bytes.resize(static_cast<size_t>(size));  // otherwise it is too large for any of ours
+  if (size >= 0) bytes.resize(static_cast<size_t>(size));  // otherwise it is larger than any value we write
   Decoder in(bytes);
   const auto version = in.Little<uint32_t>();
   if (size < 0 || (in.ok() && version != kVersion)) {

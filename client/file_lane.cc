@@ -75,7 +75,7 @@ void FileLane::OnCompletion(const IoRing::Completion& completion) {
   if (error_number == EINVAL || error_number == EAGAIN || error_number == EINTR) return FallBack(piece, error_number);
   if (error_number != 0) return ended_.push_back({&piece, Error{ErrorCode{error_number}}});
   if (piece.done >= piece.transfer) return ended_.push_back({&piece});
-  // Short: the buffered descriptor shows the end of the file, and the reason for a short write.
+  // A short transfer: the buffered descriptor finds the end of the file, or the reason for a short write.
   FallBack(piece, EIO);
 }
 
@@ -85,7 +85,7 @@ void FileLane::FallBack(Piece& piece, int error_number) {
     if (error_number == EINVAL) operation.RefuseDirect();
     return buffered_.push_back(&piece);
   }
-  // A lease has no other way: the file may be another by now.
+  // A lease has no fallback, because the file may have been replaced.
   const bool for_now = error_number == EAGAIN || error_number == EINTR;
   if (for_now && !operation.stopped()) return QueueDirect(piece);
   ended_.push_back({&piece, Error{ErrorCode{error_number}}});

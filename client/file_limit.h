@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's limit of the sizes of files (RLIMIT_FSIZE, ulimit -f). The kernel kills a process that writes behind it
-// (SIGXFSZ); this library asks first, and reports EFBIG.
+// The process's file size limit (RLIMIT_FSIZE, ulimit -f). The kernel sends SIGXFSZ to a process that writes beyond the
+// limit, which kills it by default. This library checks the limit first and reports EFBIG.
 #pragma once
 
 #include <cstdint>
 
 namespace weightfs::client {
 
-// Bytes; UINT64_MAX without a limit. It may change at any time.
+// The limit in bytes, or UINT64_MAX if there is none. It may change at any time.
 uint64_t FileSizeLimit();
 
 }  // namespace weightfs::client

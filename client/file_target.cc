@@ -25,13 +25,13 @@ namespace {
 
 using Direction = Operation::Direction;
 
-// A write that grows a file by this much reserves its blocks first.
+// A write that grows a file by at least this much reserves its blocks first.
 constexpr uint64_t kReserveFrom = 2 * kMiB;
 
-// Bytes of a file's name that its temporary file's name begins with: the whole fits into 255.
+// Number of bytes of the file's name that the temporary name starts with. The complete name fits into 255 bytes.
 constexpr size_t kTemporaryName = 200;
 
-// Its magic number, 0 when it cannot be asked.
+// Returns the filesystem's magic number, or 0 if statfs fails.
 long FilesystemOf(int descriptor) {
   struct statfs filesystem {};
   return fstatfs(descriptor, &filesystem) == 0 ? static_cast<long>(filesystem.f_type) : 0;
@@ -42,7 +42,7 @@ uint64_t PageSize() {
   return size;
 }
 
-// No page but those that are asked for comes into the page cache: others may just be written directly.
+// Disables read-ahead: only the requested pages enter the page cache, because others may be under a direct write.
 void ReadNoMore(const UniqueFd& descriptor) {
   if (descriptor) posix_fadvise(descriptor.get(), 0, 0, POSIX_FADV_RANDOM);
 }
@@ -59,7 +59,7 @@ class OpenFile : public Target {
   DirectAlignment alignment() const override { return alignment_; }
   std::optional<FileId> id() const override;
   Result<uint64_t> Prepare() override;
-  void KeepOnFailure() override { keep_on_failure_ = !options_.atomic; }  // A temporary file is its own.
+  void KeepOnFailure() override { keep_on_failure_ = !options_.atomic; }  // An atomic write owns its temporary file.
   int Buffered(int* error_number) const override EXCLUDES(mutex_);
   Result<uint64_t> Size() const override;
   bool needs_checksums() const override {
@@ -73,7 +73,7 @@ class OpenFile : public Target {
  private:
   bool writes() const { return options_.direction == Direction::kWrite; }
   int access() const { return (writes() ? O_WRONLY : O_RDONLY) | O_CLOEXEC; }
-  // Either; the one that never changes after Open.
+  // Returns the descriptor that never changes after Open.
   int any() const override { return direct_ ? direct_.get() : buffered_.get(); }
   Error Failed(const char* action, int error_number) const;
   const std::string& where() const { return options_.where.empty() ? options_.path : options_.where; }
@@ -93,21 +93,21 @@ class OpenFile : public Target {
   void Rollback();
 
   FileTarget::Options options_;  // the offset is final after Prepare
-  const bool may_create_;        // but for a temporary file, which always is
-  std::string written_path_;     // where the bytes go: the path, what it links to, or the temporary file
-  std::string final_path_;       // with `atomic`: what is replaced
+  const bool may_create_;        // ignored for a temporary file, which is always created
+  std::string written_path_;     // the file that is written: the path, the file it links to, or the temporary file
+  std::string final_path_;       // with `atomic`: the file that is replaced
   bool created_ = false;
-  bool keep_on_failure_ = false;  // what is there
+  bool keep_on_failure_ = false;  // leave the existing file in place
   bool finished_ = false;
-  struct stat status_ {};  // when it was opened, and then prepared
+  struct stat status_ {};  // as of Open, then as of Prepare
   UniqueFd direct_;
-  mutable Mutex mutex_;        // for Buffered(), which several threads call
-  mutable UniqueFd buffered_;  // opened late, when the first partial block asks for it
+  mutable Mutex mutex_;        // Buffered() is called by several threads
+  mutable UniqueFd buffered_;  // opened when the first partial block needs it
   DirectAlignment alignment_;
 };
 
 OpenFile::~OpenFile() {
-  // Never begun, or dropped: nothing of it may stay.
+  // The operation never began or was dropped, so nothing of it may stay.
   if (!finished_ && any() >= 0) Rollback();
 }
 
@@ -143,7 +143,7 @@ Result<void> OpenFile::Open() {
 Result<void> OpenFile::OpenPath() {
   written_path_ = where();
   if (options_.atomic) return OpenTemporary();
-  // A transfer of a page or two needs no O_DIRECT.
+  // A transfer of one or two pages needs no O_DIRECT.
   const bool small = options_.size < FileTarget::kSmallTransfer &&
                      (options_.offset % PageSize() != 0 || options_.size % PageSize() != 0);
   if (!small && options_.size > 0) {
@@ -152,7 +152,7 @@ Result<void> OpenFile::OpenPath() {
       direct_ = UniqueFd(*direct);
       return {};
     }
-    // The filesystem has no O_DIRECT.
+    // EINVAL: the filesystem does not support O_DIRECT.
     if (direct.error().error_number() != EINVAL) return std::move(direct).error();
   }
   ASSIGN_OR_RETURN(const int buffered, OpenOrCreate(0));
@@ -161,11 +161,11 @@ Result<void> OpenFile::OpenPath() {
   return {};
 }
 
-// Does not wait for the other end of a pipe; Examine says what is wrong with one.
+// Opens without waiting for the other end of a pipe; Examine reports pipes as errors.
 int OpenNow(const char* path, int flags) {
   const int descriptor = open(path, flags | O_NONBLOCK);
   if (descriptor >= 0) return descriptor;
-  // Somebody has a lease (fcntl) on it, and is given the time to end it.
+  // Another process holds an fcntl(2) lease on the file. A blocking open gives it time to release the lease.
   if (errno == EWOULDBLOCK) return open(path, flags);
   struct stat status {};
   const int error_number = errno;
@@ -174,7 +174,7 @@ int OpenNow(const char* path, int flags) {
   return -1;
 }
 
-// Knows whether it was this call that made the file; O_CREAT alone does not tell.
+// Records whether this call created the file, which O_CREAT alone does not reveal.
 Result<int> OpenFile::OpenOrCreate(int flags) {
   constexpr int kTries = 100;  // another program may create and delete the file between the two calls
   for (int i = 0; i < kTries; ++i) {
@@ -186,9 +186,9 @@ Result<int> OpenFile::OpenOrCreate(int flags) {
       created_ = true;
       return descriptor;
     }
-    // Without O_DIRECT in the filesystem the kernel makes the file, and then refuses.
+    // If the filesystem does not support O_DIRECT, the kernel creates the file and then fails with EINVAL.
     created_ = created_ || errno == EINVAL;
-    // A link that points at nothing yet exists for O_EXCL, and is followed without.
+    // O_EXCL treats a dangling link as an existing file; without O_EXCL open(2) follows it.
     if (errno == EEXIST) descriptor = open(written_path_.c_str(), access() | flags | O_CREAT, 0600);
     if (descriptor >= 0) return descriptor;
     if (errno != EEXIST) return Failed("cannot create the file", errno);
@@ -198,7 +198,7 @@ Result<int> OpenFile::OpenOrCreate(int flags) {
 
 bool AreSame(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-// A symbolic link stays one: what it points at is replaced, or made. Returns whether it is there.
+// Keeps a symbolic link and replaces or creates the file it points to. Returns whether that file exists.
 Result<bool> OpenFile::FindReplaced(struct stat* old) {
   constexpr int kTries = 100;  // another program may replace the file between the calls
   for (int i = 0; i < kTries; ++i) {
@@ -207,7 +207,8 @@ Result<bool> OpenFile::FindReplaced(struct stat* old) {
     final_path_ = *std::move(found);
     const bool there = stat(final_path_.c_str(), old) == 0;
     if (!there && errno != ENOENT) return Failed("cannot open the file", errno);
-    // The kernel has the last word: a link of /proc/self/fd is no path, and it may know more reasons to refuse one.
+    // The kernel's answer takes precedence: a link in /proc/self/fd is not a path, and the kernel may have more reasons
+    // to refuse a link.
     struct stat followed {};
     const bool kernel_finds = stat(where().c_str(), &followed) == 0;
     if (!kernel_finds && errno != ENOENT) return Failed("cannot open the file", errno);
@@ -246,7 +247,7 @@ Result<void> OpenFile::AdoptDescriptor() {
   }
   UniqueFd ours;
   if ((flags & O_APPEND) != 0 && writes()) {
-    // With O_APPEND the kernel ignores offsets and would put the pieces down in the order of their arrival.
+    // With O_APPEND the kernel ignores offsets and would write the pieces in order of arrival.
     ours = UniqueFd(OpenNow(fmt::format("/proc/self/fd/{}", theirs).c_str(), access() | (flags & O_DIRECT)));
     if (!ours) return Failed("cannot reopen a descriptor of O_APPEND without it", errno);
   } else {
@@ -263,7 +264,7 @@ Result<void> OpenFile::Examine() {
   if (S_ISFIFO(status_.st_mode) || S_ISSOCK(status_.st_mode)) {
     return Failed("a pipe or socket has no offsets", ESPIPE);
   }
-  // For files it means nothing; a device would give up where it can wait.
+  // Clears O_NONBLOCK. It has no effect on regular files, but a device would fail instead of waiting.
   if (!S_ISREG(status_.st_mode) && options_.descriptor < 0) fcntl(any(), F_SETFL, direct_ ? O_DIRECT : 0);
   if (direct_) RETURN_IF_ERROR(LearnAlignment());
   return CheckLimit();
@@ -274,10 +275,10 @@ Result<void> OpenFile::CheckLimit() const {
   return Failed("its end is behind the process's limit of sizes (RLIMIT_FSIZE)", EFBIG);
 }
 
-// Others may have deleted it meanwhile: what made it, and took it back.
+// True if the file was deleted meanwhile, for example by the rollback of the operation that created it.
 bool OpenFile::WasRemoved() const {
   if (!S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
-  // A path of /proc still names it.
+  // A path in /proc may still name it.
   struct stat named {};
   return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;
 }
@@ -286,7 +287,7 @@ Result<uint64_t> OpenFile::Prepare() {
   if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
   if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
-  // Somebody wrote it since it was made here: it is not ours to remove.
+  // Another writer has written to the file since it was created here, so a rollback must not remove it.
   if (created_ && have > 0) keep_on_failure_ = true;
   if (options_.appends) {
     options_.offset = have;
@@ -294,7 +295,7 @@ Result<uint64_t> OpenFile::Prepare() {
   }
   if (options_.checksums != nullptr) {
     const auto begun = options_.checksums->Begin(any(), have);
-    // The file that was made for this write goes, also where an offset was given.
+    // A failure removes the file that was created for this write, even if an offset was given.
     options_.whole_file |= created_ && !begun.has_value();
     RETURN_IF_ERROR(begun);
   }
@@ -309,9 +310,9 @@ Result<uint64_t> OpenFile::Prepare() {
 Result<void> OpenFile::LearnAlignment() {
   if (const auto alignment = QueryDirectAlignment(direct_.get())) {
     alignment_ = *alignment;
-    // Less than a page is for the page cache. A direct write beside another transfer that has the rest of its page
-    // there cannot drop the page: what it keeps is stale for ever, and the next fsync fails. Files in memory have no
-    // other copy.
+    // Parts of pages go through the page cache. If a direct write ran concurrently with a buffered transfer of the rest
+    // of its page, the kernel could not drop the page: its content would stay stale, and the next fsync would fail.
+    // Filesystems in memory keep no second copy.
     if (alignment_.offset > 1) alignment_.offset = std::max(alignment_.offset, PageSize());
     return {};
   }
@@ -324,8 +325,7 @@ Result<void> OpenFile::LearnAlignment() {
 int OpenFile::Buffered(int* error_number) const {
   MutexLock lock(mutex_);
   if (!buffered_) {
-    // By the descriptor and not the path, which may name another file by now; the path serves where /proc is
-    // missing.
+    // Reopened by the descriptor, because the path may name another file by now. The path is used if /proc is missing.
     UniqueFd again(open(fmt::format("/proc/self/fd/{}", direct_.get()).c_str(), access()));
     if (!again && errno == ENOENT) again = UniqueFd(open(written_path_.c_str(), access()));
     if (!again) *error_number = errno;
@@ -346,7 +346,7 @@ Result<uint64_t> OpenFile::Size() const {
   return static_cast<uint64_t>(now.st_size);
 }
 
-// On these filesystems a write into reserved blocks runs beside others; one that grows the file runs alone.
+// On these filesystems writes into reserved blocks run concurrently, while a write that grows the file is serialized.
 Result<void> OpenFile::Reserve() {
   const auto end = options_.offset + options_.size;
   if (!writes() || !direct_ || !S_ISREG(status_.st_mode) || options_.size < kReserveFrom ||
@@ -368,7 +368,7 @@ Result<void> OpenFile::Finish(bool success) {
   if (success && !writes() && options_.checksums != nullptr) result = options_.checksums->End(any());
   if (!success || !result.has_value()) Rollback();
   finished_ = true;
-  // Filesystems with a server may report a failed write at close only.
+  // Network filesystems may report a failed write only at close.
   for (UniqueFd* descriptor : {&direct_, &buffered_}) {
     if (descriptor->Close() != 0 && success && result.has_value() && writes()) {
       result = Failed("closing the file reported an earlier error", errno);
@@ -379,7 +379,7 @@ Result<void> OpenFile::Finish(bool success) {
 
 Result<void> OpenFile::MakeFinal() {
   if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
-    // Bytes that others appended since it was opened stay.
+    // Bytes that others have appended since Open are kept.
     struct stat now {};
     if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
     if (now.st_size == status_.st_size && ftruncate(any(), static_cast<off_t>(options_.size)) != 0) {

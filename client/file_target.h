@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Target on an ordinary file, of whatever filesystem, opened by path or by a descriptor of the caller.
+// A Target on an ordinary file of any filesystem, opened by path or by a descriptor of the caller.
 //
-// O_DIRECT reaches what is aligned; partial blocks at the head and tail, small unaligned transfers, and
-// everything on a filesystem without O_DIRECT go by a buffered descriptor of the same file. Linux keeps the
-// two coherent where they are not under way on one page together: no page is for both.
+// Aligned ranges go through O_DIRECT. Partial blocks at the head and tail, small unaligned transfers, and everything on
+// a filesystem without O_DIRECT go through a buffered descriptor of the same file. Linux keeps the two coherent as long
+// as they do not access one page at the same time, so no page is accessed both ways.
 #pragma once
 
 #include <memory>
@@ -20,32 +20,31 @@ class FileTarget {
  public:
   struct Options {
     Operation::Direction direction = Operation::Direction::kRead;
-    std::string path = {};   // as the caller names it
-    std::string where = {};  // the same from the root, for the working directory may change; empty: as `path` says
-    int descriptor = -1;     // instead of the path; the caller keeps it and may close it at once
+    std::string path = {};   // as given by the caller
+    std::string where = {};  // the absolute path, because the working directory may change; empty: same as `path`
+    int descriptor = -1;     // used instead of the path; the caller keeps it and may close it at once
     uint64_t offset = 0;
-    bool appends = false;  // instead of the offset: behind what the file has when Target::Prepare is called
+    bool appends = false;  // used instead of the offset: write at the end of the file as of Target::Prepare
     uint64_t size = 0;
-    // The file becomes exactly the bytes written (the offset is 0, and there is a path): a longer old content
-    // is cut off after a success, and a file that a failed write created is removed. Otherwise what lies
-    // around them stays.
+    // The file will contain exactly the written bytes. Requires a path and offset 0. Longer old content is truncated
+    // after success, and a file that a failed write created is removed. If false, the rest of the file is kept.
     bool whole_file = false;
-    bool atomic = false;   // with whole_file: written beside the file, then renamed over it
-    bool durable = false;  // fsync, before success is reported
-    bool durable_name = true;  // with durable: of its directory, too, for a file that the write makes
-    std::shared_ptr<ChecksumAttribute> checksums = nullptr;  // written with it, or compared; may be null
+    bool atomic = false;       // with whole_file: write a temporary file, then rename it over the target
+    bool durable = false;      // fsync before success is reported
+    bool durable_name = true;  // with durable: also fsync the directory if the write creates the file
+    std::shared_ptr<ChecksumAttribute> checksums = nullptr;  // stored by a write, compared by a read; may be null
   };
 
-  // An unaligned transfer below this is one buffered call: two descriptors would cost more than O_DIRECT gains.
+  // A smaller unaligned transfer is one buffered call: opening two descriptors would cost more than O_DIRECT saves.
   static constexpr uint64_t kSmallTransfer = 64 * 1024;
 
-  // Opens. A file that is not there is created with mode 0600, or ENOENT where it may not be; nothing else is changed.
-  // Errors are errno's of the system calls, EINVAL for impossible options. Prepare reserves blocks, and for a read
-  // checks that the file has all the bytes (ENODATA).
+  // Opens the file. A missing file is created with mode 0600, or the call fails with ENOENT if `may_create` is false.
+  // Nothing else is changed. Errors are the errnos of the system calls, and EINVAL for an impossible combination of
+  // options. Prepare reserves blocks; for a read it checks that the file contains all bytes (ENODATA).
   static Result<std::unique_ptr<Target>> Open(const Options& options, bool may_create = true);
 };
 
-// "read of 10 bytes at offset 20 of PATH: only 5 bytes there".
+// Returns the error "read of 10 bytes at offset 20 of PATH: only 5 bytes there".
 Error PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size);
 
 }  // namespace weightfs::client

@@ -18,13 +18,13 @@
 namespace weightfs::client {
 namespace {
 
-constexpr int kMostLinks = 40;  // the kernel's own limit
+constexpr int kMostLinks = 40;  // same as the kernel's limit
 
 Error Failed(const std::string& path, int error_number) {
   return {ErrorCode{error_number}, fmt::format("cannot follow {}: {}", path, std::strerror(error_number)), path};
 }
 
-// fs.protected_symlinks; where it cannot be read it counts as set.
+// True if fs.protected_symlinks is set, or cannot be read.
 bool LinksAreProtected() {
   std::ifstream file("/proc/sys/fs/protected_symlinks");
   int value = 1;
@@ -46,8 +46,9 @@ Result<std::string> FinalPath(const std::string& path) {
   for (int links = 0; links <= kMostLinks; ++links) {
     const std::filesystem::path parent = at.has_parent_path() ? at.parent_path() : ".";
     const std::string name = at.filename();
-    if (name.empty() || name == "." || name == "..") return at.string();  // a directory, not a link at its end
-    // Both are held: what is looked at is what is followed, whatever others rename meanwhile.
+    if (name.empty() || name == "." || name == "..") return at.string();  // a directory, not a link
+    // Open descriptors of the directory and the link guarantee that the checked link is the one that is followed, even
+    // if other processes rename files meanwhile.
     const UniqueFd folder(open(parent.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!folder) return Failed(path, errno);
     const UniqueFd link(openat(folder.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
@@ -68,8 +69,8 @@ Result<std::string> FinalPath(const std::string& path) {
 }
 
 bool TakeOver(int descriptor, const struct stat& old) {
-  // In two calls, because a process often may give the group alone; before the mode, because each call clears the bits
-  // of set-user-ID and set-group-ID.
+  // Two calls, because a process may often set the group but not the owner. Before the mode is set, because each call
+  // clears the set-user-ID and set-group-ID bits.
   constexpr auto kSame = static_cast<uid_t>(-1);
   [[maybe_unused]] const int owner = fchown(descriptor, old.st_uid, kSame);
   [[maybe_unused]] const int group = fchown(descriptor, kSame, old.st_gid);

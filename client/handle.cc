@@ -36,7 +36,7 @@ Result<std::unique_ptr<Handle>> Handle::Create(const HandleOptions& options) {
 Handle::Handle(const HandleOptions& options, std::unique_ptr<Impl> impl) : options_(options), impl_(std::move(impl)) {}
 
 Handle::~Handle() {
-  // A forked child has neither the threads nor the contexts; there is nothing that it could end.
+  // A forked child has neither the threads nor the aio contexts, so there is nothing to stop.
   if (impl_->forked()) [[maybe_unused]]
     auto* left = impl_.release();
 }

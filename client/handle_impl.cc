@@ -23,22 +23,23 @@
 namespace weightfs::client {
 namespace {
 
-// Slices begin on blocks of the file, so that no block is written by two threads.
+// Slices begin on block boundaries of the file, so no block is written by two threads.
 constexpr uint64_t kSliceUnit = kBlockSize;
 
-// A lease costs its round trips to the mount; below this they are dearer than what it spares.
+// Smaller operations use no lease: its round trips to the mount would cost more than it saves.
 constexpr uint64_t kLeaseFrom = 4 * kMiB;
 
-// Bounce buffers of all rings together, and the least that one has.
+// Bounce buffers of all rings together, and the minimum per ring.
 constexpr size_t kBounces = 32;
 constexpr size_t kLeastBounces = 8;
 
-// The same for GPUs, whose copies run beside the transfers, and cuFile's threads, each with one transfer at a time.
+// Likewise for GPUs, whose copies run concurrently with transfers, and for cuFile's threads, which carry out one
+// transfer each.
 constexpr size_t kDeviceBounces = 64;
 constexpr size_t kCufileThreads = 16;
 constexpr size_t kLeastCufileThreads = 2;
 
-// True when the file of a path was deleted between two calls, and the path must be opened again.
+// True if the file of a path was replaced between two calls, so the path must be opened again.
 bool IsAnother(const Error& error, unsigned tries) {
   constexpr unsigned kTries = 100;
   return error.code == ErrorCode::kStale && tries < kTries;
@@ -60,17 +61,18 @@ bool Appends(int descriptor) {
   return flags >= 0 && (flags & O_APPEND) != 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// True when a file of this size does not fit even in the place of the old one, which it would only destroy.
+// True if a file of this size would not fit even if the old content were freed. Writing it would only destroy the old
+// content.
 bool CannotFit(const Target& target, const FileTarget::Options& options) {
   struct statvfs filesystem {};
   struct stat status {};
   if (!options.whole_file) return false;
   if (fstatvfs(target.any(), &filesystem) != 0 || fstat(target.any(), &status) != 0) return false;
-  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;  // the unit of stat(2), whatever a block is
+  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;  // stat(2) always counts 512-byte units
   return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 
-// A file that is not there yet: an operation that is pending on its path may be about to put it there.
+// A file that does not exist yet, but may be created by a pending operation on its path.
 class AbsentTarget final : public Target {
  public:
   explicit AbsentTarget(Error absent) : absent_(std::move(absent)) {}
@@ -108,7 +110,7 @@ std::string FromTheRoot(const std::string& path) {
   if (path.empty() || path.front() == '/') return path;
   std::error_code none;
   const auto directory = std::filesystem::current_path(none);
-  // Not where this process may not go that way, nor below something that was mounted over it.
+  // The absolute path is not usable if this process may not search it, or if something was mounted over it.
   if (none || !std::filesystem::equivalent(directory, ".", none)) return path;
   std::string absolute = (directory / path).string();
   return absolute.size() < PATH_MAX ? absolute : path;
@@ -159,7 +161,7 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
     ASSIGN_OR_RETURN(gpu, TheGpu());
   }
   if (request.checked) AddChecksums(request);
-  // A lease wants checksums of the blocks, which cuFile never shows to the host.
+  // A lease needs the checksums of all blocks, but data that cuFile transfers never reaches the host.
   const bool may_lease = gpu == nullptr || !gpu->forces_cufile();
   ASSIGN_OR_RETURN(auto opened, Open(request, may_lease));
   const bool held = opened.waits();
@@ -210,7 +212,7 @@ Result<void> Handle::Impl::BeginAndHelp(Request request) {
   while (!operation->done() && !operation->Wait(kInterruptCheckInterval)) {
     if (!interrupted || !interrupted()) continue;
     operation->Cancel();
-    // One that waits for others never touches the memory; it need not be waited for.
+    // An operation that still waits for others never accesses the memory, so there is no need to wait for it.
     if (!operation->begun()) return operation->Cancellation();
     operation->Wait();
   }
@@ -253,11 +255,12 @@ std::shared_ptr<PendingRanges::Registration> Handle::Impl::Register(const FileTa
                                                                     std::optional<FileId> id) {
   FileRange range{
       .begin = file.offset, .end = file.offset + file.size, .writes = file.direction == Operation::Direction::kWrite};
-  // A whole file ends where the write does; what is appended begins where all before it has ended.
+  // A whole-file write affects everything up to the end of the file. An append begins after all earlier operations have
+  // ended, so it overlaps all of them.
   if (file.whole_file) range.end = UINT64_MAX;
   if (file.appends) range.begin = 0, range.end = UINT64_MAX;
   if (!id || range.begin == range.end) return nullptr;
-  // Under its path, too: an atomic write puts another file there, and what comes behind it is to have that one.
+  // Also registered by path: an atomic write puts another file there, and later operations must see that file.
   std::array<FileRange, 2> ranges{range, range};
   ranges[0].file = *id;
   ranges[1].file = IdOfPath(file.where);
@@ -269,7 +272,7 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
     const uint64_t renames = ranges_->renames();
-    // A write that may have to wait makes its file when its turn comes.
+    // A write that may have to wait creates its file when it begins.
     const bool may_create = !ranges_->contains(IdOfPath(request.file.where));
     auto file = FileTarget::Open(request.file, may_create);
     const bool absent = !file.has_value() && file.error().error_number() == ENOENT;
@@ -283,7 +286,7 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
       opened.target->KeepOnFailure();
       return opened;
     }
-    // An atomic write has a file of its own.
+    // An atomic write creates its own file, so it is not affected by renames.
     if (ranges_->renames() != renames && !request.file.atomic) continue;
     const auto prepared = opened.target->Prepare();
     if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
@@ -296,7 +299,7 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
 
 std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const Error& error) {
   Opened opened;
-  opened.registration = Register(file, IdOfPath(file.where));  // It has no other identity yet.
+  opened.registration = Register(file, IdOfPath(file.where));  // The file has no inode yet.
   if (!opened.waits()) return std::nullopt;
   opened.target = std::make_unique<AbsentTarget>(error);
   return opened;
@@ -307,11 +310,11 @@ void Handle::Impl::BeginHeld(const std::shared_ptr<Operation>& operation, FileTa
   if (stopping) operation->Cancel();
   if (operation->Begin()) {
     if (options.descriptor >= 0) {
-      // The caller may have closed its own.
+      // The caller may have closed its own descriptor.
       options.path = operation->target().path();
       options.descriptor = operation->target().any();
     }
-    // The host sees no blocks of what was given to cuFile.
+    // Data that cuFile transfers never reaches the host, so the checksums of a lease could not be computed.
     const bool by_cufile = operation->device() != nullptr && operation->device()->direct();
     auto target = OpenAgain(options, may_lease && !by_cufile);
     if (target.has_value()) {
@@ -351,7 +354,7 @@ void Handle::Impl::Dispatch(const std::shared_ptr<Operation>& operation, Ring** 
   const uint64_t start = operation->offset();
   std::vector<uint64_t> borders{0};
   for (size_t i = 1; i <= rings_.size(); ++i) {
-    // size * i / rings, of which the product might not fit.
+    // Computes size * i / rings without overflow.
     const uint64_t share = size / rings_.size() * i + size % rings_.size() * i / rings_.size();
     const uint64_t border = i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
     if (border > borders.back()) borders.push_back(border);
@@ -359,7 +362,7 @@ void Handle::Impl::Dispatch(const std::shared_ptr<Operation>& operation, Ring** 
   if (size == 0) borders.push_back(0);
   const size_t slices = borders.size() - 1;
   operation->SetSlices(slices);
-  // Small operations take turns on the rings.
+  // Small operations are distributed over the rings in turn.
   const size_t first = slices == rings_.size() ? 0 : next_ring_.fetch_add(slices, std::memory_order_relaxed);
   if (helped != nullptr) *helped = rings_[first % rings_.size()].get();
   for (size_t i = slices; i > 0; --i) {

@@ -21,13 +21,14 @@
 
 namespace weightfs::client {
 
-// Makes a relative path absolute; returns it unchanged where that is not possible.
+// Makes a relative path absolute. Returns it unchanged if that is not possible.
 std::string FromTheRoot(const std::string& path);
 
-// Identifies a path, and no file, in the order of operations. Operations on paths with equal ids wait for each other.
+// Identifies a path rather than a file when operations are ordered. Operations on paths with equal ids wait for each
+// other.
 FileId IdOfPath(const std::string& path);
 
-// Thread-safe. Hidden, though its outer class is exported.
+// Thread-safe. Hidden, although its outer class is exported.
 class __attribute__((visibility("hidden"))) Handle::Impl {
  public:
   ~Impl();
@@ -35,24 +36,24 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
 
   struct Request {
     FileTarget::Options file;
-    std::unique_ptr<Target> target = nullptr;  // what it was opened as; otherwise it is opened here
+    std::unique_ptr<Target> target = nullptr;  // already open; null: Begin opens it
     MemoryView memory;
     Progress progress;
     Interrupted interrupted;
     bool counted = false;
     bool own_errors = false;
-    bool checked = false;  // `checksum` or `verify`
+    bool checked = false;  // `checksum` or `verify` is set
 
     bool writes() const { return file.direction == Operation::Direction::kWrite; }
   };
   static Result<Request> MakeReadRequest(const FileName& file, const MemoryView& memory, const ReadOptions& options);
   static Request MakeWriteRequest(const FileName& file, const MemoryView& memory, const WriteOptions& options);
 
-  // `helped`: the caller is going to drive the first ring, which is returned.
+  // `helped`: the caller is going to drive the first ring, which is returned here.
   Result<std::shared_ptr<Operation>> Begin(Request request, Ring** helped);
-  // Returns when it is done.
+  // Returns when the operation is done.
   Result<void> BeginAndHelp(Request request);
-  // The same for an operation from offset 0 on whose target is open.
+  // Like BeginAndHelp, for an operation at offset 0 whose target is already open.
   Result<void> Run(std::unique_ptr<Target> target, MemoryView memory, Operation::Direction direction, Progress progress,
                    Interrupted interrupted);
 
@@ -66,28 +67,30 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
   const std::shared_ptr<LeaseConnections>& connections() const { return connections_; }
 
-  // Looked for when it is first needed.
+  // Initialized on first use.
   Result<std::shared_ptr<Gpu>> TheGpu() EXCLUDES(gpu_mutex_);
-  // Null when nobody looked for it.
+  // Null if TheGpu has not been called.
   std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_);
 
  private:
   static void AddChecksums(Request& request);
   struct Opened {
-    // Null where there is no order. Given up after the target: operations that waited find what a rollback left.
+    // Null if the operation is not ordered. Destroyed after the target, so that the operations waiting for it see the
+    // result of a rollback.
     std::shared_ptr<PendingRanges::Registration> registration = nullptr;
     std::unique_ptr<Target> target = nullptr;
     bool waits() const { return registration != nullptr && registration->waits(); }
   };
   Result<Opened> Open(Request& request, bool may_lease);
-  // The turn of an operation that found no file, where one that is pending may be about to put it there.
+  // Registers an operation that found no file, if a pending one on the same path may create the file. Otherwise returns
+  // nothing.
   std::optional<Opened> AwaitFile(const FileTarget::Options& file, const Error& error);
   // Begins an operation that had to wait for others.
   void BeginHeld(const std::shared_ptr<Operation>& operation, FileTarget::Options options, bool may_lease,
                  bool stopping);
-  // Null where there is no order.
+  // Null if the operation is not ordered.
   std::shared_ptr<PendingRanges::Registration> Register(const FileTarget::Options& file, std::optional<FileId> id);
-  // The offset becomes that which the target begins at.
+  // Sets the offset in `options` to the one that the target begins at.
   Result<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
   Result<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
                                            bool may_lease);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handle::SaveMany and LoadMany: by a lease where the directory's mount gives one, otherwise file by file.
+// Handle::SaveMany and LoadMany. They use a lease if the mount grants one, and otherwise go file by file.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/magic.h>
@@ -31,19 +31,20 @@
 namespace weightfs::client {
 namespace {
 
-// Names in one request: a lease of that many files costs little, and pins no more of the store than is read soon.
+// Maximum number of names per request: larger requests would save little, and would pin much more of the store at once.
 constexpr size_t kLoadedAtOnce = 4096;
-// Files open at once where there is no lease.
+// Maximum number of open files without a lease.
 constexpr size_t kUnderWay = 64;
 
-// As the caller names it, and from the root: callbacks and other threads may change the working directory.
+// A directory's name as given by the caller, and as an absolute path, because callbacks and other threads may change
+// the working directory.
 struct Directory {
   explicit Directory(const std::string& name) : path(name), where(FromTheRoot(name)) {}
   const std::string& path;
   const std::string where;
 };
 
-// The data of one lease is assembled in the host's memory.
+// GPU memory is not supported: the data of one lease is assembled in host memory.
 Result<void> CheckOnHost(const std::string& directory, std::span<const NamedMemory> files) {
   if (std::none_of(files.begin(), files.end(), [](const auto& file) { return file.memory.on_device(); })) return {};
   return Error{ErrorCode::kNotSupported,
@@ -51,8 +52,8 @@ Result<void> CheckOnHost(const std::string& directory, std::span<const NamedMemo
                directory};
 }
 
-// Where one syncfs(2) makes everything durable that was written before. FUSE and network filesystems get an fsync for
-// each file.
+// True if one syncfs(2) makes all previous writes durable. On FUSE and network filesystems each file is fsynced
+// instead.
 bool SyncsAtOnce(int descriptor) {
   struct statfs filesystem {};
   if (fstatfs(descriptor, &filesystem) != 0) return false;
@@ -60,7 +61,7 @@ bool SyncsAtOnce(int descriptor) {
   return type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC || type == TMPFS_MAGIC;
 }
 
-// A directory beside the files, for those that are not complete yet; it goes with its object.
+// A temporary directory for incomplete files. The destructor removes it.
 class Staging {
  public:
   Staging() = default;
@@ -83,21 +84,21 @@ class Staging {
   std::string path_;
 };
 
-// Asks the caller whether to go on. After the first no it is not asked again.
+// Polls the caller's Interrupted callback. Once the callback has returned true, it is not called again.
 class Interruption {
  public:
   Interruption(const Interrupted& interrupted, const std::string& directory)
       : interrupted_(interrupted), directory_(directory) {}
 
-  // Asks every 100 ms.
+  // Polls at most every 100 ms.
   bool came() { return std::chrono::steady_clock::now() < look_ ? came_ : CameByNow(); }
-  // Asks at once: after a callback, and before what cannot be taken back.
+  // Polls immediately: after a callback, and before a step that cannot be undone.
   bool CameByNow() {
     if (!came_ && interrupted_) came_ = interrupted_();
     look_ = std::chrono::steady_clock::now() + kInterruptCheckInterval;
     return came_;
   }
-  // Until it is done. It is cancelled where the caller does not wait for it.
+  // Waits until the operation is done. If the caller interrupts the wait, the operation is canceled.
   void WaitFor(Operation& operation) {
     while (!came() && !operation.Wait(kInterruptCheckInterval)) continue;
     if (!came_) return;
@@ -116,7 +117,7 @@ class Interruption {
   std::chrono::steady_clock::time_point look_ = std::chrono::steady_clock::now() + kInterruptCheckInterval;
 };
 
-// Until what the handle was to do with these files before is done: a lease waits for nobody.
+// Waits until the handle's earlier operations on these files are done, because a lease does not wait for them.
 Result<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
                          bool writes, Interruption& interruption) {
   if (handle.ranges().empty()) return {};
@@ -132,7 +133,7 @@ Result<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::
   const auto registration = handle.ranges().Add(ranges);
   const auto turn = std::make_shared<std::promise<void>>();
   const auto come = turn->get_future();
-  // The registration stays until its turn: others may wait for it alone.
+  // The registration must stay until its turn comes, because its last reference begins the operations waiting for it.
   if (!handle.ranges().Wait(registration, [turn, registration](bool) { turn->set_value(); })) return {};
   while (come.wait_for(kInterruptCheckInterval) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
   return {};
@@ -161,7 +162,7 @@ Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<c
     if (failed || interruption.came()) break;
     auto request =
         Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum});
-    request.file.durable_name = false;  // It is renamed.
+    request.file.durable_name = false;  // The file is renamed later.
     auto started = handle.Begin(std::move(request), nullptr);
     if (started.has_value()) {
       under_way.push_back(std::move(*started));
@@ -188,7 +189,7 @@ Result<void> SaveOneByOne(Handle::Impl& handle, const UniqueFd& folder, const Di
       return FailedAt(directory.path + "/" + name, "cannot set the file's mode", errno);
   }
   if (options.durable && at_once && syncfs(folder.get()) != 0) return FailedAt(directory.path, "syncfs failed", errno);
-  // Again, for the time that the writing took: from here on an error leaves some files new and others old.
+  // Checked again, because writing took time: from here on, an error leaves some files new and others old.
   RETURN_IF_ERROR(CheckReplaceable(folder, directory.path, files));
   RETURN_IF_ERROR(interruption.Check());
   for (const auto& [name, memory] : files) {
@@ -201,7 +202,7 @@ Result<void> SaveOneByOne(Handle::Impl& handle, const UniqueFd& folder, const Di
   return {};
 }
 
-// Those of `files` that `chosen` names, which are numbers in it; errors are counted from `first` on.
+// Loads the files whose indices are in `chosen`. Errors are recorded at their index plus `first`.
 void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
                   std::span<const size_t> chosen, size_t first, bool verify, Interruption& interruption,
                   FileErrors& errors) {
@@ -223,7 +224,7 @@ void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<co
     const std::string path = directory.path + "/" + files[i].name;
     const std::string where = directory.where + "/" + files[i].name;
     struct stat status {};
-    // Where it cannot be asked, opening it says why.
+    // If stat fails, opening the file reports the reason.
     if (stat(where.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
         static_cast<uint64_t>(status.st_size) != files[i].memory.size()) {
       errors.Add(first + i, OtherSize(path, files[i].memory.size(), static_cast<uint64_t>(status.st_size)));
@@ -248,8 +249,8 @@ Result<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, con
   return LeasedFolder::Open(directory, handle.connections());
 }
 
-// By a lease, if there is a folder. Files that cannot be read so are read through the kernel, unless a lease is
-// required. Damaged files are not: the error of the lease says which block is damaged.
+// Loads the files through a lease if `folder` is not null. Files that cannot be read that way are read through the
+// kernel, unless a lease is required. Damaged files are not, because the lease's error names the damaged block.
 Result<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const Directory& directory,
                       std::span<const NamedMemory> files, size_t first, bool verify, Interruption& interruption,
                       const std::shared_ptr<FileErrors>& errors) {
@@ -273,7 +274,7 @@ Result<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const Di
       }
     }
   } else {
-    // Which files are to blame is known when they are tried one by one.
+    // The request as a whole failed. Reading the files one by one finds those that cause the failure.
     left.resize(files.size());
     std::iota(left.begin(), left.end(), size_t{0});
   }
@@ -292,10 +293,10 @@ Result<void> Handle::SaveMany(const std::string& directory, std::span<const Name
   if (files.empty()) return {};
   ASSIGN_OR_RETURN(const UniqueFd folder, OpenToSave(directory, files));
   Interruption interruption(options.interrupted, directory);
-  // Before others are waited for, who may change the working directory.
+  // Opened before waiting for other operations, because their callbacks may change the working directory.
   Result<std::shared_ptr<const LeasedFolder>> leasing = Error{ErrorCode{ENOTTY}, "no lease is wanted"};
   if (options_.direct != Direct::kNever) leasing = OpenLeased(*impl_, directory, files);
-  // Several commits would not be all or none, and who gets leases counts on that.
+  // Several commits would not be atomic, but callers rely on atomicity when there is a lease.
   if (leasing.has_value()) RETURN_IF_ERROR(CheckOneCommit(directory, files));
   RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/true, interruption));
   if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options, interruption);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kHugePageSize = 2 * kMiB;
 
-// By address. The list belongs to the process, because whether memory is locked is a fact of the process.
+// Locked regions by address. The list is global, because memory is locked per process.
 struct Regions {
   Mutex mutex;
   struct Region {
@@ -30,7 +30,7 @@ struct Regions {
 };
 
 Regions& TheRegions() {
-  // Never destroyed: memory may be freed while the process ends.
+  // Never destroyed, because memory may be freed during process exit.
   static auto* regions = new Regions;
   return *regions;
 }
@@ -51,7 +51,7 @@ Result<std::shared_ptr<LockedMemory>> LockedMemory::Allocate(size_t size) {
   if (size > std::numeric_limits<size_t>::max() / 2) return LockError(size, ENOMEM);
   std::shared_ptr<LockedMemory> memory(new LockedMemory);
   const size_t mapped = std::max(RoundUp(size, kBlockSize), kBlockSize);
-  // What is large begins on a huge page: one more than needed is mapped, and what sticks out is given back.
+  // Large memory begins on a huge page: one extra huge page is mapped, and the unaligned ends are unmapped.
   const size_t spare = mapped >= kHugePageSize ? kHugePageSize : 0;
   void* raw = mmap(nullptr, mapped + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) {
@@ -64,7 +64,7 @@ Result<std::shared_ptr<LockedMemory>> LockedMemory::Allocate(size_t size) {
     if (before > 0) munmap(first, before);
     munmap(first + before + mapped, spare - before);
     first += before;
-    // Where it is refused ordinary pages do.
+    // If madvise fails, ordinary pages are used.
     madvise(first, mapped, MADV_HUGEPAGE);
   }
   memory->data_ = first;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Page-aligned memory that stays in RAM: mlocked, in huge pages where the kernel gives them. O_DIRECT needs
-// no copy for it.
+// Page-aligned memory that stays in RAM: mlocked, in huge pages if the kernel provides them. O_DIRECT uses it without a
+// copy.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace weightfs::client {
 
-// Immutable but for Unlock, which is thread-safe. While locked it is in the process's list that IsLocked
-// looks at.
+// Immutable, except for Unlock, which is thread-safe. While it is locked, it is in the process-wide list that IsLocked
+// and FindLocked search.
 class WEIGHTFS_EXPORT LockedMemory {
  public:
-  // Zeroed. ENOMEM or EPERM with RLIMIT_MEMLOCK and its value when the limit is too low.
+  // Returns zeroed memory. ENOMEM or EPERM, with the value of RLIMIT_MEMLOCK, if that limit is too low.
   static Result<std::shared_ptr<LockedMemory>> Allocate(size_t size);
   ~LockedMemory();
   LockedMemory(const LockedMemory&) = delete;
@@ -23,21 +23,21 @@ class WEIGHTFS_EXPORT LockedMemory {
 
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
-  // Gives the lock back at once, and leaves the list; the memory stays until the last owner is gone. False
-  // when it had.
+  // Unlocks the memory at once and removes it from the list; the memory itself stays until the last owner is gone.
+  // Returns false if it was unlocked already.
   bool Unlock();
 
  private:
   LockedMemory() = default;
-  std::byte* data_ = nullptr;  // 2 MiB-aligned when it is that large
-  size_t size_ = 0;            // as asked for
+  std::byte* data_ = nullptr;  // aligned to 2 MiB if at least that large
+  size_t size_ = 0;            // as requested
   size_t mapped_ = 0;
 };
 
-// True when all of [data, data + size) is inside one locked region of this process, whoever made it. At most
-// one byte is looked for when size is 0.
+// True if all of [data, data + size) is inside one locked region of this process, regardless of who allocated it. A
+// size of 0 looks for at most one byte.
 WEIGHTFS_EXPORT bool IsLocked(const void* data, size_t size);
-// The locked region that begins at `data`; null when there is none.
+// The locked region that begins at `data`, or null.
 WEIGHTFS_EXPORT std::shared_ptr<LockedMemory> FindLocked(const void* data);
 
 }  // namespace weightfs::client

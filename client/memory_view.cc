@@ -13,7 +13,7 @@
 namespace weightfs::client {
 namespace {
 
-// A run of a size known to the compiler is one move instead of a call.
+// Copies runs whose size the compiler knows, so that each copy is a move instruction instead of a call.
 template <bool kGather, size_t kRun>
 void CopyRuns(std::byte* memory, int64_t stride, int64_t count, std::byte* other) {
   for (int64_t i = 0; i < count; ++i, memory += stride, other += kRun) {
@@ -42,9 +42,9 @@ void CopyRuns(std::byte* memory, size_t run, int64_t stride, int64_t count, std:
 
 constexpr size_t kMostBytes = INT64_MAX;
 
-// True when all elements lie at valid addresses, however far the strides lead to both sides of the first.
+// True if all elements lie at valid addresses, with strides in both directions.
 bool IsReachable(uintptr_t base, size_t item_size, std::span<const int64_t> shape, std::span<const int64_t> strides) {
-  int64_t below = 0, above = 0;  // bytes to the first of all elements, and to the last one
+  int64_t below = 0, above = 0;  // offset of the lowest and of the highest element, in bytes
   for (size_t i = 0; i < shape.size(); ++i) {
     int64_t reach = 0;
     int64_t& side = strides[i] < 0 ? below : above;
@@ -79,7 +79,7 @@ Result<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span<c
   const bool empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
   for (const int64_t count : shape) {
     size_t product = 0;
-    // An empty dimension makes any other one possible; what comes behind it is multiplied with 0.
+    // With an empty dimension the size is 0, so the other dimensions may have any value.
     if (count < 0 || (!empty && (__builtin_mul_overflow(view.size_, static_cast<size_t>(count), &product) ||
                                  product > kMostBytes))) {
       return Error{ErrorCode::kInvalid, "a tensor's dimension is negative, or it has more than 2^63 - 1 bytes"};
@@ -90,8 +90,8 @@ Result<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span<c
   if (!IsReachable(reinterpret_cast<uintptr_t>(base), item_size, shape, strides)) {
     return Error{ErrorCode::kInvalid, "a tensor's strides lead outside of the memory that addresses reach"};
   }
-  // From the innermost dimension outwards: what continues the run becomes part of it, what continues the
-  // dimension inside it is merged with that one.
+  // From the innermost dimension outward: a dimension that continues the run is merged into the run; one that continues
+  // the next inner dimension is merged into that dimension.
   for (size_t i = shape.size(); i > 0; --i) {
     const Dimension next{shape[i - 1], strides[i - 1]};
     auto& outer = view.dimensions_;
@@ -110,7 +110,7 @@ Result<MemoryView> MemoryView::Strided(void* base, size_t item_size, std::span<c
 }
 
 MemoryView MemoryView::OnDevice(uint64_t address, size_t size, std::optional<uintptr_t> stream) {
-  // Kept as a pointer that nobody follows.
+  // Stored as a pointer but never dereferenced.
   MemoryView view(std::span(reinterpret_cast<std::byte*>(address), size));  // NOLINT(performance-no-int-to-ptr)
   view.on_device_ = true;
   view.stream_ = stream;
@@ -137,12 +137,12 @@ void MemoryView::ForEachPart(size_t offset, size_t length, Visit visit) const {
   }
 }
 
-// Sorted by stride, each dimension must step over all that the smaller ones reach.
+// With dimensions sorted by stride, each stride must be larger than the extent of all smaller dimensions.
 bool MemoryView::MayOverlap() const {
   std::vector<Dimension> sorted = dimensions_;
   for (auto& dimension : sorted) dimension.stride = std::abs(dimension.stride);
   std::sort(sorted.begin(), sorted.end(), [](const Dimension& a, const Dimension& b) { return a.stride < b.stride; });
-  // All of it fits into the addresses, so no sum of these overflows 64 bits without a sign.
+  // All of it is within the address space, so the sum does not overflow an unsigned 64-bit integer.
   uint64_t reach = run_;
   for (const auto& dimension : sorted) {
     const auto stride = static_cast<uint64_t>(dimension.stride);
@@ -194,7 +194,7 @@ void MemoryView::Copy(size_t offset, size_t length, std::byte* other) const {
       move(Direct(offset, size), size);
       continue;
     }
-    // Whole runs to the end of the innermost dimension.
+    // Whole runs, up to the end of the innermost dimension.
     const Dimension& inner = dimensions_.back();
     const auto at = static_cast<int64_t>(offset / run_) % inner.count;
     const int64_t count = std::min<int64_t>(inner.count - at, static_cast<int64_t>(length / run_));
@@ -226,7 +226,7 @@ void MemoryView::Scatter(size_t offset, std::span<const std::byte> in) const {
       part.view.Scatter(begin - part.at, in.subspan(begin - offset, size));
     });
   }
-  // Scatter only reads `in`; one function serves both directions.
+  // The const_cast is safe, because Copy<false> only reads `in`.
   Copy<false>(offset, in.size(), const_cast<std::byte*>(in.data()));
 }
 

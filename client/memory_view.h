@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's memory of one operation: one run of bytes, a strided tensor whose elements follow each other in
-// row-major order of its indices, several of these, or one run of bytes in the memory of a GPU.
+// The caller's memory of one operation: a contiguous range, a strided tensor in row-major order, several of these
+// joined, or a contiguous range of GPU memory.
 #pragma once
 
 #include <cstddef>
@@ -15,26 +15,26 @@
 
 namespace weightfs::client {
 
-// A value; borrows the memory. Reading it from several threads is safe, and so is Scatter to ranges that do
-// not overlap. All positions are bytes in the logical, gathered order.
+// A value type; it borrows the memory. Several threads may read through it, and may call Scatter on ranges that do not
+// overlap. All positions are bytes in the logical (gathered) order.
 class WEIGHTFS_EXPORT MemoryView {
  public:
   MemoryView() = default;
   explicit MemoryView(std::span<std::byte> bytes) : base_(bytes.data()), size_(bytes.size()), run_(size_) {}
-  // For a source of writes: nothing of this library writes to it.
+  // For the source of a write: the library never writes to this memory.
   explicit MemoryView(std::span<const std::byte> bytes)
       : MemoryView(std::span(const_cast<std::byte*>(bytes.data()), bytes.size())) {}
 
-  // `strides` are in bytes and may be negative or 0. EINVAL when the shape is impossible: it has more than 2^63 - 1
-  // bytes, or elements outside of all addresses.
+  // `strides` are in bytes and may be negative or 0. EINVAL if the shape has more than 2^63 - 1 bytes, or elements
+  // outside the address space.
   static Result<MemoryView> Strided(void* base, size_t item_size, std::span<const int64_t> shape,
                                     std::span<const int64_t> strides);
-  // Memory of a GPU, of which the host's processors see nothing. With a stream (CUDA's handle of it; 0 is the default
-  // one) an operation begins after all that is in it so far.
+  // GPU memory, which the host cannot access. With a stream (a CUDA stream handle; 0 is the default stream), an
+  // operation begins after all work that is in the stream so far.
   static MemoryView OnDevice(uint64_t address, size_t size, std::optional<uintptr_t> stream);
 
-  // Several views in one, each at its place, in order and none over another. Between them, and up to `size`, are zeros
-  // that nobody keeps.
+  // Joins several views into one, each at its own position, in order and without overlap. The bytes between the parts,
+  // and up to `size`, read as zeros and are discarded when written.
   struct Part;
   static MemoryView Joined(std::vector<Part> parts, size_t size);
 
@@ -42,15 +42,15 @@ class WEIGHTFS_EXPORT MemoryView {
   bool on_device() const { return on_device_; }
   uint64_t device_address() const { return reinterpret_cast<uintptr_t>(base_); }
   std::optional<uintptr_t> stream() const { return stream_; }
-  // True when two elements may share a byte, so that reading into it has no one meaning. Never false when they
-  // do.
+  // True if two elements may share a byte, so that the result of reading into the memory is undefined. Never false if
+  // two do share a byte.
   bool may_overlap() const { return may_overlap_; }
 
-  // The address of [offset, offset + length), when it is one run of the host's memory; null otherwise.
+  // The address of [offset, offset + length) if it is contiguous host memory; otherwise null.
   std::byte* Direct(size_t offset, size_t length) const;
-  // Copies out.size() bytes from `offset` on out of the host's memory.
+  // Copies out.size() bytes, starting at `offset`, from host memory to `out`.
   void Gather(size_t offset, std::span<std::byte> out) const;
-  // The reverse.
+  // Copies `in` to host memory, starting at `offset`.
   void Scatter(size_t offset, std::span<const std::byte> in) const;
 
  private:
@@ -62,18 +62,18 @@ class WEIGHTFS_EXPORT MemoryView {
   template <bool kGather>
   void Copy(size_t offset, size_t length, std::byte* other) const;
   bool MayOverlap() const;
-  // Calls `visit` with each part of the range that is in a view, and the position of its first byte there.
+  // Calls `visit` for each part of the range that is in a view, with the position of its first byte in the view.
   template <typename Visit>
   void ForEachPart(size_t offset, size_t length, Visit visit) const;
 
   std::byte* base_ = nullptr;
   size_t size_ = 0;
-  size_t run_ = 0;                     // contiguous bytes at each index
-  std::vector<Dimension> dimensions_;  // around the runs, outermost first; none: one run
+  size_t run_ = 0;                     // contiguous bytes per index
+  std::vector<Dimension> dimensions_;  // outer dimensions, outermost first; empty: one contiguous run
   bool may_overlap_ = false;
   bool on_device_ = false;
-  std::optional<uintptr_t> stream_;                 // of the device
-  std::shared_ptr<const std::vector<Part>> parts_;  // of Joined
+  std::optional<uintptr_t> stream_;                 // CUDA stream
+  std::shared_ptr<const std::vector<Part>> parts_;  // set by Joined
 };
 
 struct MemoryView::Part {

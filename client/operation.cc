@@ -27,20 +27,20 @@ struct Operation::State {
 
   Plan plan;
   const std::string path;
-  std::unique_ptr<Target> first;  // of an operation that was held
+  std::unique_ptr<Target> first;  // the first target of an operation that was held
   std::atomic<uint64_t> offset;
-  // A thread that sets one of them reads the other afterwards.
+  // Each thread that sets one of these reads the other afterwards.
   std::atomic<bool> begun;
   std::atomic<bool> stopped{false};
   std::atomic<bool> direct_refused{false};
   std::atomic<uint64_t> transferred{0};
   std::atomic<size_t> slices_left{0};
   Mutex progress_mutex;
-  uint64_t told GUARDED_BY(progress_mutex) = 0;  // to `progress`
-  bool telling GUARDED_BY(progress_mutex) = false;
+  uint64_t reported GUARDED_BY(progress_mutex) = 0;  // bytes last reported to `progress`
+  bool reporting GUARDED_BY(progress_mutex) = false;
   Mutex mutex;
   std::condition_variable ended;
-  bool completing GUARDED_BY(mutex) = false;  // the outcome is being made: it is too late to fail
+  bool completing GUARDED_BY(mutex) = false;  // the outcome is being determined, so Fail has no effect
   std::vector<Edge> edges GUARDED_BY(mutex);
   bool done GUARDED_BY(mutex) = false;
   std::optional<Error> error GUARDED_BY(mutex);
@@ -148,13 +148,13 @@ void Operation::AddTransferred(uint64_t bytes) {
   state_->transferred.fetch_add(bytes, std::memory_order_relaxed);
   if (!state_->plan.progress) return;
   MutexLock lock(state_->progress_mutex);
-  // The thread that reports includes these bytes, before its own slice can be done.
-  if (std::exchange(state_->telling, true)) return;
+  // The thread that is reporting also reports these bytes, before its own slice can be done.
+  if (std::exchange(state_->reporting, true)) return;
   for (;;) {
-    const uint64_t sum = transferred(), last = state_->told;
-    // A hundred reports do.
+    const uint64_t sum = transferred(), last = state_->reported;
+    // Limits progress to about a hundred reports.
     if (sum == last || (sum < size() && sum - last < size() / 100)) break;
-    state_->told = sum;
+    state_->reported = sum;
     lock.Unlock();
     {
       const CallbackScope scope;
@@ -162,7 +162,7 @@ void Operation::AddTransferred(uint64_t bytes) {
     }
     lock.Lock();
   }
-  state_->telling = false;
+  state_->reporting = false;
 }
 
 void Operation::Fail(Error error) {
@@ -177,13 +177,14 @@ void Operation::Complete() {
   {
     MutexLock lock(state_->mutex);
     state_->completing = true;
-    // Cancelled too late: everything was transferred.
+    // Canceled too late: everything has been transferred.
     const bool cancelled = state_->error && state_->error->code == ErrorCode::kCancelled;
     if (cancelled && !state_->plan.held && transferred() == size()) state_->error.reset();
     error = state_->error;
     WEIGHTFS_ASSERT(error || !state_->plan.held);
   }
-  // cuFile forgets the target's descriptors before they are closed. Nothing of a GPU stays with a future that is kept.
+  // cuFile must forget the target's descriptors before they are closed. A future that is kept must not keep GPU
+  // resources.
   if (state_->plan.device != nullptr) state_->plan.device->CloseFiles();
   state_->plan.device.reset();
   if (state_->first != nullptr) [[maybe_unused]]
@@ -195,13 +196,14 @@ void Operation::Complete() {
     MutexLock lock(state_->mutex);
     state_->error = std::move(error);
     state_->done = true;
-    // In one step: a thread that sees the end here sees it in the handle's tracker too, and the other way round.
+    // Both under one lock: a thread that sees the operation done also sees it ended in the handle's tracker, and vice
+    // versa.
     if (state_->plan.finished) state_->plan.finished(state_->error ? &*state_->error : nullptr);
     callbacks.swap(state_->callbacks);
   }
   state_->ended.notify_all();
   state_->plan.registration.reset();
-  state_->plan.progress = nullptr;  // it may hold the handle
+  state_->plan.progress = nullptr;  // may hold a reference to the handle
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One read or write of a Handle, from its start to its outcome: the future that callers wait for.
+// One read or write of a Handle, from start to outcome: the future that callers wait for.
 #pragma once
 
 #include <chrono>
@@ -18,9 +18,9 @@ namespace weightfs::client {
 class DeviceMemory;
 class Target;
 
-// Thread-safe. Shared by the caller and the handle; the memory must stay until done() is true. Once done, an
-// operation needs its handle no more. Callbacks come from a thread of the handle (or one that waits in a
-// synchronous call), with no lock held; they may start operations and may not wait for one.
+// Thread-safe. Shared by the caller and the handle. The memory must stay valid until done() is true. Once done, an
+// operation no longer needs its handle. Callbacks run on a thread of the handle (or on one that waits in a synchronous
+// call), with no lock held. They may start operations but must not wait for one.
 class Operation {
  public:
   enum class Direction : unsigned char { kRead, kWrite };
@@ -28,66 +28,68 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // True when it succeeded, failed or was cancelled: the memory is the caller's again.
+  // True when the operation has succeeded, failed or been canceled: the memory belongs to the caller again.
   WEIGHTFS_EXPORT bool done() const;
-  // Set once done, when it failed or was cancelled.
+  // Set once the operation is done, if it failed or was canceled.
   WEIGHTFS_EXPORT std::optional<Error> error() const;
   WEIGHTFS_EXPORT bool cancelled() const;
   WEIGHTFS_EXPORT uint64_t size() const;
-  // Bytes transferred so far; size() after a success.
+  // Number of bytes transferred so far; equal to size() after success.
   WEIGHTFS_EXPORT uint64_t transferred() const;
 
-  // Waits until done. False when `timeout` passed before, or when called from a callback (it could never end
-  // there).
+  // Waits until the operation is done. Returns false if `timeout` expires first, or if called from a callback, where
+  // the wait could never end.
   WEIGHTFS_EXPORT bool Wait(std::optional<std::chrono::nanoseconds> timeout = std::nullopt) const;
-  // Asks it to stop: what is not in the kernel yet is dropped. False when it is done already. An operation
-  // whose last byte was already on its way still succeeds.
+  // Requests cancellation: pieces that are not in the kernel yet are dropped. Returns false if the operation is already
+  // done. An operation whose last byte is already in flight still succeeds.
   WEIGHTFS_EXPORT bool Cancel();
-  // Calls `callback` once it is done; at once, on this thread, if it is.
+  // Calls `callback` once the operation is done. If it is done already, calls it immediately on this thread.
   WEIGHTFS_EXPORT void OnDone(std::function<void()> callback);
 
-  // --- For the library alone, which makes operations and carries them out: nothing below is exported. ---
+  // --- Internal: the library creates and carries out operations. Nothing below is exported. ---
   struct Plan;
   explicit Operation(Plan plan);
   ~Operation();
   Direction direction() const;
   const Target& target() const;
   const MemoryView& memory() const;
-  // Null for memory of the host; until Complete.
+  // Null for host memory. Valid until Complete.
   const std::shared_ptr<DeviceMemory>& device() const;
   uint64_t offset() const;
-  // Begins an operation that was held. False: it was stopped before. It is dispatched all the same, and touches
-  // nothing.
+  // Begins an operation that was held. Returns false if it was stopped before; it must be dispatched even so, and
+  // accesses nothing.
   bool Begin();
-  // Opened again when it began, because the file may be another one by then: its target from now on, and its offset.
-  // Before it is dispatched. The first target stays open until the end: others may have its descriptors.
+  // Replaces the target and the offset of an operation that reopened its file when it began, because the file may have
+  // been replaced. Must be called before the operation is dispatched. The first target stays open until the end,
+  // because others may be using its descriptors.
   void Adopt(std::unique_ptr<Target> target, uint64_t offset);
-  // Once it is cancelled and has not begun its memory is left alone for ever, though it is done later.
+  // True once the operation has begun. If it is canceled before that, its memory is never accessed, although it becomes
+  // done only later.
   bool begun() const;
   Error Cancellation() const;
-  // No further transfer is to begin: it failed, or was cancelled.
+  // True if the operation failed or was canceled, so no further transfer may begin.
   bool stopped() const;
-  // Bytes of the memory that are written when all slices are done.
+  // A range of the memory that is written after all slices are done.
   struct Edge {
     uint64_t at = 0;
     uint64_t size = 0;
   };
   void DeferEdge(const Edge& edge);
   std::vector<Edge> TakeEdges();
-  // O_DIRECT was refused for one piece: the rest goes by the buffered descriptor.
+  // True if O_DIRECT was refused for one piece: all other pieces then use the buffered descriptor.
   bool direct_refused() const;
   void RefuseDirect();
   void AddTransferred(uint64_t bytes);
-  // The first error counts.
+  // Records an error. Only the first one counts.
   void Fail(Error error);
-  // How many slices SliceDone is going to be called for; before the first is handed out.
+  // Sets how often SliceDone will be called. Must be called before the first slice is dispatched.
   void SetSlices(size_t count);
-  // True for the last one; the caller then calls Complete.
+  // Returns true for the last slice; the caller then calls Complete.
   bool SliceDone();
-  // Finishes the target, publishes the outcome, runs the callbacks.
+  // Finishes the target, publishes the outcome and runs the callbacks.
   void Complete();
 
-  // Marks the time in which this thread runs callbacks, where waiting would never end.
+  // Marks the time in which this thread runs callbacks, when waiting would never end.
   class CallbackScope {
    public:
     CallbackScope();

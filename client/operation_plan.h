@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of an Operation. Users of a Handle need operation.h only.
+// The parts that an Operation is made of. Users of a Handle need only operation.h.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@ struct Operation::Plan {
   Direction direction;
   std::unique_ptr<Target> target;
   MemoryView memory;
-  std::shared_ptr<DeviceMemory> device = {};                         // for memory of a GPU
+  std::shared_ptr<DeviceMemory> device = {};                         // set for GPU memory
   uint64_t offset = 0;                                               // in the file
-  bool held = false;                                                 // until Operation::Adopt
-  std::function<void(uint64_t done, uint64_t total)> progress = {};  // bytes; may be empty
-  // The handle's tracker; called once, under the operation's lock. Null: success.
+  bool held = false;                                                 // wait until Operation::Begin
+  std::function<void(uint64_t done, uint64_t total)> progress = {};  // counts bytes; may be empty
+  // Notifies the handle's tracker. Called once, under the operation's lock. A null error means success.
   std::function<void(const Error* error)> finished = {};
-  std::shared_ptr<void> registration = {};  // among the handle's operations; given up once done, with no lock held
+  std::shared_ptr<void> registration = {};  // in PendingRanges; released once done, with no lock held
 };
 
 }  // namespace weightfs::client

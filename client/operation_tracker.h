@@ -13,13 +13,13 @@
 
 namespace weightfs::client {
 
-// How long a thread waits before it looks whether it is to go on.
+// Interval at which a waiting thread checks for an interrupt.
 inline constexpr auto kInterruptCheckInterval = std::chrono::milliseconds(100);
 
 // Thread-safe.
 class OperationTracker {
  public:
-  // The number of one that starts.
+  // Registers an operation and returns its number.
   uint64_t Begin() {
     const MutexLock lock(mutex_);
     pending_.insert(next_);
@@ -64,7 +64,7 @@ class OperationTracker {
  private:
   mutable Mutex mutex_;
   std::condition_variable changed_;
-  std::set<uint64_t> pending_ GUARDED_BY(mutex_);  // numbers, in the order of their start
+  std::set<uint64_t> pending_ GUARDED_BY(mutex_);  // operation numbers, in order of their start
   uint64_t next_ GUARDED_BY(mutex_) = 1;
   Handle::Completed completed_ GUARDED_BY(mutex_);
 };

@@ -41,8 +41,8 @@ void PendingRanges::PutBehind(const std::shared_ptr<Entry>& entry, const FileRan
   }
 }
 
-// What overlaps an earlier operation within a write overlaps that write, which waits for it: it is enough to know of
-// the write.
+// Any range that overlaps an earlier operation inside a write also overlaps that write, which waits for the earlier
+// operation. So only the write needs to be listed.
 void PendingRanges::ForgetCovered(const Listing& listing, Listings& others) {
   const FileRange& range = listing.range;
   for (auto at = others.lower_bound(range.begin); at != others.end() && at->first < range.end;) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranges of files that the operations of a handle are going to read or write: one that overlaps an earlier one,
-// where either writes, begins when that is done. What is started last is what a file holds in the end.
+// Orders the operations of a handle that overlap. If two operations access overlapping ranges of one file and either of
+// them writes, the later one begins when the earlier one is done. So the operation started last determines the file's
+// final content.
 #pragma once
 
 #include <atomic>
@@ -21,40 +22,42 @@ namespace weightfs::client {
 struct FileRange {
   FileId file;
   uint64_t begin = 0;
-  uint64_t end = 0;  // behind the last byte
+  uint64_t end = 0;  // exclusive
   bool writes = false;
 };
 
-// Thread-safe; made by make_shared.
+// Thread-safe. Must be created by make_shared.
 class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
  public:
   class Registration;
-  // Hands the operation to its rings; `stopping`: to be cancelled. Must not wait for others, nor call back.
+  // Dispatches the operation to its rings, or, if `stopping` is true, cancels it. It must neither wait for other
+  // operations nor call back.
   using Begin = std::function<void(bool stopping)>;
 
-  // Those of one operation. From now on others wait for it, until the last reference goes: this begins, on its thread,
-  // those that waited for it alone. `renames`: at its end a path names another file.
+  // Registers the ranges of one operation. Later operations wait for it until the last reference to the registration is
+  // released; the releasing thread then begins those that waited for it alone. `renames`: when the operation ends, a
+  // path may name another file.
   std::shared_ptr<Registration> Add(std::span<const FileRange> ranges, bool renames = false) EXCLUDES(mutex_);
-  // How many of those have ended. An operation that opened a file before the last of them ended, and had nothing to
-  // wait for afterwards, may have the file that was there before.
+  // Number of ended operations that had `renames` set. An operation that opened its file before this number last
+  // changed, and had nothing to wait for afterwards, may have opened a file that has been replaced since.
   uint64_t renames() const { return renames_.load(); }
-  // False when nothing before it is pending any more. Otherwise `begin` is called, once, when that is so.
+  // Returns false if no earlier operation is pending any more. Otherwise calls `begin` once, when that becomes true.
   bool Wait(const std::shared_ptr<Registration>& registration, Begin begin) EXCLUDES(mutex_);
-  // True when something is pending on this file.
+  // True if an operation on this file is pending.
   bool contains(const FileId& file) const EXCLUDES(mutex_);
-  // True when nothing is pending.
+  // True if nothing is pending.
   bool empty() const EXCLUDES(mutex_);
-  // Begins all that wait, to be cancelled. No `begin` runs afterwards.
+  // Begins all waiting operations with `stopping` set. No `begin` runs afterwards.
   void Stop() EXCLUDES(mutex_);
 
  private:
   struct Entry;
   struct Listing;
-  using Listings = std::multimap<uint64_t, Listing*>;  // by the first byte
+  using Listings = std::multimap<uint64_t, Listing*>;  // keyed by the first byte
   struct File {
     Listings reads;
     Listings writes;
-    uint64_t longest = 0;  // of those that were in here
+    uint64_t longest = 0;  // length of the longest range ever in this file
   };
   struct Listing {
     FileRange range;
@@ -63,11 +66,11 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
     Listings::iterator self = {};
   };
   struct Entry {
-    std::vector<Listing> listings;  // stay where they are
-    uint64_t number = 0;            // in the order of their start
-    size_t before = 0;              // listings that it waits for
+    std::vector<Listing> listings;  // stable addresses: Listings point here
+    uint64_t number = 0;            // in order of start
+    size_t before = 0;              // number of listings that it waits for
     bool renames = false;
-    std::vector<std::shared_ptr<Entry>> behind;  // that wait for it, each once for every listing that it waits for
+    std::vector<std::shared_ptr<Entry>> behind;  // entries that wait for this one, once per listing that they wait for
     Begin begin;
   };
 
@@ -82,18 +85,18 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   uint64_t next_ GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> renames_{0};
   std::map<FileId, File> files_ GUARDED_BY(mutex_);
-  std::set<std::shared_ptr<Entry>> waiting_ GUARDED_BY(mutex_);  // with a `begin`
-  size_t beginning_ GUARDED_BY(mutex_) = 0;                      // in a `begin` now
+  std::set<std::shared_ptr<Entry>> waiting_ GUARDED_BY(mutex_);  // entries that have a `begin`
+  size_t beginning_ GUARDED_BY(mutex_) = 0;                      // number of running `begin` calls
   bool stopping_ GUARDED_BY(mutex_) = false;
 };
 
-// The registration of one operation, as long as it is pending.
+// The registration of one operation, for as long as it is pending.
 class PendingRanges::Registration {
  public:
   Registration(std::shared_ptr<PendingRanges> ranges, std::shared_ptr<Entry> entry)
       : ranges_(std::move(ranges)), entry_(std::move(entry)) {}
   ~Registration() { ranges_->End(*entry_); }
-  // True when something was pending before it when it was added.
+  // True if an earlier operation was pending when this one was added.
   bool waits() const { return waits_; }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;

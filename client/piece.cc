@@ -13,13 +13,13 @@
 namespace weightfs::client {
 namespace {
 
-// Bytes: both the memory and its copy are still in the processor's first cache when the checksum of the copy is
-// computed. To copy and to compute costs half as much more than to compute alone then; another pass over the memory
-// after the transfer would cost twice.
+// Bytes. The memory and its copy are both still in the L1 cache when the checksum of the copy is computed. Copying and
+// computing then costs 1.5 times as much as computing alone; a second pass over the memory after the transfer would
+// cost twice as much.
 constexpr uint64_t kCopiedAtOnce = 8 * kKiB;
 
-// Whole blocks around the requested range: a checksum covers a block, and the last block of a file ends with zeros.
-// Where O_DIRECT can use the memory of the blocks between the ends, the ends are pieces of their own.
+// Returns whole blocks around the requested range, because a checksum covers a block and the last block of a file ends
+// with zeros. If O_DIRECT can use the memory of the blocks between the ends, the ends become pieces of their own.
 PieceRange ChooseBlocks(const Slice& slice, uint64_t block_size) {
   const Operation& operation = *slice.operation;
   const Target& target = operation.target();
@@ -49,7 +49,8 @@ bool NeedsChecksums(const Operation& operation) {
   return operation.direction() == Operation::Direction::kWrite && operation.target().needs_checksums();
 }
 
-// The longest run of whole blocks for O_DIRECT, or what lies before or after one; to the next multiple of block_size.
+// Returns the longest run of whole blocks for O_DIRECT, or the part before or after one, up to the next multiple of
+// block_size.
 PieceRange ChooseRange(const Slice& slice, uint64_t block_size) {
   const Operation& operation = *slice.operation;
   const Target& target = operation.target();
@@ -73,13 +74,13 @@ PieceRange ChooseRange(const Slice& slice, uint64_t block_size) {
 void PrepareWrite(const Piece& piece) {
   const Operation& operation = piece.operation();
   const bool checksums = NeedsChecksums(operation);
-  // The checksum of what is copied is computed while the copy is in the cache.
+  // Each checksum is computed while the copy is in the cache.
   const uint64_t step = piece.bounce && checksums ? kCopiedAtOnce : piece.transfer;
   for (uint64_t done = 0; done < piece.transfer; done += step) {
     const auto part = piece.blocks().subspan(done, std::min(step, piece.transfer - done));
     if (piece.bounce) {
       const auto bytes = part.first(std::min<uint64_t>(part.size(), piece.size - std::min(piece.size, done)));
-      // A GPU's were copied here before.
+      // GPU memory was already copied to the buffer.
       if (operation.device() == nullptr) operation.memory().Gather(piece.at + done, bytes);
       std::fill(part.begin() + static_cast<long>(bytes.size()), part.end(), std::byte{0});
     }

@@ -17,27 +17,27 @@ namespace {
 
 using Direction = Operation::Direction;
 
-// Memory for transfers that cannot use the caller's: enough in flight to keep a device busy while others are
-// copied (how many: PipelineOptions).
+// Size of the buffers for transfers that cannot use the caller's memory. There are enough of them to keep a device busy
+// while others are copied (see PipelineOptions).
 constexpr uint64_t kBounceSize = DeviceLane::kBounceSize;
-// Blocking transfers waiting; more of them would only take pieces from the others.
+// Maximum number of queued blocking transfers. More of them would only occupy pieces that others need.
 constexpr size_t kBufferedLimit = 8;
 
-// How often the GPU is polled before the thread sleeps in between, and how long: a copy of kBounceSize takes tens of
-// microseconds.
+// Number of polls of the GPU before the thread sleeps between polls, and the sleep time: a copy of kBounceSize takes
+// tens of microseconds.
 constexpr unsigned kPolls = 64;
 constexpr auto kPollPause = std::chrono::microseconds(20);
-// A longer wait is for the program's own work on a tensor.
+// A longer wait means that the program's own work on a tensor is still running, so the thread sleeps longer.
 constexpr unsigned kShortPolls = 256;
 constexpr auto kLongPollPause = std::chrono::microseconds(200);
-// The longest time in which a ring that only waits for cuFile does not see what was queued meanwhile.
+// The longest time for which a ring that waits only for cuFile does not check its queue.
 constexpr auto kTransferPause = std::chrono::milliseconds(1);
 
-// Small transfers go to the kernel together, as many as have this size or this number.
+// Small transfers are submitted in groups of this many bytes or this many transfers.
 constexpr uint64_t kGroupSize = 1 << 20;
 constexpr uint64_t kGroup = 8;
 
-constexpr unsigned kReadTries = 3;  // of blocks whose checksum does not match
+constexpr unsigned kReadTries = 3;  // reads of a block whose checksum does not match
 
 constexpr auto kNow = std::chrono::nanoseconds(0);
 
@@ -53,7 +53,7 @@ Result<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& option
   return std::unique_ptr<Pipeline>(new Pipeline(options, std::move(file)));
 }
 
-// Twice as many pieces as the kernel takes: see MayCut.
+// Twice as many pieces as the kernel takes; see MayCut.
 Pipeline::Pipeline(const PipelineOptions& options, std::unique_ptr<FileLane> file)
     : options_(options), file_(std::move(file)), pieces_(size_t{2} * file_->depth()) {
   for (auto piece = pieces_.rbegin(); piece != pieces_.rend(); ++piece) free_.push_back(&*piece);
@@ -83,7 +83,8 @@ void Pipeline::Fill() {
 }
 
 void Pipeline::CutSlices() {
-  // On a filesystem in memory a read has ended when it is submitted: its checksums are computed from the cache.
+  // On a filesystem in memory a read completes during submission; its checksums are then computed while the data is in
+  // the cache.
   bool at_once = file_->in_kernel() == 0 && file_->ended() == 0;
   while (!cutting_.empty()) {
     Slice& slice = cutting_.front();
@@ -99,13 +100,13 @@ void Pipeline::CutSlices() {
     }
     if (DeferEdge(slice) || FillHole(slice)) continue;
     if (!MayCut(slice) || !CutPiece(slice)) break;
-    // A piece that took time to copy, or to compute, is in the kernel while the next one is prepared.
+    // Submit a piece that took time to copy or to checksum before preparing the next one.
     const bool leased_write = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
     if (bouncing() && !leased_write) Submit();
     if (leased_pieces_ == 0) continue;
     if (leased_write) {
       SubmitGroup();
-      // On a filesystem in memory it has ended by now, and the next copy finds its buffer in the cache.
+      // On a filesystem in memory the piece has completed by now, and the next copy finds its buffer in the cache.
       if (file_->ended() == 0) file_->Reap(0, kNow);
       HandleOne();
     } else if (at_once) {
@@ -117,9 +118,9 @@ void Pipeline::CutSlices() {
   SubmitGroup();
 }
 
-// Blocks with checksums come one by one, as these are computed. A system call for each small one, and a signal to the
-// device, would cost more than they wait here while it has enough to do. What it has is looked up: a virtual disk may
-// report nothing until all it had has ended, and stands still then.
+// Blocks with checksums become ready one by one. A system call and a doorbell write per small transfer would cost more
+// than the wait for the rest of the group, as long as the device has enough to do. That is checked by reaping: a
+// virtual disk may report no completion until all of its transfers have ended, and would then be idle.
 void Pipeline::SubmitGroup() {
   const uint64_t group = std::clamp<uint64_t>(kGroupSize / options_.handle.block_size, 1, kGroup);
   if (leased_pieces_ == 0 || file_->queued() >= group) return Submit();
@@ -149,8 +150,8 @@ void Pipeline::TakeReady() {
   }
 }
 
-// Pieces with checksums are cut ahead of what the kernel has room for: those of a write are computed while the device
-// is busy, and the next reads begin before those of the last are looked at.
+// Pieces with checksums are cut ahead of the capacity of the kernel: the checksums of a write are computed while the
+// device is busy, and the next reads start before the data of the previous ones is verified.
 bool Pipeline::MayCut(const Slice& slice) const {
   if (free_.empty() || file_->buffered() >= kBufferedLimit) return false;
   return slice.operation->target().leased() || pieces_.size() - free_.size() < file_->depth();
@@ -205,9 +206,9 @@ bool Pipeline::FillHole(Slice& slice) {
   return true;
 }
 
-// A part of a block at an end of a write goes through the page cache, and only after all that goes past it: a page that
-// is dirty keeps the rest of its folio, which may be megabytes, in the cache while a direct write beside it changes the
-// device, and that rest would be stale for ever.
+// A partial block at an end of a write goes through the page cache, but only after all direct transfers. A dirty page
+// keeps the rest of its folio, which may be megabytes, in the cache while a direct write next to it changes the device;
+// that rest would stay stale.
 bool Pipeline::DeferEdge(Slice& slice) const {
   Operation& operation = *slice.operation;
   if (operation.direction() != Direction::kWrite || operation.direct_refused()) return false;
@@ -226,8 +227,8 @@ bool Pipeline::DeferEdge(Slice& slice) const {
   return true;
 }
 
-// The caller's memory where it is one run, aligned as O_DIRECT asks, or cuFile reaches it; else a bounce buffer, and as
-// much as it holds. Always a bounce buffer for what needs checksums.
+// Uses the caller's memory if it is contiguous and aligned for O_DIRECT, or if cuFile can access it. Otherwise uses a
+// bounce buffer and limits the piece to its size. A write that needs checksums always uses a bounce buffer.
 bool Pipeline::FindMemory(Piece& piece) {
   Operation& operation = piece.operation();
   if (operation.device() != nullptr) {
@@ -305,12 +306,12 @@ void Pipeline::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
   if (!others && !polls && file_->idle()) return;
   file_->Reap(others ? 0 : 1, others ? kNow : polls ? PauseAfter(polls_) : limit);
   Submit();
-  // One at a time where each costs time: the next transfer begins before the next copy does.
+  // One at a time if handling is expensive, so that the next transfer starts before the next copy does.
   for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : file_->ended(); left > 0 && HandleOne(); --left) {
   }
 }
 
-// True when something had ended.
+// Returns true if something had ended.
 bool Pipeline::PollDevice() {
   const bool idle = device_ == nullptr || device_->idle();
   polls_ = idle && held_.empty() ? 0 : polls_ + 1;
@@ -334,7 +335,7 @@ void Pipeline::OnEnded(const Lane::Ended& ended) {
   Operation& operation = piece.operation();
   if (ended.withdrawn) return Release(piece);
   if (ended.error) {
-    // With a lead the first block begins before what was asked for.
+    // With a lead, the first block begins before the requested range.
     const uint64_t begin = operation.offset() + piece.at;
     FailAt(operation, std::max(begin, begin - piece.lead + piece.done), *ended.error);
     return Release(piece);
@@ -388,7 +389,7 @@ void Pipeline::Release(Piece& piece) {
 }
 
 void Pipeline::RetireIfEnded(Slice& slice) {
-  // CutSlices retires the slice that it is cutting.
+  // CutSlices itself retires the slice that it is cutting.
   if (slice.pieces > 0 || slice.next < slice.end || (!cutting_.empty() && &cutting_.front() == &slice)) return;
   if (slice.operation->SliceDone()) ended_.push_back(slice.operation);
   cut_.erase(slice.self);
@@ -396,7 +397,7 @@ void Pipeline::RetireIfEnded(Slice& slice) {
 
 void Pipeline::CompleteEnded() {
   while (!ended_.empty()) {
-    // Until its edges are written Cancel has to find it.
+    // Stays in the list until its edges are written, so that Cancel finds it.
     const auto operation = ended_.front();
     WriteEdges(*operation);
     ended_.pop_front();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out the slices of operations: cuts them into pieces, moves these by lanes and completes the operations.
+// Carries out the slices of operations: splits them into pieces, moves the pieces by lanes and completes the
+// operations.
 #pragma once
 
 #include <chrono>
@@ -20,39 +21,39 @@ namespace weightfs::client {
 
 struct PipelineOptions {
   HandleOptions handle = {};
-  size_t bounces = 32;  // buffers of 1 MiB for memory that O_DIRECT cannot use, and for writes with checksums
+  size_t bounces = 32;  // 1 MiB buffers for memory that O_DIRECT cannot use, and for writes with checksums
   DeviceMemory::LaneOptions device = {};
 };
 
-// Externally synchronised: one thread drives it at a time. Callbacks of operations run in Fill and AwaitProgress.
-// Those of an operation that is done may call it again, and a progress may call Drain.
+// Externally synchronized: one thread drives it at a time. Callbacks of operations run in Fill and AwaitProgress.
+// Callbacks of a completed operation may call the pipeline again; a progress callback may call Drain.
 //
-// A slice is held while earlier work of the GPU on its tensor is under way, then cutting until its last byte is in a
-// piece, then cut until its last piece has ended. The last slice of an operation completes it.
+// A slice is *held* while earlier GPU work on its tensor is under way, then *cutting* until its last byte is in a
+// piece, then *cut* until its last piece has ended. The last slice of an operation completes it.
 class Pipeline {
  public:
   static Result<std::unique_ptr<Pipeline>> Create(const PipelineOptions& options);
 
-  // Takes the bytes [begin, end) of an operation's memory, not empty but for an operation of no bytes.
+  // Adds the bytes [begin, end) of an operation's memory. The range is empty only for an operation of 0 bytes.
   void Add(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end);
   // Cancels all operations.
   void Cancel();
-  // Cancels all operations and waits until no transfer is under way, without completing any: for a callback in the
-  // middle of an operation, which Fill may not be called in.
+  // Cancels all operations and waits until no transfer is under way, but completes no operation. For callbacks in the
+  // middle of an operation, where Fill must not be called.
   void Drain();
-  // True in the callbacks of an operation that is done.
+  // True while the callbacks of a completed operation run.
   bool completing() const { return completing_; }
 
-  // Cuts and submits what it has room for, and completes operations.
+  // Splits and submits as many pieces as there is capacity for, and completes operations.
   void Fill();
   // Waits for a piece to end, no longer than `limit`, and handles it.
   void AwaitProgress(std::optional<std::chrono::nanoseconds> limit);
-  // Ends the current wait of AwaitProgress, or else the next one. Any thread.
+  // Ends the current wait of AwaitProgress, or the next one if none is in progress. Thread-safe.
   void Wake() { file_->Wake(); }
 
   // True while a slice is under way.
   bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
-  // True when there is nothing to do: also all operations are completed.
+  // True if there is nothing to do and all operations are completed.
   bool idle() const { return !busy() && ended_.empty(); }
 
  private:
@@ -60,13 +61,13 @@ class Pipeline {
 
   Pipeline(const PipelineOptions& options, std::unique_ptr<FileLane> file);
 
-  // True when the operation's tensor may be touched, or the operation has ended otherwise.
+  // True if the operation's tensor may be accessed, or if the operation has already ended.
   bool Ready(Operation& operation);
-  // Brings back what was held and is ready.
+  // Moves the held slices that are ready to `cutting_`.
   void TakeReady();
   void CutSlices();
   bool MayCut(const Slice& slice) const;
-  // Cuts the next piece of the slice, and starts it. False when it has to wait for a bounce buffer.
+  // Cuts the next piece of the slice and starts it. Returns false if the piece has to wait for a bounce buffer.
   bool CutPiece(Slice& slice);
   bool FindMemory(Piece& piece);
   bool FindBounce(Piece& piece);
@@ -77,36 +78,36 @@ class Pipeline {
   void WriteEdges(Operation& operation);
   void CompleteEnded();
 
-  // Lets a lane carry out the piece's step.
+  // Starts the piece's step on the lane responsible for it.
   void Start(Piece& piece, Piece::Step step);
   void Submit();
   void SubmitGroup();
   bool PollDevice();
-  // Handles one ended piece of the file lane; false when there is none.
+  // Handles one ended piece of the file lane. Returns false if there is none.
   bool HandleOne();
   void OnEnded(const Lane::Ended& ended);
   void OnTransferred(Piece& piece);
-  // True when blocks read by a lease are not what was written: the piece is read again, or has failed.
+  // True if the checksums of blocks read through a lease do not match: the piece is then read again, or has failed.
   bool IsDamaged(Piece& piece);
-  // All bytes of the piece are where they belong.
+  // Called when all bytes of the piece have been transferred.
   void Complete(Piece& piece);
   void Release(Piece& piece);
   void RetireIfEnded(Slice& slice);
   bool bouncing() const { return bounces_ != nullptr && bounces_->in_use() > 0; }
 
   const PipelineOptions options_;
-  std::unique_ptr<BufferPool> bounces_;  // made when the first piece needs one
+  std::unique_ptr<BufferPool> bounces_;  // allocated when the first piece needs one
   const std::unique_ptr<FileLane> file_;
-  std::unique_ptr<DeviceLane> device_;  // made for the first memory of a GPU
-  std::vector<Piece> pieces_;           // never resized: lanes point to them
+  std::unique_ptr<DeviceLane> device_;  // created for the first GPU memory
+  std::vector<Piece> pieces_;           // never resized, because lanes point to its elements
   std::vector<Piece*> free_;
   Slices held_;
-  Slices cutting_;  // in the order of their arrival
+  Slices cutting_;  // in order of arrival
   Slices cut_;
-  std::deque<std::shared_ptr<Operation>> ended_;  // to be completed
+  std::deque<std::shared_ptr<Operation>> ended_;  // waiting for completion
   bool completing_ = false;
   size_t leased_pieces_ = 0;
-  unsigned polls_ = 0;  // of the GPU in a row that found nothing ended
+  unsigned polls_ = 0;  // consecutive polls of the GPU that found nothing
 };
 
 }  // namespace weightfs::client

@@ -12,7 +12,7 @@ namespace weightfs::client {
 Result<std::shared_ptr<Ring>> Ring::Create(const PipelineOptions& options) {
   ASSIGN_OR_RETURN(auto pipeline, Pipeline::Create(options));
   std::shared_ptr<Ring> ring(new Ring(std::move(pipeline)));
-  // The thread keeps the ring alive: Stop may be called on it.
+  // The thread keeps the ring alive, because Stop may be called on this thread.
   ASSIGN_OR_RETURN(ring->thread_, StartThread("weightfs-io", [ring] { ring->Run(); }));
   return ring;
 }
@@ -30,7 +30,7 @@ void Ring::Stop() {
   stopping_ = true;
   const bool inside = driven_ && driver_ == std::this_thread::get_id();
   if (inside) {
-    // In a callback: nobody else can drive. Afterwards nothing is in flight, and the loop around us ends.
+    // Called in a callback, so no other thread can drive. After this nothing is in flight, and the enclosing loop ends.
     lock.Unlock();
     if (pipeline_->completing()) {
       Drive(nullptr);
@@ -84,8 +84,8 @@ void Ring::Run() {
     driven_ = false;
   }
   lock.Unlock();
-  // Here and not in the destructor: the kernel takes tens of milliseconds, and so all rings of a handle spend
-  // them at once.
+  // Destroyed here rather than in the destructor: the kernel needs tens of milliseconds, which all rings of a handle
+  // then spend concurrently.
   pipeline_.reset();
 }
 
@@ -105,7 +105,7 @@ void Ring::Drive(const Operation* until, std::chrono::nanoseconds limit) {
   }
 }
 
-// What is queued meanwhile ends the wait.
+// A newly queued slice ends the wait.
 void Ring::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
   {
     const MutexLock lock(mutex_);

@@ -32,7 +32,7 @@ bool HasCapability(unsigned capability) {
   return (sets[CAP_TO_INDEX(capability)].effective & CAP_TO_MASK(capability)) != 0;
 }
 
-// An errno, or 0.
+// Returns an errno, or 0 if the file may be replaced.
 int WhyNotReplaceable(const struct statx& folder, const struct statx& old) {
   constexpr uint64_t kGuarded = STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND;
   if (S_ISDIR(old.stx_mode)) return EISDIR;
@@ -70,7 +70,7 @@ Result<void> CheckNames(const std::string& directory, std::span<const NamedMemor
 Result<void> CheckTotal(const std::string& directory, std::span<const NamedMemory> files) {
   uint64_t total = 0;
   for (const auto& [name, memory] : files) {
-    // Neither sum wraps: each summand, and so far the total, is 2^63 at most.
+    // Neither sum overflows: each summand, and the total so far, is at most 2^63.
     const bool possible = memory.size() <= INT64_MAX;
     if (possible) total += RoundUp(memory.size(), lease::kBlock);
     if (possible && total <= INT64_MAX) continue;

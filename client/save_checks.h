@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of a SaveMany before it changes anything.
+// Checks that SaveMany makes before it changes anything.
 #pragma once
 
 #include <span>
@@ -11,25 +11,25 @@
 
 namespace weightfs::client {
 
-// EINVAL for a name that is none of a file, or that is there twice.
+// EINVAL for a name that is not a valid file name, or that occurs twice.
 Result<void> CheckNames(const std::string& directory, std::span<const NamedMemory> files);
 
-// EINVAL when the memory of all files together, in whole blocks, is more than 2^63 - 1 bytes: views of one element may
-// show any size.
+// EINVAL if the memory of all files together, rounded up to whole blocks, exceeds 2^63 - 1 bytes. This can happen
+// because a view of one element may have any size.
 Result<void> CheckTotal(const std::string& directory, std::span<const NamedMemory> files);
 
-// The directory, open. Whether new files may be made in it: EROFS, EACCES; a lease asks nobody else for that. EFBIG for
-// files beyond the process's limit.
+// Opens the directory and checks that new files may be created in it: EROFS, EACCES. A commit by a lease does not check
+// this. EFBIG for files beyond the process's limit.
 Result<UniqueFd> OpenToSave(const std::string& directory, std::span<const NamedMemory> files);
 
-// EINVAL for more than one commit takes.
+// EINVAL for more files than one commit accepts.
 Result<void> CheckOneCommit(const std::string& directory, std::span<const NamedMemory> files);
 
-// Checks that rename(2) may put a file in the place of each: EISDIR, EPERM (in sticky directories, and for files that
-// are immutable or append-only), EBUSY (mounted).
+// Checks that rename(2) may replace each file: EISDIR, EPERM (sticky directories, and immutable or append-only files),
+// EBUSY (mount points).
 Result<void> CheckReplaceable(const UniqueFd& folder, const std::string& directory, std::span<const NamedMemory> files);
 
-// "PATH: ACTION: the errno's words".
+// Returns the error "PATH: ACTION: STRERROR".
 Error FailedAt(const std::string& path, const char* action, int error_number);
 
 }  // namespace weightfs::client

@@ -17,7 +17,7 @@
 namespace weightfs::lease {
 namespace {
 
-constexpr size_t kMaximumDescriptors = kMaximumDevices + 1;  // and the body
+constexpr size_t kMaximumDescriptors = kMaximumDevices + 1;  // and the body's memfd
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 Error Failed(std::string_view what, int error) {
@@ -45,7 +45,7 @@ Result<Address> AddressOf(std::string_view name) {
   return out;
 }
 
-// The pieces in a memfd of their own that nobody can change any more.
+// Writes the parts to a memfd and seals it against changes.
 Result<UniqueFd> SealedBody(std::span<const std::span<const std::byte>> body) {
   UniqueFd file(memfd_create("weightfs-lease", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return Failed("memfd_create", errno);
@@ -61,7 +61,7 @@ Result<UniqueFd> SealedBody(std::span<const std::span<const std::byte>> body) {
   return file;
 }
 
-// Reads a body that its sender can change no more. Only a memfd has seals: reading it waits for nobody.
+// Reads a body that its sender can no longer change. Only a memfd has seals, so reading never blocks.
 Result<void> ReadSealed(int file, std::span<std::byte> out) {
   const int seals = fcntl(file, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return Refused("the body of a message is in no sealed memory");
@@ -79,7 +79,7 @@ Result<void> ReadSealed(int file, std::span<std::byte> out) {
   return {};
 }
 
-// Owns every descriptor that came with a message.
+// Takes ownership of every descriptor that came with a message.
 std::vector<UniqueFd> TakeDescriptors(msghdr& message) {
   std::vector<UniqueFd> descriptors;
   for (cmsghdr* entry = CMSG_FIRSTHDR(&message); entry != nullptr; entry = CMSG_NXTHDR(&message, entry)) {
@@ -94,7 +94,7 @@ std::vector<UniqueFd> TakeDescriptors(msghdr& message) {
   return descriptors;
 }
 
-// What the header says must be what came, and no more than the limits.
+// Checks that the header matches the received data, and that both are within the limits.
 Result<void> Check(const Header& header, uint64_t inline_bytes, size_t descriptors, const ReceiveLimits& limits) {
   if (header.version != kProtocolVersion) {
     return Refused(fmt::format("a message of version {}; this side speaks {}", header.version, kProtocolVersion));
@@ -190,7 +190,7 @@ Result<void> Send(int socket, Header header, std::span<const std::span<const std
     entry->cmsg_len = CMSG_LEN(passed.size() * sizeof(int));
     std::memcpy(CMSG_DATA(entry), passed.data(), passed.size() * sizeof(int));
   }
-  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {  // Whole or not at all.
+  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {  // Sends all or nothing.
     if (errno != EINTR) return Failed("sending", errno);
   }
   return {};

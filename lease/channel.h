@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of protocol.h on their way: sent and received whole, with their descriptors. Both ends use it; neither
-// trusts the other: whatever arrives is bounded before it is kept, and its sender can change none of it afterwards.
+// Sends and receives whole messages of protocol.h, with their descriptors. Both ends use it, and neither trusts the
+// other: an incoming message is checked against limits before it is kept, and its sender cannot change it afterwards.
 #pragma once
 
 #include <cstddef>
@@ -18,22 +18,22 @@
 
 namespace weightfs::lease {
 
-// A message as it arrived.
+// A received message.
 struct Message {
   Header header;
-  std::unique_ptr<std::byte[]> memory;  // header.body bytes; null where there are none
-  std::vector<UniqueFd> descriptors;    // without that of the body
+  std::unique_ptr<std::byte[]> memory;  // header.body bytes; null if there are none
+  std::vector<UniqueFd> descriptors;    // without the body's memfd
 
   std::span<const std::byte> body() const { return {memory.get(), header.body}; }
 };
 
-// What a receiver takes.
+// The limits that a receiver accepts.
 struct ReceiveLimits {
   uint64_t body = kMaximumBody;  // bytes
   uint32_t descriptors = kMaximumDevices;
 };
 
-// The bytes of a value, or of the elements of a vector or span, as a piece of a body.
+// The bytes of a value, or of the elements of a vector or span, as a part of a body.
 template <typename T>
 requires std::is_trivially_copyable_v<T> std::span<const std::byte> Bytes(std::span<const T> values) {
   return std::as_bytes(values);
@@ -47,7 +47,7 @@ requires std::is_trivially_copyable_v<T> std::span<const std::byte> BytesOf(cons
   return std::as_bytes(std::span<const T>(&value, 1));
 }
 
-// Takes a body apart. Each call is false, and takes nothing, where there is less than it asks for.
+// Parses a body. Each call returns false, and consumes nothing, if fewer bytes are left than requested.
 class BodyReader {
  public:
   explicit BodyReader(std::span<const std::byte> body) : rest_(body) {}
@@ -69,7 +69,7 @@ class BodyReader {
     rest_ = rest_.subspan(count * sizeof(T));
     return true;
   }
-  // Into memory that is there; all of it.
+  // Fills the given memory completely.
   template <typename T>
   requires std::is_trivially_copyable_v<T>
   bool Take(std::span<T> values) {
@@ -78,9 +78,9 @@ class BodyReader {
     rest_ = rest_.subspan(values.size_bytes());
     return true;
   }
-  // A text up to its NUL, which it goes without; as long as the body lives.
+  // Takes a NUL-terminated text, without its NUL. It is valid as long as the body.
   bool TakeText(std::string_view* text);
-  // Everything that is left, as text.
+  // Takes all remaining bytes as text.
   std::string_view RestAsText();
   bool empty() const { return rest_.empty(); }
 
@@ -88,23 +88,23 @@ class BodyReader {
   std::span<const std::byte> rest_;
 };
 
-// Pure functions of their arguments, for any thread; one thread at a time for each socket and direction. Errors are
-// full lines with the errno of the system call (ECONNREFUSED: nobody listens there; EAGAIN: a non-blocking socket is not
-// ready); kShutdown once the other side has ended the connection; EPROTO for bytes that are no message of this protocol
-// and for messages beyond the limits.
+// These functions have no state and are thread-safe, but only one thread at a time may use a socket in one direction.
+// Errors are complete messages with the errno of the system call (ECONNREFUSED: no process listens; EAGAIN: a
+// non-blocking socket is not ready); kShutdown once the peer has closed the connection; EPROTO for invalid messages and
+// for messages beyond the limits.
 
-// Sockets are close-on-exec. `name` is that of the abstract namespace, without its leading NUL. A listener, and what it
-// accepts, does not block.
+// Sockets are close-on-exec. `name` is in the abstract namespace, without its leading NUL. A listener, and the sockets
+// it accepts, are non-blocking.
 Result<UniqueFd> Listen(std::string_view name, int backlog);
 Result<UniqueFd> Accept(int listener);
 Result<UniqueFd> Connect(std::string_view name);
 
-// Sends `header` (whose `body` and `in_memfd` are filled in here), the pieces of the body one behind the other, and
-// copies of the descriptors.
+// Sends `header` (Send sets its `body` and `in_memfd`), the parts of the body in sequence, and copies of the
+// descriptors.
 Result<void> Send(int socket, Header header, std::span<const std::span<const std::byte>> body,
                   std::span<const int> descriptors);
 
-// The next message. A message that is refused is gone, its descriptors are closed.
+// Receives the next message. A message that is rejected is discarded and its descriptors are closed.
 Result<Message> Receive(int socket, const ReceiveLimits& limits);
 
 }  // namespace weightfs::lease

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ioctls of a weightfs mount, for C and C++ programs. Public ABI: a structure never changes; a new version gets a
- * new structure and a new number. Little-endian, no padding. ENOTTY means: not a weightfs mount, or an older one.
- * EINVAL means: the `version` asked for is not known. */
+ * new structure and a new number. Little-endian, no padding. ENOTTY means: not a weightfs mount, or an older version.
+ * EINVAL means: the requested `version` is not known. */
 #ifndef WEIGHTFS_IOCTL_H
 #define WEIGHTFS_IOCTL_H
 
@@ -11,7 +11,7 @@
 #define WEIGHTFS_IOC_MAGIC 'W'
 #define WEIGHTFS_IOC_VERSION 1
 
-/* Any file or directory of the mount. */
+/* For any file or directory of the mount. */
 struct weightfs_info {
   __u32 version; /* out: WEIGHTFS_IOC_VERSION */
   __u32 format;  /* of the store */
@@ -24,9 +24,9 @@ struct weightfs_info {
 #define WEIGHTFS_FEATURE_EXTENTS 1 /* WEIGHTFS_IOC_EXTENTS answers */
 #define WEIGHTFS_FEATURE_STATS 2   /* WEIGHTFS_IOC_STATS answers */
 #define WEIGHTFS_FEATURE_READ_ONLY 4
-#define WEIGHTFS_FEATURE_LEASES 8 /* WEIGHTFS_IOC_LEASE answers those whom the mount trusts */
+#define WEIGHTFS_FEATURE_LEASES 8 /* WEIGHTFS_IOC_LEASE answers trusted callers */
 
-/* One run of a file. */
+/* One extent of a file. */
 struct weightfs_extent {
   __u64 first;    /* bytes from the start of the file */
   __u64 length;   /* bytes; the last run may reach past the end of the file */
@@ -40,22 +40,22 @@ struct weightfs_extent {
 
 #define WEIGHTFS_EXTENTS_MAX 64
 
-/* A regular file. Extents in order from `start`; holes are left out. Data not yet written to a device has none: call
- * fsync first. To go on, ask again: `start` is set to where the next call begins. */
+/* For a regular file. Lists the extents from `start` on, in order and without holes. Data not yet written to a device
+ * has no extent: call fsync first. To continue, repeat the call: `start` is set to the start of the next part. */
 struct weightfs_extents {
   __u32 version; /* in */
   __u32 count;   /* out: entries filled in; fewer than WEIGHTFS_EXTENTS_MAX at the end */
-  __u64 start;   /* in: bytes; out: where to go on */
+  __u64 start;   /* in: bytes; out: start of the next call */
   __u64 reserved[2];
   struct weightfs_extent extents[WEIGHTFS_EXTENTS_MAX];
 };
 
-/* Counters since the mount, and gauges; bytes unless named otherwise. */
+/* Counters since the mount, and gauges. In bytes unless the name says otherwise. */
 struct weightfs_stats {
   __u32 version;
   __u32 read_only;
   __u64 read_bytes, written_bytes;
-  __u64 device_read_bytes, device_written_bytes; /* those of leases included */
+  __u64 device_read_bytes, device_written_bytes; /* including leases */
   __u64 commits, flushes, checksum_errors;
   __u64 buffer_capacity, buffer_in_use, dirty_bytes;
   __u64 resident_inodes;
@@ -63,33 +63,34 @@ struct weightfs_stats {
   __u64 requests; /* served by this mount */
   __u64 write_buffers, write_buffers_in_use;
   __u64 leases;                      /* held now */
-  __u64 pinned_bytes, granted_bytes; /* by them: for reading, and for writing */
-  /* Of device_read_bytes and device_written_bytes: what leases for reading covered, each time, and what the commits of
-   * leases wrote. Always 0 from mounts that did not count them. */
+  __u64 pinned_bytes, granted_bytes; /* by leases: for reading, and for writing */
+  /* The parts of device_read_bytes and device_written_bytes that are due to leases: the bytes covered by each lease for
+   * reading, and the bytes committed by leases. Always 0 from older mounts, which did not count them. */
   __u64 leased_read_bytes, leased_written_bytes;
   __u64 reserved[3];
 };
 
-/* A regular file. Its clean data leaves the caches of the daemon and of the kernel: the next read is a cold one. For
- * benchmarks; takes no argument. EPERM: the descriptor is not open for writing, and the caller neither owns the file
- * nor has CAP_FOWNER. */
+/* For a regular file; takes no argument. Drops its clean data from the caches of the daemon and of the kernel, so that
+ * the next read is cold. For benchmarks. EPERM: the descriptor is not open for writing, and the caller neither owns the
+ * file nor has CAP_FOWNER. */
 #define WEIGHTFS_IOC_DROP_CACHE _IO(WEIGHTFS_IOC_MAGIC, 4)
 
-/* A ticket for leases (lease/protocol.h): direct access to the devices of the store, for the bytes of this file as far
- * as this descriptor may read or write them. A directory: for many files of it at once. EPERM: the mount's option
- * direct= does not trust the caller, or it is user 0 without CAP_DAC_OVERRIDE. EOPNOTSUPP: it is off. */
+/* Returns a ticket for leases (lease/protocol.h): direct access to the devices of the store, for the bytes of this
+ * file, with the access mode of this descriptor. On a directory: for many of its files at once. EPERM: the mount's
+ * option direct= does not trust the caller, or the caller is user 0 without CAP_DAC_OVERRIDE. EOPNOTSUPP: leases are
+ * off. */
 struct weightfs_lease_ticket {
   __u32 version;   /* in */
   __u32 protocol;  /* out: of the socket */
-  __u8 token[16];  /* out: good while the descriptor is open */
+  __u8 token[16];  /* out: valid while the descriptor is open */
   char socket[96]; /* out: NUL-terminated name in the abstract namespace (without its leading NUL) */
 };
 
 #define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
 
-/* Any file or directory of the mount, with CAP_SYS_ADMIN: the daemon refuses every change from here on (1), or allows
- * changes again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. A part of
- * `mount -o remount`, which tells the kernel as well. */
+/* For any file or directory of the mount; needs CAP_SYS_ADMIN. The daemon refuses all changes (1), or allows changes
+ * again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. `mount -o remount`
+ * uses this call and also updates the kernel. */
 #define WEIGHTFS_IOC_READ_ONLY _IOW(WEIGHTFS_IOC_MAGIC, 6, __u32)
 
 #define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)

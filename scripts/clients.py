@@ -22,7 +22,7 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-# PyTorch's own index has builds of torch without the libraries for GPUs; PyPI's torch for x86-64 depends on them.
+# PyTorch's own index has CPU builds of torch. PyPI's torch for x86-64 depends on the GPU libraries.
 CPU_INDEX = os.environ.get("WEIGHTFS_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
 GPU_PACKAGES = ("nvidia-", "cuda-", "triton")
 REQUIRED = {"pytest", "pybind11", "scikit-build-core"}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests that need a mount. See docs/TESTING.md; `pytest tests --help` lists the options below.
 
-`mount` is one mount a module (STORE_SIZE and MOUNT_OPTIONS of the module say which), `work` a directory of its own for
-each test, `factory` makes more. At the end of a module the store is unmounted and fsck must find nothing."""
+`mount` is one mount per module (the module's STORE_SIZE and MOUNT_OPTIONS configure it), `work` is a directory for each
+test, and `factory` creates more stores and mounts. After each module the store is unmounted and must pass fsck."""
 
 import os
 import re
@@ -32,12 +32,12 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # A script's background programs ignore Ctrl-C, and nohup's ignore SIGHUP; the programs that the tests start would
-    # inherit both. A handler is not inherited, and keeps this program alive when its terminal goes.
+    # Background programs of a script ignore Ctrl-C, and those of nohup ignore SIGHUP. The programs that the tests start
+    # would inherit both. A handler is not inherited, and keeps this program alive when its terminal closes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
-    # Its messages are for whoever looks at the run, also when pytest itself is killed.
+    # Its messages must be visible to the user, even if pytest itself is killed.
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         config.watchdog = Watchdog()
@@ -48,7 +48,7 @@ def pytest_unconfigure(config):
 
 
 class Module(pytest.Module):
-    """Skips the tests of a client that is not installed, which scripts/setup leaves out where it cannot be had."""
+    """Skips the tests of a client that is not installed; scripts/setup omits clients that are not available."""
 
     def collect(self):
         try:
@@ -91,7 +91,7 @@ MOUNTS = pytest.StashKey[list]()
 
 @pytest.fixture(scope="session")
 def scratch():
-    """A directory on the local disk that every user may pass through, gone at the end."""
+    """A directory on the local disk that every user may traverse. It is removed at the end."""
     path = Path(tempfile.mkdtemp(prefix="weightfs-tests-", dir=os.environ.get("TMPDIR", "/var/tmp")))
     path.chmod(0o755)
     yield path
@@ -121,7 +121,7 @@ def session_factory(scratch, request):
 
 @pytest.fixture
 def factory(session_factory):
-    """What a test makes with it is taken away when the test ends."""
+    """Everything a test creates with it is removed when the test ends."""
     mark = session_factory.mark()
     yield session_factory
     session_factory.close(mark)
@@ -129,7 +129,7 @@ def factory(session_factory):
 
 @pytest.fixture
 def point(factory):
-    """A directory for mounts that are refused."""
+    """A directory for mounts that are expected to fail."""
     path = factory.directory("point")
     yield path
     assert not is_mounted(path), "a refused mount is there all the same"
@@ -137,14 +137,14 @@ def point(factory):
 
 @pytest.fixture
 def weightfs_only(session_factory):
-    """A test of weightfs's own commands and promises."""
+    """For tests of weightfs's own commands and guarantees."""
     if session_factory.kind != "weightfs":
         pytest.skip("about weightfs itself: not for --target")
 
 
 @pytest.fixture(scope="module")
 def mount(session_factory, request):
-    """The module's mount. A test that left it dead does not spoil the next one: see `work`."""
+    """The module's mount. If a test leaves it dead, the next test gets a new one: see `work`."""
     mark = session_factory.mark()
     store = session_factory.store(getattr(request.module, "STORE_SIZE", "256M"))
     made = session_factory.mount(store, getattr(request.module, "MOUNT_OPTIONS", ""))
@@ -162,7 +162,7 @@ def mount(session_factory, request):
 
 @pytest.fixture
 def mounted(mount):
-    """The module's mount, mounted again where an earlier test left it dead."""
+    """The module's mount, mounted again if an earlier test left it dead."""
     if not mount.alive():
         mount.close()
         mount.mount()

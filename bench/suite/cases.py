@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: the groups of rows, and the cases of each."""
+"""The groups of rows, and the cases of each group."""
 
 import dataclasses
 import json
@@ -17,14 +17,14 @@ def nothing(_):
 
 @dataclasses.dataclass
 class Turn:
-    warm_up: bool   # not counted; what is read is compared
+    warm_up: bool   # this step is not counted, and the data it reads is verified
     seed: int
 
 
 @dataclasses.dataclass
 class Step:
-    """What is timed for one row. `work` returns "seconds" and "cpu" of its own, and "amount" in the row's unit or
-    "rate"; "bytes" are those moved, 0 where that means nothing."""
+    """The timed work of one row. `work` may return "seconds" and "cpu" of its own, and "amount" in the row's unit or
+    "rate". "bytes" is the number of bytes moved, or 0 if that has no meaning."""
     row: str
     work: Callable
     before: Callable = nothing
@@ -33,7 +33,7 @@ class Step:
 
 @dataclasses.dataclass
 class Case:
-    """Steps that are executed one after the other, and whose costs are those of `directory`."""
+    """Steps that are executed in sequence. Their costs are measured on `directory`."""
     way: str
     directory: object
     steps: list
@@ -43,7 +43,7 @@ def compared(run):
     return (("weightfs", run.weightfs), ("host", run.host))
 
 
-# The disk alone: libaio on blocks that have been written, by the shortest loop that there is; fio beside it.
+# The disk alone: the shortest possible libaio loop on blocks that have been written, and fio for comparison.
 
 def raw_read(run, row):
     def work(turn):
@@ -68,7 +68,7 @@ def raw_write(run, row):
 
 
 def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
-    """fio on the file of the reference."""
+    """Runs fio on the reference's file."""
     def work(_):
         by_aio = not run.in_memory or aio_in_memory
         words = ["--name=weightfs-bench", "--output-format=json", "--thread", "--group_reporting", "--randrepeat=0",
@@ -79,11 +79,11 @@ def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
         words += ["--time_based", f"--runtime={seconds * 1000:.0f}ms"] * (seconds > 0)
         cpu = children_cpu_seconds()
         out = command("fio", *words)
-        job = json.loads(out[out.index("{"):])["jobs"][0]   # notes may stand before it
+        job = json.loads(out[out.index("{"):])["jobs"][0]   # notes may precede it
         figures = job["write" if mode == "write" else "read"]
         if mode == "write":
-            run.forget_raw_file()   # it has fio's bytes now
-        # The start and the end of a timed run are not reading, so its costs have no meaning.
+            run.forget_raw_file()   # it now has fio's content
+        # The start and end of a timed fio run do not read, so the costs have no meaning.
         rate = figures["iops" if mode == "randread" else "bw_bytes"]
         return {"rate": rate, "cpu": children_cpu_seconds() - cpu, "bytes": 0 if seconds else run.size}
 
@@ -93,7 +93,7 @@ def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
     return [Case("fio", run.host, [Step(row, work, before=lambda _: run.raw_file())])]
 
 
-# Whole reads of the large file, cold but for `reread`
+# Whole reads of the large file, cold except for `reread`
 
 def read_cases(run):
     def cold_pass(way, directory, row, do, **job):
@@ -104,7 +104,7 @@ def read_cases(run):
         return Case(way, directory, [Step(row, work, before=lambda _: directory.make_large_file_cold())])
 
     def reread(way, directory):
-        """Three passes without making the file cold in between; the third counts."""
+        """Three passes without dropping caches in between; the third one counts."""
         case = cold_pass(way, directory, "reread", "read")
         step = case.steps[0]
 
@@ -143,8 +143,8 @@ def read_cases(run):
 
 
 def random_cases(run):
-    """Random reads for a fixed time: by libaio and O_DIRECT on the mount and on the raw file; on the host's filesystem
-    through the page cache, one at a time."""
+    """Random reads for a fixed time. On the mount and on the raw file they use libaio and O_DIRECT; on the host's
+    filesystem they go through the page cache, one at a time."""
     seconds = 0.1 if run.options.quick else 1.0
 
     def reads(way, directory, row, call, depth):
@@ -175,7 +175,7 @@ def random_cases(run):
 
 
 def write_cases(run):
-    """A new file of the large file's size, with fsync; deleted outside the time."""
+    """A new file of the large file's size, with fsync. Deleting it is not timed."""
     def new_file(way, directory, row, **job):
         path = directory.file("written")
 
@@ -199,8 +199,8 @@ def write_cases(run):
 
 
 def small_cases(run):
-    """The life of many small files. Names and attributes are cold only where the caches of the whole machine may be
-    dropped; otherwise the rows measure what the kernel leaves to the filesystem."""
+    """The life cycle of many small files. Names and attributes are cold only if the caches of the whole machine may be
+    dropped; otherwise the rows measure the requests that the kernel's caches let through."""
     def life(way, directory):
         files = {"path": directory.file("small"), "count": 200 if run.options.quick else 2000, "size": SMALL_FILE}
 
@@ -224,8 +224,8 @@ def small_cases(run):
     return [life(way, directory) for way, directory in compared(run)]
 
 
-# Whole tensors by the client library: past the mount, by leases of the store's blocks, and the same handle on the
-# host's files; and thousands of small tensors in one commit.
+# Whole tensors through the client library: on the mount by leases of the store's blocks, and with the same handle on
+# the host's files; also thousands of small tensors in one commit.
 
 ALIGNMENTS = ["", "-unaligned", "-4k-pages"]
 
@@ -241,7 +241,7 @@ def direct_cases(run):
                     before=lambda _: directory.make_large_file_cold())
 
     def write(way, directory, alignment):
-        """Over the same file again and again, as a program swaps a tensor out; and as the reference does."""
+        """Overwrites the same file repeatedly, like a program that swaps a tensor out, and like the reference."""
         path = directory.file("tensor")
 
         def after(turn):
@@ -253,8 +253,8 @@ def direct_cases(run):
                     lambda _: tensor("tensor-write", way, path, alignment), after=after)
 
     def many(way, directory):
-        """Saved under new names, loaded, and removed outside the time. On the host each is a file of its own: written
-        with an fsync, and read."""
+        """Small tensors, saved under new names, loaded, and removed without being timed. On the host each one is a file
+        of its own, written with an fsync, and read."""
         count = min(200 if run.options.quick else 4000, run.size // SMALL_FILE)
         files = {"path": directory.file("tensors"), "count": count, "size": SMALL_FILE, "durable": True}
         save, load = ("save-many", "load-many") if way == "weightfs" else ("create", "read-all")
@@ -292,8 +292,8 @@ def finish_direct(run):
             os.rmdir(directory.file("tensors"))
 
 
-# Python's libraries, and handles as DeepNVMe's, each in a process that has imported them before (clients.py). Those of
-# one group are compared with each other, in the same rounds.
+# Python's libraries, and handles with DeepNVMe's interface, each in a process that has already imported it
+# (clients.py). The libraries of one group are compared with each other in the same rounds.
 
 LIBRARIES = {"torch": [("torch", "torch-save", "torch-load")],
              "safetensors": [("safetensors", "safetensors-save", "safetensors-load")],
@@ -308,7 +308,7 @@ def find_python(options):
 
 
 def start_client(run, library):
-    """The client and "", or nothing and why the library cannot be used."""
+    """Returns the client and "", or None and the reason why the library cannot be used."""
     try:
         client = Client(find_python(run.options), "-c", run.options.clients)
         run.clients.append(client)
@@ -369,7 +369,7 @@ def python_group(name):
     return name, prepare, finish
 
 
-# Name, cases, and what is done after them; in the order of a run.
+# Name, cases, and the cleanup after them, in the order of a run.
 GROUPS = [("read", read_cases, nothing), ("random", random_cases, nothing), ("write", write_cases, nothing),
           *(python_group(name) for name in ("torch", "safetensors", "numpy")), ("small", small_cases, nothing),
           ("direct", direct_cases, finish_direct), python_group("handles")]

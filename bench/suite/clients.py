@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Python library in `weightfs bench`: a process that has imported it once, and saves and loads as programs do.
+"""A Python library in `weightfs bench`: a process that has already imported the library, and saves and loads as
+programs do.
 
-Each line on standard input is a job in JSON, each line on standard output its answer: {"seconds", "cpu"} of the saving
-or loading alone, or {"error"}. The first job is {"do": "prepare", "library", "bytes"}, answered with the version."""
+Each line on standard input is a job in JSON. Each line on standard output is its answer: {"seconds", "cpu"} of saving
+or loading alone, or {"error"}. The first job is {"do": "prepare", "library", "bytes"}; its answer is the version."""
 
 import sys
 
-sys.path = [folder for folder in sys.path if folder]   # `python -c` looks for modules in the current directory first
+sys.path = [folder for folder in sys.path if folder]   # `python -c` searches the current directory first
 
 import importlib
 import json
@@ -26,7 +27,7 @@ def sync(path):
 
 
 class Torch:
-    """A state dict: a few large tensors and as many small ones, as a model has."""
+    """A state dict with a few large tensors and as many small ones, like a model's."""
 
     def __init__(self, size):
         self.torch = importlib.import_module("torch")
@@ -57,7 +58,7 @@ class Safetensors(Torch):
         self.files.save_file(self.state, path)
 
     def load(self, path):
-        """load_file only maps the file: the tensors are loaded when they are first looked at."""
+        """load_file only maps the file; the tensors are loaded on first access."""
         loaded = self.files.load_file(path)
         for tensor in loaded.values():
             tensor.view(self.torch.uint8)[::4096].sum()
@@ -71,7 +72,7 @@ class Numpy:
         self.array = self.numpy.random.default_rng(1).integers(0, 1 << 62, size // 8, dtype="int64")
 
     def save(self, path):
-        # np.save to a name would add ".npy" where it is missing.
+        # np.save appends ".npy" to a name that lacks it.
         with open(path, "wb") as stream:
             self.numpy.save(stream, self.array)
 
@@ -83,7 +84,8 @@ class Numpy:
 
 
 class Handle:
-    """What a program for DeepNVMe does with a tensor in its handle's locked memory; only the import is another."""
+    """What a DeepNVMe program does with a tensor in locked memory of its handle; the variants differ only in the
+    import."""
 
     def __init__(self, size, package, builders):
         torch, builders = importlib.import_module("torch"), importlib.import_module(builders)
@@ -135,7 +137,7 @@ def load(library, job):
 
 
 def main():
-    # What a library prints must not be taken for an answer.
+    # A library's own output must not be mistaken for an answer.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     library = None

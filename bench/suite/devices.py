@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store on two devices beside one on a single device: loop devices, and a cgroup whose processes get so many bytes a
-second from each. As root."""
+"""Compares a store on two devices with one on a single device. Uses loop devices, and a cgroup that limits the bytes
+per second from each device. Needs root."""
 
 import contextlib
 import os
@@ -11,8 +11,8 @@ from suite.cases import Case, Step
 from suite.system import MIB, Failure, Impossible, Store, command, read_text, uninterrupted, write_text
 from suite.verdict import THROTTLED_DEVICES, THROTTLED_RATE
 
-# A device that has been idle for a tenth of a second gets as much again at once, unthrottled (20 MB at our rate). Two
-# devices get it twice, so for a short file they would look many times as fast as one. A lead-in uses it up.
+# After a tenth of a second of idle time a device may transfer as much at once without throttling (20 MB at our rate).
+# Two devices get that twice, so for a short file they would seem many times as fast as one. A lead-in uses it up.
 LEAD_IN = THROTTLED_DEVICES * 32 * MIB
 assert LEAD_IN > THROTTLED_DEVICES * THROTTLED_RATE / 10
 
@@ -21,7 +21,7 @@ V2, V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/blkio"
 
 @contextlib.contextmanager
 def throttling_cgroup():
-    """The directory of a new cgroup, v2 or v1."""
+    """Returns the directory of a new cgroup, v2 or v1."""
     if "io" in read_text(f"{V2}/cgroup.controllers").split():
         root = V2
         try:
@@ -44,7 +44,7 @@ def throttling_cgroup():
         yield path
     finally:
         with uninterrupted():
-            for _ in range(200 * made):   # a daemon that has given back its store may still be ending
+            for _ in range(200 * made):   # a daemon that has released its store may still be exiting
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
                     break
@@ -62,7 +62,7 @@ def limit(cgroup, device):
 
 @contextlib.contextmanager
 def loop_device(run, path, size, cgroup):
-    """A throttled device on a new file."""
+    """Creates a throttled device on a new file."""
     device = ""
     try:
         try:
@@ -84,7 +84,7 @@ def loop_device(run, path, size, cgroup):
 
 
 def device_stores(run, size, stack):
-    """The two mounts: of the store on several devices, and of that on one."""
+    """Creates the two mounts: of the store on several devices, and of the store on one."""
     if not run.has_own_store:
         raise Impossible("needs stores of its own: give a directory outside of a mount")
     if os.geteuid() != 0:

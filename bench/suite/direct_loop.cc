@@ -13,7 +13,7 @@
 namespace weightfs::bench {
 namespace {
 
-// Ends the context, and with it waits for what is in flight, before the buffers can go.
+// Destroys the context, which waits for the requests in flight, before the buffers are freed.
 class Context {
  public:
   explicit Context(unsigned depth) : error_(-io_setup(static_cast<int>(depth), &context_)) {}
@@ -74,8 +74,9 @@ class Pass {
       const io_event& event = events_[static_cast<size_t>(at)];
       --in_flight_;
       RETURN_IF_ERROR(Finish(*event.obj, static_cast<long>(event.res)));
-      // One by one: the device begins with the first while the next is prepared. In batches a device that completes in
-      // batches too would stand still in between (measured: 71k against 84k random reads a second).
+      // Submitted one by one, so that the device begins the first request while the next one is prepared. With batches,
+      // a device that also completes in batches would be idle in between (measured: 71k instead of 84k random reads per
+      // second).
       RETURN_IF_ERROR(Submit());
     }
     return {};

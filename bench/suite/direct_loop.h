@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference: the shortest libaio loop that keeps a number of requests in flight. Nothing of weightfs is in it.
+// The reference: the shortest libaio loop that keeps a number of requests in flight. It uses no code of weightfs.
 #pragma once
 
 #include <cstddef>
@@ -15,18 +15,18 @@ struct DirectLoop {
   int descriptor = -1;
   bool write = false;
   unsigned depth = 32;
-  uint64_t request = 0;  // bytes of each; a multiple of the device's block with O_DIRECT
-  // The offset of the next request; nothing at the end.
+  uint64_t request = 0;  // bytes per request; with O_DIRECT a multiple of the device's block size
+  // Returns the offset of the next request, or nothing at the end.
   std::function<std::optional<uint64_t>()> next;
-  // The offset on the descriptor, where it is another one than that of the request. May be empty.
+  // Maps the offset of a request to an offset on the descriptor. May be empty if they are equal.
   std::function<uint64_t(uint64_t offset)> translate;
-  // Where the bytes of a request lie. `slot` < depth is the caller's while the request is in flight.
+  // Returns the memory of a request. `slot` < depth is reserved for the request while it is in flight.
   std::function<std::byte*(unsigned slot, uint64_t offset)> memory;
-  // Looks at what was read; false makes the loop fail with kCorrupt. May be empty.
+  // Checks the data that was read; false makes the loop fail with kCorrupt. May be empty.
   std::function<bool(const std::byte* data, uint64_t offset)> check;
 };
 
-// The number of requests done. Every request must be done in full.
+// Runs the loop and returns the number of requests. A short request is an error.
 Result<uint64_t> Run(const DirectLoop& loop);
 
 }  // namespace weightfs::bench

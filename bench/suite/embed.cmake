@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Writes OUTPUT, a header with the texts of FILES: cmake -DFILES= -DMODULES= -DOUTPUT= -P embed.cmake. NAME.EXTENSION
-# becomes the constant kNameText; those named in MODULES are also listed in kModules.
-# A literal may be limited to 64 KiB by a compiler, so a text comes in pieces that the compiler joins.
+# becomes the constant kNameText; files in MODULES are also listed in kModules. Compilers may limit a literal to 64 KiB,
+# so each text is split into literals that the compiler joins.
 cmake_minimum_required(VERSION 3.25)
 file(WRITE ${OUTPUT} "// Made by embed.cmake; change the files that it reads.\n#pragma once\n\n#include <utility>\n\n"
   "namespace weightfs::bench {\n\n")

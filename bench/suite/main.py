@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of `weightfs bench`. Lines of JSON on standard output are the progress, and at the end the outcome of --json
-or an error."""
+"""One run of `weightfs bench`. The lines of JSON on standard output are progress; the last one is the outcome for
+--json, or an error."""
 
 import contextlib
 import json
@@ -20,13 +20,14 @@ GROUPS = [*cases.GROUPS, devices.GROUP]
 
 
 class Run:
-    """What the cases work with. Everything that it made is removed when `stack` is closed."""
+    """The environment of the cases. Everything it creates is removed when `stack` is closed."""
 
     def __init__(self, job, stack, answer):
         self.options, self.stack, self.answer = types.SimpleNamespace(**job), stack, answer
         self.results, self.worker, self.clients, self.memory = verdict.Results(), None, [], None
         self.raw_ready = self.located = False
-        self.phases, self.phase, self.done = {}, None, 0   # parts of each phase of the progress; in it, 0 to 1
+        # progress: parts per phase; the current phase; its completed fraction
+        self.phases, self.phase, self.done = {}, None, 0
         self.has_own_store = not self.options.store
 
     def prepare(self):
@@ -41,7 +42,8 @@ class Run:
         self.make_directories()
         self.inspect_pool()
 
-    # What else a run needs beside three times the large file: for the small files and the store itself.
+    # The additional space that a run needs, besides three times the large file: for the small files and the store
+    # itself.
     @property
     def beside(self):
         return 576 * MIB if self.options.quick else GIB
@@ -57,7 +59,8 @@ class Run:
         if 0 < self.options.large_size < size:
             raise Failure(f"--large-size {self.options.large_size // MIB}M: smaller than the big file, which has "
                           f"{size // MIB} MiB here; give a larger one, or a smaller --size")
-        # The pool, two files of the host's, the store of the second mount; and in memory our own buffers beside them.
+        # The pool, two files on the host, and the store of the second mount; if the host's filesystem is in memory,
+        # also our own buffers.
         needed = (15 if self.in_memory else 9) * size + 2 * self.beside
         if free < needed:
             raise Failure(f"{self.host_root}: {free // MIB} MiB free, and a run with --size {size // MIB}M needs about "
@@ -81,10 +84,10 @@ class Run:
             self.weightfs = Directory(self, path, daemon)
 
     def write_over_pool(self):
-        """Disks below a hypervisor, and thin ones, take the first data at a location at a third of the speed of the
-        next; the zeros of a new pool are no data to them."""
+        """Writes over the whole pool. Virtual and thin disks write a location for the first time at a third of the
+        later speed; the zeros of a new pool do not count as data to them."""
         self.show("writing over the store once")
-        left, names = 64 * MIB, []   # left for what a full store still needs
+        left, names = 64 * MIB, []   # reserved for the data of a full store
         while (free := system.free_space(self.weightfs.path)) > left + MIB:
             names.append(f"over-{len(names)}")
             self.worker.ask("write", path=self.weightfs.file(names[-1]),
@@ -93,7 +96,7 @@ class Run:
             self.weightfs.remove(name)
 
     def inspect_pool(self):
-        """Where the pool is a block device, the reference reads the very blocks of the large file on it."""
+        """If the pool is a block device, the reference reads the same blocks of it as the large file occupies."""
         described = json.loads(command(self.options.program, "info", self.store, "--json"))["devices"]
         paths = [os.path.join(self.store, device["path"]) for device in described]
         self.pool_device = self.no_raw_reads = self.no_raw_writes = ""
@@ -108,7 +111,7 @@ class Run:
             self.pool_device, self.in_memory = paths[0], False
 
     def raw_file(self):
-        """The file of the reference, made when it is missing."""
+        """The reference's file, created if it is missing."""
         path = self.host.file("raw")
         if not self.raw_ready:
             self.show("writing the reference's file")
@@ -120,7 +123,7 @@ class Run:
         self.raw_ready = False
 
     def raw_read(self):
-        """The job of the reference's reads."""
+        """The job for the reference's reads."""
         if not self.pool_device:
             return {"path": self.raw_file()}
         if not self.located:
@@ -130,7 +133,7 @@ class Run:
         return {"path": self.pool_device, "located": True}
 
     def no_verify(self):
-        """A second mount, of a store of its own, that checks no checksums."""
+        """A second mount, with its own store, that does not verify checksums."""
         self.show("making a second store, mounted without verification")
         return self.stack.enter_context(Store(self, "noverify", self.size + self.beside, extra_options="noverify"))
 
@@ -164,7 +167,7 @@ class Run:
         return [row for row in self.options.rows if row["group"] == group]
 
     def is_needed(self, name):
-        """True where the row, or a row that has it as its reference, is selected."""
+        """True if the row, or a row that uses it as its reference, is selected."""
         return any(name in (row["id"], row.get("reference")) and verdict.is_selected(row, self.options.only)
                    for row in self.options.rows)
 
@@ -173,18 +176,18 @@ class Run:
     def plan(self):
         parts = {name: 100 * (self.options.rounds + 1) * sum(self.is_needed(row["id"]) for row in self.rows_of(name))
                  for name, *_ in GROUPS}
-        # A curve takes about as long as so many rows.
+        # A curve takes about as long as this many rows.
         self.phases = parts | {name: 500 * (self.options.rounds + 1) for name in self.options.curves}
 
     def start_phase(self, name):
         self.phase, self.done = name, 0
 
     def show(self, step, done=None):
-        """Shows the step under way, and how much of the phase is done; without that it stays as it was."""
+        """Shows the current step and the completed fraction of the phase; without `done` the fraction is unchanged."""
         self.done = self.done if done is None else done
         names = list(self.phases)
         before = sum(self.phases[name] for name in names[:names.index(self.phase)]) if self.phase else 0
-        # The preparations have no total, and no part in the rate of what follows.
+        # The preparations have no known total, and must not affect the rate of the later phases.
         self.answer({"step": step, "done": int(before + self.phases.get(self.phase, 0) * self.done),
                      "total": sum(self.phases.values()), "pass": 2 if self.phases else 1})
 
@@ -204,7 +207,7 @@ def measure(run, case, step, turn):
 
 
 def run_group(run, chance, name, prepare, finish):
-    """Each round runs every case once, in an order shuffled anew; the first warms up and does not count."""
+    """Each round runs every case once, in a newly shuffled order. The first round is a warm-up and does not count."""
     if not run.phases[name]:
         return
     run.start_phase(name)
@@ -225,8 +228,8 @@ def run_group(run, chance, name, prepare, finish):
 
 
 def idle_cpu(run):
-    """The processor time of the daemon while it has no requests: seconds a second."""
-    time.sleep(0.2 if run.options.quick else 1.5)   # commits that are still due end first
+    """The daemon's CPU time while it has no requests, in seconds per second."""
+    time.sleep(0.2 if run.options.quick else 1.5)   # let pending commits finish first
     before, begin = run.weightfs.cpu_seconds(), time.monotonic()
     time.sleep(0.2 if run.options.quick else 2)
     return (run.weightfs.cpu_seconds() - before) / (time.monotonic() - begin)
@@ -235,7 +238,7 @@ def idle_cpu(run):
 def measure_all(run):
     times, chance = system.ProcessorTimes(), random.Random(run.options.seed)
     daemon = run.weightfs.daemon
-    with contextlib.suppress(OSError):   # where this fails, the peak is that since the mount
+    with contextlib.suppress(OSError):   # if this fails, the peak is the one since the mount
         system.write_text(f"/proc/{daemon}/clear_refs", "5")
     run.plan()
     for group in GROUPS:
@@ -256,12 +259,12 @@ def measure_all(run):
 
 def main(job):
     def answer(line):
-        # The bytes of a name need not be UTF-8; those of JSON must.
+        # The bytes of a name need not be UTF-8, but JSON must be.
         text = (json.dumps(line, ensure_ascii=False) + "\n").encode(errors="replace")
         while text:
             text = text[os.write(answers, text):]
 
-    # What a library prints must not be taken for an answer.
+    # A library's own output must not be mistaken for an answer.
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     signal.signal(signal.SIGTERM, system.on_sigterm)
@@ -275,11 +278,11 @@ def main(job):
                 run.show("cleaning up")
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                run.end_processes()   # first: they may be at work on a mount
+                run.end_processes()   # first, because they may be using a mount
     except Interrupted:
         line = {"error": job["interrupted"]}
     except (Failure, OSError) as error:
         name = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         line = {"error": name}
-    with contextlib.suppress(OSError):   # nobody listens when the command was killed
+    with contextlib.suppress(OSError):   # the command was killed, so nothing reads the output
         answer(line)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How cost grows: with streams, with the size of a file, with a store's age, with the number of files. Long."""
+"""How cost grows with the number of streams, the size of a file, the age of a store, and the number of files. Takes
+long."""
 
 import math
 import random
@@ -20,7 +21,7 @@ def curve(name, title, x_title, unit, points, limit="", checks=()):
 
 
 class Best:
-    """The best rate of a curve, and how busy the processors were then: what limits it."""
+    """The best rate of a curve, and the CPU utilization at that rate, which shows the limiting resource."""
 
     def __init__(self):
         self.rate = self.busy = 0
@@ -55,7 +56,7 @@ def read_reference(run):
 
 
 def streams(run, reference):
-    """As many files at once."""
+    """Reads as many files at once as there are streams."""
     best, points, turns = Best(), [], 0
     size = max(run.size // 8 // MIB * MIB, MIB)
     names = [f"stream-{index}" for index in range(8)]
@@ -117,7 +118,7 @@ def aging(run, reference):
         space = free_space(directory.path)
 
         def fill():
-            # As many small as large ones: 64 KiB to 64 MiB, or a hundredth of the pool.
+            # As many small files as large ones: 64 KiB to 64 MiB, or a hundredth of the pool.
             most = math.log2(min(max(space // 100, MIB), 64 * MIB))
             while sum(files.values()) < FULL * space:
                 name = f"aged-{fill.made}"

@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kInterrupted = "interrupted; what the benchmark made is removed";
 
-// Executes the modules that the first line of standard input carries, in their order, as the package `suite`.
+// Executes the modules in the first line of standard input, in order, as the package `suite`.
 constexpr const char* kLoader = R"(
 import json, sys, types
 job = json.loads(sys.stdin.readline())
@@ -61,8 +61,8 @@ Json JobOf(const SuiteOptions& options) {
   return job;
 }
 
-// The interpreter of the suite. It runs in a session of its own, so that the signals of the terminal do not reach it;
-// SIGTERM makes it clean up and end, and the kernel sends that also when this process is killed.
+// The suite's Python interpreter. It runs in a session of its own, so that signals from the terminal do not reach it.
+// SIGTERM makes it clean up and exit; the kernel also sends that signal if this process is killed.
 class Interpreter {
  public:
   Result<void> Start() {
@@ -94,7 +94,7 @@ class Interpreter {
     return {};
   }
 
-  // The next line. Sends SIGTERM once `cancel` is set, and goes on to receive.
+  // Receives the next line. Sends SIGTERM once `cancel` is set, and continues to receive.
   Result<std::string> Receive(const std::atomic<bool>* cancel) {
     constexpr int kPollMs = 100;
     size_t end = 0;
@@ -123,14 +123,14 @@ class Interpreter {
 
   Error Ended() {
     const int status = Wait();
-    if (cancelled_) return {ErrorCode::kShutdown, kInterrupted};  // before it could say so
+    if (cancelled_) return {ErrorCode::kShutdown, kInterrupted};  // canceled before it could answer
     if (WIFEXITED(status) && WEXITSTATUS(status) == kNotFound) {
       return {ErrorCode::kNotFound, "the benchmark needs python3, and it is not in PATH: apt-get install python3"};
     }
     return {ErrorCode::kIo, "python3, in which the benchmark runs, has ended; what it printed above says why"};
   }
 
-  static constexpr int kNotFound = 127;  // as of a shell
+  static constexpr int kNotFound = 127;  // the exit status that a shell uses
 
   [[noreturn]] static void Execute(pid_t parent, int socket) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -139,7 +139,7 @@ class Interpreter {
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(number, SIG_DFL);
     dup2(socket, STDIN_FILENO);
     dup2(socket, STDOUT_FILENO);
-    // Isolated: no module of the current directory or of PYTHONPATH takes the place of one that the suite imports.
+    // Isolated mode: no module in the current directory or in PYTHONPATH replaces one that the suite imports.
     execlp("python3", "python3", "-I", "-c", kLoader, nullptr);
     _exit(kNotFound);
   }
@@ -187,7 +187,7 @@ Result<Json> RunSuite(const SuiteOptions& options) {
 
 std::string ToHtml(const Json& outcome) {
   std::string json = outcome.dump(-1, ' ', false, Json::error_handler_t::replace);
-  // Inside a script element no text may look like its end.
+  // The text inside a script element must not contain anything that looks like its end tag.
   for (size_t at = 0; (at = json.find("</", at)) != std::string::npos; at += 3) json.insert(at + 1, 1, '\\');
   std::string page = kReportText;
   constexpr std::string_view kMark = "@DATA@";

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine, processes, and the directories that files are measured in."""
+"""The machine, processes, and the directories in which files are measured."""
 
 import contextlib
 import json
@@ -18,25 +18,25 @@ GIB = 1 << 30
 
 
 class Failure(Exception):
-    """An error that ends the run; its text is one full line."""
+    """An error that ends the run. Its text is one complete line."""
 
 
 class Impossible(Failure):
-    """A step that this machine or this user cannot take; only some rows need it."""
+    """A step that this machine or this user cannot perform. Only some rows need it."""
 
 
 class Interrupted(BaseException):
-    """SIGTERM: the user asked to stop, or the command that started us is gone."""
+    """SIGTERM: the user wants to stop, or the parent command is gone."""
 
 
 def on_sigterm(*_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)   # what follows cleans up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)   # the cleanup follows
     raise Interrupted
 
 
 @contextlib.contextmanager
 def uninterrupted():
-    """Holds SIGTERM back: around making what has to be undone, and undoing it."""
+    """Blocks SIGTERM while something that needs cleanup is created or cleaned up."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -58,7 +58,7 @@ def write_text(path, text):
 
 
 def command(*words, cgroup=None):
-    """Runs a program to its end, and returns its output. It gets no signal of the terminal."""
+    """Runs a program to completion and returns its output. It receives no signals from the terminal."""
     enter = (lambda: write_text(f"{cgroup}/cgroup.procs", "0")) if cgroup else None
     try:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -68,7 +68,7 @@ def command(*words, cgroup=None):
     try:
         out, err = process.communicate()
     except BaseException:
-        process.terminate()   # and wait: weightfs mount takes back what it began
+        process.terminate()   # and wait, because weightfs mount cleans up
         process.communicate()
         raise
     if process.returncode:
@@ -78,7 +78,7 @@ def command(*words, cgroup=None):
 
 
 class Client:
-    """A process that answers each line of JSON with one, and has imported or prepared before what it needs."""
+    """A process that answers each line of JSON with one line. It has already imported or prepared what it needs."""
 
     def __init__(self, *words):
         self.name = words[0]
@@ -110,7 +110,7 @@ class Client:
 # The machine
 
 def kernel_figure(name, pid=None):
-    """One "Name:   123 kB" of /proc/meminfo, or of a process, in bytes."""
+    """The bytes of one line "Name:   123 kB" of /proc/meminfo or of a process."""
     for line in read_text(f"/proc/{pid}/status" if pid else "/proc/meminfo").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
@@ -118,7 +118,7 @@ def kernel_figure(name, pid=None):
 
 
 def cpu_seconds(pid):
-    """User and system time of a process; 0 when it is gone."""
+    """User and system time of a process; 0 if it is gone."""
     fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0
 
@@ -129,10 +129,10 @@ def children_cpu_seconds():
 
 
 class ProcessorTimes:
-    """The time of all processors together, as of its making."""
+    """The CPU time of all processors together when the object is created."""
 
     def __init__(self):
-        # user nice system idle iowait irq softirq steal; what follows is counted in user already
+        # user nice system idle iowait irq softirq steal; the later fields are already included in user
         ticks = [int(field) for field in read_text("/proc/stat").split(None, 9)[1:9]]
         self.total, self.idle, self.steal = sum(ticks), ticks[3] + ticks[4], ticks[7]
 
@@ -154,7 +154,7 @@ def free_space(path):
 
 
 def mounts():
-    """Source, mount point and type of each mount, oldest first; the table has blanks and the like as \\NNN."""
+    """Source, mount point and type of each mount, oldest first. The table escapes blanks and similar as \\NNN."""
     with open("/proc/self/mounts", "rb") as table:
         for line in table:
             yield [os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), word))
@@ -162,7 +162,7 @@ def mounts():
 
 
 def mount_of(path):
-    """Type and source of the filesystem that a path lies on: those of the longest mount point that leads to it."""
+    """Type and source of the filesystem that contains a path: those of the longest matching mount point."""
     best = ("", "unknown", "unknown")
     for source, point, kind in mounts():
         if f"{os.path.realpath(path)}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best[0]):
@@ -171,8 +171,8 @@ def mount_of(path):
 
 
 def gives_memory_back():
-    """A guest that reports free memory to its host (VIRTIO_BALLOON_F_REPORTING), which then takes it back: such memory
-    costs a fault in the host when it is touched again."""
+    """True for a guest that reports free memory to its host (VIRTIO_BALLOON_F_REPORTING). The host then takes the
+    memory back, so touching it again costs a fault in the host."""
     balloon, reporting = "0x0005", 5
     devices = [f"/sys/bus/virtio/devices/{name}" for name in
                (os.listdir("/sys/bus/virtio/devices") if os.path.isdir("/sys/bus/virtio/devices") else [])]
@@ -181,7 +181,7 @@ def gives_memory_back():
 
 
 def size_text(size):
-    """"8.0 GiB", "512 B": three digits at most."""
+    """"8.0 GiB", "512 B": at most three digits."""
     units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
     step = 0
     while size >= 1024 and step < len(units) - 1:
@@ -190,7 +190,7 @@ def size_text(size):
 
 
 def command_of(run):
-    """The command that repeats the run."""
+    """The command line that repeats the run."""
     options = run.options
     words = ["weightfs", "bench", options.directory, "--size", f"{run.size // MIB}M", "--rounds", str(options.rounds),
              "--seed", str(options.seed)]
@@ -227,7 +227,8 @@ def facts(run):
 # Directories
 
 class Directory:
-    """Where files are measured: in a mount of weightfs (`daemon` is its process), or on the host's filesystem."""
+    """A directory in which files are measured: in a weightfs mount (`daemon` is its process), or on the host's
+    filesystem."""
 
     def __init__(self, run, path, daemon=None):
         self.run, self.path, self.daemon = run, path, daemon
@@ -246,7 +247,7 @@ class Directory:
         return self.run.worker.ask("counters", path=self.path) if self.daemon else {}
 
     def make_cold(self, *paths):
-        """Writes the dirty data of files, and drops the kernel's pages and the daemon's chunks of them."""
+        """Writes the dirty data of files and drops their pages from the kernel's and the daemon's caches."""
         self.run.worker.ask("cold", paths=paths, on_mount=self.daemon is not None)
         self.run.drop_caches()
 
@@ -257,7 +258,7 @@ class Directory:
         self.make_cold(self.large_file)
 
     def remove(self, name):
-        """Deletes a file, where there is one, and waits until the filesystem is done with it."""
+        """Deletes a file, if it exists, and waits until the filesystem has processed the deletion."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.file(name))
         self.sync()
@@ -272,7 +273,7 @@ class Directory:
 
 @contextlib.contextmanager
 def scratch_directory(parent, name="weightfs-bench"):
-    """A new directory of this process; removed at the end with all in it."""
+    """A new directory of this process. It is removed at the end with all its content."""
     path, made = f"{parent}/{name}-{os.getpid()}", False
     try:
         with uninterrupted():
@@ -280,14 +281,14 @@ def scratch_directory(parent, name="weightfs-bench"):
             made = True
         yield path
     finally:
-        # Never through a mount that could not be unmounted.
+        # Never deletes through a mount that could not be unmounted.
         if made and not any(point.startswith(f"{os.path.realpath(path)}/") for _, point, _ in mounts()):
             with uninterrupted():
                 shutil.rmtree(path)
 
 
 def daemon_of(store):
-    """The process that serves a store, from its lock file."""
+    """The process that serves a store, as recorded in its lock file."""
     descriptor = os.open(f"{store}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, encoding="ascii", errors="replace") as stream:
         pid = (stream.read(32).split() or ["0"])[0]
@@ -297,7 +298,7 @@ def daemon_of(store):
 
 
 class Store:
-    """A store made and mounted below the scratch directory; unmounted and deleted by its end."""
+    """A store that is created and mounted below the scratch directory, and unmounted and deleted at the end."""
 
     def __init__(self, run, name, size=0, devices=(), extra_options="", cgroup=None):
         self.run, self.path, self.cgroup = run, f"{run.base}/{name}", cgroup
@@ -324,15 +325,15 @@ class Store:
         command(self.run.options.program, "umount", self.mount)
 
     def __exit__(self, error, *_):
-        # A mount that never came to be is no failure; one that stays keeps its store.
+        # A mount that was never made is not an error. A mount that cannot be removed keeps its store.
         with uninterrupted():
             if error is not None:
-                self.run.end_processes()   # they may be at work on the mount
+                self.run.end_processes()   # they may be using the mount
             with contextlib.suppress(Failure):
                 self.unmount()
             try:
                 os.rmdir(self.mount)
             except OSError:
-                self.unmount()   # says why
+                self.unmount()   # raises the reason
                 raise
             shutil.rmtree(self.path)

@@ -26,7 +26,7 @@ Error WrongBytes(const std::string& path) {
 }  // namespace
 
 Result<std::unique_ptr<Tensors>> Tensors::Create(const Content& content, std::byte* into) {
-  constexpr unsigned kDepth = 32;  // that of the reference
+  constexpr unsigned kDepth = 32;  // same as the reference
   std::unique_ptr<Tensors> tensors(new Tensors(content, into));
   ASSIGN_OR_RETURN(tensors->small_pages_, AllocateTouched(content.period, PageSize::kSmall));
   std::memcpy(tensors->small_pages_.get(), content.data, content.period);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole tensors by the handles of the client library: past a mount by leases of the store's blocks, and by the same
+// Whole tensors through handles of the client library: on a mount by leases of the store's blocks, and with the same
 // handle on the host's files.
 #pragma once
 
@@ -14,23 +14,23 @@ namespace weightfs::bench {
 
 // The memory of a tensor.
 enum class Alignment : unsigned char {
-  kHuge,        // like the reference's
-  kUnaligned,   // begins 32 bytes into a page, like that of a Python object
-  kSmallPages,  // pages of 4 KiB, like those of a program that asks for nothing special
+  kHuge,        // like the reference
+  kUnaligned,   // begins 32 bytes into a page, like the memory of a Python object
+  kSmallPages,  // 4 KiB pages, like the memory of a program without special allocation
 };
 inline constexpr uint64_t kUnalignment = 32;
 
 // Not thread-safe.
 class Tensors {
  public:
-  // The content's bytes are those before `content.data` + size + kUnalignment; `into` has as many.
+  // `content.data` has size + kUnalignment readable bytes, and so has `into`.
   static Result<std::unique_ptr<Tensors>> Create(const Content& content, std::byte* into);
 
-  // One tensor of the content's size, by a lease (`direct`, required) or without. Writes are durable. A read with
-  // `check` compares what it got.
+  // One tensor of the content's size, with a lease (`direct`: required) or without. Writes are durable. `check`
+  // verifies the data that was read.
   Amount Read(const std::string& path, Alignment alignment, bool direct, bool check);
   Amount Write(const std::string& path, Alignment alignment, bool direct);
-  // The mount's leases: many small tensors in one durable commit, and in one read.
+  // Many small tensors through leases of the mount: in one durable commit, and in one read.
   Amount SaveMany(const SmallFiles& files);
   Amount LoadMany(const SmallFiles& files);
 
@@ -41,7 +41,7 @@ class Tensors {
 
   const Content content_;
   std::byte* const into_;
-  Memory small_pages_;  // the content: reads bring the same
+  Memory small_pages_;  // contains the content; reads return the same bytes
   std::unique_ptr<client::Handle> direct_, plain_;
 };
 

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From samples to rows: medians, ratios, and how they compare with their targets. The rows are those of --json."""
+"""Turns samples into rows: medians, ratios, and their comparison with the targets. The rows are those of --json."""
 
 import statistics
 from fnmatch import fnmatchcase
 
 WAYS = ["weightfs",    # through the mount
-        "reference",   # libaio, O_DIRECT, huge pages, on the host's filesystem; in memory read() and write()
-        "host",        # the host's filesystem, as programs use it: buffered; handles by O_DIRECT
-        "fio",         # fio on the same file as the reference, with its own (4 KiB) pages
-        "noverify",    # a second mount that checks no checksums
-        "memory",      # a copy in /dev/shm: what the program needs where I/O costs next to nothing
+        "reference",   # libaio, O_DIRECT, huge pages, on the host's filesystem; in memory: read() and write()
+        "host",        # the host's filesystem as programs use it, buffered; handles use O_DIRECT
+        "fio",         # fio on the reference's file, with fio's own (4 KiB) pages
+        "noverify",    # a second mount that does not verify checksums
+        "memory",      # a copy in /dev/shm: the time the program needs if I/O costs almost nothing
         "one device"]  # one throttled device instead of several
 
-# The throttled devices: how many the larger store has, the bytes a second of each, and the part by which a measurement
-# may exceed them.
+# The throttled devices: how many the larger store has, the bytes per second of each, and the tolerated excess of a
+# measurement.
 THROTTLED_DEVICES, THROTTLED_RATE, THROTTLE_TOLERANCE = 2, 200_000_000, 0.05
 
-SLOW_HOST = 0.75                             # of the reference: below it `slow_host` is the target
-READERS_AT_LEAST, READERS_AT_MOST = 0.99, 1.1   # of the file, read from the device by all eight readers together
+SLOW_HOST = 0.75                             # relative to the reference; below it `slow_host` is the target
+# fraction of the file that all eight readers together read from the device
+READERS_AT_LEAST, READERS_AT_MOST = 0.99, 1.1
 
 
 def spread(values):
@@ -31,7 +32,7 @@ def width(of):
 
 
 def check(against, value, at_least=0, at_most=0):
-    """A ratio or figure beside its target; without one it is only shown."""
+    """A ratio or figure with its target. Without a target it is only shown."""
     state = "shown"
     if at_least or at_most:
         state = "ok" if (not at_least or value >= at_least) and (not at_most or value <= at_most) else "short"
@@ -40,7 +41,7 @@ def check(against, value, at_least=0, at_most=0):
 
 
 class Results:
-    """What was measured, by row (shown or not) and way."""
+    """The measurements, by row (shown or not) and way."""
 
     def __init__(self):
         self.samples, self.missing, self.notes = {}, {}, {}
@@ -66,7 +67,7 @@ def cpu_per_gb(samples):
 
 
 def ways_of(row, results):
-    """The samples of a row by way; those of its reference may be another row's."""
+    """The samples of a row by way. Those of its reference may belong to another row."""
     ways = {}
     for way in WAYS:
         name = row.get("reference") if way == "reference" else row["id"]
@@ -102,7 +103,7 @@ def ratio_checks(row, ways, in_memory):
 
 
 def beside_checks(row, ways, results):
-    """To the row that differs from it in one thing alone, in the same run."""
+    """Compares the row with one that differs in one respect only, in the same run."""
     for way in ("weightfs", "host"):
         ours, theirs = ways.get(way, {"median": 0})["median"], results.rates(row.get("beside"), way)["median"]
         if ours > 0 and theirs > 0:
@@ -111,7 +112,7 @@ def beside_checks(row, ways, results):
 
 
 def device_checks(row, ways, size):
-    """Eight readers read the file once from the device; less would mean that it was not cold."""
+    """Eight readers must read the file once from the device. Less means that the caches were not cold."""
     read = [sample["device_read_bytes"] for sample in ways.get("weightfs", {"samples": []})["samples"]
             if "device_read_bytes" in sample]
     if row["id"] == "readers-8" and read:
@@ -121,8 +122,8 @@ def device_checks(row, ways, size):
 
 
 def throttle_checks(row, ways):
-    """The ratio of several throttled devices to one: it reaches its target and does not exceed their number. Where a
-    rate exceeds what the throttle lets through, there is none, and the second value says why."""
+    """The ratio of several throttled devices to one, which must reach its target and must not exceed their number. If a
+    rate exceeds the throttle's limit, there is no ratio, and the second value gives the reason."""
     rates = {way: ways.get(way, {"median": 0})["median"] for way in ("one device", "weightfs")}
     for way, devices in (("one device", 1), ("weightfs", THROTTLED_DEVICES)):
         limit = devices * THROTTLED_RATE
@@ -137,7 +138,7 @@ def throttle_checks(row, ways):
 
 
 def time_from_memory(ways):
-    """The part of a load that is not I/O: the same load from memory."""
+    """The part of a load that is not I/O: the time of the same load from memory."""
     seconds = {way: statistics.median(sample["seconds"] for sample in ways[way]["samples"])
                for way in ("weightfs", "host", "memory") if way in ways}
     if seconds.get("memory", 0) > 0 and seconds.get("weightfs", 0) > 0:
@@ -146,7 +147,7 @@ def time_from_memory(ways):
 
 
 def judge(row, results, in_memory, size):
-    """The row of --json."""
+    """The row as in --json."""
     ways = ways_of(row, results)
     missing = {way: results.missing[name, way] for way in WAYS for name in (row["id"], row.get("reference"))
                if (name, way) in results.missing}
@@ -161,7 +162,7 @@ def judge(row, results, in_memory, size):
 
 
 def noise_of(results):
-    """How much the references varied."""
+    """The variation of the references."""
     def first(*rows):
         return next((results.rates(row, "reference") for row in rows if (row, "reference") in results.samples),
                     spread([]))

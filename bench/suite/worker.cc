@@ -27,7 +27,7 @@ const std::map<std::string, Amount (*)(const FileJob&)> kFileJobs = {
 const std::map<std::string, Amount (*)(const SmallFiles&)> kSmallFileJobs = {
     {"create", CreateAll}, {"stat", StatAll}, {"list", ListAll}, {"read-all", ReadAll}, {"unlink", RemoveAll}};
 
-// Writes a file's dirty data, and drops the kernel's pages and the daemon's chunks of it.
+// Writes a file's dirty data and drops its pages from the kernel's and the daemon's caches.
 Result<void> MakeCold(const std::string& path, bool on_mount) {
   ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
   RETURN_IF_ERROR(Sync(file, path));
@@ -36,12 +36,12 @@ Result<void> MakeCold(const std::string& path, bool on_mount) {
   return SystemError(path, "its cache cannot be dropped");
 }
 
-// Where each MiB of a file on a mount lies on the only device of its store: bytes from the device's start.
-// kNotSupported when a MiB of it is not in one piece.
+// Returns the location of each MiB of a file on the only device of its store, in bytes from the device's start.
+// kNotSupported if a MiB is not contiguous.
 Result<std::vector<uint64_t>> DeviceOffsetsOf(const std::string& path, uint64_t size) {
   ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
   RETURN_IF_ERROR(Sync(file, path));
-  std::vector<uint64_t> offsets(size / kMiB, 0);  // no data lies at 0, where a superblock is
+  std::vector<uint64_t> offsets(size / kMiB, 0);  // 0 means unknown: no data is at 0, where a superblock is
   weightfs_extents answer{};
   answer.version = WEIGHTFS_IOC_VERSION;
   do {
@@ -113,7 +113,7 @@ class Worker {
     return content_.period;
   }
 
-  // {"path"}: those of its mount; nothing where it does not give them.
+  // {"path"}: the counters of its mount; nothing if the mount does not provide them.
   static Amount ReadCounters(const Json& job, Json* answer) {
     ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(job.at("path").get<std::string>(), O_RDONLY));
     weightfs_stats stats{};
@@ -124,7 +124,7 @@ class Worker {
     return 2;
   }
 
-  // {"jobs"}: jobs on files in threads that start at once, each with a MiB of memory of its own to read into.
+  // {"jobs"}: jobs on files in threads that start at once. Each thread reads into 1 MiB of memory of its own.
   Amount DoTogether(const Json& job, Json* answer) {
     const Json& jobs = job.at("jobs");
     std::vector<Amount> amounts(jobs.size());
@@ -151,7 +151,7 @@ class Worker {
     return sum;
   }
 
-  // Handles are made when they are first asked for.
+  // Handles are created on first use.
   Amount DoWithTensors(const std::string& name, const Json& job) {
     if (tensors_ == nullptr) {
       ASSIGN_OR_RETURN(tensors_, Tensors::Create(content_, into_.get()));

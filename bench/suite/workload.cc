@@ -35,8 +35,8 @@ Error ShortFile(const FileJob& job) {
   return {ErrorCode::kIo, fmt::format("{}: ends before {} bytes", job.path, job.size)};
 }
 
-// Without O_DIRECT on tmpfs, where it has no meaning though newer kernels accept it. A device node may lie on tmpfs
-// while the device does not.
+// Omits O_DIRECT on tmpfs, where it has no meaning although newer kernels accept it. A device node may be on tmpfs
+// while the device is not.
 Result<UniqueFd> OpenDirect(const std::string& path, int flags) {
   struct statfs filesystem = {};
   struct stat status = {};
@@ -97,7 +97,7 @@ Amount ForEach(const SmallFiles& files, const Work& work) {
 
 Amount ReadFile(const FileJob& job) {
   ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_RDONLY));
-  // One call of the whole goes on where the kernel stopped (2 GiB less a page); others always start at `into`.
+  // A call for the whole file continues where the kernel stopped (at 2 GiB less a page); all others start at `into`.
   for (uint64_t at = 0; at < job.size;) {
     const uint64_t in_call = at % job.call;
     const ssize_t got = read(file.get(), job.into + in_call, std::min(job.call - in_call, job.size - at));
@@ -135,7 +135,7 @@ Amount MapFile(const FileJob& job) {
     if (job.check) expected += SumWords(job.content.At(at), length);
   }
   munmap(mapped, job.size);
-  // The compiler may leave out a sum that is never read.
+  // Prevents the compiler from removing the unused sum.
   [[maybe_unused]] volatile const uint64_t used = sum;
   if (job.check && sum != expected) return WrongBytes(job.path, 0);
   RETURN_IF_ERROR(Close(file, job.path));

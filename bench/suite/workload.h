@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What programs do with files: each function opens, works and closes.
+// File operations of typical programs. Each function opens, works and closes.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace weightfs::bench {
 
-// The bytes of a file: `data` over and over.
+// The bytes of a file: `data`, repeated.
 struct Content {
   const std::byte* data = nullptr;
   uint64_t period = 0;  // bytes at `data`; a multiple of every call's size, or larger than the file
@@ -21,39 +21,40 @@ struct Content {
 struct FileJob {
   std::string path;
   uint64_t size = 0;
-  uint64_t call = 0;  // bytes of each call
+  uint64_t call = 0;  // bytes per call
   Content content;
-  std::byte* into = nullptr;             // destination of reads: `call` bytes, and so much for each request in flight
-  std::vector<uint64_t> device_offsets;  // where `path` is a device: where each MiB of the file lies
-  bool check = false;                    // compare what is read; never while it is timed
-  bool over_existing = false;            // of a write: keep the file's blocks
-  unsigned depth = 1;                    // requests in flight, of libaio
-  double seconds = 1;                    // of random reads
+  std::byte* into = nullptr;             // destination of reads: `call` bytes per request in flight
+  std::vector<uint64_t> device_offsets;  // if `path` is a device: the location of each MiB of the file
+  bool check = false;                    // verify the data read; never set while timed
+  bool over_existing = false;            // write: keep the file's blocks
+  unsigned depth = 1;                    // libaio requests in flight
+  double seconds = 1;                    // duration of random reads
   uint64_t seed = 0;
   bool buffered = false;  // random reads by pread through the page cache
 };
 
-// What a program does with a file. Returns the amount done: bytes, reads or files. kCorrupt where the bytes are not the
-// content's.
+// The amount of work done: bytes, reads or files. kCorrupt if the bytes differ from the content.
 using Amount = Result<uint64_t>;
 Amount ReadFile(const FileJob& job);      // read(2) from the first byte to the last
 Amount WriteFile(const FileJob& job);     // write(2), fsync, close; the file is new or truncated, or `over_existing`
-Amount MapFile(const FileJob& job);       // mmap, and an access to every word in order
-Amount ReadByAio(const FileJob& job);     // libaio, with O_DIRECT where the filesystem has it: the file in order
-Amount WriteByAio(const FileJob& job);    // the same over an existing file, and fsync
-Amount ReadRandomly(const FileJob& job);  // aligned reads at random offsets, by libaio with O_DIRECT or `buffered`
+Amount MapFile(const FileJob& job);       // mmap, and access every word in order
+Amount ReadByAio(const FileJob& job);     // read the file in order by libaio, with O_DIRECT if the filesystem supports
+                                          // it
+Amount WriteByAio(const FileJob& job);    // like ReadByAio, but overwrites an existing file; then fsync
+Amount ReadRandomly(const FileJob& job);  // aligned reads at random offsets, by libaio with O_DIRECT, or `buffered`
 
-// Allocates and writes all blocks of a file, so that later writes measure the disk and not the filesystem's allocation.
+// Allocates and writes all blocks of a file, so that later writes measure the disk rather than the filesystem's
+// allocation.
 Amount PrepareRawFile(const FileJob& job);
 
-// Many small files in one directory; each has other bytes than its neighbour.
+// Many small files in one directory. Each has different content from its neighbors.
 struct SmallFiles {
-  std::string directory;  // made by CreateAll, and never removed
+  std::string directory;  // created by CreateAll, and never removed
   unsigned count = 0;
   Content content;
   uint64_t size = 0;     // of each
-  bool durable = false;  // fsync each
-  bool check = false;    // compare what is read; never while it is timed
+  bool durable = false;  // fsync each file
+  bool check = false;    // verify the data read; never set while timed
 
   static std::string Name(unsigned index);
   std::string Path(unsigned index) const { return directory + "/" + Name(index); }

@@ -17,10 +17,10 @@ Result<std::unique_ptr<CopyQueue>> CopyQueue::Create(const std::shared_ptr<const
 }
 
 Result<CudaEvent> CopyQueue::Begin(const Copy& copy) {
-  // The event first: a copy whose end cannot be seen must not begin.
-  if (spares_.empty()) {
+  // The event must exist first: a copy whose end cannot be detected must not begin.
+  if (unused_events_.empty()) {
     ASSIGN_OR_RETURN(auto made, CudaEvent::Create(device_));
-    spares_.push_back(std::move(made));
+    unused_events_.push_back(std::move(made));
   }
   const CudaStream& stream = directions_[copy.to_device ? 1 : 0].stream;
   if (copy.to_device) {
@@ -28,9 +28,9 @@ Result<CudaEvent> CopyQueue::Begin(const Copy& copy) {
   } else {
     RETURN_IF_ERROR(stream.CopyToHost(copy.host, copy.address));
   }
-  RETURN_IF_ERROR(stream.Record(spares_.back()));
-  CudaEvent end = std::move(spares_.back());
-  spares_.pop_back();
+  RETURN_IF_ERROR(stream.Record(unused_events_.back()));
+  CudaEvent end = std::move(unused_events_.back());
+  unused_events_.pop_back();
   return end;
 }
 
@@ -48,7 +48,7 @@ void CopyQueue::Collect(std::vector<Ended>* ended) {
       Result<void> outcome;
       if (!reached.has_value()) outcome = std::move(reached).error();
       ended->push_back({copies.front().piece, std::move(outcome)});
-      spares_.push_back(std::move(copies.front().end));
+      unused_events_.push_back(std::move(copies.front().end));
     }
   }
 }
@@ -56,7 +56,7 @@ void CopyQueue::Collect(std::vector<Ended>* ended) {
 Result<void> CopyQueue::Run(const Copy& copy) {
   ASSIGN_OR_RETURN(auto end, Begin(copy));
   auto result = end.Wait();
-  spares_.push_back(std::move(end));
+  unused_events_.push_back(std::move(end));
   return result;
 }
 

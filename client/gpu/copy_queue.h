@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between the host's memory and one GPU that go on while their caller does other things.
+// Asynchronous copies between host memory and one GPU.
 #pragma once
 
 #include <deque>
@@ -14,11 +14,11 @@ namespace weightfs::client {
 
 struct Piece;
 
-// Externally synchronised. A stream for each direction, for the two run beside each other.
+// Externally synchronized. It has one stream per direction, because both directions can run concurrently.
 class CopyQueue {
  public:
   struct Copy {
-    Piece* piece = nullptr;  // the caller's name of it
+    Piece* piece = nullptr;  // identifies the copy to the caller
     bool to_device = false;
     uint64_t address = 0;  // on the GPU
     std::span<std::byte> host = {};
@@ -31,12 +31,12 @@ class CopyQueue {
   static Result<std::unique_ptr<CopyQueue>> Create(const std::shared_ptr<const CudaDevice>& device);
 
   const CudaDevice& device() const { return *device_; }
-  // After an error nothing was started. The memory must stay until the copy is collected.
+  // Starts a copy. If this fails, nothing was started. The memory must stay valid until the copy has been collected.
   Result<void> Start(const Copy& copy);
   // Adds the copies that have ended since the last call.
   void Collect(std::vector<Ended>* ended);
   size_t under_way() const { return directions_[0].copies.size() + directions_[1].copies.size(); }
-  // Copies, and waits for it.
+  // Copies and waits for the copy.
   Result<void> Run(const Copy& copy);
 
  private:
@@ -54,8 +54,8 @@ class CopyQueue {
   Result<CudaEvent> Begin(const Copy& copy);
 
   const std::shared_ptr<const CudaDevice> device_;
-  std::vector<Direction> directions_;  // to the host, to the GPU
-  std::vector<CudaEvent> spares_;      // used before, and free
+  std::vector<Direction> directions_;     // to the host, to the GPU
+  std::vector<CudaEvent> unused_events_;  // unused events for reuse
 };
 
 }  // namespace weightfs::client

@@ -14,7 +14,7 @@
 namespace weightfs::client {
 namespace {
 
-// CUDA's numbers, as its driver interface fixes them.
+// Status codes of CUDA's driver interface.
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kNoDevice = 100;
@@ -30,8 +30,8 @@ constexpr size_t kMaxName = 256;
 
 }  // namespace
 
-// As CUDA declares them: statuses are ints, addresses on the GPU are 64 bits wide. Names with _v2 are what programs
-// compiled against CUDA's header call.
+// As declared by CUDA: statuses are ints, addresses on the GPU are 64 bits wide. Programs compiled against CUDA's
+// header call the names that end in _v2.
 struct Cuda::Functions {
   int (*init)(unsigned flags);
   int (*driver_version)(int* version);
@@ -197,12 +197,12 @@ CudaEvent& CudaEvent::operator=(CudaEvent&& other) noexcept {
 
 CudaEvent::~CudaEvent() {
   if (event_ == nullptr) return;
-  // A failure here is an older one of the context, which was reported, or the process ends.
+  // Ignored: the error is an older one of the context that was already reported, or the process is exiting.
   [[maybe_unused]] const auto ignored = device_->Call("", [&](const auto& cuda) { return cuda.destroy_event(event_); });
 }
 
 Result<void> CudaEvent::RecordOn(uintptr_t stream) const {
-  // The handle of a stream is a pointer that only CUDA follows.
+  // A stream handle is a pointer that only CUDA dereferences.
   auto* theirs = reinterpret_cast<Cuda::StreamTag*>(stream);  // NOLINT(performance-no-int-to-ptr)
   return device_->Call("cannot follow the tensor's stream",
                        [&](const auto& cuda) { return cuda.record_event(event_, theirs); });
@@ -225,7 +225,8 @@ Result<void> CudaEvent::Wait() const {
 Result<CudaStream> CudaStream::Create(std::shared_ptr<const CudaDevice> device) {
   CudaStream stream;
   stream.device_ = std::move(device);
-  // It does not wait for the default stream: what must be waited for is over when a copy begins.
+  // The stream does not synchronize with the default stream: all work that a copy depends on has ended before it
+  // begins.
   RETURN_IF_ERROR(stream.device_->Call("cannot make a stream", [&](const auto& cuda) {
     return cuda.create_stream(&stream.stream_, kStreamNonBlocking);
   }));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few functions of NVIDIA's driver library (libcuda.so.1) that handles need, and what they make: a GPU with its
-// context, streams, events. WEIGHTFS_CUDA_LIBRARY names another library (the tests' one has no GPU behind it).
+// The few functions of NVIDIA's driver library (libcuda.so.1) that handles need, and the objects they create: a GPU
+// with its context, streams, events. WEIGHTFS_CUDA_LIBRARY names another library (the tests use one without a GPU).
 //
-// All of it reports CUDA's errors as an Error: ENODEV without a GPU, ENOMEM, EINVAL for what is no memory of a GPU,
-// EIO for the rest, with CUDA's own name of the error.
+// CUDA's errors are converted to Error with CUDA's name of the error: ENODEV without a GPU, ENOMEM, EINVAL for memory
+// that does not belong to a GPU, EIO for everything else.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +19,14 @@ namespace weightfs::client {
 // Immutable.
 class Cuda {
  public:
-  // Initialises the driver, which some processes do first here. ENODEV when there is no library or no GPU.
+  // Initializes the driver, if the process has not done so already. ENODEV if there is no library or no GPU.
   static Result<std::shared_ptr<const Cuda>> Load();
 
   int device_count() const { return device_count_; }
-  // "13.0": what the driver supports.
+  // The CUDA version that the driver supports: "13.0".
   std::string version() const;
   Result<std::string> DeviceName(int ordinal) const;
-  // The number of the GPU whose memory lies at `address`; EINVAL when none's does.
+  // The ordinal of the GPU whose memory contains `address`; EINVAL if there is none.
   Result<int> DeviceOf(uint64_t address) const;
 
  private:
@@ -48,7 +48,7 @@ class Cuda {
   int version_ = 0;
 };
 
-// One GPU, by its primary context, which is the one that torch and others use. Thread-safe.
+// One GPU, accessed through its primary context, which torch and others also use. Thread-safe.
 class CudaDevice {
  public:
   static Result<std::shared_ptr<const CudaDevice>> Open(std::shared_ptr<const Cuda> cuda, int ordinal);
@@ -58,7 +58,7 @@ class CudaDevice {
 
   int ordinal() const { return ordinal_; }
 
-  // Makes its context the calling thread's while it lives; what was the thread's before is so again afterwards.
+  // Makes the GPU's context current on the calling thread. The destructor restores the previous context.
   class Current {
    public:
     explicit Current(const CudaDevice& device);
@@ -77,7 +77,7 @@ class CudaDevice {
   friend class CudaEvent;
   friend class PageLock;
   CudaDevice(std::shared_ptr<const Cuda> cuda, int ordinal) : cuda_(std::move(cuda)), ordinal_(ordinal) {}
-  // function(functions of the driver) with this context; its status as a result, in which `action` says what failed.
+  // Calls function(driver functions) with this context and converts its status. `action` says what failed.
   template <typename Function>
   Result<void> Call(const char* action, Function function) const;
   const std::shared_ptr<const Cuda> cuda_;
@@ -86,7 +86,7 @@ class CudaDevice {
   Cuda::ContextTag* context_ = nullptr;
 };
 
-// A point in the work of a stream. Thread-safe, but for RecordOn.
+// A point in the work of a stream. Thread-safe, except RecordOn.
 class CudaEvent {
  public:
   static Result<CudaEvent> Create(std::shared_ptr<const CudaDevice> device);
@@ -94,9 +94,9 @@ class CudaEvent {
   CudaEvent& operator=(CudaEvent&& other) noexcept;
   ~CudaEvent();
 
-  // After all that the program has put into its stream so far (0: the default stream).
+  // Records the event after all work that the program has put into its stream so far (0: the default stream).
   Result<void> RecordOn(uintptr_t stream) const;
-  // True when that point is reached. An error is one of the work before it, and then nothing is under way.
+  // True once that point is reached. An error comes from the work before it; nothing is then under way.
   Result<bool> Reached() const;
   Result<void> Wait() const;
 
@@ -107,7 +107,7 @@ class CudaEvent {
   Cuda::EventTag* event_ = nullptr;
 };
 
-// Copies in the order in which they were started, beside what other streams do. Externally synchronised.
+// Copies run in the order in which they were started, concurrently with other streams. Externally synchronized.
 class CudaStream {
  public:
   static Result<CudaStream> Create(std::shared_ptr<const CudaDevice> device);
@@ -115,7 +115,7 @@ class CudaStream {
   CudaStream& operator=(CudaStream&& other) noexcept;
   ~CudaStream();
 
-  // Start a copy; the host's memory must stay as it is until an event behind it is reached.
+  // Start a copy. The host memory must stay unchanged until an event recorded after the copy is reached.
   Result<void> CopyToDevice(uint64_t address, std::span<const std::byte> host) const;
   Result<void> CopyToHost(std::span<std::byte> host, uint64_t address) const;
   Result<void> Record(const CudaEvent& event) const;
@@ -126,7 +126,7 @@ class CudaStream {
   Cuda::StreamTag* stream_ = nullptr;
 };
 
-// Keeps memory of the host in place, for all GPUs: copies are asynchronous and at full speed only so.
+// Page-locks host memory for all GPUs. Only copies of page-locked memory are asynchronous and run at full speed.
 class PageLock {
  public:
   static Result<PageLock> Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory);

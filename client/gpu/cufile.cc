@@ -24,26 +24,26 @@
 namespace weightfs::client {
 namespace {
 
-// cuFile's numbers, as its interface fixes them.
+// Constants of cuFile's interface.
 constexpr int kFileTypeDescriptor = 1;
 constexpr int kDriverAlreadyOpen = 5026;
 constexpr int kCudaError = 5011;
 constexpr int64_t kFirstError = 5000;
 
-// Bits of the kinds of storage that cuFile may reach directly.
+// Bits of the kinds of storage that cuFile may access directly.
 constexpr unsigned kLustre = 1U << 0;
 constexpr unsigned kNfs = 1U << 2;
 constexpr unsigned kGpfs = 1U << 3;
 constexpr unsigned kBeegfs = 1U << 9;
-// NVMe, the same over fabrics, NVMesh, and what an older version said for NVMe without nvidia-fs.
+// NVMe, NVMe over fabrics, NVMesh, and the bit that an older version used for NVMe without nvidia-fs.
 constexpr unsigned kNvme = 1U << 4 | 1U << 5 | 1U << 8 | 1U << 11;
 constexpr unsigned kScsi = 1U << 6;
 constexpr unsigned kScaleFlux = 1U << 7;
-// All else: cuFile has no bit for it, the tests' has this one.
+// All others: cuFile has no bit for them; the tests use this one.
 constexpr unsigned kOther = 1U << 31;
 
 struct Kind {
-  long magic;  // of statfs(2)
+  long magic;  // f_type of statfs(2)
   unsigned bit;
 };
 constexpr std::array<Kind, 4> kKinds{
@@ -74,7 +74,7 @@ constexpr std::array<Meaning, 17> kMeanings{{
     {5043, ENOMEM, "out of memory"},
 }};
 
-// As cuFile lays them out on 64-bit machines; later versions may write more properties behind these.
+// cuFile's layout on 64-bit machines. Later versions may write more properties behind these.
 struct Properties {
   unsigned driver_major;
   unsigned driver_minor;
@@ -98,7 +98,8 @@ struct FileDescription {
 };
 static_assert(sizeof(FileDescription) == 24 && offsetof(FileDescription, descriptor) == 8);
 
-// The kinds that the block device behind a folder of sysfs is of: of a RAID or a mapping those that all parts are of.
+// The storage kinds of the block device described by a sysfs directory. For a RAID or a mapping, the kinds that all of
+// its parts have in common.
 unsigned KindsOfDevice(const std::filesystem::path& folder) {
   std::error_code error;
   const auto place = std::filesystem::canonical(folder, error);
@@ -134,21 +135,21 @@ unsigned KindsOfFile(int descriptor) {
 }
 
 void* Pointer(uint64_t address) {
-  // An address on the GPU: cuFile takes it as a pointer, and nobody follows it.
+  // cuFile takes GPU addresses as pointers; they are never dereferenced here.
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
 }  // namespace
 
 struct Cufile::Status {
-  int error;  // 0, or one of cuFile's
-  int cuda;   // CUDA's own, when the error is kCudaError
+  int error;  // 0, or one of cuFile's errors
+  int cuda;   // CUDA's error, if `error` is kCudaError
 };
 
 struct Cufile::Functions {
   Status (*open_driver)();
   Status (*properties)(Properties* properties);
-  Status (*version)(int* version);  // null in old ones
+  Status (*version)(int* version);  // null in old versions
   Status (*open)(void** handle, FileDescription* description);
   void (*close)(void* handle);
   Status (*pin)(const void* address, size_t size, int flags);
@@ -190,7 +191,7 @@ Result<std::shared_ptr<const Cufile>> Cufile::Load(const std::string& path) {
 
 Result<void> Cufile::Start() {
   const Status opened = functions_->open_driver();
-  // Another part of the program was first.
+  // The driver may already have been opened by another part of the program.
   if (opened.error != kDriverAlreadyOpen) RETURN_IF_ERROR(Check("cuFile's driver cannot be opened", opened));
   Properties properties{};
   RETURN_IF_ERROR(Check("cuFile's properties cannot be read", functions_->properties(&properties)));
@@ -225,7 +226,8 @@ Result<void> Cufile::Check(const char* action, const Status& status) const {
   return error;
 }
 
-// Of a transfer: bytes; -1 with errno; or the negative number of one of cuFile's own errors.
+// Converts the result of a transfer: a number of bytes; -1 with errno; or the negative number of one of cuFile's own
+// errors.
 Result<uint64_t> Cufile::Outcome(const char* action, int64_t result, int error_number) {
   if (result >= 0) return static_cast<uint64_t>(result);
   if (-result > kFirstError) return Failed(action, -result);
@@ -266,7 +268,7 @@ Result<std::unique_ptr<const Cufile::Pin>> Cufile::PinMemory(uint64_t address, u
 }
 
 Cufile::Pin::~Pin() {
-  // A refusal means that cuFile knows the memory no more.
+  // An error means that cuFile no longer knows the memory.
   [[maybe_unused]] const Status ignored = cufile_->functions_->unpin(Pointer(address_));
 }
 

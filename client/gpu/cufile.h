@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuFile (libcufile.so.0), NVIDIA's library for transfers between files and the memory of a GPU. It is looked for when
-// a program asks for it; WEIGHTFS_CUFILE_LIBRARY names another one.
+// cuFile (libcufile.so.0), NVIDIA's library for transfers between files and GPU memory. It is loaded when a program
+// asks for it; WEIGHTFS_CUFILE_LIBRARY names another library.
 #pragma once
 
 #include <cstdint>
@@ -11,30 +11,32 @@
 
 namespace weightfs::client {
 
-// Immutable; every function may be called by several threads.
+// Immutable and thread-safe.
 class Cufile : public std::enable_shared_from_this<Cufile> {
  public:
-  // Opens cuFile's driver, for the rest of the process. `path` is tried where the loader finds none. ENOENT without
-  // the library; ENODEV, ... where it refuses to work.
+  // Loads cuFile and opens its driver, for the rest of the process. `path` is tried if the loader does not find the
+  // library. ENOENT without the library; ENODEV and others if it refuses to work.
   static Result<std::shared_ptr<const Cufile>> Load(const std::string& path);
 
   // "1.20", or "of an unknown version".
   std::string version() const;
-  // Whether any filesystem at all is reached without the host's memory, and by which of NVIDIA's two ways. Where none
-  // is, cuFile works in its compatibility mode: ordinary reads and copies, inside the library.
+  // direct() is true if any filesystem at all is accessed without a copy in host memory; DirectWay() names which of
+  // NVIDIA's two mechanisms does so. Otherwise cuFile works in compatibility mode: ordinary reads and copies, inside
+  // the library.
   bool direct() const { return kinds_ != 0; }
   std::string DirectWay() const;
-  // The same of the filesystem, or the device, that an open file is on.
+  // Like direct(), for the filesystem or device of an open file.
   bool DirectFor(int descriptor) const;
 
-  // An open file, known to cuFile while this lives. The descriptor must stay open.
+  // An open file that is registered with cuFile. The descriptor must stay open.
   class File {
    public:
     ~File();
     File(const File&) = delete;
     File& operator=(const File&) = delete;
-    // Transfers between the file at `offset` and the memory at `base` + `at`, which must be of the GPU whose context
-    // is the thread's. `base` is that of pinned memory, or any. Bytes done, which may be fewer; 0: the end of the file.
+    // Transfer between the file at `offset` and the memory at `base` + `at`, which must belong to the GPU whose context
+    // is current on the thread. `base` is the start of pinned memory, or any address. Return the number of bytes done,
+    // which may be fewer than `size`; 0 means the end of the file.
     Result<uint64_t> Read(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const;
     Result<uint64_t> Write(uint64_t base, uint64_t at, uint64_t size, uint64_t offset) const;
 
@@ -46,8 +48,8 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
   };
   Result<std::unique_ptr<const File>> Open(int descriptor) const;
 
-  // Memory of the GPU that is ready for transfers while this lives: the context of its GPU must be the thread's when
-  // it is made. ENOMEM, ... when cuFile refuses.
+  // GPU memory that is prepared for transfers. The context of its GPU must be current when it is created. ENOMEM and
+  // others if cuFile refuses.
   class Pin {
    public:
     ~Pin();
@@ -72,8 +74,8 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
   static Result<uint64_t> Outcome(const char* action, int64_t result, int error_number);
 
   const std::shared_ptr<const Functions> functions_;
-  int version_ = 0;     // 1200 for 1.20; 0: unknown
-  unsigned kinds_ = 0;  // a bit for each kind of filesystem that is reached directly, as cuFile numbers them
+  int version_ = 0;     // 1200 means 1.20; 0 means unknown
+  unsigned kinds_ = 0;  // one bit per kind of filesystem that is accessed directly, in cuFile's numbering
   bool nvidia_fs_ = false;
 };
 

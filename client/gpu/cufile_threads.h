@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that carry out cuFile's transfers, which block their caller.
+// Threads that carry out cuFile's blocking transfers.
 #pragma once
 
 #include <chrono>
@@ -17,33 +17,33 @@ namespace weightfs::client {
 
 struct Piece;
 
-// Thread-safe. All that was started must have been collected before it is destroyed.
+// Thread-safe. All started transfers must have been collected before it is destroyed.
 class CufileThreads {
  public:
   struct Transfer {
-    Piece* piece = nullptr;  // the caller's name of it
+    Piece* piece = nullptr;  // identifies the transfer to the caller
     bool write = false;
     std::shared_ptr<GpuMemory> memory;
     const Cufile::File* file = nullptr;
-    uint64_t at = 0;  // in the operation's memory
+    uint64_t at = 0;  // position in the operation's memory
     uint64_t size = 0;
-    uint64_t offset = 0;  // in the file
+    uint64_t offset = 0;  // position in the file
   };
   struct Ended {
     Piece* piece = nullptr;
-    Result<uint64_t> outcome;  // bytes
+    Result<uint64_t> outcome;  // number of bytes
   };
 
-  // EAGAIN when there are no threads.
+  // EAGAIN if no thread can be created.
   static Result<std::unique_ptr<CufileThreads>> Create(size_t count);
   ~CufileThreads();
   CufileThreads(const CufileThreads&) = delete;
   CufileThreads& operator=(const CufileThreads&) = delete;
 
   void Start(Transfer transfer) EXCLUDES(mutex_);
-  // Adds the transfers that have ended since the last call; waits for one at most so long.
+  // Adds the transfers that have ended since the last call. If there are none, waits for one, for at most `wait`.
   void Collect(std::vector<Ended>* ended, std::chrono::microseconds wait) EXCLUDES(mutex_);
-  // Started, and not collected.
+  // Number of transfers started but not collected.
   size_t under_way() const EXCLUDES(mutex_);
 
  private:

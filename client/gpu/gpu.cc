@@ -115,7 +115,7 @@ Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Ta
   if (!direct) return made;
   made->cufile_ = cufile_;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  // A promise of cuFile for a filesystem need not hold for each of its files.
+  // cuFile may support a filesystem without supporting every file on it.
   if (descriptor >= 0 && !forced_ && !made->FileOf(descriptor).has_value()) {
     made->cufile_ = nullptr;
     return made;
@@ -131,7 +131,7 @@ Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Ta
 Result<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset, bool leased) const {
   if (cufile_ == nullptr) return false;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  // The host has to see the blocks of a lease, for their checksums.
+  // The host must see the blocks of a lease in order to compute their checksums.
   if (!forced_) return !leased && descriptor >= 0 && cufile_->DirectFor(descriptor);
   if (leased) {
     return Error{ErrorCode::kNotSupported,
@@ -140,9 +140,9 @@ Result<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uin
                              target.path()),
                  target.path(), offset};
   }
-  // A target without any descriptor stands for a file that is opened later.
+  // A target without a descriptor stands for a file that is opened later.
   if (descriptor >= 0 || target.any() < 0) return true;
-  // So little that no block of it is whole, or hardly one.
+  // The transfer is so small that it contains at most a few whole blocks.
   if (memory.size() < FileTarget::kSmallTransfer) return false;
   return Error{ErrorCode::kNotSupported,
                fmt::format("mode cufile cannot be had for {}: it is not open for direct I/O, or its filesystem has "
@@ -181,7 +181,7 @@ Result<void> Gpu::Pin(const MemoryView& memory) {
 }
 
 bool Gpu::Unpin(uint64_t address) {
-  Pinned gone;  // by cuFile, after the lock
+  Pinned gone;  // unpinned by cuFile after the lock is released
   const MutexLock lock(mutex_);
   const auto place = pinned_.find(address);
   if (place == pinned_.end()) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPUs of a process as one handle uses them: which way its transfers take, which memory is pinned, and the memory
-// of each operation.
+// The GPUs of a process as seen by one handle: how transfers are carried out, which memory is pinned, and the memory of
+// each operation.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace weightfs::client {
 
-// Bytes that went each way; of a handle.
+// Number of bytes of a handle that went through cuFile and through bounce buffers.
 struct GpuTraffic {
   std::atomic<uint64_t> cufile{0};
   std::atomic<uint64_t> bounce{0};
@@ -34,7 +34,7 @@ class GpuMemory final : public DeviceMemory {
   const std::shared_ptr<const CudaDevice>& device() const { return device_; }
   uint64_t address() const { return address_; }
   Result<bool> Ready() override;
-  // Waits for what Ready asks about.
+  // Waits until Ready returns true.
   Result<void> WaitUntilReady() const;
   bool direct() const override { return cufile_ != nullptr; }
   void CountTraffic(bool by_cufile, uint64_t bytes) const override {
@@ -42,10 +42,11 @@ class GpuMemory final : public DeviceMemory {
   }
   std::unique_ptr<DeviceLane> MakeLane(const LaneOptions& options) const override;
 
-  // For cuFile: where its pinned memory begins, or the operation's own, and how far behind that the latter begins.
+  // For cuFile: base() is the start of the pinned memory, or else of the operation's own memory; lead() is the distance
+  // from there to the operation's memory.
   uint64_t base() const { return base_; }
   uint64_t lead() const { return address_ - base_; }
-  // The file behind a descriptor of the operation's target, known to cuFile until CloseFiles.
+  // The file behind a descriptor of the operation's target. It stays registered with cuFile until CloseFiles.
   Result<const Cufile::File*> FileOf(int descriptor) EXCLUDES(mutex_);
   void CloseFiles() override EXCLUDES(mutex_);
 
@@ -56,7 +57,7 @@ class GpuMemory final : public DeviceMemory {
   std::shared_ptr<GpuTraffic> traffic_;
   uint64_t address_ = 0;
   uint64_t base_ = 0;
-  std::optional<CudaEvent> before_;  // null: nothing is waited for
+  std::optional<CudaEvent> before_;  // null: nothing to wait for
   std::atomic<bool> ready_{false};
   std::shared_ptr<const Cufile::Pin> pin_;
   std::shared_ptr<const Cufile> cufile_;
@@ -67,31 +68,32 @@ class GpuMemory final : public DeviceMemory {
 // Thread-safe.
 class Gpu {
  public:
-  // ENODEV without a GPU. With kCufile the errors of cuFile; with kAuto they are the reason for bounce buffers.
-  // `cufile_path` is tried where the loader finds no cuFile.
+  // ENODEV without a GPU. With kCufile also the errors of cuFile; with kAuto these errors become the reason for using
+  // bounce buffers. `cufile_path` is tried if the loader does not find cuFile.
   static Result<std::shared_ptr<Gpu>> Open(GpuMode mode, const std::string& cufile_path);
 
   GpuFacts facts() const;
-  // Mode kCufile: whole blocks go by nothing else.
+  // True in mode kCufile: whole blocks are transferred by cuFile only.
   bool forces_cufile() const { return forced_; }
 
-  // The memory of an operation on an opened file. `leased`: the operation goes by a lease, perhaps on a target that is
-  // opened later. EINVAL for memory that is no GPU's, EOPNOTSUPP for a file that mode kCufile cannot use.
+  // Creates the memory of an operation on an open file. `leased`: the operation uses a lease, perhaps on a target that
+  // is opened later. EINVAL for memory that does not belong to a GPU, EOPNOTSUPP for a file that mode kCufile cannot
+  // use.
   Result<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset, bool leased)
       EXCLUDES(mutex_);
-  // Copies memory of a GPU to the host, and waits for it.
+  // Copies GPU memory to host memory and waits for the copy.
   Result<void> CopyOut(const MemoryView& memory, std::span<std::byte> host) EXCLUDES(mutex_);
 
-  // Readies memory for transfers until it is unpinned. EEXIST when it is pinned, by its address, already.
+  // Prepares memory for transfers until it is unpinned. EEXIST if memory at this address is pinned already.
   Result<void> Pin(const MemoryView& memory) EXCLUDES(mutex_);
-  // False when nothing is pinned at that address. Operations under way keep it until they are done.
+  // Returns false if nothing is pinned at that address. Operations under way keep the pin until they are done.
   bool Unpin(uint64_t address) EXCLUDES(mutex_);
   bool IsPinned(uint64_t address, uint64_t size) const EXCLUDES(mutex_);
 
  private:
   struct Pinned {
     uint64_t size = 0;
-    std::shared_ptr<const Cufile::Pin> pin;  // null with bounce buffers, which need nothing
+    std::shared_ptr<const Cufile::Pin> pin;  // null for bounce buffers, which need no pin
   };
 
   Gpu() = default;
@@ -103,8 +105,8 @@ class Gpu {
 
   std::shared_ptr<const Cuda> cuda_;
   std::shared_ptr<const Cufile> cufile_;  // null: bounce buffers
-  bool forced_ = false;                   // cuFile wherever it can be had at all
-  GpuFacts facts_;                        // but for the traffic
+  bool forced_ = false;                   // mode kCufile
+  GpuFacts facts_;                        // without the traffic
   const std::shared_ptr<GpuTraffic> traffic_ = std::make_shared<GpuTraffic>();
 
   mutable Mutex mutex_;

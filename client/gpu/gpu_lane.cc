@@ -11,7 +11,7 @@
 namespace weightfs::client {
 namespace {
 
-// All memory of an operation that reaches this lane was admitted by a Gpu.
+// Safe, because all memory that reaches this lane was admitted by a Gpu.
 const GpuMemory& OnGpu(const DeviceMemory& memory) { return static_cast<const GpuMemory&>(memory); }
 
 std::optional<Error> ErrorOf(const Result<void>& outcome) {
@@ -86,7 +86,7 @@ Result<void> GpuLane::MakeBounces(const GpuMemory& memory) {
   auto made =
       BufferPool::Create({.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers of GPUs"});
   if (!made.has_value()) return Error{ErrorCode::kNoMemory, made.error().what};
-  // All lie in one arena: taken together they tell where it is.
+  // All buffers are in one arena, so together they give its address range.
   std::vector<Buffer> all(options_.bounces);
   for (Buffer& buffer : all) buffer = (*made)->TryAllocate();
   std::byte* first = all.front().data();
@@ -113,7 +113,7 @@ Result<CopyQueue*> GpuLane::QueueOf(const DeviceMemory& memory) {
 
 Result<void> GpuLane::CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) {
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(memory));
-  // One copy serves both directions; this one only reads `host`.
+  // One copy function serves both directions; in this one it only reads `host`.
   const std::span<std::byte> bytes(const_cast<std::byte*>(host.data()), host.size());
   return queue->Run({.to_device = true, .address = OnGpu(memory).address() + at, .host = bytes});
 }

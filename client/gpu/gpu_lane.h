@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The DeviceLane of CUDA and cuFile.
+// The DeviceLane for CUDA and cuFile.
 #pragma once
 
 #include <chrono>
@@ -39,9 +39,9 @@ class GpuLane final : public DeviceLane {
 
   const DeviceMemory::LaneOptions options_;
   std::deque<Ended> ended_;
-  std::unique_ptr<BufferPool> bounces_;             // made when the first is asked for
-  std::optional<PageLock> lock_;                    // of all of them; goes before they do
-  std::vector<std::unique_ptr<CopyQueue>> queues_;  // one for each GPU
+  std::unique_ptr<BufferPool> bounces_;             // allocated on first use
+  std::optional<PageLock> lock_;                    // page-locks all bounce buffers; destroyed before them
+  std::vector<std::unique_ptr<CopyQueue>> queues_;  // one per GPU
   std::unique_ptr<CufileThreads> threads_;
 };
 

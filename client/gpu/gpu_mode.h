@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a handle reaches the memory of GPUs: the mode that a program asks for, and the mode that it gets.
+// How a handle accesses GPU memory: the mode that a program requests, and the mode in use.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,22 @@
 namespace weightfs::client {
 
 enum class GpuMode : unsigned char {
-  kOnDemand,  // as kBounce, but a GPU is looked for only when the first tensor of one comes
-  kAuto,      // cuFile where it spares the host's memory, bounce buffers where it would not
-  kCufile,    // cuFile, in its compatibility mode too
-  kBounce,    // page-locked bounce buffers of our own, copied while other transfers are under way
+  kOnDemand,  // like kBounce, but GPUs are not initialized before the first GPU tensor is used
+  kAuto,      // cuFile if it avoids a copy in host memory; otherwise bounce buffers
+  kCufile,    // cuFile, even in its compatibility mode
+  kBounce,    // our own page-locked bounce buffers, copied concurrently with other transfers
 };
 
 struct GpuFacts {
   int count = 0;
-  std::string name;           // of the first
-  std::string cuda;           // what the driver supports: "13.0"
-  std::string cufile;         // its version; empty: it was not looked for, or is not there
-  GpuMode mode;               // what runs: kCufile or kBounce
-  std::string why;            // and why
-  uint64_t cufile_bytes = 0;  // transferred so far by cuFile,
-  uint64_t bounce_bytes = 0;  // and through bounce buffers: parts of blocks in mode kCufile, too
+  std::string name;           // of the first GPU
+  std::string cuda;           // CUDA version that the driver supports: "13.0"
+  std::string cufile;         // version of cuFile; empty: not loaded, or not found
+  GpuMode mode;               // the mode in use: kCufile or kBounce
+  std::string why;            // the reason for the mode
+  uint64_t cufile_bytes = 0;  // bytes transferred so far by cuFile
+  uint64_t bounce_bytes = 0;  // bytes transferred so far through bounce buffers; includes partial blocks in mode
+                              // kCufile
 };
 
 }  // namespace weightfs::client

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library of NVIDIA's that is looked for while the program runs: none of them is there when weightfs is built.
+// Loads NVIDIA's libraries at run time, because weightfs is built without them.
 #pragma once
 
 #include <span>
@@ -9,19 +9,20 @@
 
 namespace weightfs::client {
 
-// A value. The library stays in the process once it is found: other parts of the program may use it too.
+// A value type. A loaded library stays in the process, because other parts of the program may use it too.
 class SharedLibrary {
  public:
-  // The first of `names` that the loader finds, by path or by name. ENOENT with the loader's reason for the first.
+  // Loads the first of `names` that the loader finds, by path or by name. ENOENT with the loader's reason for the first
+  // name.
   static Result<SharedLibrary> Open(std::span<const std::string> names);
 
-  // Sets *function to what the library calls `name`; false, and null, when it has no such function.
+  // Sets *function to the library's function of that name. If there is none, sets it to null and returns false.
   template <typename Function>
   bool Find(const char* name, Function** function) const {
     *function = reinterpret_cast<Function*>(Symbol(name));
     return *function != nullptr;
   }
-  // The name under which it was found.
+  // The name under which the library was found.
   const std::string& name() const { return name_; }
 
  private:

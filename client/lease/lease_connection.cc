@@ -17,7 +17,7 @@
 namespace weightfs::client {
 namespace {
 
-// An error of the channel as one of the library.
+// Converts an error of the channel to one of the library.
 Error Convert(Error error) {
   if (error.code == ErrorCode::kShutdown) return {ErrorCode{EPIPE}, "the mount went away: " + error.what};
   if (error.code == ErrorCode{ECONNREFUSED}) {
@@ -26,8 +26,8 @@ Error Convert(Error error) {
   return error;
 }
 
-// Any process may listen at a name of the abstract namespace that is free, as the mount's is once it has ended, and in
-// every other network namespace. Only the kernel says who it is.
+// Any process may listen at an unused name of the abstract namespace. The mount's name is unused once the mount has
+// ended, and in every other network namespace. So the kernel is asked for the user of the peer.
 Result<void> CheckServer(int socket, int descriptor) {
   ASSIGN_OR_RETURN(const uid_t user, MountUser(descriptor));
   ucred peer{};
@@ -81,7 +81,7 @@ Result<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnect
   if (!connections->Begin()) {
     return Error{ErrorCode::kAgain, fmt::format("no lease: the handle has {} under way", LeaseConnections::kMost)};
   }
-  // From here on its destructor keeps the count.
+  // From here on the destructor of Lease maintains the count.
   std::unique_ptr<Lease> lease(new Lease(connections, ticket.socket, connections->Take(ticket.socket)));
   if (!lease->connection_) {
     auto made = lease::Connect(ticket.socket);
@@ -93,7 +93,7 @@ Result<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnect
 }
 
 Lease::~Lease() {
-  // Without an answer the end of the connection does it.
+  // If the release gets no answer, closing the connection ends the lease.
   if (held_ && connection_ && !Call(lease::Kind::kRelease, {}).has_value()) connection_ = {};
   if (connection_) connections_->GiveBack(socket_, std::move(connection_));
   connections_->End();
@@ -113,7 +113,7 @@ Result<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<ui
                    fmt::format("an answer of kind {} to a request of kind {}", answer->header.kind, header.kind)};
   }
   if (!answer.has_value()) {
-    // The mount may hold a lease or not. It gives the lease up when it finds the connection closed.
+    // The mount may or may not hold a lease. It releases the lease when it finds the connection closed.
     connection_ = {};
     return Convert(answer.error());
   }
@@ -147,7 +147,7 @@ UniqueFd LeaseConnections::Take(const std::string& socket) {
     if (idle_[i - 1].first != socket) continue;
     UniqueFd connection = std::move(idle_[i - 1].second);
     idle_.erase(idle_.begin() + static_cast<long>(i - 1));
-    // Nothing is expected here: what is to be read is its end.
+    // An idle connection receives no messages, so readable means closed.
     pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
     if (poll(&state, 1, 0) == 0) return connection;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a program asks a mount for leases (lease/protocol.h): tickets, connections, requests.
+// How a program requests leases from a mount (lease/protocol.h): tickets, connections, requests.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +20,24 @@ namespace weightfs::client {
 // The proof that the mount of an open file asks for.
 struct LeaseTicket {
   lease::Token token{};
-  std::string socket;  // its name in the abstract namespace
+  std::string socket;  // name in the abstract namespace
 };
 
-// ENOTTY: not on a weightfs mount, or on an older one. EPERM, EOPNOTSUPP: the mount's option direct= says no.
+// ENOTTY: not a weightfs mount, or an older version. EPERM, EOPNOTSUPP: refused by the mount's option direct=.
 Result<LeaseTicket> AskForTicket(int descriptor);
 
-// EFBIG for a request's body that the process may not write: a large one travels in a file of the kernel's memory.
+// EFBIG if RLIMIT_FSIZE does not allow a request body of this size: a large body is written to a memfd.
 Result<void> CheckBody(uint64_t size);
 
 class LeaseConnections;
 
-// A connection to a mount, and the lease that it carries. The lease ends with it. Externally synchronised.
+// A connection to a mount, and the lease that it carries. The lease ends with the connection. Externally synchronized.
 class Lease {
  public:
-  // Takes a connection of `connections`, or makes one, to the mount of the open file that the ticket is for. It carries
-  // no lease yet. ECONNREFUSED: nobody listens (another network namespace, or the mount is gone). EACCES: the process
-  // that listens is not of the user who serves the mount, or that user is unknown; nothing was sent. EAGAIN: the handle
-  // has kMost under way.
+  // Takes an idle connection from `connections`, or opens a new one, to the mount that the ticket and the open file
+  // belong to. It carries no lease yet. Errors: ECONNREFUSED if no process listens (another network namespace, or the
+  // mount is gone); EACCES if the listening process does not belong to the user who serves the mount, or if that user
+  // is unknown, and then nothing was sent; EAGAIN if the handle already has kMost leases.
   static Result<std::unique_ptr<Lease>> Connect(const std::shared_ptr<LeaseConnections>& connections,
                                                 const LeaseTicket& ticket, int descriptor);
   ~Lease();
@@ -45,8 +45,8 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
   using Body = std::span<const std::span<const std::byte>>;
-  // Sends a request and waits for its answer. What the mount refuses is an error with its errno and its words; a mount
-  // that went away is EPIPE. Of a refused kCommitMany `failed` is the entry that caused it, where one did.
+  // Sends a request and waits for the answer. If the mount refuses the request, returns the mount's errno and text;
+  // EPIPE if the mount went away. If a kCommitMany is refused because of one entry, `failed` is set to its index.
   Result<lease::Message> Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed = nullptr);
 
  private:
@@ -55,15 +55,15 @@ class Lease {
 
   const std::shared_ptr<LeaseConnections> connections_;
   const std::string socket_;
-  UniqueFd connection_;  // none after a failure of its own
-  bool held_ = false;    // a lease, on the mount's side
+  UniqueFd connection_;  // closed after a failed call
+  bool held_ = false;    // the mount holds a lease for this connection
 };
 
-// The connections of a handle that carry no lease now. Thread-safe. A child that a process forks has copies of the
-// sockets, so a lease also ends only when it has closed them or ended.
+// The connections of a handle that carry no lease at the moment. Thread-safe. A forked child inherits copies of the
+// sockets, so a lease does not end before the child has closed them or exited.
 class LeaseConnections {
  public:
-  // Leases at once: each takes several descriptors, of which a process has 1,024 by default.
+  // Maximum number of concurrent leases. Each takes several descriptors, of which a process has 1,024 by default.
   static constexpr size_t kMost = 128;
 
  private:
@@ -72,13 +72,13 @@ class LeaseConnections {
 
   bool Begin() EXCLUDES(mutex_);
   void End() EXCLUDES(mutex_);
-  // One whose other end is still there; none.
+  // Returns a connection whose other end is still open, or none.
   UniqueFd Take(const std::string& socket) EXCLUDES(mutex_);
   void GiveBack(std::string socket, UniqueFd connection) EXCLUDES(mutex_);
 
   Mutex mutex_;
   size_t in_use_ GUARDED_BY(mutex_) = 0;
-  std::vector<std::pair<std::string, UniqueFd>> idle_ GUARDED_BY(mutex_);  // the last used one last
+  std::vector<std::pair<std::string, UniqueFd>> idle_ GUARDED_BY(mutex_);  // most recently used last
 };
 
 }  // namespace weightfs::client

@@ -19,7 +19,7 @@ using Direction = Operation::Direction;
 class LeasedFile : public LeasedTarget {
  public:
   explicit LeasedFile(const FileTarget::Options& options) : options_(options) {}
-  ~LeasedFile() override = default;  // the lease ends, and the file takes back what was begun
+  ~LeasedFile() override = default;  // ends the lease; the file rolls back an unfinished write
 
   Result<void> Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections);
   void Adopt(std::unique_ptr<Target> file) { file_ = std::move(file); }
@@ -58,7 +58,7 @@ Result<void> LeasedFile::BeginRead() {
   lease::ReadAnswer answer;
   std::vector<lease::Extent> extents;
   if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
-  // It has become shorter since it was opened.
+  // The file has been truncated since it was opened.
   if (answer.file_size < end())
     return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
   const uint64_t first = options_.offset / kBlockSize;
@@ -91,8 +91,8 @@ Result<void> LeasedFile::Finish(bool success) {
   Result<void> committed;
   if (success && writes()) committed = Commit();
   lease_.reset();
-  blocks_ = {};  // The devices' descriptors do not stay with a future that is kept.
-  // Also a commit's durability: its fsync covers names, edges and the lease's blocks at once.
+  blocks_ = {};  // An operation that the caller keeps must not keep the devices' descriptors.
+  // Also makes the commit durable: its fsync covers names, edges and the lease's blocks at once.
   auto finished = file_->Finish(success && committed.has_value());
   return committed.has_value() ? finished : committed;
 }
@@ -107,7 +107,8 @@ Result<void> LeasedFile::Commit() {
   const auto checksums = lease::Bytes(std::span<const uint32_t>(blocks_.checksums(), blocks_.count()));
   auto answer = lease_->Call(lease::Kind::kCommit, std::array{lease::BytesOf(request), checksums});
   if (answer.has_value()) {
-    // The kernel learns of a new size when it is asked for; an O_APPEND write of others goes to the end it knows.
+    // The kernel learns of a new size only when it is asked; until then an O_APPEND write of another program would go
+    // to the old end.
     if (auto size = file_->Size(); !size.has_value()) return std::move(size).error();
     return {};
   }

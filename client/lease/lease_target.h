@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Target on a file of a weightfs mount whose bytes go straight between memory and the devices of the store, by a
-// lease of its blocks (lease/protocol.h). Its name, its size and its durability stay the business of the mount.
+// A Target on a file of a weightfs mount. Its bytes are transferred directly between memory and the devices of the
+// store, through a lease of its blocks (lease/protocol.h). The mount still handles its name, its size and its
+// durability.
 //
-// A read sees the file as it is when the lease begins. A write becomes visible as a whole when it is committed; what of
-// it fills no block at its ends goes through the mount, unless the whole file is written.
+// A read sees the file as of the start of the lease. A write becomes visible as a whole when it is committed. Partial
+// blocks at the ends of a write go through the mount, unless the whole file is written.
 #pragma once
 
 #include <memory>
@@ -16,8 +17,8 @@ namespace weightfs::client {
 
 class LeaseTarget {
  public:
-  // Takes over the `file` that was opened with these options, or leaves it as it is with an error, which says why there
-  // is no lease.
+  // Takes ownership of `file`, which was opened with these options. If there is no lease, returns an error with the
+  // reason and leaves `file` unchanged.
   static Result<std::unique_ptr<Target>> Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
                                               const std::shared_ptr<LeaseConnections>& connections);
 };

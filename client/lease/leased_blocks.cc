@@ -20,7 +20,7 @@
 namespace weightfs::client {
 namespace {
 
-constexpr size_t kCheckedAtOnce = 256;  // blocks; their checksums are on the stack
+constexpr size_t kCheckedAtOnce = 256;  // blocks whose checksums are on the stack
 
 std::string NameOf(int descriptor) {
   std::array<char, PATH_MAX> name;
@@ -48,7 +48,7 @@ void LeasedBlocks::Adopt(std::vector<UniqueFd> devices) {
 
 Result<void> LeasedBlocks::AddOne(uint64_t block, const lease::Extent& extent) {
   const auto& [file_block, count, device_block, device, reserved] = extent;
-  constexpr uint64_t kBlocks = UINT64_MAX / kBlockSize;  // no number of bytes overflows
+  constexpr uint64_t kBlocks = UINT64_MAX / kBlockSize;  // so that byte counts do not overflow
   const uint64_t last = runs_.empty() ? first_ : runs_.back().block + runs_.back().count;
   if (device >= devices_.size() || count == 0 || block < last || count > count_ || block - first_ > count_ - count ||
       count > kBlocks || device_block > kBlocks - count) {
@@ -87,7 +87,7 @@ Result<void> LeasedBlocks::CheckWritable() const {
   return {};
 }
 
-// The run that holds the block, or else the first one behind it.
+// Returns the run that contains the block, or the first one behind it.
 const LeasedBlocks::Run* LeasedBlocks::Find(uint64_t block) const {
   const auto at = std::partition_point(runs_.begin(), runs_.end(),
                                        [block](const Run& run) { return run.block + run.count <= block; });

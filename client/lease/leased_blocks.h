@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The locations and checksums of the blocks of a lease, and the common part of all targets over a lease.
+// The locations and checksums of the blocks of a lease, and the base class of all targets that use a lease.
 #pragma once
 
 #include <cstdint>
@@ -17,37 +17,37 @@
 
 namespace weightfs::client {
 
-// Blocks are numbered as their operation does: those of a file, or of many files one behind the other. After the last
-// Add everything may be called from any thread.
+// Blocks are numbered as in their operation: the blocks of one file, or of many files in sequence. Thread-safe after
+// the last call to Add.
 class LeasedBlocks {
  public:
-  // Room for the checksums of [first, first + count). ENOMEM.
+  // Allocates the checksums of [first, first + count). ENOMEM.
   Result<void> Reset(uint64_t first, uint64_t count);
-  // The descriptors that the extents of a message are about.
+  // Takes the descriptors that the extents of a message refer to.
   void Adopt(std::vector<UniqueFd> devices);
-  // The extents of a message, whose blocks are counted from `first`, in the order of the operation. EPROTO for extents
-  // that no correct mount sends.
+  // Adds the extents of a message, in the order of the operation; their block numbers are relative to `first`. EPROTO
+  // for extents that no correct mount sends.
   Result<void> Add(std::span<const lease::Extent> extents, uint64_t first);
 
-  // EFBIG where the kernel would refuse to write them, for it compares places in a pool file with the limit of the
-  // process (RLIMIT_FSIZE) as if they were the file's own.
+  // EFBIG if the kernel would refuse to write the blocks: it compares offsets in a pool file with the process's
+  // RLIMIT_FSIZE as if they were offsets in the file itself.
   Result<void> CheckWritable() const;
 
   uint64_t first() const { return first_; }
   uint64_t count() const { return count_; }
-  // Of block first() + i.
+  // Element i belongs to block first() + i.
   uint32_t* checksums() const { return checksums_.get(); }
 
-  // As Target has them.
+  // Same as in Target.
   Target::Run Locate(uint64_t offset, uint64_t length) const;
   DirectAlignment alignment() const { return alignment_; }
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const;
 
   struct Damage {
-    uint64_t block = 0;     // of the operation
+    uint64_t block = 0;     // block number in the operation
     std::string what = {};  // "its checksum is ..., at byte ... of DEVICE"
   };
-  // The first block at or behind the start of `blocks` whose checksum is another than it should be.
+  // The first block, at or behind the start of `blocks`, whose checksum does not match.
   std::optional<Damage> FindDamage(uint64_t offset, std::span<const std::byte> blocks) const;
 
  private:
@@ -57,7 +57,7 @@ class LeasedBlocks {
     uint64_t device_block;
     uint32_t device;
   };
-  // An extent that continues the last one becomes part of it.
+  // Merges an extent that continues the previous one.
   Result<void> AddOne(uint64_t block, const lease::Extent& extent);
   const Run* Find(uint64_t block) const;
 
@@ -69,7 +69,7 @@ class LeasedBlocks {
   std::vector<Run> runs_;
 };
 
-// The common part of all targets over a lease.
+// The base class of all targets that use a lease.
 class LeasedTarget : public Target {
  public:
   Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
@@ -80,7 +80,7 @@ class LeasedTarget : public Target {
   }
 
  protected:
-  // The mount's answer to a reservation of [first, first + count).
+  // Takes the mount's answer to a reservation of [first, first + count).
   Result<void> TakeReservation(lease::Message message, uint64_t first, uint64_t count);
 
   std::unique_ptr<Lease> lease_;
@@ -89,7 +89,7 @@ class LeasedTarget : public Target {
 
 // EPROTO for an answer that no correct mount sends.
 Error MalformedAnswer();
-// EIO for a block whose checksum is another: which file, where, and what can be done.
+// EIO for a checksum mismatch: names the file and the offset, and says what can be done.
 Error DamagedRead(const std::string& path, uint64_t offset, const std::string& what);
 
 }  // namespace weightfs::client

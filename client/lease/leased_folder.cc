@@ -21,14 +21,14 @@ namespace {
 
 uint64_t BlocksOf(uint64_t bytes) { return RoundUp(bytes, kBlockSize) / kBlockSize; }
 
-// The common part of the targets for both directions.
+// The base class of the targets for both directions.
 class LeasedFiles : public LeasedTarget {
  public:
   explicit LeasedFiles(std::shared_ptr<const LeasedFolder> folder) : folder_(std::move(folder)) {}
 
   const std::string& path() const override { return folder_->path(); }
   int Buffered(int* error_number) const override {
-    *error_number = EOPNOTSUPP;  // no one file has these bytes
+    *error_number = EOPNOTSUPP;  // there is no single file
     return -1;
   }
   Result<uint64_t> Size() const override { return blocks_.count() * kBlockSize; }
@@ -51,7 +51,7 @@ class SavedFiles : public LeasedFiles {
 
   const LeasedFolder::SaveOptions options_;
   std::vector<lease::FileEntry> entries_;
-  std::vector<std::byte> names_;  // each with its NUL
+  std::vector<std::byte> names_;  // NUL-terminated
 };
 
 Result<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::unique_ptr<Lease> lease) {
@@ -65,9 +65,9 @@ Result<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::un
     names_.insert(names_.end(), bytes.begin(), bytes.end());
     blocks += BlocksOf(memory.size());
   }
-  // The size of the commit request is known now. A refusal at the commit would be too late for a fallback.
+  // The size of the commit request is known now. A refusal at commit time would be too late for a fallback.
   RETURN_IF_ERROR(CheckBody(lease::CommitManyBody(entries_.size(), names_.size(), blocks)));
-  // A reservation has one block at least.
+  // A reservation has at least one block.
   const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
   auto reserved = lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)});
   if (!reserved.has_value()) return NotReserved(std::move(reserved).error(), request.blocks);
@@ -131,15 +131,15 @@ class LoadedFiles : public LeasedFiles {
   }
 
  private:
-  // A file as the mount's answer has it.
+  // A file as described by the mount's answer.
   struct Found {
-    size_t index = 0;  // in files_
+    size_t index = 0;  // index in files_
     std::span<const lease::Extent> extents;
-    std::span<const uint32_t> checksums;  // as many as it has blocks
+    std::span<const uint32_t> checksums;  // one per block
   };
-  // And in the operation.
+  // A file's position in the operation.
   struct Placed {
-    uint64_t begin = 0;  // block
+    uint64_t begin = 0;  // first block
     size_t index = 0;
   };
   std::string NameOf(size_t index) const { return path() + "/" + files_[index].name; }
@@ -203,7 +203,7 @@ bool LoadedFiles::IsUsable(size_t index, const lease::FileAnswer& answer) {
   return false;
 }
 
-// Files that are neighbors on a device are read together.
+// Files that are adjacent on a device are read together.
 Result<MemoryView> LoadedFiles::Place(std::vector<Found> found) {
   const auto place = [](const Found& file) {
     return file.extents.empty() ? std::pair<uint32_t, uint64_t>{}
@@ -235,7 +235,7 @@ Result<void> LoadedFiles::CheckRead(uint64_t offset, std::span<const std::byte> 
   while (const auto damage = blocks_.FindDamage(offset, blocks)) {
     const auto behind = std::partition_point(placed_.begin(), placed_.end(),
                                              [&](const Placed& file) { return file.begin <= damage->block; });
-    // Files of no bytes begin where the next one does, and come first.
+    // Empty files begin at the same block as the next file, and precede it.
     const Placed& file = *std::prev(behind);
     Error error = DamagedRead(NameOf(file.index), (damage->block - file.begin) * kBlockSize, damage->what);
     if (!last) return error;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many files of one directory of a weightfs mount as one operation, by one lease (lease/protocol.h).
+// Reads or writes many files of one directory of a weightfs mount in one operation, through one lease
+// (lease/protocol.h).
 #pragma once
 
 #include <cstdint>
@@ -18,12 +19,12 @@
 
 namespace weightfs::client {
 
-// The errors of the files of a batch, by their index in it. Thread-safe.
+// The errors of the files of a batch, by index in the batch. Thread-safe.
 class FileErrors {
  public:
-  // The first error of a file counts.
+  // Records an error. Only the first error of a file counts.
   void Add(size_t index, Error error) EXCLUDES(mutex_);
-  // Those of files from `first` on; they are forgotten here.
+  // Removes and returns the errors of files from index `first` on.
   std::map<size_t, Error> TakeFrom(size_t first) EXCLUDES(mutex_);
 
  private:
@@ -34,11 +35,11 @@ class FileErrors {
 // Immutable. Its operations keep it alive.
 class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
  public:
-  // An error says why there are no leases for it.
+  // If there are no leases for this directory, the error says why.
   static Result<std::shared_ptr<const LeasedFolder>> Open(const std::string& path,
                                                           std::shared_ptr<LeaseConnections> connections);
 
-  // One operation on all files at once, each on blocks of its own, one behind the other; from offset 0 on.
+  // One operation, from offset 0, on all files at once. Each file has its own blocks, one file after the other.
   struct Batch {
     std::unique_ptr<Target> target;
     MemoryView memory;
@@ -47,10 +48,11 @@ class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
     bool durable = false;
     uint32_t mode = 0600;
   };
-  // When the operation succeeds all of them are there, and otherwise none.
+  // If the operation succeeds, all files exist; otherwise none is created.
   Result<Batch> Save(std::span<const NamedMemory> files, const SaveOptions& options) const;
-  // In the order of the device. What is wrong with one file goes to `errors` as `first` + its index; the operation goes
-  // on. The files and their names must live until then.
+  // Reads the files in the order of their location on the device. The error of a single file goes to `errors`, at
+  // `first` plus its index, and the operation continues. `files` and their names must stay valid until the operation is
+  // done.
   Result<Batch> Load(std::span<const NamedMemory> files, size_t first, std::shared_ptr<FileErrors> errors) const;
 
   const std::string& path() const { return path_; }
@@ -64,12 +66,12 @@ class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
         connections_(std::move(connections)) {}
 
   const std::string path_;
-  const UniqueFd descriptor_;  // while it is open the ticket is good
+  const UniqueFd descriptor_;  // the ticket is valid while this is open
   const LeaseTicket ticket_;
   const std::shared_ptr<LeaseConnections> connections_;
 };
 
-// ENODATA or EINVAL: the file is not as large as the memory.
+// ENODATA or EINVAL: the size of the file differs from that of the memory.
 Error OtherSize(const std::string& path, uint64_t memory, uint64_t file);
 
 }  // namespace weightfs::client

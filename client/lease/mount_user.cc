@@ -18,10 +18,10 @@
 namespace weightfs::client {
 namespace {
 
-// What the kernel shows for users that have no id in the user namespace of a process; a real user may have it as well.
+// The kernel shows this id for users that have no id in the process's user namespace. A real user may also have it.
 constexpr uid_t kOverflowUser = 65534;
 
-// Whether each number of a user is that user here, so that none stands for others.
+// True if every user id maps to itself here, so that no id stands for another user.
 bool SeesAllUsers() {
   std::ifstream file("/proc/self/uid_map");
   uint64_t inside = 1, outside = 1, count = 0;
@@ -51,7 +51,7 @@ std::optional<uid_t> FindMountUser(std::istream& mounts, dev_t device) {
     std::string id, parent, number, field, type, source, options;
     fields >> id >> parent >> number;
     if (number != wanted) continue;
-    // Optional fields come before the hyphen; no field has a space in it.
+    // Optional fields precede the hyphen. No field contains a space.
     while (fields >> field && field != "-") {
     }
     if (!(fields >> type >> source >> options)) continue;

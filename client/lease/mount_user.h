@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The user whose process serves a FUSE mount: the one whom a program that talks to that process must find at the other
-// end. The kernel knows the user from the time of the mount; nobody can change it afterwards.
+// Finds the user whose process serves a FUSE mount. A program that connects to that process must find the same user at
+// the other end. The kernel records the user at mount time, and it cannot be changed afterwards.
 #pragma once
 
 #include <sys/types.h>
@@ -12,11 +12,12 @@
 
 namespace weightfs::client {
 
-// The user who serves the mount that an open file lies on, as this process sees user ids. EACCES where that cannot be
-// told: the mount is not among those of this process, or its user has no id here. Any thread.
+// The user who serves the mount of an open file, in this process's user namespace. EACCES if that cannot be determined:
+// this process does not see the mount, or the user has no id here. Thread-safe.
 Result<uid_t> MountUser(int descriptor);
 
-// The user_id= of the filesystem with this device number in a text of /proc/PID/mountinfo; none when it is not there.
+// The user_id= of the filesystem with this device number in the text of a /proc/PID/mountinfo; none if it is not
+// listed.
 std::optional<uid_t> FindMountUser(std::istream& mounts, dev_t device);
 
 }  // namespace weightfs::client

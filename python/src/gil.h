@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GIL, given up and taken by threads that may find the interpreter gone when they come back.
+// Releases and acquires the GIL in threads that may return after the interpreter has ended.
 //
-// Until 3.13 Python ends such a thread by pthread_exit, which unwinds its stack and may not pass a destructor; from
-// 3.14 on it stands still. Here it stands still in all versions: the process is about to end.
+// Before 3.14 Python ends such a thread by pthread_exit, whose unwinding must not pass a destructor; from 3.14 on it
+// blocks the thread forever. Here the thread blocks in all versions, because the process is about to exit.
 #pragma once
 
 #include <Python.h>
@@ -15,7 +15,7 @@ namespace weightfs::client {
   for (;;) pause();
 }
 
-// False when Python's objects must not be touched any more, by a thread that does not have the GIL.
+// Returns false if Python objects must not be accessed any more. For threads that do not hold the GIL.
 inline bool InterpreterRuns() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsInitialized() != 0 && Py_IsFinalizing() == 0;
@@ -41,7 +41,7 @@ class ReleaseGil {
   PyThreadState* const state_;
 };
 
-// Any thread; one that gave it up, too.
+// For any thread, including one that has released the GIL.
 class AcquireGil {
  public:
   AcquireGil() : state_(Take()) {}
@@ -61,7 +61,7 @@ class AcquireGil {
   const PyGILState_STATE state_;
 };
 
-// Whether a signal's handler, which runs here, raised an exception: it is set then.
+// Runs the pending signal handlers. True if one of them raised an exception, which is then set.
 inline bool SignalRaised() {
   const AcquireGil gil;
   return PyErr_CheckSignals() != 0;

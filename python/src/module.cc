@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The native part of the Python package: handles, operations and locked memory. What a tensor is, Python
-// decides; here memory is an address with a shape, on the host or on a GPU. Every call that may wait runs without
-// the GIL.
+// The native part of the Python package: handles, operations and locked memory. Python interprets tensors; here memory
+// is an address with a shape, on the host or on a GPU. Every call that may block releases the GIL.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -24,10 +23,10 @@ namespace py = pybind11;
 namespace weightfs::client {
 namespace {
 
-// Paths need not be UTF-8: Python's own way to carry such bytes in a str.
+// Paths need not be UTF-8: surrogateescape is Python's way to represent such bytes in a str.
 py::object ToStr(const std::string& text) { return py::bytes(text).attr("decode")("utf-8", "surrogateescape"); }
 
-// An OSError of the subclass that its errno has (FileNotFoundError, ...), with `offset` as an attribute.
+// Makes an OSError of the subclass for its errno (FileNotFoundError, ...), with the attribute `offset`.
 py::object MakeException(const Error& error) {
   const auto type = py::reinterpret_borrow<py::object>(PyExc_OSError);
   py::object made = error.path.empty() ? type(error.error_number(), ToStr(error.what))
@@ -51,18 +50,18 @@ void Check(Result<void> result) {
   if (!result.has_value()) Raise(result.error());
 }
 
-// A Python callable that any thread may call and drop.
+// A Python callable that any thread may call and destroy.
 class Callable {
  public:
   explicit Callable(py::object callable)
       : callable_(new py::object(std::move(callable)), [](py::object* object) {
-          // A thread that outlives the interpreter must not touch it.
+          // A thread that outlives the interpreter must not access it.
           if (!InterpreterRuns()) return;
           const AcquireGil gil;
           delete object;
         }) {}
 
-  // A text may be of bytes that are no UTF-8, as paths are.
+  // The text may contain bytes that are not UTF-8, as paths may.
   void operator()(const std::string& text) const {
     if (!InterpreterRuns()) return;
     const AcquireGil gil;
@@ -82,7 +81,7 @@ class Callable {
       (*callable_)(arguments...);
     } catch (py::error_already_set& error) {
       if (error.matches(PyExc_KeyboardInterrupt)) {
-        // Ctrl-C came while the thread that waits for the operation was in here: it ends that wait.
+        // Ctrl-C arrived while the thread that waits for the operation ran this callback: interrupt that wait.
         PyErr_SetInterrupt();
       } else if (!std::exchange(*raised_, true)) {
         error.discard_as_unraisable("a callback of weightfs");
@@ -93,7 +92,7 @@ class Callable {
   }
 
   std::shared_ptr<py::object> callable_;
-  std::shared_ptr<bool> raised_ = std::make_shared<bool>(false);  // with the GIL; the first one is printed
+  std::shared_ptr<bool> raised_ = std::make_shared<bool>(false);  // guarded by the GIL; later ones are not printed
 };
 
 Progress MakeProgress(const py::object& callable) {
@@ -102,8 +101,8 @@ Progress MakeProgress(const py::object& callable) {
   return [call = Callable(callable)](uint64_t done, uint64_t total) { call(done, total); };
 }
 
-// (address, item size, shape, strides in bytes, stream). Without strides it is one run. Memory of the host has no
-// stream, that of a GPU has CUDA's handle of one, or kNoStream.
+// (address, item size, shape, strides in bytes, stream). Without strides the memory is contiguous. The stream is empty
+// for host memory; for GPU memory it is a CUDA stream handle or kNoStream.
 using Memory =
     std::tuple<uintptr_t, size_t, std::vector<int64_t>, std::optional<std::vector<int64_t>>, std::optional<int64_t>>;
 constexpr int64_t kNoStream = -1;
@@ -157,7 +156,7 @@ Direct MakeDirect(const std::string& name) {
   throw py::value_error("direct is 'auto', 'never' or 'require'");
 }
 
-// The class of Python. The GIL guards it: close() may come while other threads are in a call.
+// The class behind the Python class. Guarded by the GIL: close() may be called while other threads are in a call.
 class PyHandle {
  public:
   explicit PyHandle(const HandleOptions& options) {
@@ -169,7 +168,7 @@ class PyHandle {
   }
   ~PyHandle() { Close(); }
 
-  // The destructor of a handle waits for the kernel, and its callbacks need the GIL.
+  // The GIL is released, because the destructor of a handle waits for the kernel and its callbacks need the GIL.
   void Close() {
     auto handle = std::exchange(handle_, nullptr);
     if (handle == nullptr) return;
@@ -177,7 +176,8 @@ class PyHandle {
     handle.reset();
   }
 
-  // After Close: until no other thread is in a call. Not in a forked child, which does not have these threads.
+  // Called after Close: waits until no other thread is in a call. Not for a forked child, which does not have these
+  // threads.
   void Join() const {
     const ReleaseGil nogil;
     for (int calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
@@ -188,12 +188,12 @@ class PyHandle {
     return handle_;
   }
 
-  // Runs `call` with the handle and without the GIL. The last reference is dropped without it, too. Raises what a
-  // signal's handler raised meanwhile.
+  // Calls `call` with the handle, with the GIL released. The last reference is also dropped without the GIL. If a
+  // signal handler raised an exception meanwhile, raises that exception.
   template <typename Call>
   auto WithoutGil(Call call) const {
     auto handle = get();
-    ++calls_;  // with the GIL: Join, which comes after Close, waits for every call that has the handle
+    ++calls_;  // guarded by the GIL; Join, which runs after Close, waits for every call that holds the handle
     auto result = [&] {
       const ReleaseGil nogil;
       const EndCall end(calls_, handle);
@@ -229,7 +229,7 @@ auto WithoutGil(const PyHandle& self, Call call) {
   return self.WithoutGil(call);
 }
 
-// What is known of GPUs; None before one was looked for.
+// Facts about the GPUs; None if GPUs have not been initialized.
 py::object GpuOf(const PyHandle& self) {
   const auto facts = WithoutGil(self, [](Handle& handle) { return handle.gpu(); });
   if (!facts) return py::none();
@@ -245,7 +245,7 @@ py::object GpuOf(const PyHandle& self) {
   return answer;
 }
 
-// The name of a file, and the memory of its bytes.
+// A file name, and the memory for its content.
 using Item = std::pair<std::string, Memory>;
 
 std::vector<NamedMemory> MakeFiles(const std::vector<Item>& items) {
@@ -388,11 +388,11 @@ void BindHandle(py::module_& module) {
   BindGpu(type);
 }
 
-// Python's signal handlers run while it waits.
+// Python's signal handlers run during the wait.
 bool WaitForOperation(const Operation& self, std::optional<double> timeout_s) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kBetweenSignals = std::chrono::milliseconds(100);
-  // More than a century is for ever.
+  // More than a century counts as forever.
   const bool limited = timeout_s && *timeout_s < 4e9;
   const auto end =
       Clock::now() + std::chrono::nanoseconds(limited ? static_cast<int64_t>(std::max(*timeout_s, 0.0) * 1e9) : 0);
@@ -448,7 +448,7 @@ void BindMemory(py::module_& module) {
   module.def("is_locked", [](uintptr_t address, size_t size) {
     return IsLocked(reinterpret_cast<const void*>(address), size);  // NOLINT(performance-no-int-to-ptr)
   });
-  // The bytes themselves, to compare them; only for as long as their owner lives.
+  // Gives access to the bytes, for comparison. Valid only while their owner lives.
   module.def("view", [](uintptr_t address, size_t size) {
     if (size > INT64_MAX) throw py::value_error("a view has more bytes than memory holds");
     return py::memoryview::from_memory(reinterpret_cast<const void*>(address),  // NOLINT(performance-no-int-to-ptr)
@@ -459,8 +459,8 @@ void BindMemory(py::module_& module) {
     const ReleaseGil nogil;
     return memory != nullptr && memory->Unlock();
   });
-  // (address, item size, shape, strides or None, read-only) of an object with the buffer protocol. The caller
-  // holds a memoryview of it meanwhile.
+  // Returns (address, item size, shape, strides or None, read-only) of an object with the buffer protocol. The caller
+  // must hold a memoryview of the object meanwhile.
   module.def("describe_buffer", [](const py::buffer& buffer) {
     const py::buffer_info info = buffer.request();
     const bool contiguous = PyBuffer_IsContiguous(info.view(), 'C') != 0;

@@ -7,7 +7,7 @@
     handle.sync_pwrite(torch.randn(4096, 4096), "/mnt/tensors/w")       # DeepNVMe's methods
     future = handle.read_async(tensor, "/mnt/tensors/w")                # or futures: result(), await, cancel()
 
-weightfs.deepnvme has DeepNVMe's builders, weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
+weightfs.deepnvme has DeepNVMe's builders; weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
 
 from weightfs._future import Future
 from weightfs._gds import gds_handle

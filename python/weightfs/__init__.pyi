@@ -10,14 +10,14 @@ __all__ = ["Future", "__version__", "aio_handle", "gds_handle", "is_pinned"]
 
 __version__: str
 
-# A torch tensor of the CPU or a GPU, a numpy array, an object with __cuda_array_interface__, DLPack or the buffer
-# protocol.
+# A torch tensor on the CPU or a GPU, a numpy array, or an object that supports __cuda_array_interface__, DLPack or the
+# buffer protocol.
 _Buffer = Any
 _File = str | bytes | PathLike[str] | PathLike[bytes] | int
 _Progress = Callable[[int, int], object] | None
 
 class Future:
-    # Handles make them.
+    # Created by handles only.
     def __init__(self, operation: Any, memory: Any, let_go: Callable[[], object]) -> None: ...
     @property
     def nbytes(self) -> int: ...
@@ -37,15 +37,15 @@ class aio_handle:
     def __init__(self, block_size: int = 1048576, queue_depth: int = 128, single_submit: bool = False,
                  overlap_events: bool = False, intra_op_parallelism: int | None = None, *,
                  num_threads: int | None = None, direct: Literal["auto", "never", "require"] = "auto") -> None: ...
-    # Without file_offset a write replaces the whole file; with 0, only the bytes at 0.
+    # A write without file_offset replaces the whole file. With file_offset=0 it replaces only the bytes from 0 on.
     def sync_pread(self, buffer: _Buffer, filename: _File, file_offset: int = 0) -> int: ...
     def sync_pwrite(self, buffer: _Buffer, filename: _File, file_offset: int = ...) -> int: ...
-    # Either a filename or an fd.
+    # Pass either a filename or an fd.
     def async_pread(self, buffer: _Buffer, filename: _File | None = None, file_offset: int = 0, *,
                     fd: int | None = None) -> int: ...
     def async_pwrite(self, buffer: _Buffer, filename: _File | None = None, file_offset: int = ..., *,
                      fd: int | None = None) -> int: ...
-    # The fourth argument is named `async`: by keyword only through **{"async": True}.
+    # The fourth argument is named `async`. By keyword it can be passed only as **{"async": True}.
     def pread(self, buffer: _Buffer, filename: _File, validate: bool, *arguments: Any, **keywords: Any) -> int: ...
     def pwrite(self, buffer: _Buffer, filename: _File, validate: bool, *arguments: Any, **keywords: Any) -> int: ...
     def read(self, buffer: _Buffer, filename: _File, validate: bool, file_offset: int = 0) -> int: ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the methods of a handle are given, as the native side takes it."""
+"""Converts the arguments of a handle's methods for the native module."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from weightfs._numbers import offset_in_file
 
 
 class _Whole(int):
-    """The default of `file_offset` in a write: 0 like any other 0, and still known from one that was given."""
+    """The default of `file_offset` in a write. It equals 0, but can be distinguished from an explicit 0."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class _Whole(int):
 
 
 WHOLE = _Whole(0)
-DEFAULTS = (None, False, False, False)   # of a write: progress, durable, atomic, checksum
+DEFAULTS = (None, False, False, False)   # for a write: progress, durable, atomic, checksum
 
 
 def one_of(filename, fd):
@@ -33,7 +33,7 @@ def one_of(filename, fd):
 
 
 def items_of(tensors):
-    """TypeError for what is no dict of names and tensors, nor like one."""
+    """The items of a mapping of names to tensors. TypeError for anything else."""
     if not hasattr(tensors, "items"):
         raise TypeError(f"expected a dict of names and tensors, not {type(tensors).__name__}")
     return tensors.items()
@@ -51,12 +51,13 @@ def async_and_offset(method, arguments, keywords, offset):
 
 
 def written_offset(offset):
-    """None for the native side when the caller gave none: the whole file."""
+    """The offset for the native module. None, meaning the whole file, if the caller passed no offset."""
     return None if offset is WHOLE else offset_in_file(offset)
 
 
 class _CopiedDescriptor:
-    """Of a descriptor that the caller may close at once. As an index it is the copy, as a number the caller's own."""
+    """A descriptor that the caller may close at once. operator.index() gives the copy; int() and str() give the
+    caller's number."""
 
     def __init__(self, number):
         self._number, self._copy = number, os.dup(number)
@@ -76,7 +77,7 @@ class _CopiedDescriptor:
 
 
 def to_keep(file):
-    """What leads to the file later too: a copy of a descriptor, and for a relative path where it leads now."""
+    """A file name that stays valid: a copy of a descriptor, or the absolute form of a relative path."""
     if hasattr(file, "__index__"):
         return _CopiedDescriptor(operator.index(file))
     if os.path.isabs(path := os.fsencode(file)):
@@ -104,7 +105,7 @@ def os_error(number, text, filename, memory):
 
 @functools.cache
 def find_cufile():
-    """A path of cuFile's library in the packages that bring it for torch; "" when there is none."""
+    """The path of cuFile's library in the packages that ship it for torch, or ""."""
     for folder in filter(None, sys.path):
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", "libcufile.so.0"))):
             return path

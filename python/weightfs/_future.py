@@ -10,19 +10,20 @@ from weightfs._process import check_process
 
 
 class Future:
-    """One operation under way. It has the methods of concurrent.futures.Future, and bytes; and `await` works. It is
-    none of that module's own: concurrent.futures.wait() does not take it.
+    """One asynchronous operation. It has the methods of concurrent.futures.Future, and supports `await`. It is not an
+    instance of that class: concurrent.futures.wait() does not accept it.
 
-    The memory of the tensor stays alive until the operation is done, also when `data` or set_() give the tensor other
-    memory. It must not be resized until then (resize_()), and what changes in it meanwhile may be in the file or not. A
-    GPU's tensor that is not contiguous is filled by the first of done(), wait() and result() that finds it done, on the
-    stream that is current there. Callbacks come from a thread that does I/O (or from the thread that adds one when the
-    operation is done already): they must be quick, may start operations, and may not wait for one."""
+    The memory of the tensor stays alive until the operation is done, even if the tensor is given other memory (`data`,
+    set_()). The tensor must not be resized until then (resize_()). Changes made to it during a write may or may not be
+    in the file. A GPU tensor that is not contiguous is filled by the first call of done(), wait() or result() that
+    finds the operation done, on the stream that is current in that call. Callbacks run on an I/O thread (or, if the
+    operation is already done, on the thread that adds the callback). They must be quick, may start operations, and must
+    not wait for one."""
 
     __slots__ = ("_started", "_memory", "_let_go", "_outcome", "_process", "__weakref__")
 
     def __init__(self, operation, memory, let_go):
-        """let_go() makes its handle forget what is done."""
+        """let_go() makes the handle forget operations that are done."""
         self._started, self._memory, self._let_go = operation, memory, let_go
         self._outcome, self._process = None, _process.pid
 
@@ -33,12 +34,12 @@ class Future:
 
     @property
     def nbytes(self):
-        """Bytes of the whole operation."""
+        """The number of bytes of the whole operation."""
         return self._operation.size()
 
     @property
     def bytes_done(self):
-        """Bytes transferred so far."""
+        """The number of bytes transferred so far."""
         return self._operation.transferred()
 
     def done(self):
@@ -51,12 +52,13 @@ class Future:
         return self._operation.cancelled()
 
     def cancel(self):
-        """Asks it to stop; what the kernel is doing still ends. False when it is done already. Only `cancelled()`, once
-        it is done, says whether it was stopped: the last bytes may have been on their way."""
+        """Requests cancellation; transfers in the kernel still complete. Returns False if the operation is already
+        done. Only `cancelled()`, once the operation is done, says whether it was canceled: its last bytes may have been
+        in flight."""
         return self._operation.cancel()
 
     def wait(self, timeout=None):
-        """Waits for the end, whatever it is; False when `timeout` seconds passed before."""
+        """Waits until the operation is done, with any outcome. Returns False if `timeout` seconds pass first."""
         if _native.Operation.in_callback() and not self._operation.done():
             raise RuntimeError("a callback of an operation cannot wait for an operation: it would deadlock")
         if timeout is not None and math.isnan(timeout):
@@ -64,7 +66,8 @@ class Future:
         return self._operation.wait(timeout) and self._settled()
 
     def exception(self, timeout=None):
-        """The OSError it failed with, or None. TimeoutError, and concurrent.futures.CancelledError."""
+        """The OSError that the operation failed with, or None. Raises TimeoutError and
+        concurrent.futures.CancelledError."""
         if not self.wait(timeout):
             raise TimeoutError(f"not done after {timeout} s")
         if self._operation.cancelled():
@@ -74,22 +77,23 @@ class Future:
         return self._outcome
 
     def result(self, timeout=None):
-        """The number of bytes, or the exception raised."""
+        """Returns the number of bytes, or raises the operation's exception."""
         error = self.exception(timeout)
         if error is not None:
             raise error
         return self.nbytes
 
     def add_done_callback(self, function):
-        """Calls function(future) once it is done."""
+        """Calls function(future) once the operation is done."""
         self._operation.on_done(lambda: function(self))
 
     def _settled(self):
-        """True. After a read into a GPU's tensor that is not one run of memory its bytes are put where they belong."""
+        """Returns True. After a read into a GPU tensor that is not contiguous, first scatters the bytes into the
+        tensor."""
         finish = self._memory.finish
         if finish is not None and self._operation.error() is None:
             finish()
-        # Nothing of it stays with a future that is kept.
+        # A future that is kept must not keep the memory.
         self._memory.owner = self._memory.finish = None
         self._let_go()
         return True
@@ -106,7 +110,7 @@ class Future:
             try:
                 loop.call_soon_threadsafe(wake)
             except RuntimeError:
-                pass  # the loop is closed: nobody waits any more
+                pass  # the event loop is closed, so nothing waits for this future
 
         self._operation.on_done(on_done)
         try:
@@ -132,7 +136,7 @@ class Future:
 
 
 def with_label(error, memory):
-    """Adds what the memory was to an OSError of the native side."""
+    """Adds a description of the memory to an OSError of the native module."""
     if error is not None:
         error.shape = tuple(memory.shape)
         error.strerror = f"{error.strerror} ({memory.label})"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle for tensors of a GPU: cuFile (GPUDirect Storage), or page-locked bounce buffers where that is no gain."""
+"""The handle for GPU tensors. It uses cuFile (GPUDirect Storage), or page-locked bounce buffers if cuFile gains
+nothing."""
 
 import contextlib
 import errno
@@ -16,22 +17,24 @@ MODES = ("auto", "cufile", "bounce")
 
 
 class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
-    """An aio_handle whose GPU tensors take the shortest way there is; CPU tensors take the way of aio_handle.
+    """An aio_handle that transfers GPU tensors by cuFile or by bounce buffers. CPU tensors are handled as by
+    aio_handle.
 
-    mode: "cufile" transfers whole blocks by cuFile, in its compatibility mode too; "bounce" through page-locked buffers
-    of weightfs, copied while other transfers are under way; "auto" (the default, or what WEIGHTFS_GDS_MODE says) takes
-    cuFile for what it reaches without the host's memory, else bounce buffers. `mode` and `mode_reason` say what runs.
-    Parts of blocks, at the ends of an operation, always take bounce buffers. So do operations on a weightfs mount that
-    go past it, for the host checks their blocks; mode "cufile" does not go past it.
+    mode: "cufile" transfers whole blocks by cuFile, even in its compatibility mode. "bounce" uses page-locked buffers
+    of weightfs, copied concurrently with other transfers. "auto" (the default, unless WEIGHTFS_GDS_MODE is set) uses
+    cuFile for files that it accesses without a copy in host memory, and bounce buffers for all others. The attributes
+    `mode` and `mode_reason` give the mode in use. Partial blocks at the ends of an operation always go through bounce
+    buffers. So do operations that bypass a weightfs mount, because the host must verify their blocks; with mode
+    "cufile" they go through the mount.
 
-    RuntimeError without a GPU; OSError when a mode that was asked for cannot be had."""
+    Raises RuntimeError without a GPU, and OSError if an explicitly requested mode is not available."""
 
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
                  intra_op_parallelism=None, *, num_threads=None, mode=None, direct="auto"):
         self._wanted = mode or os.environ.get("WEIGHTFS_GDS_MODE") or "auto"
         if self._wanted not in MODES:
             raise ValueError(f"mode is {self._wanted!r}: it must be one of {', '.join(MODES)}")
-        self._pinned = {}   # address -> what unpins it when the tensor is gone
+        self._pinned = {}   # address -> finalizer that unpins the tensor when it is gone
         super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism,
                          num_threads=num_threads, direct=direct)
         self._gpu = self._native.gpu()
@@ -47,22 +50,23 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
 
     @property
     def mode(self):
-        """What runs: "cufile" or "bounce"."""
+        """The mode in use: "cufile" or "bounce"."""
         return self._gpu["mode"]
 
     @property
     def mode_reason(self):
-        """Why that runs, in words."""
+        """The reason for the mode, as text."""
         return self._gpu["why"]
 
     @property
     def gpu_bytes(self):
-        """The bytes of GPU tensors transferred so far, by the way that they took."""
+        """The number of bytes of GPU tensors transferred so far, by mode."""
         facts = self._native.gpu()
         return {"cufile": facts["cufile_bytes"], "bounce": facts["bounce_bytes"]}
 
     def new_pinned_device_tensor(self, num_elem, example_tensor):
-        """A 1-D tensor of the example's type on its GPU (of a CPU tensor: on the current one), pinned, not filled."""
+        """Returns a pinned, uninitialized 1-D tensor of the example's type, on its GPU (for a CPU tensor: the current
+        GPU)."""
         if not hasattr(example_tensor, "new_empty"):
             raise TypeError(f"example_tensor must be a tensor, not {type(example_tensor).__name__}")
         on_cpu = getattr(getattr(example_tensor, "device", None), "type", None) == "cpu"
@@ -71,19 +75,19 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         return tensor
 
     def free_pinned_device_tensor(self, tensor):
-        """Unpins it; False when it is not pinned. The memory itself goes with the last tensor that uses it."""
+        """Unpins a tensor. Returns False if it is not pinned. The memory is freed with the last tensor that uses it."""
         return self.unpin_device_tensor(tensor)
 
     def pin_device_tensor(self, tensor):
-        """Readies a contiguous tensor of a GPU for transfers of this handle, until it is unpinned or gone. False, with
-        the reason in last_error, when that is not possible."""
+        """Prepares a contiguous GPU tensor for transfers of this handle, until it is unpinned or freed. If that is not
+        possible, returns False and sets last_error."""
         with self._reporting():
             self._pin(tensor)
             return True
         return False
 
     def unpin_device_tensor(self, tensor):
-        """False when it is not pinned."""
+        """Unpins a tensor. Returns False if it is not pinned."""
         address = self._device_memory(tensor).address
         unpin = self._pinned.pop(address, None)
         if unpin is not None:
@@ -91,7 +95,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         return self._native.unpin(address)
 
     def is_pinned(self, buffer):
-        """Of a CPU tensor as aio_handle says; whether this handle pinned a GPU's (a view, too)."""
+        """For a CPU tensor, as in aio_handle. For a GPU tensor or view: True if this handle pinned it."""
         memory = describe(buffer)
         if memory.on_device:
             return self._native.is_device_pinned(memory.arguments)
@@ -120,7 +124,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
 
 
 def _forget(handle, address):
-    """The tensor is gone. A handle that is closed has unpinned it."""
+    """Unpins the memory of a tensor that is gone. A closed handle has already unpinned it."""
     handle = handle()
     if handle is not None and handle._pinned.pop(address, None) is not None:
         with contextlib.suppress(ValueError, PermissionError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle: DeepNVMe's methods, and the newer ones with futures, exceptions and durability."""
+"""The handle, with DeepNVMe's methods, and methods with futures, exceptions and durability."""
 
 import atexit
 import contextlib
@@ -28,8 +28,8 @@ _MOST_BLOCK_SIZE, _MOST_QUEUE_DEPTH, _MOST_PARALLELISM = 1 << 40, 1 << 16, 1 << 
 
 @atexit.register
 def _close_all():
-    # Before the interpreter goes: the threads of a handle may still want to call back, and those of the program that
-    # are in a call to come back.
+    # Runs before the interpreter ends, because the threads of a handle may still call back, and program threads in a
+    # call must still return.
     for handle in list(_handles):
         handle.close()
         if _process.pid == handle._process:
@@ -37,35 +37,35 @@ def _close_all():
 
 
 class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
-    """Reads and writes tensors between memory and files, at the speed of the device. Tensors of a GPU pass through
-    page-locked buffers, which are copied while other transfers are under way; gds_handle may spare that.
+    """Reads and writes tensors between memory and files, at the speed of the device. GPU tensors pass through
+    page-locked buffers, which are copied concurrently with other transfers; gds_handle may avoid that copy.
 
-    block_size: bytes of one transfer. queue_depth: transfers in the kernel at once, for each slice. single_submit:
-    each in a system call of its own. overlap_events: refill after each completion, else in batches of queue_depth.
-    intra_op_parallelism (or num_threads): slices that an operation is cut into, each with its thread.
-    direct: on a weightfs mount, "auto" moves the bytes of operations of at least 4 MiB straight between memory and the
-    devices of the store, past the mount, where the mount allows it; "never" does not, "require" does so with operations
-    of every size, and raises an error where it cannot be. One operation has a lease of 512 GiB at most.
-    direct_operations counts those that went so.
+    block_size: bytes per transfer. queue_depth: maximum number of transfers in the kernel, per slice. single_submit:
+    submit each transfer in a system call of its own. overlap_events: refill the queue after each completion; if false,
+    submit in batches of queue_depth. intra_op_parallelism (or num_threads): number of slices per operation, each with
+    its own thread. direct: on a weightfs mount, "auto" transfers operations of at least 4 MiB directly between memory
+    and the devices of the store, bypassing the mount, if the mount allows it. "never" disables this. "require" bypasses
+    the mount for operations of every size and raises an error if that is not possible. An operation can lease at most
+    512 GiB. direct_operations counts the operations that bypassed the mount.
 
-    DeepNVMe's methods (sync_*, async_*, pread, pwrite, read, write) return numbers: -1 says that something failed, and
-    the reason goes to the logger "weightfs" and to last_error. wait() raises, for a lost write must not go unnoticed.
-    The newer ones (read_async, write_async, read_into, write_from, save_many, load_many) raise, or carry the exception
-    in their future.
+    DeepNVMe's methods (sync_*, async_*, pread, pwrite, read, write) return numbers. -1 means failure; the reason goes
+    to the logger "weightfs" and to last_error. wait() raises, because a lost write must not go unnoticed. The other
+    methods (read_async, write_async, read_into, write_from, save_many, load_many) raise, or set the exception in their
+    future.
 
-    A write without file_offset replaces the whole file: a longer old content is cut off once all is written. With a
-    file_offset (0, too) the bytes around stay as they are, so that the parts of a file can be written in any order, by
-    several handles. A write by descriptor never cuts anything off.
+    A write without file_offset replaces the whole file: longer old content is truncated once all data is written. A
+    write with a file_offset (even 0) keeps the surrounding bytes, so several handles can write parts of one file in any
+    order. A write to a descriptor never truncates.
 
-    Whether readers, or a killed program, ever see a part of a write: on a weightfs mount the whole file of a write that
-    goes by a lease (`direct`) changes in one commit, and so do the whole blocks of a write at an offset. Every other
-    write goes into the file piece by piece, in any order, and one that was killed leaves new pieces among old ones. A
-    whole file is replaced at once, everywhere, by write_from and write_async with atomic=True.
+    Whether readers can see a part of a write, or a killed program can leave one: on a weightfs mount, a whole-file
+    write that uses a lease (`direct`) changes the file in one commit, and so do the whole blocks of a write at an
+    offset. Every other write changes the file piece by piece, in any order, and a killed one leaves a mixture of old
+    and new pieces. write_from and write_async with atomic=True replace a whole file atomically on any filesystem.
 
-    Operations of one handle on one file or path that overlap, of which one writes, are carried out in the order of
-    their start, atomic writes too. Different handles keep no order among each other.
+    Overlapping operations of one handle on one file or path, of which at least one writes, are carried out in the order
+    of their start; this includes atomic writes. There is no order between different handles.
 
-    Any thread may use a handle, a signal's handler too. A forked child cannot use the handle of its parent."""
+    Any thread and any signal handler may use a handle. A forked child must not use its parent's handle."""
 
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
                  intra_op_parallelism=None, *, num_threads=None, direct="auto"):
@@ -85,21 +85,21 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     # --- DeepNVMe's methods ---
 
     def sync_pread(self, buffer, filename, file_offset=0):
-        """Reads; returns the operations completed, earlier asynchronous ones too, or -1."""
+        """Reads. Returns the number of completed operations, including earlier asynchronous ones, or -1."""
         return self._sync(self._read_now, buffer, filename, file_offset)
 
     def sync_pwrite(self, buffer, filename, file_offset=WHOLE):
-        """Writes; returns the operations completed, earlier asynchronous ones too, or -1."""
+        """Writes. Returns the number of completed operations, including earlier asynchronous ones, or -1."""
         return self._sync(self._write_now, buffer, filename, file_offset)
 
     def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
-        """Starts to read; 0, or -1 when nothing was started. wait() waits for it. Until then the tensor's memory has to
-        stay: it may be given other memory (`data`, set_()), and must not be resized (resize_())."""
+        """Starts a read. Returns 0, or -1 if nothing was started. wait() waits for it. Until then the tensor must not
+        be resized (resize_()), but it may be given other memory (`data`, set_())."""
         return self._async(self._start_read, buffer, one_of(filename, fd), file_offset)
 
     def async_pwrite(self, buffer, filename=None, file_offset=WHOLE, *, fd=None):
-        """Starts to write to a path or an open descriptor; 0, or -1 when nothing was started. wait() waits for it.
-        Until then as for async_pread; what changes in the tensor meanwhile may be in the file or not."""
+        """Starts a write to a path or an open descriptor. Returns 0, or -1 if nothing was started. wait() waits for it.
+        Until then the same rules apply as for async_pread; changes made to the tensor may or may not be in the file."""
         return self._async(self._start_write, buffer, one_of(filename, fd), file_offset)
 
     def pread(self, buffer, filename, validate, *arguments, **keywords):
@@ -117,7 +117,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return self._sync(self._write_now, buffer, filename, file_offset, validate)
 
     def read(self, buffer, filename, validate, file_offset=0):
-        """Reads a file that has, from file_offset on, exactly the buffer's size; 0 or -1."""
+        """Reads a file that has exactly the buffer's size from file_offset on. Returns 0 or -1."""
         memory = describe(buffer, writable=True)
         with self._reporting():
             check_process(self._process)
@@ -133,15 +133,15 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return -1
 
     def write(self, buffer, filename, validate, file_offset=WHOLE):
-        """Writes; 0 or -1."""
+        """Writes. Returns 0 or -1."""
         with self._reporting():
             self._write_now(describe(buffer), filename, file_offset, validate)
             return 0
         return -1
 
     def wait(self):
-        """Waits for all asynchronous operations; returns how many completed since the last wait. Raises the OSError of
-        the first one that failed; all of them are in its `errors`."""
+        """Waits for all asynchronous operations. Returns how many completed since the last wait. Raises the OSError of
+        the first one that failed; its attribute `errors` has all errors."""
         completed, errors = self._drain()
         if errors:
             errors[0].errors, errors[0].completed = errors, completed
@@ -149,7 +149,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return completed
 
     def new_cpu_locked_tensor(self, num_elem, example_tensor=None, *, example_tenosr=None):
-        """A 1-D tensor (an array, for an array) of the example's type in page-aligned memory that is locked in RAM."""
+        """Returns a 1-D tensor of the example's type (an array, for an array) in page-aligned, locked memory."""
         from weightfs._locked import new_like
         example = example_tensor if example_tensor is not None else example_tenosr
         if example is None:
@@ -158,13 +158,14 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return new_like(num_elem, example)
 
     def free_cpu_locked_tensor(self, tensor):
-        """Unlocks the memory of a tensor of new_cpu_locked_tensor, of whatever handle; False when it is none. The
-        memory itself goes with the last tensor that uses it."""
+        """Unlocks the memory of a tensor that any handle's new_cpu_locked_tensor made. Returns False for other tensors.
+        The memory is freed with the last tensor that uses it."""
         check_process(self._process)
         return unlock(tensor)
 
     def is_pinned(self, buffer):
-        """Whether torch pinned it, or it lies (a view, too) in locked memory of any handle of this process."""
+        """True if torch pinned the tensor, or if it is in locked memory of any handle of this process. Views count too.
+        """
         check_process(self._process)
         return is_pinned(buffer)
 
@@ -189,40 +190,40 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def get_alignment(self):
         return 512 * self._options[4]
 
-    # --- The newer ones ---
+    # --- Methods with futures and exceptions ---
 
     def read_async(self, buffer, file, file_offset=0, *, progress=None, verify=False):
-        """Starts to read from a path or descriptor and returns its Future.
+        """Starts a read from a path or descriptor and returns its Future.
 
-        progress(bytes_done, bytes_total) is called from the thread that does the I/O; the first of what it raises is
-        printed, and harms nothing. verify: EIO for bytes that are not those written. On a weightfs mount that is always
-        so; elsewhere it takes a whole file (EINVAL otherwise) that was written with `checksum` and not changed since
-        (ENODATA otherwise)."""
+        progress(bytes_done, bytes_total) is called on an I/O thread. The first exception that it raises is printed and
+        otherwise ignored. verify: EIO if the bytes differ from those that were written. A weightfs mount always
+        verifies. On other filesystems the whole file must be read (otherwise EINVAL), and it must have been written
+        with `checksum` and not changed since (otherwise ENODATA)."""
         memory = describe(buffer, writable=True)
         operation = self._start_read(memory, file, file_offset, progress=progress, verify=verify, own_errors=True)
         return Future(operation, memory, self._pending.forget_done)
 
     def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False,
                     progress=None):
-        """Starts to write and returns its Future. Without file_offset a path becomes exactly these bytes. What changes
-        in the tensor until it is done may be in the file or not.
+        """Starts a write and returns its Future. Without file_offset the file will contain exactly these bytes. Changes
+        made to the tensor before the write is done may or may not be in the file.
 
-        durable: fsync before it is done. atomic: written beside the file, then renamed over it. checksum: of a whole
-        file, checksums for `verify` are kept in its extended attribute user.weightfs.crc32c (not on a weightfs mount,
-        which has its own). progress as in read_async."""
+        durable: fsync before the write is done. atomic: write a temporary file, then rename it over the target.
+        checksum: for a whole file, store checksums for `verify` in its extended attribute user.weightfs.crc32c (not on
+        a weightfs mount, which has its own). progress: as in read_async."""
         memory = describe(buffer)
         operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress,
                                       durable, atomic, checksum, own_errors=True)
         return Future(operation, memory, self._pending.forget_done)
 
     def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):
-        """Reads as read_async does, and returns the number of bytes; raises OSError."""
+        """Reads as read_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer, writable=True)
         self._read_now(memory, file, file_offset, progress=progress, verify=verify)
         return memory.nbytes
 
     def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
-        """Writes as write_async does, and returns the number of bytes; raises OSError."""
+        """Writes as write_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer)
         self._write_now(memory, file, WHOLE if file_offset is None else file_offset, False, progress, durable, atomic,
                         checksum)
@@ -230,26 +231,26 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
     @property
     def direct_operations(self):
-        """How many operations went past a mount of weightfs by a lease; save_many and each 4,096 files of load_many are
-        one."""
+        """The number of operations that bypassed a weightfs mount by a lease. A save_many counts as one operation, and
+        so does each batch of 4,096 files of load_many."""
         return self._native.direct_operations()
 
     @property
     def last_error(self):
-        """The OSError behind the last -1, with errno, filename, offset and shape; None when there was none."""
+        """The OSError behind the last -1, with errno, filename, offset and shape, or None."""
         return self._last_error
 
     def pending(self):
-        """Asynchronous operations under way."""
+        """The number of asynchronous operations under way."""
         return self._native.pending()
 
     def close(self):
-        """Waits for what the kernel is doing, cancels the rest and gives everything back. Later calls raise
+        """Waits for the transfers in the kernel, cancels everything else and frees all resources. Later calls raise
         ValueError."""
         self._opened.close()
         if _process.pid != self._process:
-            return   # a forked child: the operations, and their locks, are its parent's
-        errors = self._pending.collect()[0]   # nobody is going to wait for them
+            return   # in a forked child: the operations and their locks belong to the parent
+        errors = self._pending.collect()[0]   # nothing will wait for them
         cancelled = [error for error in errors if error.errno == errno.ECANCELED]
         for error in errors:
             if error not in cancelled:
@@ -258,7 +259,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
             log.warning("%d operations were canceled: the handle was closed before wait()", len(cancelled))
 
     def __del__(self):
-        # What the end of the interpreter finds open has no locks that could be trusted.
+        # At interpreter exit, the locks of a handle that is still open cannot be trusted.
         if hasattr(self, "_opened") and not sys.is_finalizing():
             self.close()
 
@@ -281,7 +282,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         names = ("block_size", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in zip(names, self._options))})"
 
-    # --- How ---
+    # --- Internals ---
 
     @property
     def _native(self):
@@ -339,7 +340,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return -1
 
     def _validate(self, memory, file, offset):
-        """Compares the memory with what an ordinary read of the file gives."""
+        """Compares the memory with the result of an ordinary read of the file."""
         if memory.nbytes == 0:
             return
         if memory.strides is None and not memory.on_device:
@@ -351,7 +352,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
             else:
                 _native.copy(describe(gathered).arguments, memory.arguments)
             wanted = memoryview(gathered)
-        # A descriptor may be open for writing only, or for O_DIRECT.
+        # The descriptor may be write-only or opened with O_DIRECT, so it is reopened.
         path = f"/proc/self/fd/{operator.index(file)}" if hasattr(file, "__index__") else file
         with open(path, "rb", buffering=0) as stream:
             for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
@@ -362,7 +363,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
                                     file, memory)
 
     def _drain(self):
-        """Waits; (operations that succeeded, errors of those that did not)."""
+        """Waits. Returns (number of operations that succeeded, errors of those that failed)."""
         if _native.Operation.in_callback():
             raise OSError(errno.EDEADLK, "a callback of an operation may start others, but cannot wait for them")
         completed = self._native.wait()
@@ -379,11 +380,11 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
     @contextlib.contextmanager
     def _reporting(self):
-        """Turns an OSError into a -1 of the caller, who goes on after the block."""
+        """Suppresses an OSError in the block and reports it, so that the caller returns -1 after the block."""
         try:
             yield
         except OSError as error:
-            # last_error stays; the frames that it went through, and the tensors in them, do not.
+            # last_error must not keep the stack frames, and the tensors that they refer to.
             self._report(error.with_traceback(None))
 
     def _report(self, error):
@@ -392,7 +393,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
 
 def unlock(tensor):
-    """False when it has no locked memory that begins where it does."""
+    """Unlocks a tensor's memory. Returns False if no locked memory begins at its address."""
     with contextlib.suppress(ValueError):
         return _native.unlock(describe(tensor).address)
     return False
@@ -400,18 +401,19 @@ def unlock(tensor):
 
 def is_pinned(buffer):
     if callable(getattr(buffer, "is_pinned", None)):
-        with contextlib.suppress(RuntimeError):   # torch without a GPU has nothing that pins
+        with contextlib.suppress(RuntimeError):   # torch without a GPU cannot pin memory
             if buffer.is_pinned():
                 return True
     try:
         memory = describe(buffer)
     except ValueError:
-        return False   # it has no memory that could be
+        return False   # not a tensor with memory
     return memory.nbytes > 0 and not memory.on_device and _native.is_locked(memory.address, _span(memory))
 
 
 def _span(memory):
-    """Bytes from the first to behind the last element; for a view that is no more than the region it is cut from."""
+    """The number of bytes from the first element to the end of the last one. For a view this does not exceed the region
+    that it is part of."""
     if memory.strides is None:
         return memory.nbytes
     return sum((count - 1) * abs(step) for count, step in zip(memory.shape, memory.strides)) + memory.item_size

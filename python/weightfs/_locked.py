@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locked tensors: torch's or numpy's, over memory of the native side that lives as long as any of them."""
+"""Locked torch tensors and numpy arrays. Their native memory lives as long as any of them."""
 
 import operator
 
@@ -8,7 +8,8 @@ from weightfs._numbers import bytes_of_elements
 
 
 def new_like(num_elem, example):
-    """1-D, zeroed, page-aligned and locked, of the example's element type. OSError without the right to lock."""
+    """Returns zeroed, page-aligned, locked 1-D memory of the example's element type. OSError if locking is not
+    permitted."""
     num_elem = operator.index(num_elem)
     if num_elem < 0:
         raise ValueError(f"num_elem is {num_elem}: it cannot be negative")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thousands of tensors at once: the part of a handle that saves and loads them."""
+"""The part of a handle that saves and loads thousands of tensors at once."""
 
 import logging
 import os
@@ -16,22 +16,23 @@ class ManyFiles:
     """save_many and load_many, for a class with a native handle."""
 
     def save_many(self, tensors, directory, *, durable=True, mode=0o600, checksum=False, progress=None):
-        """Saves each tensor of a dict in the directory, in a file of its name (one component of a path), and returns
-        the number of bytes; made for thousands of small ones. Files that have these names are replaced.
+        """Saves each tensor of a dict to a file of its name in the directory, and returns the number of bytes. Intended
+        for thousands of small tensors. A name is one path component. Files of the same names are replaced.
 
-        By a lease of a weightfs mount they are saved in one commit: all are there at once, also after a crash, or none.
-        EINVAL for more than 131,072 files, or about 1 TiB of them: save those in several calls.
+        With a lease of a weightfs mount all files are saved in one commit: they appear at once or not at all, even
+        after a crash. EINVAL for more than 131,072 files or about 1 TiB of data: save those in several calls.
 
-        Where there is no lease (direct="never", no weightfs mount or its option direct= says no, tensors of a GPU, a
-        full store, more than the 512 GiB of a lease, a pool file beyond the process's RLIMIT_FSIZE) they are written
-        into a directory beside them, `.weightfs-*`, and then renamed one after the other: each is complete, and
-        another program, or a crash, may see some new and some old. All that can be known before the first rename (a
-        directory or a mount in a file's place, permissions, sticky directories) is an error that leaves everything as
-        it was. The logger "weightfs" says at INFO why there is no lease; direct="require" raises that instead.
+        Without a lease the files are written to a temporary directory `.weightfs-*` beside them and then renamed one
+        after the other. Each file is complete, but another program, or a crash, may see some new and some old files. A
+        lease is not possible with direct="never", on another filesystem, if the mount's option direct= refuses it, for
+        GPU tensors, if the store is full, for more than the 512 GiB of a lease, or if a pool file extends beyond the
+        process's RLIMIT_FSIZE. Errors that can be detected before the first rename (a directory or a mount point in
+        place of a file, permissions, sticky directories) change nothing. The logger "weightfs" reports at level INFO
+        why there is no lease; with direct="require" the call raises instead.
 
-        durable: on the device, names too, when it returns. mode: the permission bits of the files. checksum and
-        progress as in write_async."""
-        # No dict: "a" and b"a" are one name.
+        durable: data and names are on the device on return. mode: permission bits of the files. checksum and progress:
+        as in write_async."""
+        # Not a dict, because "a" and b"a" are the same name.
         named = [(os.fsencode(name), describe(tensor)) for name, tensor in items_of(tensors)]
 
         def tell(why):
@@ -44,15 +45,15 @@ class ManyFiles:
         return total
 
     def load_many(self, buffers, directory, *, verify=False, progress=None):
-        """Loads the files of a directory into the buffers of a dict by their names, and returns the number of bytes.
-        Each file must be as large as its buffer.
+        """Loads files of a directory into the buffers of a dict, by name, and returns the number of bytes. Each file
+        must be as large as its buffer.
 
-        Each tensor is whole, as its file was at one time; the set is no snapshot: while another program saves the
-        files, some may be of one save_many and some of the next. What has no lease of its own, as a symbolic link, is
-        read through the mount, unless direct="require".
+        Each tensor is a consistent snapshot of its file, but the set is not: while another program saves the files,
+        some may come from one save_many and some from the next. A file that cannot be leased, such as a symbolic link,
+        is read through the mount, unless direct="require".
 
-        Raises the OSError of the first file that could not be read; `errors` has those of all, by name, and the other
-        buffers are filled. verify and progress as in read_async."""
+        Raises the OSError of the first file that could not be read; its attribute `errors` has the errors of all files
+        by name, and the other buffers are filled. verify and progress: as in read_async."""
         named = [(os.fsencode(name), describe(buffer, writable=True)) for name, buffer in items_of(buffers)]
         total = bytes_of_all(memory for _, memory in named)
         items = [(name, memory.arguments) for name, memory in named]

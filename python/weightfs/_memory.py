@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the bytes of a tensor lie: torch tensors, numpy arrays, DLPack, every object with the buffer protocol, and in
-the memory of a GPU torch tensors and objects with __cuda_array_interface__.
+"""Finds the memory of a tensor. Supports torch tensors, numpy arrays, DLPack and every object with the buffer protocol,
+and in GPU memory torch tensors and objects with __cuda_array_interface__.
 
-torch is never imported here: a tensor is known by what it can do."""
+torch is never imported here: a tensor is recognized by its methods."""
 
 import re
 import sys
@@ -12,21 +12,21 @@ from weightfs import _native
 from weightfs._numbers import bytes_of_shape, check_extent, numbers_of
 
 
-_NO_STREAM = -1       # to the native side
-_LEGACY_STREAM = 1    # CUDA's default stream, as __cuda_array_interface__ names it
+_NO_STREAM = -1       # the native module's value
+_LEGACY_STREAM = 1    # CUDA's default stream in __cuda_array_interface__
 
 
 class Memory:
-    """The address, element size, shape and strides (in bytes; None when it is one run) of a buffer. `owner` keeps the
-    memory alive. `stream` is None for memory of the host; for that of a GPU it is the stream whose work an operation
-    comes after. `finish`, where there is one, is to be called when the memory has been read into: it may be called
-    often, by any thread."""
+    """The address, element size, shape and strides of a buffer. Strides are in bytes; None means contiguous. `owner`
+    keeps the memory alive. `stream` is None for host memory; for GPU memory it is the stream whose work must end before
+    an operation begins. `finish`, if not None, must be called after the memory has been read into; any thread may call
+    it, and repeated calls are harmless."""
 
     __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish", "nbytes")
 
     def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None, nbytes=None):
-        """ValueError for numbers that no memory has; whoever shows them is not trusted to have checked them. `nbytes`
-        is the answer of bytes_of_shape, where the caller has it."""
+        """ValueError for impossible numbers, because the object that provides them may not have checked them. `nbytes`
+        is the result of bytes_of_shape, if the caller has it."""
         self.address, self.item_size, self.shape, self.strides = address, item_size, shape, strides
         self.owner, self.label, self.stream, self.finish = owner, label, stream, finish
         self.nbytes = bytes_of_shape(label, shape, item_size) if nbytes is None else nbytes
@@ -43,7 +43,7 @@ class Memory:
 
 
 def describe(buffer, writable=False):
-    """The Memory of `buffer`. TypeError for what has none, ValueError for what cannot be used as it is."""
+    """The Memory of `buffer`. TypeError if it has no memory, ValueError if the memory is not usable."""
     if hasattr(buffer, "data_ptr") and hasattr(buffer, "is_contiguous"):
         return _of_tensor(buffer, writable)
     if hasattr(buffer, "__cuda_array_interface__"):
@@ -72,7 +72,7 @@ def _of_tensor(tensor, writable):
     if str(tensor.layout) != "torch.strided":
         raise ValueError(f"{label} has the layout {tensor.layout}: only dense tensors are supported")
     if tensor.is_conj() or tensor.is_neg():
-        # Its memory holds other numbers than the tensor shows.
+        # The memory of such a view holds other numbers than the tensor shows.
         if writable:
             raise ValueError(f"{label} is a lazily conjugated or negated view: it cannot be read into")
         tensor = tensor.resolve_conj().resolve_neg()
@@ -89,12 +89,12 @@ def _of_tensor(tensor, writable):
 
 
 def _storage_of(tensor):
-    """What keeps the memory: a tensor takes another when its `data` is set."""
+    """The storage that keeps the memory alive. A tensor gets another storage when its `data` is set."""
     return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor
 
 
 def _of_device_tensor(tensor, writable, label):
-    """What is not one run of memory is gathered by the GPU, and scattered when it has been read."""
+    """The GPU gathers memory that is not contiguous, and scatters it after a read."""
     finish, used = None, tensor
     if not tensor.is_contiguous():
         if writable and any(step == 0 and count > 1 for step, count in zip(tensor.stride(), tensor.shape)):
@@ -107,17 +107,18 @@ def _of_device_tensor(tensor, writable, label):
 
 
 class _Scatter:
-    """Copies a contiguous tensor into the one it stands for, once; on the stream that is current then."""
+    """Copies a contiguous tensor into the original one, once, on the stream that is current at that time."""
 
     def __init__(self, target, source):
-        self._lock, self._target, self._source = threading.RLock(), target, source   # R: a signal's handler calls, too
+        # RLock, because signal handlers call it too
+        self._lock, self._target, self._source = threading.RLock(), target, source
 
     def __call__(self):
         with self._lock:
             source, self._source = self._source, None
             if source is not None:
                 self._target.copy_(source)
-                # torch would give its memory to the next tensor while the copy is under way.
+                # Otherwise torch would reuse the memory for another tensor while the copy is under way.
                 source.record_stream(sys.modules["torch"].cuda.current_stream(source.device))
 
 
@@ -146,7 +147,7 @@ def _is_one_run(shape, strides, item_size):
 
 
 def _is_numpy_scalar(buffer):
-    """Whose interface shows a copy that nobody keeps. It has a buffer as well, which cannot be written."""
+    """True for a numpy scalar. Its array interface exposes a temporary copy, but it also has a read-only buffer."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(buffer, numpy.generic)
 
@@ -170,7 +171,7 @@ def _of_array(array, writable):
 
 
 def _layout_of(array, facts, what):
-    """(label, shape, type, strides or None) of an array's interface."""
+    """Returns (label, shape, type, strides or None) from an array interface."""
     kind = str(facts["typestr"])
     label = f"{what} of shape {facts['shape']!r} and {getattr(array, 'dtype', kind)}"
     shape, strides = numbers_of(label, "shape", facts["shape"]), facts.get("strides")
@@ -182,13 +183,13 @@ def _layout_of(array, facts, what):
 
 
 def _place_of(label, data):
-    """(address, whether it is read-only)"""
+    """Returns (address, whether it is read-only)."""
     address, read_only = data
     return numbers_of(label, "address", [address])[0], read_only
 
 
 def _item_size(label, kind):
-    """Of "<f4", and of "<M8[ns]"."""
+    """The item size of a type such as "<f4" or "<M8[ns]"."""
     digits = re.match(r"\d+", kind[2:])
     if digits is None:
         raise ValueError(f"{label} has elements of type {kind!r}, whose size is unknown")
@@ -200,14 +201,14 @@ def _of_view(view, buffer, writable):
     if writable and view.readonly:
         raise ValueError(f"{label} is read-only")
     address, item_size, shape, strides, _ = _native.describe_buffer(view)
-    # The memoryview stays with it: while it is there, a bytearray cannot be resized.
+    # Keeps the memoryview: while it exists, a bytearray cannot be resized.
     if view.nbytes == 0:
         return Memory(0, 1, [0], None, view, label)
     return Memory(address, item_size, list(shape), strides, view, label)
 
 
 def _of_dlpack(buffer, writable):
-    """By way of torch or numpy, whichever is there; both share the memory."""
+    """Imports the buffer by torch or numpy, whichever is loaded; both share the memory."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return describe(torch.from_dlpack(buffer), writable)

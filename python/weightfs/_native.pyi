@@ -5,10 +5,10 @@ from typing import Any
 __version__: str
 
 _File = bytes | int
-# Address, item size, shape, strides in bytes, stream (None: memory of the host; -1: a GPU's, without a stream).
+# Address, item size, shape, strides in bytes, stream (None: host memory; -1: GPU memory without a stream).
 _Memory = tuple[int, int, Sequence[int], Sequence[int] | None, int | None]
 _Progress = Callable[[int, int], object] | None
-# A name, and its memory.
+# A name and its memory.
 _Item = tuple[bytes, _Memory]
 
 class Handle:

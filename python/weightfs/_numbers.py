@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that callers give: whole, and within what the native side can hold."""
+"""Checks the numbers that callers pass: whole, and within the range of the native module."""
 
 import errno
 import math
@@ -8,12 +8,12 @@ import os
 
 _MOST_FILE_BYTES = (1 << 63) - 1
 _MOST_DESCRIPTOR = (1 << 31) - 1
-MOST_BYTES = (1 << 63) - 1   # of a tensor, and of all tensors of a call
+MOST_BYTES = (1 << 63) - 1   # per tensor, and for all tensors of a call
 _ADDRESSES = 1 << 64
 
 
 def whole(name, value, least, most):
-    """TypeError for what is no whole number, ValueError for one out of range."""
+    """TypeError for anything but a whole number, ValueError for one out of range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -24,14 +24,14 @@ def whole(name, value, least, most):
 
 
 def flag(name, value):
-    """TypeError for what is neither true nor false, as the text "false"."""
+    """TypeError for anything but a truth value, such as the string "false"."""
     if not hasattr(value, "__bool__"):
         raise TypeError(f"{name} is {value!r}: it must be True or False")
     return bool(value)
 
 
 def offset_in_file(value):
-    """OSError (EINVAL) for what is no place in a file."""
+    """OSError (EINVAL) for an invalid file offset."""
     if type(value) is int and 0 <= value <= _MOST_FILE_BYTES:
         return value
     try:
@@ -41,7 +41,7 @@ def offset_in_file(value):
 
 
 def file_name(file):
-    """A path as bytes, or a descriptor; OSError (EINVAL, EBADF) for what can be none."""
+    """Returns a path as bytes, or a descriptor. OSError (EINVAL, EBADF) for anything else."""
     if isinstance(file, str) or not hasattr(file, "__index__"):
         path = os.fsencode(file)
         if b"\0" in path:
@@ -54,7 +54,7 @@ def file_name(file):
 
 
 def numbers_of(label, name, values):
-    """A list of whole numbers out of what another library shows; ValueError for anything else."""
+    """Converts numbers from another library to a list of ints. ValueError for anything but whole numbers."""
     try:
         return [operator.index(value) for value in values]
     except TypeError:
@@ -62,7 +62,7 @@ def numbers_of(label, name, values):
 
 
 def bytes_of_shape(label, shape, item_size):
-    """ValueError for a shape that no memory can have."""
+    """The size of a shape in bytes. ValueError if no memory can have that shape."""
     if item_size < 0 or any(length < 0 for length in shape):
         raise ValueError(f"{label}: a dimension of its shape is negative")
     size = math.prod(shape) * item_size
@@ -72,8 +72,8 @@ def bytes_of_shape(label, shape, item_size):
 
 
 def check_extent(label, address, nbytes, shape, strides, item_size):
-    """ValueError where elements would lie outside of all addresses. Strides are in bytes, or None for one run of
-    memory; there is an element."""
+    """ValueError if elements would be outside the address space. Strides are in bytes; None means contiguous. There
+    must be at least one element."""
     if strides is None:
         if 0 <= address <= _ADDRESSES - nbytes:
             return
@@ -88,7 +88,7 @@ def check_extent(label, address, nbytes, shape, strides, item_size):
 
 
 def bytes_of_all(memories):
-    """ValueError where sizes that are possible one by one are not possible together."""
+    """The total size of several memories. ValueError if it exceeds what is possible."""
     size = sum(memory.nbytes for memory in memories)
     if size > MOST_BYTES:
         raise ValueError(f"the tensors would have {size} bytes together: more than any memory or file can hold")
@@ -96,7 +96,7 @@ def bytes_of_all(memories):
 
 
 def bytes_of_elements(count, item_size):
-    """OSError (ENOMEM) for more than any memory holds."""
+    """The size of `count` elements. OSError (ENOMEM) if it exceeds what any memory can hold."""
     if count * item_size > MOST_BYTES:
         raise OSError(errno.ENOMEM, f"{count} elements of {item_size} bytes are more than any memory can hold")
     return count * item_size

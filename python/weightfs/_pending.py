@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asynchronous operations of a handle, whose memory has to stay until they are done."""
+"""The asynchronous operations of a handle. Their memory must stay until they are done."""
 
 import collections
 import contextlib
@@ -10,8 +10,8 @@ from weightfs._future import with_label
 
 
 class Entry:
-    """One operation; without `operation` it is only about to start. `validation` is what the memory is compared with in
-    wait(). `own`: its future answers for it."""
+    """One operation; `operation` is None until it has started. wait() compares the memory with `validation`. `own`: the
+    operation's future reports its errors."""
 
     __slots__ = ("number", "operation", "memory", "validation", "own")
 
@@ -22,15 +22,15 @@ class Entry:
         return self.operation is not None and self.operation.done()
 
     def error(self):
-        """What wait() reports of it."""
+        """The error that wait() reports for this operation."""
         return None if self.own else with_label(self.operation.error(), self.memory)
 
 
 class Pending:
-    """Any thread may use it, and so may a signal's handler and a finalizer that find their thread in one of the methods
-    here: what is taken from the two queues is taken in one step, and by one of them."""
+    """Thread-safe. Signal handlers and finalizers may also call it, even while their thread is inside one of its
+    methods: each removal from a queue is one atomic step."""
 
-    # Entries that are looked at, and stay, for each that starts: all are seen again before twice as many have started.
+    # Number of pending entries examined per started one, so that all are examined before twice as many have started.
     _LOOKS = 2
 
     def __init__(self):
@@ -40,8 +40,8 @@ class Pending:
         self._numbers = itertools.count(1)
 
     def start(self, memory, validation, own, begin):
-        """Calls begin(), which returns the operation. The memory is here before that: no exception of a signal's
-        handler parts them."""
+        """Calls begin(), which returns the operation. The memory is registered before that, so that an exception in a
+        signal handler cannot separate the two."""
         self.forget_done()
         with self._lock:
             entry = Entry(next(self._numbers), memory, validation, own)
@@ -57,7 +57,7 @@ class Pending:
         return entry.operation
 
     def collect(self):
-        """Lets go of all that is done: (errors in the order of their start, what is to be validated)."""
+        """Releases all operations that are done. Returns (errors in the order of their start, entries to validate)."""
         with self._lock:
             done = [entry for entry in list(self._entries) if entry.done() and self._take(entry)]
             failures = []
@@ -79,7 +79,7 @@ class Pending:
         return [error for _, error in sorted(failures, key=lambda failure: failure[0])], validations
 
     def forget_done(self):
-        """Lets go of the memory of what is done and has nothing left to do with it."""
+        """Releases the memory of operations that are done and need no validation."""
         with self._lock:
             looks = self._LOOKS
             with contextlib.suppress(IndexError):
@@ -89,7 +89,7 @@ class Pending:
                         looks -= 1
 
     def _forget(self, entry):
-        """False when it has to stay."""
+        """Returns False if the entry must stay."""
         if not entry.done():
             return False
         error = entry.error()
@@ -101,7 +101,7 @@ class Pending:
         return True
 
     def _take(self, entry):
-        """False when somebody else took it."""
+        """Returns False if another thread or handler took the entry."""
         with self._lock, contextlib.suppress(ValueError):
             self._entries.remove(entry)
             return True

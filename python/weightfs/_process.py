@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A handle, and what is under way by it, belongs to the process that made it."""
+"""A handle and its operations belong to the process that created it."""
 
 import errno
 import os
 
-pid = os.getpid()   # without asking the kernel for each operation
+pid = os.getpid()   # cached, so that no operation needs a system call for it
 
 
 def _after_fork():
@@ -16,8 +16,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_process(process):
-    """PermissionError (EPERM) in another process than that: in a child it forked, whose copies of the locks of its
-    threads nobody gives back."""
+    """PermissionError (EPERM) in any other process: in a forked child, no thread would ever release the copies of the
+    locks."""
     if pid != process:
         raise PermissionError(errno.EPERM,
                               "this handle belongs to the process that forked this one; create a new handle here")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a file is saved: written beside the old one and renamed over it, or written over it where that cannot be."""
+"""Saves a file: writes a temporary file and renames it over the old one, or overwrites the old one if that is not
+possible."""
 
 import contextlib
 import errno
@@ -10,21 +11,21 @@ import stat
 from weightfs import _native
 from weightfs._stream import MODE_OF_NEW_FILES, DirectWriter, the_handle
 
-_TEMPORARY_NAME = 200   # bytes of a file's name that its temporary file's name begins with
+_TEMPORARY_NAME = 200   # bytes of the file's name that the temporary name starts with
 
 
 @contextlib.contextmanager
 def writing(path, handle, durable, atomic):
-    """A DirectWriter for the block. atomic: until the block has ended without an error the file is the old one, also
-    when the process is killed. Otherwise, and for what cannot be replaced, it has no head until then (see
-    DirectWriter), and an error leaves it empty."""
+    """Opens a DirectWriter for the block. atomic: until the block ends without an error, the old file stays in place,
+    even if the process is killed. Otherwise, and for files that cannot be replaced, the file has no head until then
+    (see DirectWriter), and an error leaves it empty."""
     path = os.fsdecode(path)
     if not path or path.endswith("/"):
         number = errno.EISDIR if path else errno.ENOENT
         raise OSError(number, os.strerror(number), path)
     with the_handle(handle) as used:
         replaced = _replaced(path) if atomic else None
-        target = replaced or os.path.realpath(path)   # now: the working directory may change
+        target = replaced or os.path.realpath(path)   # resolved now, because the working directory may change
         name = _temporary_beside(path, replaced) if replaced is not None else None
         stream = None
         try:
@@ -49,12 +50,12 @@ def writing(path, handle, durable, atomic):
 
 
 def _replaced(path):
-    """The name that a new file takes, behind all symbolic links. None for what is no regular file, and for files that
-    cannot be replaced where they lie. The error of open(2) for a file that may not be written."""
+    """The name of the new file, with all symbolic links resolved. None for anything but a regular file, and for files
+    that cannot be replaced at their location. Raises the error of open(2) for a file that may not be written."""
     while True:
         target = _final(path)
         try:
-            held = os.open(path, os.O_PATH | os.O_CLOEXEC)   # no other file gets its number meanwhile
+            held = os.open(path, os.O_PATH | os.O_CLOEXEC)   # an open file keeps its inode number from being reused
         except FileNotFoundError:
             return target
         try:
@@ -68,7 +69,8 @@ def _replaced(path):
                 mounted = old.st_dev != folder.st_dev
                 guarded = folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, old.st_uid)
                 return None if mounted or guarded else target
-            # Either another program has just put another file there, or it is /proc/self/fd/3 of a deleted one.
+            # Either another program has just replaced the file, or the path is a link like /proc/self/fd/3 to a deleted
+            # file.
             if _is_at(path, old) and _final(path) == target:
                 return None
         finally:
@@ -76,7 +78,7 @@ def _replaced(path):
 
 
 def _final(path):
-    """The name that a rename to `path` should take, from the root. PermissionError for a link that open(2) refuses."""
+    """The absolute name that a rename to `path` should use. PermissionError for a link that open(2) refuses."""
     folder, name = os.path.split(os.fsdecode(_native.final_path(os.fsencode(path))))
     return os.path.join(os.path.realpath(folder or "."), name)
 
@@ -89,7 +91,7 @@ def _is_at(path, file):
 
 
 def _temporary_beside(path, target):
-    """None where a directory takes no new file and the old one can be written."""
+    """Creates a temporary file. None if the directory does not accept new files but the old file is writable."""
     folder, base = os.path.split(target)
     start = os.path.join(folder, f".{os.fsdecode(os.fsencode(base)[:_TEMPORARY_NAME])}.weightfs-")
     try:
@@ -97,7 +99,7 @@ def _temporary_beside(path, target):
     except FileNotFoundError:
         old = None
     try:
-        # The kernel alone knows the umask: to ask for it is to set it, for all threads.
+        # Only the kernel can apply the umask: reading it means setting it, for all threads.
         descriptor, name = _make(start, MODE_OF_NEW_FILES if old is None else 0o600)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and old is not None:
@@ -116,7 +118,7 @@ def _temporary_beside(path, target):
 
 
 def _make(start, mode):
-    """(descriptor, name) of a new file whose name begins so."""
+    """Returns (descriptor, name) of a new file whose name begins with `start`."""
     while True:
         name = start + secrets.token_hex(4)
         with contextlib.suppress(FileExistsError):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of a dict share memory, by the rule of safetensors.torch, so that a save is refused here where it is
-refused there."""
+"""Finds tensors of a dict that share memory, by the rule of safetensors.torch, so that a save is refused in the same
+cases."""
 
 import torch
 
@@ -12,15 +12,15 @@ _REFUSAL = """
 
 
 def refuse_shared(tensors):
-    """RuntimeError, with the text of safetensors.torch.save_file, where tensors share memory."""
+    """Raises RuntimeError, with the text of safetensors.torch.save_file, if tensors share memory."""
     shared = [names for names in groups(tensors) if len(names) > 1]
     if shared:
         raise RuntimeError(_REFUSAL.format(shared))
 
 
 def groups(tensors):
-    """Sets of names; the tensors of a set share memory. Tensors are compared within one storage alone: those that lie
-    side by side in it do not share. Tensors without memory are in no set."""
+    """Returns sets of names; the tensors of a set share memory. Only tensors of one storage are compared; adjacent
+    tensors do not share memory. Tensors without memory are in no set."""
     by_storage = {}
     for name, tensor in tensors.items():
         storage = _storage_of(tensor)
@@ -30,9 +30,9 @@ def groups(tensors):
 
 
 def duplicates(tensors, preferred=()):
-    """For each set of tensors that share memory, the name that is kept -> the other names, sorted. Kept is a tensor
-    that has all of its storage; of several the first by name, and one of `preferred` before all others. RuntimeError
-    where none has all of it."""
+    """For each set of tensors that share memory, maps the name that is kept to the sorted other names. The kept tensor
+    must cover its whole storage; if several do, names in `preferred` come first, then the alphabetical order.
+    RuntimeError if no tensor covers the storage."""
     found = {}
     for names in groups(tensors):
         whole = {name for name in names if _has_all_of_its_storage(tensors[name])}
@@ -46,7 +46,7 @@ def duplicates(tensors, preferred=()):
 
 
 def _storage_of(tensor):
-    """(device, address, size) of its storage; None where there is no memory."""
+    """(device, address, size) of the tensor's storage; None if it has no memory."""
     if tensor.device.type == "meta":
         return None
     storage = tensor.untyped_storage()
@@ -56,7 +56,7 @@ def _storage_of(tensor):
 
 
 def _overlapping(names, tensors):
-    """The names in sets: by their addresses, each that begins before the last one ended is in the set of that."""
+    """The names in sets, by address: a tensor that begins before the previous one ended belongs to the same set."""
     if len(names) < 2:
         return [set(names)]
     areas = sorted((*_area_of(tensors[name]), name) for name in names)
@@ -71,7 +71,7 @@ def _overlapping(names, tensors):
 
 
 def _area_of(tensor):
-    """(address of the first element, address behind the last one)"""
+    """(address of the first element, address after the last one)"""
     begin = tensor.data_ptr()
     if tensor.numel() == 0:
         return begin, begin

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File-like objects over a handle, for libraries that save and load by write() and readinto()."""
+"""File-like objects on top of a handle, for libraries that save by write() and load by readinto()."""
 
 import contextlib
 import errno
@@ -9,23 +9,23 @@ import stat
 
 from weightfs._handle import aio_handle
 
-# What is at least this large goes straight from the caller's memory; the rest is gathered into pieces.
+# Data of at least this size is transferred directly from the caller's memory; smaller data is gathered into pieces.
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
-_HEAD = 4096   # bytes of a file's beginning that a writer may keep for the end
-MODE_OF_NEW_FILES = 0o666   # less the umask, as for every program that saves files
+_HEAD = 4096   # maximum number of bytes at the start of a file that a writer may write last
+MODE_OF_NEW_FILES = 0o666   # subject to the umask, as for any program that saves files
 
 
 def name_of(descriptor):
-    """A name of the file that is open there, whatever its path names by now, by which a handle opens it as it needs it:
-    with O_DIRECT, or by a lease. The descriptor itself where /proc is missing."""
+    """A name by which a handle can open the file behind `descriptor` again, with O_DIRECT or by a lease, whatever its
+    path names by now. Returns the descriptor itself if /proc is missing."""
     name = f"/proc/self/fd/{descriptor}"
     return name if os.path.lexists(name) else descriptor
 
 
 @contextlib.contextmanager
 def errors_of(path, opened_as):
-    """What fails in the block names `path`, however it was opened."""
+    """Errors in the block name `path`, regardless of how the file was opened."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,8 @@ def errors_of(path, opened_as):
 
 
 class _Stream(io.RawIOBase):
-    """`error` is its first error, or what interrupted it: torch raises something else when a stream fails."""
+    """`error` is the stream's first error or interrupt. It is kept because torch raises another exception when a stream
+    fails."""
 
     _descriptor = -1
 
@@ -51,14 +52,14 @@ class _Stream(io.RawIOBase):
         try:
             super().close()
         finally:
-            # Once: the number may be another file's by the next time.
+            # Closed only once: the number may belong to another file later.
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
                 os.close(descriptor)
 
     @contextlib.contextmanager
     def raising_its_error(self):
-        """Whatever the block makes of an error of this stream."""
+        """Raises this stream's own error, whatever exception the block makes of it."""
         try:
             yield
         except Exception:
@@ -71,17 +72,17 @@ class _Stream(io.RawIOBase):
         try:
             with errors_of(self._shown, self._name):
                 yield
-        except BaseException as error:   # also of a signal's handler, and of a handle that is closed
+        except BaseException as error:   # includes exceptions of signal handlers and of a closed handle
             self.error = self.error or error
             raise
 
 
 class DirectWriter(_Stream):
-    """A sequential stream into the file at `path`, which is empty first; into what is no regular file, too. Large
-    writes need no copy; each is done when write() returns, so that its memory may go.
+    """A sequential stream into the file at `path`, which is emptied first and need not be a regular file. Large writes
+    are not copied; each is done when write() returns, so the caller may free its memory.
 
-    head_last: the first bytes of a regular file are written when all others are there. Until then it has no head, and
-    nothing that reads checkpoints takes it for one. shown: the path that errors name."""
+    head_last: the first bytes of a regular file are written after all others. Until then the file has no head, so no
+    program takes it for a checkpoint. shown: the path that errors name."""
 
     def __init__(self, path, handle, head_last, shown):
         self._end, self._gathered, self._under_way = 0, bytearray(), None
@@ -97,7 +98,7 @@ class DirectWriter(_Stream):
         return self._end + len(self._gathered)
 
     def seek(self, offset, whence=os.SEEK_SET):
-        """Forward alone: what is left out reads as zeros (torch.serialization.skip_data)."""
+        """Moves forward only; skipped bytes read as zeros (torch.serialization.skip_data)."""
         position = offset + (self.tell() if whence == os.SEEK_CUR else 0)
         if not self._regular or whence == os.SEEK_END or position < self.tell():
             raise io.UnsupportedOperation("a stream that saves goes forward alone")
@@ -128,13 +129,13 @@ class DirectWriter(_Stream):
             self.write(_bytes_of(tensor, nbytes))
 
     def flush(self):
-        """Sends what was gathered, and waits for it."""
+        """Writes the gathered data and waits for it."""
         if not self.closed:
             self._send()
             self._settle()
 
     def complete(self, durable):
-        """All was written: the file is what it should be. durable: and on the device."""
+        """Finishes the file after all data was written. durable: also syncs it to the device."""
         self.flush()
         with self._failing():
             if durable and self._regular:
@@ -146,7 +147,7 @@ class DirectWriter(_Stream):
                     os.fsync(self._descriptor)
 
     def close(self):
-        """Whether it is complete or not."""
+        """Closes the file, complete or not."""
         if self.closed:
             return
         try:
@@ -158,7 +159,7 @@ class DirectWriter(_Stream):
             super().close()
 
     def abandon(self):
-        """Ends it, and leaves an empty file."""
+        """Closes the file and leaves it empty."""
         self._gathered.clear()
         with contextlib.suppress(OSError):
             self._settle()
@@ -169,7 +170,7 @@ class DirectWriter(_Stream):
             self.close()
 
     def _behind_head(self, data):
-        """What is to be written now of the data that comes next."""
+        """The part of the next data that must be written now, rather than with the head."""
         if self._end or not self._head_last:
             return data
         self._head = bytes(data[:_HEAD])
@@ -177,7 +178,7 @@ class DirectWriter(_Stream):
         return data[_HEAD:]
 
     def _send(self):
-        """One gathered piece is under way while the next is gathered."""
+        """Starts the write of the gathered piece, so that the next one can be gathered meanwhile."""
         self._settle()
         if not self._gathered:
             return
@@ -200,7 +201,7 @@ class DirectWriter(_Stream):
     def _settle(self):
         if self._under_way is None:
             return
-        self._under_way.wait()   # when a signal's handler ends this, it is still under way
+        self._under_way.wait()   # if a signal handler raises here, the write is still under way
         under_way, self._under_way = self._under_way, None
         with self._failing():
             under_way.result()
@@ -217,13 +218,13 @@ def _bytes_of(tensor, nbytes):
     from weightfs._memory import describe
     gathered = bytearray(nbytes)
     if nbytes:
-        source = describe(tensor.cpu())   # it keeps what a GPU's, or a conjugated, tensor was copied to
+        source = describe(tensor.cpu())   # keeps the copy of a GPU tensor or a conjugated tensor
         _native.copy(describe(gathered).arguments, source.arguments)
     return gathered
 
 
 class DirectReader(_Stream):
-    """The content of a file; large reads go straight into the caller's memory."""
+    """Reads a file as a stream. Large reads go directly to the caller's memory."""
 
     def __init__(self, path, handle):
         super().__init__(path, path, os.O_RDONLY)
@@ -261,7 +262,7 @@ class DirectReader(_Stream):
 
 @contextlib.contextmanager
 def the_handle(handle, kind=aio_handle):
-    """The caller's handle, or one for the occasion."""
+    """Yields the caller's handle, or a temporary one."""
     if handle is not None:
         yield handle
     else:

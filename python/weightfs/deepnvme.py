@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs for DeepNVMe import from deepspeed.ops.op_builder, and the functions of its native module.
+"""What DeepNVMe programs import from deepspeed.ops.op_builder, and the functions of its native module.
 
     from weightfs.deepnvme import AsyncIOBuilder
     handle = AsyncIOBuilder().load().aio_handle(1 << 20, 128, False, True, 2)
 
-Nothing is compiled when load() is called: it returns this module."""
+load() compiles nothing: it returns this module."""
 
 import sys
 
@@ -19,19 +19,19 @@ __all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "ai
 
 
 def aio_read(buffer, filename, block_size, queue_depth, single_submit, overlap_events, validate):
-    """Reads a file of exactly the buffer's size with a handle of its own; 0 or -1."""
+    """Reads a file of exactly the buffer's size with a temporary handle. Returns 0 or -1."""
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.read(buffer, filename, validate)
 
 
 def aio_write(buffer, filename, block_size, queue_depth, single_submit, overlap_events, validate):
-    """Writes a file with a handle of its own; 0 or -1."""
+    """Writes a file with a temporary handle. Returns 0 or -1."""
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.write(buffer, filename, validate)
 
 
 def deepspeed_memcpy(dest, src):
-    """Copies the elements of `src` into `dest`, in row-major order of their indices; 0. Sizes must be equal."""
+    """Copies the elements of `src` to `dest` in row-major order. The sizes must be equal. Returns 0."""
     target, source = describe(dest, writable=True), describe(src)
     if target.nbytes != source.nbytes:
         raise ValueError(f"{source.label} does not fit into {target.label}")
@@ -40,7 +40,7 @@ def deepspeed_memcpy(dest, src):
 
 
 class AsyncIOBuilder:
-    """DeepSpeed's builder of the asynchronous I/O module, with nothing to build."""
+    """DeepSpeed's builder of the asynchronous I/O module. There is nothing to build."""
 
     BUILD_VAR, NAME = "DS_BUILD_AIO", "async_io"
 
@@ -48,7 +48,7 @@ class AsyncIOBuilder:
         return __name__
 
     def is_compatible(self, verbose=False):
-        """Whether a handle can be made here; says why not if `verbose`."""
+        """True if a handle can be created here. If `verbose`, prints the reason otherwise."""
         try:
             aio_handle(queue_depth=1).close()
         except OSError as error:
@@ -68,7 +68,7 @@ class AsyncIOBuilder:
 
 
 class PinMemoryBuilder(AsyncIOBuilder):
-    """DeepSpeed's builder of locked memory without I/O."""
+    """DeepSpeed's builder for locked memory without I/O."""
 
     BUILD_VAR, NAME = "DS_BUILD_PIN_MEMORY", "pin_memory"
 
@@ -77,12 +77,12 @@ class PinMemoryBuilder(AsyncIOBuilder):
 
 
 class GDSBuilder(AsyncIOBuilder):
-    """DeepSpeed's builder of GPUDirect Storage: not compatible without a GPU."""
+    """DeepSpeed's builder for GPUDirect Storage; not compatible without a GPU."""
 
     BUILD_VAR, NAME = "DS_BUILD_GDS", "gds"
 
     def is_compatible(self, verbose=False):
-        """Whether a gds_handle can be made here; says why not if `verbose`."""
+        """True if a gds_handle can be created here. If `verbose`, prints the reason otherwise."""
         try:
             gds_handle(queue_depth=1).close()
         except (RuntimeError, OSError) as error:
@@ -92,6 +92,6 @@ class GDSBuilder(AsyncIOBuilder):
         return True
 
     def load(self, verbose=True):
-        """This module; RuntimeError without a GPU."""
+        """Returns this module. RuntimeError without a GPU."""
         gds_handle(queue_depth=1).close()
         return super().load(verbose)

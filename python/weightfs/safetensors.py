@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of safetensors through a handle, for torch tensors: the same bytes as safetensors.torch.save_file writes.
+"""Saves and loads torch tensors in the safetensors format through a handle. The bytes are those that
+safetensors.torch.save_file writes.
 
     import weightfs.safetensors
 
     weightfs.safetensors.save_file({"w": w}, "/mnt/tensors/model.safetensors")
     tensors = weightfs.safetensors.load_file("/mnt/tensors/model.safetensors")
 
-The safetensors package itself is not needed."""
+The safetensors package is not needed."""
 
 import json
 import mmap
@@ -22,23 +23,23 @@ from weightfs._numbers import MOST_BYTES, bytes_of_shape
 from weightfs._replace import writing
 from weightfs._stream import errors_of, name_of, the_handle
 
-# In the order in which safetensors sorts them, the last ones first in a file.
+# In the sort order of safetensors; the last types come first in a file.
 _TYPES = {"BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
           "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
           "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
           "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64",
           "U64": "uint64"}
-_PACKED = "F4"   # two values in a byte: files count the values of the last dimension, torch the bytes
+_PACKED = "F4"   # two values per byte: the file's shape counts values in the last dimension, torch's shape counts bytes
 _DTYPES = {name: getattr(torch, attribute) for name, attribute in _TYPES.items() if hasattr(torch, attribute)}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _RANKS = {name: rank for rank, name in enumerate(_TYPES)}
-_MAX_HEADER = 100_000_000   # of safetensors itself
+_MAX_HEADER = 100_000_000   # the limit of safetensors
 _METADATA = "__metadata__"
 _PAGE = 4096
 
 
 def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True):
-    """Saves tensors of the CPU or of GPUs in a file of safetensors.
+    """Saves CPU or GPU tensors in a file in the safetensors format.
 
     Args:
         tensors: a dict of names and tensors. A tensor that is not contiguous is saved in row-major order;
@@ -50,7 +51,7 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
     Raises:
         RuntimeError: tensors share memory, by the rule and with the text of safetensors.torch.save_file.
             save_model saves the tied weights of a model once.
-        TypeError, ValueError: what has no place in such a file.
+        TypeError, ValueError: an argument that the format cannot store.
         OSError: the file cannot be written."""
     tensors = dict(items_of(tensors))
     for name, tensor in tensors.items():
@@ -77,14 +78,14 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
 
 
 def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=None, durable=False, atomic=True):
-    """Saves the tensors of a torch.nn.Module as safetensors.torch.save_model does: of tensors that share memory (tied
-    weights) one alone, and the other names go into the metadata with the name of that one.
+    """Saves the tensors of a torch.nn.Module as safetensors.torch.save_model does. Of the tensors that share memory
+    (tied weights) only one is saved; the metadata maps the other names to its name.
 
     Args:
-        force_contiguous: of no effect, for save_file takes tensors of any layout.
+        force_contiguous: ignored, because save_file accepts tensors of any layout.
 
-    The other arguments are those of save_file, and so are the errors. RuntimeError also where none of the tensors that
-    share memory has all of it."""
+    The other arguments and the errors are those of save_file. Also raises RuntimeError if none of the tensors that
+    share memory covers all of it."""
     tensors, metadata = model.state_dict(), dict(items_of({} if metadata is None else metadata))
     for kept, others in _shared_tensors.duplicates(tensors).items():
         for name in others:
@@ -97,17 +98,17 @@ def load_model(model, filename, strict=True, device="cpu", *, handle=None):
     """Loads a file of save_model into a torch.nn.Module of the same layout, as safetensors.torch.load_model does.
 
     Args:
-        strict: RuntimeError where the file lacks a tensor of the model, or has one that the model does not.
+        strict: RuntimeError if the file lacks a tensor of the model, or has one that the model does not have.
         device, handle: as in load_file.
 
     Returns:
-        (missing, unexpected): the names that the file lacks, and those that the model has no place for."""
+        (missing, unexpected): the names that the file lacks, and the names that the model does not have."""
     loaded = load_file(filename, device, handle=handle)
     tied = _shared_tensors.duplicates(model.state_dict(), preferred=loaded)
     missing, unexpected = model.load_state_dict(loaded, strict=False)
     missing = set(missing)
     for name in (name for others in tied.values() for name in others):
-        # The file need not have it: it is filled through the one that it shares its memory with.
+        # The file need not contain it: it is filled through the tensor that it shares memory with.
         if name in missing:
             missing.remove(name)
         else:
@@ -155,10 +156,10 @@ def _checked(metadata):
 
 
 def load_file(filename, device="cpu", *, handle=None):
-    """A dict of names and tensors on the CPU or a GPU ("cuda:0"). All are views of one piece of memory, which one read
-    filled. ValueError for a file that is none of safetensors."""
+    """Returns a dict of names and tensors on the CPU or a GPU ("cuda:0"). All of them are views of one allocation,
+    which is filled by one read. ValueError if the file is not in the safetensors format."""
     device = _device(device)
-    # One descriptor for all of it: the path may name another file by the time of the second read.
+    # One descriptor for both reads, because the path may name another file by the second one.
     with open(filename, "rb", buffering=0) as stream:
         header, begin, size = _read_header(filename, stream.fileno())
         if device.type != "cpu":
@@ -167,7 +168,7 @@ def load_file(filename, device="cpu", *, handle=None):
 
 
 def _device(device):
-    """Of a number torch would want to know first whether there is a GPU."""
+    """Converts a number to a device. With a number alone, torch would first check whether there is a GPU."""
     try:
         found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except RuntimeError:
@@ -179,7 +180,7 @@ def _device(device):
 
 
 def _load_on_host(stream, handle, header, begin, size):
-    # The memory begins as far from a page as the data in the file: then nothing needs to be copied.
+    # The memory begins at the same offset within a page as the data in the file, so that nothing needs to be copied.
     lead = begin % _PAGE
     memory = mmap.mmap(-1, max(lead + size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -198,7 +199,7 @@ def _tensor(memory, lead, facts):
 
 
 def _load_on_device(stream, handle, device, header, begin, size):
-    # The handle first: where there is no GPU, it says why.
+    # Opened first: without a GPU, its error gives the reason.
     with the_handle(handle, gds_handle) as used:
         memory = torch.empty(size, dtype=torch.uint8, device=device)
         _read_into(memory, stream, used, begin)
@@ -215,12 +216,12 @@ def _read_into(memory, stream, handle, begin):
 def _view(memory, facts):
     dtype, shape, (begin, end) = _DTYPES[facts["dtype"]], facts["shape"], facts["data_offsets"]
     piece = memory[begin:end]
-    # Files of others need not have each tensor at a multiple of its elements' size.
+    # Files of other programs need not align tensors to their element size.
     return (piece if begin % dtype.itemsize == 0 else piece.clone()).view(dtype).view(shape)
 
 
 def _read_header(path, descriptor):
-    """(name -> facts, where the data begins, bytes of it), checked against the file."""
+    """Returns (name -> facts, offset of the data, size of the data), checked against the file."""
     file_size = os.fstat(descriptor).st_size
     start = os.pread(descriptor, 8, 0)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
@@ -240,7 +241,7 @@ def _read_header(path, descriptor):
 
 
 def _parse(text):
-    """name -> facts, all of the types that they should be."""
+    """Returns name -> facts, with all types checked."""
     header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("it is no dict")
@@ -263,7 +264,7 @@ def _are_numbers(values):
 
 
 def _check(facts, covered):
-    """The end of a tensor that must begin where the one before it ended. Its shape is torch's then."""
+    """Returns the end of a tensor, which must begin where the previous one ended. Converts its shape to torch's."""
     (begin, end), shape = facts["data_offsets"], facts["shape"]
     if facts["dtype"] not in _DTYPES:
         raise ValueError(f"this library knows no tensors of type {facts['dtype']}")
@@ -273,7 +274,7 @@ def _check(facts, covered):
         shape[-1] //= 2
     most = _DTYPES[facts["dtype"]].itemsize
     for length in shape:
-        most *= max(length, 1)   # torch counts the steps between elements where there are none, too
+        most *= max(length, 1)   # torch computes strides even for empty tensors
         if most > MOST_BYTES:
             raise ValueError("the dimensions of a tensor are too large")
     size = 0 if 0 in shape else most

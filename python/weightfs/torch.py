@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.save and torch.load through a handle: the same files, straight between tensors and the device.
+"""torch.save and torch.load through a handle: the same files, transferred directly between tensors and the device.
 
     import weightfs.torch
 
     weightfs.torch.save(model.state_dict(), "/mnt/tensors/model.pt")
     state = weightfs.torch.load("/mnt/tensors/model.pt")
 
-The files are those that torch.save(obj, stream) writes, byte for byte, so that torch.load reads them anywhere. Given a
-path, torch itself puts the file's name into the archive: such a file differs in that name alone."""
+The files are byte for byte those of torch.save(obj, stream), so torch.load reads them anywhere. If torch.save is given
+a path instead, it puts the file's name into the archive; the files differ only in that name."""
 
 import contextlib
 import os
@@ -20,19 +20,19 @@ from weightfs._stream import DirectReader, the_handle
 
 
 def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
-    """Saves as torch.save(obj, f, *arguments, **options) does; to a stream it is torch.save itself, and all else is
-    about paths.
+    """Saves as torch.save(obj, f, *arguments, **options) does. For a stream it calls torch.save; everything below
+    applies to paths.
 
-    durable: on the device when it returns. atomic: written into `.NAME.weightfs-*` beside the file and renamed
-    over it, so that other programs, and whoever looks after this one was killed, find the old file or the new one; with
-    durable also after a crash of the machine. The file keeps its mode, and its owner and group where this process may
-    give them, but not its access lists and extended attributes; a symbolic link stays one, other hard links keep the
-    old content. It takes the space of both files. Without atomic, and for what is no regular file, is mounted, or lies
-    in a directory where the process may not replace it, the file itself is emptied and written: until it is complete it
-    has no head, and torch.load fails.
-    storage_alignment: a power of two, at whose multiples storages begin (torch's own is 64; 4096 spares the copy
-    into aligned memory, and needs torch 2.7). crc32: torch computes a checksum of each storage, at a few GB/s; without,
-    unzip complains and torch.load does not."""
+    durable: the file is on the device on return. atomic: writes `.NAME.weightfs-*` beside the file and renames it over
+    the file, so that other programs, even after this one was killed, see either the old file or the new one; with
+    durable also after a system crash. The new file keeps the mode, and the owner and group if this process may set
+    them, but not the access control lists and extended attributes. A symbolic link is followed and kept; other hard
+    links keep the old content. Both files need space at the same time. Without atomic, and for a file that is not
+    regular, is a mount point or is in a directory where the process may not replace it, the file itself is truncated
+    and overwritten: until it is complete it has no head, and torch.load fails. storage_alignment: a power of two;
+    storages begin at multiples of it. torch's default is 64; 4096 avoids a copy into aligned memory, and needs torch
+    2.7. crc32: torch computes a checksum of each storage, at a few GB/s. Without it, unzip complains but torch.load
+    does not."""
     with contextlib.ExitStack() as around:
         around.enter_context(_settings(storage_alignment, crc32))
         stream = f if hasattr(f, "write") else around.enter_context(writing(f, handle, durable, atomic))
@@ -40,12 +40,12 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
 
 
 def load(f, map_location=None, *arguments, handle=None, **options):
-    """Loads as torch.load(f, map_location, *arguments, **options) does; with mmap=True, where torch's settings ask for
-    that, and from a stream, it is that itself.
+    """Loads as torch.load(f, map_location, *arguments, **options) does. It calls torch.load for a stream, and with
+    mmap=True or the equivalent setting of torch.
 
-    Where neither weights_only nor a pickle_module is given, weights alone are loaded, as torch does from 2.6 on:
-    unpickling anything else can run any code. Older torch gets weights_only=True from here, unless the environment has
-    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, which newer torch obeys by itself."""
+    If neither weights_only nor pickle_module is given, only weights are loaded, as in torch 2.6 and later: unpickling
+    anything else can run arbitrary code. For older versions of torch this function passes weights_only=True, unless
+    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 is set in the environment; newer versions check that variable themselves."""
     _default_to_weights_only(arguments, options)
     if hasattr(f, "read") or _maps(options.get("mmap")):
         return torch.load(f if hasattr(f, "read") else os.fsdecode(f), map_location, *arguments, **options)
@@ -55,7 +55,7 @@ def load(f, map_location=None, *arguments, handle=None, **options):
 
 
 def _default_to_weights_only(arguments, options):
-    """What torch 2.6 made the default, for older ones; newer torch does all of this itself."""
+    """Applies the default of torch 2.6 to older versions; newer ones do all of this themselves."""
     if torch.__version__ >= (2, 6) or options.get("weights_only") is not None:
         return
     pickle_module = arguments[0] if arguments else options.get("pickle_module")
@@ -69,12 +69,12 @@ def _maps(mmap):
     with contextlib.suppress(ImportError, AttributeError):
         from torch.utils.serialization import config
         return config.load.mmap
-    return False   # older than the setting
+    return False   # this version is older than the setting
 
 
 @contextlib.contextmanager
 def _settings(storage_alignment, crc32):
-    """torch has them as settings of the process; they are as before afterwards."""
+    """Sets torch's process-wide settings and restores them afterwards."""
     with contextlib.ExitStack() as before:
         if storage_alignment is not None:
             alignment = whole("storage_alignment", storage_alignment, 1, 1 << 30)

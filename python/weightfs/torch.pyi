@@ -6,7 +6,7 @@ from weightfs import aio_handle
 
 _File = str | bytes | PathLike[str] | PathLike[bytes] | IO[bytes]
 
-# The options are those of torch.save and torch.load.
+# `arguments` and `options` are those of torch.save and torch.load.
 def save(obj: object, f: _File, *arguments: Any, handle: aio_handle | None = None, durable: bool = False,
          atomic: bool = True, storage_alignment: int | None = None, crc32: bool = True, **options: Any) -> None: ...
 def load(f: _File, map_location: Any = None, *arguments: Any, handle: aio_handle | None = None,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Material that the clients work on."""
+"""Test data for the clients."""
 
 import os
 import random
@@ -9,7 +9,8 @@ import pytest
 
 
 def fill(root, seed=5):
-    """A small source tree: sizes around every boundary, a hole, links of both kinds, odd names, modes and times."""
+    """Creates a small source tree: sizes around all boundaries, a hole, both kinds of links, odd names, modes and
+    times."""
     random_bytes = random.Random(seed).randbytes
     root = Path(root)
     for name in ("a", "a/b", "a/b/c", "empty", "name with spaces"):

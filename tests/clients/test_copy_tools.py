@@ -10,7 +10,7 @@ from harness.tree import differences, digests, snapshot
 
 
 def assert_equal_trees(expected, actual, times=True):
-    """Content, modes, owners, links and times; of directories too."""
+    """Compares content, modes, owners, links and times, including those of directories."""
     assert differences(snapshot(expected, times), snapshot(actual, times)) == []
 
 
@@ -95,7 +95,7 @@ def test_mv_across_filesystems_and_back(mount, work, local, source):
     assert not (work / "tree").exists()
 
 
-# Without --modify-window=-1 rsync takes times of one second for equal.
+# By default rsync treats times within one second as equal.
 RSYNC = ["rsync", "-aHXS", "--no-whole-file", "--modify-window=-1"]
 
 
@@ -119,7 +119,7 @@ def test_rsync_copies_then_updates(mount, work, source, options):
 
 
 @needs.program("rsync")
-def test_rsync_append_goes_on_where_a_transfer_ended(mount, work, source):
+def test_rsync_append_continues_where_a_transfer_ended(mount, work, source):
     whole = (source / "a/file-3000001").read_bytes()
     (work / "file-3000001").write_bytes(whole[:1_234_567])
     process.run(["rsync", "--append-verify", source / "a/file-3000001", f"{work}/"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs built with libweightfs as it is installed: what the README shows, and what the library shows them."""
+"""Programs built with the installed libweightfs: the README's example, and what the headers expose to programs."""
 
 import os
 import re
@@ -68,14 +68,14 @@ def test_every_installed_header_stands_alone(prefix, tmp_path):
     headers = sorted(path.relative_to(include) for path in include.rglob("*.h"))
     assert len(headers) >= 7
     for header in headers:
-        # Macros of ours that programs did not ask for would change theirs.
+        # Internal macros must not leak into programs.
         (tmp_path / "alone.cc").write_text(f"#include <{header}>\n#if defined(GUARDED_BY) || defined(REQUIRES) || "
                                            "defined(EXCLUDES) || defined(RETURN_IF_ERROR)\n#error macros\n#endif\n")
         process.run(["c++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{include}",
                      f"-I{include}/weightfs", tmp_path / "alone.cc"], limit=100)
 
 
-def test_the_library_shows_its_interface_alone(prefix):
+def test_the_library_exports_only_its_interface(prefix):
     library = installed(prefix, "libweightfs.so")
     assert re.fullmatch(r"libweightfs\.so\.(0\.\d+|[1-9]\d*)", os.readlink(library))
     lines = process.run(["nm", "-DC", "--defined-only", library]).out.splitlines()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users of O_DIRECT: DeepSpeed's asynchronous I/O handle and its FastPersist writer, aligned buffers throughout."""
+"""Users of O_DIRECT with aligned buffers: DeepSpeed's asynchronous I/O handle and its FastPersist writer."""
 
 import mmap
 import os
@@ -11,7 +11,7 @@ BLOCK = 4096
 
 
 def aligned(data):
-    """A page-aligned buffer that holds `data`."""
+    """Returns a page-aligned buffer that contains `data`."""
     buffer = mmap.mmap(-1, max(len(data), 1))
     buffer[:len(data)] = data
     return memoryview(buffer)[:len(data)]
@@ -24,7 +24,7 @@ def write_all(descriptor, data, offset, step=1 << 20):
 
 
 def read_direct(path):
-    """Everything, by aligned reads of 1 MiB; the last one is short."""
+    """Reads the whole file by aligned reads of 1 MiB; the last one is short."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         pieces, buffer = [], mmap.mmap(-1, 1 << 20)
@@ -71,7 +71,8 @@ def test_read_of_an_odd_sized_file_ends_short(mount, work):
 
 
 def persist(path, data):
-    """FastPersist: the aligned part directly, the tail through the cache, then direct again for the next part."""
+    """FastPersist: writes the aligned part directly, the tail through the page cache, then the next part directly
+    again."""
     whole = len(data) // BLOCK * BLOCK
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o644)
     write_all(descriptor, data[:whole], 0)
@@ -125,7 +126,7 @@ def test_direct_and_buffered_handles_see_each_other(mount, work):
 
 
 def test_many_direct_writers_of_one_file(mount, work):
-    """Ranks that write their own part of one file at once."""
+    """Several ranks write their own parts of one file concurrently."""
     path, size, ranks = work / "ranks.bin", 1 << 20, 6
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     os.ftruncate(descriptor, ranks * size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""git: a repository made, filled, cloned, packed and checked on the mount."""
+"""git: creates, fills, clones, packs and checks a repository on the mount."""
 
 import os
 import random

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""h5py: files made, read and changed; locks; one writer with a reader beside it."""
+"""h5py: creating, reading and changing files; locks; one writer with a concurrent reader."""
 
 import subprocess
 import sys

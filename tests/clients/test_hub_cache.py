@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system calls of a model hub's cache, without any hub's library: blobs downloaded under a lock into `.incomplete`,
-resumed, replaced, linked to relatively."""
+"""The system calls of a model hub's cache, without a hub's library: blobs are downloaded to `.incomplete` under a lock,
+resumed, replaced, and linked by relative links."""
 
 import fcntl
 import hashlib

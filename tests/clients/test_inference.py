@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that read one model: many processes at once, mapped and prefetched, advised and populated."""
+"""Servers that read one model: many concurrent processes that map, prefetch, advise and populate."""
 
 import mmap
 import os

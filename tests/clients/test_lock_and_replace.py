@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system calls of orbax and tensorstore's file driver, without either: lock files with open-file-description locks,
-the inode checked again after the lock is had, fsync, rename over the target, fsync of the directory."""
+"""The system calls of orbax and tensorstore's file driver, without either library: lock files with
+open-file-description locks, a check of the inode after locking, fsync, rename over the target, fsync of the directory.
+"""
 
 import errno
 import fcntl
@@ -15,7 +16,7 @@ UNLOCK = struct.pack("hhqqixxxx", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def lock(path):
-    """An open-file-description lock on a lock file that is still the one of that name."""
+    """Takes an open-file-description lock on a lock file, and checks that the file still has that name."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.fcntl(descriptor, F_OFD_SETLKW, WHOLE_FILE)
@@ -29,7 +30,7 @@ def lock(path):
 
 
 def replace(path, data):
-    """The write of one key."""
+    """Writes one key."""
     lock_path = f"{path}.__lock"
     descriptor = lock(lock_path)
     try:
@@ -104,7 +105,7 @@ def errno_of_ofd_lock(path):
 
 
 def test_ofd_locks_belong_to_the_open_file(work):
-    """Two opens of one process are apart; a lock goes with the last copy of its descriptor."""
+    """Two opens in one process are independent. A lock ends with the last copy of its descriptor."""
     path = str(work / "lock")
     first = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.fcntl(first, F_OFD_SETLK, WHOLE_FILE)
@@ -139,7 +140,8 @@ def test_posix_locks_of_ranges(work):
                                               (550, 10, fcntl.LOCK_SH, 0), (550, 10, fcntl.LOCK_EX, errno.EAGAIN),
                                               (0, 0, fcntl.LOCK_EX, errno.EAGAIN), (600, 0, fcntl.LOCK_EX, 0)):
             assert call_as(None, errno_of_range_lock, path, start, length, kind) == expected, (start, length)
-        os.close(os.open(path, os.O_RDONLY))  # any close of the file by this process drops its POSIX locks
+        # when a process closes any descriptor of the file, its POSIX locks are released
+        os.close(os.open(path, os.O_RDONLY))
         assert call_as(None, errno_of_range_lock, path, 0, 0, fcntl.LOCK_EX) == 0
 
 

@@ -49,7 +49,7 @@ def test_move_within_and_across(mount, work, local, source):
     mount.remount()
     shutil.move(work / "inside", work / "tree/a")
     shutil.move(work / "tree", local / "back")
-    links = ("links", "same inode")  # copytree makes two files of a hard link
+    links = ("links", "same inode")  # copytree copies a hard link as two files
     expected, found = snapshot(local / "reference"), snapshot(local / "back")
     assert not differences(*({path: {key: value for key, value in facts.items() if key not in links}
                               for path, facts in tree.items()} for tree in (expected, found)))

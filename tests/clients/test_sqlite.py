@@ -65,7 +65,8 @@ def test_two_processes_write_at_once(mount, work, journal):
     database = connect(path, journal)
     assert database.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
     rows = database.execute("SELECT writer, number, seen, body FROM entries ORDER BY rowid").fetchall()
-    assert [row[2] for row in rows] == list(range(2 * ROWS))  # each saw all that were committed before it
+    # each process saw all rows that were committed before its own
+    assert [row[2] for row in rows] == list(range(2 * ROWS))
     for name in "ab":
         assert [row[1] for row in rows if row[0] == name] == list(range(ROWS))
     assert all(row[3] == bytes([row[1] % 256]) * 3000 for row in rows)

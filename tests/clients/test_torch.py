@@ -86,7 +86,7 @@ def aligned_storages():
 
 @needs.torch("2.7")
 def test_storages_left_out_then_written_at_their_offsets(mount, work, aligned_storages):
-    """torch.serialization.skip_data leaves holes; each storage is written later, in any order, where it belongs."""
+    """torch.serialization.skip_data leaves holes. Each storage is written later at its offset, in any order."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     expected, path = state(), work / "model.pt"
     with torch.serialization.skip_data():

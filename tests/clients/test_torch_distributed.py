@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed.checkpoint in one process, and the file operations it is made of."""
+"""torch.distributed.checkpoint in one process, and the file operations that it consists of."""
 
 import os
 
@@ -39,7 +39,7 @@ def test_checkpoint_over_an_older_one(mount, work, dcp):
 
 
 def test_metadata_is_published_by_a_rename(mount, work):
-    """`.metadata.tmp`, fsync, rename: what its FileSystemWriter.finish does."""
+    """FileSystemWriter.finish: `.metadata.tmp`, fsync, rename."""
     for version in (b"first" * 1000, b"second" * 500):
         with open(work / ".metadata.tmp", "wb") as stream:
             stream.write(version)

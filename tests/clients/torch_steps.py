@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_torch.py runs in processes of its own: torch maps files, and a mapping of a dead mount ends a process."""
+"""Steps that test_torch.py runs in separate processes: torch maps files, and accessing a mapping of a dead mount kills
+the process."""
 
 import sys
 

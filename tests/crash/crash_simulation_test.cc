@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Power is cut after each event of a workload with overwrites, truncations, renames and deletes; unflushed writes and
-// unsynced batches are dropped, torn and reordered. What recovers must be a state that was promised.
+// Cuts power after each event of a workload with overwrites, truncations, renames and deletes. Unflushed writes and
+// unsynced batches are dropped, torn and reordered. The recovered state must be one that the store guarantees.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -51,7 +51,7 @@ class Workload {
   static TestStoreOptions Options(uint64_t seed, size_t devices) {
     TestStoreOptions options;
     options.devices = devices;
-    options.device_size = ByteCount{(devices == 1 ? 18 : 10) * kMiB};  // small: freed space is soon used again
+    options.device_size = ByteCount{(devices == 1 ? 18 : 10) * kMiB};  // small, so that freed space is soon reused
     options.device = {.reorder = true, .seed = seed};
     options.store.memory = ByteCount{32 * kMiB};
     options.store.commit_interval = std::chrono::milliseconds(seed % 2 == 0 ? 2 : 20);
@@ -66,7 +66,7 @@ class Workload {
     static constexpr size_t kSizes[] = {0, 100, 5000, 70000, 300000, 2500000};
     return kSizes[random_() % std::size(kSizes)] + random_() % 100;
   }
-  // A path of an existing file, or empty.
+  // Returns the path of an existing file, or an empty string.
   std::string Any() {
     std::vector<std::string> files;
     for (const auto& [path, id] : history_.names()) {
@@ -168,7 +168,7 @@ class Workload {
     const std::string path = Any();
     if (!path.empty()) MoveTo(path, NewPath(), Id(path));
   }
-  // Publishes all files below the directory, most of which nobody has synced.
+  // Publishes all files below the directory, most of which were never synced.
   void RenameDirectory() {
     std::vector<std::string> directories;
     for (const auto& [path, id] : history_.names()) {
@@ -220,7 +220,7 @@ class Workload {
     names[name + "/"] = History::kDirectory;
     history_.Named(began, std::move(names));
   }
-  // The whole file anew, past the store: the old content or the new.
+  // Replaces the whole file, bypassing the store: a crash leaves the old content or the new.
   void ReplaceDirect() {
     const std::string path = Any();
     if (path.empty()) return;
@@ -233,7 +233,7 @@ class Workload {
     if (random_() % 2 == 0) Sync(file, Id(path));
     Close(file);
   }
-  // Blocks that were written and never committed.
+  // Leaves blocks that were written but never committed.
   void Abandon() {
     const std::string path = Any();
     if (path.empty()) return;
@@ -241,7 +241,7 @@ class Workload {
     ASSERT_TRUE(store_.Fill(file, FileBlock{0}, Pattern(random_(), 1 + Size())).has_value());
     Close(file);
   }
-  // Several files at once, one of them in the place of another.
+  // Publishes several files at once; one of them replaces another file.
   void Publish() {
     std::vector<TestStore::NamedFile> files;
     auto names = history_.names();
@@ -304,7 +304,7 @@ void CheckCut(Workload& workload, uint64_t seed, size_t devices, size_t cut, Cra
   if (::testing::Test::HasFatalFailure()) return;
   const std::string wrong = workload.history().Check(cut, tree);
   ASSERT_TRUE(wrong.empty()) << wrong;
-  // The recovered store works, and deleting everything gives all its space back.
+  // The recovered store works, and deleting everything frees all space.
   ASSERT_TRUE(store.WriteFile("after", Pattern(cut, 10000)).has_value());
   ASSERT_TRUE(store->SyncAll().has_value());
   ASSERT_EQ(store.ReadPath("after").value(), Pattern(cut, 10000));
@@ -312,7 +312,7 @@ void CheckCut(Workload& workload, uint64_t seed, size_t devices, size_t cut, Cra
 
 class CrashSimulation : public ::testing::TestWithParam<int> {};
 
-TEST_P(CrashSimulation, EveryCutLeavesAPromisedState) {
+TEST_P(CrashSimulation, EveryCutLeavesAGuaranteedState) {
   const uint64_t seed = FirstSeed(static_cast<uint64_t>(GetParam()));
   const size_t devices = 1 + seed % 2;
   Workload workload(seed, devices);

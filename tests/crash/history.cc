@@ -41,7 +41,7 @@ std::string History::Check(size_t cut, const Tree& found) const {
     if (changes_[change].began > cut && change > first) continue;
     std::string wrong = CheckChange(cut, change, found);
     if (wrong.empty()) return {};
-    // The state whose names match tells most.
+    // The state with matching names is the most informative one.
     if (nearest.empty() || wrong.find("content") != std::string::npos || nearest[0] == 'n') nearest = std::move(wrong);
   }
   return nearest;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a workload did and when it was acknowledged, and whether a recovered tree is one that a crash may leave.
+// Records what a workload did and when it was acknowledged, and checks whether a crash may leave a given tree.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,23 @@
 
 namespace weightfs {
 
-// Positions are sizes of the journal. An operation that began at `began` may show in a crash at or after it; one
-// acknowledged at `done` and made durable must. Single-threaded.
+// Positions are sizes of the journal. An operation that began at `began` may be visible after a crash at that position
+// or later. An operation acknowledged at `done` and made durable must be visible. Single-threaded.
 class History {
  public:
   using FileId = size_t;
-  using Tree = std::map<std::string, std::string>;  // path → content; a directory ends in '/' and has none
+  using Tree = std::map<std::string, std::string>;  // path → content; a directory's path ends in '/' and it has no
+                                                    // content
 
   // The content of the file is `data` from now on.
   void Wrote(FileId file, size_t began, std::string data);
-  // Everything so far in the file (and every namespace change so far) is durable.
+  // Everything written to the file so far, and every namespace change so far, is durable.
   void Synced(FileId file, size_t done);
   void SyncedAll(size_t done);
   FileId NewFile(std::string data = {});
 
-  // The tree changed to `names` (path → file; directories map to kDirectory). `ordered` files were renamed: where this
-  // change shows, their content is at least as new as it is now.
+  // Records that the tree changed to `names` (path → file; directories map to kDirectory). The files in `ordered` were
+  // renamed: if this change is visible, their content must be at least as new as it is now.
   static constexpr FileId kDirectory = static_cast<FileId>(-1);
   using Names = std::map<std::string, FileId>;
   void Named(size_t began, Names names, std::vector<FileId> ordered = {});
@@ -32,7 +33,8 @@ class History {
   const Names& names() const { return changes_.back().names; }
   const std::string& content(FileId file) const { return files_[file].versions.back().data; }
 
-  // Empty when `found` is a state that a crash after `cut` events may leave, else what is wrong with the nearest one.
+  // Returns an empty string if a crash after `cut` events may leave `found`. Otherwise describes the difference to the
+  // nearest possible state.
   std::string Check(size_t cut, const Tree& found) const;
 
  private:
@@ -42,7 +44,7 @@ class History {
   };
   struct Sync {
     size_t done;
-    size_t version;  // at least this one
+    size_t version;  // this version or a later one
   };
   struct File {
     std::vector<Version> versions;
@@ -51,14 +53,14 @@ class History {
   struct Change {
     size_t began;
     Names names;
-    std::vector<std::pair<FileId, size_t>> ordered;  // file and its version then
+    std::vector<std::pair<FileId, size_t>> ordered;  // files, and their versions at that time
   };
 
   std::string CheckChange(size_t cut, size_t change, const Tree& found) const;
 
   std::vector<File> files_;
   std::vector<Change> changes_ = {{0, {}, {}}};
-  std::vector<Sync> name_syncs_;  // `version` is an index into changes_
+  std::vector<Sync> name_syncs_;  // here `version` is an index into changes_
 };
 
 }  // namespace weightfs

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filesystems that a test can run on: weightfs, and the two that show whether the test itself is right.
+"""The filesystems that a test can run on: weightfs, and two others that show whether the test itself is right.
 
-All have one interface: a Store is made once and lies somewhere, a Mount of it has a path. `--target ext4` puts an ext4
-image in the place of the store, `--target DIRECTORY` a plain directory, which cannot be unmounted."""
+All have one interface: a Store is created once at a location, and a Mount of it has a path. `--target ext4` uses an
+ext4 image instead of the store; `--target DIRECTORY` uses a plain directory, which cannot be unmounted."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ def program():
 
 
 def is_mounted(path):
-    """By the mount table: a look at the directory itself would ask a filesystem that may be dead."""
+    """Checks the mount table, because accessing the directory itself could block on a dead filesystem."""
     wanted = os.fspath(path).replace(" ", "\\040")
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as table:
         return any(line.split()[1] == wanted for line in table)
@@ -35,7 +35,7 @@ def parse_size(text):
 
 
 class Mount:
-    """A mounted store; path is where. Left mounted, it is taken away by close()."""
+    """A mounted store at `path`. close() unmounts it if it is still mounted."""
 
     def __init__(self, store, path, watchdog):
         self.store, self.path, self.watchdog = store, Path(path), watchdog
@@ -52,11 +52,11 @@ class Mount:
         self.mount(options)
 
     def remount_command(self):
-        """What a shell does to unmount and mount again."""
+        """The shell command that unmounts and mounts again."""
         raise NotImplementedError
 
     def fsck(self):
-        """Unmounts, and asserts that a read-only check finds nothing wrong."""
+        """Unmounts, and asserts that a read-only check finds no problems."""
         self.umount()
         self.store.fsck()
 
@@ -64,7 +64,7 @@ class Mount:
         return True
 
     def close(self):
-        """Whatever the state: afterwards nothing is mounted and no process is left."""
+        """Whatever the state was, afterwards nothing is mounted and no process is left."""
 
 
 class WeightfsStore:
@@ -120,7 +120,7 @@ class WeightfsMount(Mount):
 
     @property
     def pid(self):
-        """Of the daemon; 0 when there is none."""
+        """The process ID of the daemon, or 0 if there is none."""
         return next(iter(self.store.daemons()), 0)
 
     def remount_command(self):
@@ -134,7 +134,7 @@ class WeightfsMount(Mount):
         process.run([program(), "umount", self.path], limit=UMOUNT_LIMIT_S, on_hang=self.kill)
         assert not is_mounted(self.path), f"umount of {self.path} reported success, and it is still mounted"
         self.watchdog.forget(self.path)
-        # umount returns when all is on the device; the process itself may take a moment more to end.
+        # umount returns when all data is on the device; the process may take a moment longer to exit.
         assert process.wait_gone(pid, MOUNT_LIMIT_S), f"daemon {pid} is still there after the unmount"
 
     def kill(self):
@@ -142,7 +142,7 @@ class WeightfsMount(Mount):
             process.kill(pid)
 
     def kill9(self):
-        """SIGKILL for the daemon, and the dead mount taken away."""
+        """Kills the daemon with SIGKILL and removes the dead mount."""
         pid = self.pid
         process.kill(pid)
         assert process.wait_gone(pid), f"daemon {pid} did not end on SIGKILL"
@@ -171,7 +171,7 @@ class WeightfsMount(Mount):
 
 
 class Ext4Store:
-    """An ext4 image: real unmounts, and no daemon to kill."""
+    """An ext4 image. It can be unmounted, but has no daemon to kill."""
 
     kind = "ext4"
 
@@ -180,7 +180,7 @@ class Ext4Store:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.image = self.directory / "image"
         with open(self.image, "wb") as stream:
-            # Its journal and tables are no part of the size that a test asks for.
+            # The journal and tables do not count toward the size that a test requests.
             stream.truncate(parse_size(size) + (64 << 20))
         process.run(["mkfs.ext4", "-q", "-m", "0", "-b", "4096", "-N", "200000" if parse_size(size) >= 256 << 20
                      else "2000", self.image], limit=120)
@@ -255,7 +255,7 @@ class PlainMount(Mount):
 
 
 class Factory:
-    """Makes stores and mounts below one scratch directory, and takes every one away again at its end."""
+    """Creates stores and mounts below one scratch directory, and removes all of them at the end."""
 
     def __init__(self, scratch, target, watchdog):
         self.scratch, self.target, self.watchdog = Path(scratch), target, watchdog
@@ -289,7 +289,7 @@ class Factory:
         return mount.mount(options)
 
     def directory(self, name="local"):
-        """A directory of the local disk."""
+        """Creates a directory on the local disk."""
         path = self.new_path(name)
         path.mkdir(mode=0o755)
         return path
@@ -298,7 +298,7 @@ class Factory:
         return len(self._made)
 
     def close(self, mark=0):
-        """Removes all that was made since `mark`, the newest first."""
+        """Removes everything that was created since `mark`, newest first."""
         while len(self._made) > mark:
             made = self._made.pop()
             if isinstance(made, Mount):
@@ -308,8 +308,8 @@ class Factory:
 
 
 def wait_until(condition, limit=30):
-    """Waits for a condition of another process or of the kernel that nothing announces. Returns whether it came true in
-    time."""
+    """Polls for a condition of another process or the kernel that sends no notification. Returns whether it became true
+    in time."""
     end = time.monotonic() + limit
     while not condition():
         if time.monotonic() > end:

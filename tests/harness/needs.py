@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test cannot do without. Each skips with its reason, and the summary of a run says so once more."""
+"""Requirements of tests. A test without its requirement is skipped; the summary of the run repeats the reason."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ def program(*names):
 
 
 def torch(version):
-    """A torch of at least `version` ("2.7"): Debian 13's own is 2.6."""
+    """Requires at least this version of torch ("2.7"): Debian 13 has 2.6."""
     present = importlib.import_module("torch").__version__
     number = [tuple(int(part) for part in text.split(".")[:2]) for text in (present, version)]
     return pytest.mark.skipif(number[0] < number[1], reason=f"needs torch {version} or newer, this one is {present}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs run by the tests. Every one has a time limit, and output that is shown when it fails."""
+"""Runs programs for the tests. Each has a time limit, and its output is shown if it fails."""
 
 import os
 import select
@@ -11,7 +11,7 @@ DEFAULT_LIMIT_S = 60
 
 
 class Failure(AssertionError):
-    """A program ended in another way than the test asked for."""
+    """A program ended differently from what the test expected."""
 
 
 class Finished:
@@ -23,9 +23,9 @@ class Finished:
 
 
 def run(command, *, limit=DEFAULT_LIMIT_S, codes=(0,), text=True, input=None, on_hang=None, **options):
-    """Runs `command` and returns what it printed. Raises Failure when its exit code is not in `codes` (None: any), or
-    when it takes longer than `limit` seconds. `on_hang` is called before it is killed: a program that waits for a
-    dead filesystem only ends once the filesystem's process does."""
+    """Runs `command` and returns its output. Raises Failure if its exit code is not in `codes` (None: any), or if it
+    takes longer than `limit` seconds. `on_hang` is called before the program is killed, because a program that waits
+    for a dead filesystem ends only after the filesystem's process has ended."""
     process = subprocess.Popen(
         [str(word) for word in command], text=text, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL, **options)
@@ -51,7 +51,7 @@ def end_hung(process, on_hang=None):
 
 
 def finish(process, limit=DEFAULT_LIMIT_S, codes=(0,)):
-    """Waits for a Popen; the same rules as run."""
+    """Waits for a Popen, by the same rules as run."""
     try:
         out, err = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -64,7 +64,7 @@ def finish(process, limit=DEFAULT_LIMIT_S, codes=(0,)):
 
 
 def processes_with(program, argument):
-    """Ids of the processes of that program name which have `argument` on their command line."""
+    """IDs of the processes with that program name and `argument` on their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -79,7 +79,7 @@ def processes_with(program, argument):
 
 
 def kill(pid, signal_number=signal.SIGKILL):
-    assert pid > 0, "there is no process to kill"  # 0 would mean all of ours
+    assert pid > 0, "there is no process to kill"  # 0 would mean our whole process group
     try:
         os.kill(pid, signal_number)
     except ProcessLookupError:
@@ -87,7 +87,7 @@ def kill(pid, signal_number=signal.SIGKILL):
 
 
 def wait_gone(pid, limit=DEFAULT_LIMIT_S):
-    """Waits for the end of a process that need not be a child; 0 is none. Returns whether it ended."""
+    """Waits until a process, which need not be a child, has ended; 0 means no process. Returns whether it ended."""
     if pid == 0:
         return True
     try:

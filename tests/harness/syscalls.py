@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls that Python does not offer, through the C library. All raise OSError as those of `os` do."""
+"""System calls that Python lacks, through the C library. All raise OSError as the functions of `os` do."""
 
 import ctypes
 import ctypes.util
@@ -36,12 +36,12 @@ def rename_flags(source, target, flags):
 
 
 def link_following(source, target):
-    """linkat with AT_SYMLINK_FOLLOW, which os.link forgets where a plain link would do."""
+    """linkat with AT_SYMLINK_FOLLOW, which os.link omits."""
     _checked("linkat", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), AT_SYMLINK_FOLLOW)
 
 
 def link_descriptor(descriptor, target):
-    """The name of an O_TMPFILE file, through /proc, as open(2) shows."""
+    """Gives an O_TMPFILE file a name, through /proc, as in open(2)."""
     link_following(f"/proc/self/fd/{descriptor}", target)
 
 
@@ -63,12 +63,12 @@ def mmap_address(mapping):
 
 
 def raw_open(path_bytes, flags, mode=0):
-    """open(2) with a path that Python would refuse."""
+    """open(2) with a path that Python would reject."""
     return _checked("open", path_bytes, flags, mode)
 
 
 def errno_of(function, *arguments, **options):
-    """The errno that a call fails with; 0 when it succeeds."""
+    """Returns the errno that a call fails with, or 0 if it succeeds."""
     try:
         function(*arguments, **options)
         return 0

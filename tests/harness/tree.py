@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a directory tree holds, in a form that can be compared: for saved trees, and for two filesystems."""
+"""The content of a directory tree in a comparable form, for saved trees and for comparing two filesystems."""
 
 import hashlib
 import os
@@ -37,7 +37,7 @@ def describe(path, times=False):
 
 
 def snapshot(root, times=False):
-    """Path (relative) -> facts, hard links included as the group of paths that share an inode."""
+    """Path (relative) -> facts. Hard links appear as the group of paths that share an inode."""
     facts, inodes = {}, {}
     for directory, names, files in os.walk(root):
         for name in [*names, *files]:
@@ -53,7 +53,7 @@ def snapshot(root, times=False):
 
 
 def differences(expected, actual):
-    """Lines that name every difference between two snapshots; none when they are equal."""
+    """Returns one line per difference between two snapshots; none if they are equal."""
     lines = []
     for path in sorted(expected.keys() | actual.keys()):
         if path not in actual:
@@ -68,7 +68,7 @@ def differences(expected, actual):
 
 
 def digests(root):
-    """Path -> digest of every regular file below `root`, for "nothing has changed"."""
+    """Path -> digest of every regular file below `root`, to check that nothing has changed."""
     return {os.path.relpath(os.path.join(directory, name), root): digest(os.path.join(directory, name))
             for directory, _, files in os.walk(root) for name in files
             if stat.S_ISREG(os.lstat(os.path.join(directory, name)).st_mode)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code run as another user, in a forked child."""
+"""Runs code as another user in a forked child."""
 
 import ctypes
 import os
@@ -17,18 +17,18 @@ class ChildFailed(AssertionError):
 
 
 def become(uid, gid=None, groups=()):
-    """Gives up every privilege of this process."""
+    """Drops all privileges of this process."""
     os.setgroups(list(groups))
     os.setresgid(*[uid if gid is None else gid] * 3)
     os.setresuid(uid, uid, uid)
 
 
 def drop_capabilities(keep=()):
-    """Gives up every capability of this thread but those numbers, for good; its user stays who he is."""
+    """Permanently drops all capabilities of this thread except the given ones; the user ID stays the same."""
     libc, version_3, drop_from_bounding_set, last = ctypes.CDLL(None, use_errno=True), 0x20080522, 24, 63
     for capability in range(last):
         if capability not in keep:
-            libc.prctl(drop_from_bounding_set, capability, 0, 0, 0)   # EINVAL behind the last one
+            libc.prctl(drop_from_bounding_set, capability, 0, 0, 0)   # EINVAL after the last capability
     kept = sum(1 << capability for capability in keep)
     low, high = kept & 0xFFFFFFFF, kept >> 32
     sets = struct.pack("6I", low, low, 0, high, high, 0)
@@ -37,7 +37,7 @@ def drop_capabilities(keep=()):
 
 
 def call_without_capabilities(function, *arguments, keep=(), **options):
-    """call_as for user 0 that has these capabilities alone: root as in many containers."""
+    """Like call_as for user 0 with only these capabilities: root as in many containers."""
     def bare():
         drop_capabilities(keep)
         return function(*arguments)
@@ -46,8 +46,8 @@ def call_without_capabilities(function, *arguments, keep=(), **options):
 
 
 def call_as(uid, function, *arguments, gid=None, groups=(), limit=60):
-    """Returns what `function` returns when a child process runs it as `uid`; raises what it raises (OSError) or a
-    ChildFailed with its traceback. uid None: in a child, with our own rights."""
+    """Runs `function` as `uid` in a child process and returns its result. Raises the OSError that it raises, or a
+    ChildFailed with its traceback. uid None: in a child, with our own privileges."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process beside the tests that ends what hangs, and what a killed test run would leave behind.
+"""A process next to the tests that ends hung operations, and cleans up after a killed test run.
 
-A test that waits inside the kernel for a filesystem which does not answer can be interrupted by nothing in its own
-process. So this process knows every mount and its daemon: when a test takes longer than its limit, the daemons get
-SIGKILL and the mounts are detached, upon which every waiting system call returns an error and the test fails. It does
-the same when the test run itself has gone away. Its orders come line by line on standard input."""
+If a test waits in the kernel for a filesystem that does not respond, nothing in its own process can interrupt it. So
+this process knows every mount and its daemon: when a test exceeds its limit, the watchdog sends SIGKILL to the daemons
+and detaches the mounts. Then every waiting system call returns an error and the test fails. It does the same when the
+test run itself is gone. It receives its commands as lines on standard input."""
 
 import os
 import select
@@ -19,11 +19,11 @@ if __name__ == "__main__":
 from harness.process import kill, processes_with  # noqa: E402
 from harness.syscalls import unmount_lazily  # noqa: E402
 
-GRACE_S = 60  # from the kill of the daemons to that of the test run itself
+GRACE_S = 60  # time between killing the daemons and killing the test run itself
 
 
 class Watchdog:
-    """The test run's end."""
+    """The test run's side of the watchdog."""
 
     def __init__(self):
         self._fired_path = None
@@ -40,11 +40,11 @@ class Watchdog:
         self._order("arm", seconds, name)
 
     def disarm(self):
-        """Returns whether it fired since it was armed."""
+        """Returns whether the watchdog fired since it was armed."""
         return self._order("disarm") == "fired"
 
     def watch(self, directory, program="", argument=""):
-        """A mount, and how its daemon is known: the program's name and one of its arguments."""
+        """Registers a mount, with the program name and one argument that identify its daemon."""
         self._order("watch", directory, program, argument)
 
     def forget(self, directory):

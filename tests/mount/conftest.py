@@ -8,5 +8,5 @@ from store_files import filled_store
 
 @pytest.fixture
 def store(factory):
-    """A store that is not mounted, with one file in it. A module may have another one under this name."""
+    """An unmounted store with one file. A module may override this fixture."""
     return filled_store(factory)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be true of the writers' files after a crash, given what they said. See crash_writers.py."""
+"""Checks the writers' files after a crash against what the writers reported. See crash_writers.py."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from crash_writers import content, length_of, stream_of
 
 
 class Record:
-    """What one writer said, over all rounds. `atomic_truncation`: whether a crash shows a file under O_TRUNC old or
-    new; where it is the writer that is killed, nobody promises that."""
+    """The reports of one writer over all rounds. `atomic_truncation`: whether a crash shows a file under O_TRUNC with
+    old or new content; if the writer itself is killed, that is not guaranteed."""
 
     def __init__(self, atomic_truncation=True):
         self.atomic_truncation = atomic_truncation
-        self.acknowledged = 0          # append: the size promised
-        self.attempted = 0             # append: the greatest size tried
-        self.synced, self.tried = {}, {}   # replace: number and length promised; numbers tried since
-        # churn: names promised; names that may be there or not; those that were being made
+        self.acknowledged = 0          # append: the guaranteed size
+        self.attempted = 0             # append: the largest size attempted
+        self.synced, self.tried = {}, {}   # replace: number and length that are guaranteed; numbers attempted since
+        # churn: names that are guaranteed; names that may or may not exist; names whose creation had begun
         self.live, self.unsure, self.begun = set(), set(), set()
         self.last = []
 
@@ -24,7 +24,7 @@ class Record:
         try:
             kind, what, *rest = json.loads(line)
         except ValueError:
-            return  # the last line of a writer that was killed
+            return  # the incomplete last line of a killed writer
         self.last = (self.last + [line.strip()])[-8:]
         if kind in ("try", "done"):
             getattr(self, f"{kind}_{what}")(*rest)
@@ -90,7 +90,7 @@ def check_append(directory, record):
 
 
 def check_replace(directory, record):
-    """Every file is whole: what a crash would have shown before, or one of the contents tried since."""
+    """Every file is complete: it has the content guaranteed before the crash, or one attempted since."""
     for name in {**record.synced, **record.tried}:
         if name.startswith("truncated") and not record.atomic_truncation:
             continue
@@ -101,17 +101,17 @@ def check_replace(directory, record):
             continue
         with open(path, "rb") as stream:
             data = stream.read()
-        # What a crash has shown is there to stay.
+        # Content that one crash has shown must survive later ones.
         record.synced[name], record.tried[name] = found_in(name, data, record), []
 
 
 def found_in(name, data, record):
-    """Which of the allowed contents `data` is: its number and length."""
+    """The number and length of the allowed content that `data` equals."""
     allowed = [(number, length_of(name, number)) for number in record.tried.get(name, [])]
     if name in record.synced:
         allowed.insert(0, record.synced[name])
     if name.startswith("truncated") and record.synced.get(name, (0, 0))[1] == 0:
-        # There was no old content to keep: a crash may show a new one in part.
+        # Without old content, a crash may show part of the new one.
         allowed += [(number, len(data)) for number, length in allowed if len(data) < length]
     for number, length in allowed:
         if data == content(name, number, length_of(name, number))[:length]:
@@ -130,11 +130,11 @@ def check_churn(directory, record):
         with open(os.path.join(directory, name), "rb") as stream:
             data = stream.read()
         if name in record.begun:
-            # A part of it, from the start on.
+            # A prefix of the content.
             assert data == expected[:len(data)], f"{name} of {len(data)} bytes holds what was never written to it"
         else:
             assert data == expected, f"{name} has {len(data)} bytes, {len(expected)} were promised"
-    # What a crash left in part stays so.
+    # A file that a crash left incomplete is not completed later.
     for name in names & record.begun:
         os.unlink(os.path.join(directory, name))
     record.live, record.unsure, record.begun = names - record.begun, set(), set()

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writers for test_kill.py: three programs that say, line by line on standard output, what they have been promised.
+"""Writers for test_kill.py: programs that report on standard output, line by line, what was guaranteed to them.
 
     crash_writers.py append|replace|truncate|churn DIRECTORY SEED
 
-They go on until the filesystem fails under them. Each line is a JSON list: what was begun ("try ...") or what is
-promised ("done ..."). Every file's content follows from its name and a number, so that the checker knows every byte it
-may hold. The promises:
+They run until the filesystem fails under them. Each line is a JSON list: what was begun ("try ...") or what is
+guaranteed ("done ..."). Every file's content follows from its name and a number, so the checker knows every byte that
+the file may contain. The guarantees:
   append   a file grows; "done append SIZE" once fsync has returned.
   replace  whole files replaced in three ways: temporary file, fsync, rename, fsync of the directory ("synced"); rename
-           without fsync ("renamed"); O_TRUNC over the old file ("truncated"). Only "synced" promises durability, all of
-           them promise old or new, never a mixture.
-  truncate only the third of these, on few files, so that one replacement begins while the last is not durable yet.
+           without fsync ("renamed"); O_TRUNC over the old file ("truncated"). Only "synced" guarantees durability; all
+           of them guarantee the old or the new content, never a mixture.
+  truncate only the third of these, on few files, so that a replacement begins before the previous one is durable.
   churn    small files created and fsynced ("done create"), deleted with an fsync of the directory ("done delete"),
            renamed ("done rename")."""
 
@@ -22,20 +22,20 @@ import sys
 
 
 def content(name, number, length):
-    """`length` bytes that only this name and number have."""
+    """`length` bytes that only this name and number produce."""
     head = f"{name} {number} {length}\n".encode()
     block = hashlib.sha256(head).digest() * 128
     return (head + block * (length // len(block) + 1))[:length]
 
 
 def length_of(name, number):
-    """Sizes around every boundary of a filesystem, the same for writer and checker."""
+    """Sizes around all boundaries of a filesystem, the same for the writer and the checker."""
     generator = random.Random(f"{name} {number}")
     return generator.choice([100, 4095, 4096, 5000, 65536, 70_001, 300_000, (1 << 20) + 1, 3 << 20])
 
 
 def stream_of(name, start, length):
-    """Any part of an endless stream, for the file that grows."""
+    """Any part of an endless stream, for the growing file."""
     first, last = start // 32, (start + length + 31) // 32
     data = b"".join(hashlib.sha256(f"{name} {index}".encode()).digest() for index in range(first, last))
     return data[start - first * 32:start - first * 32 + length]
@@ -120,7 +120,7 @@ def churn(directory, generator):
             sync_directory(directory)
             say("done", "delete", name)
         else:
-            # The number behind the dash stays with the content through every rename.
+            # The number after the dash identifies the content and is kept through every rename.
             name = f"f{number}-{number}"
             say("try", "create", name)
             write_whole(os.path.join(directory, name), content("churn", number, length_of("churn", number) % 50_000),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of leases share: content, what a mount says, and processes that hold leases."""
+"""Shared code of the lease tests: content, the mount's statistics, and processes that hold leases."""
 
 import contextlib
 import json
@@ -25,8 +25,8 @@ def statistics(mount):
 
 
 def descriptors(mount):
-    """How many descriptors of each file the daemon has. RocksDB opens and closes the catalog's as it likes; they do not
-    count."""
+    """Number of descriptors that the daemon has of each file, except the catalog's, which RocksDB opens and closes at
+    any time."""
     files = Counter()
     for number in os.listdir(f"/proc/{mount.pid}/fd"):
         with contextlib.suppress(FileNotFoundError):   # closed meanwhile
@@ -36,26 +36,27 @@ def descriptors(mount):
 
 
 def descriptors_at_rest(mount):
-    """The same once it has seen the end of every connection that earlier tests closed: it listens, no more."""
+    """Like descriptors(), after the daemon has closed all connections of earlier tests, so only its listening socket
+    remains."""
     assert wait_until(lambda: descriptors(mount)["socket"] == 1)
     return descriptors(mount)
 
 
 def comes_to(mount, **expected):
-    """Whether the mount's statistics become these: the daemon sees the end of a connection, or of a process, a moment
-    later, and then gives back one after the other."""
+    """Waits for the mount's statistics to reach these values. The daemon notices the end of a connection or process a
+    moment later, and then releases its resources one by one."""
     return wait_until(lambda: expected.items() <= statistics(mount).items())
 
 
 def free_at_rest(mount, path):
-    """What is free once the daemon has done everything that earlier tests left to it."""
+    """The free space after the daemon has finished the work left by earlier tests."""
     descriptors_at_rest(mount)
     assert comes_to(mount, leases=0, pinned_bytes=0, granted_bytes=0)
     return free(path)
 
 
 def free(path):
-    # What was deleted is free once its commit is durable.
+    # Deleted space is free once its commit is durable.
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -64,14 +65,14 @@ def free(path):
 
 
 def refusal(function, *arguments, **options):
-    """The errno that a call ends with."""
+    """The errno that a call fails with."""
     with pytest.raises(OSError) as caught:
         function(*arguments, **options)
     return caught.value.errno
 
 
 class Holder:
-    """A process of its own that holds a lease; what it runs says when it has it, and then waits for ever."""
+    """A process that holds a lease. It reports when it has the lease and then waits forever."""
 
     def __init__(self, code, *arguments, **options):
         text = f"import sys, os, signal\nsys.path.insert(0, {os.fspath(Path(__file__).parent)!r})\n" \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of leases by hand: the messages of lease/protocol.h over a socket, without the client library."""
+"""A client of the lease protocol without the client library: the messages of lease/protocol.h over a socket."""
 
 import array
 import errno
@@ -36,12 +36,12 @@ def crc32c(data):
 
 
 def blocks_of(data):
-    """Whole blocks, the last one filled with zeros."""
+    """`data` in whole blocks, the last one padded with zeros."""
     return [data[at:at + BLOCK].ljust(BLOCK, b"\0") for at in range(0, len(data), BLOCK)]
 
 
 class Refused(OSError):
-    """The server's error; `body` is what came with it."""
+    """An error of the server; `body` is the message that came with it."""
 
     def __init__(self, code, body):
         super().__init__(code, body.decode(errors="replace"))
@@ -49,7 +49,7 @@ class Refused(OSError):
 
 
 def ticket(descriptor):
-    """Token and socket name for an open file or directory."""
+    """Returns the token and socket name for an open file or directory."""
     answer = fcntl.ioctl(descriptor, IOC_LEASE, TICKET.pack(1, 0, bytes(16), bytes(96)))
     version, protocol, token, name = TICKET.unpack(answer)
     assert (version, protocol) == (1, VERSION)
@@ -64,7 +64,7 @@ def memory_file(data, seals=SEALS):
 
 
 def read_device(device, block, count):
-    """Whole blocks past the page cache."""
+    """Reads whole blocks, bypassing the page cache."""
     memory = mmap.mmap(-1, count * BLOCK)
     done = 0
     while done < count * BLOCK:
@@ -81,11 +81,11 @@ def write_device(device, block, data):
 
 
 class Lease:
-    """A connection, and what it holds. Closes its descriptors at its end."""
+    """A connection and the descriptors it holds, which are closed at its end."""
 
     def __init__(self, name):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.connect(b"\0" + name)   # Waits its turn, which a socket with a time limit would not.
+        self.socket.connect(b"\0" + name)   # Blocks until it is accepted, which a socket with a timeout would not do.
         self.socket.settimeout(60)
         self.devices = []
 
@@ -143,7 +143,7 @@ class Lease:
         return self.receive(kind)
 
     def read(self, token, offset=0, length=TO_END):
-        """Size of the file, first block and number of blocks of the range, extents, checksums."""
+        """Returns the file size, the first block and number of blocks of the range, the extents and the checksums."""
         body = self.ask(READ, struct.pack("=16sQQ", token, offset, length))
         size, first, blocks, count = struct.unpack_from("=QQQQ", body)
         extents = [EXTENT.unpack_from(body, 32 + EXTENT.size * index)[:4] for index in range(count)]
@@ -152,7 +152,7 @@ class Lease:
         return size, first, blocks, extents, sums
 
     def content(self, leased):
-        """The bytes of a leased range, each block checked."""
+        """The bytes of a leased range, after each block's checksum was verified."""
         size, first, blocks, extents, sums = leased
         out = bytearray(blocks * BLOCK)
         for file_block, count, device_block, device in extents:
@@ -170,7 +170,7 @@ class Lease:
         return [EXTENT.unpack_from(body, 8 + EXTENT.size * index)[:4] for index in range(count)]
 
     def fill(self, extents, data):
-        """Writes the first blocks of a reservation; the checksums to commit them with."""
+        """Writes the first blocks of a reservation. Returns the checksums to commit them with."""
         blocks = blocks_of(data)
         for first, count, device_block, device in extents:
             mine = blocks[first:first + count]
@@ -190,7 +190,7 @@ class Lease:
         self.forget_devices()
 
     def read_many(self, token, names):
-        """For each name its errno, or the content."""
+        """For each name, its errno or its content."""
         body = self.ask(READ_MANY, struct.pack("=16sQ", token, len(names)) + b"".join(name + b"\0" for name in names))
         extent_count, sum_count = struct.unpack_from("=QQ", body)
         files = [struct.unpack_from("=iIQQQ", body, 16 + 32 * index) for index in range(len(names))]
@@ -206,7 +206,7 @@ class Lease:
         return answers
 
     def commit_many(self, token, files, sums, *, mode=0o644, durable=True):
-        """`files`: (name, size). Returns nothing, or raises Refused with the index in `failed`."""
+        """`files`: (name, size). Raises Refused with the index in `failed`."""
         body = struct.pack("=16sQII", token, len(files), mode, durable)
         body += b"".join(struct.pack("=Q", size) for _, size in files) + b"".join(name + b"\0" for name, _ in files)
         try:
@@ -219,12 +219,12 @@ class Lease:
 
 
 def write_opened(descriptor, data, **commit):
-    """The file's bytes from 0 on by a lease; what the client library does for a whole tensor."""
+    """Writes the file's content from offset 0 through a lease, as the client library does for a whole tensor."""
     token, name = ticket(descriptor)
     with Lease(name) as lease:
         sums = lease.fill(lease.reserve(token, -(-len(data) // BLOCK)), data)
         lease.commit(token, len(data), sums, **{"new_size": len(data), **commit})
-    os.fstat(descriptor)   # From here on the kernel knows the size.
+    os.fstat(descriptor)   # This makes the kernel learn the new size.
 
 
 def write_direct(path, data, flags=0, **commit):
@@ -246,7 +246,7 @@ def read_direct(path, offset=0, length=TO_END):
 
 
 def write_many(directory, files, **commit):
-    """`files`: {name: bytes}, as one commit."""
+    """Writes `files`, {name: bytes}, in one commit."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         token, name = ticket(descriptor)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that change one page in different ways at about the same time: one by pwrite(2), or in another way that
-goes past the page cache, one through a shared mapping. No change may be lost.
+"""Processes that change one page in different ways at about the same time: one by pwrite(2) or another call that
+bypasses the page cache, one through a shared mapping. No change may be lost.
 
-Usage: page_race.py ROLE FILE PAGES, with ROLE one of ROLES; begins when a line comes from standard input."""
+Usage: page_race.py ROLE FILE PAGES, with ROLE one of ROLES. It begins when it receives a line on standard input."""
 
 import contextlib
 import ctypes
@@ -36,7 +36,7 @@ def by_pwrite(path, pages):
 
 
 def by_write_only(path, pages):
-    """A write-only descriptor cannot be mapped, and writes past the page cache on every kernel."""
+    """Uses a write-only descriptor, which cannot be mapped, so every kernel writes past the page cache."""
     descriptor = os.open(path, os.O_WRONLY)
     for page in range(pages):
         os.pwrite(descriptor, DIRECT, page * PAGE + DIRECT_AT)
@@ -52,7 +52,7 @@ def by_copy(path, pages):
 
 
 def by_copy_of_pages(path, pages):
-    """Copies whole pages, all of them at once."""
+    """Copies whole pages, all at once."""
     source = os.open(path + ".source", os.O_RDWR | os.O_CREAT)
     os.pwrite(source, (bytes(DIRECT_AT) + DIRECT).ljust(PAGE, b"\0") * pages, 0)
     descriptor = os.open(path, os.O_WRONLY)
@@ -75,7 +75,7 @@ def by_zero(path, pages):
     fallocate_each(path, pages, FALLOC_FL_ZERO_RANGE)
 
 
-# Each with what it leaves at DIRECT_AT, and whether it leaves the rest of the page as it was.
+# For each change, what it leaves at DIRECT_AT, and whether it keeps the rest of the page.
 CHANGES = {
     "pwrite": (by_pwrite, DIRECT, True),
     "write-only": (by_write_only, DIRECT, True),
@@ -103,13 +103,13 @@ def until_input_ends(step):
 
 
 def send_dirty_pages(path, pages):
-    """Makes the kernel write dirty pages back, which it does without the lock of the inode."""
+    """Makes the kernel write dirty pages back, which it does without holding the inode's lock."""
     descriptor = os.open(path, os.O_RDWR)
     until_input_ends(lambda: checked(libc.sync_file_range(descriptor, 0, pages * PAGE, SYNC_FILE_RANGE_WRITE)))
 
 
 def touch(path, pages):
-    """Brings pages into the page cache again."""
+    """Brings pages back into the page cache."""
     with open(path, "rb") as stream, mmap.mmap(stream.fileno(), pages * PAGE, prot=mmap.PROT_READ) as mapping:
         until_input_ends(lambda: [mapping[page * PAGE] for page in range(pages)])
 
@@ -123,7 +123,7 @@ def word(value):
 
 
 def send_by_pwrite(path, rounds):
-    """Writes odd numbers into the first word of the file, each once the other has answered the one before."""
+    """Writes odd numbers to the first word of the file, each after the other process has answered the previous one."""
     descriptor = os.open(path, os.O_RDWR)
     for value in range(1, 2 * rounds, 2):
         os.pwrite(descriptor, word(value), 0)
@@ -132,7 +132,7 @@ def send_by_pwrite(path, rounds):
 
 
 def answer(path, rounds, see):
-    """Answers through a mapping, with the next number, each number that `see(descriptor, mapping)` shows."""
+    """Answers each number that `see(descriptor, mapping)` shows with the next number, through a mapping."""
     descriptor = os.open(path, os.O_RDWR)
     with mmap.mmap(descriptor, PAGE) as mapping:
         for value in range(1, 2 * rounds, 2):
@@ -141,7 +141,7 @@ def answer(path, rounds, see):
             mapping[0:8] = word(value + 1)
 
 
-# How the answering process learns of a number.
+# How the answering process reads a number.
 SEEN = {"mapping": lambda descriptor, mapping: mapping[0:8], "pread": lambda descriptor, mapping: os.pread(descriptor, 8, 0)}
 
 ROLES = {
@@ -153,7 +153,7 @@ ROLES = {
 
 @contextlib.contextmanager
 def running(*roles):
-    """Processes that have begun at once; each role with its file and number of pages or rounds."""
+    """Starts processes at the same time; each role has a file and a number of pages or rounds."""
     workers = []
     try:
         for name, path, count in roles:
@@ -178,7 +178,8 @@ def wait(*workers):
 
 
 def lost(how, path, pages):
-    """Changes each of `pages` pages by `how` and through a mapping. The pages whose change of each kind is lost."""
+    """Changes each of `pages` pages by `how` and through a mapping. Returns the pages that lost a change of each kind.
+    """
     with open(path, "wb") as stream:
         stream.write(OLD * (pages * PAGE // len(OLD)))
     with running((how, path, pages), ("map", path, pages), ("send dirty pages", path, pages)) as workers:
@@ -191,7 +192,7 @@ def lost(how, path, pages):
 
 
 def take_turns(seen, path, rounds):
-    """Two processes change one word by turns, `rounds` times; the second learns by `seen` of what the first wrote."""
+    """Two processes change one word in turn, `rounds` times. The second one reads by `seen` what the first wrote."""
     with open(path, "wb") as stream:
         stream.write(bytes(PAGE))
     with running(("ask", path, rounds), (f"answer by {seen}", path, rounds), ("touch", path, 1)) as workers:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small scripts of file operations with what each must give, as tables for the tests of POSIX behaviour.
+"""Small scripts of file operations with their expected results, as tables for the tests of POSIX behavior.
 
-A script is lines of `[@WHO] OPERATION ARGUMENTS... [-> EXPECTED]`. WHO is uid[:gid[,group...]], root where it is left
-out. EXPECTED is the name of an errno or what the operation returns ("nothing" for an empty text, "0" for no value);
+A script has lines of the form `[@WHO] OPERATION ARGUMENTS... [-> EXPECTED]`. WHO is uid[:gid[,group...]]; the default
+is root. EXPECTED is the name of an errno or the operation's result ("nothing" for an empty text, "0" for no value);
 without it the operation must succeed. Paths are relative to the test's directory; {n255} stands for a name of 255
-bytes, {p4095/x} for a path of 4,095 that ends in x. `mark PATH...` remembers times, waiting until the clock has moved
-on; `newer PATH FIELDS...` and `same PATH FIELDS...` compare with them."""
+bytes, {p4095/x} for a path of 4,095 bytes that ends in x. `mark PATH...` records times and waits until the clock has
+advanced; `newer PATH FIELDS...` and `same PATH FIELDS...` compare with them."""
 
 import os
 import re
@@ -22,7 +22,7 @@ UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 KINDS = {"file": stat.S_IFREG, "fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK, "char": stat.S_IFCHR,
          "block": stat.S_IFBLK}
 RENAME_FLAGS = {"noreplace": RENAME_NOREPLACE, "exchange": RENAME_EXCHANGE, "both": RENAME_NOREPLACE | RENAME_EXCHANGE}
-CLOCK_REALTIME_COARSE = 5  # of linux/time.h: the clock of file times
+CLOCK_REALTIME_COARSE = 5  # linux/time.h: the clock that file times use
 TIMES = {"atime": "st_atime_ns", "mtime": "st_mtime_ns", "ctime": "st_ctime_ns"}
 
 
@@ -31,7 +31,7 @@ def octal(text):
 
 
 def flags_of(text):
-    """O_RDWR,O_CREAT -> a number."""
+    """"O_RDWR,O_CREAT" -> a number."""
     result = 0
     for name in text.split(","):
         result |= getattr(os, name)
@@ -39,7 +39,7 @@ def flags_of(text):
 
 
 class Operations:
-    """What a script can do. A returned value is compared as text."""
+    """The operations of a script. Results are compared as text."""
 
     def create(self, path, mode="0644"):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, octal(mode)))
@@ -172,7 +172,7 @@ def field_of(status, field):
 
 
 class Actor:
-    """A process with one user's rights, in the test's directory."""
+    """A process with one user's privileges, in the test's directory."""
 
     def __init__(self, who, directory):
         (order_read, self.order), (self.answer, answer_write) = os.pipe(), os.pipe()
@@ -220,7 +220,7 @@ def serve(orders, answers):
 
 
 def expand(text):
-    """Puts in the long names and paths."""
+    """Expands the long names and paths."""
     text = re.sub(r"\{n(\d+)\}", lambda found: "n" * int(found[1]), text)
     return re.sub(r"\{p(\d+)/(\w+)\}", lambda found: path_of(int(found[1]), found[2]), text)
 
@@ -271,7 +271,7 @@ class Script:
         for path in paths:
             self.marks[path] = self.times(path)
         latest = max(self.marks[path]["ctime"] for path in paths)
-        # The clock of file times ticks in milliseconds: later changes must be seen to be later.
+        # The clock of file times ticks in milliseconds; a later change must get a later time.
         assert wait_until(lambda: time.clock_gettime_ns(CLOCK_REALTIME_COARSE) > latest)
 
     def newer(self, path, *fields, where):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that every operation on a path shares, and how the tables become tests."""
+"""The errors that all operations on a path share, and the conversion of tables to tests."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 
 from posix_script import needs_root
 
-# Each operation with {x} for the path that is looked up; the others exist, or do not, as the operation needs.
+# Each operation with {x} for the path that is looked up. The other paths exist or not, as the operation requires.
 ON_EXISTING = {
     "chmod": "chmod {x} 0644", "chown": "chown {x} 65534 65534", "lchown": "lchown {x} 65534 65534",
     "truncate": "truncate {x} 10", "open": "open {x} O_RDONLY", "utimensat": "utime {x} 1 1", "stat": "stat {x} mode",
@@ -20,7 +20,7 @@ USER = "@65534"
 
 
 def lookup_errors():
-    """name -> script, for every operation and every way of not finding a path."""
+    """name -> script, for every operation and every reason why a path is not found."""
     cases = {}
     for name, operation in {**ON_EXISTING, **ON_NEW}.items():
         at = operation.format
@@ -69,7 +69,7 @@ def names_at_the_limit():
 
 
 def parametrize(cases):
-    """A parametrize mark of scripts; those that need other users skip with the reason when not root."""
+    """A parametrize mark for scripts. Scripts that need other users are skipped unless run as root."""
     not_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: acts as other users")
     return pytest.mark.parametrize("script", [
         pytest.param(text, id=name, marks=[not_root] if needs_root(text) else []) for name, text in cases.items()])

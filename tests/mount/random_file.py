@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations on one file, against a model in memory. A program of its own: what goes wrong in a mapping ends the
-process, and a process can be killed.
+"""Random operations on one file, compared with a model in memory. It is a separate program, because an error in a
+mapping ends the process, and because a process can be killed.
 
     random_file.py DIRECTORY --seed 7 --ops 1500 [--dump FILE] [--remount "COMMAND"]
     random_file.py DIRECTORY --replay FILE [--remount "COMMAND"]
 
-Ends with 0 when every read, size and hole agreed with the model. --dump leaves the list of operations, one a line,
-which --replay does again, also after lines were taken out of it; data is generated from numbers in it."""
+Exits with 0 if every read, size and hole agreed with the model. --dump writes the list of operations, one per line.
+--replay repeats them, even after lines were removed; data is generated from numbers in the list."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.syscalls import (FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,  # noqa: E402
                               fallocate)
 
-LIMIT = 6 << 20       # the file's greatest size
+LIMIT = 6 << 20       # maximum size of the file
 BLOCK = 4096
 
 
@@ -52,7 +52,7 @@ def compare(expected, actual, offset, what):
 
 
 class File:
-    """The file under test with its model. One method an operation; the arguments are what a dump holds."""
+    """The file under test and its model. There is one method per operation; its arguments are those in a dump."""
 
     def __init__(self, directory, remount):
         self.path, self.other = os.path.join(directory, "file"), os.path.join(directory, "other")
@@ -91,7 +91,7 @@ class File:
         self.open()
         self.check_all()
 
-    # What changes the file.
+    # Operations that change the file.
     def put(self, offset, data):
         if not data:
             return
@@ -186,7 +186,7 @@ class File:
         finally:
             os.close(other)
 
-    # Mappings. The mapping stays while other operations go on; only whole bytes of the file are touched.
+    # Mappings. The mapping stays during other operations; only bytes inside the file are accessed.
     def map(self):
         self.unmap()
         if self.model:
@@ -216,7 +216,7 @@ class File:
         if length > 0:
             compare(self.model[offset:offset + length], self.mapping[offset:offset + length], offset, "mapping")
 
-    # What looks at it.
+    # Operations that inspect the file.
     def pread(self, offset, length):
         compare(self.model[offset:offset + length], os.pread(self.descriptor, length, offset), offset, "pread")
 
@@ -232,7 +232,7 @@ class File:
         require(os.stat(self.path).st_size == len(self.model), "size by path is wrong")
 
     def holes(self):
-        """What the filesystem calls a hole reads as zeros; data and holes follow each other to the end."""
+        """Reported holes must read as zeros; data and holes must alternate up to the end."""
         size, offset = len(self.model), 0
         while offset < size:
             try:
@@ -264,7 +264,7 @@ class File:
 
 
 class Chooser:
-    """Chooses operations from a seed and the file's size: nothing else, so that a seed means the same run again."""
+    """Chooses operations from a seed and the file's size alone, so that a seed always gives the same run."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -308,7 +308,7 @@ class Chooser:
         return ["copy_within", source, target, length]
 
     def next(self, size):
-        """One operation as a list: its name and its arguments."""
+        """Returns one operation as a list of its name and arguments."""
         names = list(CHOICES)
         name = self.random.choices(names, [CHOICES[n] for n in names])[0]
         made = getattr(self, f"make_{name}", lambda _: [name])(size)

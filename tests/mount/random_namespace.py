@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations on names, done alike on the filesystem under test and on a local one, as several users.
+"""Random operations on names, carried out by several users on the filesystem under test and on a local one.
 
     random_namespace.py TESTED REFERENCE --seed 7 --ops 1500 [--dump FILE] [--replay FILE]
 
-Ends with 0 when every operation gave the same result or the same errno on both, and both trees are equal at the end.
-Root only: every operation happens in a chroot."""
+Exits with 0 if every operation gave the same result or errno on both, and both trees are equal at the end. Needs root,
+because every operation runs in a chroot."""
 
 import argparse
 import json
@@ -34,8 +34,8 @@ ATTRIBUTES = ["user.one", "user.two", "user." + "k" * 200, "trusted.three", "sec
 
 
 class Operations:
-    """Each method does one operation and returns what both filesystems must agree on. Only ever used in a process whose
-    root directory is the one under test: the symbolic links made here point anywhere."""
+    """Each method carries out one operation and returns the result on which both filesystems must agree. Used only in a
+    process whose root directory is the one under test, because the symbolic links made here point anywhere."""
 
     @staticmethod
     def at(path):
@@ -103,7 +103,7 @@ class Operations:
     def utime(self, path, atime, mtime, follow):
         os.utime(self.at(path), ns=(atime, mtime), follow_symlinks=follow)
         status = os.stat(self.at(path), follow_symlinks=follow)
-        # The path may lead through the link itself, which may count as an access of it.
+        # The path may lead through the link itself, which may count as an access to it.
         return [0 if stat.S_ISLNK(status.st_mode) else status.st_atime_ns, status.st_mtime_ns]
 
     def touch(self, path):
@@ -142,14 +142,14 @@ class Operations:
 
 
 def acl(uid, permissions, mask):
-    """The kernel's form of: owner rwx, one named user, group r-x, mask, others r--."""
+    """The kernel's binary form of: owner rwx, one named user, group r-x, mask, others r--."""
     entries = [(1, 7, 0xFFFFFFFF), (2, permissions, uid), (4, 5, 0xFFFFFFFF), (16, mask, 0xFFFFFFFF),
                (32, 4, 0xFFFFFFFF)]
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 class Worker:
-    """A process with one user's rights whose root directory is one of the filesystems."""
+    """A process with one user's privileges whose root directory is one of the filesystems."""
 
     def __init__(self, uid, root):
         (order_read, order_write), (answer_read, answer_write) = os.pipe(), os.pipe()
@@ -189,13 +189,13 @@ class Worker:
         return json.loads(self.answer.readline())
 
     def close(self):
-        # Not by the end of its input: later workers hold a copy of the pipe.
+        # Killed, because later workers hold a copy of the pipe, so it would not see the end of its input.
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
 
 class Chooser:
-    """Chooses operations from a seed and from what became of the earlier ones."""
+    """Chooses operations from a seed and from the results of the earlier ones."""
 
     KNOWN = 60    # paths
 
@@ -203,7 +203,7 @@ class Chooser:
         self.random, self.known = random.Random(seed), []
 
     def note(self, name, arguments):
-        """The operation succeeded: a path that it made is a good one to use again."""
+        """Records a successful operation: a path that it created is useful for later ones."""
         place = {"mkdir": 0, "create": 0, "open": 0, "mkfifo": 0, "mknod": 0, "rename": 1, "rename_flags": 1, "link": 1,
                  "symlink": 1}.get(name)
         if place is not None and arguments[place].count("/") < 5:
@@ -268,7 +268,7 @@ class Chooser:
 
 
 def choose(seed, count):
-    """Yields operations; takes back, by send, whether each succeeded."""
+    """Yields operations; the caller sends back whether each one succeeded."""
     chooser = Chooser(seed)
     for _ in range(count):
         operation = chooser.next()

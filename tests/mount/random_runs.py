@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the tests of random operations are asked for: seeds and their length from the command line."""
+"""Runs the tests of random operations, with seeds and lengths from the command line."""
 
 import os
 import shutil
@@ -22,8 +22,8 @@ def operations(config, default=1500, full=5000):
 
 
 def run_program(name, words, dump, limit):
-    """Runs a program of random operations. On a failure the list of operations is kept outside the mount, and the
-    message says how to do it again."""
+    """Runs a program of random operations. After a failure the list of operations is kept outside the mount, and the
+    message says how to repeat them."""
     command = [sys.executable, HERE / name, *words, "--dump", dump]
     finished = process.run(command, codes=None, limit=limit)
     if finished.code != 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store's files as docs/FORMAT.md describes them, for tests that damage them or that must find them unchanged."""
+"""A store's files as specified in docs/FORMAT.md, for tests that damage them or check that they are unchanged."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def devices_of(store):
 
 
 def extents_of(path):
-    """Of a file in a mount, which is written out first: which bytes of it lie where on which device."""
+    """For a file in a mount, which is synced first: which of its bytes are at which location on which device."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -75,7 +75,7 @@ def superblock_field(copy, field):
 
 
 def set_superblock_field(path, field, value):
-    """In all copies, with right checksums: as another version of the program would have written it."""
+    """Sets a field in all copies, with correct checksums, as another version of the program would have written it."""
     for offset in SUPERBLOCK_OFFSETS:
         copy = bytearray(read_at(path, offset, SUPERBLOCK_SIZE))
         struct.pack_into(field[1], copy, field[0], value)
@@ -84,7 +84,7 @@ def set_superblock_field(path, field, value):
 
 
 def damage_superblock(path, copy):
-    """So that it fails in its middle, with the magic still there."""
+    """Damages the middle of a copy, so that its magic number stays intact."""
     flip(path, SUPERBLOCK_OFFSETS[copy] + 84)
 
 
@@ -102,8 +102,8 @@ def state_of(*paths, but_for=()):
 
 @contextlib.contextmanager
 def unchanged(*paths, but_for=()):
-    """Every file below the paths is the same afterwards, and there is none more or less. `but_for` is a tuple: files
-    whose names, from the path on, begin so may change."""
+    """Asserts that the block changes no file below the paths, and creates and removes none. `but_for` is a tuple: files
+    whose relative path begins with one of its elements may change."""
     before = state_of(*paths, but_for=but_for)
     yield
     after = state_of(*paths, but_for=but_for)
@@ -111,7 +111,8 @@ def unchanged(*paths, but_for=()):
 
 
 def refused(*words, saying, codes=(1,), **options):
-    """The command must end with one of `codes` and exactly one line on standard error, which holds `saying`."""
+    """Asserts that the command exits with one of `codes` and prints exactly one line on standard error, which contains
+    `saying`."""
     finished = weightfs(*words, codes=codes, **options)
     lines = finished.err.splitlines()
     assert len(lines) == 1, f"one line was expected: {finished!r}"
@@ -121,7 +122,7 @@ def refused(*words, saying, codes=(1,), **options):
 
 
 def filled_store(factory, devices=()):
-    """A store that is not mounted, with one file in it."""
+    """An unmounted store with one file."""
     made = factory.store("32M", devices=devices)
     mount = factory.mount(made)
     (mount.path / "file").write_bytes(b"content" * 1000)
@@ -130,7 +131,7 @@ def filled_store(factory, devices=()):
 
 
 def check_usable(factory, store):
-    """What filled_store made mounts, has its file, and is sound."""
+    """Asserts that a store made by filled_store can be mounted, has its file, and passes fsck."""
     mount = factory.mount(store)
     assert (mount.path / "file").read_bytes() == b"content" * 1000
     mount.fsck()

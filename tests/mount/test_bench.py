@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`weightfs bench`: a tiny run measures every row and leaves nothing; an interrupted one leaves nothing either."""
+"""`weightfs bench`: a tiny run measures every row and leaves nothing behind; so does an interrupted run."""
 
 import html
 import json
@@ -32,8 +32,8 @@ def mounts_below(directory):
 
 
 def left_in(directory):
-    """What a run should have taken away: files, mounts, and what it has in memory."""
-    # The names end with the number of their process; those of a benchmark that still runs are not ours.
+    """What a run should have removed: files, mounts, and its files in memory."""
+    # The names end with a process ID; those of a benchmark that is still running are not ours.
     in_memory = [name for name in os.listdir("/dev/shm") if name.startswith("weightfs-bench")
                  and not os.path.exists(f"/proc/{name.rsplit('-', 1)[1]}")]
     return os.listdir(directory) + mounts_below(directory) + in_memory
@@ -41,7 +41,7 @@ def left_in(directory):
 
 @pytest.fixture(scope="module")
 def run(session_factory):
-    """One run of everything but the scaling, the smallest there is."""
+    """One run of everything except the scaling, as small as possible."""
     directory, results = session_factory.directory("bench"), session_factory.directory("results")
     python = ["--python", PYTHON] if PYTHON.exists() else []
     finished = bench(directory, "--quick", "--size", "32M", "--seed", "7", "--json", results / "result.json", "--report",
@@ -90,7 +90,7 @@ def test_sequential_rows_are_compared_with_reference_and_host(run):
         for against in ("reference", "host"):
             expected = ways["weightfs"]["median"] / ways[against]["median"]
             assert ratios[against]["value"] == pytest.approx(expected), name
-            wanted = ratios[against].get("at_least")   # in memory there is none beside the host
+            wanted = ratios[against].get("at_least")   # in memory there is no target relative to the host
             state = "shown" if wanted is None else "ok" if expected >= wanted else "short"
             assert ratios[against]["state"] == state, name
 
@@ -117,7 +117,7 @@ def test_nothing_is_left(run):
 
 
 def files_written_below(directory):
-    """The file that the write rows write through the mount: there is one while the worker is busy with the mount."""
+    """The file that the write rows write through the mount. It exists while the worker uses the mount."""
     return [name for mount in mounts_below(directory) for name in os.listdir(mount) if name == "written"]
 
 
@@ -218,7 +218,7 @@ def test_the_printed_command_repeats_the_run_on_an_existing_mount(factory):
 
 @needs.root
 def test_nothing_is_removed_through_a_mount_below_a_name_with_a_blank(factory):
-    """A filesystem that somebody mounts into the scratch directory is kept, and so is what lies there."""
+    """A filesystem that a user mounts into the scratch directory is kept with its content."""
     directory = factory.directory("be nch")
     running = start_and_wait(directory, mounts_below, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     theirs = directory / os.listdir(directory)[0] / "theirs"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes that change on the device while nobody looks: the block that holds them answers EIO, never wrong bytes, and
-everything else stays readable."""
+"""Bytes that change silently on the device: the block that contains them returns EIO, never wrong bytes, and everything
+else stays readable."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ def data_of(number, length=SIZE):
 
 
 def place_of(extents, offset):
-    """Where the byte at `offset` of a file lies in the pool."""
+    """The location in the pool of the byte at `offset` of a file."""
     for extent in extents:
         if extent["logical"] <= offset < extent["logical"] + extent["length"]:
             return extent["physical"] + offset - extent["logical"]
@@ -38,7 +38,7 @@ def place_of(extents, offset):
 
 
 class Victim:
-    """A store with two files, unmounted; `damage` changes the bytes of a block of the first."""
+    """An unmounted store with two files; `damage` changes the bytes of a block of the first one."""
 
     def __init__(self, factory):
         self.mount = factory.mount(factory.store("64M"))
@@ -60,8 +60,8 @@ class Victim:
                 if "checksum" in line]
 
     def check_all_but(self, *bad_offsets):
-        """Block by block: those at `bad_offsets` fail with EIO, the others are right: all their neighbours, and every
-        seventh of the file."""
+        """Reads block by block. Blocks at `bad_offsets` must fail with EIO; the others, which are all their neighbors
+        and every seventh block of the file, must be correct."""
         bad = {offset // BLOCK for offset in bad_offsets}
         near = {block + distance for block in bad for distance in range(-20, 21)}
         with open(self.path, "rb", buffering=0) as stream:
@@ -121,7 +121,7 @@ def test_several_blocks_and_the_answers_of_large_reads(victim):
             except OSError as error:
                 assert error.errno == errno.EIO and holds_bad
             else:
-                # A read may end before the bad block; it may not go over it.
+                # A read may end before the bad block, but must not pass it.
                 end = min([offset - start for offset in bad if offset >= start] + [MIB])
                 assert got == victim.data[start:start + len(got)] and len(got) <= end
                 assert holds_bad or len(got) == min(MIB, SIZE - start)
@@ -173,7 +173,7 @@ def test_a_mapping_of_the_block_gets_a_bus_error(victim):
 
 
 def test_a_block_that_holds_another_blocks_bytes_is_found(victim):
-    """As a lost or misplaced write leaves it: every byte was once right, elsewhere."""
+    """Simulates a lost or misplaced write: every byte was once valid, but elsewhere."""
     first, second = (place_of(victim.extents, number * BLOCK) for number in (20, 30))
     store_files.patch(victim.pool, first, store_files.read_at(victim.pool, second, BLOCK))
     store_files.patch(victim.pool, place_of(victim.extents, 40 * BLOCK), bytes(BLOCK))
@@ -182,7 +182,7 @@ def test_a_block_that_holds_another_blocks_bytes_is_found(victim):
 
 
 def test_without_verification_the_damage_is_seen(victim):
-    """That the tests above damage what they say."""
+    """Checks that the tests above damage what they claim to damage."""
     victim.damage(10 * BLOCK, 0x01)
     victim.mount.mount("noverify")
     expected = bytearray(victim.data)
@@ -197,13 +197,13 @@ def test_fsck_reports_damaged_data_only_when_asked_to_read_it(victim):
     report = json.loads(finished.out)
     assert report["problems"] == 1 and report["verified_bytes"] >= 2 * SIZE
     assert "victim" in report["findings"][0]["text"] or str(victim.inode) in report["findings"][0]["text"]
-    # Data cannot be repaired: it stays as it is, and is still not believed.
+    # Data cannot be repaired: it stays damaged, and must still be detected.
     weightfs("fsck", "--data", "--repair", victim.mount.store.directory, codes=(4,))
     victim.mount.mount()
     victim.check_all_but(10 * BLOCK)
 
 
-def test_overwriting_the_block_heals_the_file(victim):
+def test_overwriting_the_block_repairs_the_file(victim):
     victim.damage(10 * BLOCK)
     victim.mount.mount()
     with open(victim.path, "r+b", buffering=0) as stream:
@@ -213,7 +213,7 @@ def test_overwriting_the_block_heals_the_file(victim):
     weightfs("fsck", "--data", victim.mount.store.directory)
 
 
-def test_overwriting_part_of_the_block_does_not_bless_the_rest(victim):
+def test_overwriting_part_of_the_block_does_not_hide_the_damage(victim):
     victim.damage(10 * BLOCK + 9)
     victim.mount.mount()
     with open(victim.path, "r+b", buffering=0) as stream:
@@ -242,8 +242,8 @@ def test_a_damaged_file_can_be_deleted_and_its_space_used_again(victim):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_damage_of_the_catalog_is_never_taken_for_the_truth(victim, seed):
-    """Some bytes of RocksDB's files change. The mount is refused, or what can be read is right; a log is believed up to
-    the damage, which gives an earlier state."""
+    """Changes some bytes of RocksDB's files. Either the mount is refused, or everything readable is correct. A log is
+    valid up to the damage, which gives an earlier state."""
     generator = random.Random(seed)
     files = [path for path in sorted((victim.mount.store.directory / "meta").iterdir())
              if path.suffix in (".sst", ".log", ".blob") or path.name.startswith("MANIFEST")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What weightfs does without each feature of newer kernels, on one machine: `-o without=FEATURE`."""
+"""The fallbacks for missing kernel features, simulated on one machine by `-o without=FEATURE`."""
 
 import mmap
 import os
@@ -24,7 +24,7 @@ def store(factory):
 
 
 def smoke(mount, local, seed, ops):
-    """Mappings, locks of the usual kinds, a copy, and random operations on one file."""
+    """Tests mappings, the usual kinds of locks, a copy, and random operations on one file."""
     path = mount.path / "file"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     os.ftruncate(descriptor, 2 << 20)

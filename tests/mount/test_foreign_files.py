@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that somebody else put into the directory of a store: none is followed, emptied, written or waited for. And what
-other users may see of a store."""
+"""Files that another user put into a store's directory: weightfs must not follow, truncate or write them, nor block on
+them. Also tests what other users may see of a store."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def target(factory):
 
 @contextlib.contextmanager
 def aside(path):
-    """The file is away meanwhile, and what a test put in its place goes at the end."""
+    """Moves the file away for the block. At the end, whatever the test put in its place is removed."""
     kept = path.with_name("kept-aside") if path.parent.name != "meta" else path.parent.parent / "kept-aside"
     path.rename(kept)
     try:
@@ -42,7 +42,7 @@ def aside(path):
 
 
 def all_refuse(store, point, name, saying):
-    """Every command that opens the file. Another program that opened it would still wait at the end of LIMIT_S."""
+    """Runs every command that opens the file. A command that opened it would still be waiting after LIMIT_S."""
     commands = [(["mount", store.directory, point], 1), (["fsck", store.directory], 8),
                 (["fsck", "--repair", store.directory], 8)]
     if name != "lock":
@@ -74,7 +74,7 @@ def test_a_link_is_not_followed(factory, store, point, target, name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_link_to_the_right_file_is_none_either(factory, store, point, name):
+def test_a_link_to_the_correct_file_is_not_followed_either(factory, store, point, name):
     with aside(store.directory / name) as kept:
         (store.directory / name).symlink_to(kept)
         with unchanged(kept):
@@ -144,7 +144,7 @@ def test_unmounting_waits_for_no_fifo(factory, store):
     check_usable(factory, store)
 
 
-def test_a_name_makes_no_lines_in_the_log(factory, store):
+def test_a_file_name_cannot_forge_lines_in_the_log(factory, store):
     path = factory.directory("point") / "a\nweightfs: error: \x1b[2Jforged"
     path.mkdir()
     weightfs("mount", store.directory, path)
@@ -154,12 +154,12 @@ def test_a_name_makes_no_lines_in_the_log(factory, store):
     assert any(r"a\x0aweightfs: error: \x1b[2Jforged" in line for line in lines), lines
 
 
-def test_a_name_makes_no_lines_on_the_terminal(local):
+def test_a_file_name_cannot_forge_lines_on_the_terminal(local):
     line = refused("mount", local / "a\n\x1b[2Jb", local, saying="No such file")
     assert r"a\x0a\x1b[2Jb" in line
 
 
-# What other users see.
+# Visibility for other users.
 def modes(directory):
     return {path.relative_to(directory).as_posix(): stat.S_IMODE(path.lstat().st_mode)
             for path in directory.rglob("*")}
@@ -218,7 +218,7 @@ def test_the_daemons_umask_is_not_that_of_its_users(factory, store):
 
 @needs.root
 def test_a_user_can_mount_after_root_has(factory, store, point):
-    """What root makes in a user's store belongs to the user."""
+    """What root creates in a user's store belongs to the user."""
     for path in [store.directory, *store.directory.rglob("*")]:
         os.chown(path, OTHER, OTHER)
     (store.directory / "lock").unlink()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The filesystem of a store's catalog is full, to the last block: every command ends with one line that says so, and
-once there is space again nothing is lost."""
+"""The filesystem of a store's catalog is completely full: every command prints one line that says so, and nothing is
+lost once there is space again."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ LIMIT_S = 60
 
 
 def fill(directory):
-    """Takes every byte of the filesystem; the last ones too."""
+    """Uses up every byte of the filesystem."""
     path = directory / "filler"
     with open(path, "wb", buffering=0) as stream:
         for piece in (1 << 20, 4096, 1):
@@ -31,7 +31,7 @@ def fill(directory):
 
 @pytest.fixture(params=["tmpfs", pytest.param("ext4", marks=needs.loop_devices())])
 def small(factory, request):
-    """A small filesystem to make a store in. RocksDB reserves some 18 MiB for a log, also for that of a killed mount."""
+    """A small filesystem for a store. RocksDB reserves some 18 MiB for a log, also for the log of a killed mount."""
     path = factory.directory("small")
     if request.param == "tmpfs":
         process.run(["mount", "-t", "tmpfs", "-o", "size=96m", "none", path])
@@ -42,7 +42,7 @@ def small(factory, request):
         process.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image])
         process.run(["mount", "-o", "loop", image, path])
     yield path
-    process.run(["umount", "-l", path])   # also below a mount that a failed test left
+    process.run(["umount", "-l", path])   # also if a failed test left a mount below it
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def store(factory, small):
     pool = factory.directory("pool") / "pool"
     with open(pool, "wb") as stream:
         stream.truncate(64 << 20)
-    # ext4 has a lost+found there.
+    # The root of an ext4 filesystem contains lost+found.
     made = factory.store(devices=[pool], at=small / "store")
     mount = factory.mount(made)
     for number in range(COUNT):
@@ -74,7 +74,7 @@ def all_refuse(store, point):
 def test_a_mount_is_refused_and_loses_nothing(factory, store, small, point):
     filler = fill(small)
     all_refuse(store, point)
-    # A check changes nothing and needs no space; so does a mount to read.
+    # A check changes nothing and needs no space, and neither does a read-only mount.
     store.fsck()
     mount = factory.mount(store, "ro")
     check_whole(mount.path)
@@ -86,7 +86,7 @@ def test_a_mount_is_refused_and_loses_nothing(factory, store, small, point):
     mount.fsck()
 
 
-def test_nothing_is_lost_of_what_a_killed_mount_left(factory, store, small, point):
+def test_nothing_that_a_killed_mount_left_is_lost(factory, store, small, point):
     mount = factory.mount(store)
     (mount.path / "last").write_bytes(b"synced")
     with open(mount.path / "last", "rb") as stream:
@@ -117,7 +117,7 @@ def test_a_mount_that_runs_ends_without_an_abort(factory, store, small):
     mount.fsck()
 
 
-def test_a_format_is_refused_and_takes_back_what_it_began(factory, small):
+def test_a_failed_format_is_rolled_back(factory, small):
     pool = factory.directory("pool") / "pool"
     with open(pool, "wb") as stream:
         stream.truncate(64 << 20)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool that is full: the write that does not fit is refused, nothing else is harmed, deleting gives the space back,
-and what df says is true at every step."""
+"""A full pool: the write that does not fit is refused, nothing else is harmed, deleting frees the space, and df is
+correct at every step."""
 
 import errno
 import os
@@ -17,16 +17,16 @@ from harness.tree import digest, digests
 MIB = 1 << 20
 BLOCK = 4096
 POOL = 64 * MIB
-# What data that is not yet on the device may take beyond its size; another filesystem takes it for its own use.
+# Data that is not on the device yet may take this much more than its size; other filesystems use it themselves.
 SLACK = 256 << 10
 
-# Counts blocks, or is what weightfs alone promises.
+# For tests that count blocks or check guarantees that only weightfs gives.
 weightfs_only = pytest.mark.usefixtures("weightfs_only")
 
 
 @pytest.fixture
 def small(factory):
-    """A store of 64 MiB, mounted. fsck must find nothing afterwards."""
+    """A mounted store of 64 MiB, which must pass fsck afterwards."""
     mount = factory.mount(factory.store("64M"))
     yield mount
     mount.fsck()
@@ -44,8 +44,8 @@ def available(mount):
 
 
 def gives_back(mount, expected):
-    """Whether that much becomes available. The kernel reports the close of a file a moment after close(2) returned, and
-    an unlinked file lives until then."""
+    """Waits until that much space is available. The kernel reports the close of a file shortly after close(2) has
+    returned, and an unlinked file exists until then."""
     return wait_until(lambda: available(mount) >= expected)
 
 
@@ -63,7 +63,7 @@ def write_file(path, length, number=0, synced=True):
 
 
 def fill(path, step=MIB, synced=True):
-    """Writes until a write is refused. Returns how many bytes were taken."""
+    """Writes until a write is refused. Returns the number of bytes accepted."""
     taken = 0
     piece = data_of(step, step)
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
@@ -82,12 +82,12 @@ def fill(path, step=MIB, synced=True):
 
 
 def fill_up(path):
-    """To the last block."""
+    """Fills the pool to the last block."""
     return fill(path) + fill(path, BLOCK)
 
 
 def fill_in_memory(path):
-    """What was taken need not be on the device."""
+    """Like fill, but the data need not be on the device."""
     return fill(path, synced=False)
 
 
@@ -106,7 +106,7 @@ def test_the_write_that_does_not_fit_is_refused_and_no_earlier_one(small):
 
 
 @FILLINGS
-def test_what_was_taken_is_whole_and_other_files_are_not_harmed(small, filling):
+def test_accepted_data_is_complete_and_other_files_are_not_harmed(small, filling):
     for number in range(10):
         write_file(small.path / f"other-{number}", number * 300_001 + 10, number)
     others, free = digests(small.path), available(small)
@@ -186,7 +186,7 @@ def test_an_open_deleted_file_keeps_its_space_until_it_is_closed(small):
         os.unlink(small.path / "file")
         assert available(small) < MIB
         assert digest(f"/proc/self/fd/{stream.fileno()}") == before
-    # The kernel tells the filesystem of a close without waiting for it; the next write that needs the space does wait.
+    # The kernel sends the close without waiting for an answer. The next write that needs the space waits for it.
     assert fill(small.path / "next") >= fresh - MIB
 
 
@@ -259,8 +259,8 @@ def test_preallocated_space_can_be_written_in_a_full_pool(small, most, step):
 
 @weightfs_only
 @pytest.mark.parametrize("step", [BLOCK, 256 * 1024, MIB])
-def test_a_file_larger_than_the_room_left_can_be_overwritten(small, step):
-    """New data needs new blocks until the commit that frees the old ones: with some room left, many commits do it."""
+def test_a_file_larger_than_the_free_space_can_be_overwritten(small, step):
+    """New data needs new blocks until a commit frees the old ones. With little free space, this takes many commits."""
     length = 16 * MIB
     write_file(small.path / "file", length, 1)
     with open(small.path / "rest", "wb") as stream:
@@ -297,7 +297,7 @@ def test_an_overwrite_that_is_refused_leaves_the_old_bytes(small, filling, step)
 
 @weightfs_only
 def test_a_mapping_in_a_full_pool_never_loses_what_was_synced(small):
-    """A mapped page that finds no room fails its msync (or kills its process), and the old bytes stay."""
+    """If there is no space for a mapped page, its msync fails (or the process is killed), and the old bytes stay."""
     write_file(small.path / "file", MIB, 1)
     fill_up(small.path / "rest")
     script = ("import mmap, sys\n"
@@ -334,7 +334,7 @@ def test_many_small_files_until_the_pool_is_full(small):
 
 @weightfs_only
 def test_a_pool_of_two_tebibytes(factory):
-    """Its file is sparse: what counts is that nothing is proportional to its size."""
+    """Uses a sparse file. The test shows that no cost is proportional to the pool's size."""
     size = 2 << 40
     mount = factory.mount(factory.store("2T"))
     start = space(mount)
@@ -346,7 +346,7 @@ def test_a_pool_of_two_tebibytes(factory):
         assert os.pwrite(stream.fileno(), b"deep inside", 1 << 39) == 11
         assert os.pwrite(stream.fileno(), b"end", (1 << 40) - 3) == 3
         assert os.pread(stream.fileno(), 6, (1 << 40) - 6) == b"\0\0\0end"
-        # A write that is not yet on its way holds room of its own, for it may have to be copied.
+        # A write that is not yet under writeback also reserves space for itself, because it may have to be copied.
         os.fsync(stream.fileno())
     used = (1 << 40) // BLOCK + 9 * MIB // BLOCK + 1
     assert start.f_bavail - space(mount).f_bavail == used
@@ -370,9 +370,9 @@ def test_a_pool_of_two_tebibytes(factory):
 
 @weightfs_only
 @needs.root
-def test_a_device_without_room_is_an_error_that_is_told(factory):
-    """The pool is a sparse file, and the filesystem under it is full: that is no full pool, where writers wait for
-    closes."""
+def test_a_device_without_space_is_a_reported_error(factory):
+    """The pool is a sparse file on a full filesystem. This differs from a full pool, in which writers wait for closes.
+    """
     small = factory.directory("small")
     process.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", small])
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A filesystem that lives on after its directory was unmounted: other mount namespaces, bind mounts, open files.
+"""A filesystem that stays in use after its directory was unmounted: other mount namespaces, bind mounts, open files.
 
-The commands name whoever keeps it, wait no longer than they are told, and say nothing that is not so."""
+The commands name the users of the filesystem, wait no longer than requested, and report nothing false."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ mapping[:5] = b"dirty"
 
 
 class Holder:
-    """A Python program that holds something until it is told to end, in a mount namespace of its own if wanted."""
+    """A Python program that holds a resource until it is told to end, optionally in its own mount namespace."""
 
     def __init__(self, code, *arguments, namespace=False):
         code = f"import os, sys\n{code}\nprint('ready', flush=True)\nsys.stdin.read()\n"
@@ -61,7 +61,7 @@ def mount(factory):
 
 @pytest.fixture
 def bind(factory):
-    """Binds a path elsewhere; taken away at the end."""
+    """Bind-mounts a path elsewhere; unmounted at the end."""
     made = []
 
     def bind_to(source, target):
@@ -75,13 +75,13 @@ def bind(factory):
 
 
 def is_free(store):
-    """Nobody serves the store, and it was closed well."""
+    """True if no process serves the store, and it was closed cleanly."""
     return (store.directory / "lock").read_bytes() == b""
 
 
 @contextlib.contextmanager
 def lock_note(store, note):
-    """This process holds the lock of a store, with a text in the file; the file is as before at the end."""
+    """Holds the lock of a store in this process, with a text in the lock file. Restores the file at the end."""
     with open(store.directory / "lock", "r+b") as lock:
         before = lock.read()
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,7 +122,7 @@ def test_umount_waits_for_a_namespace_that_ends(mount):
         umount = subprocess.Popen([program(), "umount", mount.path, "--timeout", "100"], text=True,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            # It says what it waits for, once, though there is no terminal.
+            # It reports once what it waits for, even without a terminal.
             line = umount.stderr.readline()
             assert "waiting at most 100 s" in line and f"{holder.pid} (" in line
             holder.end()
@@ -154,12 +154,12 @@ def test_other_commands_say_that_the_store_is_still_served(mount, factory):
 
 
 def test_ending_the_daemon_keeps_what_another_namespace_wrote(mount):
-    """By the advice of umount: SIGTERM. A mapping of the other namespace has data that nobody has sent yet."""
+    """Follows the advice of umount and sends SIGTERM. A mapping in the other namespace has unsent dirty data."""
     with Holder(DIRTY_MAPPING, mount.path / "mapped", namespace=True) as holder:
         finished = weightfs("umount", mount.path, "--timeout", "0", codes=(STILL_SERVED,))
         assert str(holder.pid) in finished.err
         process.kill(holder_of(mount.store), signal.SIGTERM)
-        # At once: mount waits until the daemon has ended.
+        # Possible at once, because mount waits until the daemon has ended.
         mount.mount()
         assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
     assert "failed to unmount" not in mount.store.log()
@@ -177,7 +177,7 @@ def test_umount_of_a_bound_file(mount, factory, bind):
     target = factory.directory("bind") / "file"
     target.touch()
     bind(mount.path / "file", target)
-    # By a relative path, too.
+    # Also by a relative path.
     finished = process.run([program().resolve(), "umount", "file"], cwd=target.parent)
     assert finished.err == "" and not is_mounted(target) and mount.alive()
 
@@ -190,12 +190,12 @@ def test_umount_with_a_bind_mount_left_says_so_at_once(mount, factory, bind):
     assert f"also mounted on {target}" in finished.err
     assert target.read_bytes() == b"content"
     refused("mount", mount.store.directory, mount.path, saying=f"weightfs umount {target}")
-    # The last mount of all: now everything is on the device.
+    # This was the last mount, so everything is on the device now.
     weightfs("umount", target)
     assert is_free(mount.store)
 
 
-# -l and -f.
+# The options -l and -f.
 @pytest.fixture
 def umount_helper(factory):
     link = factory.directory("helpers") / "umount.weightfs"
@@ -254,7 +254,7 @@ def test_forced_umount_of_a_daemon_that_hangs(mount):
 
 
 def test_forced_umount_waits_for_a_daemon_that_is_closing(mount):
-    """It fetches what mappings changed, which may take longer than the time to react."""
+    """The daemon collects changes made through mappings, which may take longer than the timeout for a reaction."""
     daemon, lock = mount.pid, mount.store.directory / "lock"
     with Holder(DIRTY_MAPPING, mount.path / "mapped"):
         before = lock.read_text()
@@ -282,7 +282,7 @@ def test_umount_of_a_daemon_that_has_not_noticed_gives_no_other_reason(mount):
 
 def test_forced_umount_of_a_bind_mount_ends_with_the_daemon(mount, factory, bind):
     target = bind(mount.path, factory.directory("bind"))
-    # Longer than any test may take.
+    # The timeout is longer than any test may take.
     finished = weightfs("umount", "-f", "--timeout", "3600", target)
     assert finished.err == "" and not is_mounted(target) and not is_mounted(mount.path)
     assert is_free(mount.store)
@@ -309,7 +309,7 @@ def test_umount_after_the_daemon_was_killed(mount, umount_helper, options):
     with Holder("file = open(sys.argv[1])", mount.path / "file"):
         pid = mount.pid
         process.kill(pid)
-        # Not waited for: the process may still be ending.
+        # Does not wait: the process may still be ending.
         finished = process.run([umount_helper, *options, mount.path])
         assert not is_mounted(mount.path) and "had already ended" in finished.err
         assert process.wait_gone(pid)
@@ -321,12 +321,12 @@ def test_umount_in_the_namespace_of_another_process(mount):
     with Holder("", namespace=True) as holder:
         weightfs("umount", "--timeout", "0", "--namespace", holder.pid, mount.path, codes=(STILL_SERVED,))
         assert is_mounted(mount.path) and mount.alive()
-        # Nobody else has it now.
+        # No other process holds the store any more.
         weightfs("umount", mount.path)
         assert is_free(mount.store)
 
 
-# Whoever has the store, in which state.
+# Different holders of the store, in different states.
 @pytest.mark.parametrize("note, saying", [("4194304\nclosing\n", "is closing it"), ("4194304\n", "in use by")])
 def test_info_of_a_store_that_somebody_closes_or_checks(factory, note, saying):
     store = factory.store("64M")
@@ -363,7 +363,7 @@ IN_NEW_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-p
 
 def test_a_daemon_of_another_pid_namespace_is_found_from_outside(factory):
     store, path = factory.store("64M"), factory.directory("point")
-    # The namespace lives as long as its first process, which mounts in this mount namespace.
+    # The namespace lives as long as its first process, which mounts in our mount namespace.
     outer = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", program(), "mount", "-f", store.directory, path],
                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -395,7 +395,7 @@ def test_forced_umount_in_another_pid_namespace_ends_no_daemon(mount):
 
 
 def test_umount_in_the_namespaces_of_a_container(mount):
-    """Its /proc knows no process of here."""
+    """The container's /proc does not show our processes."""
     code = "import os, sys; print(os.readlink('/proc/self'), flush=True); sys.stdin.read()"
     container = subprocess.Popen([*IN_NEW_PID_NAMESPACE, sys.executable, "-c", code], text=True, stdin=subprocess.PIPE,
                                  stdout=subprocess.PIPE)

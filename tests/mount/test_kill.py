@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 of the daemon under three writers, again and again: nothing that was promised is lost, nothing is half."""
+"""Kills the daemon repeatedly with SIGKILL under three writers: nothing guaranteed is lost, and nothing is incomplete.
+"""
 
 import contextlib
 import json
@@ -21,7 +22,7 @@ from harness.syscalls import RENAME_EXCHANGE, rename_flags
 
 STORE_SIZE = "512M"
 WRITERS = Path(__file__).with_name("crash_writers.py")
-# Space that a store used for a while may hold on to that a fresh one does not: the reserve is the same, all else too.
+# Space that a used store may occupy in addition to a fresh one: none, because the reserve is the same.
 LEAK_ALLOWED_BYTES = 0
 
 
@@ -30,7 +31,7 @@ def rounds(config):
 
 
 def start_writers(directory, names, seed):
-    """A writer for each name, which begins with its kind: "append", "truncate-2"."""
+    """Starts a writer for each name. A name begins with the writer's kind: "append", "truncate-2"."""
     writers = {}
     for name in names:
         (directory / name).mkdir(exist_ok=True)
@@ -40,8 +41,7 @@ def start_writers(directory, names, seed):
 
 
 def listen(writers, records, count, watched):
-    """Takes in what the writers say until they have said `count` lines; then `watched` is done, and they are heard out
-    to the end."""
+    """Records the writers' lines until there are `count` of them. Then calls `watched` and records the rest."""
     streams = {writer.stdout.fileno(): (kind, []) for kind, writer in writers.items()}
     heard = 0
     while streams:
@@ -68,7 +68,8 @@ def listen(writers, records, count, watched):
 
 
 def stop(mount, writers):
-    """The crash. A local filesystem has no daemon: there the writers are killed, which it must survive just as well."""
+    """Simulates the crash. A local filesystem has no daemon, so there the writers are killed instead, which it must
+    also survive."""
     if mount.store.kind == "weightfs":
         mount.kill9()
     else:
@@ -86,7 +87,7 @@ def used_space(directory):
     return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
-# How many lines the writers may say before the crash, from the first moment of a mount to deep into its work.
+# Number of lines before the crash, from the first moments of a mount to the middle of its work.
 LINES = [1, 5, 30, 100, 300, 900]
 
 
@@ -109,7 +110,7 @@ def one_round(mount, base, records, seed, lines=LINES):
 
 
 @pytest.mark.limit(3600)
-def test_nothing_promised_is_lost(mounted, pytestconfig):
+def test_nothing_guaranteed_is_lost(mounted, pytestconfig):
     base = mounted.path / "writers"
     base.mkdir()
     fresh, records = used_space(mounted.path), new_records(mounted)
@@ -132,8 +133,8 @@ def test_nothing_promised_is_lost(mounted, pytestconfig):
 @pytest.mark.limit(1200)
 @pytest.mark.parametrize("size", ["4G", "160M"], ids=["much space", "little space"])
 def test_truncated_files_are_old_or_new(factory, pytestconfig, size):
-    """Files replaced under O_TRUNC again and again, without a sync: a later replacement begins before the earlier one
-    is durable, and where there is little space what they freed is soon needed."""
+    """Replaces files repeatedly under O_TRUNC, without a sync. A later replacement begins before the earlier one is
+    durable, and with little space the freed blocks are soon needed."""
     mount = factory.mount(factory.store(size))
     records = new_records(mount, ("truncate-1", "truncate-2", "truncate-3"))
     for writer, record in records.items():
@@ -152,7 +153,7 @@ def commits(mount):
 
 
 def test_the_commit_of_an_earlier_close_leaves_out_a_half_replaced_file(factory, weightfs_only):
-    """A close asks for a commit soon; by then the next replacement may have begun."""
+    """A close schedules a commit, but by then the next replacement may have begun."""
     mount = factory.mount(factory.store("64M"))
     write_whole(mount.path / "model", b"1" * 300_000, sync=True)
     write_whole(mount.path / "model", b"2" * 5000, sync=False)
@@ -167,8 +168,8 @@ def test_the_commit_of_an_earlier_close_leaves_out_a_half_replaced_file(factory,
     mount.fsck()
 
 
-def test_want_of_space_does_not_make_a_half_replaced_file_durable(factory, weightfs_only):
-    """Freed space that waits for a commit is needed; the commit leaves out the file that is being replaced."""
+def test_a_lack_of_space_does_not_commit_a_half_replaced_file(factory, weightfs_only):
+    """Freed space that waits for a commit is needed. The commit must leave out the file that is being replaced."""
     mount = factory.mount(factory.store("64M"))
     write_whole(mount.path / "model", b"old" * 100_000, sync=True)
     descriptor = os.open(mount.path / "model", os.O_WRONLY | os.O_TRUNC)
@@ -208,8 +209,8 @@ PUBLISHED = {"model.pt": 3_000_000, "config.json": 700, "rank/optimizer.pt": 400
 
 @pytest.mark.parametrize("publish", [publish_by_directory, publish_by_exchange, publish_by_symbolic_link,
                                      publish_by_hard_links])
-def test_what_a_new_name_publishes_is_there_after_a_kill(factory, weightfs_only, publish):
-    """Nothing is synced: the new name itself is ordered behind the data that it leads to."""
+def test_data_published_by_a_new_name_survives_a_kill(factory, weightfs_only, publish):
+    """Nothing is synced: a new name is ordered after the data that it refers to."""
     mount = factory.mount(factory.store("64M"), "commit=3600")
     data = {path: os.urandom(size) for path, size in PUBLISHED.items()}
     (mount.path / "step.tmp" / "rank").mkdir(parents=True)
@@ -257,7 +258,7 @@ def test_programs_see_an_error_when_the_daemon_dies_and_the_mount_is_recovered(m
         while True:
             os.write(descriptor, b"x")
     close_on_dead_mount(descriptor)
-    # The dead mount is taken away by the ordinary command, and the next mount recovers by itself.
+    # The ordinary command removes the dead mount, and the next mount recovers by itself.
     mounted.umount()
     mounted.mount()
     assert (mounted.path / "file").read_bytes()[:6] == b"synced"

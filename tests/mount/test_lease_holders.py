@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets leases of a mount, by hand: users, connections, and what ends them."""
+"""Lease holders, tested with protocol messages: permitted users, connections, and how leases end."""
 
 import errno
 import fcntl
@@ -22,7 +22,7 @@ STORE_SIZE = "64M"
 MOUNT_OPTIONS = "allow_other,commit=0.05"
 
 
-def test_a_ticket_says_what_its_descriptor_may(work):
+def test_a_ticket_has_the_access_mode_of_its_descriptor(work):
     path = work / "a"
     path.write_bytes(pattern(BLOCK))
     reads, writes = os.open(path, os.O_RDONLY), os.open(path, os.O_WRONLY)
@@ -63,7 +63,7 @@ def test_other_users_get_nothing(work, mounted):
         with Lease(name) as lease:
             lease.read(token)
 
-    # Before anything of theirs is read the connection is ended.
+    # The connection is closed before any of their data is read.
     assert refusal(call_as, NOBODY, shows) in (errno.ECONNRESET, errno.EPIPE)
     os.close(file)
 
@@ -84,7 +84,7 @@ def test_the_trust_domain_is_a_mount_option(factory):
 
 @needs.root
 def test_the_mounts_own_user_is_trusted(factory):
-    """A mount of an ordinary user gives him leases."""
+    """If an ordinary user mounts, that user gets leases."""
     if stat.S_IMODE(os.stat("/dev/fuse").st_mode) & 0o006 != 0o006:
         pytest.skip("needs a /dev/fuse that every user may open")
     store = factory.store("64M")
@@ -186,7 +186,7 @@ def test_garbage_ends_a_connection_at_most(work, mounted):
                     lease.ask(lease_client.RELEASE)
                 except Refused as refused:
                     assert refused.errno in (errno.EINVAL, errno.EBADF, errno.ENOSPC, errno.EISDIR, errno.ENOTDIR)
-        # A body that could still be changed, and one that is a pipe.
+        # A body that can still be changed, and one that is a pipe.
         for body in (lease_client.memory_file(bytes(50_000), 0), os.pipe()[0]):
             with Lease(name) as other:
                 import array
@@ -198,7 +198,7 @@ def test_garbage_ends_a_connection_at_most(work, mounted):
     assert read_direct(work / "a") == pattern(BLOCK) and mounted.alive()
 
 
-def test_who_takes_no_answers_is_let_go(work):
+def test_a_client_that_reads_no_answers_is_disconnected(work):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDONLY)
     token, name = ticket(file)
@@ -234,7 +234,7 @@ def test_connections_are_bounded_and_all_come_back(work, mounted):
     os.close(file)
 
 
-def test_who_has_had_no_lease_for_longest_makes_room(work, mounted):
+def test_the_connection_without_a_lease_for_longest_is_replaced(work, mounted):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDONLY)
     token, name = ticket(file)
@@ -270,12 +270,13 @@ os._exit(0)
 """
 
 
-def test_who_comes_and_goes_all_the_time_holds_nobody_up(work):
+def test_short_connections_do_not_delay_others(work):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDWR)
     token, name = ticket(file)
     with Lease(name) as lease, Holder(CONNECTS, name.decode(), 6):
-        # Each took a second and more when all who wait were let in first: together far more than the test's limit.
+        # When the server admitted all waiting clients first, each request took a second or more, far beyond the test's
+        # limit in total.
         for _ in range(300):
             lease.reserve(token, 1)
             lease.release()
@@ -337,7 +338,7 @@ def test_no_mount_while_a_writer_of_a_killed_one_lives(factory):
             assert refused.code not in (0, None), words
             lines = refused.err.strip().splitlines()
             assert len(lines) == 1 and str(pool) in lines[0] and "leases for writing" in lines[0], refused
-        store.fsck()   # Looks only.
+        store.fsck()   # Only checks.
         holder.kill()
     mount.mount()
     assert (mount.path / "a").read_bytes() == pattern(MIB), "the old tensor is whole"
@@ -345,7 +346,7 @@ def test_no_mount_while_a_writer_of_a_killed_one_lives(factory):
 
 
 def test_a_lock_of_writers_goes_with_their_leases(factory):
-    """Also while the program lives: it closes its descriptors with the lease."""
+    """Also while the program lives: it closes its descriptors together with the lease."""
     mount = factory.mount(factory.store("64M"))
     write_direct(mount.path / "a", pattern(MIB), os.O_CREAT)
     mount.kill9()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving by a lease of a directory asks its permissions: a ticket is given for any directory that can be opened."""
+"""Saving by a lease of a directory checks the directory's permissions: a ticket is granted for any directory that can
+be opened."""
 
 import errno
 import os
@@ -64,7 +65,7 @@ def test_a_file_that_may_not_be_read_is_named_and_the_others_are_loaded(work):
     errors, buffers = call_as(OTHER, load)
     assert errors == {"b": errno.EACCES} and buffers["a"] == b"12345"
     assert call_as(None, load)[0] == {}
-    # Root of many a container: its number opens nothing.
+    # Like root in many containers, whose user ID alone gives no access.
     os.chown(work / "b", OTHER, OTHER)
     os.chmod(work / "b", 0o600)
     assert call_without_capabilities(load)[0] == {"b": errno.EACCES}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The direct path of a mount, by hand: what leases show and change, and what becomes of their space."""
+"""The direct path of a mount, tested with protocol messages: what leases show and change, and how their space is freed.
+"""
 
 import errno
 import mmap
@@ -32,7 +33,7 @@ STORE_SIZE = "64M"
 MOUNT_OPTIONS = "allow_other,commit=0.05"
 
 
-def test_reads_what_was_written_and_not_synced(work):
+def test_reads_unsynced_data(work):
     data = pattern(300_001)
     (work / "a").write_bytes(data)
     assert read_direct(work / "a") == data
@@ -41,7 +42,7 @@ def test_reads_what_was_written_and_not_synced(work):
 
 
 def test_statistics_count_what_leases_move(work, mounted):
-    """By themselves, and in what programs and devices moved in all."""
+    """Leases are counted separately, and also in the totals of programs and devices."""
     def moved_since(before):
         return {field: value - before[field] for field, value in statistics(mounted).items() if field.endswith("_bytes")}
 
@@ -65,11 +66,11 @@ def test_statistics_count_what_leases_move(work, mounted):
     os.truncate(work / "d", MIB)
     before = statistics(mounted)
     assert read_direct(work / "d") == bytes(MIB)
-    expect(before, MIB, 0, "read")   # a hole is read from no device
+    expect(before, MIB, 0, "read")   # reading a hole reads no device
     assert weightfs("info", mounted.path).out.count("of it by leases)") == 2
 
 
-def test_reads_what_a_shared_mapping_wrote(work):
+def test_reads_data_of_a_shared_mapping(work):
     with open(work / "a", "w+b") as stream:
         stream.truncate(BLOCK)
         with mmap.mmap(stream.fileno(), BLOCK) as memory:
@@ -77,12 +78,13 @@ def test_reads_what_a_shared_mapping_wrote(work):
             assert read_direct(work / "a") == b"m" * BLOCK
 
 
-def test_a_commit_comes_after_what_a_mapping_changed_before(work):
+def test_a_commit_is_ordered_after_earlier_changes_of_a_mapping(work):
     path = work / "a"
     path.write_bytes(pattern(MIB))
     with open(path, "r+b") as stream, mmap.mmap(stream.fileno(), MIB) as memory:
         memory[BLOCK:2 * BLOCK] = b"m" * BLOCK
-        write_opened(stream.fileno(), pattern(MIB, 1))   # Another open(2) would drop the pages.
+        # Uses the open descriptor, because another open(2) would drop the pages.
+        write_opened(stream.fileno(), pattern(MIB, 1))
         assert os.pread(stream.fileno(), 2 * MIB, 0) == pattern(MIB, 1)
         memory[5 * BLOCK] = 0xFF
         memory.flush()
@@ -140,7 +142,7 @@ def test_holes_have_no_extents(work):
     os.close(file)
 
 
-def test_a_range_that_no_answer_takes_is_refused(work):
+def test_a_range_too_large_for_an_answer_is_refused(work):
     with open(work / "a", "wb") as stream:
         stream.truncate(1 << 50)
     assert refusal(read_direct, work / "a") == errno.EFBIG
@@ -165,7 +167,7 @@ def test_a_commit_replaces_the_file_for_everybody(work):
 def test_the_kernels_pages_show_a_commit(work):
     path = work / "a"
     path.write_bytes(pattern(MIB))
-    for _ in range(4):   # Read again and again: from the second time on it is in the page cache.
+    for _ in range(4):   # Reads repeatedly; from the second time on the file is in the page cache.
         assert path.read_bytes() == pattern(MIB)
     write_direct(path, pattern(MIB, 2))
     assert path.read_bytes() == pattern(MIB, 2)
@@ -183,7 +185,7 @@ def test_a_commit_of_a_part(work):
         lease.commit(token, len(part), sums, offset=4 * BLOCK, durable=False)
         data[4 * BLOCK:7 * BLOCK] = part
         assert path.read_bytes() == data
-        # The same connection again; the file ends with this one.
+        # Uses the same connection again. The file ends with this write.
         sums = lease.fill(lease.reserve(token, 1, 8 * BLOCK), b"the end")
         lease.commit(token, 7, sums, offset=8 * BLOCK, new_size=8 * BLOCK + 7)
         assert path.read_bytes() == data[:8 * BLOCK] + b"the end"
@@ -216,7 +218,7 @@ def test_a_reader_keeps_its_blocks_whatever_happens_to_the_file(work, mounted):
         write_direct(path, pattern(4 * MIB, 1))
         path.unlink()
         os.close(file)
-        for seed in range(3):   # More than the store has, if nothing came back.
+        for seed in range(3):   # In total more than the store has, unless the space is freed.
             (work / "b").write_bytes(pattern(16 * MIB, seed))
             (work / "b").unlink()
             free(work)
@@ -252,8 +254,8 @@ def test_a_writer_that_is_killed_leaves_the_old_file_and_its_space(work, mounted
     assert (work / "a").read_bytes() == data and read_direct(work / "a") == data
 
 
-def test_blocks_that_somebody_may_still_write_go_to_nobody(work, mounted):
-    """A killed writer's transfers may outlive it; here it is a copy of its descriptor that does."""
+def test_blocks_that_may_still_be_written_are_not_reused(work, mounted):
+    """Transfers of a killed writer may outlive it; here a copy of its descriptor does."""
     before = free_at_rest(mounted, work)
     here, there = socket.socketpair()
     with Holder(RESERVES + PASSES, work / "a", 1024, there.fileno(), pass_fds=[there.fileno()]) as holder:
@@ -270,7 +272,7 @@ def test_blocks_that_somebody_may_still_write_go_to_nobody(work, mounted):
     assert refusal((work / "more").write_bytes, bytes(4 * MIB)) == errno.ENOSPC
     assert statistics(mounted)["granted_bytes"] == 4 * MIB
     os.close(device)
-    (work / "more").write_bytes(bytes(3 * MIB))   # Want of space looks at once.
+    (work / "more").write_bytes(bytes(3 * MIB))   # A lack of space triggers an immediate check.
     assert comes_to(mounted, granted_bytes=0)
     for name, data in files.items():
         assert read_direct(work / name, 0, BLOCK) == data[:BLOCK]
@@ -278,7 +280,7 @@ def test_blocks_that_somebody_may_still_write_go_to_nobody(work, mounted):
         each.close()
 
 
-def test_what_does_not_fit_is_enospc_and_changes_nothing(work, mounted):
+def test_a_write_that_does_not_fit_is_enospc_and_changes_nothing(work, mounted):
     (work / "a").write_bytes(b"whole")
     before = free_at_rest(mounted, work)
     file = os.open(work / "a", os.O_RDWR)
@@ -384,7 +386,7 @@ def test_several_devices(factory, local):
 
 
 def test_an_append_sees_the_size_of_a_commit(work):
-    """Once the committer has looked at the file: the kernel asks for a size when somebody does."""
+    """After the committer has processed the file: the kernel learns of a size only when it is asked for."""
     path = work / "a"
     path.write_bytes(b"short")
     appends = os.open(path, os.O_WRONLY | os.O_APPEND)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the mount to the unmount: signals, a busy mount, a dead one, devices, helpers of mount(8), a store that vanishes.
+"""From mount to unmount: signals, a busy mount, a dead one, devices, helpers of mount(8), a store that vanishes.
 
-Whatever happens to the store, commands end: every one has a time limit here."""
+Whatever happens to the store, commands end: each has a time limit here."""
 
 import errno
 import fcntl
@@ -48,7 +48,7 @@ def mount(factory):
 
 
 class Program:
-    """A Python program that holds something of the mount until it is told to end. `ready` once it does."""
+    """A Python program that uses the mount until it is told to end. `ready` is set once it does."""
 
     def __init__(self, code, *arguments, **options):
         code = f"import mmap, os, sys\n{code}\nprint('ready', flush=True)\nsys.stdin.read()\n"
@@ -123,8 +123,8 @@ def test_a_signal_while_a_file_is_open_keeps_what_was_written(mount):
 
 
 def test_a_signal_while_programs_write(mount):
-    """The end of a mount under load: the daemon ends, the programs get errors, the store is clean."""
-    # By the directory's descriptor: the path leads to the directory below once the mount is gone.
+    """Ends a mount under load: the daemon ends, the programs get errors, and the store is clean."""
+    # Uses the directory's descriptor, because the path refers to the directory below once the mount is gone.
     endless = ("root = os.open(sys.argv[1], os.O_RDONLY)\n"
                "print('ready', flush=True)\n"
                "try:\n"
@@ -135,7 +135,7 @@ def test_a_signal_while_programs_write(mount):
                "except OSError:\n"
                "    os._exit(0)\n")
     with Program(endless, mount.path, "one"), Program(endless, mount.path, "two"):
-        # Both write.
+        # Both programs are writing.
         assert wait_until(lambda: all((mount.path / name).exists() for name in ("one", "two")))
         pid = mount.pid
         mount.terminate()
@@ -179,7 +179,7 @@ HOLDERS = {"an open file": "file = open(sys.argv[1])",
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_umount_of_a_busy_mount_says_who_and_changes_nothing(mount, holder):
+def test_umount_of_a_busy_mount_names_the_users_and_changes_nothing(mount, holder):
     (mount.path / "file").write_bytes(b"old content")
     with Program(HOLDERS[holder], mount.path / "file") as busy:
         finished = weightfs("umount", mount.path, codes=(1,))
@@ -216,7 +216,7 @@ def test_the_systems_umount_works_too(mount):
     (mount.path / "file").write_bytes(data)
     pid = mount.pid
     process.run(["umount", mount.path])
-    # Mounting again at once waits for the one before, which may still be writing.
+    # Possible at once: mount waits for the previous daemon, which may still be writing.
     mount.mount()
     assert process.wait_gone(pid)
     assert (mount.path / "file").read_bytes() == data
@@ -233,7 +233,7 @@ def test_mounting_and_unmounting_again_and_again(mount):
 
 # After a crash.
 def kill_with_synced_file(mount):
-    """The process only: its mount stays, dead."""
+    """Kills only the process: its mount stays, dead."""
     with open(mount.path / "file", "wb", buffering=0) as stream:
         stream.write(b"content")
         os.fsync(stream.fileno())
@@ -242,7 +242,7 @@ def kill_with_synced_file(mount):
     assert process.wait_gone(pid)
 
 
-def test_a_dead_mount_is_taken_away_by_umount(mount):
+def test_umount_removes_a_dead_mount(mount):
     kill_with_synced_file(mount)
     with pytest.raises(OSError) as dead:
         os.listdir(mount.path)
@@ -266,7 +266,7 @@ def test_a_dead_mount_is_replaced_by_the_next_mount(mount):
 
 @pytest.mark.parametrize("command", [["fsck"], ["fsck", "--repair"], ["info"]], ids=" ".join)
 def test_commands_right_after_a_kill_wait_for_the_end_of_the_daemon(mount, command):
-    """The process is still ending, with transfers under way: its locks go one by one."""
+    """The process is still exiting, with transfers under way: its locks are released one by one."""
     for _ in range(5):
         descriptor = os.open(mount.path / "file", os.O_CREAT | os.O_WRONLY, 0o644)
         os.write(descriptor, data_of(1, 16 * MIB))
@@ -308,7 +308,7 @@ def test_a_store_that_was_not_unmounted_says_so_until_it_is(mount):
 
 # Read-only.
 def write_errnos(path):
-    """What each kind of change says. In a list, for calls that should have been refused and were not."""
+    """The result of each kind of change, as a list, because some calls may wrongly succeed."""
     changes = {
         "create": lambda: open(path / "new", "wb"),
         "open": lambda: open(path / "file", "r+b"),
@@ -363,7 +363,7 @@ def test_a_read_only_mount_of_a_store_that_crashed(mount):
 
 # Devices.
 def check_devices_hold(store, data, extents):
-    """All of a file's data, where info says."""
+    """Asserts that the devices contain all of a file's data at the locations that `info` shows."""
     assert sum(extent["length"] for extent in extents) >= len(data)
     for extent in extents:
         size = min(extent["length"], len(data) - extent["logical"])
@@ -385,7 +385,7 @@ def test_info_tells_where_a_file_lies_and_describes_mount_and_store(mount):
 
 
 def test_info_commits_nothing(factory):
-    """Half of a file that is just being replaced must not reach the device because somebody looks."""
+    """`info` must not write an incomplete replacement of a file to the device."""
     mount = factory.mount(factory.store("128M"), "commit=3600")
     path = mount.path / "file"
     path.write_bytes(b"new" * MIB)
@@ -443,7 +443,8 @@ def test_two_block_devices(factory, local):
             process.run(["losetup", "-d", loop])
 
 
-# A store that vanishes. The system calls run in a child: one that hangs is a failure, not the end of the tests.
+# A store that vanishes. The system calls run in a child, so that a hanging call is a failure and does not stop the
+# tests.
 def answer_of(function, *arguments):
     return errno_of(call_as, None, function, *arguments, limit=60)
 
@@ -462,7 +463,7 @@ def write_and_sync(path):
 
 
 def end_by_umount(mount):
-    """Whatever it says, it ends, and so does the daemon."""
+    """Asserts that umount ends, with any result, and that the daemon ends too."""
     pid = mount.pid
     finished = weightfs("umount", mount.path, codes=None, limit=90)
     assert not is_mounted(mount.path), finished
@@ -492,7 +493,7 @@ def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
         os.close(descriptor)
         assert answer_of(read_all, mount.path / "file") == errno.EIO
         assert answer_of(write_and_sync, mount.path / "new") in (errno.EIO, errno.EROFS)
-        # Not once and then as if nothing had been.
+        # The error persists: it is not reported once and then forgotten.
         assert answer_of(write_and_sync, mount.path / "new") in (errno.EIO, errno.EROFS)
         assert answer_of(os.mkdir, mount.path / "folder") in (errno.EIO, errno.EROFS)
         finished = end_by_umount(mount)
@@ -521,7 +522,7 @@ def test_a_store_that_was_deleted_does_not_hang(mount):
     assert not mount.store.directory.exists(), "the store came back from the dead"
 
 
-# mount(8), fstab and the helpers' names.
+# mount(8), fstab and the names of the helpers.
 @pytest.fixture
 def helpers(factory):
     directory = factory.directory("helpers")
@@ -556,7 +557,7 @@ def test_called_as_the_helper_of_mount(factory, helpers, name):
 @needs.program("unshare", "mount")
 @pytest.mark.parametrize("kind", ["fuse.weightfs", "weightfs"])
 def test_mounted_by_mount_and_fstab(factory, helpers, local, kind):
-    """In a mount namespace of its own, where the helpers lie over /usr/sbin: nothing of the machine changes."""
+    """Runs in a separate mount namespace, with the helpers mounted over /usr/sbin, so the machine is unchanged."""
     overlaid = ["unshare", "-m", "sh", "-ec",
                 "sbin=$(readlink -f /sbin); mount -t overlay overlay -o lowerdir=\"$0\":$sbin $sbin; exec \"$@\"", helpers]
     if process.run([*overlaid, "true"], codes=None).code != 0:
@@ -576,7 +577,7 @@ def test_mounted_by_mount_and_fstab(factory, helpers, local, kind):
     assert (mount.path / "file").read_text() == "content\n"
 
 
-# A mount that nobody uses.
+# An unused mount.
 def ticks(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return int(fields[11]) + int(fields[12])
@@ -592,9 +593,9 @@ def test_an_idle_daemon_uses_no_processor(mount):
 
     def used():
         before = ticks(pid)
-        # The event that does not come: the end of the daemon.
+        # This event must not occur: the end of the daemon.
         assert not process.wait_gone(pid, 3)
         return ticks(pid) - before
 
-    # A slow machine needs a while until all that the mount began is done.
+    # A slow machine needs a while to finish everything that the mount started.
     assert any(used() <= 1 for _ in range(5))

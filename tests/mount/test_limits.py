@@ -38,7 +38,7 @@ def test_directory_of_many_entries(mount, work, pytestconfig):
 
 
 def test_listing_goes_on_while_entries_come_and_go(work):
-    """Every entry that is there all the time is shown once; none twice."""
+    """Every entry that exists throughout is listed exactly once, and no entry is listed twice."""
     for index in range(3000):
         (work / f"stays-{index}").touch()
     seen, others = [], 0
@@ -82,7 +82,7 @@ def test_names_of_every_byte_and_of_255(mount, work):
 
 
 def test_deep_directories_beyond_the_longest_path(mount, work):
-    """Names of 200 bytes, 40 deep: no path leads there, but working directories do."""
+    """40 directory levels with names of 200 bytes: no path reaches the end, but working directories do."""
     here = os.open(work, os.O_RDONLY)
     for depth in range(40):
         os.mkdir(f"{depth:03}" * 66, dir_fd=here)
@@ -174,7 +174,7 @@ def test_trusted_and_security_attributes(mount, work):
     mount.remount()
     assert os.getxattr(file, "trusted.a") == b"for root" and os.getxattr(file, "security.a") == b"for modules"
     assert os.getxattr(work / "link", "trusted.a", follow_symlinks=False) == b"of the link"
-    # Others neither see nor get what is trusted.
+    # Other users cannot list or read trusted attributes.
     assert "trusted.a" in os.listxattr(file)
     assert "trusted.a" not in call_as(NOBODY, os.listxattr, file)
     with pytest.raises(OSError) as caught:
@@ -220,7 +220,7 @@ for source, target in (there, back) * 300:
 
 
 def test_directories_cannot_be_moved_into_loops_by_two_processes(mount, work):
-    """a/x into b while b/y into a, again and again: the tree stays a tree."""
+    """Renames a/x into b and b/y into a concurrently and repeatedly: the tree must stay a tree."""
     for path in ("a/x", "b/y"):
         (work / path).mkdir(parents=True)
     movers = [subprocess.Popen([sys.executable, "-c", MOVE, f"{work}/{source}", f"{work}/{target}"])

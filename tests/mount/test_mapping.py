@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory maps: seen by other processes, by read and by write at once, and kept."""
+"""Memory maps: other processes, read and write see changes immediately, and changes are kept."""
 
 import mmap
 import os
@@ -179,19 +179,19 @@ def test_splice_and_sendfile_between_the_mount_and_a_pipe(mount, work):
 
 
 @pytest.mark.parametrize("how", page_race.CHANGES)
-def test_changes_of_one_page_by_a_mapping_and_past_it_are_both_kept(work, how):
+def test_changes_of_one_page_by_a_mapping_and_by_direct_writes_are_both_kept(work, how):
     for _ in range(3):
         assert not any(page_race.lost(how, os.fspath(work / "file"), 8192))
 
 
 @pytest.mark.parametrize("seen", page_race.SEEN)
-def test_one_word_is_changed_by_turns_through_a_mapping_and_past_it(work, seen):
+def test_a_mapping_and_direct_writes_change_one_word_in_turn(work, seen):
     """A hang means that an answer through the mapping was lost: each side waits for the other."""
     page_race.take_turns(seen, os.fspath(work / "file"), 200)
 
 
 def test_a_reader_of_a_mapping_sees_every_write_that_has_ended(work):
-    """A page that is read between the kernel's own dropping and the write must not stay as it was."""
+    """A page that is read between the kernel's own drop and the write must not keep the old content."""
     path = work / "file"
     path.write_bytes(bytes(MIB))
     reader = subprocess.Popen([sys.executable, "-c", READ_ALL_THE_TIME, path], stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of mount(8) and fstab, remounts of a mount in use, and options that a machine cannot fulfil."""
+"""Options of mount(8) and fstab, remounts of a mount in use, and options that a machine cannot satisfy."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def mount(factory):
 
 
 def flags_of(path):
-    """Of the mount and of its superblock."""
+    """The flags of the mount and of its superblock."""
     wanted = os.fspath(path).replace(" ", "\\040")
     for line in open("/proc/self/mountinfo", encoding="utf-8"):
         fields = line.split()
@@ -89,7 +89,7 @@ def test_remount_read_only_and_back(mount):
 
 @needs.root
 def test_after_remount_read_only_everything_is_on_the_device(mount):
-    """The daemon is killed at once: the file is as it was."""
+    """The daemon is killed right after the remount: the file must be complete."""
     data = os.urandom(20 << 20)
     (mount.path / "large").write_bytes(data)
     weightfs("mount", mount.store.directory, mount.path, "-o", "remount,ro")
@@ -105,7 +105,7 @@ def test_remount_read_only_while_a_file_is_open_for_writing(mount):
         line = refused("mount", mount.store.directory, mount.path, "-o", "remount,ro", saying="open for writing")
         assert f"{os.getpid()} " in line
         (mount.path / "new").write_bytes(b"still writable")
-        # umount -r: unmount, or else read-only.
+        # umount -r: unmount, or make it read-only if that fails.
         finished = weightfs("umount", "-r", mount.path, codes=(1,))
         assert "open for writing" in finished.err
     with open(mount.path / "file", "rb"):
@@ -134,7 +134,7 @@ def test_a_remount_keeps_a_mount_read_only_by_its_own_flag(mount):
 
 
 @needs.root
-def test_a_remount_keeps_what_it_does_not_name(mount):
+def test_a_remount_keeps_options_that_it_does_not_name(mount):
     mount.remount("noatime,noexec")
     finished = weightfs("mount", mount.store.directory, mount.path, "-o", "remount,nosymfollow,commit=1")
     assert {"noatime", "noexec", "nosymfollow", "rw"} <= flags_of(mount.path)
@@ -144,14 +144,14 @@ def test_a_remount_keeps_what_it_does_not_name(mount):
     assert "ro" in flags_of(mount.path) and "noexec" not in flags_of(mount.path)
 
 
-def test_remount_of_what_is_not_mounted(factory, mount):
+def test_remount_of_a_directory_that_is_not_mounted(factory, mount):
     point = factory.directory("point")
     refused("mount", mount.store.directory, point, "-o", "remount,ro", saying="no weightfs is mounted")
     refused("mount", factory.store("64M").directory, mount.path, "-o", "remount,ro",
             saying=f"is the mount of {mount.store.directory}")
 
 
-# mount(8) with the helpers over /usr/sbin, in a mount namespace of its own: nothing of the machine changes.
+# Uses mount(8) with the helpers mounted over /usr/sbin in a separate mount namespace, so the machine is unchanged.
 @pytest.fixture
 def overlaid(factory):
     helpers = factory.directory("helpers")
@@ -201,7 +201,7 @@ def test_umount_of_the_system_hands_its_options_on(factory, overlaid):
     store, path = factory.store("64M"), factory.directory("point")
     finished = overlaid(f"mount -t weightfs {store.directory} {path}\nexec 5> {path}/file\n"
                         f"! umount {path}\numount -l {path}\n! findmnt {path}\necho held >&5\nexec 5>&-\n"
-                        # At once: the mount waits for the end of the one before.
+                        # Possible at once: the mount waits for the end of the previous one.
                         f"mount -t weightfs {store.directory} {path}\ncat {path}/file\nexec 5< {path}/file\n"
                         f"umount -f {path}\n! findmnt {path}\n")
     assert finished.out == "held\n", finished
@@ -223,7 +223,7 @@ def test_mount_in_the_namespace_of_another_process(factory, overlaid):
         holder.communicate("\n", timeout=20)
 
 
-# Memory. (The kernel would need 4 TiB for so many inodes: no machine that runs these tests.)
+# Memory limits. The kernel would need 4 TiB for so many inodes, more than any machine that runs these tests has.
 @pytest.mark.parametrize("option", ["memory=900T", "write_buffers=900T", "read_ahead=900T", "inodes=4294967296"])
 def test_more_memory_than_the_machine_has(factory, option):
     point = factory.directory("point")

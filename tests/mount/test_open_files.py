@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files used while their names change or go away, nameless files, and many files open at once."""
+"""Files in use while their names change or vanish, nameless files, and many open files at once."""
 
 import errno
 import os
@@ -97,7 +97,7 @@ def test_busy_program_may_not_be_written(work):
     process.run(["cp", "/bin/sleep", work / "program"])
     running = subprocess.Popen([work / "program", "1000"])
     try:
-        # Until it runs: a program is being started once its command line is the new one.
+        # Waits until it runs: exec has finished once the command line is the new one.
         command_line = Path(f"/proc/{running.pid}/cmdline")
         assert wait_until(lambda: b"1000" in command_line.read_bytes().split(b"\0"))
         for act in (lambda: open(work / "program", "r+b"), lambda: os.truncate(work / "program", 0)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output that cannot be written is an error, and never the end of what the command does."""
+"""Output that cannot be written is an error, but does not stop the command's work."""
 
 import os
 import pty
@@ -57,7 +57,7 @@ def test_a_terminal_that_goes_away_does_not_end_the_command(factory):
     running = subprocess.Popen([program(), "format", store, "--size", "512M"], stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=slave, env={**os.environ, "TERM": "xterm"})
     os.close(slave)
-    os.read(master, 1)   # the bar is drawn
+    os.read(master, 1)   # wait until the bar is drawn
     os.close(master)
     process.finish(running)
     process.run([program(), "fsck", store])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are read again come from the kernel's memory, and never show anything but what was written last."""
+"""Files that are read again come from the kernel's page cache, and always show the content written last."""
 
 import fcntl
 import os
@@ -8,8 +8,8 @@ import struct
 import pytest
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
-# What a pass did to a file is noted when it is closed, and the kernel does not wait for that: one thread receives,
-# which is through with a close before the next open.
+# A pass is recorded when the file is closed, and the kernel does not wait for that. With a single receiver the close is
+# processed before the next open.
 MOUNT_OPTIONS = "threads=1"
 MIB = 1 << 20
 SIZE = 4 * MIB
@@ -19,7 +19,7 @@ READ_BYTES, REQUESTS = 2, 16           # fields of struct weightfs_stats
 
 
 def statistic(mount, field):
-    """Counted since the mount."""
+    """A counter since the mount."""
     descriptor = os.open(mount.path, os.O_RDONLY)
     try:
         out = fcntl.ioctl(descriptor, IOC_STATS, bytes(208))
@@ -29,7 +29,7 @@ def statistic(mount, field):
 
 
 def asked_of_the_daemon(mount):
-    """Bytes that the kernel has read from the daemon since the mount."""
+    """Number of bytes that the kernel has read from the daemon since the mount."""
     return statistic(mount, READ_BYTES)
 
 
@@ -42,7 +42,7 @@ def cost_of_reading(mount, path, expected):
 
 
 def read_until_hot(mount, path, expected):
-    """The third time nothing is asked for, unless a machine short of memory took pages back meanwhile."""
+    """The third read requests nothing, unless a machine short of memory has dropped pages meanwhile."""
     for _ in range(2):
         cost_of_reading(mount, path, expected)
     assert any(cost_of_reading(mount, path, expected) == 0 for _ in range(20))
@@ -60,7 +60,7 @@ def path(work, content):
     return path
 
 
-def test_the_first_pass_goes_past_the_page_cache_and_the_third_stays_in_it(mount, work, content):
+def test_the_first_pass_bypasses_the_page_cache_and_the_third_uses_it(mount, work, content):
     def third(name):
         (work / name).write_bytes(content)
         assert cost_of_reading(mount, work / name, content) >= SIZE
@@ -145,7 +145,7 @@ def test_dropping_the_caches_of_a_file_makes_it_cold(mount, path, content):
     assert cost_of_reading(mount, path, content) >= SIZE
 
 
-def test_a_file_whose_pages_are_dropped_each_time_is_read_past_the_page_cache_again(mount, path, content):
+def test_a_file_whose_pages_are_dropped_each_time_bypasses_the_page_cache_again(mount, path, content):
     def drop():
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -178,7 +178,7 @@ def test_a_directory_is_listed_again_without_asking_and_shows_every_change(mount
             assert set(os.listdir(work)) == names
         return statistic(mount, REQUESTS) - before
 
-    # A machine short of memory takes pages back meanwhile.
+    # A machine short of memory may drop pages meanwhile, so the measurement is repeated.
     assert any(asked() <= 5 * 4 + 8 for _ in range(20)), "opening and closing alone are asked for"
     (work / "new").touch()
     names.add("new")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""chmod, chown, utimensat, truncate, ftruncate and posix_fallocate as on a local filesystem."""
+"""chmod, chown, utimensat, truncate, ftruncate and posix_fallocate behave as on a local filesystem."""
 
 from posix_script import run_script
 from posix_tables_common import parametrize

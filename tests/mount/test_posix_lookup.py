@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation on a path fails alike where the path does not lead anywhere, and works at the limits."""
+"""Every operation fails with the same errors for a path that cannot be resolved, and works at the limits."""
 
 from posix_script import run_script
 from posix_tables_common import lookup_errors, names_at_the_limit, parametrize

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""link, mkdir, mkfifo, mknod, open, rename, rmdir, symlink and unlink as on a local filesystem."""
+"""link, mkdir, mkfifo, mknod, open, rename, rmdir, symlink and unlink behave as on a local filesystem."""
 
 from posix_script import run_script
 from posix_tables_common import parametrize
 
 MOUNT_OPTIONS = "allow_other,dev,suid"
 
-# Operations that make a name, for what they have in common.
+# Operations that create a name, for the rules that they share.
 MAKERS = {"mkdir": "mkdir {x} {mode}", "mkfifo": "mkfifo {x} {mode}", "mknod": "mknod {x} file {mode}",
           "mknod of a socket": "mknod {x} socket {mode}", "open": "open {x} O_CREAT,O_WRONLY {mode}"}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rename and renameat2 as on a local filesystem: what may replace what, sticky directories, loops, link counts."""
+"""rename and renameat2 behave as on a local filesystem: replacement, sticky directories, loops, link counts."""
 
 from posix_script import run_script
 from posix_tables_common import parametrize
@@ -11,7 +11,7 @@ KINDS = {"file": "create {x}", "directory": "mkdir {x}", "full directory": "mkdi
 
 
 def over_each_other():
-    """Every kind of file renamed over every kind."""
+    """Renames every kind of file over every other kind."""
     cases = {}
     for source, make_source in KINDS.items():
         for target, make_target in KINDS.items():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel leaves to a filesystem to decide by the capabilities and groups of whoever asks: leases, set-id bits,
-names of trusted attributes, and emptying caches. User 0 has no right by its number."""
+"""Checks that the kernel leaves to the filesystem, based on the caller's capabilities and groups: leases, set-ID bits,
+names of trusted attributes, and dropping caches. User ID 0 alone gives no rights."""
 
 import errno
 import fcntl
@@ -41,7 +41,7 @@ def test_root_without_the_capability_gets_no_ticket(work, weightfs_only):
 
 @needs.program("unshare")
 def test_root_of_another_user_namespace_gets_no_ticket(work, weightfs_only):
-    """It has every capability, and over nothing of ours."""
+    """It has every capability, but not over our user namespace."""
     (work / "a").write_bytes(bytes(BLOCK))
     code = ("import os, sys; sys.path[:0] = sys.argv[2:]; import lease_client\n"
             "try: lease_client.ticket(os.open(sys.argv[1], os.O_RDONLY))\n"
@@ -54,7 +54,7 @@ def test_root_of_another_user_namespace_gets_no_ticket(work, weightfs_only):
 
 
 def test_a_sticky_directory_asks_for_cap_fowner(work, weightfs_only):
-    """Of many files at once, where no unlink(2) stands behind the names."""
+    """For many files at once, where no unlink(2) checks the names."""
     secret = work / "secret"
     secret.write_bytes(b"secret")
     os.chown(secret, OTHER, OTHER)
@@ -85,7 +85,7 @@ def test_set_id_bits_stay_for_cap_fsetid_alone(work, weightfs_only, change):
 @acls
 @pytest.mark.parametrize("entries", ["u::rwx,g::rwx,o::rwx", "u::rwx,g::rx,o::rx,u:1234:r,m::rwx"])
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_an_access_control_list_takes_set_group_id_from_who_is_not_in_the_group(work, entries, kind):
+def test_an_access_control_list_clears_set_group_id_unless_the_caller_is_in_the_group(work, entries, kind):
     """generic/375 of xfstests."""
     path = work / "a"
     path.mkdir() if kind == "directory" else path.touch()
@@ -101,7 +101,7 @@ def test_an_access_control_list_takes_set_group_id_from_who_is_not_in_the_group(
     process.run(["setfacl", "-m", entries, path])
     assert path.stat().st_mode & stat.S_ISGID, "root has CAP_FSETID"
     process.run(["setfacl", "-b", path])
-    path.chmod(0o2700)   # setfacl does not set what is there already
+    path.chmod(0o2700)   # setfacl does not set what is already set
     call_without_capabilities(process.run, ["setfacl", "-m", entries, path], keep=[CAP_FOWNER])
     assert not path.stat().st_mode & stat.S_ISGID
 
@@ -145,8 +145,8 @@ def test_names_of_trusted_attributes_are_for_cap_sys_admin_alone(work):
     assert call_as(NOBODY, os.listxattr, path) == ["user.b"]
 
 
-# Caches.
-def test_emptying_the_caches_of_a_file_needs_a_right_to_it(work, weightfs_only):
+# Dropping caches.
+def test_dropping_the_caches_of_a_file_needs_permission(work, weightfs_only):
     path = work / "a"
     path.write_bytes(b"x" * BLOCK)
     path.chmod(0o666)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar of long commands: on a terminal alone, within its width, and gone at the end."""
+"""The progress bar of long commands: shown only on a terminal, within its width, and erased at the end."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ ERASE = "\r\x1b[K"
 
 
 def on_a_terminal(columns, *words, codes=(0,), **environment):
-    """What the program draws on a terminal of that width: its lines, in their order."""
+    """The lines that the program draws on a terminal of that width, in order."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     running = subprocess.Popen([program(), *map(str, words)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

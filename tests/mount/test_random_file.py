@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random operations on one file equal a model in memory: buffered, direct and mapped access mixed with truncation,
+"""Random operations on one file agree with a model in memory: buffered, direct and mapped access mixed with truncation,
 fallocate, copy_file_range, reopening and remounting."""
 
 import pytest

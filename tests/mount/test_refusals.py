@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does not belong together, is damaged or is somebody else's is refused: one clear line, exit code not 0, and not
-a byte changed."""
+"""Mismatched, damaged or foreign files are refused: with one clear line, a nonzero exit code, and no byte changed."""
 
 import contextlib
 import json
@@ -38,7 +37,7 @@ def mount_is_refused(store, point, saying, options=(), but_for=()):
 
 @contextlib.contextmanager
 def put_back(factory, store, part):
-    """Undoes at the end what was done to a part of the store: then the store is as usable as before."""
+    """Restores a changed part of the store at the end, and checks that the store is usable again."""
     kept = factory.directory("kept") / part.name
     copy = shutil.copytree if part.is_dir() else shutil.copy
     copy(part, kept)
@@ -90,7 +89,7 @@ def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, loca
     mount = factory.mount(factory.store(devices=devices))
     with open(mount.path / "file", "wb", buffering=0) as stream:
         stream.write(b"content")
-        os.fsync(stream.fileno())   # otherwise the mount writes the devices a second later
+        os.fsync(stream.fileno())   # otherwise the mount would write to the devices a second later
     with unchanged(*devices):
         refused("format", local / "other", "--device", devices[0], "--force", "--sparse",
                 saying="locked by another process")
@@ -98,7 +97,7 @@ def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, loca
     mount.fsck()
 
 
-# The mount in the place of its store.
+# A mount given instead of its store.
 @pytest.mark.parametrize("command", [["fsck"], ["fsck", "--repair"], ["mount"]], ids=" ".join)
 def test_a_mount_is_not_taken_for_a_store(factory, store, point, command):
     path = factory.directory("it's a") / "mount point"
@@ -112,7 +111,7 @@ def test_a_mount_is_not_taken_for_a_store(factory, store, point, command):
     (path / "folder").mkdir()
     line = refused(*command, path / "folder", *words, saying=f"the mount of the store {store.directory}", codes=(1, 8))
     assert "format" not in line
-    # Its daemon was killed: the same.
+    # The same for a mount whose daemon was killed.
     process.kill(mount.pid)
     refused(*command, mount.path, *words, saying=f"the mount of the store {store.directory}", codes=(1, 8))
 
@@ -147,7 +146,7 @@ def test_advice_quotes_paths(factory, local):
     assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "format", str(empty), "--size", "8G"]
 
 
-# Devices and descriptions that do not belong together.
+# Devices and descriptions that do not match.
 @pytest.mark.parametrize("named", [0, 1], ids=["the pool", "a named device"])
 def test_the_device_of_another_store(factory, local, point, named):
     first = filled_store(factory, device_files(local, named, "first"))
@@ -192,7 +191,7 @@ def test_the_catalog_of_another_store(factory, store, point):
     with put_back(factory, store, catalog):
         shutil.rmtree(catalog)
         shutil.copytree(other.directory / "meta", catalog)
-        # RocksDB renames its own log when it opens.
+        # RocksDB renames its log when it opens the catalog.
         mount_is_refused(store, point, "the catalog belongs to the store", but_for=("meta/LOG",))
 
 
@@ -306,7 +305,7 @@ def test_a_missing_lock_file_is_made_anew(factory, store):
     check_usable(factory, store)
 
 
-# Where to mount.
+# Mount points.
 def test_a_mountpoint_that_does_not_exist(store, point):
     mount_is_refused(store, point / "nowhere", "No such file")
     assert not (point / "nowhere").exists()
@@ -339,7 +338,7 @@ def test_options_that_are_unknown_or_impossible(store, point):
     ("empty", "not a weightfs store", "not a weightfs store", "neither a store"),
     ("file", "not a directory", "not a weightfs store", "neither a store"),
     ("missing", "No such file", "No such file", "No such file")])
-def test_what_is_no_store(local, point, name, mount, fsck, info):
+def test_a_directory_that_is_not_a_store(local, point, name, mount, fsck, info):
     (local / "empty").mkdir()
     (local / "file").write_text("years of work")
     with unchanged(local):
@@ -349,7 +348,7 @@ def test_what_is_no_store(local, point, name, mount, fsck, info):
     assert sorted(os.listdir(local)) == ["empty", "file"] and os.listdir(local / "empty") == []
 
 
-def test_unmounting_what_is_not_mounted(store, point):
+def test_unmounting_a_directory_that_is_not_mounted(store, point):
     for place in (point, point / "nowhere", store.directory, "/proc"):
         refused("umount", place, saying="no weightfs is mounted")
 
@@ -457,10 +456,10 @@ def test_a_pool_larger_than_the_disk(local):
     assert not (local / "store").exists()
 
 
-# What is asked of the program itself.
+# The program's command line.
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["format"], ["mount"], ["umount"], ["mount", "a", "b", "c", "d"],
                                    ["mount", "--nonsense", "a", "b"]])
-def test_wrong_usage_is_told_from_failure(words):
+def test_wrong_usage_and_failure_have_different_exit_codes(words):
     assert weightfs(*words, codes=(2,)).err.strip()
 
 

@@ -17,7 +17,7 @@ def open_new(path):
 
 
 def data_runs(descriptor):
-    """[(start, end)] of all data, by SEEK_DATA and SEEK_HOLE."""
+    """[(start, end)] of all data, found by SEEK_DATA and SEEK_HOLE."""
     size, offset, runs = os.fstat(descriptor).st_size, 0, []
     while offset < size:
         try:
@@ -104,7 +104,7 @@ def test_allocated_space_holds_zeros_until_it_is_written(mount, work):
     assert (work / "file").read_bytes() == expected
 
 
-def test_modes_that_are_not_there_are_refused_and_change_nothing(work):
+def test_unsupported_modes_are_refused_and_change_nothing(work):
     descriptor = open_new(work / "file")
     expected = os.urandom(MIB)
     os.pwrite(descriptor, expected, 0)
@@ -171,8 +171,8 @@ def test_copy_file_range_between_and_within_files(mount, work):
     assert (work / "source").read_bytes() == copy
 
 
-def test_copy_is_apart_from_its_source(mount, work):
-    """A copy may share space; a later write of either is not seen in the other."""
+def test_copy_is_independent_of_its_source(mount, work):
+    """A copy may share space, but a later write to either file must not show in the other."""
     source, target = open_new(work / "source"), open_new(work / "target")
     expected = os.urandom(2 * MIB)
     os.pwrite(source, expected, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that keep the kernel's pages busy: nobody waits for another for ever, and a mount ends beside them."""
+"""Programs that keep the kernel's pages busy: no deadlock occurs, and the mount can end meanwhile."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("weightfs_only")
 MIB = 1 << 20
 SIZE = 8 * MIB
 
-# Roles of programs that share one file; all but "truncate" go on until they are killed.
+# Roles of programs that share one file. All except "truncate" run until they are killed.
 PROGRAM = f"""
 import fcntl, itertools, mmap, os, sys
 role, path = sys.argv[1:]
@@ -59,16 +59,16 @@ def programs(path, *roles):
             each.communicate(timeout=60)
 
 
-def test_truncations_end_beside_those_who_drop_pages_of_a_mapping(factory):
-    """While it truncates a file the kernel writes no pages of it, so whoever makes it drop them waits."""
+def test_truncations_end_while_others_drop_pages_of_a_mapping(factory):
+    """The kernel writes no pages of a file while it truncates it, so a request to drop them blocks."""
     mount = factory.mount(factory.store("128M"))
     with programs(mount.path / "file", "map", *["drop"] * 8, "truncate") as running:
         process.finish(running[-1], limit=120)
     mount.fsck()
 
 
-def test_a_mount_ends_beside_programs_that_change_a_mapping_and_seek_in_it(factory):
-    """A seek wants what the mapping changed, which comes through the mount that is ending."""
+def test_a_mount_ends_while_programs_change_a_mapping_and_seek_in_it(factory):
+    """A seek needs the changes of the mapping, which must come through the mount that is ending."""
     mount = factory.mount(factory.store("128M"))
     for _ in range(3):
         with programs(mount.path / "file", "map", "seek", "seek", "drop"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a mount: SIGTERM, a busy mount, a store that vanishes, two mounts beside each other, devices."""
+"""The end of a mount: SIGTERM, a busy mount, a store that vanishes, two concurrent mounts, devices."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def test_a_signal_unmounts_cleanly(mount, number):
 
 
 def test_a_signal_ends_a_mount_in_use_too(mount):
-    """Programs see an error; what they wrote is there."""
+    """The programs get an error, and everything they wrote is there."""
     pid, descriptor = mount.pid, os.open(mount.path / "file", os.O_RDWR | os.O_CREAT)
     os.write(descriptor, b"written before" * 1000)
     process.kill(pid, signal.SIGTERM)
@@ -87,7 +87,7 @@ def test_umount_returns_when_all_is_on_the_device(mount):
     data = os.urandom(40 * MIB)
     (mount.path / "file").write_bytes(data)
     weightfs("umount", mount.path)
-    # A copy taken at once holds everything.
+    # A copy made right away is complete.
     copy = mount.store.directory.with_name("copy")
     shutil.copytree(mount.store.directory, copy)
     try:
@@ -155,7 +155,7 @@ print(" ".join(codes))
 @needs.loop_devices()
 @pytest.mark.limit(240)
 def test_store_whose_disk_vanishes_gives_errors_and_does_not_hang(factory, local):
-    """The pool lies on a device that is taken away under the mount."""
+    """The pool is on a device that is removed under the mount."""
     table = f"0 {(128 * MIB) // 512} linear"
     if process.run(["which", "dmsetup"], codes=None).code != 0 or process.run(["dmsetup", "version"], codes=None).code:
         pytest.skip("needs dmsetup and the device mapper: scripts/setup installs it")
@@ -199,7 +199,7 @@ def test_store_whose_directory_is_removed_gives_errors_and_does_not_hang(mount):
     mount.close()
 
 
-def test_two_mounts_beside_each_other(mount, factory):
+def test_two_concurrent_mounts(mount, factory):
     other = factory.mount(factory.store("64M"))
     data = os.urandom(3 * MIB)
     (mount.path / "file").write_bytes(data)
@@ -241,7 +241,7 @@ def test_store_on_two_files(factory, local):
         with open(path, "wb") as stream:
             stream.truncate(160 * MIB)
     use_several_devices(factory, factory.store(devices=devices))
-    # Large tensors are striped: both hold data.
+    # Large tensors are striped, so both devices have data.
     for path in devices:
         assert path.stat().st_blocks * 512 > 40 * MIB
     path = devices[1].rename(local / "away")
@@ -260,7 +260,7 @@ def test_store_on_two_loop_devices(factory, local):
             loops.append(process.run(["losetup", "--show", "-f", local / name]).out.strip())
         store = factory.store(devices=loops)
         use_several_devices(factory, store)
-        # A device in use by one store is refused to another.
+        # A device in use by one store must be refused to another one.
         mount = factory.mount(store)
         refused = weightfs("format", local / "other", "--device", loops[0], "--force", codes=None)
         assert refused.code != 0
@@ -292,7 +292,7 @@ def test_nohup_keeps_a_mount_from_ending_with_its_terminal(mount):
     try:
         assert wait_until(lambda: is_mounted(mount.path) or started.poll() is not None)
         process.kill(started.pid, signal.SIGHUP)
-        # Signals reach the same process in their order: the daemon has ignored the first one when it obeys the second.
+        # Signals reach the same process in order: when the daemon obeys the second one, it has ignored the first.
         process.kill(started.pid, signal.SIGTERM)
         finished = process.finish(started)
         assert "Hangup" not in finished.err and "Terminated: unmounting" in finished.err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other users: access control lists, mounts of a user without privileges, and a mount that is its owner's alone."""
+"""Other users: access control lists, mounts of an unprivileged user, and a mount that only its owner may use."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ def create(path, mode=0o666):
 
 
 def acl(path):
-    """The lines of getfacl, numeric."""
+    """The lines of getfacl with numeric IDs."""
     return process.run(["getfacl", "-pnc", path]).out.split()
 
 
@@ -80,7 +80,7 @@ def test_chmod_changes_the_mask(mount, work):
 @acls
 def test_default_lists_are_inherited(mount, work):
     process.run(["setfacl", "-d", "-m", f"u:{NOBODY}:rwx,g::r-x,o::-", work])
-    os.umask(0o077)  # has no say where the directory has a default list
+    os.umask(0o077)  # has no effect if the directory has a default ACL
     try:
         os.close(os.open(work / "file", os.O_CREAT | os.O_WRONLY, 0o666))
         (work / "directory").mkdir(0o777)
@@ -103,7 +103,7 @@ def test_default_lists_are_inherited(mount, work):
 
 @needs.root
 @acls
-def test_lists_are_the_owners_to_change_and_are_copied(mount, work, local):
+def test_only_owners_change_lists_and_lists_are_copied(mount, work, local):
     file = work / "file"
     file.touch()
     os.chown(file, NOBODY, NOBODY)
@@ -118,7 +118,7 @@ def test_lists_are_the_owners_to_change_and_are_copied(mount, work, local):
 
 
 @needs.root
-def test_files_belong_to_whom_made_them(mount, work):
+def test_files_belong_to_their_creators(mount, work):
     work.chmod(0o1777)
     call_as(NOBODY, create, work / "of nobody")
     call_as(OTHER, create, work / "of another")
@@ -148,7 +148,7 @@ def run_as_nobody(command, **options):
 
 @pytest.fixture
 def users_program(local):
-    """A copy of the program that other users may reach."""
+    """A copy of the program that other users can access."""
     path = local / "weightfs"
     shutil.copy(program(), path)
     path.chmod(0o755)

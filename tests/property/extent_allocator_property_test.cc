@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The allocator against a bitmap, under random operations. A failure names its seed; WEIGHTFS_SEED runs it again.
+// Compares the allocator with a bitmap under random operations. A failure prints its seed; set WEIGHTFS_SEED to repeat
+// it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 namespace weightfs {
 namespace {
 
-// What is free, one flag a block; every question is answered by looking at all of them.
+// A bitmap of free blocks. Every query scans all of it.
 class Model {
  public:
   Model(BlockRun space, uint64_t alignment, uint64_t group_blocks)
@@ -29,7 +30,7 @@ class Model {
   bool IsFree(uint64_t block) const { return free_[block - space_.start.value]; }
   uint64_t free_blocks() const { return static_cast<uint64_t>(std::count(free_.begin(), free_.end(), true)); }
 
-  // The free extents, cut at the borders of groups.
+  // The free extents, split at group boundaries.
   std::vector<BlockRun> FreeExtents() const {
     std::vector<BlockRun> extents;
     for (uint64_t b = space_.start.value; b < space_.end().value; ++b) {
@@ -125,7 +126,7 @@ class Harness {
 
   void FreeSomething() {
     BlockRun run = AnyRun();
-    // Most random runs are refused; half the time a used run is looked for.
+    // Most random runs would be refused, so half of the time a used run is chosen.
     if (Below(2) == 0 && model_.InSpace(run)) {
       while (run.count.value > 1 && !model_.All(run, false)) run.count -= BlockCount{1};
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random operations on one file against a string in memory. The seed is printed; WEIGHTFS_SEED repeats one run.
+// Compares random operations on one file with a string in memory. A failure prints its seed; set WEIGHTFS_SEED to
+// repeat it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +28,7 @@ struct Model {
   }
 };
 
-// Offsets and lengths that like block and stripe borders.
+// Returns offsets and lengths near block and stripe boundaries.
 uint64_t Near(std::mt19937_64& random, uint64_t limit) {
   static constexpr uint64_t kUnits[] = {1, 512, kBlockSize, 64 * kKiB, kMiB, 2 * kMiB};
   const uint64_t unit = kUnits[random() % std::size(kUnits)];
@@ -100,7 +101,7 @@ class FileRun {
     ASSERT_TRUE(store_.WriteAt(file_, at, text).has_value());
     model_.Write(at, text);
   }
-  // As O_DIRECT arrives through the mount: an aligned buffer that the store may keep.
+  // Like an O_DIRECT write through the mount: an aligned buffer that the store may adopt.
   void WriteAligned() {
     static const auto pool = BufferPool::Create({.buffer_size = ByteCount{kMiB}, .count = 64}).value();
     Buffer buffer = pool->Allocate();
@@ -111,7 +112,7 @@ class FileRun {
     ASSERT_TRUE(store_->Write(file_, ByteOffset{at}, {buffer.data(), size}, buffer).has_value());
     model_.Write(at, text);
   }
-  // As a large write from an unaligned buffer arrives: its blocks lie on pages of a buffer that the store may keep.
+  // Like a large write from an unaligned buffer: its blocks are on pages of a buffer that the store may adopt.
   void WriteUnaligned() {
     static const auto pool = BufferPool::Create({.buffer_size = ByteCount{2 * kMiB}, .count = 64}).value();
     uint64_t at = Near(random_, kLargest);
@@ -125,7 +126,7 @@ class FileRun {
       at += text.size();
     }
   }
-  // Past the store, as a holder of a lease does it.
+  // Bypasses the store, like the holder of a lease.
   void WriteDirect() {
     const uint64_t at = RoundDown(Near(random_, kLargest), kBlockSize);
     uint64_t size = 1 + Near(random_, random_() % 4 == 0 ? 2 * kMiB : 40000);
@@ -134,7 +135,7 @@ class FileRun {
       new_size = at + size;
       if (random_() % 2 == 0) *new_size = RoundUp(*new_size, kBlockSize) + Near(random_, kMiB);
     }
-    // Whole blocks, unless the file ends with them.
+    // Whole blocks, unless the file ends there.
     const uint64_t end = new_size.value_or(std::max<uint64_t>(model_.data.size(), at + size));
     if (end != at + size) size = RoundUp(size, kBlockSize);
     const std::string text = Pattern(random_(), size);
@@ -150,7 +151,7 @@ class FileRun {
     const std::string expected = at < model_.data.size() ? model_.data.substr(at, size) : "";
     ASSERT_TRUE(*text == expected) << "lease of " << size << " at " << at;
   }
-  // A lease that is held shows what was there when it was taken, whatever happens since.
+  // A lease keeps showing the content from when it was granted, whatever happens to the file.
   void HoldLease() {
     CheckHeld();
     if (HasFatalFailure()) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repairs of catalogs with many random damages at once. A failure names its seed; WEIGHTFS_SEED runs it again.
+// Repairs catalogs with many random damages at once. A failure prints its seed; set WEIGHTFS_SEED to repeat it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 const TestStoreOptions kOptions{.device_size = ByteCount{16 * kMiB}};
 
-// A tree a few levels deep, with files of some extents.
+// Creates a tree a few levels deep, with files of several extents.
 CrashImage MakeStore() {
   TestStore store(kOptions);
   std::vector<InodeId> directories{kRootInode};
@@ -52,20 +52,20 @@ class Damage {
         if (!at->second.empty()) at->second[Below(at->second.size())] ^= static_cast<char>(1U << Below(8));
         return;
       case 3: {
-        // The value of another record of the kind.
+        // Replaces the value by that of another record of the same kind.
         const auto other = Any();
         if (other->first[0] == at->first[0]) at->second = other->second;
         return;
       }
       case 4: {
-        // The same record at another key.
+        // Moves the record to another key.
         std::string key = at->first;
         key[1 + Below(key.size() - 1)] ^= static_cast<char>(1U << Below(3));
         kv_[key] = at->second;
         return;
       }
       case 5: {
-        // An extent that is valid by itself.
+        // Adds an extent that is valid by itself.
         ExtentRecord record;
         record.device = {static_cast<uint16_t>(Below(10) == 0)};
         record.start = {500 + Below(200)};
@@ -101,8 +101,8 @@ FsckReport Check(CrashImage& image, bool repair) {
   return report ? *report : FsckReport();
 }
 
-// Seeds that found something once.
-constexpr uint64_t kKnownSeeds[] = {2604368040};  // a record at the number that lost+found gets
+// Seeds that once found a bug.
+constexpr uint64_t kKnownSeeds[] = {2604368040};  // a record at the inode number that lost+found gets
 
 void ExpectMended(const CrashImage& intact, uint64_t seed) {
   SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed));
@@ -121,7 +121,7 @@ void ExpectMended(const CrashImage& intact, uint64_t seed) {
   EXPECT_FALSE(store->read_only());
 }
 
-TEST(FsckProperty, ARepairMendsAnyMixOfDamages) {
+TEST(FsckProperty, ARepairFixesAnyMixOfDamages) {
   const CrashImage intact = MakeStore();
   for (const uint64_t seed : kKnownSeeds) ExpectMended(intact, seed);
   const uint64_t first_seed = FirstSeed();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The namespace against a model of names in memory, under random operations; and the catalog after every batch. A
-// failure names its seed; WEIGHTFS_SEED runs it again.
+// Compares the namespace with a model in memory under random operations, and checks the catalog after every batch. A
+// failure prints its seed; set WEIGHTFS_SEED to repeat it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,13 +27,13 @@ class NoData final : public DataOwner {
   void DropData(const InodePtr&, const DataRecords&) override {}
 };
 
-// A tree of nodes; every rule is the shortest that says it.
+// The model: a tree of nodes, with the simplest statement of each rule.
 struct Node {
   bool directory = false;
   uint32_t links = 1;
   int opens = 0;
   uint64_t lookups = 0;
-  Node* parent = nullptr;  // of a directory
+  Node* parent = nullptr;  // for a directory
   std::map<std::string, Node*> children;
   InodeId ino;
   std::map<std::string, std::string> attributes;
@@ -62,7 +62,7 @@ class Model {
     return found == parent->children.end() ? nullptr : found->second;
   }
   static bool IsBelow(const Node* node, const Node* above) {
-    if (node->links == 0) return false;  // It was removed.
+    if (node->links == 0) return false;  // removed
     for (; node->parent != node; node = node->parent) {
       if (node == above) return true;
     }
@@ -189,7 +189,7 @@ class Harness {
     ASSERT_THAT(CheckCatalog(kv_->content()), ::testing::IsEmpty());
   }
 
-  // A crash keeps a prefix of the batches: none of them may hold half a change.
+  // A crash keeps a prefix of the batches, so no prefix may contain half a change.
   void CheckEveryPrefix() {
     KvContent content;
     for (const Journal::Event& event : journal_->events()) {
@@ -221,7 +221,7 @@ class Harness {
     Node* node = Any();
     return node->directory || Below(30) == 0 ? node : model_.root;
   }
-  // Both sides must say the same.
+  // The store and the model must return the same result.
   template <typename T>
   bool Agree(const Result<T>& result, Outcome expected) {
     EXPECT_EQ(result.has_value(), !expected.has_value());
@@ -294,7 +294,7 @@ class Harness {
     const auto [node, inode] = open_[index];
     open_.erase(open_.begin() + static_cast<ptrdiff_t>(index));
     names_->Close(inode);
-    if (--node->opens == 0 && node->lookups == 0) node->unnamed = false;  // its last use is over
+    if (--node->opens == 0 && node->lookups == 0) node->unnamed = false;  // no longer used
   }
   void AddLookup() {
     Node* node = Any();
@@ -327,7 +327,7 @@ class Harness {
     node->mode = static_cast<uint32_t>(Below(01000));
     Agree(names_->SetAttributes(node->ino, {.mode = node->mode}), std::nullopt);
   }
-  // The process is killed: nothing is open any more, and what had no name is gone.
+  // Simulates a kill of the process: open files are closed, and unlinked inodes are gone.
   void Crash() {
     open_.clear();
     for (const auto& node : model_.nodes) {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package on three kinds of filesystem: a disk, memory, and a mount of weightfs.
+"""The Python package on three kinds of filesystem: a disk, memory, and a weightfs mount.
 
-The package is the installed one (`pip install .`), or the one that PYTHONPATH names."""
+The package is the installed one (`pip install .`), or the one found through PYTHONPATH."""
 
 import os
 import shutil
@@ -42,8 +42,8 @@ def handle():
 
 @pytest.fixture
 def child(tmp_path):
-    """Runs Python code, which may import what lies here, in a process of its own and returns what it prints; a hang or
-    a crash fails the test."""
+    """Runs Python code in a separate process and returns its output. The code may import the modules of this directory.
+    A hang or a crash fails the test."""
 
     def run(code, limit=100, **environment):
         done = subprocess.run([sys.executable, "-c", HERE_ON_PATH + code], cwd=tmp_path, timeout=limit,

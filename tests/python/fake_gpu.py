@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU of tests/support/fake_gpu, for machines without one: its memory, and what it counts."""
+"""The GPU of tests/support/fake_gpu, for machines without a GPU: its memory and its counters."""
 
 import ctypes
 import math
@@ -9,8 +9,9 @@ import torch
 from harness.filesystems import program
 
 LIBRARY = program().parent / "libweightfs_fake_gpu.so"
-SANITIZERS = (b"__asan_init", b"__tsan_init")   # Python cannot load what is built with them
-DIRECT = 1 << 4 | 1 << 6 | 1 << 31   # cuFile reaches all filesystems: NVMe, SCSI, what the real one has no bit for
+SANITIZERS = (b"__asan_init", b"__tsan_init")   # Python cannot load libraries built with them
+# cuFile reports direct access to all filesystems: NVMe, SCSI, and those for which the real one has no bit
+DIRECT = 1 << 4 | 1 << 6 | 1 << 31
 _U64 = ctypes.c_uint64
 
 
@@ -47,7 +48,7 @@ class FakeGpu:
         return counts
 
     def hold(self, array, content):
-        """Puts work into the default stream that writes `content` there once release() is called."""
+        """Puts work into the default stream that writes `content` to the array once release() is called."""
         self._hold_default_stream(0, array.address, content, len(content))
 
     def array(self, content=b"", size=None, **facts):
@@ -61,7 +62,7 @@ class FakeGpu:
 
 
 class Array:
-    """Bytes on the GPU, of which a program sees __cuda_array_interface__, as of one of cupy or numba."""
+    """Bytes on the GPU that a program sees through __cuda_array_interface__, like an array of cupy or numba."""
 
     def __init__(self, gpu, size, **facts):
         self.gpu, self.size, self.facts = gpu, size, facts
@@ -95,13 +96,13 @@ class _Device:
 
 
 class Tensor:
-    """As much of a torch tensor on a GPU as weightfs asks for; transposed it is not contiguous."""
+    """The part of a torch GPU tensor's interface that weightfs uses. Transposed, it is not contiguous."""
 
     device, layout, is_quantized = _Device(), torch.strided, False
 
     def __init__(self, gpu, values, transposed=False):
         self.gpu, self.dtype, self.transposed, self.streams = gpu, values.dtype, transposed, []
-        self.stored = values.t() if transposed else values   # as it lies in memory
+        self.stored = values.t() if transposed else values   # as stored in memory
         self.memory = Array(gpu, values.nbytes)
         self.memory.set(self.stored.contiguous().view(torch.uint8).numpy().tobytes())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that are for certain under way."""
+"""Operations that are guaranteed to be under way."""
 
 import collections
 import contextlib
@@ -7,13 +7,12 @@ import os
 import signal
 import threading
 
-# For programs that use what is here.
+# For child programs that import this module.
 HERE_ON_PATH = f"import sys\nsys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})\n"
 
 
 class StandingWrite:
-    """A write of a handle that has begun, and goes on when `go` is called. Everything the handle's thread would do
-    meanwhile waits with it."""
+    """A write that has begun and continues when `go` is called. All other work of the handle's thread waits for it."""
 
     def __init__(self, handle, tensor, path, **options):
         self._stands, self._goes = threading.Event(), threading.Event()
@@ -30,9 +29,9 @@ class StandingWrite:
 
 @contextlib.contextmanager
 def once_waiting(act, functions=None):
-    """Calls `act` in the main thread, in a signal handler, once a call within waits; in one of these `functions` of
-    Python, if there are any. A call that waits looks for signals again and again; signals that come before find Python
-    at one place once."""
+    """Calls `act` in a signal handler on the main thread, once a call in the block waits; if `functions` are given, in
+    one of these Python functions. A waiting call checks for signals repeatedly, whereas signals that arrive earlier
+    find Python at one place only once."""
     places, looked, over = collections.Counter(), threading.Event(), threading.Event()
 
     def look(_, frame):

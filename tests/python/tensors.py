@@ -10,12 +10,12 @@ def random_tensor(count, dtype=torch.uint8, seed=1):
 
 
 def content(tensor):
-    """The bytes of a tensor in the order of its indices."""
+    """The bytes of a tensor in row-major order."""
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def misaligned(tensor, by):
-    """The same values `by` bytes behind a page."""
+    """The same values, starting `by` bytes after a page boundary."""
     memory = torch.empty(tensor.nbytes + by + 8192, dtype=torch.uint8)
     begin = -memory.data_ptr() % 4096 + by
     view = memory[begin:begin + tensor.nbytes].view(tensor.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may be handed in as a buffer."""
+"""The kinds of objects that may be passed as a buffer."""
 
 import array
 import errno
@@ -27,7 +27,7 @@ def test_buffers_of_every_kind_are_written_and_read(local, handle, make):
     assert memoryview(target if not hasattr(target, "numpy") else target.numpy()).tobytes() == values
 
 
-def test_what_can_only_be_read_is_written_and_never_read_into(local, handle):
+def test_read_only_buffers_are_written_and_never_read_into(local, handle):
     frozen = numpy.arange(100)
     frozen.setflags(write=False)
     for source in (b"bytes" * 1000, memoryview(b"view"), frozen):
@@ -97,7 +97,7 @@ def test_parameters_and_lazy_views(local, handle):
         handle.sync_pread(lazy, local / "file")
 
 
-def test_what_has_no_bytes_is_refused(local, handle):
+def test_objects_without_bytes_are_refused(local, handle):
     path = local / "file"
     for wrong in (5, "text", None, [1, 2], object()):
         with pytest.raises(TypeError):
@@ -116,7 +116,7 @@ def test_empty_tensors_and_scalars(local, handle):
     assert (local / "scalar").stat().st_size == 4
 
 
-# Numpy shows a copy of a scalar, which is gone when it has been shown.
+# Numpy exposes a temporary copy of a scalar, which is freed right afterwards.
 @pytest.mark.parametrize("scalar", [
     numpy.float64(2.5), numpy.str_("z" * 5000), numpy.bytes_(b"y" * 3_000_000), numpy.datetime64("2026-11-22", "ns"),
     numpy.void(bytes(range(250)) * 20), numpy.ones(2, dtype=[("a", "<f4"), ("b", "<i8", (999,))])[1]],
@@ -149,7 +149,7 @@ def test_times_of_numpy_are_written_and_read(local, handle):
 
 
 def test_an_array_that_shows_a_copy_is_refused(local, handle):
-    class Image:   # as those of PIL
+    class Image:   # like images of PIL
         __array_interface__ = {"shape": (2, 3), "typestr": "|u1", "version": 3, "data": bytes(6)}
 
     with pytest.raises(TypeError, match="copy of its elements"):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that the program changes while they are written, as asynchronous checkpointing does: the file holds what was
-in the buffer at some time, piece by piece, and reads back."""
+"""Buffers that the program changes while they are written, as asynchronous checkpointing does. The file then has, piece
+by piece, what was in the buffer at some time, and reading it succeeds."""
 
 import contextlib
 import mmap
@@ -22,8 +22,8 @@ VALUES = (0x55, 0xAA)
 
 @contextlib.contextmanager
 def changing(*arrays):
-    """A thread changes a byte of each page of the arrays back and forth between two values. A checksum of the memory from
-    before a transfer and one from after it may then be equal, though other bytes were sent."""
+    """A thread changes a byte of each page of the arrays back and forth between two values. Then the checksums of the
+    memory before and after a transfer may be equal although other bytes were sent."""
     ended, turns = threading.Event(), [0]
 
     def change():
@@ -42,7 +42,7 @@ def changing(*arrays):
 
 
 def new_array(size):
-    """On a page, so that a device could take it as it is."""
+    """Page-aligned, so that a device could use it directly."""
     array = numpy.frombuffer(mmap.mmap(-1, size), dtype=numpy.uint8)
     array[:] = VALUES[0]
     return array
@@ -53,7 +53,7 @@ def values_in(content):
 
 
 def check(path, size, direct):
-    """By the mount, and by a lease."""
+    """Through the mount, and through a lease."""
     content = path.read_bytes()
     assert len(content) == size and values_in(content) <= set(VALUES)
     read = numpy.empty(size, dtype=numpy.uint8)

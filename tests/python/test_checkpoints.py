@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weightfs.torch and weightfs.safetensors against the libraries whose files they write."""
+"""weightfs.torch and weightfs.safetensors, compared with the libraries whose formats they write."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ def equal(a, b):
 
 def test_torch_save_writes_the_bytes_of_torch(folder):
     saved = checkpoint()
-    # torch puts the file's name into the archive, and another one for streams.
+    # Given a path, torch puts the file's name into the archive; for streams it uses another name.
     with open(folder / "theirs", "wb") as stream:
         torch.save(saved, stream)
     weightfs.torch.save(saved, folder / "ours")
@@ -52,7 +52,7 @@ def test_torch_save_writes_the_bytes_of_torch(folder):
                                      {"crc32": False}, {"_use_new_zipfile_serialization": False}], ids=str)
 def test_torch_and_weightfs_load_each_others_files(folder, options):
     saved = checkpoint()
-    weightfs.torch.save(random_tensor(30_000_000), folder / "file")   # longer: nothing of it may stay
+    weightfs.torch.save(random_tensor(30_000_000), folder / "file")   # longer than the next file: none of it may stay
     weightfs.torch.save(saved, folder / "file", **options)
     assert equal(torch.load(folder / "file"), saved)
     assert equal(weightfs.torch.load(folder / "file"), saved)
@@ -99,7 +99,7 @@ def test_a_failed_atomic_save_leaves_the_old_file(local):
     assert os.listdir(local) == ["file"]
 
 
-def test_a_name_that_is_no_files_is_refused(local, monkeypatch):
+def test_paths_that_cannot_name_a_file_are_refused(local, monkeypatch):
     monkeypatch.chdir(local)
     for name, error in (("", FileNotFoundError), ("new/", IsADirectoryError), (".", IsADirectoryError)):
         for atomic in (True, False):
@@ -109,7 +109,7 @@ def test_a_name_that_is_no_files_is_refused(local, monkeypatch):
     assert os.listdir(local) == []
 
 
-# What it looks at may be another file at the next look.
+# The file may be replaced between two checks.
 @pytest.mark.parametrize("happens", ["replaced", "moved away"])
 def test_a_save_is_atomic_also_where_others_replace_the_file(local, monkeypatch, happens):
     path, stat, seen = local / "file", os.stat, []
@@ -146,7 +146,8 @@ def generation(value):
 
 
 def killed_at(number, save, *arguments, **options):
-    """Runs it in a child that is killed before the handle's transfer of that number; False when there were fewer."""
+    """Runs the save in a child that is killed before the handle's transfer of that number. False if there were fewer
+    transfers."""
     child = os.fork()
     if child == 0:
         try:
@@ -205,7 +206,7 @@ def test_a_killed_save_leaves_no_mixture(folder, library, atomic):
     assert all(equal(load(path), new) for load in LOADS[library])
 
 
-def test_what_is_no_regular_file_is_written_as_it_is(local):
+def test_a_file_that_is_not_regular_is_written_in_place(local):
     tensors = {"a": torch.arange(3 << 20), "b": torch.ones(3)}
     for save in SAVES.values():
         save(tensors, "/dev/null")
@@ -359,7 +360,7 @@ def test_a_link_of_others_in_a_directory_of_all_is_followed_where_open_follows_i
     try:
         os.close(os.open(link, os.O_RDONLY))
         refusal = None
-    except OSError as error:   # fs.protected_symlinks is set, as it is nearly everywhere
+    except OSError as error:   # fs.protected_symlinks is set, as it is almost everywhere
         refusal = error.errno
     if refusal in (None, errno.ENOENT):
         saves[save]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that stands in for deepspeed.ops.op_builder."""
+"""The replacement for deepspeed.ops.op_builder."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_memcpy_copies_between_any_layouts():
         deepnvme.deepspeed_memcpy(torch.zeros(3), source)
 
 
-def test_without_a_gpu_gds_says_so(capsys):
+def test_without_a_gpu_gds_reports_that(capsys):
     assert deepnvme.GDSBuilder().is_compatible(verbose=True) is False
     assert "no GPU" in capsys.readouterr().err
     with pytest.raises(RuntimeError, match="no GPU"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DeepNVMe's own module does wrong, and a user must never see here. The numbers are those of its list."""
+"""Defects of DeepNVMe's own module that a user of weightfs must never see. The numbers are those of its list."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tensors import content, misaligned, random_tensor
 STORE_SIZE = "320M"
 
 
-# 1. Results of the kernel are looked at.
+# 1. Results of the kernel are checked.
 
 @pytest.mark.parametrize("size", [1, 1000, 4095, 4097, 65_537, 1_048_676, 3_000_000])
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -27,7 +27,7 @@ def test_a_write_of_any_size_writes_exactly_that(folder, size, threads):
 
 @pytest.mark.parametrize("offset", [0, 1, 511, 4096, 5000])
 @pytest.mark.parametrize("misalignment", [0, 1, 16, 64, 512])
-def test_unaligned_transfers_are_right_and_touch_nothing_else(folder, offset, misalignment):
+def test_unaligned_transfers_are_correct_and_change_nothing_else(folder, offset, misalignment):
     handle, size = weightfs.aio_handle(num_threads=2), 2_500_003
     before = random_tensor(offset + size + 777, seed=5)
     (folder / "file").write_bytes(content(before))
@@ -49,7 +49,7 @@ def small_memory(local):
 
 
 @needs.root
-def test_a_full_filesystem_is_an_error_and_no_half_file_stays(small_memory, handle):
+def test_a_full_filesystem_is_an_error_and_leaves_no_partial_file(small_memory, handle):
     tensor = random_tensor(16 << 20)
     assert handle.sync_pwrite(tensor, small_memory / "file") == -1
     assert handle.last_error.errno == 28
@@ -81,7 +81,7 @@ def test_a_full_device_fails_the_wait_and_says_where(handle):
     assert handle.wait() == 0
 
 
-# 2. Errors are errors, not the end of the process.
+# 2. Errors are reported and do not end the process.
 
 def test_reading_past_the_end_is_an_error_that_counts_the_bytes(folder, handle):
     (folder / "file").write_bytes(bytes(10_000))
@@ -179,7 +179,7 @@ def test_a_failed_overwrite_does_not_shorten_the_old_file(work, handle):
     assert (work / "file").stat().st_size == old.nbytes
 
 
-def test_an_offset_keeps_what_lies_around(folder, handle):
+def test_a_write_at_an_offset_keeps_the_surrounding_bytes(folder, handle):
     before = random_tensor(3_000_000)
     piece = random_tensor(1_000_000, seed=2)
     assert handle.sync_pwrite(before, folder / "file") == 1
@@ -213,7 +213,7 @@ def test_tensors_of_every_layout_are_written_and_read_right(folder, handle, layo
     target = layout(target_memory)
     assert handle.sync_pread(target, folder / "file") == 1
     assert torch.equal(target, tensor)
-    # Nothing beside the view has changed.
+    # Nothing outside the view has changed.
     expected = torch.zeros_like(memory)
     layout(expected).copy_(tensor)
     assert torch.equal(target_memory, expected)
@@ -243,9 +243,9 @@ def test_unpinned_tensors_take_no_memory_of_their_size(local, handle):
 
     tensor = misaligned(random_tensor(1).repeat(256 << 20), 1)
     target = tensor.clone()
-    handle.sync_pwrite(tensor[:4 << 20], local / "file")   # what is allocated once is there
+    handle.sync_pwrite(tensor[:4 << 20], local / "file")   # make one-time allocations now
     with open("/proc/self/clear_refs", "w", encoding="ascii") as peak:
-        peak.write("5")   # the peak starts from here
+        peak.write("5")   # reset the peak
     before = status("VmHWM")
     assert handle.sync_pwrite(tensor, local / "file") == 1
     assert handle.sync_pread(target, local / "file") == 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles on a mount that gives leases: bytes that go straight between memory and the devices of the store."""
+"""Handles on a mount that grants leases: bytes are transferred directly between memory and the store's devices."""
 
 import errno
 import gc
@@ -29,13 +29,13 @@ MIB = 1 << 20
 
 @pytest.fixture
 def direct():
-    """A handle that fails rather than go through the mount."""
+    """A handle that fails instead of going through the mount."""
     with weightfs.aio_handle(direct="require", intra_op_parallelism=2) as made:
         yield made
 
 
 def flip_on_device(store, path, offset):
-    """Changes a byte of a file where it lies on the device."""
+    """Changes a byte of a file at its location on the device."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -51,7 +51,7 @@ def flip_on_device(store, path, offset):
         os.close(pool)
 
 
-def test_large_operations_go_past_the_mount_by_themselves(work, handle):
+def test_large_operations_bypass_the_mount_automatically(work, handle):
     tensor = random_tensor(5_000_123)
     handle.sync_pwrite(tensor, work / "file")
     handle.sync_pread(torch.empty_like(tensor), work / "file")
@@ -72,7 +72,7 @@ def test_large_operations_go_past_the_mount_by_themselves(work, handle):
         weightfs.aio_handle(direct="maybe")
 
 
-def test_a_listing_that_the_kernel_keeps_shows_what_many_brought(work, direct):
+def test_a_cached_directory_listing_shows_the_files_of_save_many(work, direct):
     direct.save_many({"a": bytearray(b"1")}, work)
     for _ in range(3):
         assert os.listdir(work) == ["a"]
@@ -89,7 +89,7 @@ def test_every_size_offset_and_alignment(work, direct):
                 tensor = misaligned(random_tensor(size, seed=size + offset), by)
                 if offset % 4096 == 0 and size >= 4096 or size > 8192:
                     direct.write_from(tensor, work / "file", offset)
-                else:   # it fills no block
+                else:   # less than a block
                     with open(work / "file", "r+b") as stream:
                         stream.seek(offset)
                         stream.write(content(tensor))
@@ -101,7 +101,7 @@ def test_every_size_offset_and_alignment(work, direct):
                 assert torch.equal(read, tensor)
 
 
-def test_holes_and_what_others_have_not_synced_are_read(work, direct):
+def test_holes_and_unsynced_data_of_others_are_read(work, direct):
     with open(work / "file", "wb", buffering=0) as stream:
         stream.write(b"begin" * 1000)
         stream.seek(5 * MIB + 17)
@@ -118,7 +118,7 @@ def test_holes_and_what_others_have_not_synced_are_read(work, direct):
     assert caught.value.errno == errno.ENODATA
 
 
-def test_checkpoints_take_the_direct_way_by_themselves(work, handle):
+def test_checkpoints_use_the_direct_path_automatically(work, handle):
     state = {"large": torch.randn(1500, 1500), "small": [torch.arange(i) for i in range(50)]}
     weightfs.torch.save(state, work / "model.pt", handle=handle)
     saved = handle.direct_operations
@@ -161,8 +161,8 @@ def test_a_save_that_does_not_fit_leaves_the_old_files(work, direct):
     assert os.listdir(work) == ["a"]
 
 
-# Without a lease it is written over the old one, piece by piece.
-def test_what_has_no_room_for_a_lease_is_written_where_it_can_fit(work, handle):
+# Without a lease the old file is overwritten piece by piece.
+def test_a_write_without_space_for_a_lease_overwrites_the_old_file(work, handle):
     handle.write_from(torch.ones(300 * MIB, dtype=torch.uint8), work / "large")
     with pytest.raises(OSError, match="no space left") as caught:
         handle.write_from(torch.zeros(600 * MIB, dtype=torch.uint8), work / "large")
@@ -178,7 +178,7 @@ def test_what_has_no_room_for_a_lease_is_written_where_it_can_fit(work, handle):
     assert large.eq(2).all()
 
 
-def test_damage_on_the_device_is_an_error_that_says_where(factory, handle):
+def test_damage_on_the_device_is_an_error_with_its_location(factory, handle):
     mount = factory.mount(factory.store("128M"))
     tensor = random_tensor(4 * MIB)
     handle.write_from(tensor, mount.path / "file", durable=True)
@@ -316,7 +316,7 @@ def test_a_killed_daemon_is_an_error_and_the_old_file_is_whole(factory, handle):
     mount.kill9() if mount.pid else mount.detach()
     mount.mount()
     buffer = torch.empty_like(old)
-    handle.read_into(buffer, mount.path / "file")   # the same handle
+    handle.read_into(buffer, mount.path / "file")   # uses the same handle
     assert torch.equal(buffer, old)
     assert handle.direct_operations > 2
     mount.fsck()
@@ -350,7 +350,7 @@ with weightfs.aio_handle(direct="require", block_size=65536, queue_depth=2) as h
 def test_a_thousand_leases_leave_nothing_behind(work, direct):
     tensor, buffer = random_tensor(100_000), torch.empty(100_000, dtype=torch.uint8)
     direct.write_from(tensor, work / "file")
-    gc.collect()   # what earlier tests left
+    gc.collect()   # garbage of earlier tests
     before, free = len(os.listdir("/proc/self/fd")), os.statvfs(work).f_bavail
     for _ in range(500):
         direct.write_from(tensor, work / "file")
@@ -386,8 +386,8 @@ def test_a_forked_child_uses_no_lease_of_its_parent(work, direct):
     direct.read_into(torch.empty_like(tensor), work / "other")
 
 
-# Each network namespace has abstract sockets of its own: in another one than the mount's the name of its socket is free,
-# and a process of any user may listen there. The squatter does, and prints what it receives.
+# Each network namespace has its own abstract sockets. Outside the mount's namespace the name of its socket is free, and
+# a process of any user may listen there. The squatter does so and prints what it receives.
 SQUATTED = """
 import os, socket, sys, struct, fcntl, weightfs
 path = sys.argv[1]
@@ -424,7 +424,7 @@ with weightfs.aio_handle() as handle:
 
 @needs.root
 @needs.program("unshare")
-def test_who_listens_at_the_mounts_socket_in_its_place_is_told_nothing(work):
+def test_nothing_is_sent_to_a_squatter_at_the_mounts_socket(work):
     (work / "file").write_bytes(b"x" * 5_000_000)
     done = subprocess.run(["unshare", "--net", sys.executable, "-c", SQUATTED, work / "file"], capture_output=True,
                           text=True, timeout=100, check=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs count on that change one import, and what is refused instead of done by halves."""
+"""Assumptions of programs that change only their import, and calls that are rejected rather than half executed."""
 
 import errno
 import gc
@@ -47,7 +47,7 @@ def test_torch_is_called_as_torch_is(local):
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_data_may_be_left_out(local, atomic):
+def test_data_may_be_omitted(local, atomic):
     stream = io.BytesIO()
     with torch.serialization.skip_data():
         torch.save(STATE, stream)
@@ -102,7 +102,7 @@ def test_a_directory_is_no_checkpoint(local):
     with pytest.raises(IsADirectoryError) as caught:
         weightfs.torch.load(local)
     assert caught.value.filename == str(local)
-    # What was opened is closed once: by now its number may be another's.
+    # Each descriptor is closed only once, because its number may belong to another file by now.
     others = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]
     del caught
     gc.collect()
@@ -110,7 +110,7 @@ def test_a_directory_is_no_checkpoint(local):
         os.close(other)
 
 
-def test_who_has_the_result_has_the_memory_back(folder, handle):
+def test_result_releases_the_memory(folder, handle):
     buffer = bytearray(content(random_tensor(5_000_000)))
     assert handle.write_async(buffer, folder / "file").result() == len(buffer)
     buffer.append(1)
@@ -121,10 +121,10 @@ def test_who_has_the_result_has_the_memory_back(folder, handle):
     buffer.append(2)
 
 
-def test_who_keeps_the_future_has_the_memory_back(local, handle):
+def test_a_kept_future_releases_the_memory(local, handle):
     buffer, file, go = bytearray(5_000_000), local / "file", threading.Event()
     futures = [handle.write_async(buffer, file, progress=lambda *_: go.wait(100))]
-    # Both are held up: the second fails only when its turn comes.
+    # Both have to wait, and the second one fails only when its turn comes.
     futures += [handle.read_async(bytearray(5_000_000), file), handle.read_async(bytearray(6_000_000), file)]
     go.set()
     for future in futures:
@@ -149,7 +149,7 @@ def test_wait_in_a_callback_is_refused(folder, handle):
     assert handle.wait() == 0
 
 
-def test_what_is_validated_later_is_the_file_of_the_start(local, handle, monkeypatch):
+def test_deferred_validation_uses_the_file_of_the_start(local, handle, monkeypatch):
     monkeypatch.chdir(local)
     tensor, loaded = random_tensor(5000), torch.zeros(5000, dtype=torch.uint8)
     assert handle.pwrite(tensor, "file", True, True) == 0
@@ -162,13 +162,13 @@ def test_what_is_validated_later_is_the_file_of_the_start(local, handle, monkeyp
     assert content(loaded) == content(tensor)
 
 
-def test_what_is_validated_later_is_the_file_of_a_descriptor_that_was_closed(local, handle):
+def test_deferred_validation_uses_the_file_of_a_closed_descriptor(local, handle):
     tensor, loaded = random_tensor(5000), torch.zeros(5000, dtype=torch.uint8)
     for call, buffer in ((handle.pwrite, tensor), (handle.pread, loaded)):
         descriptor = os.open(local / "file", os.O_RDWR | os.O_CREAT)
         assert call(buffer, descriptor, True, True) == 0
         os.close(descriptor)
-        with open("/dev/null", "rb"):   # takes its number
+        with open("/dev/null", "rb"):   # reuses its number
             assert handle.wait() == 1
     assert content(loaded) == content(tensor)
     with os.scandir("/proc/self/fd") as opened:
@@ -176,7 +176,7 @@ def test_what_is_validated_later_is_the_file_of_a_descriptor_that_was_closed(loc
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_closed_handle_says_so(local, handle, atomic):
+def test_a_closed_handle_raises(local, handle, atomic):
     weightfs.torch.save(STATE, local / "file")
     handle.close()
     for call in (lambda: weightfs.torch.load(local / "file", handle=handle),
@@ -189,12 +189,12 @@ def test_a_closed_handle_says_so(local, handle, atomic):
 @pytest.mark.parametrize("make,reason", [
     (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "quantized"),
     (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested")], ids=["quantized", "nested"])
-def test_what_is_no_plain_tensor_says_so(local, handle, make, reason):
+def test_objects_other_than_plain_tensors_are_refused(local, handle, make, reason):
     with pytest.raises(ValueError, match=f"a {reason} tensor is not stored as plain bytes"):
         handle.write_from(make(), local / "file")
 
 
-def test_numbers_and_paths_that_are_none(local, handle):
+def test_invalid_numbers_and_paths(local, handle):
     with pytest.raises(ValueError, match="mode"):
         handle.save_many({"a": torch.ones(3)}, local, mode=0o7777777)
     assert handle.sync_pwrite(torch.ones(3), f"{local}/a\0b") == -1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads, signals and forks that find an operation under way."""
+"""Threads, signals and forks during an operation."""
 
 import signal
 import subprocess
@@ -98,7 +98,7 @@ print("parent")
 """
 
 
-def test_a_forked_child_is_told_so_by_every_call(child):
+def test_every_call_in_a_forked_child_raises(child):
     assert child(FORKED) == "child\nparent\n"
 
 
@@ -110,9 +110,9 @@ LONG_CALLS = {
 
 
 @pytest.mark.parametrize("call", LONG_CALLS.values(), ids=LONG_CALLS.keys())
-def test_ctrl_c_ends_a_call_that_lasts(tmp_path, call):
-    # It waits until Ctrl-C is seen, and then goes on 4 KiB at a time. What was cancelled takes its new file back, or is
-    # still pending.
+def test_ctrl_c_ends_a_long_call(tmp_path, call):
+    # The operation waits until Ctrl-C is noticed, and then continues 4 KiB at a time. A canceled operation rolls its
+    # new file back, or is still pending.
     code = HERE_ON_PATH + COMMON + f"""
 tensor = torch.ones(1 << 30, dtype=torch.uint8)
 standing = StandingWrite(handle, torch.ones(1), "/dev/null", file_offset=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Futures: each operation with its own state, outcome and callbacks."""
+"""Futures: each operation has its own state, result and callbacks."""
 
 import asyncio
 import concurrent.futures
@@ -14,7 +14,7 @@ from tensors import content, random_tensor
 
 
 def slow_handle():
-    """One block of 4 KiB at a time: an operation that is still under way when the next line runs."""
+    """Transfers one block of 4 KiB at a time, so an operation is still under way when the next line runs."""
     return weightfs.aio_handle(4096, 1, True)
 
 
@@ -34,7 +34,7 @@ def test_a_future_gives_the_bytes_or_the_error(folder, handle):
         failed.result()
     assert (caught.value.errno, caught.value.filename, caught.value.shape) == (28, "/dev/full", (3, 4))
     assert failed.exception() is caught.value
-    # All is the futures'.
+    # All errors belong to the futures.
     assert handle.wait() == 0
     with pytest.raises(FileNotFoundError):
         handle.read_async(target, folder / "missing")
@@ -84,7 +84,7 @@ def test_callbacks_run_once_and_may_start_operations(folder, handle):
     def then(future):
         seen.append((future.done(), future.exception()))
         second = handle.write_async(tensor, folder / "second")
-        # Where the operation had ended already, the callback runs in the caller's thread, which may wait.
+        # If the operation had already ended, the callback runs on the caller's thread, which may wait.
         if threading.current_thread() is not threading.main_thread():
             with pytest.raises(RuntimeError, match="callback"):
                 second.result()
@@ -157,7 +157,7 @@ def test_a_cancelled_task_cancels_its_operation(local):
 
 def test_the_memory_lives_as_long_as_its_operation(local):
     handle = slow_handle()
-    assert handle.async_pwrite(random_tensor(16 << 20), local / "file") == 0   # nobody else holds the tensor
+    assert handle.async_pwrite(random_tensor(16 << 20), local / "file") == 0   # no other reference to the tensor exists
     handle.write_async(random_tensor(16 << 20, seed=2), local / "other")
     assert handle.wait() == 1
     assert (local / "file").read_bytes() == content(random_tensor(16 << 20))
@@ -177,7 +177,7 @@ def test_an_atomic_write_shows_the_old_file_or_the_new_one(folder, handle):
         handle.write_from(new, folder / "file", 0, atomic=True)
 
 
-def test_a_closed_handle_says_so(folder):
+def test_a_closed_handle_raises(folder):
     with weightfs.aio_handle() as handle:
         future = handle.write_async(random_tensor(1 << 20), folder / "file")
     assert future.done()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a GPU, on machines without one (tests/support/fake_gpu): touching them as the host's memory crashes."""
+"""GPU tensors on machines without a GPU (tests/support/fake_gpu): accessing them as host memory crashes."""
 
 import asyncio
 import errno
@@ -85,7 +85,7 @@ def test_deepnvmes_methods_take_gpu_memory(local, gpu, handle):
     assert used.copies_to_host > 0
 
 
-def test_validation_compares_what_lies_on_the_gpu(local, gpu, handle):
+def test_validation_compares_gpu_memory(local, gpu, handle):
     (local / "file").write_bytes(some())
     array = gpu.array(size=SIZE)
     assert handle.async_pread(array, str(local / "file"), 0) == 0
@@ -122,7 +122,7 @@ def test_futures_of_gpu_memory(local, gpu, handle):
     assert (local / "second").read_bytes() == values
 
 
-def test_cpu_tensors_take_the_usual_way(local, gpu, handle):
+def test_cpu_tensors_use_the_usual_path(local, gpu, handle):
     tensor = random_tensor(SIZE)
     assert handle.sync_pwrite(tensor, str(local / "file")) == 1
     assert (local / "file").read_bytes() == content(tensor)
@@ -154,7 +154,7 @@ def test_an_operation_waits_for_the_stream_and_others_run_meanwhile(local, gpu, 
     gpu.hold(array, later)
     writer = threading.Thread(target=handle.sync_pwrite, args=(array, str(local / "file")))
     writer.start()
-    assert handle.write_from(random_tensor(100_000), local / "other") == 100_000   # the interpreter runs on
+    assert handle.write_from(random_tensor(100_000), local / "other") == 100_000   # the interpreter keeps running
     gpu.release()
     writer.join()
     assert (local / "file").read_bytes() == later
@@ -166,7 +166,7 @@ def test_a_handle_is_closed_with_operations_under_way(local, gpu, handle):
         assert handle.async_pwrite(array, str(local / f"{i}")) == 0
 
 
-def test_operations_go_past_a_mount_by_a_lease(work, gpu):
+def test_operations_bypass_a_mount_by_a_lease(work, gpu):
     values = some(6_000_001)
     for make in (weightfs.aio_handle, weightfs.gds_handle):
         with make(65536, 8, False, True, 2, direct="require") as handle:
@@ -234,7 +234,7 @@ def test_torch_tensors_of_any_layout(local, gpu, handle, transposed):
     assert has_all(awaited)
 
 
-def test_torch_knows_which_stream_still_reads_what_a_read_filled(local, gpu, handle, monkeypatch):
+def test_torch_keeps_memory_while_a_stream_copies_from_it(local, gpu, handle, monkeypatch):
     (local / "file").write_bytes(some(3 * 500 * 4))
     target = gpu.tensor(torch.zeros(500, 3), transposed=True)
     future = handle.read_async(target, str(local / "file"))
@@ -246,7 +246,7 @@ def test_torch_knows_which_stream_still_reads_what_a_read_filled(local, gpu, han
 
 # --- gds_handle ---
 
-def test_auto_takes_what_is_shorter_and_says_so(local, gpu, caplog):
+def test_auto_chooses_the_transfer_path_and_reports_it(local, gpu, caplog):
     caplog.set_level(logging.INFO, "weightfs")
     with weightfs.gds_handle() as handle:
         assert handle.mode == "bounce" and "compatibility mode" in handle.mode_reason

@@ -41,7 +41,7 @@ def test_tensors_come_back_as_they_were(folder, handle):
     try:
         handle.write_from(tensor, path)
     except OSError as error:
-        # The one thing that a mode asked for may say of a filesystem.
+        # A requested mode may fail only because of the filesystem.
         assert getattr(handle, "mode", None) == "cufile" and "cufile" in error.strerror.lower()
         pytest.skip(error.strerror)
     assert (folder / "file").read_bytes() == content(values)

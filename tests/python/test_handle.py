@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepNVMe's methods, as programs for DeepNVMe use them."""
+"""DeepNVMe's methods, as DeepNVMe programs use them."""
 
 import inspect
 import itertools
@@ -218,7 +218,7 @@ def test_the_descriptor_stays_the_callers(folder):
     handle, tensor = make(), random_tensor(1_000_001)
     descriptor = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
     assert handle.async_pwrite(tensor, descriptor) == 0
-    os.close(descriptor)   # at once: the handle has its own
+    os.close(descriptor)   # allowed at once, because the handle has its own copy
     assert handle.wait() == 1
     assert (folder / "file").read_bytes() == content(tensor)
 
@@ -248,7 +248,7 @@ def test_locked_tensors_are_known_to_every_handle(dtype):
     assert not second.is_pinned(tensor)
     assert second.free_cpu_locked_tensor(tensor) is False
     assert second.free_cpu_locked_tensor(torch.empty(10)) is False
-    assert (tensor == 3).all()   # the memory itself goes with its last user
+    assert (tensor == 3).all()   # the memory is freed with its last user
 
 
 def test_both_spellings_of_the_example():
@@ -277,7 +277,7 @@ def test_locked_memory_is_counted_by_the_kernel_and_given_back():
 @pytest.mark.parametrize("call", ["handle.sync_pwrite(tensor, 'file')",
                                   "handle.async_pwrite(tensor, 'file'); handle.wait()"], ids=["sync", "wait"])
 def test_other_threads_run_while_one_waits(child, folder, call):
-    """What is waited for ends only when another thread has had its turn many times."""
+    """The wait ends only after another thread has run many times."""
     assert child(f"""
 import os, threading, time, torch, weightfs
 from operations import StandingWrite, once_waiting

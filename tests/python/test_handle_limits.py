@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the system may refuse, and what a handle must not use up."""
+"""Resources that the system may refuse, and resources that a handle must not exhaust."""
 
 import os
 
@@ -31,7 +31,7 @@ print(handle.is_pinned(small))
 
 @needs.root
 def test_without_contexts_the_error_names_the_limit_and_nothing_hangs(child):
-    """In a child that takes what is left below a lowered limit; both are as before when it ends."""
+    """Runs in a child that uses up a lowered limit. The limit and the usage are restored when it ends."""
     limit = "/proc/sys/fs/aio-max-nr"
     with open(limit, encoding="ascii") as stream:
         before = stream.read()
@@ -79,7 +79,7 @@ def test_no_descriptor_is_left_behind(folder, handle):
         handle.async_pwrite(tensor, "/dev/full", 0)
         cancelled = handle.write_async(tensor, folder / "third", durable=True, atomic=True)
         cancelled.cancel()
-        cancelled.wait()   # which wait() does not
+        cancelled.wait()   # wait() does not wait for it
         try:
             handle.wait()
         except OSError:
@@ -88,7 +88,7 @@ def test_no_descriptor_is_left_behind(folder, handle):
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_a_forked_child_is_told_and_ends_without_harm(folder, handle):
+def test_a_forked_child_gets_an_error_and_exits_cleanly(folder, handle):
     tensor = random_tensor(1 << 20)
     assert handle.async_pwrite(tensor, folder / "file") == 0
     pid = os.fork()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operation under way keeps alive, and for how long."""
+"""Which objects an operation under way keeps alive, and for how long."""
 
 import copy
 import gc
@@ -47,7 +47,7 @@ def test_a_handle_is_not_copied(handle, folder, copied):
 
 
 class Counted(numpy.ndarray):
-    """An array that can be watched."""
+    """An array whose lifetime can be observed."""
 
 
 def watched(size):
@@ -55,7 +55,7 @@ def watched(size):
     return array, weakref.ref(array)
 
 
-def test_what_succeeded_is_let_go_behind_a_failure_that_nobody_waited_for(handle, folder):
+def test_completed_operations_are_released_after_an_unreported_failure(handle, folder):
     assert handle.async_pwrite(torch.ones(8), "/dev/full", 0) == 0
     watches = []
     for i in range(40):
@@ -72,7 +72,7 @@ def test_what_succeeded_is_let_go_behind_a_failure_that_nobody_waited_for(handle
     assert (caught.value.completed, caught.value.shape) == (40, (8,))
 
 
-def test_what_failed_keeps_no_memory(handle):
+def test_failed_operations_keep_no_memory(handle):
     array, watch = watched(100_000)
     assert handle.async_pwrite(array, "/dev/full", 0) == 0
     del array

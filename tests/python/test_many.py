@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_many and load_many on every kind of filesystem, and checksums kept with files."""
+"""save_many and load_many on every kind of filesystem, and checksums stored with files."""
 
 import errno
 import os
@@ -30,14 +30,14 @@ def test_tensors_are_saved_and_loaded_by_name(folder, handle):
     buffers = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     assert handle.load_many(buffers, folder) == total
     assert all(torch.equal(buffers[name], tensor) for name, tensor in tensors.items())
-    # Over the old ones, other sizes.
+    # Replaces the old files; the sizes differ.
     handle.save_many({"layer.3": random_tensor(10), "large": random_tensor(20)}, folder, durable=False)
     assert (folder / "large").stat().st_size == 20
     assert len(os.listdir(folder)) == len(tensors)
     assert handle.save_many({}, folder) == handle.load_many({}, folder) == 0
 
 
-def test_a_progress_that_raises_is_told_once_a_call(folder, handle, monkeypatch):
+def test_an_exception_of_the_progress_callback_is_reported_once_per_call(folder, handle, monkeypatch):
     tensors, told = {f"{i}": bytearray(1000) for i in range(30)}, []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: told.append(str(raised.exc_value)))
     for call in (handle.save_many, handle.load_many):
@@ -48,7 +48,7 @@ def test_a_progress_that_raises_is_told_once_a_call(folder, handle, monkeypatch)
     assert told == ["division by zero"]
 
 
-def test_what_cannot_be_loaded_is_named_and_the_rest_is_there(folder, handle):
+def test_files_that_cannot_be_loaded_are_named_and_the_rest_is_loaded(folder, handle):
     handle.save_many({"a": bytearray(b"a" * 5000), "b": bytearray(b"b" * 5000)}, folder)
     buffers = {"a": bytearray(5000), "missing": bytearray(10), "b": bytearray(4999)}
     with pytest.raises(FileNotFoundError) as caught:
@@ -61,7 +61,7 @@ def test_what_cannot_be_loaded_is_named_and_the_rest_is_there(folder, handle):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "x" * 256, "nul\0"])
-def test_names_that_no_file_can_have_are_refused_before_anything_is_touched(folder, handle, name):
+def test_invalid_file_names_are_refused_before_anything_is_changed(folder, handle, name):
     for call in (handle.save_many, handle.load_many):
         with pytest.raises(OSError) as caught:
             call({"good": bytearray(10), name: bytearray(10)}, folder)
@@ -69,7 +69,7 @@ def test_names_that_no_file_can_have_are_refused_before_anything_is_touched(fold
     assert os.listdir(folder) == []
 
 
-def test_a_name_that_is_there_as_text_and_as_bytes_is_there_twice(folder, handle):
+def test_a_name_given_as_text_and_as_bytes_is_a_duplicate(folder, handle):
     for call in (handle.save_many, handle.load_many):
         with pytest.raises(OSError, match="'a'.*twice") as caught:
             call({"a": bytearray(10), b"a": bytearray(10)}, folder)
@@ -78,14 +78,14 @@ def test_a_name_that_is_there_as_text_and_as_bytes_is_there_twice(folder, handle
 
 
 @pytest.mark.parametrize("wrong", [None, 5, [bytearray(10)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
-def test_what_is_no_dict_of_tensors_is_refused(local, handle, wrong):
+def test_arguments_that_are_not_a_dict_of_tensors_are_refused(local, handle, wrong):
     for call in (handle.save_many, handle.load_many):
         with pytest.raises(TypeError, match="expected a dict of names and tensors, not"):
             call(wrong, local)
     assert os.listdir(local) == []
 
 
-def test_a_directory_that_is_missing_or_none_is_an_error(folder, handle):
+def test_a_path_that_is_missing_or_not_a_directory_is_an_error(folder, handle):
     (folder / "file").write_bytes(b"")
     for name, number in (("missing", errno.ENOENT), ("file", errno.ENOTDIR)):
         with pytest.raises(OSError) as caught:
@@ -94,7 +94,7 @@ def test_a_directory_that_is_missing_or_none_is_an_error(folder, handle):
 
 
 @pytest.mark.parametrize("direct", ["auto", "never"])
-def test_a_directory_in_a_files_place_leaves_all_as_it_was(folder, direct):
+def test_a_directory_in_place_of_a_file_leaves_everything_unchanged(folder, direct):
     (folder / "a").write_bytes(b"old")
     (folder / "z").mkdir()
     with weightfs.aio_handle(direct=direct) as handle, pytest.raises(IsADirectoryError) as caught:
@@ -119,7 +119,7 @@ def test_a_sticky_directory_keeps_the_files_of_others(local):
     assert [(local / name).read_bytes() for name in sorted(os.listdir(local))] == [b"old", b"old"]
 
 
-def test_why_there_is_no_lease_is_logged_once(local, handle, caplog):
+def test_the_reason_for_a_missing_lease_is_logged_once(local, handle, caplog):
     caplog.set_level("INFO", "weightfs")
     handle.save_many({"a": b"1", "b": b"2"}, local)
     assert [record.levelname for record in caplog.records] == ["INFO"]
@@ -143,20 +143,20 @@ with weightfs.aio_handle(direct={direct!r}) as handle:
 
 
 @pytest.mark.parametrize("direct", ["auto", "never"])
-def test_the_limit_of_sizes_is_an_error_and_no_signal(folder, child, direct):
-    (folder / "fill").write_bytes(bytes(1 << 20))   # what comes next lies further back in a pool file
+def test_exceeding_the_file_size_limit_is_an_error_and_no_signal(folder, child, direct):
+    (folder / "fill").write_bytes(bytes(1 << 20))   # later files are then further back in a pool file
     out = child(LIMITED.format(limit=1 << 20, direct=direct, sizes=[1 << 20, (1 << 20) + 1], folder=str(folder)))
     assert out.split() == ["0", "0", "EFBIG", "EFBIG"]
     assert (folder / "a").read_bytes() == b"y" * (1 << 20)
 
 
 @pytest.mark.usefixtures("weightfs_only")
-def test_a_pool_file_beyond_the_limit_of_sizes_is_told(work, child):
+def test_a_pool_file_beyond_the_file_size_limit_is_reported(work, child):
     out = child(LIMITED.format(limit=8192, direct="require", sizes=[4096], folder=str(work)))
     assert out.split() == ["EFBIG", "EFBIG"]
 
 
-def test_links_are_followed_and_what_may_not_be_read_is_named(folder, handle):
+def test_links_are_followed_and_unreadable_files_are_named(folder, handle):
     (folder / "blobs").mkdir()
     tensors = {f"layer.{i}": random_tensor(5000 + i, seed=i) for i in range(5)}
     handle.save_many(tensors, folder / "blobs")
@@ -224,7 +224,7 @@ def test_a_mount_verifies_by_itself(work, handle):
         assert torch.equal(buffer, tensor[offset:offset + size])
 
 
-def test_temporary_files_tell_whose_they_are(local, child):
+def test_temporary_names_contain_the_name_of_the_file(local, child):
     child(f"""
 import os, threading, weightfs
 handle = weightfs.aio_handle(direct="never")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of a wrong kind or size."""
+"""Numbers of a wrong type or size."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ BAD_OFFSETS = [2 ** 64, 2 ** 63, -1, 0.0, None, "0"]
 
 
 @pytest.mark.parametrize("offset", BAD_OFFSETS)
-def test_what_is_no_offset_is_an_error_of_the_operation(folder, handle, offset):
+def test_an_invalid_offset_is_an_error_of_the_operation(folder, handle, offset):
     tensor, path = torch.ones(10), folder / "file"
     path.write_bytes(bytes(100))
     for call in (handle.sync_pread, handle.sync_pwrite, handle.async_pread, handle.async_pwrite):
@@ -32,7 +32,7 @@ def test_what_is_no_offset_is_an_error_of_the_operation(folder, handle, offset):
 
 
 @pytest.mark.parametrize("number", [2 ** 40, 2 ** 31, -1])
-def test_what_is_no_descriptor_is_an_error_of_the_operation(handle, number):
+def test_an_invalid_descriptor_is_an_error_of_the_operation(handle, number):
     assert handle.async_pwrite(torch.ones(10), number) == -1
     assert handle.last_error.errno == errno.EBADF
     with pytest.raises(OSError) as caught:
@@ -55,7 +55,7 @@ def test_numbers_of_numpy_are_numbers(folder, handle):
     ((4096, 8, "false"), TypeError), ((4096, 8, False, "true"), TypeError),
     ((2 ** 64,), ValueError), ((4096, 2 ** 40), ValueError), ((4096, 0), ValueError), ((-1,), ValueError),
     ((4096, 1, False, False, 2 ** 20), ValueError)])
-def test_what_is_no_option_of_a_handle_is_refused(arguments, error):
+def test_invalid_options_of_a_handle_are_refused(arguments, error):
     with pytest.raises(error, match="block_size|queue_depth|single_submit|overlap_events|intra_op_parallelism"):
         weightfs.aio_handle(*arguments)
 
@@ -69,7 +69,7 @@ def test_locked_tensors_of_an_impossible_size_are_refused(handle):
         handle.new_cpu_locked_tensor(1.5, example)
 
 
-def test_what_has_no_memory_is_not_pinned(handle):
+def test_objects_without_memory_are_not_pinned(handle):
     for tensor in (torch.empty(3, device="meta"), torch.eye(3).to_sparse()):
         assert handle.is_pinned(tensor) is False
         assert weightfs.is_pinned(tensor) is False
@@ -85,7 +85,7 @@ def test_progress_that_cannot_be_called_is_refused_at_once(folder, handle):
 
 
 class Array:
-    """What shows numbers that no memory has."""
+    """Shows numbers that no memory can have."""
 
     def __init__(self, name, **facts):
         self.held = numpy.zeros(64, dtype=numpy.uint8)
@@ -119,7 +119,7 @@ LEADING_AWAY = {
 @pytest.mark.parametrize("interface,facts", [
     *(pytest.param("__array_interface__", facts, id=name) for name, facts in (IMPOSSIBLE | LEADING_AWAY).items()),
     *(pytest.param("__cuda_array_interface__", facts, id=f"GPU: {name}") for name, facts in IMPOSSIBLE.items())])
-def test_what_no_memory_can_be_is_refused(folder, handle, interface, facts):
+def test_impossible_memory_is_refused(folder, handle, interface, facts):
     array = Array(interface, **facts)
     for call in (lambda: handle.write_from(array, folder / "file"), lambda: handle.read_into(array, folder / "file"),
                  lambda: handle.write_async(array, folder / "file"),
@@ -144,7 +144,8 @@ def test_views_of_one_element_that_are_too_large_together_are_refused(folder, ha
             call({name: most for name in "abcd"}, folder)
     with pytest.raises(ValueError, match=f"{2 ** 63} bytes together"):
         handle.save_many({"a": most, "b": most}, folder)
-    wide = torch.zeros(1, dtype=torch.float64).expand(2 ** 62)   # its elements can be counted, its bytes cannot
+    # the number of elements fits 64 bits, the number of bytes does not
+    wide = torch.zeros(1, dtype=torch.float64).expand(2 ** 62)
     with pytest.raises(ValueError, match="bytes: more than any"):
         handle.write_from(wide, folder / "file")
     with pytest.raises(ValueError, match="bytes: more than any"):
@@ -178,7 +179,7 @@ def test_locked_memory_of_any_number_of_elements_is_an_error(handle, count):
 
 
 @pytest.mark.parametrize("text", ["9999999999999G", "9223372036854775808", "8589934592G"])
-def test_sizes_of_the_programs_have_an_end(text):
+def test_sizes_given_to_the_programs_are_limited(text):
     from weightfs.tools._measure import parse_size
     with pytest.raises(ValueError, match="too large"):
         parse_size(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlapping operations of a handle that are pending together."""
+"""Overlapping operations of a handle that are pending at the same time."""
 
 import os
 
@@ -56,7 +56,7 @@ def test_atomic_writes_keep_their_order_too(folder):
 
 
 def elsewhere_then(go):
-    """Once the call within waits the working directory is another, and `go` is called."""
+    """Once a call in the block waits, changes the working directory and calls `go`."""
     def move():
         os.chdir("/")
         go()
@@ -64,7 +64,7 @@ def elsewhere_then(go):
 
 
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])
-def test_load_many_comes_after_what_was_started_before(work, direct, monkeypatch):
+def test_load_many_waits_for_earlier_operations(work, direct, monkeypatch):
     monkeypatch.chdir(work)
     old, new, loaded = (torch.full((5 << 20,), value, dtype=torch.uint8) for value in (0, 1, 2))
     with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
@@ -77,7 +77,7 @@ def test_load_many_comes_after_what_was_started_before(work, direct, monkeypatch
 
 
 @pytest.mark.parametrize("direct", ["auto", "never", "require"])
-def test_save_many_comes_after_what_was_started_before(work, direct, monkeypatch):
+def test_save_many_waits_for_earlier_operations(work, direct, monkeypatch):
     old, new, last = (torch.full((5 << 20,), value, dtype=torch.uint8) for value in (0, 1, 2))
     with weightfs.aio_handle(intra_op_parallelism=2, direct=direct) as handle:
         for atomic in (True, False):

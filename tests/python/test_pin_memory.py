@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locked memory by DeepSpeed's module pin_memory."""
+"""Locked memory through DeepSpeed's module pin_memory."""
 
 import torch
 
@@ -25,4 +25,4 @@ def test_locked_memory_is_known_to_every_handle_of_the_process(handle):
     for nothing in (theirs.data_ptr(), 0, -1, 2 ** 70):
         assert pinned.free_cpu_locked_tensor_by_ptr(nothing) is False
     assert not weightfs.is_pinned(theirs)
-    theirs.fill_(1)   # the memory is the tensors'
+    theirs.fill_(1)   # the memory belongs to the tensors

@@ -37,7 +37,7 @@ def test_io_counts_the_first_repetitions_when_asked(local, capfd):
 
 @pytest.mark.parametrize("engine", ["torch_io", "torch_fastio"])
 @pytest.mark.parametrize("legacy", [False, True])
-def test_io_saves_in_the_format_that_is_asked_for(local, engine, legacy):
+def test_io_saves_in_the_requested_format(local, engine, legacy):
     settings = _measure.Settings(folders=[str(local)], io_size=4096, read=False, engine=engine, torch_legacy_save=legacy)
     task = _measure._Task(settings, 0)
     task.run(0)
@@ -55,7 +55,7 @@ def test_io_runs_several_processes_and_folders(local, capfd):
     assert task_speed > 0
 
 
-def test_io_says_what_is_wrong(local, capfd):
+def test_io_reports_wrong_arguments(local, capfd):
     for wrong, reason in ((["--folder", "/nowhere"], "no such directory"),
                           (["--io_size", "x", "--folder", str(local)], "size"),
                           ([], "required"), (["--folder", str(local), "--gpu"], "no GPU"),

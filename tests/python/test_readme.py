@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README shows can be typed as it stands: its commands make a store of their own, its Python runs on a mount.
+"""The README's examples work as printed: its commands create a store, and its Python code runs on a mount.
 
-Only the paths, the size and the way to the programs are replaced by the test's own."""
+Only the paths, the size and the location of the programs are replaced."""
 
 import os
 import re
@@ -19,7 +19,7 @@ STORE, MOUNT = "/srv/tensors", "/mnt/tensors"
 
 
 def blocks(section, language):
-    """The blocks of code of one section, joined."""
+    """The code blocks of one section, joined."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
     assert found, f"README has no section {section}"

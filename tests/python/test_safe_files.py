@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of weightfs.torch and weightfs.safetensors while others replace them, and saves that fail or are misused."""
+"""Files of weightfs.torch and weightfs.safetensors while other programs replace them, and saves that fail or are
+misused."""
 
 import errno
 import json
@@ -22,7 +23,7 @@ LOADS = {"torch": weightfs.torch.load, "safetensors": weightfs.safetensors.load_
 
 
 def generation(value):
-    """As large as every other one."""
+    """Each generation has the same size."""
     sizes = [100, 3 << 20, 50_000, 5 << 20, 7, 2 << 20]
     return {f"{i}": torch.full((size,), value, dtype=torch.uint8) for i, size in enumerate(sizes)}
 
@@ -75,7 +76,7 @@ def test_a_load_beside_a_program_that_saves_is_never_a_mixture(folder, library):
 
 
 @pytest.mark.parametrize("library", LOADS)
-def test_a_file_that_is_written_over_is_the_one_that_was_emptied(local, handle, library):
+def test_an_overwrite_writes_the_file_that_it_truncated(local, handle, library):
     (local / "file").write_bytes(b"old")
     write = handle.write_from
 
@@ -124,7 +125,7 @@ def test_an_error_of_a_load_names_the_path(local, handle, library):
 
 
 @pytest.mark.usefixtures("weightfs_only")
-def test_what_is_opened_once_takes_leases_too(work):
+def test_files_opened_once_use_leases_too(work):
     tensors = {"a": torch.randn(3 << 20)}
     for library, save in SAVES.items():
         for atomic in (True, False):
@@ -249,7 +250,7 @@ def test_a_header_nested_without_end_is_damaged(local):
 
 
 def damaged(path, header, data=b""):
-    """What load_file says of the file."""
+    """The error of load_file for the file."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
     with pytest.raises(ValueError, match="its header is damaged") as caught:
@@ -314,7 +315,7 @@ def test_half_a_byte_is_refused(local):
         assert "even last dimension" in damaged(local / "file", {"a": facts}, bytes(size))
 
 
-def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, monkeypatch):
+def test_an_impossible_device_is_refused_with_a_list_of_possible_ones(local, handle, monkeypatch):
     weightfs.safetensors.save_file({"a": torch.ones(3)}, local / "file")
     for device in ("meta", torch.device("meta"), "gpu"):
         for used in (None, handle):
@@ -327,7 +328,7 @@ def test_a_device_that_cannot_be_is_refused_with_those_that_can(local, handle, m
 
 
 @pytest.mark.parametrize("wrong", [None, 5, [torch.ones(3)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
-def test_what_is_no_dict_of_tensors_is_refused(local, wrong):
+def test_arguments_that_are_not_a_dict_of_tensors_are_refused(local, wrong):
     with pytest.raises(TypeError, match="expected a dict of names and tensors, not"):
         weightfs.safetensors.save_file(wrong, local / "file")
     assert os.listdir(local) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that share memory: weightfs.safetensors refuses and accepts what safetensors.torch does."""
+"""Tensors that share memory: weightfs.safetensors rejects and accepts the same ones as safetensors.torch."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import weightfs.safetensors
 
 
 def verdict_of(save, tensors, path):
-    """The text of the refusal, with the names of each set sorted; None for a save that succeeds."""
+    """The text of the error, with the names of each set sorted; None if the save succeeds."""
     try:
         save(tensors, path)
     except RuntimeError as error:
@@ -76,7 +76,7 @@ def test_the_verdict_and_its_text_are_those_of_safetensors(local, case):
         assert list(local.iterdir()) == []
 
 
-def test_views_that_are_not_contiguous_are_saved_unless_they_lie_among_each_other(local):
+def test_views_that_are_not_contiguous_are_saved_unless_they_interleave(local):
     x = views()
     weightfs.safetensors.save_file({"a": x.t(), "b": x.clone()[:, :3]}, local / "file")
     loaded = safetensors.torch.load_file(local / "file")
@@ -89,7 +89,7 @@ def test_views_that_are_not_contiguous_are_saved_unless_they_lie_among_each_othe
     assert not (local / "refused").exists()
 
 
-def test_what_has_no_memory_is_refused_for_that(local):
+def test_tensors_without_memory_are_refused_for_that_reason(local):
     for tensors, reason in (({"a": torch.empty(3, device="meta"), "b": torch.empty(3, device="meta")}, "on meta"),
                             ({"a": torch.ones(3, 3).to_sparse()}, "layout")):
         with pytest.raises(ValueError, match=reason):
@@ -98,7 +98,7 @@ def test_what_has_no_memory_is_refused_for_that(local):
 
 
 def parts_of(path):
-    """(header, data): safetensors writes metadata in any order."""
+    """(header, data). Parsed, because safetensors writes metadata in any order."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), content[end:]

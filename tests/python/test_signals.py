@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals whose handlers use, or end, what the handle is doing."""
+"""Signals whose handlers use the handle, or end its operation."""
 
 import pytest
 
@@ -10,12 +10,12 @@ handle = weightfs.aio_handle(4096, 1, True, False, 1, direct="never")
 large, small = torch.ones(1 << 30, dtype=torch.uint8), torch.ones(5000, dtype=torch.uint8)
 """
 
-# What is called behind it waits for the signal; then it goes on 4 KiB at a time.
+# A call made after it waits for the signal; then the write continues 4 KiB at a time.
 STANDING = """
 standing = StandingWrite(handle, small, "/dev/null", file_offset=0)
 """
 
-# One signal after the other: where a handler takes longer than from one to the next, handlers in handlers have no end.
+# Signals come one after the other. If a handler took longer than their interval, handlers would nest without end.
 ALARMS = """
 def ring_again(seconds):
     if ringing:
@@ -125,7 +125,7 @@ except KeyboardInterrupt:
     assert out == "interrupted\n"
 
 
-# One file is interrupted while the call waits for its turn, thousands are between two of them.
+# With one file the call is interrupted while it waits for its turn, with thousands between two files.
 @pytest.mark.parametrize("count", [1, 10_000])
 def test_ctrl_c_ends_save_many_and_changes_nothing(child, count):
     out = child(COMMON + CTRL_C + f"""
@@ -184,10 +184,10 @@ assert handle.save_many({"a": small}, ".") == 5000
     assert out == "alarm 0 0 []\n"
 
 
-# torch makes another error of what its stream raises.
+# torch replaces the exception that its stream raises.
 @pytest.mark.parametrize("call", ["save(tensors, 'saved', handle=handle)", "load('file', handle=handle)"])
 @pytest.mark.parametrize("raised", ["SystemExit", "Alarm"])
-def test_what_a_handler_raises_ends_a_save_and_a_load_of_torch(child, call, raised):
+def test_an_exception_of_a_signal_handler_ends_a_save_and_a_load_of_torch(child, call, raised):
     out = child(COMMON + f"""
 import weightfs.torch
 class Alarm(Exception):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weightfs-tune: what it sweeps, what it prints, and what is left of it when it is stopped."""
+"""weightfs-tune: its sweep, its output, and what remains when it is stopped."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SMALL = {"block_size": ["64K", 131072], "queue_depth": [4], "io_parallel": [1, 2
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The settings of each measurement; they are really made."""
+    """Records the settings of each measurement; the measurements are real."""
     settings, really = [], tune.measure
     monkeypatch.setattr(tune, "measure", lambda one: settings.append(one) or really(one))
     return settings
@@ -50,7 +50,7 @@ def test_it_prints_the_best_options_and_they_configure_a_handle(local, capfd, mo
     assert len({json.dumps({**row, "read": 0, "write": 0}) for row in sweep}) == 8
 
 
-def test_it_prints_nothing_but_json_where_that_is_asked_for(local, capsys, monkeypatch):
+def test_with_json_it_prints_only_json(local, capsys, monkeypatch):
     monkeypatch.setattr(tune, "run_sweep",
                         lambda args, size, sweep, results: results.append(tune.Measured({"queue_depth": 1}, 2.0, 3.0)))
     assert tune.main(["--nvme_dir", str(local), "--json"]) == 0
@@ -71,7 +71,7 @@ def test_it_chooses_for_reads_and_writes_together():
 
 
 @pytest.mark.limit(300)
-def test_a_configuration_says_what_is_swept(local, capfd, config, measured):
+def test_a_configuration_selects_the_sweep(local, capfd, config, measured):
     assert tune.main(["--nvme_dir", str(local), "--io_size", "1M", "--sweep_config", config]) == 0
     assert re.match(BEST, capfd.readouterr().out)
     assert [(one.block_size, one.queue_depth, one.io_parallel, one.sequential_requests, one.single_submit)
@@ -85,7 +85,7 @@ def test_a_configuration_says_what_is_swept(local, capfd, config, measured):
     ('{"queue_depth": [true]}', "from 1 on"), ('{"queue_depth": [1.5]}', "1.5"),
     ('{"io_parallel": ["2"]}', "from 1 on"),
     ('{"single_submit": [1]}', "true or false"), ('{"block_size": ["1X"]}', "size"), (None, "No such file")])
-def test_a_configuration_that_is_none_is_told_before_anything_is_measured(local, capfd, measured, content, reason):
+def test_an_invalid_configuration_is_reported_before_anything_is_measured(local, capfd, measured, content, reason):
     if content is not None:
         (local / "sweep.json").write_text(content)
     with pytest.raises(SystemExit) as ended:
@@ -112,7 +112,7 @@ def test_reads_or_writes_alone_may_be_measured(local, capfd, config, measured, k
 
 
 @pytest.mark.limit(300)
-def test_verbose_tells_the_settings_and_the_seconds_of_each_measurement(local, capfd, config):
+def test_verbose_prints_the_settings_and_the_seconds_of_each_measurement(local, capfd, config):
     words = ["--nvme_dir", str(local), "--io_size", "1M", "--sweep_config", config, "--no_write"]
     assert tune.main(words) == 0
     assert "latency" not in capfd.readouterr().err
@@ -122,7 +122,7 @@ def test_verbose_tells_the_settings_and_the_seconds_of_each_measurement(local, c
     assert error.count("read: Settings(folders=") == error.count("read: Result(task_latency_s=") == 4
 
 
-# It has measured one combination when it gets the signal, and is held in the next: the test waits for no time.
+# The signal arrives after one combination was measured, while the next is blocked, so the test does not depend on time.
 STOPPED = """
 import sys
 from weightfs.tools import tune
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_written_costs_no_result_and_no_status(local, capf
     assert "Traceback" not in printed.err
 
 
-# Its process waits in the third repetition, until it is ended.
+# The process blocks in the third repetition until it is ended.
 HELD = """
 import os, sys, threading
 from weightfs.tools import _measure, io
@@ -224,7 +224,7 @@ _measure._Task.prepare = prepare
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("number,status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("loop", [1, 3], ids=["before the first result", "after it"])
-def test_io_prints_what_the_repetitions_so_far_reached(local, number, status, loop):
+def test_io_prints_the_result_of_the_repetitions_so_far(local, number, status, loop):
     (local / "held.py").write_text(HELD.format(loop=loop))
     (local / "files").mkdir()
     program = subprocess.Popen([sys.executable, local / "held.py", "--folder", local / "files", "--io_size", "1M",
@@ -244,7 +244,7 @@ def test_io_prints_what_the_repetitions_so_far_reached(local, number, status, lo
     assert os.listdir(local / "files") == []
 
 
-def test_io_has_no_result_of_a_process_that_has_none(local):
+def test_io_prints_no_result_while_a_process_has_none(local):
     progress = io.Progress(io.Settings(folders=[str(local)] * 2, io_size=100, read=False))
     assert progress.result() is None
     progress.note(0, 1.0, 2.0)

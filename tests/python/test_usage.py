@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs and the examples say when they are used wrongly, and how they end when they are stopped."""
+"""Messages of the programs and examples for wrong usage, and their behavior when they are stopped."""
 
 import os
 import signal
@@ -25,14 +25,14 @@ def first_line_of(run, arguments, capfd):
     return capfd.readouterr().err.splitlines()[0]
 
 
-def test_the_first_line_says_what_is_wrong(local, capfd):
+def test_the_first_line_is_the_error(local, capfd):
     assert "begin at 1" in first_line_of(io.main, ["--folder", str(local), "--loops", "0"], capfd)
     assert "--folder" in first_line_of(io.main, [], capfd)
     assert "--loops" in first_line_of(tune.main, ["--nvme_dir", str(local), "--loops", "0"], capfd)
     assert "--nvme_dir" in first_line_of(tune.main, [], capfd)
 
 
-def test_tune_looks_at_the_log_directory_before_it_measures(local, capfd, monkeypatch):
+def test_tune_checks_the_log_directory_before_measuring(local, capfd, monkeypatch):
     monkeypatch.setattr(tune, "run_sweep", lambda *_: pytest.fail("it measured"))
     (local / "file").write_bytes(b"")
     for folder in (local / "file", local / "file" / "below", "/proc/none"):
@@ -78,7 +78,7 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
         said = process.stderr.read()
         assert process.wait() == status
     assert "Traceback" not in said
-    if number != signal.SIGKILL:   # where Python itself says what was left
+    if number != signal.SIGKILL:   # Python itself reports what was left
         *before, last = said.splitlines()
         assert last == f"weightfs-io: {'interrupted' if number == signal.SIGINT else 'terminated'}"
         assert [line.startswith("weightfs-io: stopped early: ") for line in before] == [True]
@@ -131,7 +131,7 @@ def test_io_says_which_of_its_processes_was_killed(local):
     (["load_tensor.py", "--input_file", "/etc/passwd", "--loop", "0"], "'0' is no number"),
     (["store_tensor.py", "--nvme_folder", "/tmp", "--mb_size", "-1"], "--mb_size"),
     (["store_tensor.py", "--nvme_folder", "/nosuch"], "/nosuch: no such directory")])
-def test_an_example_says_in_one_line_what_is_wrong(arguments, reason):
+def test_an_example_reports_an_error_in_one_line(arguments, reason):
     done = subprocess.run([sys.executable, EXAMPLES / arguments[0], *arguments[1:]], capture_output=True, text=True,
                           check=False)
     assert done.returncode == 2
@@ -139,7 +139,7 @@ def test_an_example_says_in_one_line_what_is_wrong(arguments, reason):
     assert "Traceback" not in done.stderr
 
 
-def test_the_table_tells_of_an_example_that_dies_without_a_word(local, monkeypatch):
+def test_the_table_reports_an_example_that_dies_silently(local, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import run_file_access
     (local / "silent.py").write_text("import os; os.kill(os.getpid(), 9)")

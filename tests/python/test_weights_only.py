@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What weightfs.torch.load unpickles by default: weights alone, with every version of torch."""
+"""What weightfs.torch.load unpickles by default: only weights, with every version of torch."""
 
 import pickle
 
@@ -12,7 +12,7 @@ FORCE, FORCE_NO = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_
 
 
 class Trap:
-    """Whoever unpickles it runs what it says."""
+    """Unpickling it runs code."""
 
     sprung = 0
 
@@ -26,7 +26,7 @@ def spring():
 
 @pytest.fixture(params=["2.5.1+cpu", "2.1.0", "this one"])
 def version(request, monkeypatch):
-    """A torch of that age, as far as its default goes: until 2.5 weights_only was False where nobody said anything."""
+    """Simulates the default of a torch version: until 2.5 weights_only defaulted to False."""
     for name in (FORCE, FORCE_NO):
         monkeypatch.delenv(name, raising=False)
     if request.param == "this one":
@@ -51,7 +51,7 @@ def trapped(local):
 
 
 def loads(path):
-    """By path, mapped, and from a stream."""
+    """Loads by path, mapped, and from a stream."""
     def from_stream(**options):
         with open(path, "rb") as stream:
             return weightfs.torch.load(stream, **options)
@@ -68,7 +68,7 @@ def test_by_default_nothing_but_weights_is_unpickled(trapped, version):
     assert Trap.sprung == 0
 
 
-def test_the_caller_may_say_otherwise(trapped, version):
+def test_the_caller_may_override_the_default(trapped, version):
     for count, load in enumerate(loads(trapped), 1):
         assert torch.equal(load(weights_only=False)["weights"], torch.ones(3))
         assert Trap.sprung == count
@@ -79,7 +79,7 @@ def test_the_caller_may_say_otherwise(trapped, version):
 
 
 @pytest.mark.filterwarnings("ignore:Environment variable")
-def test_so_may_the_environment_as_torch_has_it(trapped, version, monkeypatch):
+def test_the_environment_may_override_the_default_as_in_torch(trapped, version, monkeypatch):
     monkeypatch.setenv(FORCE_NO, "1")
     for load in loads(trapped):
         assert torch.equal(load()["weights"], torch.ones(3))

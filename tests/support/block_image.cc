@@ -39,7 +39,7 @@ void BlockImage::Write(ByteOffset offset, std::span<const std::byte> in) {
     const uint64_t at = offset.value + done;
     const uint64_t inside = at % kBlockSize;
     const size_t step = std::min<size_t>(kBlockSize - inside, in.size() - done);
-    // Other images may share the old block: a changed block is always a new one.
+    // Other images may share the old block, so a change always allocates a new block.
     auto block = std::make_shared<std::vector<std::byte>>(kBlockSize);
     auto& slot = blocks_[at / kBlockSize];
     if (slot && step < kBlockSize) std::memcpy(block->data(), slot.get(), kBlockSize);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of a device in memory: sparse, cheap to copy, blocks shared between copies.
+// The bytes of a device in memory: sparse, cheap to copy, with blocks shared between copies.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 
 namespace weightfs {
 
-// Bytes that no one changes any more.
+// Immutable bytes.
 using SharedBytes = std::shared_ptr<const std::vector<std::byte>>;
 
-// Externally synchronised. Blocks never written read as zeros. Ranges outside the image abort.
+// Externally synchronized. Blocks never written read as zeros. Ranges outside the image abort.
 class BlockImage {
  public:
   explicit BlockImage(ByteCount size) : size_(size) {}
@@ -22,7 +22,7 @@ class BlockImage {
   ByteCount size() const { return size_; }
   void Read(ByteOffset offset, std::span<std::byte> out) const;
 
-  // Copies any range.
+  // Copies any range into the image.
   void Write(ByteOffset offset, std::span<const std::byte> in);
 
   // Keeps references into `in` instead of copying. `offset` and the size are multiples of kBlockSize.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A second opinion on a catalog, much simpler than fsck: every rule that namespace operations keep at each batch.
+// An independent check of a catalog, much simpler than fsck: all rules that namespace operations maintain with each
+// batch.
 #pragma once
 
 #include <string>
@@ -9,7 +10,7 @@
 
 namespace weightfs {
 
-// One line for each rule broken; empty for a catalog in order.
+// Returns one line per broken rule; empty for a valid catalog.
 std::vector<std::string> CheckCatalog(const KvContent& content);
 
 }  // namespace weightfs

@@ -157,7 +157,7 @@ std::optional<ErrorCode> FaultDevice::NextFailureLocked(Target target) {
 
 std::optional<ErrorCode> FaultDevice::ChargeBudgetLocked(ByteCount bytes) {
   if (bytes > budget_) {
-    budget_ = {};  // The device is full: a smaller write that would still fit comes too late.
+    budget_ = {};  // The device is full, so a later, smaller write must also fail.
     return budget_code_;
   }
   budget_ -= bytes;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool device in memory that fails, delays and reorders on demand, and loses power through its journal.
+// A pool device in memory that fails, delays and reorders requests on demand, and loses power through its journal.
 #pragma once
 
 #include <array>
@@ -22,14 +22,14 @@ struct FaultDeviceOptions {
   uint64_t seed = 1;
 };
 
-// Thread-safe. Requests complete on one thread of the device, never inside Submit. Breaking the contract of
-// BlockDevice (alignment, range, memory changed while it is written) is a bug of the caller and aborts with a message.
+// Thread-safe. Requests complete on a thread of the device, never inside Submit. A caller that breaks the contract of
+// BlockDevice (alignment, range, memory changed during a write) has a bug; the device aborts with a message.
 class FaultDevice final : public BlockDevice {
  public:
   // An empty device, all zeros.
   FaultDevice(std::shared_ptr<Journal> journal, ByteCount size, FaultDeviceOptions options = {});
   FaultDevice(std::shared_ptr<Journal> journal, BlockImage image, FaultDeviceOptions options = {});
-  // Completes everything submitted, also what is held.
+  // Completes everything submitted, including held requests.
   ~FaultDevice() override;
 
   ByteCount size() const override { return size_; }
@@ -37,8 +37,9 @@ class FaultDevice final : public BlockDevice {
   void Submit(std::span<IoRequest* const> requests) override;
   Result<void> Flush() override;
 
-  // The `nth` operation of a kind from now on (the first is 1) fails with `code`, or it and all later ones. Transfers
-  // are counted as they are submitted. A failed write changes nothing here; a crash image may hold parts of it.
+  // Makes the `nth` operation of a kind from now on (the first is 1), or it and all later ones, fail with `code`.
+  // Transfers are counted when they are submitted. A failed write changes nothing here, but a crash image may contain
+  // parts of it.
   enum class Target : unsigned char { kRead, kWrite, kFlush };
   struct Failure {
     uint64_t nth = 1;
@@ -46,23 +47,23 @@ class FaultDevice final : public BlockDevice {
     ErrorCode code = ErrorCode::kIo;
   };
   void Fail(Target target, Failure failure) EXCLUDES(mutex_);
-  void StopFailing() EXCLUDES(mutex_);  // also lifts the budget
+  void StopFailing() EXCLUDES(mutex_);  // also removes the write budget
 
-  // Writes beyond this many bytes from now fail with `code`, whole requests at a time.
+  // Writes beyond this many bytes from now on fail with `code`, each request as a whole.
   void SetWriteBudget(ByteCount bytes, ErrorCode code = ErrorCode::kNoSpace) EXCLUDES(mutex_);
 
   // Between Hold and Release no request completes. WaitForHeld returns once `count` requests are waiting.
   void Hold() EXCLUDES(mutex_);
   void Release() EXCLUDES(mutex_);
   void WaitForHeld(size_t count) EXCLUDES(mutex_);
-  // Completes one request that is held; returns when its OnComplete has.
+  // Completes one held request, and returns after its OnComplete.
   void CompleteOne() EXCLUDES(mutex_);
 
-  // Flips every bit of one byte, as a decaying medium does: the device notices nothing. The block should have no
-  // unflushed write, which a crash image would put on top.
+  // Flips every bit of one byte, like medium decay that the device does not notice. The block should have no unflushed
+  // write, because a crash image would apply that write on top.
   void Corrupt(ByteOffset offset) EXCLUDES(mutex_);
 
-  // Operations submitted so far.
+  // Numbers of operations submitted so far.
   struct Counts {
     uint64_t reads = 0, writes = 0, flushes = 0;
     ByteCount read, written;
@@ -72,8 +73,8 @@ class FaultDevice final : public BlockDevice {
  private:
   struct Pending {
     IoRequest* request;
-    size_t event = 0;             // of a write: its kWrite
-    SharedBytes bytes = nullptr;  // of a write: as they were submitted
+    size_t event = 0;             // for a write: its kWrite event
+    SharedBytes bytes = nullptr;  // for a write: the bytes as submitted
     std::optional<ErrorCode> failure = std::nullopt;
   };
   struct Trigger {
@@ -92,7 +93,7 @@ class FaultDevice final : public BlockDevice {
   const std::shared_ptr<Journal> journal_;
   const FaultDeviceOptions options_;
   const ByteCount size_;
-  const size_t index_;  // in the journal
+  const size_t index_;  // device index in the journal
   mutable Mutex mutex_;
   std::condition_variable changed_;
   BlockImage image_ GUARDED_BY(mutex_);
@@ -103,9 +104,9 @@ class FaultDevice final : public BlockDevice {
   ErrorCode budget_code_ GUARDED_BY(mutex_) = ErrorCode::kNoSpace;
   Counts counts_ GUARDED_BY(mutex_);
   bool held_ GUARDED_BY(mutex_) = false;
-  bool one_ GUARDED_BY(mutex_) = false;  // completes though it is held
+  bool one_ GUARDED_BY(mutex_) = false;  // complete one request although requests are held
   bool stopping_ GUARDED_BY(mutex_) = false;
-  std::thread worker_;  // last: it uses all of the above
+  std::thread worker_;  // last member, because it uses all of the above
 };
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The classes of store/file over fakes, each by itself: no Store, no committer thread.
+// The classes of store/file on top of fakes, without a Store and a committer thread.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace weightfs {
 
-// One device, a catalog and regular files that are loaded and empty. Not thread-safe itself.
+// One device, a catalog, and loaded, empty regular files. Not thread-safe.
 class FileRig {
  public:
   FileRig()
@@ -37,8 +37,8 @@ class FileRig {
     return inode;
   }
 
-  // Fetches what a plan lacks, as FileIo does, and applies it; the content of blocks that are on the device is `old`.
-  // Grows the file, and marks it as changed.
+  // Fetches what a plan lacks, as FileIo does, and applies the plan. `old` is the content of blocks on the device.
+  // Grows the file and marks it as changed.
   void Write(const InodePtr& inode, uint64_t offset, std::string_view data) {
     WriteSupplies supplies;
     MutexLock lock(inode->mutex);
@@ -88,7 +88,7 @@ class FileRig {
   MemoryKvStore kv_;
   DeviceSet devices_{{&device_}};
   WriteBack write_back_;
-  FaultDevice device_;  // last: it waits for its requests, which use the others
+  FaultDevice device_;  // last member, because its destructor waits for requests that use the others
 };
 
 }  // namespace weightfs

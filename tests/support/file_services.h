@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the files of a store share, for tests of single classes.
+// The services that the files of a store share, for tests of single classes.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace weightfs {
 
-// 64 MiB of space on each device, and a few chunks. Not thread-safe itself; its parts are.
+// 64 MiB of space on each device, and a few chunks. Not thread-safe, but its parts are.
 class TestFileServices {
  public:
   explicit TestFileServices(size_t devices = 1)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forked process that holds something until the test ends it.
+// A forked process that holds a resource until the test ends the process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,10 +13,10 @@ namespace weightfs {
 
 class HoldingChild {
  public:
-  // Called by the child once it holds what it is to hold: sends a text, and returns when the child is to end.
+  // Called by the child when it holds the resource. Sends a text to the test, and returns when the child should end.
   using Hold = std::function<void(const std::string& text)>;
 
-  // Runs `body` in the child and waits for its text, of at most 4096 bytes.
+  // Runs `body` in the child and waits for its text of at most 4096 bytes.
   explicit HoldingChild(const std::function<void(const Hold&)>& body) {
     int ready[2] = {-1, -1}, go[2] = {-1, -1};
     if (pipe(ready) != 0 || pipe(go) != 0) ADD_FAILURE() << "pipe";
@@ -44,7 +44,7 @@ class HoldingChild {
   HoldingChild& operator=(const HoldingChild&) = delete;
 
   pid_t process() const { return process_; }
-  // Empty when the child ended without a text.
+  // Empty if the child ended without sending a text.
   const std::string& text() const { return text_; }
 
   // Lets the child end, without waiting for it.
@@ -52,7 +52,7 @@ class HoldingChild {
     if (go_ >= 0) close(go_);
     go_ = -1;
   }
-  // The same, and waits. Expects that it ended well.
+  // Lets the child end, waits for it, and expects success.
   void End() {
     Release();
     int status = 0;

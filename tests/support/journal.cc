@@ -37,7 +37,7 @@ class DeviceReplay {
     }
   }
 
-  // What the crash makes of the writes that are not durable.
+  // Applies what a crash leaves of the writes that are not durable.
   void Crash(const std::vector<Event>& events) {
     if (options_.kind == CrashOptions::Kind::kProcessKill) {
       for (const auto& write : finished_) {
@@ -61,12 +61,12 @@ class DeviceReplay {
  private:
   struct Finished {
     const Event* event;
-    size_t when;  // the number of the completion
+    size_t when;  // number of the completion event
     bool in_doubt;
   };
 
-  // Makes durable what completed before event `before`, in the order of completion: the order in which later
-  // bytes replaced earlier ones.
+  // Makes durable what completed before event `before`, in order of completion, because later bytes replaced earlier
+  // ones in that order.
   void Settle(size_t before) {
     const auto end =
         std::find_if(finished_.begin(), finished_.end(), [&](const Finished& write) { return write.when >= before; });
@@ -80,7 +80,7 @@ class DeviceReplay {
     finished_.erase(finished_.begin(), end);
   }
 
-  // Whole, or only some of its sectors.
+  // Applies the write as a whole, or only some of its sectors.
   void ApplyTorn(const Event& event) {
     if (!options_.torn || Draw() >= tearing_) return image_.WriteShared(event.offset, event.bytes);
     const std::span<const std::byte> bytes(*event.bytes);
@@ -99,12 +99,12 @@ class DeviceReplay {
   BlockImage& image_;
   const CrashOptions& options_;
   std::mt19937_64& random_;
-  const double tearing_;            // the share of writes that is torn; in some images all of them
-  std::vector<Finished> finished_;  // not durable yet, in the order of completion
-  std::set<size_t> in_flight_;      // by number of the kWrite
+  const double tearing_;            // fraction of torn writes; in some images all are torn
+  std::vector<Finished> finished_;  // completed but not durable, in order of completion
+  std::set<size_t> in_flight_;      // by event number of the kWrite
 };
 
-// The number of batches that a crash leaves: all durable ones and a random prefix of the rest.
+// The number of batches that survive a crash: all durable ones and a random prefix of the rest.
 size_t SurvivingBatches(size_t durable, size_t total, const CrashOptions& options, std::mt19937_64& random) {
   if (options.kind == CrashOptions::Kind::kProcessKill) return total;
   const size_t open = total - durable;

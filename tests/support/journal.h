@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One history of everything that reaches the devices and the key-value store of a test, and the states in which a
-// crash may leave them. One journal for both, else "data before metadata" would stay untested.
+// A single history of everything that reaches the devices and the key-value store of a test, and the states in which a
+// crash may leave them. Both share one journal; otherwise the tests could not check "data before metadata".
 #pragma once
 
 #include <map>
@@ -21,55 +21,55 @@ using KvContent = std::map<std::string, std::string, std::less<>>;
 // Applies every change of `batch`, in order.
 void ApplyBatch(const KvBatch& batch, KvContent& content);
 
-// What is left after a crash. restart.h makes devices and a key-value store of it.
+// The state after a crash. restart.h creates devices and a key-value store from it.
 struct CrashImage {
-  std::vector<BlockImage> devices;  // in the order in which they joined the journal
+  std::vector<BlockImage> devices;  // in the order in which they were added to the journal
   KvContent kv;
-  size_t batches_survived = 0;  // of all batches before the cut
+  size_t batches_survived = 0;  // out of all batches before the cut
 };
 
 struct CrashOptions {
   enum class Kind : unsigned char {
     kPowerLoss,    // volatile caches are lost
-    kProcessKill,  // only what was never handed over is lost: completed writes and batches stay, in order
+    kProcessKill,  // only data not yet handed over is lost; completed writes and batches survive, in order
   };
   Kind kind = Kind::kPowerLoss;
   uint64_t seed = 1;
-  // The share of unflushed writes that survives a power loss, and of the unsynced batches. By default the seed draws
-  // it, often none and often all: the extremes find most bugs.
+  // The fractions of unflushed writes and of unsynced batches that survive a power loss. By default the seed determines
+  // them, often as none or all, because the extremes find the most bugs.
   std::optional<double> device_survival = std::nullopt;
   std::optional<double> kv_survival = std::nullopt;
-  bool torn = true;  // a surviving unflushed write may have kept only some of its 512-byte sectors
+  bool torn = true;  // an unflushed write may survive with only some of its 512-byte sectors
 };
 
-// Thread-safe. Events are numbered from 0 in the order in which they happened; an operation is acknowledged only after
-// its event is in the journal, so the size() read after an acknowledgement covers it.
+// Thread-safe. Events are numbered from 0 in the order in which they happened. An operation is acknowledged only after
+// its event is in the journal, so a size() read after the acknowledgment covers the event.
 class Journal {
  public:
   struct Event {
     enum class Kind : unsigned char {
       kWrite,        // submitted
-      kWriteDone,    // completed: `subject` is its kWrite
-      kWriteFailed,  // completed with an error: the range holds the old bytes, the new ones or some of each
-      kFlush,        // durable: writes completed before event `subject`
-      kFlushFailed,  // writes completed before it are in doubt for ever; a later flush does not save them
-      kCorruption,   // bytes changed behind the device's back, durable at once
+      kWriteDone,    // completed; `subject` is its kWrite
+      kWriteFailed,  // completed with an error: the range has the old bytes, the new ones or some of each
+      kFlush,        // durable: all writes completed before event `subject`
+      kFlushFailed,  // writes completed before it remain uncertain; a later flush does not make them durable
+      kCorruption,   // bytes changed on the medium, durable at once
       kBatch,
-      kBatchFailed,  // in doubt: recovery may find it
-      kSync,         // durable: batches before event `subject`
+      kBatchFailed,  // uncertain: recovery may find it
+      kSync,         // durable: all batches before event `subject`
       kSyncFailed,
     };
     Kind kind;
     size_t device = 0;
     size_t subject = 0;
     ByteOffset offset = {};
-    SharedBytes bytes = nullptr;                     // of kWrite and kCorruption
-    std::shared_ptr<const KvBatch> batch = nullptr;  // of kBatch and kBatchFailed
+    SharedBytes bytes = nullptr;                     // for kWrite and kCorruption
+    std::shared_ptr<const KvBatch> batch = nullptr;  // for kBatch and kBatchFailed
   };
 
-  // Joins a device with what it holds already (taken as durable); returns its index.
+  // Adds a device with its current content, which counts as durable. Returns its index.
   size_t AddDevice(BlockImage initial) EXCLUDES(mutex_);
-  // Sets what the key-value store holds before the first event.
+  // Sets the content of the key-value store before the first event.
   void SetKvContent(KvContent initial) EXCLUDES(mutex_);
 
   // Returns the number of the event.
@@ -79,8 +79,9 @@ class Journal {
   std::vector<Event> events() const EXCLUDES(mutex_);
 
   // A state in which a crash after the first `cut` events may leave everything. The same cut and options give the same
-  // image. On each device: all that was flushed before the cut, then a random subset of the other writes (completed or
-  // in flight) in random order. In the key-value store: what was synced, then a random prefix of the other batches.
+  // image. Each device has everything that was flushed before the cut, then a random subset of the other writes
+  // (completed or in flight) in random order. The key-value store has everything that was synced, then a random prefix
+  // of the other batches.
   CrashImage ImageAt(size_t cut, const CrashOptions& options = {}) const EXCLUDES(mutex_);
 
  private:

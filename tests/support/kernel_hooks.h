@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel may answer to io_setup, io_submit, io_getevents and pwrite but seldom does. An executable that has
-// kernel_hooks.cc among its sources puts these functions in front of libaio's and libc's.
+// Injects results of io_setup, io_submit, io_getevents and pwrite that the kernel may return but seldom does. In an
+// executable with kernel_hooks.cc among its sources, these functions replace those of libaio and libc.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace weightfs {
 
-// The kernel's structures, for tests do not include libaio.h (linux/aio_abi.h has the same).
+// The kernel's structures, because tests do not include libaio.h (linux/aio_abi.h has the same).
 struct KernelControl {
   void* data;
   uint32_t key;
@@ -30,24 +30,24 @@ struct KernelEvent {
   int64_t result2;
 };
 
-// A test that hooks the calls; they go to the kernel as they are where nothing is set, and again after the test. Hooks
-// run on the thread that calls, one at a time.
+// A test that hooks these calls. Calls without a hook go to the kernel unchanged, and so do all calls after the test.
+// Hooks run on the calling thread, one at a time.
 class KernelHooksTest : public testing::Test {
  protected:
   using Controls = std::span<KernelControl* const>;
 
   ~KernelHooksTest() override;
 
-  // A negative errno answers instead of the kernel.
+  // A negative result is returned instead of calling the kernel.
   static void OnSetup(std::function<int(int depth)> hook);
-  // May change the iocbs; returns how many to pass on, or a negative errno to answer instead. Not called for polls, by
-  // which a ring wakes itself.
+  // May change the iocbs. Returns how many to pass on, or a negative errno to return instead. Not called for polls,
+  // which a ring uses to wake itself.
   static void OnSubmit(std::function<long(Controls)> hook);
-  // False answers EINTR before waiting.
+  // Returning false makes the wait fail with EINTR before it begins.
   static void OnWait(std::function<bool()> hook);
-  // May change the events, those of polls excepted.
+  // May change the events, except those of polls.
   static void OnEvent(std::function<void(KernelEvent&)> hook);
-  // Before a pwrite; an errno that is not 0 answers instead.
+  // Called before a pwrite. A result other than 0 is returned as the errno instead.
   static void OnWrite(std::function<int(uint64_t size, uint64_t offset)> hook);
 };
 

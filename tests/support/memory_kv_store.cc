@@ -15,8 +15,7 @@ class MemoryKvStore::Iterator final : public KvIterator {
       : state_(std::move(state)), content_(std::move(content)), prefix_(prefix), left_(keys_until_failure) {
     MoveTo(content_->lower_bound(prefix_));
   }
-  // Under the lock, so that a writer that finds itself the only owner has seen the last read of this
-  // iterator.
+  // Under the lock, so that a writer that finds itself the only owner has seen the last read of this iterator.
   ~Iterator() override {
     MutexLock lock(state_->mutex);
     content_.reset();
@@ -48,7 +47,7 @@ class MemoryKvStore::Iterator final : public KvIterator {
   std::shared_ptr<const KvContent> content_;
   const std::string prefix_;
   KvContent::const_iterator at_;
-  uint64_t left_;  // keys to show before the injected failure
+  uint64_t left_;  // keys to return before the injected failure
   bool valid_ = false;
   bool failed_ = false;
 };

@@ -12,7 +12,7 @@
 
 namespace weightfs {
 
-// Thread-safe. Iterators walk snapshots and may outlive the store.
+// Thread-safe. Iterators read snapshots and may outlive the store.
 class MemoryKvStore final : public KvStore {
  public:
   explicit MemoryKvStore(std::shared_ptr<Journal> journal, KvContent content = {});
@@ -23,15 +23,15 @@ class MemoryKvStore final : public KvStore {
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
   uint64_t EstimateSize(std::string_view prefix) const override;  // exact
 
-  // The `nth` operation of a kind from now on (the first is 1) fails with kIo. A failed Write or Sync makes the store
-  // read-only for ever. A failed batch stays invisible here, but a crash image may hold it.
+  // Makes the `nth` operation of a kind from now on (the first is 1) fail with kIo. A failed Write or Sync makes the
+  // store read-only permanently. A failed batch stays invisible here, but a crash image may contain it.
   void FailWrite(uint64_t nth) EXCLUDES(state_->mutex);
   void FailSync(uint64_t nth) EXCLUDES(state_->mutex);
   void FailGet(uint64_t nth) EXCLUDES(state_->mutex);
-  // The `nth` iterator made from now on ends with kIo after `keys` keys.
+  // Makes the `nth` iterator created from now on end with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
-  // Runs once, at the end of the next Get, without locks.
+  // Runs `then` once, without locks, at the end of the next Get.
   void AfterGet(std::function<void()> then) EXCLUDES(state_->mutex);
 
   KvContent content() const EXCLUDES(state_->mutex);
@@ -41,16 +41,16 @@ class MemoryKvStore final : public KvStore {
   class Iterator;
   struct State {
     Mutex mutex;
-    std::shared_ptr<KvContent> content GUARDED_BY(mutex);  // shared with iterators: copied before a change then
+    std::shared_ptr<KvContent> content GUARDED_BY(mutex);  // shared with iterators; copied before a change if so
   };
 
-  // Counts an operation down; true when it is the one to fail.
+  // Counts an operation down. Returns true if it is the one that must fail.
   static bool Due(uint64_t& left) { return left > 0 && --left == 0; }
 
   const std::shared_ptr<Journal> journal_;
   const std::shared_ptr<State> state_;
   bool failed_ GUARDED_BY(state_->mutex) = false;
-  uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // operations left until one fails; 0: none will
+  uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // number of operations until one fails; 0: none fails
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
   std::function<void()> after_get_ GUARDED_BY(state_->mutex);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A request that remembers how it completed.
+// A request that records its completion.
 #pragma once
 
 #include <functional>

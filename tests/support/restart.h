@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices and a key-value store made of a crash image, to mount again.
+// Creates devices and a key-value store from a crash image, to mount again.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace weightfs {
 
-// With a new journal, whose first state is the image: crashes can be nested.
+// They have a new journal that starts with the image, so crashes can be nested.
 struct Restarted {
   std::shared_ptr<Journal> journal;
   std::vector<std::unique_ptr<FaultDevice>> devices;

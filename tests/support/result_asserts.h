@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results in tests: what must succeed, with the error in the test's message where it does not.
+// Assertions on Results that print the error if a call fails.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "common/result.h"
 
-// Ends the test's function.
+// Returns from the test's function on failure.
 #define ASSERT_OK(expression)                                        \
   do {                                                               \
     const auto& asserted = (expression);                             \
@@ -17,7 +17,7 @@
 
 namespace weightfs {
 
-// The value; a default one, and the test has failed, where there is none.
+// Returns the value. Without a value, fails the test and returns a default one.
 template <typename T>
 T Must(Result<T> result) {
   EXPECT_TRUE(result.has_value()) << ToString(result.error());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file that goes with the test.
+// A file that is removed with its object.
 #pragma once
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 
 namespace weightfs {
 
-// Zeros of a given size, in TMPDIR or else the working directory: a disk, where O_DIRECT works.
+// A file of zeros of a given size, in TMPDIR or in the working directory, so that it is on a disk where O_DIRECT works.
 class ScratchFile {
  public:
   explicit ScratchFile(uint64_t size) {

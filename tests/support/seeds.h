@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a test's random numbers begin: the same in every run, so that a change is not refused for an unlucky draw.
+// The first seed of a test's random numbers. It is the same in every run, so that no change is rejected because of an
+// unlucky seed.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace weightfs {
 
-// WEIGHTFS_SEED where it is set: a number repeats a run; `random` looks for what no run found yet.
+// Returns WEIGHTFS_SEED if it is set: a number repeats a run, and `random` explores new seeds.
 inline uint64_t FirstSeed(uint64_t otherwise = 1) {
   const char* given = std::getenv("WEIGHTFS_SEED");
   if (given == nullptr) return otherwise;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fakes themselves: a fake that keeps what it should lose would let every crash test pass.
+// Tests the fakes themselves: if a fake kept data that it should lose, every crash test would pass.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ KvBatch Put(std::string key, std::string value) {
   return batch;
 }
 
-// What the block holds when every byte of it is the same; nothing when it is mixed.
+// The value of all bytes of a block if they are equal; nothing if they differ.
 std::optional<char> Fill(const BlockImage& image, uint64_t index) {
   std::vector<std::byte> block(kBlockSize);
   image.Read(Block(index), block);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory of its own for each test, removed at its end.
+// A directory for each test, removed at its end.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole store over devices and a key-value store in memory, and short ways to use it as a filesystem.
+// A complete store on devices and a key-value store in memory, with shortcuts to use it as a filesystem.
 #pragma once
 
 #include <memory>
@@ -20,12 +20,13 @@ struct TestStoreOptions {
   FaultDeviceOptions device = {};
 };
 
-// Owns what the store works on and keeps pointers to the fakes, to make them fail. Not thread-safe itself.
+// Owns everything that the store uses, and keeps pointers to the fakes so that tests can make them fail. Not
+// thread-safe.
 class TestStore {
  public:
-  // A fresh store; aborts the test's process when it cannot be opened.
+  // Creates a new store. Aborts the test process if it cannot be opened.
   explicit TestStore(const TestStoreOptions& options = {});
-  // The store that a crash left; `opened` tells whether it could be opened.
+  // Opens the store that a crash left; `opened` says whether that succeeded.
   TestStore(const CrashImage& image, const TestStoreOptions& options);
   ~TestStore();
 
@@ -36,12 +37,12 @@ class TestStore {
   FaultDevice& device(size_t index = 0) { return *devices_[index]; }
   MemoryKvStore& kv() { return *kv_; }
 
-  // Closes the store and opens it again over the same media.
+  // Closes the store and opens it again on the same media.
   Result<void> Remount();
 
   // By path from the root, "a/b".
   Result<InodeId> Resolve(std::string_view path);
-  Result<InodePtr> Create(std::string_view path);  // a regular file, open
+  Result<InodePtr> Create(std::string_view path);  // an open regular file
   Result<InodePtr> OpenPath(std::string_view path, bool truncate = false);
   Result<std::string> ReadAll(const InodePtr& inode);
   Result<std::string> ReadPath(std::string_view path);
@@ -50,12 +51,12 @@ class TestStore {
   Result<void> WriteFile(std::string_view path, std::string_view data);  // create or replace, not synced
   uint64_t SizeOf(const InodePtr& inode);
 
-  // As a holder of leases does it: the bytes go past the store, and reads check every block.
+  // Like a holder of leases: the bytes bypass the store, and reads verify every block.
   struct Filled {
     BlockReservation grant;
     std::vector<uint32_t> checksums;
   };
-  Result<Filled> Fill(const InodePtr& inode, FileBlock first, std::string_view data);  // the last block with zeros
+  Result<Filled> Fill(const InodePtr& inode, FileBlock first, std::string_view data);  // pads the last block with zeros
   Result<void> WriteDirect(const InodePtr& inode, uint64_t offset, std::string_view data,
                            std::optional<uint64_t> new_size);
   Result<std::string> ReadLeased(const ReadLease& lease);  // all blocks of the range
@@ -63,7 +64,7 @@ class TestStore {
   struct NamedFile {
     std::string name, data;
   };
-  // In one commit; `who` is root.
+  // In one commit, as root.
   Result<void> Publish(std::string_view directory, const std::vector<NamedFile>& files);
 
  private:
@@ -79,7 +80,7 @@ class TestStore {
 
 std::span<const std::byte> AsBytes(std::string_view text);
 std::string ToText(const ReadView& view);
-// `size` bytes that differ from those of other seeds and offsets.
+// Returns `size` bytes that differ for different seeds and offsets.
 std::string Pattern(uint64_t seed, size_t size);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets a test wait until other threads of its process wait for something.
+// Lets a test wait until other threads of its process are waiting.
 #pragma once
 
 #include <sys/syscall.h>
@@ -19,15 +19,15 @@
 
 namespace weightfs {
 
-// A file that the kernel has about a thread of this process; empty once the thread has ended.
+// Reads a /proc file of a thread of this process. Returns an empty string if the thread has ended.
 inline std::string ReadThreadFile(pid_t thread, const char* name) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/" + name);
   std::string text;
-  std::getline(file, text, '\0');  // An iterator would throw when the thread ends between the open and the read.
+  std::getline(file, text, '\0');  // An iterator would throw if the thread ended between the open and the read.
   return text;
 }
 
-// Returns when the thread sleeps, or has ended.
+// Returns when the thread sleeps or has ended.
 inline void WaitUntilAsleep(pid_t thread) {
   while (true) {
     const std::string line = ReadThreadFile(thread, "stat");
@@ -37,7 +37,7 @@ inline void WaitUntilAsleep(pid_t thread) {
   }
 }
 
-// The threads of this process that have this name.
+// The threads of this process with this name.
 inline std::vector<pid_t> ThreadsNamed(std::string_view name) {
   std::vector<pid_t> threads;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -47,8 +47,8 @@ inline std::vector<pid_t> ThreadsNamed(std::string_view name) {
   return threads;
 }
 
-// How often a thread that waits for another thread (on a lock, a condition or a latch) has slept, as text. Nothing
-// while it runs, or waits for the kernel. Empty text once it has ended.
+// Returns, as text, how often a thread that is blocked by another thread (on a lock, a condition or a latch) has slept.
+// Returns nothing while it runs or waits for the kernel, and an empty text once it has ended.
 inline std::optional<std::string> SleepsOfBlocked(pid_t thread) {
   const std::string call = ReadThreadFile(thread, "syscall");
   const std::string status = ReadThreadFile(thread, "status");
@@ -57,10 +57,10 @@ inline std::optional<std::string> SleepsOfBlocked(pid_t thread) {
   return status.substr(status.find("voluntary_ctxt_switches"));
 }
 
-// Returns when all of these threads wait for other threads at the same time, or have ended. From then on they do
-// nothing until another thread or the end of a limited wait wakes one of them.
+// Returns when all of these threads are blocked by other threads at the same time, or have ended. They then do nothing
+// until another thread, or the end of a timed wait, wakes one of them.
 inline void WaitUntilBlocked(const std::vector<pid_t>& threads) {
-  // A thread that slept in two passes and just as often did not wake in between.
+  // A thread that was asleep in two passes with the same number of sleeps did not wake in between.
   std::vector<std::string> before;
   while (true) {
     std::vector<std::string> sleeps;
@@ -75,7 +75,7 @@ inline void WaitUntilBlocked(const std::vector<pid_t>& threads) {
   }
 }
 
-// Calls `call` on a thread of its own. Returns once that thread waits for another one, or has ended.
+// Calls `call` on a thread of its own. Returns once that thread is blocked by another one, or has ended.
 template <typename Call>
 auto StartUntilBlocked(Call call) {
   std::promise<pid_t> started;

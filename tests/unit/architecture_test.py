@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The paths that docs/ARCHITECTURE.md lists exist: each function in a file that is named with it."""
+"""The paths that docs/ARCHITECTURE.md lists exist, and each function is in a file named next to it."""
 import pathlib
 import re
 import sys

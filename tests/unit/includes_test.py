@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A file includes the standard headers whose names it uses, itself or through headers of ours: the headers of one
-compiler's library bring in others that the next version's do not."""
+"""A file includes the standard headers whose names it uses, directly or through our own headers. Headers that one
+version of a compiler's library includes by itself may be missing in the next version."""
 import pathlib
 import re
 import sys
@@ -14,7 +14,7 @@ ALGORITHMS = """sort stable_sort find find_if find_if_not any_of all_of none_of 
     nth_element is_permutation includes""".split()
 CONTAINERS = {"initializer_list", "string", "string_view", "vector", "array", "span", "map", "set", "deque", "list",
               "unordered_map", "unordered_set", "utility", "memory", "algorithm", "optional", "variant", "functional"}
-# What needs a header, and the headers that each give it.
+# Patterns of names, and the headers that provide each of them.
 RULES = [
     (r"std::(ranges::)?(" + "|".join(ALGORITHMS) + r")\s*[(<]", {"algorithm"}),
     (r"for \([^;{}]* : \{", CONTAINERS),
@@ -50,7 +50,7 @@ def read_all():
 
 
 def headers_of(name, files, seen):
-    """The headers of others that a file includes, itself or by ours."""
+    """The foreign headers that a file includes, directly or through our own headers."""
     if name in seen or name not in files:
         return set()
     seen.add(name)

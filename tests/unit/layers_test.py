@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The folders show the architecture: includes follow the arrows, and each foreign library has one room."""
+"""The folders follow the architecture: includes follow the arrows, and each foreign library is used in one place."""
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What each folder may include of the others.
+# The folders that each folder may include.
 ALLOWED = {
     "common": {"common"},
     "io": {"common", "io"},
@@ -19,10 +19,10 @@ ALLOWED = {
     "store": {"common", "io", "engine", "meta", "store"},
     "fs": {"common", "io", "store", "lease", "fs"},
     "bench": {"common", "io", "engine", "lease", "client", "bench"},
-    "bench/suite": {"common", "lease", "client", "bench"},   # handles are measured; the reference is its own
+    "bench/suite": {"common", "lease", "client", "bench"},   # it measures handles; the reference is independent of them
     "cli": {"common", "store", "fs", "lease", "client", "bench", "cli"},
 }
-# What each folder inside store/ may include of the others; "" is store/ itself, with store.h and types.h.
+# The folders inside store/ that each of them may include; "" is store/ itself, with store.h and types.h.
 STORE = {
     "space": {""},
     "file": {"", "space"},
@@ -32,10 +32,10 @@ STORE = {
     "volume": {"", "names"},
     "check": {"", "names"},
 }
-# Of store/ itself the folders below it know the types alone.
+# Of store/ itself these folders may include only the types.
 BELOW_STORE = {"space", "file", "commit", "names"}
-# Where a library may be included, by a pattern of its headers.
-ROOMS = {
+# The places that may include a library, by a pattern of its headers.
+LIBRARIES = {
     r"rocksdb/": r"meta/rocks_kv_store\.cc",
     r"libaio\.h": r"io/aio_queue\.cc|bench/suite/direct_loop\.cc",
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
@@ -45,7 +45,7 @@ ROOMS = {
     r"CLI/": r"cli/.*|bench/\w+\.cc",
     r"cuda|cufile|nv": r"no file: NVIDIA's libraries are found at run time",
 }
-# The core of the client knows its plug-ins by interfaces; the handle puts them together.
+# The core of the client knows its plug-ins only through interfaces; the handle assembles them.
 PLUGINS = ("client/gpu/", "client/lease/")
 ASSEMBLY = r"client/handle\w*\.(cc|h)"
 INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
@@ -66,9 +66,9 @@ def wrongs():
                     yield f"{name} includes {ours}: {folder} may know {', '.join(sorted(allowed))}"
                 if source.parent == ROOT / "client" and ours.startswith(PLUGINS) and not re.fullmatch(ASSEMBLY, name):
                     yield f"{name} includes {ours}: the core of client may not know its plug-ins"
-                for library, room in ROOMS.items():
-                    if foreign and re.match(library, foreign) and not re.fullmatch(room, name):
-                        yield f"{name} includes <{foreign}>, whose room is {room}"
+                for library, place in LIBRARIES.items():
+                    if foreign and re.match(library, foreign) and not re.fullmatch(place, name):
+                        yield f"{name} includes <{foreign}>, whose place is {place}"
         for idle in sorted(allowed - used):
             yield f"{folder} may know {idle}, and includes nothing of it: take the arrow away"
 

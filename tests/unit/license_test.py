@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The license can be found: in LICENSE, in the metadata of the Python package, at the head of every source file; and
+"""The license is stated in LICENSE, in the metadata of the Python package and at the top of every source file, and
 NOTICE names every library that the build links."""
 import pathlib
 import re
@@ -11,17 +11,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINE = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = {".cc", ".h", ".py", ".pyi", ".sh", ".html", ".cmake", ".in", ".map", ".toml"}
 NAMES = {"CMakeLists.txt"}
-# Tools of the build and libraries of the tests; no binary that is installed contains them.
+# Build tools and test libraries, which no installed binary contains.
 NOT_LINKED = {"threads", "pkgconfig", "gtest", "python3", "python"}
 
 
 def files():
-    """Those that git has or would add; of a source archive all."""
+    """The files that git tracks or would add; for a source archive, all files."""
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-coz", "--exclude-standard"], capture_output=True, text=True,
                             check=False) if (ROOT / ".git").exists() else None
     if listed is not None and listed.returncode == 0:
         return [ROOT / name for name in listed.stdout.split("\0") if name]
-    foreign = re.compile(r"build|\.(?!ci$).*")  # what the build and pip make: build/, .venv/
+    foreign = re.compile(r"build|\.(?!ci$).*")  # created by the build and by pip: build/, .venv/
     return [path for path in ROOT.rglob("*") if not foreign.fullmatch(path.relative_to(ROOT).parts[0])]
 
 
@@ -37,7 +37,7 @@ def without_line():
     if len(found) < 400:
         yield f"only {len(found)} source files below {ROOT}: the test looks at the wrong place"
     for path in found:
-        # A script has its line below #!, a page below its <!DOCTYPE>.
+        # In a script the line follows #!, and in a page it follows <!DOCTYPE>.
         head = path.read_text(encoding="utf-8").split("\n", 2)[:2]
         skip = len(head) > 1 and head[0].startswith(("#!", "<!DOCTYPE"))
         if LINE not in head[1 if skip else 0]:
@@ -64,7 +64,7 @@ def letters(text):
 
 
 def linked():
-    """The names by which the build finds its libraries."""
+    """The names under which the build finds its libraries."""
     for name in ("CMakeLists.txt", "python/CMakeLists.txt"):
         text = text_of(name)
         yield from re.findall(r"find_package\(([\w-]+)", text)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts do nothing but answer when they are asked for help or given what they do not know, and quickstart builds
-what `cmake --install` wants."""
+"""The scripts only print a message when they are asked for help or get unknown arguments, and quickstart builds
+everything that `cmake --install` needs."""
 import os
 import pathlib
 import re
@@ -23,7 +23,7 @@ def wrongs():
 
 
 def untested():
-    """A check of which no distribution could be run has not succeeded."""
+    """A check must not succeed if it could run no distribution."""
     with tempfile.TemporaryDirectory() as scratch:
         programs = pathlib.Path(scratch, "bin")
         programs.mkdir()

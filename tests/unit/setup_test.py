@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/setup and scripts/clients.py against package indexes of the test's own, with tiny packages, and an apt that
-only writes down what it was asked for."""
+"""scripts/setup and scripts/clients.py with local package indexes, tiny packages, and a fake apt that only records its
+arguments."""
 import functools
 import http.server
 import os
@@ -20,7 +20,7 @@ TOOLS = ("pytest", "pybind11", "scikit-build-core")
 
 
 def make_wheel(folder, name, version, requires=()):
-    """A package of one empty module."""
+    """Builds a package with one empty module."""
     folder.mkdir(parents=True, exist_ok=True)
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
@@ -38,7 +38,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        """A package with a limit is sent that often."""
+        """A package with a limit is served only that many times."""
         name, limits = self.path.strip("/").partition("/")[0], self.server.limits
         if self.path.endswith(".whl") and name in limits:
             limits[name] -= 1
@@ -49,7 +49,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 
 class Index:
-    """A package index on this machine: INDEX/NAME/ lists the files of that package."""
+    """A package index on this machine. INDEX/NAME/ lists the files of the package NAME."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -91,7 +91,7 @@ class Setup(unittest.TestCase):
         return made
 
     def fake_apt(self, torch="(none)"):
-        """Every package is installed but python3-torch, of which `torch` is on offer."""
+        """Simulates that every package is installed except python3-torch, whose available version is `torch`."""
         self.asked = self.folder / "asked"
         self.asked.touch()
         programs = {
@@ -126,14 +126,14 @@ class Setup(unittest.TestCase):
             code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{name}') is not None)"
             subprocess.run([self.venv / "bin/python", "-c", code], check=True)
 
-    def test_the_demo_takes_the_build_for_cpus_and_says_how_much_that_is(self):
+    def test_the_demo_installs_the_cpu_build_and_reports_its_size(self):
         self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
         said = self.setup_script("--demo")
         self.assertRegex(said, r"pip installs 2 packages and downloads 0\.1 MB \(.*torch \S+\+cpu 0\.1 MB")
         self.assert_has("torch", "numpy")
         self.assert_lacks("pytest", "triton", "nvidia_cublas")
 
-    def test_the_build_for_gpus_is_not_taken_unasked(self):
+    def test_the_gpu_build_is_not_installed_by_default(self):
         said = self.setup_script("--demo", code=1)
         hints = ("only its GPU build, 0.1 MB", "scripts/quickstart --gpu", "https_proxy", "PIP_FIND_LINKS", "WEIGHTFS_PYTHON")
         for hint in hints:
@@ -143,14 +143,14 @@ class Setup(unittest.TestCase):
         self.assertIn("pip installs 4 packages", said)
         self.assert_has("torch", "nvidia_cublas", "triton")
 
-    def test_the_demo_takes_the_torch_of_the_distribution(self):
+    def test_the_demo_uses_the_torch_of_the_distribution(self):
         self.fake_apt(torch="2.6.0+dfsg-7")
         said = self.setup_script("--demo")
         self.assertIn("apt downloads 182 MB", said)
         self.assertIn("install -qy --no-install-recommends python3-torch", self.asked.read_text())
         self.assert_lacks("torch")
 
-    def test_without_a_network_the_next_step_is_said(self):
+    def test_without_a_network_the_next_step_is_printed(self):
         self.pypi.close()
         for words, script in ((["--demo"], "scripts/quickstart"), ([], "scripts/test")):
             said = self.setup_script(*words, code=1)
@@ -179,7 +179,7 @@ class Setup(unittest.TestCase):
 
     def test_an_optional_client_whose_download_breaks_off_does_not_stop_the_tests(self):
         self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
-        self.pypi.server.limits["h5py"] = 1   # the look before the download
+        self.pypi.server.limits["h5py"] = 1   # the query before the download
         self.assertIn(f"h5py=={REQUIREMENTS['h5py']} cannot be installed: ", self.setup_script())
         self.assert_has("torch", "safetensors", "pytest", "scikit_build_core")
         self.assert_lacks("h5py")
@@ -201,7 +201,7 @@ class Setup(unittest.TestCase):
         self.assert_has("torch")
         self.assert_lacks("triton")
 
-    def test_tests_run_without_a_torch_that_is_for_gpus_alone(self):
+    def test_tests_run_without_torch_if_only_a_gpu_build_is_offered(self):
         said = self.setup_script()
         self.assertIn("only its GPU build", said)
         self.assertIn("The tests that need torch will be skipped; scripts/setup --gpu installs it.", said)
@@ -214,7 +214,7 @@ class Setup(unittest.TestCase):
         self.assert_has("torch", "triton")
         self.assertEqual(self.setup_script(), "")
 
-    def test_an_old_pip_is_updated_with_a_word_about_it(self):
+    def test_an_old_pip_is_updated_and_that_is_reported(self):
         module = self.folder / "fake/pip"
         module.mkdir(parents=True)
         (module / "__init__.py").touch()
@@ -233,7 +233,7 @@ class Setup(unittest.TestCase):
         script.chmod(0o755)
         return self.run_script("find", **environment).strip()
 
-    def test_a_torch_that_is_there_is_used(self):
+    def test_an_existing_torch_is_used(self):
         own = self.folder / "own"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", own], check=True)
         next(own.glob("lib/python*/site-packages")).joinpath("torch.py").touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of the package: weightfs-io and weightfs-tune."""
+"""The package's programs: weightfs-io and weightfs-tune."""
 
 import importlib.util
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What weightfs-io and weightfs-tune measure: processes that write or read one file each, loop after loop."""
+"""The measurement of weightfs-io and weightfs-tune: each process repeatedly writes or reads one file."""
 
 import dataclasses
 import multiprocessing
@@ -28,8 +28,8 @@ _END_LIMIT_S = 30
 
 @dataclasses.dataclass
 class Settings:
-    """One measurement. Sizes in bytes; folders has one entry for each process, and so has gpus, the number of the GPU
-    on which its tensor lies: none, and the tensors are the CPU's."""
+    """One measurement. Sizes are in bytes. `folders` has one entry per process. So has `gpus`, with the number of the
+    GPU that holds the process's tensor; if it is empty, tensors are on the CPU."""
 
     folders: list
     io_size: int
@@ -68,7 +68,7 @@ class Settings:
 
 @dataclasses.dataclass
 class Result:
-    """Speeds in GB (1024^3 bytes) a second."""
+    """Speeds are in GB (1024^3 bytes) per second."""
 
     task_latency_s: float
     e2e_latency_s: float
@@ -84,27 +84,27 @@ class Result:
 
 
 class Progress:
-    """What the processes of one measurement have finished. It is shared memory: to note a repetition takes no time
-    from the next one."""
+    """The repetitions that the processes of one measurement have finished. It is in shared memory, so that recording a
+    repetition does not delay the next one."""
 
-    _FIELDS = 3   # of each process: repetitions that count, and their seconds alone and together
+    _FIELDS = 3   # per process: number of counted repetitions, and their seconds alone and together
 
     def __init__(self, settings):
         self._settings = settings
         self._values = multiprocessing.get_context("forkserver").RawArray("d", self._FIELDS * len(settings.folders))
 
     def note(self, index, task_s, e2e_s):
-        """Called by process `index` after each repetition that counts, with the seconds of all of them."""
+        """Called by process `index` after each counted repetition, with the total seconds so far."""
         at = index * self._FIELDS
         self._values[at + 1:at + self._FIELDS] = [task_s, e2e_s]
         self._values[at] += 1
 
     def result(self):
-        """The Result of what every process has finished so far; None before the first repetition that counts."""
+        """The Result of the repetitions that every process has finished; None before the first counted one."""
         rows = list(zip(*[iter(self._values)] * self._FIELDS))
         if any(count == 0 for count, _, _ in rows):
             return None
-        # One may be a repetition ahead: its seconds are taken in proportion.
+        # A process may be one repetition ahead, so its seconds are scaled.
         least = min(count for count, _, _ in rows)
         return Result(task_latency_s=max(task * least / count for count, task, _ in rows),
                       e2e_latency_s=max(e2e * least / count for count, _, e2e in rows),
@@ -112,7 +112,7 @@ class Progress:
 
 
 def parse_size(text):
-    """Bytes of "400M", "1G", "64K" or a number; ValueError for anything else, and for more than a file holds."""
+    """The bytes of "400M", "1G", "64K" or a number. ValueError for anything else, and for more than a file can hold."""
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
     digits = text[:-1] if unit > 1 else text
     if not digits.isdigit() or int(digits) == 0:
@@ -124,10 +124,10 @@ def parse_size(text):
 
 
 def measure(settings, progress=None):
-    """Runs it and returns the Result; RuntimeError when a process failed. `progress` tells of it meanwhile."""
+    """Runs a measurement and returns the Result. RuntimeError if a process failed. `progress` is updated meanwhile."""
     progress = progress or Progress(settings)
     count = len(settings.folders)
-    # Processes are forked from one that has imported torch already, and no handle or thread.
+    # Processes are forked from one that has imported torch, but has no handles or threads.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["weightfs.tools._measure"])
     barrier, queue = context.Barrier(count), context.Queue()
@@ -143,7 +143,7 @@ def measure(settings, progress=None):
         for index, process in enumerate(processes):
             if process.pid is not None:
                 _end(process, index, settings)
-    # The first failure makes the others fail at the barrier.
+    # The first failure makes the other processes fail at the barrier, so it is reported first.
     failures = [answer for answer in answers if isinstance(answer, str)]
     failures.sort(key=lambda text: "BrokenBarrier" in text)
     if failures:
@@ -157,7 +157,7 @@ def _answer(processes, queue):
         try:
             return queue.get(timeout=1)
         except Empty:
-            # The others may wait for it at the barrier for ever.
+            # The other processes may wait forever at the barrier.
             ended = [process for process in processes if process.exitcode not in (None, 0)]
             if not ended and not any(process.is_alive() for process in processes):
                 ended = processes
@@ -170,7 +170,8 @@ def _how(status):
 
 
 def _end(process, index, settings):
-    """It and its files, whatever it waits for: one that was killed may have had a lock of the barrier."""
+    """Ends a process and removes its files, whatever it waits for: a killed process may have held a lock of the
+    barrier."""
     process.terminate()
     process.join(_END_LIMIT_S)
     process.kill()
@@ -214,7 +215,7 @@ def _loops(settings, index, barrier, progress):
         return task_s, e2e_s
     finally:
         try:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)   # it ends already
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)   # it is already ending
         finally:
             task.close()
 
@@ -262,10 +263,10 @@ class _Task:
     def run(self, loop):
         if self.settings.slow_bounce_buffer:
             self.handle.close()
-            self.handle = self._new_handle()   # whose buffers are locked when it first needs them: now
+            self.handle = self._new_handle()   # allocate the buffers now, because they are locked on first use
         self._read(self.path(loop)) if self.settings.read else self._write(self.path(loop))
         if self.settings.gpus:
-            torch.cuda.synchronize()   # what torch itself loads may still be on its way
+            torch.cuda.synchronize()   # torch's own initialization may still be running
 
     def validate(self, loop):
         if not self.settings.read:

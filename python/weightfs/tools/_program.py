@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the programs of the package speak and end."""
+"""Output and exit handling that the package's programs share."""
 
 import argparse
 import multiprocessing
@@ -13,17 +13,17 @@ _TRIES, _BETWEEN_TRIES_S = 100, 0.1
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong first, and then the usage."""
+    """Prints the error first and then the usage."""
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}\n{self.format_usage()}")
 
 
-Stop = (KeyboardInterrupt, SystemExit)   # how Ctrl-C, and SIGTERM by leave(), end a program
+Stop = (KeyboardInterrupt, SystemExit)   # raised by Ctrl-C, and by leave() on SIGTERM
 
 
 def run(name, program):
-    """The status of program(). Ctrl-C and SIGTERM raise one of Stop in it, and the status is 130 or 143 then."""
+    """Returns the status of program(). Ctrl-C and SIGTERM raise one of Stop in it; the status is then 130 or 143."""
     before = signal.signal(signal.SIGTERM, leave)
     try:
         return program()
@@ -39,13 +39,13 @@ def run(name, program):
 
 
 def leave(number, _frame):
-    """A handler of signals; the next ones do not disturb the `finally` blocks."""
+    """A signal handler. Further signals are ignored, so that they do not disturb the `finally` blocks."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
 def be_a_worker():
-    """A process of its parent, which alone hears Ctrl-C, and whose end it does not survive."""
+    """Makes this process a worker: it ignores Ctrl-C, which its parent handles, and ends when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
@@ -53,7 +53,7 @@ def be_a_worker():
 
 def _end_with(parent):
     parent.join()
-    # Again and again: what comes right before the main thread waits for a lock does not wake it.
+    # Repeated, because a signal that arrives right before the main thread waits for a lock does not wake it.
     for _ in range(_TRIES):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_BETWEEN_TRIES_S)

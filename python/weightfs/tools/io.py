@@ -80,7 +80,7 @@ def settings_of(parser, args):
 
 
 def _place_of(parser, mapping, on_gpu):
-    """(folder, number of the GPU) of DIR:DEV."""
+    """Returns (folder, number of the GPU) from DIR:DEV."""
     folder, colon, gpu = mapping.rpartition(":")
     if not colon:
         folder, gpu = mapping, "0"

@@ -18,7 +18,7 @@ import torch
 from weightfs.tools._measure import NO_GPU, Settings, measure, parse_size
 from weightfs.tools._program import Parser, Stop, run
 
-# What is tried; the names are options of weightfs-io, and arguments of Settings.
+# The values to try. The names are options of weightfs-io and arguments of Settings.
 SWEEP = {"block_size": [1 << 20, 8 << 20], "queue_depth": [32, 128], "sequential_requests": [False, True],
          "single_submit": [False, True], "io_parallel": [1, 2, 4, 8]}
 
@@ -47,7 +47,7 @@ def parse(arguments):
 
 
 def read_sweep(path):
-    """The sweep of a file. ValueError, with the reason, for what is none."""
+    """Reads the sweep from a file. ValueError, with the reason, for an invalid file."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -96,7 +96,7 @@ def drop_page_cache():
 
 @dataclasses.dataclass
 class Measured:
-    """The options of a handle, and the speeds that it reached in GB a second; None where it was not measured."""
+    """The options of a handle, and their speeds in GB per second; None if a speed was not measured."""
 
     options: dict
     read: float = None
@@ -107,7 +107,7 @@ class Measured:
 
 
 def run_sweep(args, io_size, sweep, results):
-    """Appends what each candidate reached to `results`, which are good whenever this is stopped."""
+    """Appends the result of each candidate to `results`, which is valid whenever the sweep is stopped."""
     on_gpu = args.gpu or args.gds
     gpus = [i % torch.cuda.device_count() for i in range(len(args.nvme_dir))] if on_gpu else []
     kinds = [kind for kind, left_out in (("read", args.no_read), ("write", args.no_write)) if not left_out]
@@ -130,13 +130,13 @@ def run_sweep(args, io_size, sweep, results):
 
 
 def choose(results):
-    """The one whose speeds together are nearest to the best of each kind."""
+    """The candidate whose read and write speeds together are nearest to the best of each."""
     best = {kind: max(result.speeds()[kind] for result in results) for kind in results[0].speeds()}
     return max(results, key=lambda result: sum(speed / best[kind] for kind, speed in result.speeds().items()))
 
 
 def report(args, results):
-    """The best result first, because the file may fail. The exit status: 1 when it does."""
+    """Prints the best result before it writes the file, which may fail. Returns the exit status: 1 on failure."""
     if results:
         best = choose(results)
         reached = ", ".join(f"{kind} = {speed:5.2f}" for kind, speed in best.speeds().items())
@@ -154,7 +154,7 @@ def report(args, results):
 
 
 def check_log_dir(parser, folder):
-    """Before what takes long."""
+    """Checks the log directory before the long sweep begins."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with open(Path(folder) / "sweep.json", "a", encoding="ascii"):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's driver, as far as the client uses it.
+// The part of CUDA's driver that the client uses.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -11,7 +11,7 @@ using namespace fake_gpu;
 
 namespace {
 
-// CUDA's numbers.
+// CUDA's status codes.
 constexpr int kInvalidValue = 1;
 constexpr int kNoDevice = 100;
 constexpr int kNotReady = 600;
@@ -64,26 +64,26 @@ int Copy(const char* function, bool to_gpu, uint64_t address, std::byte* host, s
 
 extern "C" {
 
-int cuInit(unsigned) { return TheFake().Wish("cuInit"); }
+int cuInit(unsigned) { return TheFake().InjectedStatus("cuInit"); }
 int cuDriverGetVersion(int* version) {
   *version = kCudaVersion;
-  return TheFake().Wish("cuDriverGetVersion");
+  return TheFake().InjectedStatus("cuDriverGetVersion");
 }
 int cuDeviceGetCount(int* count) {
   *count = TheFake().devices;
-  return TheFake().Wish("cuDeviceGetCount");
+  return TheFake().InjectedStatus("cuDeviceGetCount");
 }
 int cuDeviceGet(int* handle, int ordinal) {
   *handle = ordinal;
-  return ordinal < TheFake().devices ? TheFake().Wish("cuDeviceGet") : kNoDevice;
+  return ordinal < TheFake().devices ? TheFake().InjectedStatus("cuDeviceGet") : kNoDevice;
 }
 int cuDeviceGetName(char* name, int size, int handle) {
   std::snprintf(name, static_cast<size_t>(size), "Fake GPU %d", handle);
-  return TheFake().Wish("cuDeviceGetName");
+  return TheFake().InjectedStatus("cuDeviceGetName");
 }
 int cuDevicePrimaryCtxRetain(Context** context, int handle) {
   Fake& fake = TheFake();
-  if (const int status = fake.Wish("cuDevicePrimaryCtxRetain"); status != 0) return status;
+  if (const int status = fake.InjectedStatus("cuDevicePrimaryCtxRetain"); status != 0) return status;
   const std::lock_guard lock(fake.mutex);
   ++fake.retained;
   *context = &fake.contexts[handle];
@@ -96,7 +96,7 @@ int cuDevicePrimaryCtxRelease_v2(int) {
   return 0;
 }
 int cuCtxPushCurrent_v2(Context* context) {
-  if (const int status = TheFake().Wish("cuCtxPushCurrent"); status != 0) return status;
+  if (const int status = TheFake().InjectedStatus("cuCtxPushCurrent"); status != 0) return status;
   Stack().push_back(context);
   return 0;
 }
@@ -172,7 +172,7 @@ int cuEventSynchronize(Event* event) {
   return event->stream->status();
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t size, Stream* stream) {
-  // The one function behind both directions only reads `from`.
+  // The const_cast is safe: Copy only reads `from` in this direction.
   return Copy("cuMemcpyHtoDAsync", true, to, static_cast<std::byte*>(const_cast<void*>(from)), size, stream);
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t size, Stream* stream) {

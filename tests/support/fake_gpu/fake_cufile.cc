@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuFile, as far as the client uses it.
+// The part of cuFile that the client uses.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ using namespace fake_gpu;
 
 namespace {
 
-// cuFile's numbers.
+// cuFile's status codes.
 constexpr int kCufileInvalidValue = 5022;
 constexpr int kCufilePinnedAlready = 5023;
 constexpr int kCufileNotPinned = 5024;
@@ -41,11 +41,11 @@ struct FakeCufileProperties {
   unsigned kinds, control, features, limits[5];
 };
 
-FakeCufileStatus cuFileDriverOpen() { return {TheFake().Wish("cuFileDriverOpen"), 0}; }
+FakeCufileStatus cuFileDriverOpen() { return {TheFake().InjectedStatus("cuFileDriverOpen"), 0}; }
 FakeCufileStatus cuFileDriverGetProperties(FakeCufileProperties* properties) {
   const unsigned kinds = TheFake().kinds;
   *properties = {kinds != 0 ? 2U : 0, kinds != 0 ? 26U : 0, 4096, 16 << 20, kinds, 0, 0, {}};
-  return {TheFake().Wish("cuFileDriverGetProperties"), 0};
+  return {TheFake().InjectedStatus("cuFileDriverGetProperties"), 0};
 }
 FakeCufileStatus cuFileGetVersion(int* version) {
   *version = kCufileVersion;
@@ -53,7 +53,7 @@ FakeCufileStatus cuFileGetVersion(int* version) {
 }
 FakeCufileStatus cuFileHandleRegister(File** handle, FakeCufileDescription* description) {
   Fake& fake = TheFake();
-  if (const int status = fake.Wish("cuFileHandleRegister"); status != 0) return {status, 0};
+  if (const int status = fake.InjectedStatus("cuFileHandleRegister"); status != 0) return {status, 0};
   if (description->type != 1 || fcntl(description->descriptor, F_GETFD) < 0) return {kCufileInvalidValue, 0};
   *handle = new File{description->descriptor};
   const std::lock_guard lock(fake.mutex);
@@ -63,7 +63,7 @@ FakeCufileStatus cuFileHandleRegister(File** handle, FakeCufileDescription* desc
 void cuFileHandleDeregister(File* file) {
   Fake& fake = TheFake();
   const std::lock_guard lock(fake.mutex);
-  // The descriptor must still be open.
+  // The file's descriptor must still be open.
   if (fake.files.erase(file) == 0 || fcntl(file->descriptor, F_GETFD) < 0) ++fake.counts.mistakes;
   delete file;
 }
@@ -101,12 +101,12 @@ static ssize_t Transfer(const char* function, File* file, void* base, size_t siz
     if (fake.limit != 0) size = std::min(size, fake.limit);
     ++(write ? fake.counts.cufile_writes : fake.counts.cufile_reads);
   }
-  // What is not whole blocks cuFile transfers too.
+  // cuFile also transfers partial blocks.
   const std::string again = "/proc/self/fd/" + std::to_string(file->descriptor);
   const int descriptor = open(again.c_str(), (write ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
   if (descriptor < 0) return -1;
   const ssize_t done = write ? pwrite(descriptor, hidden, size, offset) : pread(descriptor, hidden, size, offset);
-  // Others read past the page cache.
+  // Readers may bypass the page cache.
   if (write) fdatasync(descriptor);
   close(descriptor);
   return done;
@@ -115,7 +115,7 @@ ssize_t cuFileRead(File* file, void* base, size_t size, off_t offset, off_t at) 
   return Transfer("cuFileRead", file, base, size, offset, at);
 }
 ssize_t cuFileWrite(File* file, const void* base, size_t size, off_t offset, off_t at) {
-  // The one function behind both directions only reads `base`.
+  // The const_cast is safe: Transfer only reads `base` in this direction.
   return Transfer("cuFileWrite", file, const_cast<void*>(base), size, offset, at);
 }
 

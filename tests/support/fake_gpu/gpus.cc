@@ -4,7 +4,7 @@
 namespace fake_gpu {
 
 Fake& TheFake() {
-  // Never destroyed: threads of streams may outlive main.
+  // Never destroyed, because the threads of streams may outlive main.
   static auto* fake = new Fake;
   return *fake;
 }
@@ -19,13 +19,13 @@ int Enter(const char* function) {
     TheFake().Mistake();
     return kInvalidContext;
   }
-  return TheFake().Wish(function);
+  return TheFake().InjectedStatus(function);
 }
 
 std::shared_ptr<Stream> StreamOf(Stream* handle) {
   Fake& fake = TheFake();
   const std::lock_guard lock(fake.mutex);
-  // 1 and 2 are CUDA's names of the default stream, the older and that of each thread.
+  // 1 and 2 are CUDA's names of the legacy and the per-thread default stream.
   if (reinterpret_cast<uintptr_t>(handle) <= 2) {
     auto& stream = fake.default_streams[Stack().back()->ordinal];
     if (stream == nullptr) stream = std::make_shared<Stream>();

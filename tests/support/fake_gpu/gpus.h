@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stand-ins for CUDA's driver and for cuFile share: the GPUs' memory, their streams, and what is to fail.
+// Shared by the fakes of CUDA's driver and of cuFile: the GPUs' memory, their streams, and injected failures.
 #pragma once
 
 #include <condition_variable>
@@ -19,7 +19,7 @@
 
 namespace fake_gpu {
 
-constexpr int kInvalidContext = 201;  // CUDA's number
+constexpr int kInvalidContext = 201;  // CUDA's status code
 
 struct Allocation {
   size_t size = 0;
@@ -28,7 +28,7 @@ struct Allocation {
   std::byte* hidden = nullptr;
 };
 
-// Carries out what is put into it, in order, on a thread of its own, which ends with the last reference.
+// Carries out its work in order on a thread of its own, which ends with the last reference.
 class Stream {
  public:
   Stream() : state_(std::make_shared<State>()) {
@@ -40,7 +40,7 @@ class Stream {
     state_->changed.notify_all();
   }
 
-  // How far the stream is when all that is in it now is done.
+  // The position that the stream will have reached when all its current work is done.
   uint64_t end() {
     const std::lock_guard lock(state_->mutex);
     return state_->put;
@@ -59,7 +59,7 @@ class Stream {
     std::unique_lock lock(state_->mutex);
     state_->changed.wait(lock, [&] { return state_->done >= point; });
   }
-  // Of the work so far: the first that failed.
+  // The status of the first failed work so far.
   int status() {
     const std::lock_guard lock(state_->mutex);
     return state_->status;
@@ -143,7 +143,7 @@ struct Fake {
     *begin = start;
     return &allocation;
   }
-  // The hidden place; null, and a mistake, when it is not all in one allocation.
+  // Returns the hidden address. If the range is not in one allocation, returns null and counts a mistake.
   std::byte* Hidden(uint64_t address, size_t size) {
     const std::lock_guard lock(mutex);
     uint64_t begin = 0;
@@ -163,8 +163,8 @@ struct Fake {
     --failure.times;
     return true;
   }
-  // What the function has to answer; 0: nothing special.
-  int Wish(const char* function) {
+  // Returns the injected status of the function, or 0.
+  int InjectedStatus(const char* function) {
     const std::lock_guard lock(mutex);
     const auto found = failures.find(function);
     return found != failures.end() && Take(found->second) ? found->second.status : 0;
@@ -177,13 +177,13 @@ struct Fake {
 
 Fake& TheFake();
 
-// The contexts of this thread.
+// The context stack of this thread.
 std::vector<Context*>& Stack();
 
-// The wish, or invalid context, or 0.
+// Returns the injected status, or invalid context, or 0.
 int Enter(const char* function);
 
-// Null, and a mistake, when there is no such stream.
+// If there is no such stream, returns null and counts a mistake.
 std::shared_ptr<Stream> StreamOf(Stream* handle);
 
 }  // namespace fake_gpu

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts of `weightfs bench`: ratios, targets, and what makes a figure meaningless."""
+"""The verdicts of `weightfs bench`: ratios, targets, and conditions under which a figure has no meaning."""
 import json
 import pathlib
 import sys
@@ -14,7 +14,7 @@ ROWS = {row["id"]: row for row in json.loads((SUITE / "rows.json").read_text(enc
 
 
 def judged(name, *, in_memory=False, size=1 << 20, device_reads=None, missing=(), **rates):
-    """The row `name`, measured at these rates by each way."""
+    """The row `name`, with these rates measured for each way."""
     row, results = ROWS[name], verdict.Results()
     for way, values in rates.items():
         way = way.replace("_", " ")
@@ -43,20 +43,20 @@ class Throttled(unittest.TestCase):
     def states(self, two, one):
         return [check["state"] for check in self.devices(two, one)["checks"]]
 
-    def test_twice_one_device_is_what_two_can_give(self):
+    def test_two_devices_may_reach_twice_the_rate_of_one(self):
         self.assertEqual(self.states((398, 395, 391), (199, 198, 200)), ["ok", "ok"])
 
     def test_little_more_than_one_device_misses_the_target(self):
         self.assertEqual(self.states((250, 240, 260), (199, 198, 200)), ["short", "ok"])
 
-    def test_more_than_the_number_of_devices_is_no_success(self):
-        """One device far below its limit: the ratio says nothing about the two."""
+    def test_more_than_the_number_of_devices_is_not_a_success(self):
+        """If one device is far below its limit, the ratio says nothing about either device."""
         row = self.devices((390, 392, 394), (65, 66, 64))
         self.assertEqual([check["state"] for check in row["checks"]], ["ok", "short"])
         self.assertAlmostEqual(row["checks"][1]["value"], 6, delta=0.1)
         self.assertIn("at_most", row["checks"][1])
 
-    def test_a_throttle_that_did_not_hold_leaves_nothing_to_compare(self):
+    def test_a_throttle_that_did_not_hold_gives_no_ratio(self):
         two = self.devices((1273, 1200, 1250), (199, 198, 200))
         self.assertEqual((two["checks"], two["ways"]), ([], {}))
         self.assertIn("the throttle did not hold: 2 throttled devices gave 1250 MB/s", two["not_measured"]["weightfs"])
@@ -106,7 +106,7 @@ class Ratios(unittest.TestCase):
             row = judged("readers-8", weightfs=[1], device_reads=read * (1 << 20))
             self.assertEqual([state for against, state in states(row) if against == "device reads"], expected)
 
-    def test_a_load_from_memory_tells_what_is_not_io(self):
+    def test_a_load_from_memory_shows_the_time_that_is_not_io(self):
         row = judged("torch-load", weightfs=[1], host=[2], memory=[4])
         self.assertEqual(row["notes"], ["from the mount in 1.00 s, from the host in 0.50 s, from memory, where I/O costs "
                                         "next to nothing, in 0.25 s"])

@@ -8,7 +8,7 @@
 namespace weightfs::bench {
 namespace {
 
-// Comparing is work of its own: it would be timed on one of two ways alone.
+// Comparing takes time, and it would be measured on one of two ways only.
 TEST(WorkloadTest, SmallFilesAreComparedOnlyWhereThatIsAsked) {
   const TemporaryDirectory scratch;
   const std::vector<std::byte> written(8192, std::byte{1}), expected(8192, std::byte{2});

@@ -31,7 +31,7 @@ TEST_F(GpuCheckTest, AMachineWithoutAGpuMissesNothing) {
   EXPECT_EQ(checks[0].next, "");
 }
 
-TEST_F(GpuCheckTest, TheModeThatRunsIsNamed) {
+TEST_F(GpuCheckTest, TheModeInUseIsNamed) {
   fake_gpu_set_devices(2);
   auto checks = CheckGpus();
   ASSERT_EQ(checks.size(), 2U);

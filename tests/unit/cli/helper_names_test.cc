@@ -25,7 +25,7 @@ TEST(HelperNamesTest, MountReadOnlyIsAnOption) {
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-r"}), ElementsAre("mount", "s", "m", "-o", "ro"));
 }
 
-TEST(HelperNamesTest, ARehearsalMountsNothing) {
+TEST(HelperNamesTest, ADryRunMountsNothing) {
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-f"}), ElementsAre("--version"));
 }
 
@@ -34,7 +34,7 @@ TEST(HelperNamesTest, UmountTakesTheDirectory) {
               ElementsAre("umount", "/mnt/s"));
 }
 
-// mount(8) drops dev and suid on its way here, and hands over nodev and nosuid.
+// mount(8) passes nodev and nosuid to its helper, but drops dev and suid.
 TEST(HelperNamesTest, MountAsRootAllowsWhatIsNotForbidden) {
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "rw,nosuid"}, /*is_root=*/true),
               ElementsAre("mount", "-o", "dev,suid", "s", "m", "-o", "rw,nosuid"));
@@ -48,7 +48,7 @@ TEST(HelperNamesTest, UmountKeepsItsOptions) {
               ElementsAre("umount", "/mnt/s", "-l", "-f", "-r"));
 }
 
-TEST(HelperNamesTest, ClustersAreTakenApart) {
+TEST(HelperNamesTest, ClustersAreSplit) {
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"-lf", "/mnt/s"}), ElementsAre("umount", "-l", "-f", "/mnt/s"));
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"/mnt/s", "-nrN7"}),
               ElementsAre("umount", "/mnt/s", "-r", "-N", "7"));
@@ -57,7 +57,7 @@ TEST(HelperNamesTest, ClustersAreTakenApart) {
   EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-aC0", "-TMl", "s"}), ElementsAre("fsck", "--repair", "s"));
 }
 
-TEST(HelperNamesTest, WhatIsUnknownIsLeftForTheSubcommandToRefuse) {
+TEST(HelperNamesTest, UnknownOptionsAreLeftForTheSubcommandToReject) {
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"-lx", "/mnt/s"}), ElementsAre("umount", "-l", "-x", "/mnt/s"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-z"}), ElementsAre("mount", "s", "m", "-z"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o"}), ElementsAre("mount", "s", "m", "-o"));

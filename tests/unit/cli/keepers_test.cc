@@ -10,7 +10,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-TEST(KeepersTest, WhereNobodyIsSeenNoReasonIsGiven) {
+TEST(KeepersTest, WithoutVisibleUsersNoReasonIsGiven) {
   EXPECT_EQ(DescribeKeepers({}), "it has not ended yet");
   EXPECT_THAT(DescribeKeepers({.complete = false}), HasSubstr("processes of other users may use it"));
   EXPECT_EQ(KeepersTable({}), "");

@@ -20,7 +20,7 @@ TEST(MountTableTest, ADirectoryWithoutAMountIsNotFound) {
   EXPECT_FALSE(FindMountAbove(scratch.path()).has_value());
 }
 
-TEST(MountTableTest, WhatIsNoMountMayBeAStore) {
+TEST(MountTableTest, ADirectoryThatIsNotAMountMayBeAStore) {
   const TemporaryDirectory scratch;
   EXPECT_TRUE(CheckIsNoMount(scratch.path()).has_value());
 }
@@ -35,7 +35,7 @@ TEST(MountTableTest, PathsAreResolvedAsFarAsTheyExist) {
   EXPECT_EQ(ResolvePath((real / "store" / "").string()), real / "store");
 }
 
-// The number of a filesystem that is gone may be that of another by now.
+// The device number of a filesystem that is gone may have been reused by another one.
 TEST(MountTableTest, OnlyTheHolderOfTheLockServesAMount) {
   const auto root = TopMountOn("/");
   ASSERT_TRUE(root.has_value());

@@ -55,7 +55,7 @@ TEST(OutputFileTest, ANewFileThatWasNotWrittenIsRemoved) {
   EXPECT_EQ(Contents(path), "new\n");
 }
 
-TEST(OutputFileTest, WhatCannotBeWrittenIsNamedAtOnce) {
+TEST(OutputFileTest, AnUnwritablePathIsNamedAtOnce) {
   const TemporaryDirectory scratch;
   for (const std::string& path : {scratch.path().string(), scratch.path().string() + "/missing/report.html"}) {
     const auto file = OutputFile::Open(path);

@@ -14,14 +14,14 @@ TEST(TableTest, ColumnsAreAsWideAsTheirWidestCell) {
   EXPECT_EQ(table.ToString(/*titles=*/false), "    1  a\n12345  bc\n");
 }
 
-TEST(TableTest, WidthCountsCharactersNotBytesNorColours) {
+TEST(TableTest, WidthCountsCharactersNotBytesNorColors) {
   Table table({{"a"}, {"b"}});
   table.Add({"\u00e4\u00f6", "x"});
   table.Add({"\x1b[1mab\x1b[0m", "y"});
   EXPECT_EQ(table.ToString(false), "\u00e4\u00f6  x\n\x1b[1mab\x1b[0m  y\n");
 }
 
-TEST(LineTest, AnErrorWithoutWordsIsNamedByItsCode) {
+TEST(LineTest, AnErrorWithoutTextIsNamedByItsCode) {
   EXPECT_EQ(Line({ErrorCode::kBusy}), "busy");
   EXPECT_EQ(Line({ErrorCode::kBusy, "the store is in use"}), "the store is in use");
 }

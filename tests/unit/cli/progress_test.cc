@@ -30,7 +30,7 @@ struct FakeTerminal {
   }
 };
 
-// A rate of so many MiB a second, known for 2.5 seconds, with `done` bytes done.
+// A rate that has been known for 2.5 seconds, with `done` bytes done.
 RateEstimator SteadyRate(uint64_t mib_per_second, uint64_t done) {
   RateEstimator rate;
   for (uint64_t tick = 0; tick <= 25; ++tick) {
@@ -66,7 +66,7 @@ TEST(RateEstimatorTest, SaysNothingBeforeItHasSettled) {
   EXPECT_EQ(rate.TimeLeft(1000), seconds(8));
 }
 
-TEST(RateEstimatorTest, WhatWasDoneBeforeTheFirstCallDoesNotCount) {
+TEST(RateEstimatorTest, WorkBeforeTheFirstCallDoesNotCount) {
   RateEstimator rate;
   rate.Add(Time(), 1'000'000);
   rate.Add(Time(seconds(4)), 1'000'400);
@@ -80,7 +80,7 @@ TEST(RateEstimatorTest, NothingDoneGivesNoTime) {
   EXPECT_EQ(rate.TimeLeft(1000), std::nullopt);
 }
 
-// A burst of 10 times the rate for half a second, and a stall of a second: the time left moves by less than a third.
+// A burst of 10 times the rate for half a second, and a stall of a second: the time left changes by less than a third.
 TEST(RateEstimatorTest, ABurstOrAStallDoesNotMakeTheTimeLeftJump) {
   RateEstimator rate;
   Time now;
@@ -169,7 +169,7 @@ TEST(ProgressBarTest, RedrawsTenTimesASecondAtMostAndErasesItsLine) {
   EXPECT_THAT(terminal.written[99], AllOf(HasSubstr("99%"), HasSubstr("100.0 MiB/s"), HasSubstr("0:00 left")));
 }
 
-// Nothing but the erasure of the line: no color, with or without NO_COLOR.
+// Prints only the sequence that erases the line: no color, with or without NO_COLOR.
 TEST(ProgressBarTest, UsesNoColor) {
   FakeTerminal terminal;
   ProgressBar bar("format", terminal.Get());

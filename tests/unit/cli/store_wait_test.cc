@@ -22,8 +22,7 @@ TEST(WaitUntilReleasedTest, ReturnsAtOnceWhereNobodyHoldsTheStore) {
   EXPECT_TRUE(StoreLock::Acquire(scratch.path()).has_value());
 }
 
-// The holder is a child that ends once this process has begun to wait, or just before: either way the lock is free
-// then.
+// The holder is a child that exits once this process has begun to wait, or just before. The lock is free in both cases.
 TEST(WaitUntilReleasedTest, WaitsForAHolderThatIsClosing) {
   const TemporaryDirectory scratch;
   HoldingChild child([&](const HoldingChild::Hold& hold) {
@@ -52,7 +51,7 @@ TEST(WaitUntilReleasedTest, RefusesAStoreThatACommandWorksOn) {
   EXPECT_THAT(refused.error().what, Not(HasSubstr("unmount")));
 }
 
-// The holder of another PID namespace: its number in the lock file says nothing here.
+// If the holder is in another PID namespace, its number in the lock file has no meaning here.
 TEST(WaitUntilReleasedTest, NamesTheHolderAndNotTheNumberInTheFile) {
   const TemporaryDirectory scratch;
   HoldingChild child([&](const HoldingChild::Hold& hold) {

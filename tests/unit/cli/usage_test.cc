@@ -20,23 +20,23 @@ using testing::StartsWith;
 
 struct Refused {
   std::vector<std::string> words;
-  std::string expected;  // in the line
+  std::string expected;  // part of the error line
 };
 
-// What the program prints, and its exit code.
+// Returns the program's output and exit code.
 std::pair<std::string, int> RunWith(const std::vector<std::string>& words) {
   testing::internal::CaptureStderr();
   const int code = RunProgram(words);
   return {testing::internal::GetCapturedStderr(), code};
 }
 
-// All but the hidden ones, which programs call.
+// All commands except the hidden ones, which only programs call.
 std::vector<const CLI::App*> Commands(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
 }
 
 struct NamedOption {
-  std::string name;  // as it is written: the long one where there is one
+  std::string name;  // as users write it: the long name if there is one
   const CLI::Option* option;
 };
 
@@ -66,7 +66,7 @@ TEST_P(UsageTest, IsOneLineOfOursWithTheNextStep) {
   } else {
     EXPECT_THAT(line, AllOf(StartsWith("weightfs: "), EndsWith("; see 'weightfs --help'\n")));
   }
-  // Words of CLI11.
+  // Words that CLI11 uses in its messages.
   for (const char* raw : {"required", "not expected", "Could not convert", "TEXT", "Required", "missing SIZE",
                           "The following argument", "Subcommand", "subcommand", "INVALID", "ArgumentMismatch"}) {
     EXPECT_THAT(line, Not(HasSubstr(raw)));
@@ -183,8 +183,8 @@ TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
   }
 }
 
-// Every subcommand reports an unknown option, a missing value and one argument too many in our words.
-TEST(UsageOfEveryCommandTest, NoCommandShowsTheWordsOfTheParser) {
+// Every subcommand reports an unknown option, a missing value and an extra argument in our own words.
+TEST(UsageOfEveryCommandTest, NoCommandShowsTheMessagesOfTheParser) {
   int exit_code = 0;
   const auto app = MakeApp(&exit_code);
   for (const CLI::App* command : Commands(*app)) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fake GPU (tests/support/fake_gpu) for tests of the client: its memory, and a fixture that sees that nothing
-// stays.
+// The fake GPU (tests/support/fake_gpu) for tests of the client: its memory, and a fixture that checks for leaks.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,8 +15,8 @@
 
 namespace weightfs::client {
 
-constexpr unsigned kNvme = 1U << 4;  // what cuFile reaches directly where nvidia-fs serves NVMe
-// And wherever the tests run: on NVMe, on SCSI, and on what the real one has no bit for.
+constexpr unsigned kNvme = 1U << 4;  // the bit that cuFile reports for NVMe through nvidia-fs
+// Bits for every filesystem that tests may run on: NVMe, SCSI, and those for which the real cuFile has no bit.
 constexpr unsigned kEverywhere = kNvme | 1U << 6 | 1U << 31;
 constexpr uintptr_t kDefaultStream = 0;
 
@@ -52,7 +51,7 @@ class DeviceBytes {
   const uint64_t address_;
 };
 
-// With the fake GPU; at the end nothing of it is left.
+// Uses the fake GPU, and checks at the end that none of its objects are left.
 class GpuTest : public testing::Test {
  protected:
   GpuTest() {
@@ -61,7 +60,7 @@ class GpuTest : public testing::Test {
     fake_gpu_reset();
   }
   ~GpuTest() override {
-    // Whatever happened: nothing was misused, and with the handles all is gone.
+    // After every test nothing was misused, and all objects were destroyed with the handles.
     const auto counts = Counts();
     EXPECT_EQ(counts.mistakes, 0U);
     EXPECT_EQ(fake_gpu_context_depth(), 0);

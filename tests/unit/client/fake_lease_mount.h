@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A mount that gives leases, in the test's own process: an ordinary folder whose files answer WEIGHTFS_IOC_LEASE, and a
-// scratch file in the place of the device. What is leased for reading is copied there first, what is committed is
-// copied from there; so the folder always has what a real mount would show. An executable that has fake_lease_mount.cc
-// among its sources puts an ioctl() in front of libc's, and a MountUser() (client/lease/mount_user.h) in front of the
-// library's.
+// A mount that grants leases, in the test's own process: an ordinary folder whose files answer WEIGHTFS_IOC_LEASE, and
+// a scratch file as the device. A range leased for reading is copied there first, and a committed range is copied back,
+// so the folder always shows the content that a real mount would show. In an executable with fake_lease_mount.cc among
+// its sources, its ioctl() replaces libc's, and its MountUser() (client/lease/mount_user.h) replaces the library's.
 #pragma once
 
 #include <atomic>
@@ -30,25 +29,25 @@ class FakeLeaseMount {
   size_t entries() const { return folder_.entries(); }
   std::string device() const { return device_.path(); }
 
-  // For the time before the first request:
-  uint64_t extent_blocks = 100;            // of the longest extent; between two there are gaps
-  int ticket_error = 0;                    // an errno that the ioctl answers with
-  uid_t user = geteuid();                  // the server's user, as mountinfo gives it to clients
-  std::map<std::string, int> file_errors;  // by name: errno's that a kReadMany answers with
-  // Called with each request; an errno that is not 0 is its answer.
+  // To be set before the first request:
+  uint64_t extent_blocks = 100;            // maximum length of an extent; extents are separated by gaps
+  int ticket_error = 0;                    // errno that the ioctl returns
+  uid_t user = geteuid();                  // the server's user, which clients read from mountinfo
+  std::map<std::string, int> file_errors;  // by name: errnos that a kReadMany returns
+  // Called with each request. A result other than 0 is returned as the request's errno.
   std::function<int(lease::Kind)> on_request;
-  // Called with what is about to be leased for reading, after it was written to the device.
+  // Called with the extents that are about to be leased for reading, after they were written to the device.
   std::function<void(const std::vector<lease::Extent>&)> on_laid_out;
 
-  // As if it were killed.
+  // Simulates a kill of the mount.
   void Stop();
 
   size_t requests(lease::Kind kind) const;
-  size_t leases() const;       // that connections hold now
-  size_t connections() const;  // that were ever made
-  // True for a descriptor of a file of this folder.
+  size_t leases() const;       // number of connections that hold a lease now
+  size_t connections() const;  // number of connections made so far
+  // True for a descriptor of a file in this folder.
   bool Has(int descriptor) const;
-  // The ioctl of a descriptor; false when it is not of this folder.
+  // Answers the ioctl for a descriptor. Returns false if the descriptor is not in this folder.
   bool Ask(int descriptor, void* ticket, int* result);
 
  private:
@@ -60,7 +59,7 @@ class FakeLeaseMount {
 
   void Serve();
   bool Answer(Connection& connection);
-  // The answer's body, or an errno.
+  // The body of the answer, or an errno.
   struct Reply {
     int error = 0;
     std::vector<std::byte> body;
@@ -73,9 +72,9 @@ class FakeLeaseMount {
   Reply ReadMany(Connection& connection, lease::BodyReader body);
   Reply CommitMany(Connection& connection, lease::BodyReader body);
   std::vector<lease::Extent> Place(uint64_t blocks);
-  // Lays the content out: its extents without the holes, and a checksum for each block.
+  // Writes the content to the device. Returns its extents without holes, and one checksum per block.
   std::vector<lease::Extent> LayOut(const Bytes& content, uint64_t first_block, std::vector<uint32_t>* checksums);
-  // The bytes of reserved blocks, from the `skip`th on; nothing when a checksum is wrong.
+  // Reads the bytes of reserved blocks, from block `skip` on. Returns nothing if a checksum is wrong.
   Bytes Collect(const std::vector<lease::Extent>& extents, uint64_t skip, std::span<const uint32_t> checksums);
 
   Folder folder_;
@@ -91,7 +90,7 @@ class FakeLeaseMount {
     std::string path;
     int descriptor = -1;
   };
-  // Empty for a ticket whose descriptor is closed.
+  // Empty if the ticket's descriptor has been closed.
   std::string PathOf(const lease::Token& token) const;
   std::map<lease::Token, Ticket> tickets_ GUARDED_BY(mutex_);
   std::map<lease::Kind, size_t> requests_ GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A target on a file in memory that behaves as the test says.
+// A target on a file in memory whose behavior the test controls.
 #pragma once
 
 #include <sys/mman.h>
@@ -20,16 +20,16 @@
 
 namespace weightfs::client {
 
-// What the test sets, and what happened to the target. It outlives the target.
+// The test's settings, and a record of the calls. It outlives the target.
 struct TargetFacts {
   UniqueFd file{memfd_create("target", MFD_CLOEXEC)};
   DirectAlignment alignment = {.offset = 4096, .memory = 1};
   bool leased = false;
   bool checksums = false;
-  uint64_t shift = 0;          // bytes by which the run lies elsewhere on its descriptor
-  uint64_t run = UINT64_MAX;   // the longest
-  int descriptor = -2;         // of runs; -2: that of the file
-  unsigned damaged_reads = 0;  // that CheckRead still refuses
+  uint64_t shift = 0;          // difference between the run's offset on its descriptor and in the file
+  uint64_t run = UINT64_MAX;   // maximum length
+  int descriptor = -2;         // descriptor of runs; -2: the file's
+  unsigned damaged_reads = 0;  // number of CheckRead calls that still fail
 
   std::map<uint64_t, Bytes> noted;  // by offset
   std::vector<uint64_t> checked;    // offsets

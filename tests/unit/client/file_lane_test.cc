@@ -20,7 +20,7 @@ class FileLaneTest : public KernelHooksTest {
  protected:
   FileLaneTest() { facts_.Fill(content_); }
 
-  // A read of one block with its own number.
+  // Starts a read of the block with this number.
   Piece& Start(uint64_t number, bool direct = true) {
     Slice& slice = slices_.emplace_back();
     bytes_.emplace_back(kBlock);

@@ -90,7 +90,7 @@ TEST(FileTargetTest, AnAtomicWriteIsVisibleOnlyOnceItHasFinished) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
-// Replaces the file by an atomic write of this user, who is in this group, and returns what the new one is.
+// Replaces the file by an atomic write as this user and group. Returns the status of the new file.
 struct stat Replace(const Folder& folder, uid_t user, gid_t group) {
   const pid_t child = fork();
   if (child == 0) {
@@ -111,7 +111,7 @@ struct stat Replace(const Folder& folder, uid_t user, gid_t group) {
   return now;
 }
 
-TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndOfOwnerAndGroupWhatTheProcessMayGive) {
+TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndTheOwnerAndGroupIfPermitted) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to write as others";
   const Folder folder;
   ASSERT_EQ(chmod((folder / ".").c_str(), 0777), 0);
@@ -130,7 +130,7 @@ TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndOfOwnerAndGroupWhatTheProcessMa
   EXPECT_EQ(now.st_uid, 1001U);
   EXPECT_EQ(now.st_gid, 2000U);
   EXPECT_EQ(now.st_mode & 07777, 06771U);
-  // Programs must not run in the name of a user who has only written one.
+  // A program must not run with the identity of a user who did not write it.
   make(06772);
   EXPECT_EQ(Replace(folder, 1002, 1002).st_mode & 07777, 0772U);
 }

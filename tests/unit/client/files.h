@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files for the tests of the client library: a directory that goes with the test, and bytes that tell where
-// they belong.
+// Files for the tests of the client library: a directory that is removed after the test, and bytes that identify their
+// offset.
 #pragma once
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ namespace weightfs::client {
 
 using Bytes = std::vector<std::byte>;
 
-// Different at every offset that a test could confuse with another.
+// Bytes that differ at all offsets that a test could confuse.
 inline Bytes RandomBytes(size_t size, unsigned seed = 1) {
   std::mt19937_64 generator(seed);
   Bytes bytes(size + 8);
@@ -36,7 +36,7 @@ inline Bytes RandomBytes(size_t size, unsigned seed = 1) {
   return bytes;
 }
 
-// What a file of the `old` bytes holds after a write of the `written` ones at an offset; without one they replace it.
+// The content of a file of `old` bytes after `written` was written at an offset. Without an offset it is replaced.
 inline Bytes AfterWrite(Bytes old, std::optional<uint64_t> offset, const Bytes& written) {
   if (!offset) return written;
   old.resize(std::max<size_t>(old.size(), *offset + written.size()));
@@ -44,7 +44,7 @@ inline Bytes AfterWrite(Bytes old, std::optional<uint64_t> offset, const Bytes& 
   return old;
 }
 
-// In TMPDIR or else the working directory: a disk, where O_DIRECT works. `parent` may name another
+// In TMPDIR or in the working directory, so that it is on a disk where O_DIRECT works. `parent` may name another
 // filesystem.
 class Folder {
  public:

@@ -48,7 +48,7 @@ TEST(FinalPathTest, LinksAreFollowedAsFarAsTheKernelFollowsThem) {
   }
 }
 
-// Whatever the setting of fs.protected_symlinks is, open(2) and FinalPath say the same.
+// With any setting of fs.protected_symlinks, open(2) and FinalPath must agree.
 TEST(FinalPathTest, LinksOfOthersAreRefusedWhereOpenRefusesThem) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to make links of others";
   const Folder folder;
@@ -91,7 +91,7 @@ TEST(FinalPathTest, LinksOfOthersAreRefusedWhereOpenRefusesThem) {
   }
 }
 
-// A link of /proc/self/fd leads to the open file, whatever its text says.
+// A link in /proc/self/fd leads to the open file, whatever its text is.
 TEST(FinalPathTest, AFileWithoutANameIsNotReplaced) {
   const Folder folder;
   WriteFile(folder / "file", RandomBytes(10));
@@ -102,7 +102,7 @@ TEST(FinalPathTest, AFileWithoutANameIsNotReplaced) {
   const MemoryView view{std::span<std::byte>(bytes)};
   ASSERT_TRUE(handle->Write(path, view, {.atomic = true}).has_value());
   EXPECT_EQ(ReadFile(folder / "file"), bytes);
-  // It was replaced: the descriptor holds a file that has no name now.
+  // The descriptor refers to the replaced file, which has no name now.
   const auto nameless = handle->Write(path, view, {.atomic = true});
   ASSERT_FALSE(nameless.has_value());
   EXPECT_EQ(nameless.error().error_number(), ENOENT);

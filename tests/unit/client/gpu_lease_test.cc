@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU and a mount that gives leases.
+// GPU memory and a mount that grants leases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -91,7 +91,7 @@ TEST_F(GpuLeaseTest, DamageNeverReachesTheGpu) {
   EXPECT_TRUE(std::equal(first.begin(), first.begin() + kBlockSize, now.begin()));
 }
 
-// Which way it goes was chosen before it had to wait.
+// The transfer path was chosen before the operation had to wait.
 TEST_F(GpuLeaseTest, AHeldWriteKeepsTheTransferPathChosenAtItsStart) {
   const DeviceBytes first(RandomBytes(5'000'000, 1));
   const DeviceBytes second(RandomBytes(5'000'000, 2));
@@ -129,7 +129,7 @@ TEST_F(GpuLeaseTest, CufileSeesNoBlocksOfALeaseThatComesLater) {
   EXPECT_EQ(Counts().cufile_writes, 0U);
 }
 
-// The mount has checksums of its own: of every range, and of what a GPU's memory is written to.
+// The mount verifies with its own checksums: every range, and data written from GPU memory.
 TEST_F(GpuLeaseTest, AMountVerifiesAllMemoryAndEveryRange) {
   const DeviceBytes memory(RandomBytes(100'000));
   Bytes host = RandomBytes(100'000, 2);

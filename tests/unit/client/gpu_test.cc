@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU, on machines without one (tests/support/fake_gpu): touching it as the host's memory crashes.
+// GPU memory, on machines without a GPU (tests/support/fake_gpu): accessing it as host memory crashes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, GpuWayTest,
                                          Way{"CufileTiny", GpuMode::kCufile, 0, kTiny, true}),
                          NameOf);
 
-TEST_P(GpuWayTest, WhatAnAtomicWriteIsAboutToMakeCanBeReadBehindIt) {
+TEST_P(GpuWayTest, AReadStartedDuringAnAtomicWriteReadsItsFile) {
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
   const DeviceBytes target(bytes.size());
@@ -97,7 +97,7 @@ TEST_P(GpuWayTest, EverySizeAndOffsetArrivesToTheLastByteAndNoFurther) {
   const auto facts = handle->gpu().value();
   EXPECT_EQ(facts.mode, GetParam().by_cufile ? GpuMode::kCufile : GpuMode::kBounce);
   EXPECT_EQ(facts.cufile_bytes > 0, GetParam().by_cufile);
-  EXPECT_GT(facts.bounce_bytes, 0U);  // parts of blocks at least
+  EXPECT_GT(facts.bounce_bytes, 0U);  // at least the partial blocks
   EXPECT_EQ(facts.name, "Fake GPU 0");
   EXPECT_EQ(facts.cuda, "13.0");
 }
@@ -137,7 +137,7 @@ TEST_P(GpuWayTest, AWriteWaitsForEarlierWorkOfTheStream) {
   const Bytes later = RandomBytes(300'001, 2);
   fake_gpu_hold_default_stream(0, memory.address(), later.data(), later.size());
   const auto write = handle->StartWrite(folder_ / "file", memory.View()).value();
-  // Others do not wait for it.
+  // Other operations do not wait for it.
   Bytes host = RandomBytes(100'000, 3);
   EXPECT_TRUE(handle->StartWrite(folder_ / "host", MemoryView(std::span<std::byte>(host))).value()->Wait(60'000ms));
   const DeviceBytes other(RandomBytes(100'000, 4));
@@ -176,7 +176,7 @@ TEST_P(GpuWayTest, AHandleMayBeDestroyedWithOperationsUnderWay) {
   }
 }
 
-TEST_P(GpuWayTest, ACancelledOperationEndsAndLeavesNoFile) {
+TEST_P(GpuWayTest, ACanceledOperationEndsAndLeavesNoFile) {
   const auto handle = Make();
   const DeviceBytes memory(RandomBytes(3'000'000));
   const Bytes later(10);
@@ -242,7 +242,7 @@ TEST_P(GpuWayTest, PinnedMemoryIsTransferredByItsBase) {
   EXPECT_FALSE(handle->UnpinDevice(memory.address()));
   EXPECT_FALSE(handle->IsDevicePinned(memory.View()));
   EXPECT_EQ(Counts().pins, 0U);
-  ASSERT_TRUE(handle->PinDevice(memory.View()).has_value());  // and the handle's end unpins it
+  ASSERT_TRUE(handle->PinDevice(memory.View()).has_value());  // and the destructor of the handle unpins it
 }
 
 TEST_P(GpuWayTest, CopyOutGivesTheHostTheBytes) {
@@ -253,7 +253,7 @@ TEST_P(GpuWayTest, CopyOutGivesTheHostTheBytes) {
   EXPECT_EQ(host, memory.Get());
 }
 
-// --- Which way is taken, and what is said about it ---
+// --- The choice of the transfer path, and its report ---
 
 TEST_F(GpuTest, WithoutAGpuTheHandleIsRefusedWithTheReason) {
   for (const GpuMode mode : {GpuMode::kAuto, GpuMode::kCufile, GpuMode::kBounce}) {
@@ -290,7 +290,7 @@ TEST_F(GpuTest, AutoReportsWhyItUsesBounceBuffers) {
   EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("not supported on this platform"));
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
   EXPECT_EQ(Handle::Create({.gpu = GpuMode::kCufile}).error().error_number(), EOPNOTSUPP);
-  // Somebody else opened it.
+  // Another part of the program has opened the driver.
   fake_gpu_set_kinds(kNvme);
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5026);
   EXPECT_EQ(Make(GpuMode::kAuto)->gpu()->mode, GpuMode::kCufile);
@@ -302,7 +302,7 @@ TEST_F(GpuTest, AutoUsesBounceBuffersForFilesThatCufileRefuses) {
   fake_gpu_fail("cuFileHandleRegister", 0, 1, 5018);
   ASSERT_TRUE(Make(GpuMode::kAuto)->Write(folder_ / "file", memory.View()).has_value());
   EXPECT_EQ(ReadFile(folder_ / "file"), memory.Get());
-  // A filesystem of a kind that is not reached directly.
+  // A filesystem of a kind without direct access.
   fake_gpu_set_kinds(kNvme);
   const auto handle = Make(GpuMode::kAuto);
   EXPECT_EQ(handle->gpu()->mode, GpuMode::kCufile);
@@ -329,7 +329,7 @@ TEST_F(GpuTest, ForcingAnUnavailableCufileIsAnError) {
   EXPECT_THAT(not_direct.error().what, HasSubstr("direct I/O"));
 }
 
-// --- What goes wrong on the way ---
+// --- Failures during transfers ---
 
 TEST_F(GpuTest, ShortTransfersOfCufileAreContinued) {
   const auto handle = Make(GpuMode::kCufile);
@@ -381,7 +381,7 @@ TEST_F(GpuTest, EachFailureIsReportedOnceWithItsReason) {
       fake_gpu_fail(fault.function.c_str(), after, 1, fault.status);
       const auto result =
           fault.read ? handle->Read(folder_ / "source", memory.View()) : handle->Write(folder_ / "new", memory.View());
-      // What is called once for all fails only the first time.
+      // A function that is called only once per process fails only the first time.
       if (after == 0 || !result.has_value()) {
         ASSERT_FALSE(result.has_value());
         if (after == 0) {
@@ -391,7 +391,7 @@ TEST_F(GpuTest, EachFailureIsReportedOnceWithItsReason) {
         EXPECT_FALSE(std::filesystem::exists(folder_ / "new"));
       }
       std::filesystem::remove(folder_ / "new");
-      // The handle goes on.
+      // The handle stays usable.
       fake_gpu_fail(fault.function.c_str(), 0, 0, 0);
       ASSERT_TRUE(handle->Write(folder_ / "new", memory.View()).has_value());
       EXPECT_EQ(ReadFile(folder_ / "new"), memory.Get());

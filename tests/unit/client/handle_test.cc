@@ -37,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(
                     HandleOptions{1000, 128, false, true, 5}, HandleOptions{8 << 20, 32, false, true, 1}),
     NameOf);
 
-// Sizes around blocks, slices and the border of small transfers; memory at every kind of alignment.
+// Sizes around blocks, slices and the limit of small transfers; memory of every alignment.
 TEST_P(HandleTest, EverySizeOffsetAndAlignmentArrivesToTheLastByteAndNoFurther) {
   const Folder folder;
   const auto handle = Make(GetParam());
@@ -108,7 +108,7 @@ TEST_P(HandleTest, TransposedTensorsAreWrittenAndReadAsTheirIndicesSay) {
   EXPECT_EQ(matrix, original);
 }
 
-TEST(HandleBasicTest, AShorterWholeWriteLeavesNoStaleTailAndAWriteAtAnOffsetKeepsWhatIsBehind) {
+TEST(HandleBasicTest, AShorterWholeWriteLeavesNoStaleTailAndAWriteAtAnOffsetKeepsTheRest) {
   const Folder folder;
   const auto handle = Make();
   Bytes large = RandomBytes(3'000'000, 1);
@@ -170,7 +170,7 @@ TEST(HandleBasicTest, AWriteWithoutAnOffsetAppendsToADescriptorWithOAppend) {
   EXPECT_EQ(ReadFile(folder / "file"), whole);
 }
 
-TEST(HandleBasicTest, AReadPastTheEndReportsTheBytesThatThereAre) {
+TEST(HandleBasicTest, AReadPastTheEndReportsTheAvailableBytes) {
   const Folder folder;
   const auto handle = Make();
   WriteFile(folder / "file", RandomBytes(5000));
@@ -202,7 +202,7 @@ TEST(HandleBasicTest, FailuresAreReportedOnceByWaitOrByTheirOperation) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(1 << 20);
-  // Fails after its start: the disk is full at once.
+  // Fails only after its start: the disk is full.
   ASSERT_TRUE(handle->StartWrite("/dev/full", View(bytes), {.offset = 0}).has_value());
   const auto own = handle->StartWrite("/dev/full", View(bytes), {.offset = 0, .own_errors = true}).value();
   ASSERT_TRUE(handle->StartWrite(folder / "good", View(bytes)).has_value());
@@ -251,7 +251,7 @@ TEST(HandleBasicTest, AnInterruptedWaitLosesNoCounts) {
   EXPECT_EQ(handle->Wait([] { return false; }).count, 1U);
 }
 
-TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
+TEST(HandleBasicTest, AnInterruptedWriteIsCanceled) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1, .single_submit = true});
   Bytes bytes = RandomBytes(8 << 20);
@@ -259,10 +259,10 @@ TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
   std::latch asked(1);
   const WriteOptions options{.progress =
                                  [&](uint64_t, uint64_t) {
-                                   // The caller carries the write out itself until its time for that is over.
+                                   // The caller carries out the write itself until its time limit for that is over.
                                    if (gettid() == caller) return std::this_thread::sleep_for(kInterruptCheckInterval);
                                    asked.wait();
-                                   WaitUntilBlocked({caller});  // It has cancelled the write, and waits for its end.
+                                   WaitUntilBlocked({caller});  // It has canceled the write and waits for its end.
                                  },
                              .interrupted =
                                  [&] {
@@ -275,7 +275,7 @@ TEST(HandleBasicTest, AnInterruptedWriteIsCancelled) {
   EXPECT_EQ(folder.entries(), 0U);
 }
 
-TEST(HandleBasicTest, CancelledOperationsEndAndTheirQueuedPartIsNotWritten) {
+TEST(HandleBasicTest, CanceledOperationsEndAndTheirQueuedPartIsNotWritten) {
   const Folder folder;
   const auto handle = Make({.block_size = 4096, .queue_depth = 1});
   Bytes bytes = RandomBytes(1 << 20);
@@ -295,7 +295,7 @@ TEST(HandleBasicTest, CancelledOperationsEndAndTheirQueuedPartIsNotWritten) {
   }
   EXPECT_TRUE(standing->Wait());
   EXPECT_LT(standing->transferred(), standing->size());
-  // A cancelled whole write leaves nothing that looks like a file.
+  // A canceled whole-file write leaves nothing that looks like a file.
   EXPECT_EQ(folder.entries(), 0U);
   EXPECT_EQ(handle->Wait().errors.size(), 1U) << "that of the first, which is not its own";
 }
@@ -321,7 +321,7 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
   std::atomic<int> calls = 0;
   std::atomic<uint64_t> reported = 0;
   std::latch second_started(1);
-  std::latch asked_for(1);  // else it may have ended, and the callback runs here
+  std::latch asked_for(1);  // otherwise the operation may have ended, and the callback would run here
   const auto first = handle
                          ->StartWrite(folder / "first", View(bytes),
                                       {.progress =
@@ -333,7 +333,7 @@ TEST(HandleBasicTest, CallbacksComeOnceWithTheOutcomeAndMayStartMore) {
   first->OnDone([&] {
     ++calls;
     EXPECT_TRUE(first->done());
-    // Waiting here could never end: it is refused instead.
+    // Waiting here could never end, so it returns an error.
     EXPECT_EQ(handle->Write(folder / "refused", View(bytes)).error().error_number(), EDEADLK);
     EXPECT_EQ(handle->Wait().errors.at(0).error_number(), EDEADLK);
     const auto second = handle->StartWrite(folder / "second", View(bytes));
@@ -377,7 +377,7 @@ TEST(HandleBasicTest, ACompletedOperationReleasesItsCallback) {
   const auto kept =
       handle->StartWrite(folder / "file", View(bytes), {.progress = [held](uint64_t, uint64_t) {}}).value();
   handle->Wait();
-  WaitUntilIdle();  // It is forgotten right behind the end.
+  WaitUntilIdle();  // The handle forgets it right after the end.
   EXPECT_EQ(held.use_count(), 1);
 }
 
@@ -442,7 +442,7 @@ TEST(HandleBasicTest, DestructionWithOperationsUnderWayEndsThemAllAndLeaksNothin
     }
     for (const auto& operation : operations) ASSERT_TRUE(operation->done());
   }
-  // A handle that ended in a callback, in a test before, may have given back its own since.
+  // A handle that an earlier test destroyed in a callback may have closed its descriptors since.
   EXPECT_LE(OpenDescriptors(), before);
 }
 

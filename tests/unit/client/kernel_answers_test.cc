@@ -23,7 +23,7 @@ class KernelAnswersTest : public KernelHooksTest {
     return std::move(Handle::Create(options).value());
   }
 
-  // Writes and reads back with the hooks in place; the bytes must be right.
+  // Writes and reads back with the hooks installed, and checks the bytes.
   void ExpectARoundTrip(Handle& handle) {
     AlignedMemory source(kSize);
     std::memcpy(source.data(), RandomBytes(kSize, 9).data(), kSize);
@@ -41,7 +41,7 @@ class KernelAnswersTest : public KernelHooksTest {
 TEST_F(KernelAnswersTest, TransfersThatTheKernelRefusesForNowAreSubmittedAgain) {
   int calls = 0;
   OnSubmit([&](Controls controls) -> long {
-    // Nothing, a refusal, a prefix, in turn; the first ones with nothing in flight.
+    // Accepts nothing, fails, and accepts a part, in turn. The first failures come with nothing in flight.
     switch (++calls % 4) {
       case 1: return -EAGAIN;
       case 2: return -EINTR;
@@ -63,7 +63,7 @@ TEST_F(KernelAnswersTest, AnOperationBeginsWhileAnotherIsUnderWay) {
   bool replaced = false;
   OnSubmit([&](Controls controls) -> long {
     if (std::exchange(replaced, true)) return static_cast<long>(controls.size());
-    // A poll of the descriptor in the place of the transfer.
+    // Submits a poll of the descriptor instead of the transfer.
     constexpr uint16_t kPollOpcode = 5;
     *controls[0] = {.data = controls[0]->data,
                     .opcode = kPollOpcode,
@@ -85,7 +85,7 @@ TEST_F(KernelAnswersTest, AnOperationBeginsWhileAnotherIsUnderWay) {
   EXPECT_TRUE(first->Wait());
 }
 
-// The checksums in the attribute are those of what was sent.
+// The checksums in the attribute are those of the bytes that were sent.
 TEST_F(KernelAnswersTest, ChecksumsMatchTheFileWhenMemoryChangesDuringTheWrite) {
   AlignedMemory memory(3 << 20);
   const auto fill = [&](int value) { std::memset(memory.data(), value, memory.size()); };
@@ -128,7 +128,7 @@ TEST_F(KernelAnswersTest, ShortTransfersAreContinuedFromWhereTheyStopped) {
 }
 
 TEST_F(KernelAnswersTest, AShortTransferWithoutProgressIsCompleted) {
-  // As a full disk answers: part of it, and the error only to the next attempt.
+  // Like a full disk: a part is written, and only the next attempt gets the error.
   OnEvent([](KernelEvent& event) { event.result = std::min<int64_t>(event.result, 700); });
   ExpectARoundTrip(*Make());
 }
@@ -154,7 +154,7 @@ TEST_F(KernelAnswersTest, RefusedDirectTransfersFallBackToBufferedOnes) {
   ExpectARoundTrip(*Make());
 }
 
-// A page that a part of a block made dirty would outlive the direct write beside it.
+// A page dirtied by a partial block would outlive the direct write next to it.
 TEST_F(KernelAnswersTest, PartsOfBlocksAreWrittenAfterAllDirectTransfers) {
   Bytes whole = RandomBytes(5'000'000, 3);
   WriteFile(folder_ / "file", whole);
@@ -185,7 +185,7 @@ TEST_F(KernelAnswersTest, PartsOfBlocksAreWrittenAfterAllDirectTransfers) {
   std::memcpy(whole.data() + kBegin, memory.data() + kBegin, kParts);
   EXPECT_EQ(ReadFile(folder_ / "file"), whole);
 
-  // Its errno is the operation's.
+  // The write's errno becomes the operation's.
   OnSubmit(nullptr);
   OnWrite([](uint64_t, uint64_t) { return EDQUOT; });
   const auto failed = handle->Write(folder_ / "file", view, {.offset = kBegin});

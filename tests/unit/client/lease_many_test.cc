@@ -74,7 +74,7 @@ TEST_F(LeaseManyTest, OneLeaseAndOneCommitSaveAllFiles) {
     ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_), {.mode = 0640}).has_value());
     EXPECT_EQ(mount_.requests(Kind::kCommitMany), before + 1);
     EXPECT_EQ(mount_.entries(), contents_.size());
-    // Small neighbours travel together.
+    // Small adjacent files are transferred together.
     if (extent > 13) {
       EXPECT_LT(transfers, 20U);
     }
@@ -126,7 +126,7 @@ TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheRestIsLoaded) {
   std::filesystem::remove(mount_ / "tensor.3");
   std::filesystem::resize_file(mount_ / "tensor.5", 10);
   std::filesystem::resize_file(mount_ / "tensor.6", 200'000);
-  // Whichever file has this block, and another one.
+  // This block of one of the files, and another one.
   std::vector<uint64_t> offsets;
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
     if (extents.size() < 3) return;
@@ -167,7 +167,7 @@ TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
   EXPECT_EQ(handle->SaveMany(mount_.folder(), Files(contents_)).error().error_number(), EIO);
   OnEvent(nullptr);
   EXPECT_EQ(mount_.requests(Kind::kCommitMany), 0U);
-  // What the mount gets is not what was written: it says which.
+  // The mount receives other bytes than were written; the error names the file.
   OnSubmit([](Controls controls) -> long {
     reinterpret_cast<std::byte*>(controls[0]->buffer)[5 * kBlockSize] ^= std::byte{1};
     return static_cast<long>(controls.size());
@@ -192,7 +192,7 @@ TEST_F(LeaseManyTest, ASaveLargerThanOneCommitIsRefusedBeforeAnythingIsReserved)
     EXPECT_EQ(refused.error().what, mount_.folder() +
                                         ": 131073 files: one commit takes 131072 at most; save them in "
                                         "several calls");
-    // So large that its checksums are more than a message; nobody looks at the bytes.
+    // So large that its checksums exceed a message. Its bytes are never accessed.
     Bytes some(1);
     const NamedMemory huge{"huge", MemoryView(std::span<std::byte>(some.data(), size_t{2} << 40))};
     const auto larger = handle->SaveMany(mount_.folder(), std::span(&huge, 1));

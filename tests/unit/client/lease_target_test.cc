@@ -26,7 +26,7 @@ class LeaseTest : public KernelHooksTest {
     options.direct = options.direct == Direct::kAuto ? Direct::kRequire : options.direct;
     return std::move(Handle::Create(options).value());
   }
-  // With holes: blocks of zeros.
+  // Content with holes: blocks of zeros.
   static Bytes Sparse(size_t size) {
     Bytes bytes = RandomBytes(size, 21);
     for (size_t at = 3 * kBlockSize; at + 9 * kBlockSize < size; at += 40 * kBlockSize) {
@@ -133,8 +133,8 @@ TEST_F(LeaseTest, AsynchronousOperationsAndDescriptorsUseLeasesToo) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-// Each time the kernel gets transfers, and each time it ends one, the program changes its memory: also back to what it
-// was, where neither the checksum from before a transfer nor the one from after it tells what was sent.
+// The program changes its memory whenever the kernel gets transfers or ends one. It also changes the memory back, so
+// that neither the checksum from before a transfer nor the one from after it matches the bytes sent.
 TEST_F(LeaseTest, AFileWrittenFromMemoryThatChangesReadsBack) {
   AlignedMemory memory(3 << 20);
   for (const int back_to : {1, 3}) {
@@ -155,7 +155,7 @@ TEST_F(LeaseTest, AFileWrittenFromMemoryThatChangesReadsBack) {
           fill(1);
           const auto handle = Make({.block_size = static_cast<uint64_t>(block_size)});
           const size_t size = memory.size() - 1234;
-          // A commit with the checksum of other bytes than the device has is refused.
+          // A commit whose checksum does not match the bytes on the device is refused.
           const auto done = handle->Write(mount_ / "file", MemoryView(std::span(memory.data() + misalignment, size)),
                                           {.offset = offset});
           ASSERT_TRUE(done.has_value()) << done.error().what;
@@ -185,7 +185,7 @@ TEST_F(LeaseTest, ALeaseServerOfAnotherUserThanTheMountsIsRefused) {
   EXPECT_EQ(handle->SaveMany(mount_.folder(), std::vector<NamedMemory>{{"a", View(bytes)}}).error().error_number(),
             EACCES);
   EXPECT_EQ(mount_.requests(Kind::kReserve), 0U);
-  // Where no lease is required the mount itself takes the bytes.
+  // If no lease is required, the mount takes the bytes.
   const auto any = std::move(Handle::Create({}).value());
   ASSERT_TRUE(any->Write(mount_ / "file", View(bytes)).has_value());
   EXPECT_EQ(any->direct_operations(), 0U);
@@ -194,7 +194,7 @@ TEST_F(LeaseTest, ALeaseServerOfAnotherUserThanTheMountsIsRefused) {
   EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
 }
 
-TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirPlace) {
+TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirLocation) {
   WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
   int flips = 0;
   mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
@@ -220,7 +220,7 @@ TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirPlace) {
       << result.error().what;
   EXPECT_NE(result.error().what.find(std::filesystem::canonical(mount_.device())), std::string::npos);
 
-  // Once only: the second try has the right bytes.
+  // Only once: the second read returns the right bytes.
   mount_.on_laid_out = nullptr;
   int reads = 0;
   OnEvent([&](KernelEvent& event) {
@@ -253,7 +253,7 @@ TEST_F(LeaseTest, ShortTransfersAreContinuedAndRefusedOnesAreErrors) {
   Bytes part(content.size() - 5000);
   ASSERT_TRUE(handle->Read(mount_ / "file", View(part), {.offset = 5000}).has_value());
   EXPECT_TRUE(std::equal(part.begin(), part.end(), content.begin() + 5000));
-  // The file that the mount shows may be another than that of the lease.
+  // The file that the mount shows may be another one than the leased one.
   for (const int64_t result : {-EINVAL, -EIO, 700}) {
     OnEvent([&](KernelEvent& event) { event.result = std::min<int64_t>(event.result, result); });
     const int expected = result == -EINVAL ? EINVAL : EIO;
@@ -315,7 +315,7 @@ TEST_F(LeaseTest, ARefusedLeaseIsAnErrorOnlyWhereOneIsRequired) {
   mount_.on_request = nullptr;
   ASSERT_TRUE(never->Read(mount_ / "file", View(target)).has_value());
   EXPECT_EQ(never->direct_operations(), 0U);
-  // Small ones are not worth it.
+  // Small operations do not use a lease.
   Bytes small(4'000'000);
   ASSERT_TRUE(handle->Read(mount_ / "file", View(small)).has_value());
   EXPECT_EQ(handle->direct_operations(), 0U);
@@ -331,7 +331,7 @@ TEST_F(LeaseTest, AMountThatGoesAwayIsAnErrorAndNotAHang) {
   Bytes target(bytes.size());
   ASSERT_TRUE(handle->Read(mount_ / "old", View(target)).has_value());
   const size_t before = OpenDescriptors();
-  // While the data is on its way.
+  // During the transfer.
   bool stopped = false;
   OnEvent([&](KernelEvent&) {
     if (!std::exchange(stopped, true)) mount_.Stop();
@@ -364,7 +364,7 @@ TEST_F(LeaseTest, AHandleLimitsTheNumberOfItsLeases) {
   Bytes bytes = RandomBytes(5000, 6);
   WriteFile(mount_ / "file", bytes);
   const auto handle = Make({.queue_depth = 1});
-  // Nothing ends before all have begun.
+  // No transfer ends before all have begun.
   std::atomic<bool> begun = false;
   OnWait([&] { return begun.load(); });
   std::vector<Bytes> targets(LeaseConnections::kMost, Bytes(5000));
@@ -380,7 +380,7 @@ TEST_F(LeaseTest, AHandleLimitsTheNumberOfItsLeases) {
   EXPECT_EQ(mount_.leases(), 0U);
 }
 
-// Pieces are prepared ahead of what the kernel has; the depth holds all the same.
+// Pieces are prepared ahead of the kernel's capacity, but the queue depth is still respected.
 TEST_F(LeaseTest, NoMoreTransfersThanTheDepthAreInTheKernel) {
   constexpr int64_t kDepth = 4;
   AlignedMemory memory(3 << 20);
@@ -422,7 +422,7 @@ TEST_F(LeaseTest, ImpossibleRepliesOfTheMountAreRefused) {
   EXPECT_FALSE(add(11, 2, UINT64_MAX, 0));
   ASSERT_TRUE(add(12, 4, 100, 0));
   EXPECT_FALSE(add(15, 1, 200, 0));  // overlaps
-  ASSERT_TRUE(add(16, 4, 104, 0));   // goes on: one run with the last
+  ASSERT_TRUE(add(16, 4, 104, 0));   // contiguous: merged with the last run
   const auto run = blocks.Locate(13 * kBlockSize + 5, 1 << 20);
   EXPECT_EQ(run.offset, 101 * kBlockSize + 5);
   EXPECT_EQ(run.length, 7 * kBlockSize - 5);

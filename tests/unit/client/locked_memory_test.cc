@@ -52,7 +52,7 @@ TEST(LockedMemoryTest, WithoutTheRightTheErrorNamesTheLimit) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    // Root may lock whatever the limit is: become somebody else.
+    // Root is not subject to the limit, so the child becomes another user.
     const rlimit limit{65536, 65536};
     if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)) _exit(2);
     const auto memory = LockedMemory::Allocate(kMiB);

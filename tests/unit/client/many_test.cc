@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many files at once, and checksums kept with files, on ordinary filesystems.
+// Many files at once, and checksums stored with files, on ordinary filesystems.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/xattr.h>
@@ -46,7 +46,7 @@ TEST(ManyTest, FilesAreSavedAndLoadedByName) {
   const auto errors = handle->LoadMany(folder / ".", loaded.files).value();
   EXPECT_TRUE(errors.empty());
   EXPECT_EQ(loaded.contents, saved.contents);
-  // They are no operations of their own.
+  // They do not count as separate operations.
   EXPECT_EQ(handle->Wait().count, 0U);
 }
 
@@ -107,7 +107,7 @@ TEST(ManyTest, ATargetThatCannotBeReplacedIsFoundBeforeTheFirstRename) {
   EXPECT_EQ(refused.error().path, folder / "./tensor.1");
   EXPECT_EQ(ReadFile(folder / "tensor.0"), old);
   EXPECT_EQ(folder.entries(), 2U);
-  // Also when it comes while the files are written.
+  // Also if it appears while the files are written.
   std::filesystem::remove(folder / "tensor.1");
   const Progress interfere = [&](uint64_t, uint64_t) { std::filesystem::create_directory(folder / "tensor.1"); };
   EXPECT_EQ(handle->SaveMany(folder / ".", saved.files, {.progress = interfere}).error().error_number(), EISDIR);
@@ -155,7 +155,7 @@ TEST(ManyTest, TheReasonForAMissingLeaseIsReported) {
   EXPECT_EQ(told, std::vector<int>{ENOTTY});
 }
 
-// The soft limit of the sizes of files, for as long as it lives.
+// Sets the soft limit of file sizes, and restores it in the destructor.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t bytes) {
@@ -234,7 +234,7 @@ TEST(ManyTotalTest, ATotalBeyondTheLargestFileIsRefused) {
   const MemoryView huge =
       MemoryView::Strided(&one, 1, std::vector<int64_t>{int64_t{1} << 62}, std::vector<int64_t>{0}).value();
   const std::vector<NamedMemory> files{{"a", huge}, {"b", huge}, {"c", huge}, {"d", huge}};
-  for (const size_t count : {size_t{2}, size_t{4}}) {  // 2^63 bytes, and 2^64, which would wrap to none
+  for (const size_t count : {size_t{2}, size_t{4}}) {  // 2^63 bytes, and 2^64, which would wrap to 0
     const auto saved = handle->SaveMany(folder / ".", std::span(files).first(count));
     ASSERT_FALSE(saved.has_value());
     EXPECT_EQ(saved.error().error_number(), EINVAL);
@@ -250,11 +250,11 @@ TEST_F(VerifyTest, FilesWrittenWithChecksumsAreVerified) {
     WriteFile(folder_ / "file", RandomBytes(5'000'000));
     ASSERT_TRUE(handle_->Write(folder_ / "file", View(bytes), options).has_value());
     EXPECT_EQ(Verify("file", bytes.size()), 0);
-    // Of whole files only.
+    // Only whole files can be verified.
     EXPECT_EQ(Verify("file", 1000), EINVAL);
     EXPECT_EQ(Verify("file", bytes.size() - 10, 10), EINVAL);
 
-    // Behind the back of everybody: the time of the last change is as before.
+    // A hidden change: the modification time is restored.
     struct stat before {};
     ASSERT_EQ(stat((folder_ / "file").c_str(), &before), 0);
     const int descriptor = open((folder_ / "file").c_str(), O_RDWR);
@@ -270,7 +270,7 @@ TEST_F(VerifyTest, FilesWrittenWithChecksumsAreVerified) {
     EXPECT_NE(damaged.error().what.find("the 1048576 bytes from offset 2097152 on are not what was written"),
               std::string::npos)
         << damaged.error().what;
-    // Openly: the checksums are of something else.
+    // A visible change: the checksums belong to the old content.
     ASSERT_EQ(pwrite(descriptor, &flipped, 1, 0), 1);
     close(descriptor);
     EXPECT_EQ(Verify("file", bytes.size()), ENODATA);
@@ -308,7 +308,7 @@ TEST_F(VerifyTest, TheAttributeHasTheDocumentedFormat) {
   ASSERT_EQ(setxattr(path.c_str(), ChecksumAttribute::kName, example.data(), example.size(), 0), 0);
   EXPECT_EQ(Verify("file", bytes.size()), 0);
 
-  // What is written is the same but for the time.
+  // The written attribute differs only in the time.
   ASSERT_TRUE(handle_->Write(path, View(bytes), {.checksum = true}).has_value());
   std::vector<unsigned char> written(100);
   written.resize(static_cast<size_t>(getxattr(path.c_str(), ChecksumAttribute::kName, written.data(), 100)));

@@ -11,7 +11,7 @@
 namespace weightfs::client {
 namespace {
 
-// What the view must be, element by element.
+// A reference implementation that gathers element by element.
 Bytes GatherSlowly(const std::byte* base, size_t item, const std::vector<int64_t>& shape,
                    const std::vector<int64_t>& strides, size_t dimension = 0) {
   if (dimension == shape.size()) return {base, base + item};
@@ -67,7 +67,7 @@ TEST(MemoryViewTest, EveryRangeIsGatheredAsTheIndicesSay) {
   }
 }
 
-TEST(MemoryViewTest, ScatterPutsBackWhatGatherTookAndTouchesNothingElse) {
+TEST(MemoryViewTest, ScatterReversesGatherAndChangesNothingElse) {
   const Bytes before = RandomBytes(8192, 3);
   for (const auto& layout : kLayouts) {
     SCOPED_TRACE(layout.name);
@@ -80,7 +80,7 @@ TEST(MemoryViewTest, ScatterPutsBackWhatGatherTookAndTouchesNothingElse) {
       view.Scatter(at, std::span(values).subspan(at, std::min<size_t>(37, values.size() - at)));
     }
     EXPECT_EQ(GatherSlowly(memory.data() + layout.base, layout.item, layout.shape, layout.strides), values);
-    // The elements put back as they were: then nothing is different.
+    // After the elements are written back, nothing differs.
     const auto was = MemoryView::Strided(const_cast<std::byte*>(before.data()) + layout.base, layout.item, layout.shape,
                                          layout.strides)
                          .value();
@@ -140,7 +140,7 @@ TEST(MemoryViewTest, ImpossibleShapesAreRefused) {
   EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 32}, {0, 0}));  // 2^64 bytes
   EXPECT_TRUE(refused(1, {int64_t{1} << 32, int64_t{1} << 31}, {0, 0}));  // 2^63
   EXPECT_TRUE(refused(1, {INT64_MIN}, {1}));
-  // Strides that lead out of all addresses, to either side.
+  // Strides that leave the address space on either side.
   EXPECT_TRUE(refused(1, {2}, {INT64_MIN}));
   EXPECT_TRUE(refused(1, {2}, {-INT64_MAX}));
   EXPECT_TRUE(refused(1, {3}, {INT64_MAX}));

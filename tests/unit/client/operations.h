@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations of a handle that are for certain under way.
+// Operations of a handle that are guaranteed to be under way.
 #pragma once
 
 #include <sys/types.h>
@@ -20,15 +20,15 @@ namespace weightfs::client {
 
 inline MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
 
-// Returns when the I/O threads of all handles, and `others`, wait for other threads: an operation that has begun has
-// ended by then, unless a callback or a StandingWrite on its ring keeps it.
+// Returns when the I/O threads of all handles, and `others`, wait for other threads. By then an operation that has
+// begun has ended, unless a callback or a StandingWrite on its ring prevents it.
 inline void WaitUntilIdle(const std::vector<pid_t>& others = {}) {
   std::vector<pid_t> threads = ThreadsNamed("weightfs-io");
   threads.insert(threads.end(), others.begin(), others.end());
   WaitUntilBlocked(threads);
 }
 
-// A write that stands still, and its ring with it, after its first transfer until it is let go.
+// A write that blocks after its first transfer, together with its ring, until it is released.
 class StandingWrite {
  public:
   StandingWrite(Handle& handle, const std::string& path, Bytes& bytes, std::optional<uint64_t> offset = 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operations that overlap, of which one writes: as if each had ended before the next began.
+// Overlapping operations of which one writes behave as if each had ended before the next began.
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <sys/fsuid.h>
@@ -19,9 +19,9 @@
 namespace weightfs::client {
 namespace {
 
-// Operations within a block take turns on the rings, and others have a slice on each of several. A test of an operation
-// that must not begin has a ring for every slice: the StandingWrite keeps its own ring, and would keep what is behind
-// it there.
+// Operations inside one block are distributed over the rings in turn; larger ones have a slice on each of several
+// rings. A test of an operation that must not begin needs a ring for every slice, because the StandingWrite blocks its
+// own ring and everything queued behind it.
 std::unique_ptr<Handle> Make(unsigned threads = 2) {
   return std::move(
       Handle::Create({.block_size = 4096, .queue_depth = 4, .overlap_events = true, .intra_op_parallelism = threads})
@@ -96,7 +96,7 @@ TEST(OrderTest, TheLastOfSeveralWholeWritesRemains) {
   }
 }
 
-// Two writes of one new file, the first of which stands still and holds up the second.
+// Two writes of one new file. The first one is blocked and makes the second one wait.
 struct TwoWrites {
   const Folder folder;
   const std::string path = folder / "new";
@@ -107,7 +107,7 @@ struct TwoWrites {
   const std::shared_ptr<Operation> held = handle->StartWrite(path, View(second)).value();
 };
 
-TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheEarlierWrite) {
+TEST(OrderTest, ACanceledWriteKeepsTheFileOfTheEarlierWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.held->Cancel());
   writes.standing.LetGo();
@@ -116,8 +116,8 @@ TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheEarlierWrite) {
   EXPECT_EQ(ReadFile(writes.path), writes.first);
 }
 
-// It made the file, and takes it back; the one behind makes it again.
-TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheLaterWrite) {
+// It created the file and rolls it back; the later write creates it again.
+TEST(OrderTest, ACanceledWriteKeepsTheFileOfTheLaterWrite) {
   TwoWrites writes;
   EXPECT_TRUE(writes.standing->Cancel());
   writes.standing.LetGo();
@@ -127,7 +127,7 @@ TEST(OrderTest, ACancelledWriteKeepsTheFileOfTheLaterWrite) {
   EXPECT_EQ(ReadFile(writes.path), writes.second);
 }
 
-// Nobody who comes later gets between: it is made again as another file, and is still the one that others wait for.
+// No later operation gets in between: the file is created again with another inode, and the others still wait for it.
 TEST(OrderTest, AFileThatIsCreatedAgainKeepsTheOrder) {
   const Folder folder;
   const std::string path = folder / "new";
@@ -176,9 +176,10 @@ TEST(OrderTest, APathKeepsItsOrderWhenAnotherFileIsRenamedToIt) {
   EXPECT_EQ(ReadFile(path), last);
 }
 
-// It fails before its first transfer, and takes back the file that it made: not from those who waited for it.
+// It fails before its first transfer and removes the file that it created, but not from the operations that waited for
+// it.
 TEST(OrderTest, AWriteThatFailsToBeginKeepsTheFileOfTheLaterWrite) {
-  constexpr size_t kTooLarge = size_t{17} << 40;  // for a file of ext4: blocks cannot be reserved
+  constexpr size_t kTooLarge = size_t{17} << 40;  // too large for a file on ext4, so its blocks cannot be reserved
   const Folder folder;
   struct statfs filesystem {};
   ASSERT_EQ(statfs((folder / "").c_str(), &filesystem), 0);
@@ -296,11 +297,11 @@ TEST(OrderTest, AHeldReadVerifiesTheFileThatTheEarlierWriteLeaves) {
   EXPECT_EQ(target, bytes);
 }
 
-TEST(OrderTest, AHeldWriteThatIsCancelledChangesNothing) {
+TEST(OrderTest, AHeldWriteThatIsCanceledChangesNothing) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
-  Bytes larger = RandomBytes(8 << 20, 2);  // for which blocks would be reserved
+  Bytes larger = RandomBytes(8 << 20, 2);  // blocks would be reserved for it
   Bytes none;
   StandingWrite standing(*handle, folder / "file", bytes, std::nullopt);
   for (Bytes* other : {&larger, &none}) {
@@ -314,7 +315,7 @@ TEST(OrderTest, AHeldWriteThatIsCancelledChangesNothing) {
   EXPECT_EQ(ReadFile(folder / "file"), bytes);
 }
 
-TEST(OrderTest, AWriteThatWaitsMakesItsFileWhenItBegins) {
+TEST(OrderTest, AWriteThatWaitsCreatesItsFileWhenItBegins) {
   const Folder folder;
   const auto handle = Make();
   Bytes bytes = RandomBytes(300'000, 1);
@@ -414,7 +415,7 @@ TEST(OrderTest, AReadWaitsForTheFileThatAnAtomicWriteIsGoingToCreate) {
     EXPECT_EQ(handle->Wait().count, 2U);
     EXPECT_EQ(target, bytes);
   }
-  // Nor is it there then, when the write fails.
+  // The file does not exist either when the write fails.
   std::filesystem::remove(folder / "new");
   StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
   const auto read = handle->StartRead(folder / "new", View(target), {.own_errors = true}).value();
@@ -424,7 +425,7 @@ TEST(OrderTest, AReadWaitsForTheFileThatAnAtomicWriteIsGoingToCreate) {
   EXPECT_EQ(read->error().value_or(Error{}).error_number(), ENOENT);
 }
 
-// Before it looked for the file the write was pending, afterwards it was done.
+// The write was pending before the read looked for the file, and done afterwards.
 TEST(OrderTest, AReadFindsTheFileThatAnAtomicWriteHasJustCreated) {
   const Folder folder;
   const auto handle = Make();
@@ -432,7 +433,7 @@ TEST(OrderTest, AReadFindsTheFileThatAnAtomicWriteHasJustCreated) {
   Bytes target(bytes.size());
   for (int i = 0; i < 2000; ++i) {
     ASSERT_TRUE(handle->StartWrite(folder / "new", View(bytes), {.atomic = true}).has_value());
-    const auto begin = std::chrono::steady_clock::now();  // at every moment of the write
+    const auto begin = std::chrono::steady_clock::now();  // vary the delay, to hit every moment of the write
     while (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(i % 200)) {
     }
     ASSERT_TRUE(handle->StartRead(folder / "new", View(target)).has_value()) << i;
@@ -453,7 +454,7 @@ TEST(OrderTest, SaveManyAndLoadManyWaitForEarlierOperations) {
   for (const char* directory : {".", "", "below/.."}) {
     WriteFile(folder / "a", Bytes(3000));
     std::filesystem::remove(folder / "b");
-    std::filesystem::create_hard_link(folder / "a", folder / "b");  // which is to wait for others, not for itself
+    std::filesystem::create_hard_link(folder / "a", folder / "b");  // it must wait for the others, not for itself
     for (const bool atomic : {false, true}) {
       StandingWrite standing(*handle, folder / "a", first, std::nullopt, atomic);
       std::thread go([&] {
@@ -495,7 +496,7 @@ TEST(OrderTest, AnInterruptedSaveManyKeepsTheOrderOfOtherOperations) {
   EXPECT_EQ(ReadFile(folder / "a"), second);
 }
 
-TEST(OrderTest, AHeldAtomicWriteThatIsCancelledLeavesNoFile) {
+TEST(OrderTest, AHeldAtomicWriteThatIsCanceledLeavesNoFile) {
   const Folder folder;
   const auto handle = Make();
   Bytes first = RandomBytes(300'000, 1);
@@ -511,7 +512,7 @@ TEST(OrderTest, AHeldAtomicWriteThatIsCancelledLeavesNoFile) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-// The directory may be reached by a name that this process could not follow.
+// The directory may be open under a path that this process may not search.
 TEST(OrderTest, ARelativePathNeedsNoPermissionForTheDirectoriesAbove) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root";
   const Folder folder;
@@ -525,7 +526,7 @@ TEST(OrderTest, ARelativePathNeedsNoPermissionForTheDirectoriesAbove) {
   Bytes target(bytes.size());
   Result<void> written, replaced, read;
   std::thread([&] {
-    setfsuid(65'534);  // of this thread
+    setfsuid(65'534);  // only for this thread
     written = handle->Write("file", View(bytes));
     replaced = handle->Write("file", View(bytes), {.atomic = true});
     read = handle->Read("file", View(target));

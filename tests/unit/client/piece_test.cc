@@ -19,10 +19,10 @@ constexpr uint64_t kBlock = 4096;
 
 class PieceTest : public testing::Test {
  protected:
-  // All pieces of an operation on these bytes of the file.
+  // Returns all pieces of an operation on these bytes of the file.
   std::vector<PieceRange> Cut(Direction direction, uint64_t offset, uint64_t size, uint64_t block_size) {
     memory_ = std::make_unique<AlignedMemory>(size + kBlock);
-    // Memory as far behind an aligned address as the file's offset.
+    // Memory with the same alignment as the file's offset.
     const MemoryView view(memory_->bytes().subspan(offset % kBlock, size));
     Slice slice{.operation = MakeOperation(facts_, direction, view, offset), .end = size};
     if (refused_) slice.operation->RefuseDirect();

@@ -18,7 +18,7 @@ using testing::ElementsAre;
 
 constexpr uint64_t kBlock = 4096;
 
-// Memory of a device that is the host's after all, and a lane that ends each step when it is polled.
+// Device memory that is really host memory, and a lane that ends each step when it is polled.
 class FakeDevice final : public DeviceMemory {
  public:
   explicit FakeDevice(Bytes& bytes) : bytes_(bytes) {}
@@ -32,7 +32,7 @@ class FakeDevice final : public DeviceMemory {
   bool ready = true;
   bool by_cufile = false;
   bool closed = false;
-  int error_number = 0;  // of each step
+  int error_number = 0;  // the result of each step
   mutable uint64_t cufile_bytes = 0;
   mutable uint64_t bounce_bytes = 0;
   mutable std::vector<Piece::Step> steps;
@@ -119,7 +119,7 @@ TEST_F(PipelineTest, ManyPiecesMakeOneOperation) {
 }
 
 TEST_F(PipelineTest, MoreMemoryThanBounceBuffersIsCopiedInTurn) {
-  facts_.checksums = true;  // each piece is copied
+  facts_.checksums = true;  // so that each piece is copied
   Bytes out = RandomBytes(33 * kBlock);
   EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kWrite, View(out)))->error());
   EXPECT_EQ(facts_.Content(out.size()), out);
@@ -130,7 +130,7 @@ TEST_F(PipelineTest, AnOperationOfNoBytesIsCompleted) {
   EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kRead, View(none)))->error());
 }
 
-TEST_F(PipelineTest, CancelEndsWhatIsNotInTheKernel) {
+TEST_F(PipelineTest, CancelDropsPiecesThatAreNotInTheKernel) {
   Bytes out = RandomBytes(64 * kBlock);
   const auto operation = MakeOperation(facts_, Direction::kWrite, View(out));
   Add(operation);
@@ -212,7 +212,7 @@ TEST_F(DevicePipelineTest, AnOperationIsHeldUntilItsTensorIsReady) {
   Add(held);
   pipeline_->Fill();
   EXPECT_TRUE(pipeline_->busy());
-  // Others go on meanwhile.
+  // Other operations continue meanwhile.
   Bytes out = RandomBytes(kBlock);
   const auto other = MakeOperation(facts_, Direction::kWrite, View(out), 4 * kBlock);
   Add(other);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random parts of a file, pending together: what they read and leave is what one after the other gives.
+// Random parts of a file that are pending together read and leave the same bytes as if carried out one after the other.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -21,8 +21,8 @@ std::unique_ptr<Handle> Make(unsigned threads) {
           .value());
 }
 
-// The kernel cannot drop a page from the page cache behind a direct write while somebody else uses it there. What it
-// keeps is stale for ever, and it notes EIO for all who have the file open.
+// The kernel cannot drop a page from the page cache after a direct write while another access uses it there. The page
+// then stays stale, and the kernel records EIO for all who have the file open.
 TEST(RandomPartsTest, ConcurrentPartsLeaveThePageCacheConsistent) {
   constexpr unsigned kRounds = 200;
   const Folder folder;
@@ -52,7 +52,7 @@ TEST(RandomPartsTest, ConcurrentPartsLeaveThePageCacheConsistent) {
   EXPECT_EQ(bytes, RandomBytes(1 << 20));
 }
 
-// Against a model that does one after the other; on a disk, and in memory, where much more happens beside each other.
+// Compared with a sequential model, on a disk and in memory, where much more runs concurrently.
 class RandomOrderTest : public testing::TestWithParam<unsigned> {};
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomOrderTest, testing::Range(1U, 25U));
 

@@ -30,7 +30,7 @@ TEST(DecoderTest, NeverReadsPastTheEndAndStaysFailed) {
     Decoder decoder(bytes);
     EXPECT_EQ(decoder.Little<uint64_t>(), 0U);
     EXPECT_FALSE(decoder.ok());
-    decoder.Bytes(size);  // would fit
+    decoder.Bytes(size);  // would fit by itself
     EXPECT_FALSE(decoder.ok());
     EXPECT_FALSE(decoder.Done());
   }

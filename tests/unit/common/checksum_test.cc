@@ -29,7 +29,7 @@ TEST(Crc32cTest, MatchesTheKnownAnswers) {
 
 TEST(Crc32cTest, OfNothingIsZero) { EXPECT_EQ(Crc32c({}), 0U); }
 
-// Bit by bit from the polynomial: independent of the library.
+// Computed bit by bit from the polynomial, independently of the library.
 TEST(Crc32cTest, MatchesADefinitionAtEveryLengthAndAlignment) {
   std::vector<std::byte> bytes(300);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 13);

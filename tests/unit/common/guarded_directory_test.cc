@@ -47,7 +47,7 @@ class GuardedDirectoryTest : public testing::Test {
     EXPECT_EQ(lstat(path.c_str(), &status), 0) << path;
     return status.st_uid;
   }
-  // The error of every way to open the file has this code, and its line names the file.
+  // Expects that every way to open the file fails with this code, and that the message names the file.
   void ExpectRefused(const std::string& name, ErrorCode code, const std::string& saying) {
     const auto check = [&](const Error& error) {
       EXPECT_EQ(error.code, code) << error.what;
@@ -152,7 +152,7 @@ TEST_F(GuardedDirectoryTest, ADirectoryBelowIsNoLinkAndNoStrangers) {
   EXPECT_EQ(Open().OpenDirectory("meta").error().code, ErrorCode::kPermission);
 }
 
-TEST_F(GuardedDirectoryTest, TheWayToTheDirectoryMayHaveLinks) {
+TEST_F(GuardedDirectoryTest, ThePathToTheDirectoryMayContainLinks) {
   fs::create_directory_symlink(path_ / "d", path_ / "link");
   Write(At("f"), "x");
   EXPECT_EQ(GuardedDirectory::Open((path_ / "link").string()).value().ReadFile("f", 10).value(), "x");
@@ -169,7 +169,7 @@ TEST_F(GuardedDirectoryTest, ListsEveryFile) {
   EXPECT_EQ(names, (std::vector<std::string>{".hidden", "a", "b"}));
 }
 
-TEST_F(GuardedDirectoryTest, PermissionsOfOthersAreTaken) {
+TEST_F(GuardedDirectoryTest, PermissionsOfOthersAreRemoved) {
   Write(At("f"), "x");
   fs::permissions(At("f"), fs::perms(0664));
   fs::permissions(path_ / "d", fs::perms(0755));
@@ -184,7 +184,7 @@ TEST_F(GuardedDirectoryTest, PermissionsOfOthersAreTaken) {
   EXPECT_EQ(ModeOf(At("f")), 0664U) << "a link leads anywhere";
 }
 
-TEST_F(GuardedDirectoryTest, LocksStayWhenPermissionsAreTaken) {
+TEST_F(GuardedDirectoryTest, LocksStayWhenPermissionsAreRemoved) {
   Write(At("f"), "x");
   fs::permissions(At("f"), fs::perms(0666));
   const UniqueFd file(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
@@ -193,7 +193,7 @@ TEST_F(GuardedDirectoryTest, LocksStayWhenPermissionsAreTaken) {
   ASSERT_EQ(fcntl(file.get(), F_SETLK, &lock), 0);
   Open().RestrictFile("f");
   EXPECT_EQ(ModeOf(At("f")), 0600U);
-  // An open file description of its own meets the lock of the process.
+  // A separate open file description conflicts with the lock of the process.
   const UniqueFd other(open(At("f").c_str(), O_RDWR | O_CLOEXEC));
   lock.l_type = F_WRLCK;
   ASSERT_EQ(fcntl(other.get(), F_OFD_GETLK, &lock), 0);
@@ -218,7 +218,7 @@ TEST_F(GuardedDirectoryTest, RootLeavesItsFilesToTheOwnerOfTheDirectory) {
   EXPECT_EQ(OwnerOf(At("root's")), 0U) << "nothing is given away after it was made";
 }
 
-TEST_F(GuardedDirectoryTest, PermissionsAreTakenFromADirectoryThatItsOwnerMayNotList) {
+TEST_F(GuardedDirectoryTest, PermissionsAreRemovedFromADirectoryThatItsOwnerMayNotList) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to become another user";
   ASSERT_EQ(chown((path_ / "d").c_str(), kStranger, kStranger), 0);
   fs::permissions(path_ / "d", fs::perms(0370));
@@ -247,7 +247,7 @@ TEST_F(GuardedDirectoryTest, RootGivesAwayNothingThatTheOwnerOfTheDirectoryMoved
   EXPECT_EQ(ModeOf(path_ / "shared"), 0644U);
 }
 
-TEST_F(GuardedDirectoryTest, AFileOfRootSaysHowItsOwnerGetsIt) {
+TEST_F(GuardedDirectoryTest, AFileOfRootIsRefusedWithTheCommandThatGivesItToTheOwner) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to become another user";
   fs::permissions(path_, fs::perms(0755));
   ASSERT_EQ(chown((path_ / "d").c_str(), kStranger, kStranger), 0);

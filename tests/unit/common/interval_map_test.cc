@@ -73,7 +73,7 @@ TEST(IntervalMapDeathTest, RefusesARangeThatOverlaps) {
   EXPECT_DEATH(map.Insert(30, 30, 2), "assertion failed");
 }
 
-// Against one value for each position.
+// Compared with an array that has one value for each position.
 TEST(IntervalMap, RandomSplitsAndErasuresAgreeWithAModel) {
   constexpr uint64_t kEnd = 64;
   std::mt19937_64 random(7);

@@ -46,7 +46,7 @@ TEST(MountsTest, FindsTheRootMount) {
   EXPECT_FALSE(TopMountOn("/no/such/mount").has_value());
 }
 
-// A child has a filesystem of its own in a mount namespace of its own.
+// A child has a filesystem of its own in a separate mount namespace.
 TEST(MountsTest, FindsMountsOfOtherNamespaces) {
   const TemporaryDirectory scratch;
   const std::string directory = scratch.path().string();

@@ -24,7 +24,7 @@ TEST(Printable, CharactersThatReorderOrBreakLinesAreWrittenAsNumbers) {
   EXPECT_EQ(Printable("a\u2066b\u2028c"), "a\\xe2\\x81\\xa6b\\xe2\\x80\\xa8c");
 }
 
-TEST(Printable, WhatIsNotUtf8IsWrittenAsNumbers) {
+TEST(Printable, BytesThatAreNotUtf8AreWrittenAsNumbers) {
   EXPECT_EQ(Printable("\xff\xfe"), "\\xff\\xfe");
   EXPECT_EQ(Printable("a\xc3"), "a\\xc3") << "cut off";
   EXPECT_EQ(Printable("\xc3(x"), "\\xc3(x");

@@ -38,7 +38,7 @@ TEST(ProcessesTest, ThisProcessIsListedWithItsCommandAndFiles) {
   EXPECT_THAT(ListProc("self/fd").value(), testing::Contains("2"));
 }
 
-TEST(ProcessesTest, WhatIsMissingIsAnErrno) {
+TEST(ProcessesTest, AMissingProcessSetsErrno) {
   EXPECT_EQ(CommandOf(0), "");
   errno = 0;
   EXPECT_FALSE(ReadProcFile("0/stat").has_value());
@@ -48,7 +48,7 @@ TEST(ProcessesTest, WhatIsMissingIsAnErrno) {
   EXPECT_EQ(errno, ENOENT);
 }
 
-TEST(LockHolderTest, IsTheProcessThatHoldsTheLockWhoeverClaimsIt) {
+TEST(LockHolderTest, IsTheProcessThatHoldsTheLockDespiteOtherClaims) {
   const TemporaryDirectory scratch;
   const std::string path = scratch.path() / "lock";
   const UniqueFd file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));

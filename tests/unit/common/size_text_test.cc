@@ -7,7 +7,7 @@
 namespace weightfs {
 namespace {
 
-TEST(ParseSizeTest, AcceptsWhatPeopleWrite) {
+TEST(ParseSizeTest, AcceptsCommonSpellings) {
   const std::pair<const char*, uint64_t> cases[] = {{"0", 0},
                                                     {"4096", 4096},
                                                     {"512B", 512},

@@ -15,7 +15,7 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kWindow = 512;  // blocks of the default alignment
+constexpr uint64_t kWindow = 512;  // the default alignment, in blocks
 
 BlockRun Blocks(uint64_t start, uint64_t count) { return {{start}, {count}}; }
 
@@ -149,7 +149,7 @@ TEST(ExtentAllocator, TheHintChoosesTheGroup) {
 TEST(ExtentAllocator, SmallRunsLeaveAlignedWindowsWholeWhileTheyCan) {
   const auto allocator = MakeWithFree(
       64 * kWindow, {Blocks(3, 200), Blocks(4 * kWindow, 4 * kWindow), Blocks(20 * kWindow - 30, kWindow + 50)});
-  // 200 in a small chunk, 30 before and 20 behind the window of the last.
+  // 200 in a small chunk, and 30 before and 20 after the window of the last one.
   for (int i = 0; i < 25; ++i) {
     const auto run = allocator->Allocate({.count = {10}});
     ASSERT_TRUE(run.has_value());
@@ -175,7 +175,7 @@ TEST(ExtentAllocator, ReturnsTheLongestAlignedRunWhenTheWholeIsNowhere) {
 }
 
 TEST(ExtentAllocator, AlignedRequestsFallBackToUnalignedRuns) {
-  // The second chunk has 100 aligned blocks, the first none: neither is worth the name.
+  // The second chunk has 100 aligned blocks and the first one none: neither is worth using.
   const auto allocator = MakeWithFree(64 * kWindow, {Blocks(1, kWindow - 2), Blocks(4 * kWindow - 40, 140)});
   EXPECT_EQ(allocator->Allocate({.count = {kWindow}, .aligned = true}).value(), Blocks(1, kWindow - 2));
   EXPECT_EQ(allocator->Allocate({.count = {60}, .aligned = true}).value(), Blocks(4 * kWindow, 60));
@@ -189,7 +189,7 @@ TEST(ExtentAllocator, NoSpaceOnlyWhenNoRunOfTheMinimumIsFreeAnywhere) {
   EXPECT_EQ(CodeOf(allocator->Allocate({.count = {500}, .minimum = {101}})), ErrorCode::kNoSpace);
 }
 
-TEST(ExtentAllocator, GivesOutEveryLastBlock) {
+TEST(ExtentAllocator, AllocatesEveryLastBlock) {
   const auto allocator = Make(Blocks(1000, 3001), 3);
   std::vector<bool> used(3001);
   uint64_t total = 0;
@@ -248,7 +248,7 @@ TEST(ExtentAllocator, EmptyRunsChangeNothing) {
   EXPECT_EQ(allocator->free_blocks().value, 1000u);
 }
 
-TEST(ExtentAllocator, FreedNeighboursMerge) {
+TEST(ExtentAllocator, FreedNeighborsMerge) {
   const auto allocator = MakeWithFree(1000, {Blocks(10, 5), Blocks(20, 5), Blocks(15, 5)});
   const auto statistics = allocator->statistics();
   EXPECT_EQ(statistics.free_extents, 1u);
@@ -301,7 +301,7 @@ TEST(ExtentAllocator, ThreadsNeverShareABlock) {
   EXPECT_EQ(allocator->statistics().free_extents, 4u);
 }
 
-// Each thread never holds more than its share, so a free block exists whenever one is asked for.
+// No thread holds more than its share, so a free block exists whenever one is requested.
 TEST(ExtentAllocator, AFreeBlockIsFoundWhileOthersMoveTheirs) {
   constexpr unsigned kThreads = 4;
   const auto allocator = Make(Blocks(0, 64 * kWindow), 64);

@@ -82,7 +82,7 @@ TEST(FileDeviceTest, BytesPersistAcrossOpens) {
   EXPECT_TRUE(Same(in, out));
 }
 
-// Pieces and batches: everything arrives at its own place, once.
+// Pieces and batches: every byte is transferred once, to its own location.
 class FileDeviceShapeTest : public testing::TestWithParam<std::tuple<unsigned, uint64_t>> {};
 
 TEST_P(FileDeviceShapeTest, ManyRequestsAtOnceAllArriveOnce) {
@@ -117,12 +117,12 @@ TEST(FileDeviceTest, OnCompleteNeverRunsInsideSubmit) {
   const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path(), {.queue_depth = 2});
   const AlignedMemory memory(64 * kBlockSize);
-  Mutex held;  // by the submitter, taken by every completion
+  Mutex held;  // held by the submitter, and taken by every completion
   std::vector<std::unique_ptr<RecordingRequest>> requests;
   std::vector<IoRequest*> pointers;
   for (uint64_t i = 0; i < 64; ++i) {
     const auto part = memory.bytes().subspan(i * kBlockSize, kBlockSize);
-    // Some of them are refused: these too complete elsewhere.
+    // Some of them are invalid; these also complete outside Submit.
     const ByteOffset offset{i % 8 == 7 ? kFileSize : i * kBlockSize};
     requests.push_back(std::make_unique<RecordingRequest>(IoRequest::Operation::kWrite, offset, part));
     requests.back()->on_complete = [&held] { const MutexLock lock(held); };
@@ -183,7 +183,7 @@ TEST(FileDeviceTest, AFileThatShrankIsAnIoErrorReportedOnce) {
   const auto device = OpenDevice(file.path());
   ASSERT_EQ(truncate(file.path().c_str(), 3 * kMiB + kMiB / 2), 0);
   const AlignedMemory memory(6 * kMiB);
-  // Pieces before the end, across it (short) and behind it (0 bytes): one completion, kIo.
+  // Pieces before the end, across it (short) and behind it (0 bytes): one completion with kIo.
   RecordingRequest request(IoRequest::Operation::kRead, ByteOffset{0}, memory.bytes());
   request.SubmitTo(*device);
   const auto result = request.Wait();
@@ -270,7 +270,7 @@ TEST(FileDeviceOpenTest, AnExhaustedAioLimitNamesTheSysctlAndItsValue) {
   EXPECT_TRUE(FileDevice::Open(file.path(), {}).has_value()) << "the failed one left nothing behind";
 }
 
-// What a command printed; nothing when it failed.
+// Returns a command's output, or nothing if it failed.
 std::optional<std::string> Capture(const std::string& command) {
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return std::nullopt;
@@ -282,7 +282,7 @@ std::optional<std::string> Capture(const std::string& command) {
   return text;
 }
 
-// A loop device over a scratch file, detached at the end.
+// A loop device on a scratch file, detached at the end.
 class LoopDevice {
  public:
   explicit LoopDevice(const std::string& file) {
@@ -335,7 +335,7 @@ TEST_F(FileDeviceBlockDeviceTest, ALoopDeviceIsReadWrittenAndTakenExclusively) {
 }
 
 TEST_F(FileDeviceBlockDeviceTest, OpenWaitsWhileAProbeSharesTheLock) {
-  const int looks = open(path().c_str(), O_RDONLY | O_CLOEXEC);  // as udevd does
+  const int looks = open(path().c_str(), O_RDONLY | O_CLOEXEC);  // like udevd
   ASSERT_EQ(flock(looks, LOCK_SH), 0);
   std::promise<pid_t> started;
   auto opened = std::async(std::launch::async, [&] {
@@ -349,7 +349,7 @@ TEST_F(FileDeviceBlockDeviceTest, OpenWaitsWhileAProbeSharesTheLock) {
 }
 
 TEST_F(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) {
-  // Reads behind the end of the backing file fail in the device, not in the kernel's checks of a file.
+  // Reads beyond the end of the backing file fail in the device rather than in the kernel's checks of a file.
   ASSERT_EQ(truncate(file_.path().c_str(), kMiB), 0);
   const auto device = OpenDevice(path());
   const AlignedMemory memory(kMiB);
@@ -358,7 +358,7 @@ TEST_F(FileDeviceBlockDeviceTest, AFailingDeviceGivesIoErrorsAndTheRingLivesOn) 
   EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
 }
 
-// Opens a device once more, as for leases; closed at the end.
+// Opens a device once more, as for leases, and closes it at the end.
 class Again {
  public:
   Again(const FileDevice& device, bool write, uint64_t writer = 0) : opened_(device.OpenAgain(write, writer).value()) {}
@@ -380,7 +380,7 @@ void ExpectWritersKeepTheNextOpenOut(const std::string& path) {
     EXPECT_EQ(pwrite(writes.get(), memory.data(), kBlockSize, kMiB), static_cast<ssize_t>(kBlockSize));
     EXPECT_EQ(pread(reads.get(), memory.data(), kBlockSize, kMiB), static_cast<ssize_t>(kBlockSize));
     EXPECT_EQ(pwrite(reads.get(), memory.data(), kBlockSize, kMiB), -1);
-    const Again second(*device, true);  // Writers keep each other out of nothing.
+    const Again second(*device, true);  // Two writers do not exclude each other.
     device.reset();
     const auto refused = FileDevice::Open(path, {});
     ASSERT_FALSE(refused.has_value());
@@ -394,12 +394,12 @@ void ExpectWritersKeepTheNextOpenOut(const std::string& path) {
   EXPECT_NE(OpenDevice(path), nullptr) << "readers keep nobody out";
 }
 
-TEST(FileDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) {
+TEST(FileDeviceTest, WriterDescriptorsBlockTheNextOpen) {
   const ScratchFile file(kFileSize);
   ExpectWritersKeepTheNextOpenOut(file.path());
 }
 
-TEST(FileDeviceTest, AWriterIsThereAsLongAsACopyOfItsDescriptor) {
+TEST(FileDeviceTest, AWriterExistsAsLongAsACopyOfItsDescriptor) {
   const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path());
   const Again other(*device, true, 8);
@@ -422,7 +422,7 @@ TEST(FileDeviceTest, AReadOnlyDeviceHasNoDescriptorForWriters) {
   const Again reads(*device, false);
 }
 
-TEST_F(FileDeviceBlockDeviceTest, DescriptorsForWritersKeepTheNextOpenOut) { ExpectWritersKeepTheNextOpenOut(path()); }
+TEST_F(FileDeviceBlockDeviceTest, WriterDescriptorsBlockTheNextOpen) { ExpectWritersKeepTheNextOpenOut(path()); }
 
 }  // namespace
 }  // namespace weightfs

@@ -37,7 +37,7 @@ class SuperblockTest : public testing::Test {
   void SetUp() override { ASSERT_TRUE(WriteSuperblock(device_, written_).has_value()); }
   void TearDown() override { spdlog::set_level(spdlog::level::info); }
 
-  // Changes one copy; its checksum is made right again unless told otherwise.
+  // Changes one copy and, unless `seal` is false, corrects its checksum.
   void Edit(size_t copy, const std::function<void(SuperblockRecord&)>& change, bool seal = true) {
     const AlignedMemory memory(kBlockSize);
     const ByteOffset offset{kSuperblockOffsets[copy]};
@@ -124,7 +124,7 @@ TEST_F(SuperblockTest, AFlipOfAnyByteIsNoticed) {
   for (size_t at = 0; at < kBlockSize; at += 13) {
     device_.Corrupt(ByteOffset{at});
     EXPECT_FALSE(ReadSuperblock(device_).has_value()) << "byte " << at;
-    device_.Corrupt(ByteOffset{at});  // flipped back
+    device_.Corrupt(ByteOffset{at});  // flip it back
   }
   EXPECT_TRUE(ReadSuperblock(device_).has_value());
 }
@@ -148,7 +148,7 @@ TEST(SuperblockReadTest, ADeviceTooShortForOneCopyIsNotOurs) {
 }
 
 TEST_F(SuperblockTest, AMisplacedCopyIsNotValid) {
-  // The intact bytes of copy 2, with a greater sequence, where copy 0 belongs.
+  // The intact bytes of copy 2, with a larger sequence number, at the location of copy 0.
   Edit(0, [](SuperblockRecord& record) {
     record.copy_offset = kSuperblockOffsets[2];
     record.sequence = 99;
@@ -241,13 +241,12 @@ TEST_F(SuperblockTest, APowerLossAnywhereShowsTheOldOrTheNewOne) {
   const size_t before = journal_->size();
   written_.clean = true;
   ASSERT_TRUE(WriteSuperblock(device_, written_).has_value());
-  spdlog::set_level(spdlog::level::off);  // thousands of damaged copies
+  spdlog::set_level(spdlog::level::off);  // silence thousands of damaged copies
   std::set<uint64_t> seen;
   for (size_t cut = before; cut <= journal_->size(); ++cut) {
     for (uint64_t seed = 0; seed < 200; ++seed) {
       CrashOptions options{.seed = seed};
-      // A copy is lost when it is torn, not when it is dropped: in half of the images all writes reach the
-      // device.
+      // A copy is lost by tearing, not by dropping, so in half of the images all writes reach the device.
       if (seed % 2 == 0) options.device_survival = 1.0;
       const Restarted restarted = Restart(journal_->ImageAt(cut, options));
       const auto read = ReadSuperblock(*restarted.devices[0]);

@@ -37,7 +37,7 @@ class ThreadedRingTest : public KernelHooksTest {
     close(descriptor_);
   }
 
-  // All requests at once; the results by request.
+  // Starts all requests at once. Returns the result of each.
   std::vector<Result<void>> Transfer(IoRequest::Operation operation, const AlignedMemory& memory) {
     std::vector<std::unique_ptr<RecordingRequest>> requests;
     std::vector<IoRequest*> pointers;
@@ -60,7 +60,7 @@ class ThreadedRingTest : public KernelHooksTest {
     }
     return codes;
   }
-  // Every byte goes out and comes back.
+  // Writes and reads back every byte.
   void ExpectRoundTrip() {
     EXPECT_TRUE(Failures(Transfer(IoRequest::Operation::kWrite, memory_)).empty());
     const AlignedMemory in(memory_.size());
@@ -118,7 +118,7 @@ TEST_F(ThreadedRingTest, ShortTransfersAreContinuedFromTheLastWholeBlock) {
   OnSubmit([&](Controls controls) {
     for (KernelControl* control : controls) {
       if (control->size < 4 * kBlockSize) continue;
-      // Also ends inside a block: 512 bytes of it must be sent again.
+      // Some transfers end inside a block: 512 bytes of it must be sent again.
       control->size = kBlockSize * (1 + static_cast<uint64_t>(shortened % 3)) + (shortened % 2 == 0 ? 512 : 0);
       ++shortened;
     }

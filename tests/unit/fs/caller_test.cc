@@ -14,7 +14,7 @@ namespace {
 
 constexpr uid_t kStranger = 65533;
 
-// Runs `body` in a process of another user, which may not look into this one's links in /proc.
+// Runs `body` in a process of another user, which may not read this process's links in /proc.
 bool IsTrueForAStranger(const std::function<bool()>& body) {
   const pid_t child = fork();
   if (child == 0)

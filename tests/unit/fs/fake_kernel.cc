@@ -21,7 +21,7 @@ std::string WithZero(std::string_view name) { return std::string(name).append(1,
 
 }  // namespace
 
-// Stands in front of libfuse's. Without a session there is no kernel that could have pages.
+// Replaces libfuse's function. Without a session there is no kernel that could have pages.
 extern "C" int fuse_lowlevel_notify_inval_inode(fuse_session* session, fuse_ino_t ino, off_t offset, off_t size) {
   if (FakeKernel::on_drop) FakeKernel::on_drop();
   if (session == nullptr) return 0;
@@ -65,7 +65,7 @@ FakeKernel::FakeKernel(const Offer& offer, MountOptions options) : options_(std:
 FakeKernel::~FakeKernel() {
   if (runner_.joinable()) (void)Disconnect();
   if (socket_ >= 0) close(socket_);
-  (void)store_->Close();  // gives back what it keeps of the session's buffers
+  (void)store_->Close();  // releases its buffers of the session
 }
 
 void FakeKernel::Send(uint32_t opcode, uint64_t node, std::string_view body) {

@@ -19,7 +19,7 @@
 
 namespace weightfs {
 
-// What the session wrote: an answer (unique != 0) or a notification (unique 0, `error` is its code).
+// A message from the session: an answer (unique != 0) or a notification (unique 0; `error` is its code).
 struct KernelReply {
   uint64_t unique = 0;
   int error = 0;  // negative errno
@@ -33,7 +33,7 @@ struct KernelReply {
   }
 };
 
-// About what Linux 6.18 offers: much that weightfs does not use, and mappings of direct I/O (bit 36).
+// Approximately the features of Linux 6.18: many that weightfs does not use, and mappings of direct I/O (bit 36).
 inline constexpr uint64_t kModernOffer = 0x13'73ff'fffbULL;
 
 class FakeKernel {
@@ -43,7 +43,7 @@ class FakeKernel {
     uint64_t flags = kModernOffer;
   };
 
-  // Starts a session and negotiates. `negotiated()` tells whether that worked.
+  // Starts a session and negotiates. `negotiated()` says whether that succeeded.
   FakeKernel(const Offer& offer, MountOptions options);
   ~FakeKernel();
 
@@ -53,7 +53,7 @@ class FakeKernel {
   Filesystem& filesystem() { return *filesystem_; }
   Session& session() { return *session_; }
 
-  // Sends a request and waits for its answer; notifications that come before it are in `notifications`.
+  // Sends a request and waits for its answer. Notifications that arrive first are added to `notifications`.
   KernelReply Ask(uint32_t opcode, uint64_t node, std::string_view body);
   template <typename In>
   KernelReply AskWith(uint32_t opcode, uint64_t node, const In& in, std::string_view rest = {}) {
@@ -63,7 +63,7 @@ class FakeKernel {
   void Tell(uint32_t opcode, uint64_t node, std::string_view body);
   std::vector<KernelReply> notifications;
 
-  // Short forms. Names and modes as the kernel sends them.
+  // Shortcuts. Names and modes are passed as the kernel sends them.
   KernelReply Lookup(uint64_t parent, std::string_view name);
   KernelReply Create(std::string_view name, uint32_t flags, uint32_t mode = 0644, uint32_t umask = 0);
   KernelReply Open(uint64_t node, uint32_t flags);
@@ -74,14 +74,15 @@ class FakeKernel {
   KernelReply WriteBack(uint64_t node, uint64_t handle, uint64_t offset, std::string_view data);
   KernelReply Release(uint64_t node, uint64_t handle);
 
-  // What the kernel answers to each request to drop pages, in turn: a negative errno; then it drops them.
+  // The results of the next requests to drop pages, in order: a negative errno, or success, which drops them. When
+  // empty, requests succeed.
   static inline std::deque<int> drop_errors;
-  // Runs before each of them, if it is set.
+  // If set, runs before each of those requests.
   static inline std::function<void()> on_drop;
 
-  // Ends the connection, as an unmount does, and waits for Run; its result.
+  // Ends the connection, as an unmount does, waits for Run, and returns its result.
   Result<void> Disconnect();
-  // Waits for Run to return of itself.
+  // Waits for Run to return by itself.
   Result<void> WaitForEnd();
 
  private:

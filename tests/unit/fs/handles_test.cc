@@ -34,7 +34,7 @@ TEST(HandleRegistry, OwnsAHandleUntilItsRelease) {
   EXPECT_EQ(registry.Remove(number), nullptr);
 }
 
-TEST(HandleRegistry, GivesWhatTheKernelNeverReleased) {
+TEST(HandleRegistry, ReturnsHandlesThatTheKernelNeverReleased) {
   HandleRegistry<FileHandle> registry;
   const uint64_t released = registry.Add(std::make_shared<FileHandle>());
   const uint64_t left = registry.Add(std::make_shared<FileHandle>());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replies as bytes: what is completed, and what stays untouched.
+// Replies as bytes: which fields are filled in, and which stay unchanged.
 #include "fs/init_reply.h"
 
 #include <gtest/gtest.h>

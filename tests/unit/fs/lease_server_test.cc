@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lease server over a store on disk, and programs that speak to it through the channel.
+// The lease server on a store on disk, and programs that communicate with it through the channel.
 #include "fs/lease_server.h"
 
 #include <fcntl.h>
@@ -52,7 +52,7 @@ class LeaseServerTest : public testing::Test {
   Store& store() { return session_->store(); }
   LeaseServer& server() { return *filesystem_->leases(); }
 
-  // An open file of the mount, and its ticket for this process.
+  // Opens a file of the mount, and gets a ticket for this process.
   std::shared_ptr<FileHandle> Open(const std::string& name, int flags) {
     CreateRequest request;
     request.mode = S_IFREG | 0644;
@@ -75,13 +75,13 @@ class LeaseServerTest : public testing::Test {
   struct Program {
     UniqueFd socket;
     std::vector<UniqueFd> devices;
-    int error = 0;  // of the last answer
+    int error = 0;  // error of the last answer
 
     explicit Program(const LeaseServer& server) : socket(lease::Connect(server.name()).value()) {}
     lease::Message Ask(lease::Kind kind, const std::vector<std::span<const std::byte>>& body) {
       lease::Header header;
       header.kind = static_cast<uint32_t>(kind);
-      error = ECONNRESET;  // where the server has ended the connection, on either way
+      error = ECONNRESET;  // the server has closed the connection, in one of two ways
       if (!lease::Send(socket.get(), header, body, {}).has_value()) return {};
       auto answer = lease::Receive(socket.get(), {});
       if (!answer.has_value()) return {};
@@ -90,7 +90,7 @@ class LeaseServerTest : public testing::Test {
       if (!answer->descriptors.empty()) devices = std::move(answer->descriptors);
       return std::move(*answer);
     }
-    // The bytes of the whole file; each block is checked.
+    // Returns the bytes of the whole file after verifying each block.
     std::string Read(const lease::Token& token) {
       const lease::ReadRequest request{token, 0, lease::kToEnd};
       const lease::Message message = Ask(lease::Kind::kRead, {lease::BytesOf(request)});
@@ -147,7 +147,7 @@ class LeaseServerTest : public testing::Test {
   std::unique_ptr<Filesystem> filesystem_;
 };
 
-TEST_F(LeaseServerTest, WhatIsCommittedIsRead) {
+TEST_F(LeaseServerTest, CommittedDataIsRead) {
   const auto file = Open("a", O_RDWR);
   const lease::Token token = Ticket(file);
   Program program(server());
@@ -197,11 +197,11 @@ TEST_F(LeaseServerTest, BlocksAreFreeOnceNobodyCanWriteThem) {
   store().CollectOrphanedReservations();
   EXPECT_EQ(store().statistics().granted_bytes, 1000 * kBlockSize);
   copy = UniqueFd();
-  while (store().statistics().granted_bytes != 0) std::this_thread::yield();  // The server looks by itself.
+  while (store().statistics().granted_bytes != 0) std::this_thread::yield();  // The server checks by itself.
   store().CloseFile(file->inode);
 }
 
-TEST_F(LeaseServerTest, AnAnswerIsSaidOnceAlsoWhenTheProgramIsGone) {
+TEST_F(LeaseServerTest, AnAnswerIsSentOnceEvenIfTheProgramIsGone) {
   const auto file = Open("a", O_RDWR);
   const lease::Token token = Ticket(file);
   for (int round = 0; round < 200; ++round) {
@@ -289,7 +289,7 @@ TEST(AnswerMemory, IsBoundedForAllTogetherAndComesBack) {
   EXPECT_TRUE(AnswerMemory(taken).Add(third).has_value());
 }
 
-TEST_F(LeaseServerTest, WhatAnswersTakeComesBack) {
+TEST_F(LeaseServerTest, MemoryOfAnswersIsReleased) {
   const auto file = Open("a", O_RDWR);
   ASSERT_TRUE(store().Truncate(file->inode, uint64_t{300} << 30).has_value());
   const lease::ReadRequest request{Ticket(file), 0, lease::kToEnd};
@@ -302,7 +302,7 @@ TEST_F(LeaseServerTest, WhatAnswersTakeComesBack) {
   store().CloseFile(file->inode);
 }
 
-TEST_F(LeaseServerTest, TheTrustDomainIsWhatTheOptionSays) {
+TEST_F(LeaseServerTest, TheOptionSetsTheTrustDomain) {
   const Credentials root{0, 0, {}, uint64_t{1} << CAP_DAC_OVERRIDE}, owner{geteuid(), 0, {}, root.capabilities};
   const Credentials stranger{geteuid() + 1, 0, {}, root.capabilities}, bare{0, 0, {}, ~root.capabilities};
   for (const auto& [who, by_owner, by_root] :

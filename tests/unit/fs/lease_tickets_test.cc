@@ -18,7 +18,7 @@ TEST(LeaseTickets, AreOneForEachHandleAndUser) {
   EXPECT_EQ(tickets.Find(tickets.Issue({nullptr, directory}, 1).value(), 1).directory, directory);
 }
 
-TEST(LeaseTickets, AreGoodForTheirUserOnly) {
+TEST(LeaseTickets, AreValidForTheirUserOnly) {
   LeaseTickets tickets;
   const auto file = std::make_shared<FileHandle>();
   const auto token = tickets.Issue({file, nullptr}, 1).value();
@@ -26,7 +26,7 @@ TEST(LeaseTickets, AreGoodForTheirUserOnly) {
   EXPECT_EQ(tickets.Find({}, 1).file, nullptr);
 }
 
-TEST(LeaseTickets, CarryTheCapabilitiesOfWhoeverAsked) {
+TEST(LeaseTickets, CarryTheCapabilitiesOfTheCaller) {
   LeaseTickets tickets;
   const auto file = std::make_shared<FileHandle>();
   const auto without = tickets.Issue({file, nullptr, 0}, 0).value(),
@@ -37,7 +37,7 @@ TEST(LeaseTickets, CarryTheCapabilitiesOfWhoeverAsked) {
   EXPECT_EQ(tickets.Issue({file, nullptr, 2}, 0).value(), with);
 }
 
-TEST(LeaseTickets, GoWithTheirHandle) {
+TEST(LeaseTickets, EndWithTheirHandle) {
   LeaseTickets tickets;
   auto file = std::make_shared<FileHandle>();
   const auto token = tickets.Issue({file, nullptr}, 1).value(), second = tickets.Issue({file, nullptr}, 2).value();

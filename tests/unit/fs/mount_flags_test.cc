@@ -7,7 +7,7 @@
 namespace weightfs {
 namespace {
 
-TEST(MountFlagsTest, OptionsChangeWhatTheMountHas) {
+TEST(MountFlagsTest, OptionsChangeTheFlagsOfTheMount) {
   const std::string current = "rw,nosuid,nodev,relatime,rw,user_id=0";
   EXPECT_EQ(ChangeMountFlags(current, {}), MS_NOSUID | MS_NODEV | MS_RELATIME);
   EXPECT_EQ(ChangeMountFlags(current, std::vector<std::string>{"suid", "noexec"}), MS_NODEV | MS_NOEXEC | MS_RELATIME);

@@ -25,7 +25,7 @@ Parsed Parse(std::string_view text) {
   return parsed;
 }
 
-TEST(MountOptions, NothingChangesNothing) {
+TEST(MountOptions, NoOptionsChangeNothing) {
   for (const char* text : {"", ",", ",,"}) {
     const Parsed parsed = Parse(text);
     ASSERT_TRUE(parsed.result.has_value());
@@ -54,7 +54,7 @@ TEST(MountOptions, SetWhatTheyName) {
   EXPECT_THAT(parsed.mount.kernel_options, ElementsAre("noatime", "nodev"));
 }
 
-TEST(MountOptions, DirectNamesWhoIsTrusted) {
+TEST(MountOptions, DirectSelectsTheTrustedUsers) {
   EXPECT_EQ(Parse("").mount.direct, DirectAccess::kOwner);
   EXPECT_EQ(Parse("direct=owner").mount.direct, DirectAccess::kOwner);
   EXPECT_EQ(Parse("direct=root").mount.direct, DirectAccess::kRoot);
@@ -77,7 +77,7 @@ TEST(MountOptions, WithoutTakesAListUpToTheNextOption) {
   EXPECT_TRUE(parsed.mount.read_only);
 }
 
-TEST(MountOptions, WhatFstabAddsMeansNothing) {
+TEST(MountOptions, OptionsAddedByFstabAreIgnored) {
   const Parsed parsed = Parse("defaults,_netdev,nofail,noauto,user,x-systemd.automount");
   ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
   EXPECT_THAT(parsed.mount.kernel_options, IsEmpty());
@@ -158,14 +158,14 @@ TEST(MountOptions, InodesCountAsMemory) {
   }
 }
 
-TEST(MountOptions, WhatMountTakesIsTaken) {
+TEST(MountOptions, OptionsThatMountHandlesAreAccepted) {
   const Parsed parsed = Parse("noatime,nodiratime,strictatime,lazytime,silent,nosymfollow,X-mount.mkdir,user=me,owner");
   ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
   EXPECT_THAT(parsed.mount.kernel_options,
               ElementsAre("noatime", "nodiratime", "strictatime", "lazytime", "silent", "nosymfollow"));
 }
 
-TEST(MountOptions, ARemountMayCarryWhatTheTableOfMountsSays) {
+TEST(MountOptions, ARemountAcceptsTheOptionsInTheMountTable) {
   const Parsed parsed = Parse("remount,ro,user_id=0,group_id=0,default_permissions,max_read=131072,commit=1");
   ASSERT_TRUE(parsed.result.has_value()) << ToString(parsed.result.error());
   EXPECT_TRUE(parsed.mount.remount);

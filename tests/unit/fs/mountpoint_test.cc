@@ -38,7 +38,7 @@ TEST_F(Mountpoint, MustBeAnExistingDirectory) {
   ExpectRefused(root_ + "/file", ErrorCode::kNotDirectory, "not a directory");
 }
 
-// fusermount3 is run for users other than root.
+// Users other than root unmount through fusermount3.
 TEST_F(Mountpoint, AnUnmountWhoseEndIsNotSeenIsNoSuccess) {
   std::filesystem::permissions(root_, std::filesystem::perms(0755));
   std::ofstream(root_ + "/fusermount3") << "#!/bin/sh\nexit 1\n";

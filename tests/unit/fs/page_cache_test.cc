@@ -19,7 +19,7 @@ using Ranges = std::vector<ByteRange>;
 bool OpenCached(PageCacheTracker& tracker, InodeId ino) { return tracker.Open(ino, OpenMode::kPageCache, false).keep; }
 void CloseCached(PageCacheTracker& tracker, InodeId ino) { tracker.Close(ino, OpenMode::kPageCache, false); }
 
-// A direct write through an open of its own; true if the kernel has to drop pages first.
+// A direct write through a separate open. Returns true if the kernel must drop pages first.
 bool WriteDirect(PageCacheTracker& tracker, InodeId ino) {
   const auto opened = tracker.Open(ino, OpenMode::kDirect, false);
   const bool drop = InodePages::DirectWrite(*opened.pages, {0, 8}).must_drop();
@@ -27,7 +27,7 @@ bool WriteDirect(PageCacheTracker& tracker, InodeId ino) {
   return drop;
 }
 
-// Fills as the kernel asks for them: `begun` of them read the store.
+// Page-cache fills, as the kernel requests them; `begun` of them are reading the store.
 struct Fills {
   InodePages& pages;
   int begun = 0;
@@ -57,7 +57,7 @@ TEST(PageCacheTracker, DirectWriteMakesTheNextCachedOpenDropPages) {
   EXPECT_FALSE(OpenCached(tracker, kFile));
 }
 
-TEST(PageCacheTracker, DirectWriteBesideACachedOpenMustDropPages) {
+TEST(PageCacheTracker, DirectWriteDuringACachedOpenMustDropPages) {
   PageCacheTracker tracker;
   (void)OpenCached(tracker, kFile);
   (void)OpenCached(tracker, kFile);
@@ -68,7 +68,7 @@ TEST(PageCacheTracker, DirectWriteBesideACachedOpenMustDropPages) {
   EXPECT_TRUE(OpenCached(tracker, kFile)) << "the stale pages were dropped, the rest is valid";
 }
 
-TEST(PageCacheTracker, ForgettingTakesNothingFromAnOpenFile) {
+TEST(PageCacheTracker, ForgettingDoesNotAffectAnOpenFile) {
   PageCacheTracker tracker;
   (void)OpenCached(tracker, kFile);
   tracker.Forget(kFile);
@@ -163,7 +163,7 @@ TEST(InodePages, PagesThatMayBeThereAreDroppedBeforeTheWrite) {
   EXPECT_EQ(fills.begun, 3);
 }
 
-// The kernel's drop waits for the answers of fills that are under way, so they must not wait for the drop.
+// The kernel's drop waits for the answers of fills under way, so these must not wait for the drop.
 TEST(InodePages, FillDuringADropIsAnsweredAndItsPagesAreDroppedAgain) {
   InodePages pages;
   Fills fills{pages};
@@ -210,7 +210,7 @@ TEST(InodePages, FailedDropEndsTheDirectWrite) {
   EXPECT_TRUE(next.DropPages(DropNothing).has_value()) << "the next drop has its turn";
 }
 
-// The second would wait for a fill that the first holds back, and the first for one that the second holds back.
+// Otherwise the second one would wait for a fill that the first one blocks, and vice versa.
 TEST(InodePages, DropsOfOneInodeTakeTurns) {
   InodePages pages;
   constexpr auto kAlways = InodePages::DropPolicy::kAlways;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Reply answers its request once, whatever its owner does.
+// A Reply answers its request exactly once, whatever its owner does.
 #include "fs/reply.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@
 namespace weightfs {
 namespace {
 
-// A libfuse session without a kernel: requests are handed in, answers are collected.
+// A libfuse session without a kernel: the test passes requests in and collects the answers.
 class ReplyTest : public testing::Test {
  protected:
   struct Answer {
@@ -82,7 +82,7 @@ class ReplyTest : public testing::Test {
     fuse_session_process_buf(session_, &buffer);
   }
 
-  // What one request is answered when `handle` gets its Reply.
+  // The answers to one request if `handle` gets its Reply.
   std::vector<Answer> AnswersOf(std::function<void(Reply)> handle) {
     handle_ = std::move(handle);
     answers_.clear();

@@ -21,7 +21,7 @@ using testing::HasSubstr;
 MountOptions Options(std::vector<std::string> without = {}) {
   MountOptions options;
   options.without = std::move(without);
-  options.without.push_back("max_pages_limit");  // whatever this machine's sysctl says
+  options.without.push_back("max_pages_limit");  // independent of this machine's sysctl
   options.write_buffers = ByteCount{8 * kMiB};
   return options;
 }
@@ -150,7 +150,7 @@ TEST(SessionOpen, WriteWhosePagesCannotBeDroppedFails) {
   EXPECT_EQ(kernel.Write(file.node, file.handle, 0, "new").error, 0);
 }
 
-// Of a write(2) the kernel drops the pages itself; of these it drops them after the answer.
+// The kernel itself drops the pages of a write(2). For these operations it drops them after the answer.
 TEST(SessionOpen, ChangesOfARangeDropPagesThatWereFilled) {
   FakeKernel kernel({}, Options());
   const Opened file = CreatedBy(kernel.Create("a", O_WRONLY));
@@ -395,7 +395,7 @@ TEST(SessionEnd, StopEndsARunThatWaitsForRequests) {
   EXPECT_TRUE(kernel.WaitForEnd().has_value());
 }
 
-TEST(SessionEnd, RunTellsWhenItServes) {
+TEST(SessionEnd, RunReportsWhenItServes) {
   std::atomic<int> ready{0};
   MountOptions options = Options();
   options.ready = [&ready] { ++ready; };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring over the kernel's own queue, and the answers that it gives seldom.
+// The ring on the kernel's own queue, with results that the kernel seldom returns.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ TEST_F(AioQueueTest, EachWakeEndsAWait) {
   const auto ring = std::move(IoRing::Create({.depth = 1, .wakeable = true}).value());
   std::array<IoRing::Completion, 1> completions;
   for (int i = 0; i < 3; ++i) {
-    // Before the wait, several times, and while another thread may be in it.
+    // Before the wait, repeatedly, and while another thread may be waiting.
     ring->Wake();
     ring->Wake();
     EXPECT_EQ(ring->Reap(completions, 1), 0U);
@@ -111,7 +111,7 @@ TEST_F(AioQueueTest, AFailureIsReapedByAThreadThatWaitsAlready) {
   EXPECT_EQ(completion.error_number, EBADF);
 }
 
-TEST_F(AioQueueTest, WithoutRoomASmallerRingServesOrTheErrorNamesTheLimit) {
+TEST_F(AioQueueTest, WithFewEventsLeftTheRingIsSmallerOrTheErrorNamesTheLimit) {
   OnSetup([](int depth) { return depth > 8 ? -EAGAIN : 0; });
   const auto small = IoRing::Create({.depth = 100, .may_shrink = true});
   ASSERT_TRUE(small.has_value());

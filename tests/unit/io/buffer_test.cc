@@ -47,7 +47,7 @@ TEST(BufferPoolTest, TheHeaderEndsWhereThePageAlignedDataBegins) {
   EXPECT_EQ(first.bytes().back(), std::byte{1}) << "a header lies in no other buffer";
 }
 
-TEST(BufferPoolTest, NeverHandsOutMoreThanItsCount) {
+TEST(BufferPoolTest, NeverAllocatesMoreThanItsCount) {
   const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 2});
   EXPECT_EQ(pool->capacity(), 2U);
   Buffer one = pool->TryAllocate();
@@ -61,7 +61,7 @@ TEST(BufferPoolTest, NeverHandsOutMoreThanItsCount) {
   EXPECT_TRUE(pool->TryAllocate());
 }
 
-TEST(BufferPoolTest, TheWarmestBufferGoesOutFirst) {
+TEST(BufferPoolTest, TheMostRecentlyUsedBufferIsAllocatedFirst) {
   const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 8});
   Buffer one = pool->Allocate();
   const Buffer two = pool->Allocate();
@@ -70,7 +70,7 @@ TEST(BufferPoolTest, TheWarmestBufferGoesOutFirst) {
   EXPECT_EQ(pool->Allocate().data(), address);
 }
 
-TEST(BufferTest, TheLastReferenceGivesTheBufferBack) {
+TEST(BufferTest, TheLastReferenceReleasesTheBuffer) {
   const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 1});
   Buffer one = pool->Allocate();
   {

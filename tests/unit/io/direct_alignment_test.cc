@@ -40,7 +40,7 @@ TEST(DirectAlignmentTest, ATransferOfThisAlignmentSucceeds) {
             static_cast<ssize_t>(alignment->offset));
 }
 
-TEST(DirectAlignmentTest, APageServesWhereTheKernelDoesNotSay) {
+TEST(DirectAlignmentTest, APageIsUsedIfTheKernelReportsNoAlignment) {
   const UniqueFd not_a_file(open("/proc/self/status", O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(not_a_file);
   const auto alignment = QueryDirectAlignment(not_a_file.get());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring over a kernel that answers what the test says.
+// The ring on a fake kernel whose results the test controls.
 #include "io/io_ring.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ class FakeKernel final : public KernelQueue {
     return static_cast<int>(count);
   }
   void Wake() override { ++wakes; }
-  // The offsets of what is in the kernel.
+  // The offsets of the transfers in the kernel.
   std::vector<uint64_t> Offsets() const {
     std::vector<uint64_t> offsets;
     for (const auto& [slot, range] : in_kernel) offsets.push_back(range.first);
@@ -65,27 +65,27 @@ class FakeKernel final : public KernelQueue {
     return offsets;
   }
 
-  std::vector<int> answers;                                     // of Submit; afterwards everything is accepted
-  std::vector<std::pair<uint64_t, int64_t>> ended;              // by offset, with results, for Wait
-  int wait_error = 0;                                           // of the next Wait
-  std::vector<size_t> batches;                                  // sizes, of Submit
-  std::vector<Pause> timeouts;                                  // of Wait
+  std::vector<int> answers;                                     // results of Submit; afterwards everything is accepted
+  std::vector<std::pair<uint64_t, int64_t>> ended;              // completions for Wait: offset and result
+  int wait_error = 0;                                           // result of the next Wait
+  std::vector<size_t> batches;                                  // sizes of batches passed to Submit
+  std::vector<Pause> timeouts;                                  // timeouts passed to Wait
   std::map<unsigned, std::pair<uint64_t, uint64_t>> prepared;   // offset and size
-  std::map<unsigned, std::pair<uint64_t, uint64_t>> in_kernel;  // the same
+  std::map<unsigned, std::pair<uint64_t, uint64_t>> in_kernel;  // likewise
   int wakes = 0;
 };
 
 class IoRingTest : public testing::Test {
  protected:
   ~IoRingTest() override {
-    // What is left ends, for the ring asserts that nothing is in the kernel.
+    // Completes the remaining transfers, because the ring asserts that none are in the kernel.
     while (ring_.in_kernel() > 0) {
       for (const uint64_t offset : kernel_.Offsets()) kernel_.ended.emplace_back(offset, -EIO);
       Reap();
     }
   }
 
-  // The transfer number i begins at i * kSize and has the owner &owners_[i].
+  // Queues transfers. Number i begins at i * kSize and has the owner &owners_[i].
   void Queue(size_t count, uint64_t unit = 512) {
     for (size_t i = 0; i < count; ++i, ++queued_) {
       const IoRing::Transfer transfer{
@@ -106,7 +106,7 @@ class IoRingTest : public testing::Test {
     return out;
   }
 
-  // Hands the ring a queue, and keeps the kernel behind it.
+  // Passes a queue to the ring, while the test keeps the kernel behind it.
   class Forward final : public KernelQueue {
    public:
     explicit Forward(FakeKernel& kernel) : kernel_(kernel) {}
@@ -235,7 +235,7 @@ TEST_F(IoRingTest, LessThanAUnitOfProgressCompletesWithTheBytesDone) {
   EXPECT_THAT(Reap(), ElementsAre(Completed(0, 1124, 0)));
 }
 
-TEST_F(IoRingTest, AnErrorTellsHowManyBytesWereDoneBefore) {
+TEST_F(IoRingTest, AnErrorReportsTheBytesDoneBefore) {
   Queue(2, 512);
   ring_.Submit();
   kernel_.ended = {{0, 512}, {kSize, -EIO}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel of leases: whole messages with bodies and descriptors, and what a hostile peer may try.
+// The channel of leases: whole messages with bodies and descriptors, and attacks by a hostile peer.
 #include "lease/channel.h"
 
 #include <fcntl.h>
@@ -36,7 +36,7 @@ class ChannelTest : public testing::Test {
     return count;
   }
 
-  // A message as a hostile peer builds it.
+  // Sends a message as a hostile peer may build it.
   void SendRaw(std::span<const std::byte> bytes, std::span<const int> descriptors) {
     iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
     msghdr message{};
@@ -147,7 +147,7 @@ TEST_F(ChannelTest, DescriptorsArriveInOrderAndCloseOnExec) {
   }
 }
 
-TEST_F(ChannelTest, NothingThereAndTheEndAreToldApart) {
+TEST_F(ChannelTest, NoMessageAndTheEndAreDistinguished) {
   EXPECT_EQ(Receive(far_.get(), {}).error().code, ErrorCode::kAgain);
   near_ = {};
   --open_before_;
@@ -155,7 +155,7 @@ TEST_F(ChannelTest, NothingThereAndTheEndAreToldApart) {
   EXPECT_EQ(Send(far_.get(), HeaderOf(Kind::kRead), {}, {}).error().code, ErrorCode::kShutdown);
 }
 
-TEST_F(ChannelTest, APeerThatTakesNothingIsSaidToBeNotReady) {
+TEST_F(ChannelTest, APeerThatReadsNothingIsNotReady) {
   const std::vector<std::byte> bytes(kInlineBody);
   const std::vector<std::span<const std::byte>> body = {bytes};
   Result<void> sent;
@@ -176,7 +176,7 @@ TEST_F(ChannelTest, GarbageIsRefusedAndTheNextMessageArrives) {
   EXPECT_TRUE(Receive(far_.get(), {}).has_value());
 }
 
-TEST_F(ChannelTest, AHeaderThatLiesIsRefused) {
+TEST_F(ChannelTest, AnInconsistentHeaderIsRefused) {
   Header header = HeaderOf(Kind::kRead);
   header.body = 1;
   SendHeader(header, {});
@@ -221,7 +221,7 @@ TEST_F(ChannelTest, ABodyOfAnotherSizeOrInNoMemoryIsRefused) {
     SendHeader(header, std::array{file.get()});
     ExpectRefused();
   }
-  // A pipe that nobody writes to: reading it would wait for ever.
+  // Nothing writes to this pipe, so reading it would block forever.
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reads(ends[0]), writes(ends[1]);
@@ -240,7 +240,7 @@ TEST_F(ChannelTest, TheReceiversLimitsHold) {
   const int passed[] = {near_.get()};
   ASSERT_TRUE(Send(near_.get(), HeaderOf(Kind::kRead), {}, passed).has_value());
   ExpectRefused({.descriptors = 0});
-  // More than any message has: the kernel closes what finds no room.
+  // More descriptors than any message has: the kernel closes those that do not fit.
   const std::vector<int> many(200, near_.get());
   SendHeader(HeaderOf(Kind::kRead), many);
   ExpectRefused();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worked examples of docs/FORMAT.md are what the code writes: a change of either without the other fails here.
+// The worked examples of docs/FORMAT.md match the bytes that the code writes. A change of only one of them fails here.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr InodeId kFile{42};
 
-// The pairs of hexadecimal digits of the document, run together. Explanations stand behind the bytes of a line, four
-// blanks away, and are left out.
+// The document's hexadecimal digits, concatenated. Explanations follow the bytes of a line after four blanks, and are
+// skipped.
 std::string DocumentedBytes() {
   std::ifstream in(WEIGHTFS_FORMAT_DOCUMENT);
   EXPECT_TRUE(in.good()) << WEIGHTFS_FORMAT_DOCUMENT;

@@ -53,7 +53,7 @@ ExtentRecord SomeExtent() {
   return record;
 }
 
-// Replaces the checksum of an extent record so that the other checks are reached.
+// Recomputes the checksum of an extent record, so that the other checks are reached.
 std::string Resealed(std::string value, std::string_view key = kExtentKey) {
   value.resize(value.size() - sizeof(uint32_t));
   const uint32_t crc = Crc32cExtend(Crc32c(std::as_bytes(std::span(key))), std::as_bytes(std::span(value)));
@@ -73,7 +73,7 @@ std::string ResealedExtent(const ExtentRecord& record, std::string_view key = kE
   return Resealed(std::move(value), key);
 }
 
-// Decodes a copy in memory of exactly its size, so that the address sanitizer sees a read past the end.
+// Decodes an exact-size copy on the heap, so that AddressSanitizer detects a read past the end.
 template <typename Decode>
 auto DecodeExact(std::string_view bytes, Decode decode) {
   const std::vector<char> exact(bytes.begin(), bytes.end());
@@ -90,7 +90,7 @@ void ExpectEveryTruncationFails(std::string_view valid, Decode decode) {
   EXPECT_FALSE(DecodeExact(std::string(valid) + '\0', decode).has_value()) << "one byte too many";
 }
 
-// Every value of every byte decodes to an error, or to a record that `check` accepts.
+// For every value of every byte, decoding returns an error or a record that `check` accepts.
 template <typename Decode, typename Check>
 void ForEveryByteFlip(const std::string& valid, Decode decode, Check check) {
   for (size_t at = 0; at < valid.size(); ++at) {

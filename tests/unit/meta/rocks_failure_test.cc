@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What RocksKvStore makes of failing disks, damaged files and killed processes.
+// The behavior of RocksKvStore with failing disks, damaged files and killed processes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -49,7 +49,7 @@ std::vector<fs::path> FilesLike(const fs::path& directory, std::string_view part
   return found;
 }
 
-// Batch `number` of a history: the key of its number, and the count of batches so far.
+// Writes batch `number` of a history: a key with its number, and the count of batches so far.
 Result<void> WriteNumbered(KvStore& store, uint64_t number, size_t value_size = 100) {
   KvBatch batch;
   batch.Put(keys::Extent(InodeId{1}, FileBlock{number}), std::string(value_size, 'x'));
@@ -57,7 +57,7 @@ Result<void> WriteNumbered(KvStore& store, uint64_t number, size_t value_size = 
   return store.Write(batch);
 }
 
-// The number of batches a history consists of, once it is sure that it is a prefix of what was written.
+// Checks that the content is a prefix of what was written, and returns its number of batches.
 uint64_t CountNumbered(KvStore& store) {
   const auto stored = store.Get(kCountKey);
   EXPECT_TRUE(stored.has_value());
@@ -92,7 +92,7 @@ class RocksFailureTest : public testing::Test {
     return store.has_value() ? std::optional<Error>() : std::move(store).error();
   }
 
-  // A closed database whose batches lie in table files: opening one flushes what the log holds.
+  // Creates a closed database with batches in table files: opening it flushes the content of the log.
   void MakeTables(uint64_t batches) {
     auto store = Create();
     for (uint64_t number = 1; number <= batches; ++number) ASSERT_TRUE(WriteNumbered(*store, number).has_value());
@@ -123,7 +123,8 @@ TEST_F(RocksFailureTest, MissingFilesAreCorruptAndNamed) {
     const auto error = OpenError();
     ASSERT_TRUE(error.has_value()) << part;
     EXPECT_EQ(error->code, ErrorCode::kCorrupt) << error->what;
-    // Without its extension: RocksDB looks for a table under an older one, too, and names that.
+    // Compared without the extension, because RocksDB also looks for a table under an older extension and reports that
+    // name.
     EXPECT_NE(error->what.find(files[0].stem().string()), std::string::npos) << error->what;
     fs::remove_all(directory());
   }
@@ -168,7 +169,7 @@ TEST_F(RocksFailureTest, ATornLogGivesBackAPrefix) {
   constexpr uint64_t kBatches = 100;
   auto store = Create();
   for (uint64_t number = 1; number <= kBatches; ++number) ASSERT_TRUE(WriteNumbered(*store, number).has_value());
-  // The files as they lie there now are what the kill of this process would leave.
+  // The files now are in the state that a kill of this process would leave.
   const fs::path image = temporary_.path() / "image";
   const auto log_size = fs::file_size(FilesLike(directory(), ".log").at(0));
   uint64_t last_count = 0;
@@ -278,7 +279,7 @@ TEST_F(RocksFailureTest, AFailedFlushInTheBackgroundEndsAllWriting) {
   uint64_t accepted = 0;
   {
     const ScopedSyncFault fault(".sst", EIO);
-    // RocksDB stops writers once two memtables wait for a flush, so this ends.
+    // RocksDB blocks writers once two memtables wait for a flush, so this loop ends.
     while (!error) {
       if (auto written = WriteNumbered(*store, accepted + 1, 1000); written.has_value()) {
         ++accepted;
@@ -296,8 +297,8 @@ TEST_F(RocksFailureTest, AFailedFlushInTheBackgroundEndsAllWriting) {
   EXPECT_GE(CountNumbered(*store), accepted) << "the log has what the flush failed to write";
 }
 
-// A process of its own for the tests below: batches in order, beside threads that sync, a byte into the pipe for each
-// batch the store accepted. Threads do not survive a fork, so the executable is started anew.
+// A separate process for the tests below: it writes batches in order while other threads sync, and writes one byte to
+// the pipe for each accepted batch. Threads do not survive a fork, so the executable is started again.
 TEST(RocksWriterProcess, DISABLED_WritesUntilKilled) {
   const char* directory = std::getenv(kWriterDirectory);
   const char* pipe = std::getenv(kWriterPipe);
@@ -341,7 +342,7 @@ class WriterProcess {
   WriterProcess(const WriterProcess&) = delete;
   WriterProcess& operator=(const WriterProcess&) = delete;
 
-  // Waits for `count` more accepted batches; fewer where the process ended.
+  // Waits for `count` more accepted batches, or for the end of the process.
   uint64_t Await(uint64_t count) {
     char bytes[256];
     while (count > 0) {
@@ -352,7 +353,7 @@ class WriterProcess {
     }
     return accepted_;
   }
-  // All batches that were accepted before the end.
+  // Returns the number of all batches accepted before the end.
   uint64_t Kill() {
     kill(pid_, SIGKILL);
     WaitForEnd();

@@ -17,7 +17,7 @@ using KeyValues = std::vector<std::pair<std::string, std::string>>;
 
 class RocksKvStoreTest : public testing::Test {
  protected:
-  // In a directory that does not exist before.
+  // A directory that does not exist yet.
   std::string directory() const { return (temporary_.path() / "meta").string(); }
 
   std::unique_ptr<RocksKvStore> Open(RocksKvStore::Options options = {}) {
@@ -64,7 +64,7 @@ class RocksKvStoreTest : public testing::Test {
   TemporaryDirectory temporary_;
 };
 
-TEST_F(RocksKvStoreTest, WhatWasWrittenIsThereAfterReopening) {
+TEST_F(RocksKvStoreTest, WrittenDataIsThereAfterReopening) {
   auto store = Create();
   Put(*store, "key", "value");
   Put(*store, "binary", std::string("\0\xFF\0", 3));
@@ -183,7 +183,7 @@ TEST_F(RocksKvStoreTest, DeleteRangeTakesTheBeginAndLeavesTheEnd) {
   KvBatch batch;
   batch.DeleteRange(keys::Extent(ino, FileBlock{10}), keys::Extent(ino, FileBlock{90}));
   batch.DeleteRange(keys::Extent(ino, FileBlock{5}), keys::Extent(ino, FileBlock{5}));  // empty
-  batch.DeleteRange(keys::Extent(ino, FileBlock{9}), keys::Extent(ino, FileBlock{1}));  // the wrong way round
+  batch.DeleteRange(keys::Extent(ino, FileBlock{9}), keys::Extent(ino, FileBlock{1}));  // reversed
   ASSERT_TRUE(store->Write(batch).has_value());
   EXPECT_EQ(Scan(*store, keys::ExtentPrefix(ino)).size(), 20U);
   EXPECT_EQ(Get(*store, keys::Extent(ino, FileBlock{10})), std::nullopt);
@@ -228,7 +228,7 @@ TEST_F(RocksKvStoreTest, CreatingOverSomethingIsRefused) {
   EXPECT_NE(Create(), nullptr) << "an empty directory will do";
 }
 
-TEST_F(RocksKvStoreTest, OpeningNothingIsNotFoundAndMakesNothing) {
+TEST_F(RocksKvStoreTest, OpeningAMissingDatabaseIsNotFoundAndCreatesNothing) {
   EXPECT_EQ(OpenFailure(), ErrorCode::kNotFound);
   EXPECT_EQ(OpenFailure({.read_only = true}), ErrorCode::kNotFound);
   EXPECT_FALSE(std::filesystem::exists(directory()));

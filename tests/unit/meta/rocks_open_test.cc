@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a catalog on a filesystem that is full or fails, and in a directory that others have changed.
+// Opening a catalog on a filesystem that is full or fails, and in a directory that other users have changed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -37,7 +37,7 @@ class RocksOpenTest : public testing::Test {
 
   fs::path At(const std::string& name = "meta") const { return temporary_.path() / name; }
 
-  // A catalog that was closed, and one as a killed process leaves it: all of it in the log.
+  // Creates a catalog that was closed, and one as a killed process leaves it, with everything in the log.
   void Make(const fs::path& closed, const fs::path& killed) {
     auto store = RocksKvStore::Open(closed.string(), {.create = true}).value();
     for (uint64_t number = 0; number < kBatches; ++number) {
@@ -71,7 +71,7 @@ class RocksOpenTest : public testing::Test {
   mode_t before_ = 0;
 };
 
-// The filesystem fails from the first step of opening on, then from the second on, and so to the last.
+// The filesystem fails from the first step of opening on, then from the second step on, and so on to the last.
 TEST_F(RocksOpenTest, AFailureAtAnyStepIsAnErrorAndLosesNothing) {
   Make(At("closed"), At("killed"));
   for (const std::string image : {"closed", "killed"}) {
@@ -133,7 +133,7 @@ TEST_F(RocksOpenTest, ItKeepsNoLogOfRocksDb) {
   }
 }
 
-TEST_F(RocksOpenTest, NoOtherUserMayLookIntoIt) {
+TEST_F(RocksOpenTest, OtherUsersMayNotReadIt) {
   for (const mode_t mask : {0, 022, 077}) {
     umask(mask);
     Make(At(), At("killed"));
@@ -144,7 +144,7 @@ TEST_F(RocksOpenTest, NoOtherUserMayLookIntoIt) {
   }
 }
 
-TEST_F(RocksOpenTest, AnExistingDirectoryAndItsFilesAreMended) {
+TEST_F(RocksOpenTest, PermissionsOfAnExistingDirectoryAreCorrected) {
   fs::create_directory(At());
   fs::permissions(At(), fs::perms(0755));
   Make(At(), At("killed"));
@@ -168,7 +168,7 @@ void ExpectOwner(const fs::path& catalog, uid_t owner) {
   }
 }
 
-TEST_F(RocksOpenTest, WhatRootMakesBelongsToTheOwnerOfTheDirectoryFromTheStart) {
+TEST_F(RocksOpenTest, FilesMadeByRootBelongToTheOwnerOfTheDirectoryFromTheStart) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root to make files of others";
   ASSERT_EQ(chown(temporary_.path().c_str(), kStranger, kStranger), 0);
   {
@@ -200,7 +200,7 @@ TEST_F(RocksOpenTest, RootGivesAwayNothingThatTheOwnerOfTheDirectoryMovedThere) 
   EXPECT_EQ(status.st_uid, 0U);
 }
 
-TEST_F(RocksOpenTest, WhatIsNoRegularFileIsRefusedAndNotWaitedFor) {
+TEST_F(RocksOpenTest, FilesThatAreNotRegularAreRefusedWithoutBlocking) {
   Make(At(), At("killed"));
   const fs::path current = At() / "CURRENT", away = At("away");
   fs::rename(current, away);
@@ -226,7 +226,7 @@ TEST_F(RocksOpenTest, WhatIsNoRegularFileIsRefusedAndNotWaitedFor) {
   ExpectWhole(At());
 }
 
-// RocksDB opens what the path leads to, so that directory is the one to be checked.
+// RocksDB opens the directory that the path resolves to, so that directory must be checked.
 TEST_F(RocksOpenTest, DotsAfterALinkAreFollowed) {
   Make(At("closed"), At("killed"));
   fs::create_directories(At("elsewhere/below"));

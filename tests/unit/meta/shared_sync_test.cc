@@ -10,7 +10,7 @@
 namespace weightfs {
 namespace {
 
-// A sync that stays under way until the test lets it go.
+// A sync that stays under way until the test releases it.
 class HeldSync {
  public:
   Result<void> Run() {

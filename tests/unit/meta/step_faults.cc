@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/meta/step_faults.h"
 
-// Not fcntl.h, whose declaration of open(2) may be an inline definition.
+// Not fcntl.h, because it may define open(2) inline.
 #include <asm/fcntl.h>
 #include <fmt/format.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A filesystem that fails from some step on: the test executable's definitions of open, write, rename, fsync and
-// fdatasync come before the C library's, for RocksDB too.
+// A filesystem that fails from some step on. The test executable's definitions of open, write, rename, fsync and
+// fdatasync take precedence over the C library's, also for RocksDB.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace weightfs {
 
-// While one lives, every call but the first `steps` that makes, writes, renames or syncs a file below `directory` fails
-// with `error`. One at a time.
+// While an object exists, the calls that create, write, rename or sync a file below `directory` fail with `error`,
+// except the first `steps` of them. Only one object may exist at a time.
 class ScopedStepFaults {
  public:
   ScopedStepFaults(const std::string& directory, uint64_t steps, int error);
@@ -17,11 +17,11 @@ class ScopedStepFaults {
   ScopedStepFaults(const ScopedStepFaults&) = delete;
   ScopedStepFaults& operator=(const ScopedStepFaults&) = delete;
 
-  uint64_t failed() const;  // calls so far
+  uint64_t failed() const;  // number of failed calls so far
 };
 
-// For definitions of system calls elsewhere in the executable: the errno that a call on this descriptor fails with now,
-// 0 for none.
+// For definitions of system calls elsewhere in the executable: the errno with which a call on this descriptor must fail
+// now, or 0.
 int StepFaultOf(int descriptor);
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failing fdatasync(2): the test executable's definition comes before the C library's, for RocksDB too.
+// Makes fdatasync(2) fail. The test executable's definition takes precedence over the C library's, also for RocksDB.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace weightfs {
 
-// While one lives, fdatasync of files whose names end in `suffix` fails with `error`. One at a time.
+// While an object exists, fdatasync of files whose names end in `suffix` fails with `error`. Only one object may exist
+// at a time.
 class ScopedSyncFault {
  public:
   ScopedSyncFault(const std::string& suffix, int error);
@@ -16,7 +17,7 @@ class ScopedSyncFault {
   ScopedSyncFault& operator=(const ScopedSyncFault&) = delete;
 };
 
-// Calls of fdatasync so far, failed ones included.
+// Number of fdatasync calls so far, including failed ones.
 uint64_t SyncCalls();
 
 }  // namespace weightfs

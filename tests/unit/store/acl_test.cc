@@ -68,7 +68,7 @@ TEST(Acl, RefusesInvalidLists) {
   EXPECT_FALSE(refused(with(1, {kUser, 0, 0})));
 }
 
-TEST(Acl, TheMaskIsWhatTheGroupBitsShow) {
+TEST(Acl, TheGroupBitsShowTheMask) {
   EXPECT_TRUE(Make(kMinimal).IsMode());
   EXPECT_EQ(Make(kMinimal).ApplyToMode(0102000 | 0777), 0102751u);
   EXPECT_FALSE(Make(kExtended).IsMode());
@@ -87,7 +87,7 @@ TEST(Acl, ChmodSetsTheGroupWhereThereIsNoMask) {
   EXPECT_EQ(extended.Encode(), Bytes(expected));
 }
 
-// The rule of POSIX.1e 23.3.4, for every mode: what both the list and the mode allow.
+// The rule of POSIX.1e 23.3.4, for every mode: the permissions that both the list and the mode allow.
 TEST(Acl, InheritedPermissionsAreThoseThatBothAllow) {
   for (const Entries& entries : {kMinimal, kExtended}) {
     for (uint32_t asked = 0; asked < 01000; ++asked) {
@@ -105,8 +105,9 @@ TEST(Acl, InheritedPermissionsAreThoseThatBothAllow) {
   }
 }
 
-// The algorithm of POSIX.1e 23.1.5: owner, named users, groups (any that allows), others; the mask bounds all between.
-TEST(Acl, PermitsWhatTheFirstClassThatMatchesAllows) {
+// The algorithm of POSIX.1e 23.1.5: owner, named users, groups (any that allows), others; the mask limits all between
+// owner and others.
+TEST(Acl, TheFirstMatchingClassDecides) {
   constexpr uint32_t kOwnerId = 10, kGroupId = 20;
   constexpr uint16_t kRead = 4, kWrite = 2, kSearch = 1;
   const Acl acl = Make(kExtended);

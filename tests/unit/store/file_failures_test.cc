@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices and catalogs that fail or lie under the data path: the errors that callers receive, and the data that
-// survives.
+// Devices and catalogs that fail or return wrong data under the data path: the errors that callers receive, and the
+// data that survives.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -54,19 +54,19 @@ TEST(FileFailures, AFailedWriteIsReportedOnceAndTheLastCommitStays) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected);
 }
 
-// One copy of a descriptor.
-Result<void> FlushOf(TestStore& store, const InodePtr& file, std::atomic<uint64_t>* told) {
+// Flushes one copy of a descriptor.
+Result<void> FlushOf(TestStore& store, const InodePtr& file, std::atomic<uint64_t>* reported) {
   Result<void> result;
-  store->Flush(file, told, [&](Result<void> done) { result = std::move(done); });  // Waits for nothing.
+  store->Flush(file, reported, [&](Result<void> done) { result = std::move(done); });  // Does not block.
   return result;
 }
 
-// Another open, which is closed.
+// Closes another open of the file.
 Result<void> CloseOf(TestStore& store, const InodePtr& file) {
-  std::atomic<uint64_t> told{0};
+  std::atomic<uint64_t> reported{0};
   const InodePtr opened = store->OpenFile(file->id, false).value();
-  auto result = FlushOf(store, opened, &told);
-  store->CloseFile(opened, told);
+  auto result = FlushOf(store, opened, &reported);
+  store->CloseFile(opened, reported);
   return result;
 }
 
@@ -79,16 +79,16 @@ TEST(FileFailures, AFailedWriteIsRolledBackWhicheverCallReportedItFirst) {
     ASSERT_OK(store->Sync(file));
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
     store.device().Hold();
-    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));  // Stripes go out at once.
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));  // Whole stripes are written back immediately.
     store.device().WaitForHeld(2);
     store.device().CompleteOne();
     for (int call = 0; call < 2; ++call) {
-      const auto told = by_close ? CloseOf(store, file) : store.WriteAt(file, 6 * kMiB, "new");
-      ASSERT_FALSE(told.has_value()) << "nothing is taken before the file is whole again";
-      EXPECT_EQ(told.error().code, ErrorCode::kIo);
+      const auto reported = by_close ? CloseOf(store, file) : store.WriteAt(file, 6 * kMiB, "new");
+      ASSERT_FALSE(reported.has_value()) << "nothing is taken before the file is whole again";
+      EXPECT_EQ(reported.error().code, ErrorCode::kIo);
     }
     store.device().Release();
-    static_cast<void>(store->Sync(file).has_value());  // an error where it is in the cycle that puts the file back
+    static_cast<void>(store->Sync(file).has_value());  // returns an error if it joins the cycle that reverts the file
     EXPECT_TRUE(Must(store.ReadAll(file)) == old);
     ASSERT_OK(store.WriteAt(file, 6 * kMiB, "new"));
     ASSERT_OK(CloseOf(store, file));
@@ -107,7 +107,7 @@ TEST(FileFailures, AnUnreportedWriteErrorIsReturnedByTheNextCall) {
     store->OnReverted([&](InodeId) { back.set_value(); });
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1, .code = ErrorCode::kNoSpace});
     ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)));
-    back.get_future().wait();  // Nobody asked for a commit.
+    back.get_future().wait();  // No commit was requested.
     const auto ask = [&]() -> Result<void> {
       switch (call) {
         case kWrite: return store.WriteAt(file, 0, "x");
@@ -117,25 +117,26 @@ TEST(FileFailures, AnUnreportedWriteErrorIsReturnedByTheNextCall) {
       }
       return {};
     };
-    const auto told = ask();
-    ASSERT_FALSE(told.has_value()) << call;
-    EXPECT_EQ(told.error().code, ErrorCode::kIo) << "a device without room is not a full pool";
+    const auto reported = ask();
+    ASSERT_FALSE(reported.has_value()) << call;
+    EXPECT_EQ(reported.error().code, ErrorCode::kIo) << "a device without room is not a full pool";
     ASSERT_OK(ask());
     store->OnReverted(nullptr);
   }
 }
 
-// A file of which a device write has failed. Until PutBack another is held, and the file is torn.
-struct TornFile {
-  TornFile() {
+// A file with a failed device write. Until PutBack, the revert is held, so the file is in the failed state.
+struct FailedFile {
+  FailedFile() {
     store->OnReverted([this](InodeId) { back.set_value(); });
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
     store.device().Hold();
-    EXPECT_TRUE(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)).has_value());  // Stripes go out at once.
+    EXPECT_TRUE(store.WriteAt(file, 0, Pattern(12, 4 * kMiB)).has_value());  // Whole stripes are written back
+                                                                             // immediately.
     store.device().WaitForHeld(2);
     store.device().CompleteOne();
   }
-  ~TornFile() { store->OnReverted(nullptr); }
+  ~FailedFile() { store->OnReverted(nullptr); }
   void PutBack() {
     store.device().Release();
     back.get_future().wait();
@@ -146,16 +147,17 @@ struct TornFile {
   std::promise<void> back;
 };
 
-// The kernel sends a long write(2) in pieces, and hides the error of one behind the number of bytes taken before it.
+// The kernel sends a long write(2) in pieces, and returns the bytes accepted before a failed piece instead of its
+// error.
 TEST(FileFailures, ARefusedWriteLeavesTheErrorToFsyncAndClose) {
-  for (const bool torn : {false, true}) {
+  for (const bool write_failed : {false, true}) {
     for (const bool by_close : {false, true}) {
-      TornFile failed;
+      FailedFile failed;
       TestStore& store = failed.store;
       const auto piece = [&] { return store.WriteAt(failed.file, 4 * kMiB, "piece"); };
-      bool refused = torn && !piece().has_value();
+      bool refused = write_failed && !piece().has_value();
       failed.PutBack();
-      if (!torn) refused = !piece().has_value();
+      if (!write_failed) refused = !piece().has_value();
       EXPECT_TRUE(refused);
       ASSERT_OK(piece());
       const auto end = [&] { return by_close ? CloseOf(store, failed.file) : store->Sync(failed.file); };
@@ -165,15 +167,15 @@ TEST(FileFailures, ARefusedWriteLeavesTheErrorToFsyncAndClose) {
   }
 }
 
-// A program that starts another closes copies of its descriptors there, and nobody looks at what these closes say.
+// A program that starts another one closes copies of its descriptors there, and ignores the results of these closes.
 TEST(FileFailures, ClosingACopyOfADescriptorLeavesTheErrorToTheOthers) {
-  for (const bool torn : {false, true}) {
-    TornFile failed;
-    std::atomic<uint64_t> told{0};
-    const auto close_copy = [&] { return FlushOf(failed.store, failed.file, &told); };
-    bool copy = torn && !close_copy();
+  for (const bool write_failed : {false, true}) {
+    FailedFile failed;
+    std::atomic<uint64_t> reported{0};
+    const auto close_copy = [&] { return FlushOf(failed.store, failed.file, &reported); };
+    bool copy = write_failed && !close_copy();
     failed.PutBack();
-    if (!torn) copy = !close_copy();
+    if (!write_failed) copy = !close_copy();
     EXPECT_TRUE(copy);
     EXPECT_FALSE(close_copy().has_value());
     EXPECT_FALSE(failed.store->Sync(failed.file).has_value());
@@ -181,7 +183,7 @@ TEST(FileFailures, ClosingACopyOfADescriptorLeavesTheErrorToTheOthers) {
   }
 }
 
-// As that of each piece of a long write with O_SYNC.
+// Like the syncs of the pieces of a long write with O_SYNC.
 TEST(FileFailures, ASyncThatKeepsTheErrorLeavesItToTheNextSync) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
@@ -200,13 +202,13 @@ TEST(FileFailures, ACommittingCloseLeavesTheErrorToOtherCopies) {
   const InodePtr file = store.Create("a").value();
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
   ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 5000)));
-  std::atomic<uint64_t> told{0};
+  std::atomic<uint64_t> reported{0};
   for (int copy = 0; copy < 2; ++copy) {
     std::promise<Result<void>> done;
-    store->Flush(file, &told, [&](Result<void> result) { done.set_value(std::move(result)); });
+    store->Flush(file, &reported, [&](Result<void> result) { done.set_value(std::move(result)); });
     EXPECT_FALSE(done.get_future().get().has_value());
   }
-  store->CloseFile(file, told);
+  store->CloseFile(file, reported);
   const InodePtr again = store.OpenPath("a").value();
   ASSERT_OK(store.WriteAt(again, 0, "new"));
   ASSERT_OK(store->Sync(again));
@@ -215,15 +217,15 @@ TEST(FileFailures, ACommittingCloseLeavesTheErrorToOtherCopies) {
 TEST(FileFailures, ARevertedFileIsReportedToTheListener) {
   TestStore store;
   const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
-  std::vector<InodeId> told;
-  store->OnReverted([&](InodeId ino) { told.push_back(ino); });
+  std::vector<InodeId> reported;
+  store->OnReverted([&](InodeId ino) { reported.push_back(ino); });
   ASSERT_OK(store.WriteAt(other, 0, Pattern(1, 5000)));
   ASSERT_OK(store->Sync(other));
-  EXPECT_TRUE(told.empty());
+  EXPECT_TRUE(reported.empty());
   store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
   ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 5000)));
   EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
-  EXPECT_EQ(told, std::vector{file->id});
+  EXPECT_EQ(reported, std::vector{file->id});
   store->OnReverted(nullptr);
 }
 
@@ -234,7 +236,7 @@ TEST(FileFailures, LoadingAFileThatAFailedWriteDropsGivesItsLastCommit) {
   ASSERT_OK(store.Remount());
   const InodePtr file = store.OpenPath("a").value();
   const std::string data = Pattern(2, kMiB);
-  store.kv().AfterGet([&] {  // of the old extent
+  store.kv().AfterGet([&] {  // writeback of the old extent
     ASSERT_OK(store.WriteAt(file, 0, data));
     ASSERT_OK(store->Sync(file));
     store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
@@ -250,16 +252,16 @@ TEST(FileFailures, AWriteErrorDuringACopyIsReturned) {
   const std::string data = Pattern(1, 24 * kMiB);
   ASSERT_OK(store.WriteAt(source, 0, data));
   ASSERT_OK(store->Sync(source));
-  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});  // of the first stripe, while the copy goes on
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});  // of the first stripe, while the copy continues
   uint64_t done = 0;
-  bool told = false;
-  while (done < data.size() && !told) {
+  bool reported = false;
+  while (done < data.size() && !reported) {
     const auto copied = store->CopyRange(source, done, target, done, data.size() - done);
-    told = !copied.has_value();
+    reported = !copied.has_value();
     if (copied) done += *copied;
   }
-  told = !store->Sync(target).has_value() || told;
-  EXPECT_TRUE(told || Must(store.ReadAll(target)) == data) << "all was acknowledged, the commit too";
+  reported = !store->Sync(target).has_value() || reported;
+  EXPECT_TRUE(reported || Must(store.ReadAll(target)) == data) << "all was acknowledged, the commit too";
 }
 
 TEST(FileFailures, AFileDeletedWhileAWriteOfItFailsGivesAllItsSpaceBack) {
@@ -281,7 +283,7 @@ TEST(FileFailures, AFileDeletedWhileAWriteOfItFailsGivesAllItsSpaceBack) {
   ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 20 * kMiB + kBlock)));
   std::promise<void> synced;
   store->Sync(file, [&](Result<void>) { synced.set_value(); });
-  store.device().WaitForHeld(11);  // the last block too: the commit has taken what there is
+  store.device().WaitForHeld(11);  // including the last block: the commit has sealed everything
   store->CloseFile(file);
   ASSERT_OK(store->names().Unlink(kRootInode, "a"));
   store.device().Release();
@@ -312,7 +314,7 @@ TEST(FileFailures, NoNameChangesAfterAFailedFlush) {
   EXPECT_EQ(names.Rename(kRootInode, "a", kRootInode, "b", RenameMode::kReplace).error().code, ErrorCode::kReadOnly);
 }
 
-// The link or the directory would publish data that a crash loses.
+// Otherwise the link or the directory would publish data that a crash loses.
 TEST(FileFailures, ARenameWhoseCommitFailsDoesNotHappen) {
   for (const uint32_t type : {uint32_t{S_IFLNK}, uint32_t{S_IFDIR}}) {
     TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
@@ -326,8 +328,8 @@ TEST(FileFailures, ARenameWhoseCommitFailsDoesNotHappen) {
   }
 }
 
-// A failed write puts the file back between the look that loads it and the look at its mapping.
-TEST(FileFailures, ALookAtAFileThatIsPutBackFindsItsLastCommit) {
+// A failed write reverts the file between the lookup that loads it and the access to its mapping.
+TEST(FileFailures, AQueryOfARevertedFileFindsItsLastCommit) {
   for (const bool seek : {false, true}) {
     TestStore store;
     ASSERT_OK(store.WriteFile("a", Pattern(1, kMiB)));

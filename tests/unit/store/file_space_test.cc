@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Space of the pool on the data path: what is promised to writes, what a full pool says, and what comes back.
+// The pool's space on the data path: reservations of writes, errors of a full pool, and freed space.
 #include <gtest/gtest.h>
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The data path: what is written, cut off, copied and read comes back as it was, also over devices that hold it up.
+// The data path: data that is written, truncated, copied and read is unchanged, even with slow devices.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -45,7 +45,7 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
 }
 
-// Each write needs three of the twelve stripes there are at least, and some of the small buffers.
+// Each write needs three of the twelve stripes that the least memory has, and some small buffers.
 TEST(Files, ManyWritersAndReadersShareTheLeastMemory) {
   constexpr size_t kThreads = 12, kWrite = 4 * kMiB, kWrites = 6;
   TestStore store({.device_size = ByteCount{512 * kMiB}, .store = {.memory = kLeastMemory}});
@@ -65,7 +65,7 @@ TEST(Files, ManyWritersAndReadersShareTheLeastMemory) {
   for (auto& thread : threads) thread.join();
 }
 
-// Written and not committed, cut off, written again: no checksum of what was never there may stay.
+// Written without a commit, truncated, written again: no stale checksums may remain.
 TEST(Files, BlocksTruncatedBeforeACommitLeaveNoChecksums) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
@@ -101,7 +101,7 @@ TEST(Files, LargeAndSmallWritesInSequenceLieTogether) {
   const auto buffers = std::move(BufferPool::Create({.buffer_size = ByteCount{kMiB}, .count = 16}).value());
   const InodePtr file = store.Create("a").value();
   const std::string data = Pattern(4, 12 * kMiB + 777);
-  // As torch.save sends them: a header, then a tensor in pieces of the largest request.
+  // As torch.save sends them: a header, then a tensor in pieces of the maximum request size.
   constexpr size_t kSizes[] = {100, kMiB - kBlock, kMiB - kBlock, 250000, 64};
   for (size_t at = 0, turn = 0; at < data.size(); ++turn) {
     const size_t step = std::min(kSizes[turn % std::size(kSizes)], data.size() - at);
@@ -144,7 +144,7 @@ TEST(Files, OverwriteOfBlocksBeingWrittenKeepsBoth) {
   const InodePtr file = store.Create("a").value();
   std::string data = Pattern(4, 4 * kMiB);
   store.device().Hold();
-  ASSERT_OK(store.WriteAt(file, 0, data));  // Two stripes go out and hang.
+  ASSERT_OK(store.WriteAt(file, 0, data));  // Two stripes are submitted and do not complete.
   store.device().WaitForHeld(2);
   const std::string patch = Pattern(5, 10000);
   ASSERT_OK(store.WriteAt(file, 5000, patch));
@@ -186,7 +186,7 @@ TEST(Files, HolesReadAsZerosAndSeekFindsThem) {
   EXPECT_EQ(store->Seek(file, 10 * kMiB + 3, SeekTarget::kData).error().code, ErrorCode::kNoData);
 }
 
-// The next bytes of a stream; "" when they cannot be read.
+// Returns the next bytes of a stream, or "" if they cannot be read.
 std::string ReadNext(TestStore& store, const InodePtr& file, uint64_t offset, ReadStream* stream) {
   std::promise<std::string> promise;
   auto part = promise.get_future();
@@ -216,7 +216,7 @@ TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
 }
 
 TEST(Files, ManyStreamsDoNotEvictEachOthersReadAhead) {
-  constexpr size_t kStreams = 6, kSize = 24 * kMiB;  // more than the memory for read-ahead, 24 MiB, holds of each
+  constexpr size_t kStreams = 6, kSize = 24 * kMiB;  // larger than the memory for read-ahead, 24 MiB, can hold of each
   TestStore store({.device_size = ByteCount{256 * kMiB}, .store = {.memory = ByteCount{48 * kMiB}}});
   std::vector<InodePtr> files;
   for (size_t index = 0; index < kStreams; ++index) {
@@ -308,7 +308,7 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
   ASSERT_OK(store->SyncAll());
   store.device().Hold();
   ASSERT_OK(store.WriteAt(file, 0, "data"));
-  store.device().WaitForHeld(1);  // The commit of the interval has sealed the file and waits for the device.
+  store.device().WaitForHeld(1);  // The periodic commit has sealed the file and waits for the device.
   auto renamed = StartUntilBlocked(
       [&] { return store->names().Rename(kRootInode, "temporary", kRootInode, "final", RenameMode::kReplace); });
   EXPECT_FALSE(HasEnded(renamed)) << "the new name is in the catalog before the data";
@@ -317,7 +317,7 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
   EXPECT_TRUE(Must(store.ReadPath("final")) == "data");
 }
 
-// A kill of the process leaves every catalog write, synced or not.
+// A kill of the process keeps every catalog write, synced or not.
 TestStore Killed(TestStore& store, const TestStoreOptions& options) {
   CrashOptions crash;
   crash.kind = CrashOptions::Kind::kProcessKill;

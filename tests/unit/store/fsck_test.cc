@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAreArray;
 
-// A store with one of everything, closed; each test damages its catalog and checks what fsck says and does.
+// A closed store with an instance of everything. Each test damages its catalog and checks what fsck reports and does.
 class Fsck : public ::testing::Test {
  protected:
   Fsck() {
@@ -58,7 +58,7 @@ class Fsck : public ::testing::Test {
     kv()[key] = record.Encode(key);
   }
 
-  // One check; the image takes over what it wrote.
+  // Runs one check. The image takes over its changes.
   FsckReport Check(bool repair, bool verify = false) {
     Restarted media = Restart(image_);
     std::vector<BlockDevice*> devices;
@@ -75,7 +75,8 @@ class Fsck : public ::testing::Test {
     for (const Finding& finding : report.findings) kinds.emplace_back(FindingKindName(finding.kind));
     return kinds;
   }
-  // Exactly these are found, nothing is changed unasked, a repair mends all and the next check finds nothing.
+  // Checks that exactly these problems are found, that nothing changes without a repair, that a repair fixes all of
+  // them, and that the next check finds none.
   FsckReport ExpectFoundAndRepaired(const std::vector<Kind>& expected) {
     std::vector<std::string> names;
     for (const Kind kind : expected) names.emplace_back(FindingKindName(kind));
@@ -103,7 +104,7 @@ class Fsck : public ::testing::Test {
     ASSERT_TRUE(store.opened());
     EXPECT_FALSE(store->read_only());
   }
-  // In a mount of the image.
+  // Reads the path in a mount of the image.
   Result<std::string> ReadPath(std::string_view path) {
     TestStore store(image_, options_);
     return store.ReadPath(path);
@@ -196,7 +197,7 @@ TEST_F(Fsck, LostInodesOfEveryKindAreMovedToLostAndFound) {
   ExpectFoundAndRepaired({Kind::kLostInode, Kind::kLostInode, Kind::kLostInode, Kind::kWrongLinkCount});
   EXPECT_EQ(ReadPath(fmt::format("lost+found/#{}", big_.value))->size(), 3 * kMiB + 1000);
   EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/sub/small", directory_.value)), "hello");
-  // A second loss uses the same directory.
+  // A second lost inode uses the same directory.
   kv().erase(keys::Entry(directory_, "sub"));
   ExpectFoundAndRepaired({Kind::kLostInode, Kind::kWrongLinkCount});
   EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/small", sub_.value)), "hello");
@@ -258,15 +259,15 @@ TEST_F(Fsck, WrongCountsAndParentsAreCorrected) {
 }
 
 TEST_F(Fsck, ADirectoryWithSeveralNamesKeepsTheFirstInItsParent) {
-  SetEntry(kRootInode, "a", sub_, S_IFDIR);    // before the right one, in the order of keys
-  SetEntry(directory_, "zzz", sub_, S_IFDIR);  // in the right directory, but second
+  SetEntry(kRootInode, "a", sub_, S_IFDIR);    // sorts before the correct one in key order
+  SetEntry(directory_, "zzz", sub_, S_IFDIR);  // in the correct directory, but second
   SetEntry(sub_, "up", kRootInode, S_IFDIR);
   ExpectFoundAndRepaired({Kind::kSecondEntry, Kind::kSecondEntry, Kind::kSecondEntry});
   EXPECT_EQ(*ReadPath("d/sub/small"), "hello");
 }
 
 TEST_F(Fsck, LoopsOfDirectoriesAreCut) {
-  // d hangs below its own child.
+  // d becomes a child of its own child.
   kv().erase(keys::Entry(kRootInode, "d"));
   SetEntry(sub_, "d", directory_, S_IFDIR);
   InodeRecord record = Record(directory_);
@@ -296,7 +297,7 @@ TEST_F(Fsck, ImpossibleExtentsAreRemoved) {
   wrong.device = DeviceId{7};
   SetExtent(big_, 5000, wrong);
   wrong = extent;
-  wrong.start = DeviceBlock{1};  // where the superblock lies
+  wrong.start = DeviceBlock{1};  // location of the superblock
   SetExtent(big_, 6000, wrong);
   wrong.start = DeviceBlock{32 * kMiB / kBlockSize};
   SetExtent(big_, 7000, wrong);
@@ -328,11 +329,11 @@ TEST_F(Fsck, TheYoungerOfOverlappingExtentsIsKept) {
   young.generation += 10;
   young.count = {1};
   young.start = small.start;
-  SetExtent(small_, 0, young);  // the same place, by the same file
+  SetExtent(small_, 0, young);  // same location in the same file
   ExtentRecord old = small;
   old.generation = 0;
   old.flags = kExtentUnwritten;
-  SetExtent(small_, 9, old);  // the place of the young one, again
+  SetExtent(small_, 9, old);  // again the location of the young one
   ExpectFoundAndRepaired({Kind::kExtentOverlap});
   EXPECT_EQ(FirstExtent(small_).second, young);
 }
@@ -427,7 +428,7 @@ TEST_F(Fsck, ErrorsOfTheCatalogEndTheCheck) {
   }
 }
 
-TEST_F(Fsck, ACancelledCheckChangesNothing) {
+TEST_F(Fsck, ACanceledCheckChangesNothing) {
   kv()[keys::Orphan(big_)] = "";
   Restarted media = Restart(image_);
   BlockDevice* device = media.devices[0].get();
@@ -468,7 +469,7 @@ TEST_F(Fsck, ProgressHasATotalInEveryPass) {
   EXPECT_EQ(last[3].done, last[3].total);
 }
 
-// Whatever single record is missing, or torn, or lies where another should: one repair and all is well.
+// If any single record is missing, torn or in the wrong location, one repair fixes everything.
 TEST_F(Fsck, DamageToAnyOneRecordIsRepaired) {
   const CrashImage intact = image_;
   for (const auto& [key, value] : intact.kv) {

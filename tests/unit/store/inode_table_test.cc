@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inodes in memory: which of them stay.
+// The in-memory inodes: which of them stay.
 #include "store/names/inode_table.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ TEST(InodeTable, KeepsInodesInUseAndALimitedNumberOfOthers) {
   EXPECT_NE(table.Find(InodeId{2000}), nullptr) << "the last one was just asked for";
 }
 
-// With a look at all of them for each this lasts longer than a test may.
+// If each insert scanned all inodes, this would exceed the time limit of a test.
 TEST(InodeTable, AnInsertDoesNotScanTheInodesInUse) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   TestFileServices services;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Leases: ranges of files that their holders read and write past the store.
+// Leases: ranges of files that their holders read and write, bypassing the store.
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 
@@ -14,7 +14,7 @@ constexpr uint64_t kEnd = UINT64_MAX;
 
 uint64_t Available(TestStore& store) { return ToBytes(store->Space().available).value; }
 
-// A commit, after which the space that it gave back is free.
+// A commit, after which the space it freed is available.
 void SyncTwice(TestStore& store) {
   ASSERT_OK(store->SyncAll());
   ASSERT_OK(store->SyncAll());
@@ -93,7 +93,7 @@ TEST(ReadLeases, KeepBlocksThatWereOverwrittenUntilTheyEnd) {
     const auto lease = store->LeaseRead(file, 0, kEnd);
     ASSERT_OK(lease);
     EXPECT_EQ(store->statistics().pinned_bytes, old.size());
-    for (uint64_t round = 0; round < 4; ++round) {  // Freed blocks would be used again.
+    for (uint64_t round = 0; round < 4; ++round) {  // Freed blocks would be reused.
       ASSERT_OK(store.WriteAt(file, 0, Pattern(10 + round, old.size())));
       SyncTwice(store);
     }
@@ -140,7 +140,7 @@ TEST(ReadLeases, OfAFileWithAFailedWriteAreRefused) {
   EXPECT_FALSE(store.WriteAt(file, 0, "x").has_value());
   EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value()) << "also after a caller received the error";
   store.device().Release();
-  static_cast<void>(store->Sync(file).has_value());  // an error where it is in the cycle that puts the file back
+  static_cast<void>(store->Sync(file).has_value());  // returns an error if it joins the cycle that reverts the file
   EXPECT_EQ(Must(store.ReadDirect(file, 0, kEnd)), "") << "back at its last commit";
 }
 
@@ -210,7 +210,7 @@ TEST(WriteLeases, WinOverOlderWritesThatAreStillUnderWay) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == expected) << "a checksum of the older write is in the catalog";
 }
 
-TEST(WriteLeases, TakeThePlaceOfAllocatedBlocks) {
+TEST(WriteLeases, ReplaceAllocatedBlocks) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 2 * kMiB));
@@ -301,7 +301,7 @@ TEST(Publishing, ManyFilesAppearWithTheirContent) {
   for (const auto& file : files) EXPECT_TRUE(Must(store.ReadPath(file.name)) == file.data) << file.name;
 }
 
-TEST(Publishing, ReplacesWhatHasTheNamesAndGivesItsSpaceBack) {
+TEST(Publishing, ReplacesFilesOfTheSameNamesAndFreesTheirSpace) {
   TestStore store;
   ASSERT_OK(store.WriteFile("a", Pattern(1, 8 * kMiB)));
   ASSERT_OK(store.WriteFile("b", Pattern(2, 8 * kMiB)));
@@ -347,7 +347,7 @@ TEST(Publishing, IsAllOrNothing) {
 TEST(Publishing, ATotalSizeThatOverflowsIsRefused) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
-  // Together 2^64 blocks: none, where nobody looks.
+  // In total 2^64 blocks, which wraps to none if unchecked.
   constexpr size_t kCount = (uint64_t{1} << 63) / (kMaximumFileSize / kBlockSize) * 2;
   const std::vector<DirectFile> files(kCount, DirectFile{"a", kMaximumFileSize});
   size_t failed = 0;
@@ -358,7 +358,7 @@ TEST(Publishing, ATotalSizeThatOverflowsIsRefused) {
   EXPECT_EQ(result.error().code, ErrorCode::kInvalid);
 }
 
-TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
+TEST(Publishing, ChecksTheSamePermissionsAsTheKernel) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
   const auto publish = [&](const Credentials& who, const char* name) {
@@ -377,7 +377,7 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
   ASSERT_OK(store->SetAttributes(kRootInode, change));
   EXPECT_EQ(publish(owner, "a"), "made");
   EXPECT_EQ(publish(member, "b"), "access denied");
-  change.mode = 03775;  // sticky, and the group goes on
+  change.mode = 03775;  // sticky; the set-group-ID bit is inherited
   ASSERT_OK(store->SetAttributes(kRootInode, change));
   EXPECT_EQ(publish(member, "b"), "made");
   EXPECT_EQ(publish(member, "a"), "not permitted") << "another's file in a sticky directory";
@@ -403,12 +403,12 @@ TEST(Publishing, AsksForThePermissionsThatTheKernelWould) {
 }
 
 TEST(Publishing, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
-  for (uint64_t seed = 1; seed <= 4; ++seed) {  // Whether the batch is found is drawn.
+  for (uint64_t seed = 1; seed <= 4; ++seed) {  // The seed determines whether the batch survives.
     TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
     ASSERT_OK(store.WriteFile("a", Pattern(1, 20 * kMiB)));
     ASSERT_OK(store->SyncAll());
     const InodePtr file = store.OpenPath("a").value();
-    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 100000)));  // in memory still
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 100000)));  // still in memory
     store.kv().FailWrite(1);
     EXPECT_FALSE(store.Publish("", {{"a", Pattern(2, 20 * kMiB)}}).has_value());
     EXPECT_TRUE(store->read_only());

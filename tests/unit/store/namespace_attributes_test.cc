@@ -99,7 +99,7 @@ TEST_F(NamespaceAttributes, ChangesTouchTheInode) {
 }
 
 TEST_F(NamespaceAttributes, InodesThatNeverHadAnyAreNotLookedUp) {
-  kv_->FailGet(1);  // the next look at the catalog, whichever it is
+  kv_->FailGet(1);  // the next access to the catalog
   EXPECT_EQ(Code(names_->GetExtendedAttribute(file_, "security.capability")), ErrorCode::kNoAttribute);
   EXPECT_EQ(Code(names_->RemoveExtendedAttribute(file_, "user.a")), ErrorCode::kNoAttribute);
   EXPECT_EQ(Code(names_->Lookup(kRootInode, "f")), ErrorCode::kIo);
@@ -176,7 +176,7 @@ TEST_F(NamespaceAttributes, AnInheritedListThatEqualsAModeIsNotStored) {
   EXPECT_THAT(*names_->ListExtendedAttributes(file->ino), IsEmpty());
 }
 
-TEST_F(NamespaceAttributes, DamagedListsStopWhatNeedsThem) {
+TEST_F(NamespaceAttributes, DamagedListsFailOperationsThatNeedThem) {
   EXPECT_EQ(Set(kAccessAclName, NamedUser()), std::nullopt);
   EXPECT_EQ(Set(kRootInode, kDefaultAclName, NamedUser()), std::nullopt);
   Put(keys::Attribute(file_, kAccessAclName), "torn");

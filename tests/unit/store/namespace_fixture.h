@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A namespace over a key-value store in memory, with a data owner that only records what it is asked.
+// A namespace on a key-value store in memory, with a data owner that only records its calls.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ class FakeDataOwner final : public DataOwner {
       MutexLock lock(mutex_);
       for (const InodePtr& inode : files) committed_.push_back(inode->id.value);
     }
-    // Without the lock, as the real one: the call may use the namespace.
+    // Called without the lock, like the real one: the call may use the namespace.
     if (on_commit) std::exchange(on_commit, nullptr)();
     kept_errors = kept;
     if (commit_error && !files.empty()) return *commit_error;
@@ -62,13 +62,13 @@ class FakeDataOwner final : public DataOwner {
     return deleted_;
   }
 
-  std::function<void()> on_commit;  // once; set before use, for one thread
-  std::function<void()> on_read;    // once, when the records of a deletion are read
+  std::function<void()> on_commit;  // called once; set before use, for one thread
+  std::function<void()> on_read;    // called once, when the records of a deletion are read
   std::optional<ErrorCode> commit_error;
-  bool failed = false;                // no commit works any more
-  bool kept_errors = false;           // of the last CommitBeforeNaming
+  bool failed = false;                // all later commits fail
+  bool kept_errors = false;           // argument of the last CommitBeforeNaming
   std::vector<InodePtr> uncommitted;  // set before use
-  int settled = 0;                    // calls, of one thread
+  int settled = 0;                    // number of calls, by one thread
 
  private:
   Mutex mutex_;
@@ -86,14 +86,14 @@ class NamespaceTest : public ::testing::Test {
     EXPECT_THAT(CheckCatalog(kv_->content()), ::testing::IsEmpty());
   }
 
-  // A new mount of what the catalog holds.
+  // Starts a new mount of the catalog's content.
   void Start() {
     names_.reset();
     inodes_ = std::make_unique<InodeTable>(*kv_, file_services_.services(), 64);
     names_ = std::make_unique<Namespace>(*kv_, *inodes_, data_);
     EXPECT_TRUE(names_->Recover(/*read_only=*/false));
   }
-  // As after a kill: what was only in memory is gone.
+  // Simulates a kill: everything that was only in memory is gone.
   void Restart() {
     kv_ = std::make_unique<MemoryKvStore>(journal_, kv_->content());
     Start();
@@ -126,7 +126,7 @@ class NamespaceTest : public ::testing::Test {
     for (const auto& entry : *entries) list.push_back(entry.name);
     return list;
   }
-  // Moves an inode's times into the past, so that what a call touches is seen.
+  // Moves an inode's times into the past, so that updates by a call can be detected.
   void Age(InodeId ino) {
     const Timestamp old{1};
     EXPECT_TRUE(names_->SetAttributes(ino, {.accessed = old, .modified = old, .changed = old}));
@@ -152,7 +152,7 @@ class NamespaceTest : public ::testing::Test {
   bool check_at_end_ = true;  // off for tests that damage the catalog
 };
 
-// What a call failed with; kNotFound is never mistaken for success.
+// The error of a call; kNotFound is never mistaken for success.
 template <typename T>
 std::optional<ErrorCode> Code(const Result<T>& result) {
   return result ? std::nullopt : std::optional(result.error().code);

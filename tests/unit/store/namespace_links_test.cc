@@ -7,7 +7,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// The fake inodes of many links are made by hand: 65,000 calls would be slow.
+// Inodes with many links are faked: 65,000 calls would be slow.
 class NamespaceLinks : public NamespaceTest {
  protected:
   void SetLinks(InodeId ino, uint32_t links) {
@@ -165,7 +165,7 @@ TEST_F(NamespaceRename, ReplacedDirectoriesMustBeEmpty) {
   EXPECT_EQ(Stat(kRootInode).links, 4u);
   EXPECT_EQ(Stat(a).links, 2u);
   EXPECT_EQ(names_->Lookup(inner, "..")->ino, kRootInode);
-  // In one directory a name goes and with it a link.
+  // The directory loses a name and with it a link.
   EXPECT_EQ(Rename(kRootInode, "a", kRootInode, "b"), std::nullopt);
   EXPECT_EQ(Stat(kRootInode).links, 3u);
 }
@@ -219,7 +219,7 @@ TEST_F(NamespaceRename, ExchangeSwapsFilesAndDirectories) {
   EXPECT_EQ(names_->Lookup(two, "..")->ino, a);
   EXPECT_EQ(names_->Lookup(one, "..")->ino, b);
   EXPECT_EQ(Rename(b, "two", a, "one", RenameMode::kExchange), std::nullopt);
-  // A file for a directory: one parent loses a link, the other gains it.
+  // Exchanges a file and a directory: one parent loses a link, the other gains it.
   EXPECT_EQ(Rename(b, "file", a, "one", RenameMode::kExchange), std::nullopt);
   EXPECT_EQ(Stat(a).links, 2u);
   EXPECT_EQ(Stat(b).links, 4u);

@@ -27,7 +27,7 @@ TEST_F(NamespaceBasics, InitializeRefusesACatalogInUse) {
   EXPECT_EQ(Code(Namespace::Initialize(*kv_, 0, 0)), ErrorCode::kExists);
 }
 
-TEST_F(NamespaceBasics, CreateGivesWhatWasAskedFor) {
+TEST_F(NamespaceBasics, CreateReturnsTheRequestedAttributes) {
   CreateRequest request = File(0666);
   request.umask = 0027;
   const auto file = names_->Create(kRootInode, "f", request);
@@ -129,7 +129,7 @@ TEST_F(NamespaceBasics, ReadDirectoryListsDotsThenNamesInOrder) {
   EXPECT_EQ(Code(names_->ReadDirectory(file)), ErrorCode::kNotDirectory);
 }
 
-TEST_F(NamespaceBasics, SetAttributesSetsWhatIsGiven) {
+TEST_F(NamespaceBasics, SetAttributesSetsOnlyTheGivenFields) {
   const InodeId file = MakeFile(kRootInode, "f");
   Age(file);
   const auto changed = names_->SetAttributes(file, {.mode = 04711, .uid = 5, .gid = 6, .modified = Timestamp{7, 8}});
@@ -171,7 +171,7 @@ TEST_F(NamespaceBasics, InodeNumbersAreNeverUsedAgain) {
   Restart();
   const InodeId second = MakeFile(kRootInode, "f");
   EXPECT_GT(second, first);
-  // More than one step of the bound, in one mount.
+  // More than one step of the bound, in a single mount.
   InodeId last = second;
   for (int i = 0; i < 1500; ++i) {
     const InodeId next = MakeFile(kRootInode, "n" + std::to_string(i));
@@ -185,7 +185,7 @@ TEST_F(NamespaceBasics, AFailedWriteChangesNothing) {
   const InodeId directory = MakeDirectory(kRootInode, "d");
   const InodeId file = MakeFile(directory, "f");
   const Attributes before = Stat(directory), file_before = Stat(file);
-  kv_->FailWrite(1);  // and, as the contract has it, all later ones
+  kv_->FailWrite(1);  // and all later ones, as the contract says
   EXPECT_EQ(Code(names_->Create(directory, "g", File())), ErrorCode::kIo);
   EXPECT_TRUE(Code(names_->Create(directory, "h", Directory())));
   EXPECT_TRUE(Code(names_->Link(file, directory, "l")));
@@ -336,7 +336,7 @@ TEST_F(NamespaceOrphans, UnnamedFilesGetANameByLink) {
   names_->Close(open);
   Restart();
   EXPECT_EQ(names_->Lookup(kRootInode, "named")->ino, file->ino);
-  // A name once had and lost does not come back.
+  // A name that was removed does not come back.
   const InodePtr again = *names_->Open(file->ino);
   ASSERT_TRUE(names_->Unlink(kRootInode, "named"));
   EXPECT_EQ(Code(names_->Link(file->ino, kRootInode, "named")), ErrorCode::kNotFound);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pins of blocks: counted for each block, and parked runs that wait for the last of them.
+// Pins of blocks: they are counted per block, and parked runs wait for the last pin.
 #include "store/space/space_pins.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ TEST(SpacePins, AgreeWithACountOfEveryBlock) {
         for (uint64_t block = run.run.start.value; block < run.run.end().value; ++block) {
           ASSERT_EQ(count[block], 0);
           ASSERT_EQ(parked[block], 1);
-          parked[block] = 2;  // free: not to be given back twice
+          parked[block] = 2;  // free: must not be freed twice
         }
       }
     };
@@ -73,7 +73,7 @@ TEST(SpacePins, AgreeWithACountOfEveryBlock) {
       const uint64_t start = random() % kBlocks, size = 1 + random() % (kBlocks - start);
       switch (random() % 3) {
         case 0: {
-          bool mapped = true;  // only what is mapped is pinned
+          bool mapped = true;  // only mapped blocks can be pinned
           for (uint64_t block = start; block < start + size; ++block) mapped = mapped && parked[block] == 0;
           if (!mapped) break;
           held.push_back(Blocks(start, size));
@@ -105,7 +105,7 @@ TEST(SpacePins, AgreeWithACountOfEveryBlock) {
         pinned += count[block] > 0;
         waiting += count[block] > 0 && parked[block] == 1;
         ASSERT_FALSE(count[block] == 0 && parked[block] == 1) << "block " << block << " was never freed";
-        if (parked[block] == 2) parked[block] = 0;  // allocated to somebody else
+        if (parked[block] == 2) parked[block] = 0;  // allocated again
       }
       ASSERT_EQ(pins.pinned().value, pinned);
       ASSERT_EQ(pins.parked().value, waiting);

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 constexpr ByteCount kSmall{16 * kMiB};
-// More than any filesystem gives a file.
+// Larger than a file may be on any filesystem.
 constexpr ByteCount kHuge{uint64_t{1} << 61};
 
 class StoreDirectoryTest : public testing::Test {
@@ -78,7 +78,7 @@ class StoreDirectoryTest : public testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
 
-  // Every file under `name`, by content.
+  // Maps every file under `name` to its content.
   std::map<std::string, uint32_t> Snapshot(const std::string& name) const {
     std::map<std::string, uint32_t> files;
     for (const auto& entry : fs::recursive_directory_iterator(Path(name))) {
@@ -146,7 +146,7 @@ TEST_F(StoreDirectoryTest, ThePoolIsReservedUnlessSparse) {
   EXPECT_LT(static_cast<uint64_t>(thin.st_blocks) * 512, 16 * kMiB);
 }
 
-TEST_F(StoreDirectoryTest, NobodyElseMayLookIntoTheStore) {
+TEST_F(StoreDirectoryTest, OtherUsersMayNotReadTheStore) {
   Format("s");
   EXPECT_EQ(fs::status(Path("s")).permissions() & (fs::perms::group_all | fs::perms::others_all), fs::perms::none);
 }
@@ -164,7 +164,7 @@ TEST_F(StoreDirectoryTest, ProgressReachesTheTotal) {
   EXPECT_EQ(total, kSmall);
 }
 
-TEST_F(StoreDirectoryTest, FormatUsesAnEmptyDirectoryThatIsThere) {
+TEST_F(StoreDirectoryTest, FormatUsesAnExistingEmptyDirectory) {
   fs::create_directory(Path("s"));
   fs::create_directory(Path("s/lost+found"));
   Format("s");
@@ -256,7 +256,7 @@ TEST_F(StoreDirectoryTest, DotsAfterALinkAreFollowed) {
   EXPECT_TRUE(OpenStoreParts(Path("elsewhere/s"), {}).has_value());
 }
 
-TEST_F(StoreDirectoryTest, ACancelledFormatLeavesNothing) {
+TEST_F(StoreDirectoryTest, ACanceledFormatLeavesNothing) {
   std::atomic<bool> cancel{false};
   FormatOptions options = Sized(ByteCount{64 * kMiB});
   options.cancel = &cancel;
@@ -383,7 +383,7 @@ TEST_F(StoreDirectoryTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {
   EXPECT_EQ(Slurp(Path("s/lock")), "");
 }
 
-TEST_F(StoreDirectoryTest, ALookAtTheLockIsWaitedFor) {
+TEST_F(StoreDirectoryTest, OpenWaitsForAProbeOfTheLock) {
   Format("s");
   const int look = open(Path("s/lock").c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(flock(look, LOCK_SH), 0);
@@ -441,7 +441,7 @@ TEST_F(StoreDirectoryTest, TheLockFileNamesTheProcessAndItsMount) {
   EXPECT_EQ(Slurp(directory + "/lock"), "");
 }
 
-// The number in the file may be that of another process: of another PID namespace, or a later one.
+// The number in the file may belong to another process: in another PID namespace, or a later one.
 TEST_F(StoreDirectoryTest, TheHolderIsTheProcessWithTheLockAndNotTheOneInTheFile) {
   const std::string directory = Path("held");
   fs::create_directory(directory);
@@ -457,17 +457,17 @@ TEST_F(StoreDirectoryTest, TheHolderIsTheProcessWithTheLockAndNotTheOneInTheFile
   EXPECT_EQ(holder.noted, 1);
 }
 
-// A killed process gives back its files in no promised order: the store's lock may be free before a device's.
+// A killed process releases its files in no particular order: the store's lock may be free before a device's lock.
 TEST_F(StoreDirectoryTest, OpenWaitsForADeviceThatAKilledHolderHasNotReleasedYet) {
   Format("s");
-  std::ofstream(Path("s/lock")) << "4194304\n";  // of a process that there is not
+  std::ofstream(Path("s/lock")) << "4194304\n";  // of a process that does not exist
   const int pool = open(Path("s/pool").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(pool, 0);
   ASSERT_EQ(flock(pool, LOCK_EX), 0);
   const int opens = inotify_init1(IN_CLOEXEC);
   ASSERT_GE(inotify_add_watch(opens, Path("s/pool").c_str(), IN_OPEN), 0);
   std::thread release([&, pool, opens, opener = gettid()] {
-    // It has the device open, and sleeps: it has found the lock taken.
+    // The process has opened the device and sleeps, because it found the lock taken.
     char event[1024];
     EXPECT_GT(read(opens, event, sizeof(event)), 0);
     WaitUntilAsleep(opener);

@@ -15,7 +15,7 @@ namespace {
 
 class CommitterTest : public ::testing::Test {
  protected:
-  // Long delays: a commit comes when it is asked for.
+  // Long delays, so that a commit happens only on request.
   CommitterTest()
       : committer_(std::make_unique<Committer>(
             rig_.kv(), rig_.devices(), rig_.space(), rig_.write_back(),

@@ -25,7 +25,7 @@ class ChecksumTableTest : public ::testing::Test {
     batch.Put(keys::Checksums(kFile, segment), EncodeChecksums(checksums));
     ASSERT_TRUE(kv_.Write(batch));
   }
-  // As the callers do it: loads what is missing, and asks again.
+  // Loads what is missing and repeats the query, as the callers do.
   Result<std::vector<uint32_t>> Get(uint64_t first, size_t count) {
     std::vector<uint32_t> out(count);
     while (true) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two state machines, transition by transition, as the tables of the header have them.
+// Every transition of the two state machines, as in the tables of the header.
 #include "store/file/commit_state.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ TEST(CommitState, ReplaceKeepsTheTimeOfTheFirst) {
   }
 }
 
-TEST(CommitState, ACommitLeavesWhatChangedSinceItsSeal) {
+TEST(CommitState, ACommitKeepsChangesMadeAfterItsSeal) {
   struct Case {
     Commit from, to;
   };

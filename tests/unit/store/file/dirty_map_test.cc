@@ -47,7 +47,7 @@ TEST_F(DirtyMapTest, BlocksUnderWritebackAreNotWritable) {
   EXPECT_TRUE(map_.Overlaps(FileBlock{3}, BlockCount{1}));
 }
 
-TEST_F(DirtyMapTest, TheEndOfAWriteLeavesWhatWasOverwrittenMeanwhile) {
+TEST_F(DirtyMapTest, TheEndOfAWriteKeepsBlocksOverwrittenMeanwhile) {
   map_.Insert(FileBlock{0}, BlockCount{4}, InBuffer(pool_->Allocate(), 0));
   map_.StartWriteback(FileBlock{0}, BlockCount{4}, 7);
   map_.Insert(FileBlock{1}, BlockCount{1}, InBuffer(pool_->Allocate(), 0));

@@ -15,7 +15,7 @@ DeviceRun Blocks(uint64_t start, uint64_t count, uint16_t device = 0) {
 
 class ExtentMapTest : public ::testing::Test {
  protected:
-  // Applies the changes of one commit to what the catalog would hold.
+  // Applies the changes of one commit to the expected content of the catalog.
   void Commit() {
     for (const ExtentMap::Change& change : map_.TakeChanges()) {
       if (change.record) {
@@ -25,7 +25,7 @@ class ExtentMapTest : public ::testing::Test {
       }
     }
   }
-  // What a mount would read back.
+  // The map as a new mount would load it.
   ExtentMap Reloaded() {
     ExtentMap loaded;
     for (const auto& [key, record] : catalog_) EXPECT_TRUE(loaded.Load(FileBlock{key}, record)) << key;

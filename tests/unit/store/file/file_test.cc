@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file by itself: plans, writeback, seals and reverts.
+// A single file: plans, writeback, seals and reverts.
 #include "store/file/file.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class FileTest : public ::testing::Test {
   InodePtr inode_;
 };
 
-TEST_F(FileTest, APlanSaysAllThatItLacksAtOnce) {
+TEST_F(FileTest, APlanReportsEverythingItLacksAtOnce) {
   const WriteNeeds needs = NeedsOfCopy(0, 3 * kSmallStaging.value);
   EXPECT_EQ(needs.space.value, 3 * kSmallStaging.value / kBlockSize);
   EXPECT_EQ(needs.small, 3U);

@@ -11,7 +11,7 @@ using Purpose = ReadCache::Purpose;
 
 class ReadCacheTest : public ::testing::Test {
  protected:
-  // A chunk that is loaded; null where no buffer can be had.
+  // Adds a loaded chunk. Returns null if no buffer is available.
   ChunkPtr Add(InodeId ino, uint64_t index, Purpose purpose = Purpose::kNeeded) {
     Buffer buffer = cache_.TakeBuffer(purpose);
     if (!buffer) return nullptr;
@@ -25,7 +25,7 @@ class ReadCacheTest : public ::testing::Test {
   ReadCache cache_{*pool_};
 };
 
-TEST_F(ReadCacheTest, EvictsWhatWasReadToItsEndFirst) {
+TEST_F(ReadCacheTest, EvictsFullyReadChunksFirst) {
   Add(kFile, 0);
   Add(kFile, 1);
   cache_.NoteRead(kFile, 1);

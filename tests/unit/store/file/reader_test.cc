@@ -68,7 +68,7 @@ TEST_F(ReaderTest, ChecksumsComeFromTheCatalogWithoutTheMutex) {
   for (uint64_t at = 0; at < data.size(); at += kMiB / 2) rig_.Write(inode_, at, data.substr(at, kMiB / 2));
   rig_.WriteBackAll(inode_);
   {
-    // As a commit does it; afterwards the table has none of them in memory.
+    // As a commit does; afterwards the table has no checksums in memory.
     MutexLock lock(inode_->mutex);
     ASSERT_TRUE(inode_->file->Seal());
     ChecksumSegments loaded;

@@ -36,7 +36,7 @@ TEST_F(WriteBackTest, PressureTakesTheFileThatWasDirtyFirst) {
   EXPECT_FALSE(rig_.write_back().RelievePressure());
 }
 
-// The queue would keep every inode that was ever written.
+// Otherwise the queue would keep every inode that was ever written.
 TEST_F(WriteBackTest, AFileWithoutDirtyBlocksIsNotInTheQueue) {
   const InodePtr inode = rig_.NewFile(1);
   rig_.Write(inode, 0, Pattern(1, kBlockSize));
@@ -65,7 +65,7 @@ TEST_F(WriteBackTest, AFileThatTurnsDirtyAgainUnderPressureIsInTheQueueOnce) {
       started.set_value(gettid());
       rig_.write_back().RelievePressure();
     });
-    WaitUntilAsleep(started.get_future().get());  // It waits for the file.
+    WaitUntilAsleep(started.get_future().get());  // It is waiting for the file.
     rig_.write_back().StartAll(inode, &writes);
     WritePlan plan(supplies);
     inode->file->PlanCopy(kMiB, kBlockSize, nullptr, Staging::kSmall, &plan);

@@ -90,7 +90,7 @@ TEST_F(SpaceManagerTest, PinnedBlocksWaitForTheirPin) {
   EXPECT_EQ(Reservable(), kDevice);
 }
 
-TEST_F(SpaceManagerTest, AStreamGoesOnWhereItsPreallocationIs) {
+TEST_F(SpaceManagerTest, AStreamContinuesInItsPreallocation) {
   const auto first = Allocate(1, 0, BlockCount{256}, true).value();
   const auto other = Allocate(2, 0, BlockCount{256}, true).value();
   const auto second = Allocate(1, 256, BlockCount{256}, true).value();

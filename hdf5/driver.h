@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The callbacks of a file driver, for any declaration of HDF5's types: that of h5fd_abi.h, or of installed headers.
 //
-// `Abi` has the types FileBase, Class, Memory and hid_t, and these, of which `caller` is an address in the HDF5 library:
-//   static const Class& TheClass();
+// `Abi` has the types FileBase, Memory, hid_t and haddr_t, and these, of which `caller` is an address in the HDF5 library:
 //   static Result<Settings> SettingsOf(hid_t fapl, const void* caller);
 //   static void Report(const Error& error, const char* action, const void* caller);
 #pragma once
@@ -14,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,6 +40,8 @@ class Driver {
     int descriptor = -1;  // what Handle gives the address of
     std::unique_ptr<File> file;
   };
+
+  static const File& FileOf(const FileBase* base) { return *Of(base)->file; }
 
   static int Terminate() {
     Engine::Shared().Clear();

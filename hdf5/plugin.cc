@@ -10,8 +10,6 @@
 namespace weightfs::hdf5 {
 namespace {
 
-// Of the numbers for drivers that are not HDF5's own; not registered with The HDF Group. Drivers are found by name.
-constexpr int kDriverValue = 24'576;
 constexpr uint64_t kLargestAddress = INT64_MAX;
 
 struct PluginAbi {
@@ -32,7 +30,7 @@ using ThisDriver = Driver<PluginAbi>;
 
 constexpr abi::Class kClass{
     .version = abi::kClassVersion,
-    .value = kDriverValue,
+    .value = abi::kDriverValue,
     .name = "weightfs",
     .maxaddr = kLargestAddress,
     .fc_degree = abi::kCloseWeak,

@@ -21,7 +21,7 @@ constexpr std::string_view kNames =
     "num_threads, block_size, queue_depth, direct_size, cache, read_ahead, sync, direct";
 
 Error Wrong(std::string_view word, std::string_view why) {
-  return {ErrorCode::kInvalid, fmt::format("weightfs's HDF5 driver: the setting '{}' is wrong: {}", word, why)};
+  return {ErrorCode::kInvalid, fmt::format("the setting '{}' is wrong: {}", word, why)};
 }
 
 Result<void> TakeCount(std::string_view word, std::string_view value, unsigned* out) {

@@ -153,7 +153,7 @@ def _set_access(properties: Any, **settings: Any) -> None:
     configuration = _configuration(settings).encode()
     if _set_driver_by_name(properties.id, DRIVER.encode(), configuration) < 0:
         raise OSError(f"HDF5 did not take its driver weightfs from {plugin_path()}: this HDF5 may have another "
-                      "interface for drivers; HDF5 1.14 to 2.0 are known to work")
+                      "interface for drivers; HDF5 1.14 to 2.2 are known to work")
 
 
 def _words(text: List[str]) -> Dict[str, str]:

@@ -102,7 +102,7 @@ class File {
   Result<void> ReadCached(Content content, uint64_t offset, std::span<std::byte> out, bool sequential);
   Result<void> ReadExactly(uint64_t offset, std::span<std::byte> out);
   Result<void> ReadDevice(uint64_t offset, std::span<std::byte> out);
-  Result<bool> Load(uint64_t begin, uint64_t end);
+  Result<bool> Load(uint64_t begin, uint64_t end, uint64_t offset);
   bool Await(ReadCache::Extents::iterator extent);
   void ReadAhead();
   Result<void> PositionalRead(uint64_t offset, std::span<std::byte> out);

@@ -134,10 +134,11 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
       const uint64_t page = RoundDown(offset, kMetadataPage);
       const auto before = page == 0 ? cache_.end() : cache_.Find(page - 1);
       const uint64_t length = before == cache_.end() ? 0 : std::min(2 * before->second.size, kLongestMetadata);
-      ASSIGN_OR_RETURN(loaded, Load(page, std::max(RoundUp(offset + gap.size(), kMetadataPage), page + length)));
+      const uint64_t end = std::max(RoundUp(offset + gap.size(), kMetadataPage), page + length);
+      ASSIGN_OR_RETURN(loaded, Load(page, end, offset));
     } else if (sequential && gap.size() < kShortRead && settings_.read_ahead > 0) {
       const uint64_t ahead = std::clamp<uint64_t>(reads_.window, gap.size(), kShortWindow);
-      ASSIGN_OR_RETURN(loaded, Load(offset, offset + std::min(ahead, settings_.read_ahead)));
+      ASSIGN_OR_RETURN(loaded, Load(offset, offset + std::max(std::min(ahead, settings_.read_ahead), gap.size()), offset));
     }
     if (loaded) continue;
     RETURN_IF_ERROR(ReadExactly(offset, gap));
@@ -148,14 +149,12 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
   return {};
 }
 
-// Reads [begin, end) into the cache, as far as the file reaches and nothing of it is there. False: not worth it, or no
-// memory.
-Result<bool> File::Load(uint64_t begin, uint64_t end) {
+// Reads what is not in the cache of [begin, end) around the byte at `offset`, as far as the file reaches. False: there
+// is no memory.
+Result<bool> File::Load(uint64_t begin, uint64_t end, uint64_t offset) {
+  begin = std::max(begin, cache_.EndBefore(offset));
   end = std::min(end, size_);
-  // The page of metadata may begin inside an extent of another kind of read.
-  if (const auto holder = cache_.Find(begin); holder != cache_.end()) begin = holder->first + holder->second.size;
-  if (begin >= end) return false;
-  const auto next = cache_.FirstFrom(begin);
+  const auto next = cache_.FirstFrom(offset);
   if (next != cache_.end()) end = std::min(end, next->first);
   ReadCache::Extent extent{.buffer = pool_.Take(end - begin), .size = end - begin};
   if (extent.buffer.data() == nullptr) return false;

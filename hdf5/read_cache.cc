@@ -22,6 +22,11 @@ ReadCache::Extents::iterator ReadCache::Find(uint64_t offset) {
   return first != extents_.end() && first->first <= offset ? first : extents_.end();
 }
 
+uint64_t ReadCache::EndBefore(uint64_t offset) const {
+  const auto next = extents_.upper_bound(offset);
+  return next == extents_.begin() ? 0 : std::min(offset, std::prev(next)->first + std::prev(next)->second.size);
+}
+
 ReadCache::Extents::iterator ReadCache::Add(uint64_t begin, Extent extent) {
   const auto next = FirstFrom(begin);
   WEIGHTFS_ASSERT(next == extents_.end() || next->first >= begin + extent.size);

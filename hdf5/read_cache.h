@@ -34,6 +34,8 @@ class ReadCache {
   Extents::iterator Find(uint64_t offset);
   // The first extent that ends behind `offset`.
   Extents::iterator FirstFrom(uint64_t offset);
+  // Where the last extent ends that lies before the byte at `offset`; 0 when there is none.
+  uint64_t EndBefore(uint64_t offset) const;
   // Adds an extent whose range nobody has. The least recently used ones go where they exceed the limit.
   Extents::iterator Add(uint64_t begin, Extent extent);
   // Takes an extent out; waits for what loads it.

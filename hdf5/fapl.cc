@@ -9,6 +9,7 @@
 
 #include "hdf5/driver.h"
 #include "hdf5/h5fd_abi.h"
+#include "hdf5/library.h"
 
 #define WEIGHTFS_HAS_LOADABLE_DRIVERS H5_VERSION_GE(1, 14, 0)
 #if WEIGHTFS_HAS_LOADABLE_DRIVERS
@@ -82,8 +83,8 @@ struct LinkedAbi {
     return settings == nullptr ? Settings() : ToSettings(*settings);
   }
   static void Report(const Error& error, const char* action, const void* /*caller*/) {
-    const std::string line = "weightfs: " + (error.what.empty() ? ToString(error) : error.what);
-    H5Epush2(H5E_DEFAULT, "libweightfs_hdf5", action, 0, H5E_ERR_CLS, H5E_VFL, H5E_SYSERRSTR, "%s", line.c_str());
+    H5Epush2(H5E_DEFAULT, "libweightfs_hdf5", action, 0, H5E_ERR_CLS, H5E_VFL, H5E_SYSERRSTR, "%s",
+             ReportLine(error).c_str());
     errno = error.error_number();
   }
 };

@@ -70,6 +70,17 @@ Error File::Failed(const char* action, uint64_t offset, uint64_t size, int error
           path_, offset};
 }
 
+Error File::Named(Error error) const {
+  if (error.path != path_) error.what = fmt::format("{}: {}", path_, ToString(error));
+  error.path = path_;
+  return error;
+}
+
+Result<void> File::Named(Result<void> result) const {
+  if (result.has_value()) return result;
+  return Named(std::move(result).error());
+}
+
 Result<void> File::CheckRange(const char* action, uint64_t offset, uint64_t size) const {
   uint64_t end = 0;
   if (__builtin_add_overflow(offset, size, &end) || end > INT64_MAX) return Failed(action, offset, size, EFBIG);
@@ -112,8 +123,7 @@ Result<void> File::Lock(bool exclusive) {
                             "you know that this is safe"
                           : "set HDF5_USE_FILE_LOCKING=FALSE where the filesystem has no locks";
     return Error{ErrorCode{error_number},
-                 fmt::format("{}: unable to lock file, errno = {} ({}): {}", path_, error_number,
-                             std::strerror(error_number), why),
+                 fmt::format("{}: unable to lock file: {}: {}", path_, std::strerror(error_number), why),
                  path_};
   }
   // What was read before the lock may have been changed by the one who had it.

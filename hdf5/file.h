@@ -88,6 +88,9 @@ class File {
   File(std::string path, const OpenOptions& options, const Settings& settings);
 
   Error Failed(const char* action, uint64_t offset, uint64_t size, int error_number) const;
+  // Handles know a descriptor; the error gets the file's name.
+  Error Named(Error error) const;
+  Result<void> Named(Result<void> result) const;
   Result<void> CheckRange(const char* action, uint64_t offset, uint64_t size) const;
   int FastDescriptor();
 

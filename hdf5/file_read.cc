@@ -59,7 +59,7 @@ Result<void> File::ReadThrough(uint64_t offset, std::span<std::byte> out) {
   const auto read = handle->Read(FastDescriptor(), client::MemoryView(out), {.offset = offset});
   // It ends before; the rest is zeros.
   if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
-  return read;
+  return Named(read);
 }
 
 Result<void> File::ReadLarge(uint64_t offset, std::span<std::byte> out) {
@@ -81,7 +81,7 @@ Result<void> File::ReadExactly(uint64_t offset, std::span<std::byte> out) {
   const auto read = handle->Read(FastDescriptor(), client::MemoryView(out), {.offset = offset});
   // Others have cut it since it was opened.
   if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
-  return read;
+  return Named(read);
 }
 
 Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
@@ -96,7 +96,7 @@ Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
   ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
   const auto memory =
       client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(out.data()), out.size(), std::nullopt);
-  return handle->Read(FastDescriptor(), memory, {.offset = offset});
+  return Named(handle->Read(FastDescriptor(), memory, {.offset = offset}));
 }
 
 Result<void> File::PositionalRead(uint64_t offset, std::span<std::byte> out) {

@@ -97,8 +97,8 @@ Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
     return {};
   });
   const auto waited = WaitForAll(operations);
-  RETURN_IF_ERROR(read);
-  RETURN_IF_ERROR(waited);
+  RETURN_IF_ERROR(Named(read));
+  RETURN_IF_ERROR(Named(waited));
   for (const auto& request : started) writes_.Overlay(request.offset, request.memory);
   return {};
 }
@@ -130,8 +130,8 @@ Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
     return {};
   });
   const auto waited = WaitForAll(operations);
-  RETURN_IF_ERROR(result);
-  RETURN_IF_ERROR(waited);
+  RETURN_IF_ERROR(Named(result));
+  RETURN_IF_ERROR(Named(waited));
   if (written > 0) NoteWritten(written);
   return {};
 }

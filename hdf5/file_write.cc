@@ -95,7 +95,7 @@ Result<void> File::WriteLarge(uint64_t offset, std::span<const std::byte> bytes)
   RETURN_IF_ERROR(Replace(offset, end));
   cache_.Drop(offset, end);
   ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  RETURN_IF_ERROR(handle->Write(FastDescriptor(), client::MemoryView(bytes), {.offset = offset}));
+  RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), client::MemoryView(bytes), {.offset = offset})));
   NoteWritten(end);
   return {};
 }
@@ -107,7 +107,7 @@ Result<void> File::WriteDevice(uint64_t offset, std::span<const std::byte> bytes
   ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
   const auto memory =
       client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(bytes.data()), bytes.size(), std::nullopt);
-  RETURN_IF_ERROR(handle->Write(FastDescriptor(), memory, {.offset = offset}));
+  RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = offset})));
   NoteWritten(end);
   return {};
 }
@@ -147,7 +147,7 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
     auto error = segment.operation->error();
     segment.operation.reset();
     if (error) {
-      if (!first) first = std::move(error);
+      if (!first) first = Named(*std::move(error));
       ++at;
       continue;
     }
@@ -165,8 +165,9 @@ Result<void> File::SendFull() {
     if (segment.size < settings_.direct_size) continue;
     ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
     const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
-    ASSIGN_OR_RETURN(segment.operation,
-                     handle->StartWrite(FastDescriptor(), memory, {.offset = begin, .own_errors = true}));
+    auto started = handle->StartWrite(FastDescriptor(), memory, {.offset = begin, .own_errors = true});
+    if (!started.has_value()) return Named(std::move(started).error());
+    segment.operation = *std::move(started);
   }
   return {};
 }
@@ -224,7 +225,7 @@ Result<void> File::WriteRun(Run run) {
     }
     const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
     ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-    RETURN_IF_ERROR(handle->Write(FastDescriptor(), memory, {.offset = begin}));
+    RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = begin})));
   }
   NoteWritten(end);
   for (const auto& segment : run) writes_.Remove(segment);

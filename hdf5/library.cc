@@ -23,6 +23,12 @@ void Find(void* library, const char* name, Symbol* out) {
 
 }  // namespace
 
+std::string ReportLine(const Error& error) {
+  // h5py chooses its exception by this form of the number: FileNotFoundError, PermissionError, …
+  return fmt::format("weightfs: {}, errno = {}", error.what.empty() ? ToString(error) : error.what,
+                     error.error_number());
+}
+
 Library::Library(void* handle) {
   Find(handle, "H5Pget_driver_config_str", &get_config_);
   Find(handle, "H5Epush2", &push_);
@@ -60,7 +66,7 @@ std::string Library::Configuration(abi::hid_t fapl) const {
 }
 
 void Library::Report(const Error& error, const char* action) const {
-  const std::string line = fmt::format("weightfs: {}", error.what.empty() ? ToString(error) : error.what);
+  const std::string line = ReportLine(error);
   if (push_ == nullptr || error_class_ == nullptr || major_ == nullptr || minor_ == nullptr) {
     std::fprintf(stderr, "%s\n", line.c_str());
   } else {

@@ -10,6 +10,9 @@
 
 namespace weightfs::hdf5 {
 
+// The line that HDF5's error stack gets.
+std::string ReportLine(const Error& error);
+
 // Thread-safe.
 class Library {
  public:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The callbacks of a file driver, for any declaration of HDF5's types: that of h5fd_abi.h, or of installed headers.
 //
-// `Abi` has the types FileBase, Memory, hid_t and haddr_t, and these, of which `caller` is an address in the HDF5 library:
+// `Abi` has the types FileBase, Memory, hid_t and haddr_t, and these, of which `caller` is an address in the HDF5
+// library:
 //   static Result<Settings> SettingsOf(hid_t fapl, const void* caller);
 //   static void Report(const Error& error, const char* action, const void* caller);
 #pragma once
@@ -143,9 +144,7 @@ class Driver {
     }
     return Status(locked, "lock", __builtin_return_address(0));
   }
-  static int Unlock(FileBase* base) {
-    return Status(Of(base)->file->Unlock(), "unlock", __builtin_return_address(0));
-  }
+  static int Unlock(FileBase* base) { return Status(Of(base)->file->Unlock(), "unlock", __builtin_return_address(0)); }
 
   static int Delete(const char* name, hid_t /*fapl*/) {
     if (unlink(name) == 0) return 0;

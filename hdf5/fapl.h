@@ -33,16 +33,16 @@ typedef enum weightfs_direct_t {
 
 /* In every field 0 stands for the default. */
 typedef struct weightfs_fapl_t {
-  uint32_t version;     /* WEIGHTFS_FAPL_VERSION */
-  uint32_t num_threads; /* slices that a large request is cut into, each with a thread and a ring; 2 */
-  uint32_t queue_depth; /* transfers in the kernel at once, for each thread; 32 */
-  uint32_t sync;        /* weightfs_sync_t */
-  uint32_t direct;      /* weightfs_direct_t */
+  uint32_t version;       /* WEIGHTFS_FAPL_VERSION */
+  uint32_t num_threads;   /* slices that a large request is cut into, each with a thread and a ring; 2 */
+  uint32_t queue_depth;   /* transfers in the kernel at once, for each thread; 32 */
+  uint32_t sync;          /* weightfs_sync_t */
+  uint32_t direct;        /* weightfs_direct_t */
   uint32_t no_read_ahead; /* 1: none */
-  uint64_t block_size;  /* bytes of one transfer; 1 MiB */
-  uint64_t direct_size; /* bytes; requests of at least this go past the cache; 4 MiB */
-  uint64_t cache;       /* bytes; bound of buffered writes and of what is read ahead, for each file; 64 MiB */
-  uint64_t read_ahead;  /* bytes; the largest window of read-ahead; 8 MiB */
+  uint64_t block_size;    /* bytes of one transfer; 1 MiB */
+  uint64_t direct_size;   /* bytes; requests of at least this go past the cache; 4 MiB */
+  uint64_t cache;         /* bytes; bound of buffered writes and of what is read ahead, for each file; 64 MiB */
+  uint64_t read_ahead;    /* bytes; the largest window of read-ahead; 8 MiB */
 } weightfs_fapl_t;
 
 /* Makes the files that are opened with this list use the driver. NULL: with its defaults. Negative, with an entry on

@@ -123,8 +123,7 @@ Result<void> File::Lock(bool exclusive) {
                             "you know that this is safe"
                           : "set HDF5_USE_FILE_LOCKING=FALSE where the filesystem has no locks";
     return Error{ErrorCode{error_number},
-                 fmt::format("{}: unable to lock file: {}: {}", path_, std::strerror(error_number), why),
-                 path_};
+                 fmt::format("{}: unable to lock file: {}: {}", path_, std::strerror(error_number), why), path_};
   }
   // What was read before the lock may have been changed by the one who had it.
   if (writes_.empty()) cache_.Clear();

@@ -5,8 +5,8 @@
 // libaio and O_DIRECT elsewhere). Small writes are buffered, and those that follow each other become large ones; small
 // reads are cached, and sequential ones are read ahead. What was written is seen by every later read of this File.
 //
-// With one writer and readers beside it (SWMR) both sides need the file itself to be right at any time, and in the order
-// of the writes: then nothing is buffered, and a reader caches nothing.
+// With one writer and readers beside it (SWMR) both sides need the file itself to be right at any time, and in the
+// order of the writes: then nothing is buffered, and a reader caches nothing.
 #pragma once
 
 #include <sys/stat.h>
@@ -37,7 +37,7 @@ class File {
   struct OpenOptions {
     bool write = false;
     bool create = false;
-    bool exclusive = false;      // with create: EEXIST when there is one
+    bool exclusive = false;  // with create: EEXIST when there is one
     bool truncate = false;
     bool shared_reader = false;  // somebody writes it meanwhile (SWMR)
   };
@@ -136,8 +136,8 @@ class File {
   bool tried_direct_ = false;
   dev_t device_ = 0;
   ino_t inode_ = 0;
-  uint64_t size_ = 0;          // with what is buffered
-  uint64_t file_size_ = 0;     // of the file itself
+  uint64_t size_ = 0;           // with what is buffered
+  uint64_t file_size_ = 0;      // of the file itself
   bool write_through_ = false;  // others read while this program writes
   bool name_is_new_ = false;    // its directory was not synced since it was created
   bool unsynced_ = false;

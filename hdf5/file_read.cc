@@ -94,8 +94,7 @@ Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
     file_size_ = size_ = offset + out.size();
   }
   ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  const auto memory =
-      client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(out.data()), out.size(), std::nullopt);
+  const auto memory = client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(out.data()), out.size(), std::nullopt);
   return Named(handle->Read(FastDescriptor(), memory, {.offset = offset}));
 }
 
@@ -138,7 +137,8 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
       ASSIGN_OR_RETURN(loaded, Load(page, end, offset));
     } else if (sequential && gap.size() < kShortRead && settings_.read_ahead > 0) {
       const uint64_t ahead = std::clamp<uint64_t>(reads_.window, gap.size(), kShortWindow);
-      ASSIGN_OR_RETURN(loaded, Load(offset, offset + std::max(std::min(ahead, settings_.read_ahead), gap.size()), offset));
+      ASSIGN_OR_RETURN(loaded,
+                       Load(offset, offset + std::max(std::min(ahead, settings_.read_ahead), gap.size()), offset));
     }
     if (loaded) continue;
     RETURN_IF_ERROR(ReadExactly(offset, gap));
@@ -201,9 +201,9 @@ void File::ReadAhead() {
     if (!handle.has_value()) return;  // Reads do without; those that need the handle report it.
     ReadCache::Extent extent{.buffer = pool_.Take(end - reads_.ahead), .size = end - reads_.ahead};
     if (extent.buffer.data() == nullptr) return;
-    auto started = (*handle)->StartRead(FastDescriptor(),
-                                        client::MemoryView(std::span(extent.buffer.data(), extent.size)),
-                                        {.offset = reads_.ahead, .own_errors = true});
+    auto started =
+        (*handle)->StartRead(FastDescriptor(), client::MemoryView(std::span(extent.buffer.data(), extent.size)),
+                             {.offset = reads_.ahead, .own_errors = true});
     if (!started.has_value()) return;
     extent.operation = *std::move(started);
     cache_.Add(reads_.ahead, std::move(extent));

@@ -174,8 +174,7 @@ Result<void> File::SendFull() {
 
 Result<void> File::MakeRoom() {
   const size_t limit = settings_.cache / 2;
-  // Nothing can be full before.
-  if (next_write_ != UINT64_MAX) RETURN_IF_ERROR(SendFull());
+  if (writes_.TakeFilled()) RETURN_IF_ERROR(SendFull());
   if (writes_.bytes() <= limit) return {};
   // The oldest first; what is done costs no time.
   auto& segments = writes_.segments();

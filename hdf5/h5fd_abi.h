@@ -5,8 +5,8 @@
 // The layout is that of H5FD_class_t and H5FD_t with H5FD_CLASS_VERSION 1, as H5FDdevelop.h of HDF5 1.14 to 2.2 has
 // it (public API: "H5FDdevelop.h", "H5FDpublic.h", "H5PLextern.h"); the enumerations are those of H5FDpublic.h and
 // H5Fpublic.h. HDF5 1.13 and older have another layout or no loadable drivers, and HDF5 refuses a class of a version
-// that is not its own. hdf5/fapl.cc is compiled against the headers of an installed HDF5, and compares with them what is
-// declared here.
+// that is not its own. hdf5/fapl.cc is compiled against the headers of an installed HDF5, and compares with them what
+// is declared here.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +25,9 @@ constexpr haddr_t kUndefinedAddress = UINT64_MAX;
 constexpr unsigned kClassVersion = 1;
 // Of the numbers for drivers that are not HDF5's own; not registered with The HDF Group. Drivers are found by name.
 constexpr int kDriverValue = 24'576;
-constexpr int kPluginTypeDriver = 2;     // H5PL_TYPE_VFD
-constexpr int kCloseWeak = 1;            // H5F_CLOSE_WEAK
-constexpr unsigned kFailIfUnknown = 1;   // H5FD_CTL_FAIL_IF_UNKNOWN_FLAG
+constexpr int kPluginTypeDriver = 2;    // H5PL_TYPE_VFD
+constexpr int kCloseWeak = 1;           // H5F_CLOSE_WEAK
+constexpr unsigned kFailIfUnknown = 1;  // H5FD_CTL_FAIL_IF_UNKNOWN_FLAG
 
 // H5FD_mem_t
 enum Memory : int { kSameAsBefore = -1, kDefault = 0, kSuper = 1, kBTree = 2, kRawData = 3, kTypes = 7 };

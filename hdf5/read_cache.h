@@ -19,7 +19,7 @@ class ReadCache {
  public:
   struct Extent {
     MemoryPool::Buffer buffer;
-    size_t size = 0;                               // bytes
+    size_t size = 0;  // bytes
     uint64_t last_use = 0;
     std::shared_ptr<client::Operation> operation;  // reads it from the file; null once that is done
   };

@@ -18,12 +18,12 @@ enum class Sync : unsigned char {
 };
 
 struct Settings {
-  unsigned num_threads = 2;                  // slices that a large request is cut into, each with a thread and a ring
-  uint64_t block_size = 1 << 20;             // bytes of one transfer
-  unsigned queue_depth = 32;                 // transfers in the kernel at once, for each thread
-  uint64_t direct_size = 4 << 20;            // bytes; requests of at least this go past the cache, by the engine
-  uint64_t cache = 64 << 20;                 // bytes; bound of buffered writes and read-ahead of one open file
-  uint64_t read_ahead = 8 << 20;             // bytes; the largest read-ahead window; 0: none
+  unsigned num_threads = 2;        // slices that a large request is cut into, each with a thread and a ring
+  uint64_t block_size = 1 << 20;   // bytes of one transfer
+  unsigned queue_depth = 32;       // transfers in the kernel at once, for each thread
+  uint64_t direct_size = 4 << 20;  // bytes; requests of at least this go past the cache, by the engine
+  uint64_t cache = 64 << 20;       // bytes; bound of buffered writes and read-ahead of one open file
+  uint64_t read_ahead = 8 << 20;   // bytes; the largest read-ahead window; 0: none
   Sync sync = Sync::kFlush;
   client::Direct direct = client::Direct::kAuto;
 

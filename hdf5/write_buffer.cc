@@ -132,6 +132,7 @@ Result<void> WriteBuffer::Put(uint64_t offset, std::span<const std::byte> bytes,
     std::memcpy(segment.data() + segment.size, bytes.data(), count);
     segment.size += count;
     bytes_ += count;
+    filled_ = filled_ || IsFull(begin, segment);
     offset += count;
     bytes = bytes.subspan(count);
   }

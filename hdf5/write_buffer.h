@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "client/operation.h"
 #include "common/error.h"
@@ -41,6 +42,8 @@ class WriteBuffer {
   bool IsBusy(uint64_t begin, uint64_t end) const;
   // True when the segment cannot grow any more.
   bool IsFull(uint64_t begin, const Segment& segment) const { return segment.size >= LongestFrom(begin); }
+  // True once after a segment became full.
+  bool TakeFilled() { return std::exchange(filled_, false); }
   // Forgets a segment that is in the file now.
   Segments::iterator Remove(Segments::iterator segment);
 
@@ -59,6 +62,7 @@ class WriteBuffer {
   const size_t segment_size_;
   Segments segments_;
   size_t bytes_ = 0;
+  bool filled_ = false;
 };
 
 }  // namespace weightfs::hdf5

@@ -93,8 +93,7 @@ TEST_F(FileLeaseTest, AnErrorOfABackgroundWriteIsReportedAndTheBytesStay) {
   auto file = Open({.write = true, .create = true});
   for (size_t at = 0; at < bytes.size(); at += 128 << 10) {
     // The error of the full segment may come with any later call.
-    [[maybe_unused]] const auto written =
-        file->Write(Content::kRaw, at, std::span(bytes).subspan(at, 128 << 10));
+    [[maybe_unused]] const auto written = file->Write(Content::kRaw, at, std::span(bytes).subspan(at, 128 << 10));
   }
   const auto flushed = file->Flush(true);
   ASSERT_FALSE(flushed.has_value());

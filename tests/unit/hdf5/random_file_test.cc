@@ -41,7 +41,11 @@ class RandomFile {
       case 1: return random_() % 4 == 0 ? Truncate() : Flush();
       case 2: return random_() % 4 == 0 ? Reopen() : Stream();
       case 3: return Vector();
-      case 4: case 5: case 6: case 7: case 8: return Write();
+      case 4:
+      case 5:
+      case 6:
+      case 7:
+      case 8: return Write();
       default: return Read();
     }
   }

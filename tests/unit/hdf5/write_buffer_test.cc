@@ -56,6 +56,8 @@ TEST_F(WriteBufferTest, AFullSegmentEndsWithABlock) {
   const auto& first = *writes_.segments().begin();
   EXPECT_TRUE(writes_.IsFull(first.first, first.second));
   EXPECT_EQ((first.first + first.second.size) % 4096, 0U);
+  EXPECT_TRUE(writes_.TakeFilled());
+  EXPECT_FALSE(writes_.TakeFilled());
   EXPECT_EQ(Content(1000, bytes.size()), bytes);
 }
 

@@ -314,3 +314,15 @@ def test_what_is_missing_is_named(work):
     code = ("import sys, pathlib, weightfs.hdf5; weightfs.hdf5._PLUGIN = pathlib.Path('/nowhere/plugin.so'); "
             "weightfs.hdf5.File(sys.argv[1])")
     assert "/nowhere/plugin.so is missing" in python(code, work / "data.h5", codes=None).err
+
+
+def test_the_benchmark_measures_every_driver(work, local):
+    program = [sys.executable, "-m", "weightfs.tools.hdf5_bench"]
+    done = process.run([*program, work, "--requests", "2M", "--total", "4M", "--processes", "1,2", "--threads", "1",
+                        "--blocks", "1M", "--rounds", "1", "--no-small", "--json", local / "report.json"], limit=110)
+    rows = json.loads((local / "report.json").read_text())["rows"]
+    assert len(rows) == len(done.out.splitlines()) == 2 * 2 + 2
+    assert all(set(row["median"]) == {"sec2", "stdio", "weightfs", "handle"} for row in rows[:-2])
+    assert all(rate > 0 for row in rows for rate in row["median"].values())
+    assert list(work.iterdir()) == []
+    assert "no multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err

@@ -184,7 +184,9 @@ def timed(action: Callable[..., float], driver: str, folder: str, request: int, 
     paths = [os.path.join(folder, f"{driver}-{number}.h5") for number in range(processes)]
     if processes == 1:
         return action(driver, paths[0], request, total, settings, buffer)
-    context = multiprocessing.get_context("spawn")
+    # Processes of their own that need not import everything anew.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["weightfs.tools.hdf5_bench"])
     barrier, results = context.Barrier(processes), context.Queue()
     workers = [context.Process(target=_work, args=(barrier, results, action, (driver, path, request, total, settings),
                                                    request)) for path in paths]
@@ -229,8 +231,12 @@ def parse(arguments: List[str]) -> argparse.Namespace:
     parser.add_argument("--blocks", type=sizes_of, default=[MIB, 4 * MIB], metavar="SIZE,…",
                         help="block_size of the sweep (default 1M,4M)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each; the median counts (default 3)")
+    parser.add_argument("--small", action=argparse.BooleanOptionalAction, default=True,
+                        help="measure small chunks and many attributes, too (default)")
     parser.add_argument("--json", metavar="FILE", help="write everything there as JSON")
     given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error("--rounds begins at 1")
     wrong = [request for request in given.requests if given.total % request]
     if wrong:
         parser.error(f"--total {given.total} is no multiple of the request {wrong[0]}")
@@ -272,7 +278,7 @@ def main(arguments: List[str]) -> int:
                 for kind in rates:
                     report.add(kind, f"threads {threads}, blocks of {block >> 10} KiB", rates[kind], "GB/s",
                                request=request, num_threads=threads, block_size=block)
-        for label, small in SMALL.items():
+        for label, small in SMALL.items() if given.small else ():
             rates = {kind: {name: [] for name in DRIVERS[:3]} for kind in ("write", "read")}
             for _ in range(given.rounds):
                 for driver in DRIVERS[:3]:

@@ -15,6 +15,7 @@ ALLOWED = {
     "meta": {"common", "meta"},
     "lease": {"common", "lease"},
     "client": {"common", "io", "lease", "client"},
+    "hdf5": {"common", "client", "hdf5"},
     "python": {"client", "python"},
     "store": {"common", "io", "engine", "meta", "store"},
     "fs": {"common", "io", "store", "lease", "fs"},

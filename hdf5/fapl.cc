@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hdf5/fapl.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+
+#include "hdf5/driver.h"
+#include "hdf5/h5fd_abi.h"
+#include "hdf5/library.h"
+
+#define WEIGHTFS_HAS_LOADABLE_DRIVERS H5_VERSION_GE(1, 14, 0)
+#if WEIGHTFS_HAS_LOADABLE_DRIVERS
+#include <H5FDdevelop.h>
+#endif
+
+namespace weightfs::hdf5 {
+namespace {
+
+constexpr haddr_t kLargestAddress = INT64_MAX;
+
+// Negative before it is registered, and after HDF5 has forgotten it.
+hid_t driver_id = H5I_INVALID_HID;
+
+weightfs_fapl_t ToFapl(const Settings& settings) {
+  weightfs_fapl_t fapl{};
+  fapl.version = WEIGHTFS_FAPL_VERSION;
+  fapl.num_threads = settings.num_threads;
+  fapl.queue_depth = settings.queue_depth;
+  fapl.block_size = settings.block_size;
+  fapl.direct_size = settings.direct_size;
+  fapl.cache = settings.cache;
+  fapl.read_ahead = settings.read_ahead;
+  fapl.no_read_ahead = settings.read_ahead == 0 ? 1 : 0;
+  fapl.sync = settings.sync == Sync::kFlush   ? WEIGHTFS_SYNC_FLUSH
+              : settings.sync == Sync::kClose ? WEIGHTFS_SYNC_CLOSE
+                                              : WEIGHTFS_SYNC_NEVER;
+  fapl.direct = settings.direct == client::Direct::kAuto    ? WEIGHTFS_DIRECT_AUTO
+                : settings.direct == client::Direct::kNever ? WEIGHTFS_DIRECT_NEVER
+                                                            : WEIGHTFS_DIRECT_REQUIRE;
+  return fapl;
+}
+
+Result<Settings> ToSettings(const weightfs_fapl_t& fapl) {
+  const auto wrong = [](const std::string& what) { return Error{ErrorCode::kInvalid, "weightfs_fapl_t: " + what}; };
+  if (fapl.version != WEIGHTFS_FAPL_VERSION) {
+    return wrong(fmt::format("version is {}, not WEIGHTFS_FAPL_VERSION ({})", fapl.version, WEIGHTFS_FAPL_VERSION));
+  }
+  Settings settings;
+  if (fapl.num_threads != 0) settings.num_threads = fapl.num_threads;
+  if (fapl.queue_depth != 0) settings.queue_depth = fapl.queue_depth;
+  if (fapl.block_size != 0) settings.block_size = fapl.block_size;
+  if (fapl.direct_size != 0) settings.direct_size = fapl.direct_size;
+  if (fapl.cache != 0) settings.cache = fapl.cache;
+  if (fapl.read_ahead != 0) settings.read_ahead = fapl.read_ahead;
+  if (fapl.no_read_ahead != 0) settings.read_ahead = 0;
+  switch (fapl.sync) {
+    case WEIGHTFS_SYNC_FLUSH: settings.sync = Sync::kFlush; break;
+    case WEIGHTFS_SYNC_CLOSE: settings.sync = Sync::kClose; break;
+    case WEIGHTFS_SYNC_NEVER: settings.sync = Sync::kNever; break;
+    default: return wrong(fmt::format("sync is {}, and no value of weightfs_sync_t", fapl.sync));
+  }
+  switch (fapl.direct) {
+    case WEIGHTFS_DIRECT_AUTO: settings.direct = client::Direct::kAuto; break;
+    case WEIGHTFS_DIRECT_NEVER: settings.direct = client::Direct::kNever; break;
+    case WEIGHTFS_DIRECT_REQUIRE: settings.direct = client::Direct::kRequire; break;
+    default: return wrong(fmt::format("direct is {}, and no value of weightfs_direct_t", fapl.direct));
+  }
+  RETURN_IF_ERROR(Check(settings));
+  return settings;
+}
+
+struct LinkedAbi {
+  using FileBase = H5FD_t;
+  using Memory = H5FD_mem_t;
+  using hid_t = ::hid_t;
+  using haddr_t = ::haddr_t;
+
+  static Result<Settings> SettingsOf(hid_t fapl, const void* /*caller*/) {
+    const auto* settings = static_cast<const weightfs_fapl_t*>(H5Pget_driver_info(fapl));
+    return settings == nullptr ? Settings() : ToSettings(*settings);
+  }
+  static void Report(const Error& error, const char* action, const void* /*caller*/) {
+    H5Epush2(H5E_DEFAULT, "libweightfs_hdf5", action, 0, H5E_ERR_CLS, H5E_VFL, H5E_SYSERRSTR, "%s",
+             ReportLine(error).c_str());
+    errno = error.error_number();
+  }
+};
+
+using ThisDriver = Driver<LinkedAbi>;
+
+// HDF5 frees it by free(3).
+void* SettingsOfFile(H5FD_t* file) {
+  auto* fapl = static_cast<weightfs_fapl_t*>(std::malloc(sizeof(weightfs_fapl_t)));
+  if (fapl != nullptr) *fapl = ToFapl(ThisDriver::FileOf(file).settings());
+  return fapl;
+}
+
+herr_t Terminate() {
+  driver_id = H5I_INVALID_HID;
+  return ThisDriver::Terminate();
+}
+
+#if WEIGHTFS_HAS_LOADABLE_DRIVERS
+// What the plugin declares for itself is what these headers say.
+static_assert(H5FD_CLASS_VERSION == abi::kClassVersion);
+static_assert(sizeof(H5FD_class_t) == sizeof(abi::Class) && sizeof(H5FD_t) == sizeof(abi::FileBase));
+static_assert(offsetof(H5FD_class_t, open) == offsetof(abi::Class, open));
+static_assert(offsetof(H5FD_class_t, read_vector) == offsetof(abi::Class, read_vector));
+static_assert(offsetof(H5FD_class_t, ctl) == offsetof(abi::Class, ctl));
+static_assert(offsetof(H5FD_class_t, fl_map) == offsetof(abi::Class, fl_map));
+static_assert(offsetof(H5FD_t, base_addr) == offsetof(abi::FileBase, base_addr));
+#endif
+static_assert(H5FD_MEM_DRAW == static_cast<int>(abi::kRawData) && H5FD_MEM_NTYPES == static_cast<int>(abi::kTypes));
+static_assert(H5FD_FEAT_SUPPORTS_SWMR_IO == abi::kSupportsSwmr);
+static_assert(H5FD_FEAT_DEFAULT_VFD_COMPATIBLE == abi::kDefaultDriverCompatible);
+static_assert(H5FD_FEAT_DATA_SIEVE == abi::kDataSieve && H5FD_FEAT_POSIX_COMPAT_HANDLE == abi::kPosixCompatibleHandle);
+
+H5FD_class_t MakeClass() {
+  H5FD_class_t driver{};
+#if WEIGHTFS_HAS_LOADABLE_DRIVERS
+  driver.version = H5FD_CLASS_VERSION;
+  driver.value = abi::kDriverValue;
+  driver.read_vector = ThisDriver::ReadVector;
+  driver.write_vector = ThisDriver::WriteVector;
+  driver.del = ThisDriver::Delete;
+  driver.ctl = ThisDriver::Control;
+#endif
+  driver.name = "weightfs";
+  driver.maxaddr = kLargestAddress;
+  driver.fc_degree = H5F_CLOSE_WEAK;
+  driver.terminate = Terminate;
+  driver.fapl_size = sizeof(weightfs_fapl_t);
+  driver.fapl_get = SettingsOfFile;
+  driver.open = ThisDriver::Open;
+  driver.close = ThisDriver::Close;
+  driver.cmp = ThisDriver::Compare;
+  driver.query = ThisDriver::Query;
+  driver.get_eoa = ThisDriver::EndOfAddresses;
+  driver.set_eoa = ThisDriver::SetEndOfAddresses;
+  driver.get_eof = ThisDriver::EndOfFile;
+  driver.get_handle = ThisDriver::Handle;
+  driver.read = ThisDriver::Read;
+  driver.write = ThisDriver::Write;
+  driver.flush = ThisDriver::Flush;
+  driver.truncate = ThisDriver::Truncate;
+  driver.lock = ThisDriver::Lock;
+  driver.unlock = ThisDriver::Unlock;
+  constexpr H5FD_mem_t kPools[] = H5FD_FLMAP_DICHOTOMY;
+  for (int type = 0; type < H5FD_MEM_NTYPES; ++type) driver.fl_map[type] = kPools[type];
+  return driver;
+}
+
+}  // namespace
+}  // namespace weightfs::hdf5
+
+hid_t H5FD_weightfs_init(void) {
+  using weightfs::hdf5::driver_id;
+  static const H5FD_class_t driver = weightfs::hdf5::MakeClass();
+  // It is another type once HDF5 was closed and opened again.
+  if (H5Iget_type(driver_id) != H5I_VFL) driver_id = H5FDregister(&driver);
+  return driver_id;
+}
+
+herr_t H5Pset_fapl_weightfs(hid_t fapl_id, const weightfs_fapl_t* settings) {
+  using namespace weightfs::hdf5;
+  const hid_t driver = H5FD_weightfs_init();
+  if (driver < 0) return -1;
+  weightfs::Result<Settings> checked = settings == nullptr ? Settings() : ToSettings(*settings);
+  if (!checked.has_value()) {
+    LinkedAbi::Report(checked.error(), "H5Pset_fapl_weightfs", nullptr);
+    return -1;
+  }
+  const weightfs_fapl_t fapl = ToFapl(*checked);
+  return H5Pset_driver(fapl_id, driver, &fapl);
+}
+
+herr_t H5Pget_fapl_weightfs(hid_t fapl_id, weightfs_fapl_t* settings) {
+  using namespace weightfs::hdf5;
+  const auto fail = [](const char* why) {
+    LinkedAbi::Report({weightfs::ErrorCode::kInvalid, why}, "H5Pget_fapl_weightfs", nullptr);
+    return -1;
+  };
+  if (settings == nullptr) return fail("there is no memory for the settings");
+  if (driver_id < 0 || H5Pget_driver(fapl_id) != driver_id) return fail("this list has another driver than weightfs");
+  const auto* found = static_cast<const weightfs_fapl_t*>(H5Pget_driver_info(fapl_id));
+  if (found == nullptr) return fail("this list has no settings of the driver weightfs");
+  *settings = *found;
+  return 0;
+}
+
+uint64_t weightfs_fapl_direct_operations(void) { return weightfs::hdf5::Engine::Shared().direct_operations(); }

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hdf5/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::hdf5 {
+namespace {
+
+constexpr mode_t kMode = 0666;  // HDF5's own drivers leave the rest to the umask
+constexpr size_t kLongestSegment = 8 * kMiB;
+constexpr size_t kSegmentsInCache = 8;
+
+size_t SegmentSize(const Settings& settings) {
+  return std::max(RoundDown(std::min(settings.cache / kSegmentsInCache, kLongestSegment), kBlockSize), kBlockSize);
+}
+
+}  // namespace
+
+// Half of the memory is for reads, half for writes.
+File::File(std::string path, const OpenOptions& options, const Settings& settings)
+    : path_(std::move(path)),
+      options_(options),
+      settings_(settings),
+      writes_(&pool_, SegmentSize(settings)),
+      cache_(&pool_, settings.cache / 2) {}
+
+File::~File() {
+  if (!descriptor_) return;
+  // Close() reports errors; whoever drops the File without it does not want to know.
+  [[maybe_unused]] const auto closed = Close();
+}
+
+Result<std::unique_ptr<File>> File::Open(const std::string& path, const OpenOptions& options,
+                                         const Settings& settings) {
+  RETURN_IF_ERROR(Check(settings));
+  auto file = std::unique_ptr<File>(new File(path, options, settings));
+  const int flags = (options.write ? O_RDWR : O_RDONLY) | (options.truncate ? O_TRUNC : 0) | O_CLOEXEC;
+  int number = open(path.c_str(), flags | (options.create && options.exclusive ? O_CREAT | O_EXCL : 0), kMode);
+  file->name_is_new_ = options.create && options.exclusive;
+  if (number < 0 && errno == ENOENT && options.create && !options.exclusive) {
+    number = open(path.c_str(), flags | O_CREAT, kMode);
+    file->name_is_new_ = true;
+  }
+  if (number < 0) return SystemError(path, "cannot open it with HDF5's driver weightfs");
+  file->descriptor_ = UniqueFd(number);
+  struct stat status {};
+  if (fstat(number, &status) != 0) return SystemError(path, "cannot look at the file");
+  if (S_ISDIR(status.st_mode)) return SystemError(path, "cannot open it with HDF5's driver weightfs", EISDIR);
+  file->device_ = status.st_dev;
+  file->inode_ = status.st_ino;
+  file->size_ = file->file_size_ = static_cast<uint64_t>(status.st_size);
+  file->unsynced_ = file->name_is_new_ || options.truncate;
+  return file;
+}
+
+Error File::Failed(const char* action, uint64_t offset, uint64_t size, int error_number) const {
+  return {ErrorCode{error_number},
+          fmt::format("{}: {} of {} bytes at offset {}: {}", path_, action, size, offset, std::strerror(error_number)),
+          path_, offset};
+}
+
+Error File::Named(Error error) const {
+  if (error.path != path_) error.what = fmt::format("{}: {}", path_, ToString(error));
+  error.path = path_;
+  return error;
+}
+
+Result<void> File::Named(Result<void> result) const {
+  if (result.has_value()) return result;
+  return Named(std::move(result).error());
+}
+
+Result<void> File::CheckRange(const char* action, uint64_t offset, uint64_t size) const {
+  uint64_t end = 0;
+  if (__builtin_add_overflow(offset, size, &end) || end > INT64_MAX) return Failed(action, offset, size, EFBIG);
+  return {};
+}
+
+// The descriptor that handles get. Those of O_DIRECT bypass the page cache of other filesystems than a weightfs mount.
+int File::FastDescriptor() {
+  if (!tried_direct_) {
+    tried_direct_ = true;
+    const auto again = fmt::format("/proc/self/fd/{}", descriptor_.get());
+    direct_descriptor_ = UniqueFd(open(again.c_str(), (options_.write ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC));
+  }
+  return direct_descriptor_ ? direct_descriptor_.get() : descriptor_.get();
+}
+
+Result<void> File::Truncate(uint64_t size) {
+  if (size == size_ && size >= file_size_) {
+    // Buffered writes make it as long as that.
+    if (file_size_ == size || writes_.end() == size) return {};
+  }
+  RETURN_IF_ERROR(CheckRange("truncation", size, 0));
+  RETURN_IF_ERROR(AwaitWrites(0, UINT64_MAX));
+  RETURN_IF_ERROR(writes_.Discard(size, UINT64_MAX));
+  cache_.Drop(std::min(size, size_), UINT64_MAX);
+  reads_ = {};
+  if (file_size_ != size && ftruncate(descriptor_.get(), static_cast<off_t>(size)) != 0) {
+    return Failed("truncation", size, 0, errno);
+  }
+  unsynced_ = true;
+  size_ = file_size_ = size;
+  return {};
+}
+
+Result<void> File::Lock(bool exclusive) {
+  if (flock(descriptor_.get(), (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) {
+    const int error_number = errno;
+    const char* why = error_number == EAGAIN
+                          ? "another program has it open; close it there, or set HDF5_USE_FILE_LOCKING=FALSE when "
+                            "you know that this is safe"
+                          : "set HDF5_USE_FILE_LOCKING=FALSE where the filesystem has no locks";
+    return Error{ErrorCode{error_number},
+                 fmt::format("{}: unable to lock file: {}: {}", path_, std::strerror(error_number), why), path_};
+  }
+  // What was read before the lock may have been changed by the one who had it.
+  if (writes_.empty()) cache_.Clear();
+  return {};
+}
+
+Result<void> File::Unlock() {
+  RETURN_IF_ERROR(Flush(false));
+  if (flock(descriptor_.get(), LOCK_UN) != 0 && errno != ENOSYS) return SystemError(path_, "cannot unlock the file");
+  return {};
+}
+
+Result<void> File::Close() {
+  auto flushed = Flush(settings_.sync == Sync::kClose);
+  cache_.Clear();
+  // What could not be written is lost with the caller's knowledge; nothing of it may be under way.
+  for (auto& [begin, segment] : writes_.segments()) {
+    if (segment.operation != nullptr) segment.operation->Wait();
+  }
+  direct_descriptor_.Close();
+  // Filesystems with a server may report a failed write at close only.
+  if (descriptor_.Close() != 0 && flushed.has_value()) return SystemError(path_, "closing the file failed");
+  return flushed;
+}
+
+}  // namespace weightfs::hdf5

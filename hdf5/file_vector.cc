@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Several requests of one call (HDF5's vector I/O): those that follow each other in the file are one operation, and
+// operations run beside each other.
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/result.h"
+#include "hdf5/engine.h"
+#include "hdf5/file.h"
+#include "hdf5/gpu_memory.h"
+
+namespace weightfs::hdf5 {
+namespace {
+
+// Calls visit(run) with each run of requests that follow each other in the file.
+template <typename Request, typename Visit>
+Result<void> ForEachRun(std::vector<Request>& requests, Visit visit) {
+  for (size_t begin = 0; begin < requests.size();) {
+    size_t end = begin + 1;
+    while (end < requests.size() &&
+           requests[end - 1].offset + requests[end - 1].memory.size() == requests[end].offset) {
+      ++end;
+    }
+    RETURN_IF_ERROR(visit(std::span<Request>(requests).subspan(begin, end - begin)));
+    begin = end;
+  }
+  return {};
+}
+
+template <typename Request>
+bool TakesOneByOne(const std::vector<Request>& requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    // Requests that overlap mean what they do in their order.
+    if (i > 0 && requests[i - 1].offset + requests[i - 1].memory.size() > requests[i].offset) return true;
+    if (GpuMemory::Shared().Holds(requests[i].memory.data())) return true;
+  }
+  return false;
+}
+
+template <typename Request>
+std::vector<Request> SortedWithoutEmpty(std::span<const Request> requests) {
+  std::vector<Request> sorted;
+  for (const auto& request : requests) {
+    if (!request.memory.empty()) sorted.push_back(request);
+  }
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
+  return sorted;
+}
+
+template <typename Request>
+client::MemoryView Join(std::span<const Request> run) {
+  if (run.size() == 1) return client::MemoryView(run[0].memory);
+  const uint64_t begin = run.front().offset;
+  std::vector<client::MemoryView::Part> parts;
+  for (const auto& request : run) {
+    parts.push_back({.at = request.offset - begin, .view = client::MemoryView(request.memory)});
+  }
+  return client::MemoryView::Joined(std::move(parts), run.back().offset + run.back().memory.size() - begin);
+}
+
+// Waits for all of them, for their memory is the caller's; the first error.
+Result<void> WaitForAll(const std::vector<std::shared_ptr<client::Operation>>& operations) {
+  std::optional<Error> first;
+  for (const auto& operation : operations) {
+    operation->Wait();
+    auto error = operation->error();
+    if (error && !first) first = std::move(error);
+  }
+  if (first) return *std::move(first);
+  return {};
+}
+
+}  // namespace
+
+Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
+  auto sorted = SortedWithoutEmpty(requests);
+  if (options_.shared_reader || TakesOneByOne(sorted)) {
+    for (const auto& request : requests) RETURN_IF_ERROR(Read(request.content, request.offset, request.memory));
+    return {};
+  }
+  std::vector<std::shared_ptr<client::Operation>> operations;
+  std::vector<ReadRequest> started;
+  const auto read = ForEachRun(sorted, [&](std::span<ReadRequest> run) -> Result<void> {
+    const uint64_t begin = run.front().offset;
+    const uint64_t end = run.back().offset + run.back().memory.size();
+    if (end - begin < settings_.direct_size || end > file_size_ || IsInPageCache(begin, end - begin)) {
+      for (const auto& request : run) RETURN_IF_ERROR(Read(request.content, request.offset, request.memory));
+      return {};
+    }
+    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+    ASSIGN_OR_RETURN(auto operation, handle->StartRead(FastDescriptor(), Join(std::span<const ReadRequest>(run)),
+                                                       {.offset = begin, .own_errors = true}));
+    operations.push_back(std::move(operation));
+    started.insert(started.end(), run.begin(), run.end());
+    return {};
+  });
+  const auto waited = WaitForAll(operations);
+  RETURN_IF_ERROR(Named(read));
+  RETURN_IF_ERROR(Named(waited));
+  for (const auto& request : started) writes_.Overlay(request.offset, request.memory);
+  return {};
+}
+
+Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
+  auto sorted = SortedWithoutEmpty(requests);
+  if (write_through_ || !options_.write || TakesOneByOne(sorted)) {
+    for (const auto& request : requests) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));
+    return {};
+  }
+  std::vector<std::shared_ptr<client::Operation>> operations;
+  uint64_t written = 0;
+  const auto result = ForEachRun(sorted, [&](std::span<WriteRequest> run) -> Result<void> {
+    const uint64_t begin = run.front().offset;
+    const uint64_t end = run.back().offset + run.back().memory.size();
+    RETURN_IF_ERROR(CheckRange("write", begin, end - begin));
+    const bool raw = std::all_of(run.begin(), run.end(), [](const auto& one) { return one.content == Content::kRaw; });
+    if (end - begin < settings_.direct_size || !raw) {
+      for (const auto& request : run) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));
+      return {};
+    }
+    RETURN_IF_ERROR(Replace(begin, end));
+    cache_.Drop(begin, end);
+    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+    ASSIGN_OR_RETURN(auto operation, handle->StartWrite(FastDescriptor(), Join(std::span<const WriteRequest>(run)),
+                                                        {.offset = begin, .own_errors = true}));
+    operations.push_back(std::move(operation));
+    written = std::max(written, end);
+    return {};
+  });
+  const auto waited = WaitForAll(operations);
+  RETURN_IF_ERROR(Named(result));
+  RETURN_IF_ERROR(Named(waited));
+  if (written > 0) NoteWritten(written);
+  return {};
+}
+
+}  // namespace weightfs::hdf5

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// The writes of File.
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/result.h"
+#include "common/units.h"
+#include "hdf5/engine.h"
+#include "hdf5/file.h"
+#include "hdf5/gpu_memory.h"
+
+namespace weightfs::hdf5 {
+namespace {
+
+// A raw write of this much that follows no other goes to the file at once: there is nothing to merge it with.
+constexpr size_t kLoneWrite = 256 * kKiB;
+constexpr size_t kMostBuffers = 512;  // of one pwritev
+
+// True for a superblock that says that readers are welcome while the file is written: version 3, byte 11, bit 2.
+bool OpensForReaders(std::span<const std::byte> bytes) {
+  constexpr std::array<unsigned char, 9> kVersion3{0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n', 3};
+  constexpr size_t kFlags = 11;
+  constexpr auto kSharedAccess = std::byte{4};
+  return bytes.size() > kFlags && std::memcmp(bytes.data(), kVersion3.data(), kVersion3.size()) == 0 &&
+         (bytes[kFlags] & kSharedAccess) != std::byte{0};
+}
+
+bool IsSuperblock(std::span<const std::byte> bytes) {
+  constexpr std::array<unsigned char, 8> kSignature{0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n'};
+  return bytes.size() > kSignature.size() && std::memcmp(bytes.data(), kSignature.data(), kSignature.size()) == 0;
+}
+
+}  // namespace
+
+Result<void> File::Write(Content content, uint64_t offset, std::span<const std::byte> bytes) {
+  RETURN_IF_ERROR(CheckRange("write", offset, bytes.size()));
+  if (bytes.empty()) return {};
+  if (!options_.write) return Failed("write to a file that is open for reading", offset, bytes.size(), EBADF);
+  if (content == Content::kRaw && GpuMemory::Shared().Holds(bytes.data())) return WriteDevice(offset, bytes);
+  if (content == Content::kMetadata && IsSuperblock(bytes)) {
+    const bool shared = OpensForReaders(bytes);
+    // A reader that sees this superblock must find what it leads to.
+    if (shared != write_through_) RETURN_IF_ERROR(WriteOut(false));
+    write_through_ = shared;
+  }
+  const uint64_t end = offset + bytes.size();
+  const bool sequential = offset == next_write_;
+  if (content == Content::kRaw) next_write_ = end;
+  if (bytes.size() >= settings_.direct_size) return WriteLarge(offset, bytes);
+  const bool lone = content == Content::kRaw && bytes.size() >= kLoneWrite && !sequential;
+  if (!write_through_ && !lone) return WriteBuffered(content, offset, bytes);
+  RETURN_IF_ERROR(Replace(offset, end));
+  RETURN_IF_ERROR(PositionalWrite(offset, bytes));
+  NoteWritten(end);
+  UpdateCache(offset, bytes);
+  return {};
+}
+
+// Gives up what is buffered of a range that is written anew.
+Result<void> File::Replace(uint64_t begin, uint64_t end) {
+  RETURN_IF_ERROR(AwaitWrites(begin, end));
+  return writes_.Discard(begin, end);
+}
+
+void File::NoteWritten(uint64_t end) {
+  file_size_ = std::max(file_size_, end);
+  size_ = std::max(size_, end);
+  unsynced_ = true;
+}
+
+void File::UpdateCache(uint64_t offset, std::span<const std::byte> bytes) {
+  if (cache_.empty()) return;
+  const uint64_t end = offset + bytes.size();
+  for (auto at = cache_.FirstFrom(offset); at != cache_.end() && at->first < end;) {
+    const uint64_t behind = at->first + at->second.size;
+    Await(at);
+    at = cache_.FirstFrom(behind);
+  }
+  cache_.Patch(offset, bytes);
+}
+
+Result<void> File::WriteLarge(uint64_t offset, std::span<const std::byte> bytes) {
+  const uint64_t end = offset + bytes.size();
+  RETURN_IF_ERROR(Replace(offset, end));
+  cache_.Drop(offset, end);
+  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+  RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), client::MemoryView(bytes), {.offset = offset})));
+  NoteWritten(end);
+  return {};
+}
+
+Result<void> File::WriteDevice(uint64_t offset, std::span<const std::byte> bytes) {
+  const uint64_t end = offset + bytes.size();
+  RETURN_IF_ERROR(Replace(offset, end));
+  cache_.Drop(offset, end);
+  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+  const auto memory =
+      client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(bytes.data()), bytes.size(), std::nullopt);
+  RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = offset})));
+  NoteWritten(end);
+  return {};
+}
+
+Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes) {
+  RETURN_IF_ERROR(AwaitWrites(offset, offset + bytes.size()));
+  RETURN_IF_ERROR(writes_.Put(offset, bytes, content == Content::kRaw));
+  size_ = std::max(size_, offset + bytes.size());
+  unsynced_ = true;
+  UpdateCache(offset, bytes);
+  return MakeRoom();
+}
+
+Result<void> File::PositionalWrite(uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = pwrite(descriptor_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return Failed("write", offset, bytes.size(), count == 0 ? EIO : errno);
+    offset += static_cast<uint64_t>(count);
+    bytes = bytes.subspan(static_cast<size_t>(count));
+  }
+  return {};
+}
+
+// Waits for what is under way in the range. The segments that were written go; those that could not be stay.
+Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
+  if (!writes_.IsBusy(begin, end)) return {};
+  std::optional<Error> first;
+  auto& segments = writes_.segments();
+  for (auto at = segments.begin(); at != segments.end() && at->first < end;) {
+    auto& [from, segment] = *at;
+    if (segment.operation == nullptr || from + segment.size <= begin) {
+      ++at;
+      continue;
+    }
+    segment.operation->Wait();
+    auto error = segment.operation->error();
+    segment.operation.reset();
+    if (error) {
+      if (!first) first = Named(*std::move(error));
+      ++at;
+      continue;
+    }
+    NoteWritten(from + segment.size);
+    at = writes_.Remove(at);
+  }
+  if (first) return *std::move(first);
+  return {};
+}
+
+// Starts to write the segments that are full, beside whatever the program does next.
+Result<void> File::SendFull() {
+  for (auto& [begin, segment] : writes_.segments()) {
+    if (segment.operation != nullptr || !segment.raw || !writes_.IsFull(begin, segment)) continue;
+    if (segment.size < settings_.direct_size) continue;
+    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+    const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
+    auto started = handle->StartWrite(FastDescriptor(), memory, {.offset = begin, .own_errors = true});
+    if (!started.has_value()) return Named(std::move(started).error());
+    segment.operation = *std::move(started);
+  }
+  return {};
+}
+
+Result<void> File::MakeRoom() {
+  const size_t limit = settings_.cache / 2;
+  if (writes_.TakeFilled()) RETURN_IF_ERROR(SendFull());
+  if (writes_.bytes() <= limit) return {};
+  // The oldest first; what is done costs no time.
+  auto& segments = writes_.segments();
+  for (auto at = segments.begin(); at != segments.end() && writes_.bytes() > limit / 2;) {
+    const auto [begin, size, busy] = std::tuple(at->first, at->second.size, at->second.operation != nullptr);
+    if (busy) RETURN_IF_ERROR(AwaitWrites(begin, begin + size));
+    at = busy ? segments.lower_bound(begin + size) : std::next(at);
+  }
+  if (writes_.bytes() > limit) RETURN_IF_ERROR(WriteOut(true));
+  if (writes_.bytes() > limit) RETURN_IF_ERROR(WriteOut(false));
+  return {};
+}
+
+Result<void> File::WriteOut(bool raw_only) {
+  RETURN_IF_ERROR(AwaitWrites(0, UINT64_MAX));
+  // Data first, and metadata from the back: what leads to other metadata, as the superblock does, tends to lie before
+  // it.
+  for (const bool raw : {true, false}) {
+    if (!raw && raw_only) break;
+    std::vector<WriteBuffer::Segments::iterator> all;
+    auto& segments = writes_.segments();
+    for (auto at = segments.begin(); at != segments.end(); ++at) {
+      if (at->second.raw == raw) all.push_back(at);
+    }
+    size_t end = all.size();
+    while (end > 0) {
+      size_t begin = end - 1;
+      while (begin > 0 && all[begin - 1]->first + all[begin - 1]->second.size == all[begin]->first) --begin;
+      RETURN_IF_ERROR(WriteRun(Run(all).subspan(begin, end - begin)));
+      end = begin;
+    }
+  }
+  return {};
+}
+
+// Writes segments that follow each other in one operation.
+Result<void> File::WriteRun(Run run) {
+  const uint64_t begin = run.front()->first;
+  const uint64_t end = run.back()->first + run.back()->second.size;
+  if (end - begin < settings_.direct_size) {
+    RETURN_IF_ERROR(WriteRunByCalls(run));
+  } else {
+    std::vector<client::MemoryView::Part> parts;
+    for (const auto& segment : run) {
+      const std::span<const std::byte> bytes(segment->second.data(), segment->second.size);
+      parts.push_back({.at = segment->first - begin, .view = client::MemoryView(bytes)});
+    }
+    const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
+    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+    RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = begin})));
+  }
+  NoteWritten(end);
+  for (const auto& segment : run) writes_.Remove(segment);
+  return {};
+}
+
+Result<void> File::WriteRunByCalls(Run run) {
+  std::vector<iovec> buffers;
+  uint64_t offset = run.front()->first;
+  for (const auto& segment : run) buffers.push_back({segment->second.data(), segment->second.size});
+  for (std::span<iovec> left(buffers); !left.empty();) {
+    const auto most = static_cast<int>(std::min(left.size(), kMostBuffers));
+    const ssize_t count = pwritev(descriptor_.get(), left.data(), most, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return Failed("write", offset, left.front().iov_len, count == 0 ? EIO : errno);
+    offset += static_cast<uint64_t>(count);
+    auto done = static_cast<size_t>(count);
+    while (!left.empty() && done >= left.front().iov_len) {
+      done -= left.front().iov_len;
+      left = left.subspan(1);
+    }
+    if (done > 0) {
+      left.front().iov_base = static_cast<std::byte*>(left.front().iov_base) + done;
+      left.front().iov_len -= done;
+    }
+  }
+  return {};
+}
+
+Result<void> File::Flush(bool durable) {
+  if (!options_.write) return {};
+  RETURN_IF_ERROR(WriteOut(false));
+  pool_.Clear();
+  if (!durable || !unsynced_) return {};
+  return MakeDurable();
+}
+
+Result<void> File::MakeDurable() {
+  if (fdatasync(descriptor_.get()) != 0) return SystemError(path_, "cannot make it durable");
+  if (name_is_new_) {
+    const size_t slash = path_.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+    const UniqueFd directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // One that may not be read cannot be synced; fsync of the file is what most filesystems need.
+    if (directory && fsync(directory.get()) != 0 && errno != EINVAL) {
+      return SystemError(path_, "cannot make its name durable");
+    }
+    name_is_new_ = false;
+  }
+  unsynced_ = false;
+  return {};
+}
+
+}  // namespace weightfs::hdf5

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hdf5/read_cache.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "common/assert.h"
+
+namespace weightfs::hdf5 {
+
+ReadCache::Extents::iterator ReadCache::FirstFrom(uint64_t offset) {
+  auto next = extents_.upper_bound(offset);
+  if (next != extents_.begin() && std::prev(next)->first + std::prev(next)->second.size > offset) --next;
+  return next;
+}
+
+ReadCache::Extents::iterator ReadCache::Find(uint64_t offset) {
+  const auto first = FirstFrom(offset);
+  return first != extents_.end() && first->first <= offset ? first : extents_.end();
+}
+
+uint64_t ReadCache::EndBefore(uint64_t offset) const {
+  const auto next = extents_.upper_bound(offset);
+  return next == extents_.begin() ? 0 : std::min(offset, std::prev(next)->first + std::prev(next)->second.size);
+}
+
+ReadCache::Extents::iterator ReadCache::Add(uint64_t begin, Extent extent) {
+  const auto next = FirstFrom(begin);
+  WEIGHTFS_ASSERT(next == extents_.end() || next->first >= begin + extent.size);
+  bytes_ += extent.size;
+  const auto added = extents_.emplace_hint(next, begin, std::move(extent));
+  Touch(added);
+  if (bytes_ > limit_) Shrink(added);
+  return added;
+}
+
+ReadCache::Extents::iterator ReadCache::Remove(Extents::iterator extent) {
+  auto& [begin, removed] = *extent;
+  // Its memory is the operation's until that is done.
+  if (removed.operation != nullptr) {
+    removed.operation->Cancel();
+    removed.operation->Wait();
+  }
+  bytes_ -= removed.size;
+  pool_->Give(std::move(removed.buffer));
+  return extents_.erase(extent);
+}
+
+void ReadCache::Drop(uint64_t begin, uint64_t end) {
+  for (auto at = FirstFrom(begin); at != extents_.end() && at->first < end;) at = Remove(at);
+}
+
+void ReadCache::Patch(uint64_t offset, std::span<const std::byte> bytes) {
+  const uint64_t end = offset + bytes.size();
+  for (auto at = FirstFrom(offset); at != extents_.end() && at->first < end; ++at) {
+    WEIGHTFS_ASSERT(at->second.operation == nullptr);
+    const uint64_t from = std::max(at->first, offset);
+    const uint64_t to = std::min(at->first + at->second.size, end);
+    std::memcpy(at->second.buffer.data() + (from - at->first), bytes.data() + (from - offset), to - from);
+  }
+}
+
+// Down to three quarters, so that not every extent that is added looks at all of them.
+void ReadCache::Shrink(Extents::iterator kept) {
+  std::vector<Extents::iterator> oldest;
+  for (auto at = extents_.begin(); at != extents_.end(); ++at) {
+    if (at != kept) oldest.push_back(at);
+  }
+  std::sort(oldest.begin(), oldest.end(),
+            [](const auto& a, const auto& b) { return a->second.last_use < b->second.last_use; });
+  for (const auto& extent : oldest) {
+    if (bytes_ <= limit_ / 4 * 3) break;
+    Remove(extent);
+  }
+}
+
+}  // namespace weightfs::hdf5

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HDF5's driver weightfs: what goes by leases, what a flush promises, errors, and how programs come to it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from harness import needs, process
+from harness.filesystems import weightfs as command
+from hdf5_killed import BATCH, batch
+
+ours = pytest.importorskip("weightfs.hdf5", reason="the Python package is not installed: pip install . in the root")
+if h5py.version.hdf5_version_tuple < (1, 14):
+    pytest.skip(f"needs h5py with HDF5 1.14 or newer, this one has {h5py.version.hdf5_version}", allow_module_level=True)
+
+STORE_SIZE = "512M"
+KILLED = Path(__file__).with_name("hdf5_killed.py")
+MIB = 1 << 20
+ERRORS = (OSError, RuntimeError)   # h5py's, by the call: closing and flushing raise the latter
+
+
+def values(seed, *shape):
+    return np.random.default_rng(seed).random(shape)
+
+
+def python(code, *arguments, codes=(0,), **environment):
+    return process.run([sys.executable, "-c", code, *arguments], codes=codes, env=os.environ | environment)
+
+
+# --- leases
+
+@pytest.mark.usefixtures("weightfs_only")
+def test_large_requests_are_leases(work):
+    before = ours.direct_operations()
+    with ours.File(work / "data.h5", "w", direct="require") as file:
+        file["x"] = values(1, 4 * MIB)
+        assert ours.direct_operations() == before + 1
+        assert np.array_equal(file["x"], values(1, 4 * MIB))
+    assert ours.direct_operations() == before + 2
+    with h5py.File(work / "data.h5") as file:
+        assert file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2, "the driver is of one file alone"
+        assert np.array_equal(file["x"], values(1, 4 * MIB))
+
+
+@pytest.mark.usefixtures("weightfs_only")
+def test_chunks_are_gathered_into_few_leases(work):
+    before = ours.direct_operations()
+    data = values(2, 256, 32768)   # 64 MiB, in 256 chunks
+    with ours.File(work / "data.h5", "w") as file:
+        file.create_dataset("x", data=data, chunks=(1, 32768))
+        file.flush()
+        written = ours.direct_operations() - before
+        assert 1 <= written <= 64 // 8 + 2
+        command("info", "--json", work / "data.h5")
+    with ours.File(work / "data.h5") as file:
+        assert np.array_equal(file["x"], data)
+        for row in range(0, 256, 7):
+            assert np.array_equal(file["x"][row], data[row])
+
+
+@pytest.mark.usefixtures("weightfs_only")
+def test_never_means_never(work):
+    before = ours.direct_operations()
+    with ours.File(work / "data.h5", "w", direct="never") as file:
+        file["x"] = values(1, 2 * MIB)
+        assert np.array_equal(file["x"], values(1, 2 * MIB))
+    assert ours.direct_operations() == before
+
+
+# --- contents
+
+@pytest.mark.parametrize("settings", [
+    {}, {"direct_size": "64K", "cache": "1M", "read_ahead": "256K", "num_threads": 3, "block_size": "64K"},
+    {"read_ahead": 0, "direct": "never"}, {"sync": "close", "queue_depth": 2}], ids=str)
+def test_random_changes_are_what_other_drivers_read(work, mount, settings):
+    """Partial reads and writes of contiguous, chunked and packed data, beside metadata that grows, and reopening."""
+    random = np.random.default_rng(7)
+    path = work / "data.h5"
+    shape = (1200, 1000)
+    kinds = {"plain": {}, "chunked": {"chunks": (50, 100)}, "packed": {"chunks": (100, 1000), "compression": "gzip"}}
+    model = {name: np.zeros(shape) for name in kinds}
+    with ours.File(path, "w", **settings) as file:
+        for name, options in kinds.items():
+            file.create_dataset(name, shape, "float64", **options)
+    for turn in range(6):
+        with ours.File(path, "r+", **settings) as file:
+            for step in range(12):
+                name = random.choice(list(kinds))
+                first, left = random.integers(0, 1200), random.integers(0, 1000)
+                rows, columns = random.integers(1, 1200), random.integers(1, 1000)
+                part = np.s_[first:first + rows, left:left + columns] if step % 3 else np.s_[first:first + rows]
+                changed = random.random(model[name][part].shape).round(3)
+                file[name][part] = changed
+                model[name][part] = changed
+                other = random.choice(list(kinds))
+                assert np.array_equal(file[other][part], model[other][part])
+                file.attrs[f"turn {turn} step {step}"] = values(step, 20)
+                if step == 6:
+                    file.flush()
+            group = file.create_group(f"group {turn}")
+            for index in range(100):
+                group.attrs[f"{index}"] = "x" * index
+    mount.remount()
+    with h5py.File(path) as file:
+        for name, expected in model.items():
+            assert np.array_equal(file[name], expected)
+        assert len(file.attrs) == 6 * 12 and len(file["group 5"].attrs) == 100
+
+
+def test_a_sparse_dataset_stays_sparse(work):
+    with ours.File(work / "data.h5", "w", libver="latest") as file:
+        data = file.create_dataset("x", (1 << 30,), "uint8")
+        data[:5], data[-5:] = 1, 2
+    assert os.stat(work / "data.h5").st_size > 1 << 30
+    assert os.stat(work / "data.h5").st_blocks * 512 < 64 * MIB
+    with ours.File(work / "data.h5") as file:
+        assert file["x"][:7].tolist() == [1] * 5 + [0] * 2 and file["x"][-7:].tolist() == [0] * 2 + [2] * 5
+        assert not file["x"][500 * MIB:520 * MIB].any()
+
+
+def test_other_kinds_of_files_open(work):
+    with ours.File(work / "part.h5", "w") as file:
+        file["x"] = values(1, 1000)
+    layout = h5py.VirtualLayout((2, 1000), "float64")
+    layout[0] = layout[1] = h5py.VirtualSource(work / "part.h5", "x", (1000,))
+    with ours.File(work / "whole.h5", "w", libver="latest", fs_strategy="page", fs_persist=True) as file:
+        file.create_virtual_dataset("both", layout)
+        file["link"] = h5py.ExternalLink("part.h5", "x")
+    with ours.File(work / "whole.h5") as file:
+        assert np.array_equal(file["both"][1], values(1, 1000)) and np.array_equal(file["link"], values(1, 1000))
+    with ours.File(work / "whole.h5", page_buf_size=1 << 20) as file:
+        assert np.array_equal(file["both"][0], values(1, 1000))
+
+
+def test_the_descriptor_that_hdf5_gives_sees_everything(work):
+    with ours.File(work / "data.h5", "w") as file:
+        file["x"] = values(1, 1000)
+        with open(os.dup(file.id.get_vfd_handle()), "rb") as stream:
+            assert values(1, 1000).tobytes() in stream.read()
+
+
+def test_a_forked_child_reads_on(work):
+    with ours.File(work / "data.h5", "w") as file:
+        file["x"] = values(1, 2 * MIB)
+    code = """if True:
+        import os, sys
+        import numpy as np, weightfs.hdf5
+        file = weightfs.hdf5.File(sys.argv[1])
+        whole = file["x"][:]
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if np.array_equal(file["x"][:], whole) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert np.array_equal(file["x"][:], whole)
+        """
+    python(code, work / "data.h5")
+
+
+# --- crashes
+
+@pytest.mark.parametrize("flushes", [0, 1, 5])
+def test_a_killed_program_leaves_what_its_last_flush_wrote(work, flushes):
+    path = work / "data.h5"
+    writer = subprocess.Popen([sys.executable, KILLED, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout.readline().strip() == "ready"
+        for count in range(flushes):
+            print("go on", file=writer.stdin, flush=True)
+            assert writer.stdout.readline().strip() == str(count)
+        print("stay", file=writer.stdin, flush=True)
+        assert writer.stdout.readline().strip() == "staying"
+    finally:
+        writer.kill()
+        writer.communicate(timeout=60)
+    with h5py.File(path) as file:
+        assert file["data"].shape == (flushes * BATCH,)
+        assert np.array_equal(file["data"], np.concatenate([[], *map(batch, range(flushes))]))
+        assert sorted(file) == ["data", *(f"group-{count}" for count in range(flushes))]
+
+
+def test_a_killed_mount_leaves_what_was_flushed(work, mount, weightfs_only):
+    file = ours.File(work / "data.h5", "w")
+    file["x"] = values(1, 2 * MIB)
+    file.create_dataset("y", data=values(2, 100, 1000), chunks=(10, 10))
+    file.flush()
+    file["z"] = values(3, 10)
+    mount.kill9()
+    with pytest.raises(ERRORS, match="data.h5"):
+        file.flush()
+    try:
+        file.close()
+    except ERRORS:
+        pass   # it is closed, and could not write
+    mount.close()
+    mount.mount()
+    with h5py.File(work / "data.h5") as again:
+        assert np.array_equal(again["x"], values(1, 2 * MIB)) and np.array_equal(again["y"], values(2, 100, 1000))
+
+
+# --- errors
+
+def test_a_full_pool_is_an_error_and_nothing_hangs(factory, weightfs_only):
+    made = factory.mount(factory.store("64M"))
+    path = made.path / "data.h5"
+    with pytest.raises(ERRORS, match="data.h5.*No space left"):
+        with ours.File(path, "w") as file:
+            file["x"] = values(1, MIB)
+            file.flush()
+            for index in range(20):
+                file.create_dataset(f"{index}", data=values(index, 2 * MIB), chunks=(65536,))
+            file.flush()
+    os.unlink(path)
+    with ours.File(path, "w") as file:
+        file["x"] = values(1, MIB)
+    with ours.File(path) as file:
+        assert np.array_equal(file["x"], values(1, MIB))
+    made.umount()
+    made.store.fsck()
+
+
+def test_a_damaged_block_is_an_error(factory, weightfs_only):
+    made = factory.mount(factory.store("64M"))
+    path = made.path / "data.h5"
+    with ours.File(path, "w") as file:
+        file["x"] = values(1, MIB)
+        file.flush()
+    extent = max(json.loads(command("info", "--json", path).out)["extents"], key=lambda one: one["length"])
+    with open(made.store.directory / "pool", "r+b", buffering=0) as pool:
+        pool.seek(extent["physical"] + extent["length"] // 2)
+        pool.write(b"damage")
+        os.fsync(pool.fileno())
+    with ours.File(path) as file, pytest.raises(OSError, match="data.h5"):
+        file["x"][:]
+
+
+@pytest.mark.parametrize("settings, text", [
+    ({"num_threads": 0}, "num_threads=0"), ({"block_size": "1Q"}, "block_size=1Q"), ({"sync": "no"}, "sync=no")])
+def test_a_wrong_setting_is_named(work, settings, text):
+    with pytest.raises(OSError, match=text):
+        ours.File(work / "data.h5", "w", **settings)
+    assert not (work / "data.h5").exists()
+
+
+def test_what_cannot_be_opened_is_named(work):
+    with pytest.raises(FileNotFoundError, match="absent.h5"):
+        ours.File(work / "absent.h5")
+    (work / "text").write_text("no HDF5 file")
+    with pytest.raises(OSError, match="signature"):
+        ours.File(work / "text")
+    with pytest.raises(TypeError, match="no setting 'threads'"):
+        ours.File(work / "text", threads=1)
+
+
+def test_the_lock_keeps_others_out_unless_it_is_switched_off(work):
+    code = "import sys, weightfs.hdf5; weightfs.hdf5.File(sys.argv[1], 'r+')"
+    with ours.File(work / "data.h5", "w") as file:
+        file["x"] = values(1, 10)
+        file.flush()
+        assert "unable to lock" in python(code, work / "data.h5", codes=None).err
+        python(code, work / "data.h5", HDF5_USE_FILE_LOCKING="FALSE")
+
+
+@needs.root
+def test_a_file_that_may_not_be_written_is_refused(work):
+    with ours.File(work / "data.h5", "w") as file:
+        file["x"] = values(1, 10)
+    os.chmod(work, 0o777)
+    os.chmod(work / "data.h5", 0o444)
+    code = """if True:
+        import os, sys, h5py, weightfs.hdf5
+        weightfs.hdf5.register()
+        os.setuid(65534)
+        weightfs.hdf5.File(sys.argv[1], "r+")
+        """
+    assert "PermissionError" in python(code, work / "data.h5", codes=None).err
+
+
+# --- how programs come to it
+
+PLAIN = "import sys, h5py, numpy; h5py.File(sys.argv[1], 'w')['x'] = numpy.arange(2 << 20)"
+
+
+@pytest.mark.usefixtures("weightfs_only")
+def test_the_variables_serve_programs_that_nobody_edits(work):
+    code = PLAIN + "; import weightfs.hdf5; print(weightfs.hdf5.direct_operations())"
+    assert int(python(code, work / "data.h5", **ours.environment(direct="require")).out) == 1
+    assert int(python(code, work / "data.h5").out) == 0
+    wrong = ours.environment() | {"HDF5_DRIVER_CONFIG": "num_threads=two"}
+    assert "num_threads=two" in python(PLAIN, work / "data.h5", codes=None, **wrong).err
+
+
+def test_the_module_prints_the_variables():
+    program = [sys.executable, "-m", "weightfs.hdf5"]
+    variables = json.loads(process.run([*program, "--json", "block_size=2M", "num_threads=1"]).out)
+    assert variables["HDF5_DRIVER"] == "weightfs" and variables["HDF5_DRIVER_CONFIG"] == "block_size=2M num_threads=1"
+    assert [entry.name for entry in Path(variables["HDF5_PLUGIN_PATH"]).iterdir()] == ["libhdf5_weightfs.so"]
+    told = process.run(["sh", "-c", 'eval "$("$0" -m weightfs.hdf5 sync=close cache=1G)"; echo "$HDF5_DRIVER_CONFIG"',
+                        sys.executable]).out
+    assert told == "sync=close cache=1G\n"
+    kept = process.run([*program, "--json"], env=os.environ | {"HDF5_PLUGIN_PATH": "/opt/filters"}).out
+    assert json.loads(kept)["HDF5_PLUGIN_PATH"].endswith("hdf5_plugin:/opt/filters")
+    assert "no setting 'thread'" in process.run([*program, "thread=1"], codes=(2,)).err
+
+
+def test_what_is_missing_is_named(work):
+    code = "import sys; sys.modules['h5py'] = None; import weightfs.hdf5; weightfs.hdf5.File(sys.argv[1])"
+    assert "pip install h5py" in python(code, work / "data.h5", codes=None).err
+    code = ("import sys, pathlib, weightfs.hdf5; weightfs.hdf5._PLUGIN = pathlib.Path('/nowhere/plugin.so'); "
+            "weightfs.hdf5.File(sys.argv[1])")
+    assert "/nowhere/plugin.so is missing" in python(code, work / "data.h5", codes=None).err
+
+
+def test_the_benchmark_measures_every_driver(work, local):
+    program = [sys.executable, "-m", "weightfs.tools.hdf5_bench"]
+    done = process.run([*program, work, "--requests", "2M", "--total", "4M", "--processes", "1,2", "--threads", "1",
+                        "--blocks", "1M", "--rounds", "1", "--no-small", "--json", local / "report.json"], limit=110)
+    rows = json.loads((local / "report.json").read_text())["rows"]
+    assert len(rows) == len(done.out.splitlines()) == 2 * 2 + 2
+    assert all(set(row["median"]) == {"sec2", "stdio", "weightfs", "handle"} for row in rows[:-2])
+    assert all(rate > 0 for row in rows for rate in row["median"].values())
+    assert list(work.iterdir()) == []
+    assert "no multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err

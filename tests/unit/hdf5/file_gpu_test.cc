@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of a GPU as the memory of requests, on machines without one: touching it as the host's memory crashes.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <span>
+
+#include "hdf5/engine.h"
+#include "hdf5/file.h"
+#include "hdf5/gpu_memory.h"
+#include "tests/unit/client/device_bytes.h"
+#include "tests/unit/client/files.h"
+
+namespace weightfs::hdf5 {
+namespace {
+
+using client::Bytes;
+using client::DeviceBytes;
+using client::RandomBytes;
+
+class FileGpuTest : public client::GpuTest {
+ protected:
+  ~FileGpuTest() override { Engine::Shared().Clear(); }
+  static std::span<std::byte> SpanOf(const DeviceBytes& memory, size_t size) {
+    return {reinterpret_cast<std::byte*>(memory.address()), size};
+  }
+  client::Folder folder_;
+};
+
+TEST_F(FileGpuTest, RequestsOfEverySizeReachIt) {
+  for (const size_t size : {100, 100'000, 5'000'000}) {
+    const Bytes bytes = RandomBytes(size, 3);
+    DeviceBytes source(bytes);
+    DeviceBytes target(size);
+    EXPECT_TRUE(GpuMemory::Shared().Holds(SpanOf(source, size).data()));
+    EXPECT_FALSE(GpuMemory::Shared().Holds(bytes.data()));
+    auto file = File::Open(folder_ / "file", {.write = true, .create = true, .truncate = true}, {});
+    ASSERT_TRUE(file.has_value());
+    ASSERT_TRUE((*file)->Write(Content::kRaw, 10, SpanOf(source, size)).has_value());
+    // What is still buffered is read, too.
+    ASSERT_TRUE((*file)->Write(Content::kRaw, 20, RandomBytes(30, 9)).has_value());
+    const auto read = (*file)->Read(Content::kRaw, 10, SpanOf(target, size));
+    ASSERT_TRUE(read.has_value()) << read.error().what;
+    EXPECT_EQ(target.Get(), client::AfterWrite(bytes, 10, RandomBytes(30, 9)));
+  }
+}
+
+}  // namespace
+}  // namespace weightfs::hdf5

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The server side of the direct path: a socket through which programs get leases of file blocks, with descriptors of
 // the devices, and then transfer the bytes themselves (lease/protocol.h). Private to fs/.
 //

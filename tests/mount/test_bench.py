@@ -290,7 +290,7 @@ def test_the_verdicts_of_the_report_are_visible(run, tmp_path, width):
     (["{}", "--rounds", "0"], "--rounds 0: too few"),
     (["{}", "--size", "5"], "--size 5: too small"),
     (["{}", "--size", "33M"], "--size 33M: not a multiple of 2M"),
-    (["{}", "--files", "4000"], "--files needs --scaling"),
+    (["{}", "--files", "4000"], "--files also needs --scaling"),
     (["/nonexistent/directory"], "/nonexistent/directory"),
     (["{}", "--size", "much"], "much"),
     (["{}", "--rounds", "3"], "--rounds 3"),

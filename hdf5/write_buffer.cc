@@ -64,7 +64,8 @@ Result<void> WriteBuffer::Discard(uint64_t begin, uint64_t end) {
   auto at = segments_.upper_bound(begin);
   if (at != segments_.begin() && std::prev(at)->first + std::prev(at)->second.size > begin) --at;
   while (at != segments_.end() && at->first < end) {
-    auto& [first, segment] = *at;
+    const uint64_t first = at->first;  // used after the segment is erased
+    Segment& segment = at->second;
     WEIGHTFS_ASSERT(segment.operation == nullptr);
     const uint64_t last = first + segment.size;
     if (first >= begin && last <= end) {

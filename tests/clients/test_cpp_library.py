@@ -4,6 +4,7 @@
 import os
 import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -67,12 +68,13 @@ def test_every_installed_header_stands_alone(prefix, tmp_path):
     include = installed(prefix, "handle.h").parents[2]
     headers = sorted(path.relative_to(include) for path in include.rglob("*.h"))
     assert len(headers) >= 7
+    hdf5 = subprocess.run(["pkg-config", "--cflags", "hdf5"], capture_output=True, text=True, check=False).stdout.split()
     for header in headers:
         # Internal macros must not leak into programs.
         (tmp_path / "alone.cc").write_text(f"#include <{header}>\n#if defined(GUARDED_BY) || defined(REQUIRES) || "
                                            "defined(EXCLUDES) || defined(RETURN_IF_ERROR)\n#error macros\n#endif\n")
         process.run(["c++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{include}",
-                     f"-I{include}/weightfs", tmp_path / "alone.cc"], limit=100)
+                     f"-I{include}/weightfs", *hdf5, tmp_path / "alone.cc"], limit=100)
 
 
 def test_the_library_exports_only_its_interface(prefix):

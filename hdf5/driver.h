@@ -26,6 +26,8 @@
 
 namespace weightfs::hdf5 {
 
+inline constexpr uint64_t kLargestAddress = INT64_MAX;
+
 template <typename Abi>
 class Driver {
  public:

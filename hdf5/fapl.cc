@@ -19,8 +19,6 @@
 namespace weightfs::hdf5 {
 namespace {
 
-constexpr haddr_t kLargestAddress = INT64_MAX;
-
 // Negative before it is registered, and after HDF5 has forgotten it.
 hid_t driver_id = H5I_INVALID_HID;
 

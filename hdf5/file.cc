@@ -143,9 +143,10 @@ Result<void> File::Close() {
   for (auto& [begin, segment] : writes_.segments()) {
     if (segment.operation != nullptr) segment.operation->Wait();
   }
-  direct_descriptor_.Close();
-  // Filesystems with a server may report a failed write at close only.
-  if (descriptor_.Close() != 0 && flushed.has_value()) return SystemError(path_, "closing the file failed");
+  // Filesystems with a server may report a failed write only when a descriptor is closed.
+  for (UniqueFd* descriptor : {&direct_descriptor_, &descriptor_}) {
+    if (descriptor->Close() != 0 && flushed.has_value()) flushed = SystemError(path_, "closing the file failed");
+  }
   return flushed;
 }
 

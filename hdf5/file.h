@@ -112,9 +112,8 @@ class File {
   bool IsInPageCache(uint64_t offset, uint64_t size) const;
 
   // --- writes (file_write.cc)
-  Result<void> WriteLarge(uint64_t offset, std::span<const std::byte> bytes);
+  Result<void> WriteLarge(uint64_t offset, const client::MemoryView& memory);
   Result<void> WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes);
-  Result<void> WriteDevice(uint64_t offset, std::span<const std::byte> bytes);
   Result<void> PositionalWrite(uint64_t offset, std::span<const std::byte> bytes);
   Result<void> Replace(uint64_t begin, uint64_t end);
   void NoteWritten(uint64_t end);

@@ -47,7 +47,10 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   RETURN_IF_ERROR(CheckRange("write", offset, bytes.size()));
   if (bytes.empty()) return {};
   if (!options_.write) return Failed("write to a file that is open for reading", offset, bytes.size(), EBADF);
-  if (content == Content::kRaw && GpuMemory::Shared().Holds(bytes.data())) return WriteDevice(offset, bytes);
+  if (content == Content::kRaw && GpuMemory::Shared().Holds(bytes.data())) {
+    const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+    return WriteLarge(offset, client::MemoryView::OnDevice(address, bytes.size(), std::nullopt));
+  }
   if (content == Content::kMetadata && IsSuperblock(bytes)) {
     const bool shared = OpensForReaders(bytes);
     // A reader that sees this superblock must find what it leads to.
@@ -57,7 +60,7 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   const uint64_t end = offset + bytes.size();
   const bool sequential = offset == next_write_;
   if (content == Content::kRaw) next_write_ = end;
-  if (bytes.size() >= settings_.direct_size) return WriteLarge(offset, bytes);
+  if (bytes.size() >= settings_.direct_size) return WriteLarge(offset, client::MemoryView(bytes));
   const bool lone = content == Content::kRaw && bytes.size() >= kLoneWrite && !sequential;
   if (!write_through_ && !lone) return WriteBuffered(content, offset, bytes);
   RETURN_IF_ERROR(Replace(offset, end));
@@ -90,23 +93,11 @@ void File::UpdateCache(uint64_t offset, std::span<const std::byte> bytes) {
   cache_.Patch(offset, bytes);
 }
 
-Result<void> File::WriteLarge(uint64_t offset, std::span<const std::byte> bytes) {
-  const uint64_t end = offset + bytes.size();
+Result<void> File::WriteLarge(uint64_t offset, const client::MemoryView& memory) {
+  const uint64_t end = offset + memory.size();
   RETURN_IF_ERROR(Replace(offset, end));
   cache_.Drop(offset, end);
   ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), client::MemoryView(bytes), {.offset = offset})));
-  NoteWritten(end);
-  return {};
-}
-
-Result<void> File::WriteDevice(uint64_t offset, std::span<const std::byte> bytes) {
-  const uint64_t end = offset + bytes.size();
-  RETURN_IF_ERROR(Replace(offset, end));
-  cache_.Drop(offset, end);
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  const auto memory =
-      client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(bytes.data()), bytes.size(), std::nullopt);
   RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = offset})));
   NoteWritten(end);
   return {};

@@ -10,8 +10,6 @@
 namespace weightfs::hdf5 {
 namespace {
 
-constexpr uint64_t kLargestAddress = INT64_MAX;
-
 struct PluginAbi {
   using FileBase = abi::FileBase;
   using Memory = abi::Memory;

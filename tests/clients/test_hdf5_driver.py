@@ -57,7 +57,6 @@ def test_chunks_are_gathered_into_few_leases(work):
         file.flush()
         written = ours.direct_operations() - before
         assert 1 <= written <= 64 // 8 + 2
-        command("info", "--json", work / "data.h5")
     with ours.File(work / "data.h5") as file:
         assert np.array_equal(file["x"], data)
         for row in range(0, 256, 7):

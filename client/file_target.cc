@@ -17,6 +17,7 @@
 #include "client/temporary_name.h"
 #include "common/mutex.h"
 #include "common/result.h"
+#include "common/sync_directory.h"
 #include "common/unique_fd.h"
 #include "common/units.h"
 
@@ -89,7 +90,6 @@ class OpenFile : public Target {
   Result<void> LearnAlignment();
   Result<void> Reserve();
   Result<void> MakeFinal();
-  Result<void> SyncFolder() const;
   void Rollback();
 
   FileTarget::Options options_;  // the offset is final after Prepare
@@ -391,15 +391,10 @@ Result<void> OpenFile::MakeFinal() {
   if (options_.atomic && rename(written_path_.c_str(), final_path_.c_str()) != 0) {
     return Failed("cannot rename the temporary file over it", errno);
   }
-  if (options_.durable && options_.durable_name && created_) return SyncFolder();
-  return {};
-}
-
-Result<void> OpenFile::SyncFolder() const {
-  const size_t slash = written_path_.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : written_path_.substr(0, slash + 1);
-  const UniqueFd directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory || fsync(directory.get()) != 0) return Failed("cannot make its name durable", errno);
+  if (!options_.durable || !options_.durable_name || !created_) return {};
+  if (const auto synced = SyncParentDirectory(written_path_); !synced.has_value()) {
+    return Failed("cannot make its name durable", synced.error().error_number());
+  }
   return {};
 }
 

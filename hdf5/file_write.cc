@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The writes of File.
-#include <fcntl.h>
 #include <limits.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "common/sync_directory.h"
 #include "common/units.h"
 #include "hdf5/engine.h"
 #include "hdf5/file.h"
@@ -256,13 +256,7 @@ Result<void> File::Flush(bool durable) {
 Result<void> File::MakeDurable() {
   if (fdatasync(descriptor_.get()) != 0) return SystemError(path_, "cannot make it durable");
   if (name_is_new_) {
-    const size_t slash = path_.rfind('/');
-    const std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-    const UniqueFd directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // One that may not be read cannot be synced; fsync of the file is what most filesystems need.
-    if (directory && fsync(directory.get()) != 0 && errno != EINVAL) {
-      return SystemError(path_, "cannot make its name durable");
-    }
+    RETURN_IF_ERROR(SyncParentDirectory(path_));
     name_is_new_ = false;
   }
   unsynced_ = false;

@@ -17,6 +17,7 @@
 #include "common/guarded_directory.h"
 #include "common/log.h"
 #include "common/size_text.h"
+#include "common/sync_directory.h"
 #include "io/buffer.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
@@ -59,13 +60,6 @@ void Remove(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
   if (error) spdlog::warn("{}: cannot be removed: {}", path, error.message());
-}
-
-Result<void> SyncDirectory(const std::string& directory) {
-  const UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!opened) return SystemError(directory, "cannot be opened");
-  if (fsync(opened.get()) != 0) return SystemError(directory, "cannot be synced");
-  return {};
 }
 
 // One run of format. Run sets the members step by step.

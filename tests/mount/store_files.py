@@ -4,6 +4,7 @@
 import contextlib
 import json
 import os
+import random
 import struct
 
 from harness.filesystems import weightfs
@@ -48,6 +49,10 @@ def read_at(path, offset, size):
 
 def flip(path, offset, mask=0x40):
     patch(path, offset, bytes([read_at(path, offset, 1)[0] ^ mask]))
+
+
+def data_of(number, length):
+    return random.Random(number).randbytes(length)
 
 
 def devices_of(store):

@@ -113,41 +113,32 @@ def handle_settings(settings: Settings) -> Settings:
             "intra_op_parallelism": settings["num_threads"]}
 
 
-def many_chunks(driver: str, path: str, settings: Settings) -> Tuple[float, float]:
-    """4,096 chunks of 16 KiB, each written and read by a call of its own."""
-    rows = np.random.default_rng(1).random((4096, 2048))
-    begin = time.perf_counter()
-    with opened(driver, path, "w", settings) as file:
-        data = file.create_dataset("x", rows.shape, rows.dtype, chunks=(1, rows.shape[1]))
-        for index, row in enumerate(rows):
-            data[index] = row
-    between = time.perf_counter()
-    drop_pages(path)
-    again = time.perf_counter()
-    with opened(driver, path, "r", settings) as file:
-        data = file["x"]
-        for index in range(len(rows)):
-            data[index]
-    return between - begin, time.perf_counter() - again
-
-
-def random_chunks(driver: str, path: str, settings: Settings) -> Tuple[float, float]:
-    """The same chunks in random order."""
-    order = np.random.default_rng(2).permutation(4096)
+def chunks_in(written: np.ndarray, read_in: np.ndarray, driver: str, path: str, settings: Settings) -> Tuple[float, float]:
+    """4,096 chunks of 16 KiB, each written and read by a call of its own, in these orders."""
     row = np.random.default_rng(1).random(2048)
     begin = time.perf_counter()
     with opened(driver, path, "w", settings) as file:
-        data = file.create_dataset("x", (4096, 2048), "float64", chunks=(1, 2048))
-        for index in order:
+        data = file.create_dataset("x", (written.size, row.size), row.dtype, chunks=(1, row.size))
+        for index in written:
             data[index] = row
     between = time.perf_counter()
     drop_pages(path)
     again = time.perf_counter()
     with opened(driver, path, "r", settings) as file:
         data = file["x"]
-        for index in order[::-1]:
+        for index in read_in:
             data[index]
     return between - begin, time.perf_counter() - again
+
+
+def many_chunks(*arguments: Any) -> Tuple[float, float]:
+    order = np.arange(4096)
+    return chunks_in(order, order, *arguments)
+
+
+def random_chunks(*arguments: Any) -> Tuple[float, float]:
+    order = np.random.default_rng(2).permutation(4096)
+    return chunks_in(order, order[::-1], *arguments)
 
 
 def many_attributes(driver: str, path: str, settings: Settings) -> Tuple[float, float]:

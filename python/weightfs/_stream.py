@@ -43,8 +43,8 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, path, shown, flags):
         super().__init__()
-        self._shown, self.error = os.fsdecode(shown), None
-        with errors_of(self._shown, None):
+        self.shown, self.error = os.fsdecode(shown), None
+        with errors_of(self.shown, None):
             self._descriptor = os.open(path, flags | os.O_CLOEXEC, MODE_OF_NEW_FILES)
         self._name = name_of(self._descriptor)
 
@@ -70,7 +70,7 @@ class _Stream(io.RawIOBase):
     @contextlib.contextmanager
     def _failing(self):
         try:
-            with errors_of(self._shown, self._name):
+            with errors_of(self.shown, self._name):
                 yield
         except BaseException as error:   # includes exceptions of signal handlers and of a closed handle
             self.error = self.error or error
@@ -232,7 +232,7 @@ class DirectReader(_Stream):
         status = os.fstat(self._descriptor)
         if stat.S_ISDIR(status.st_mode):
             self.close()
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._shown)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown)
         self._size, self._at = status.st_size, 0
 
     def readable(self):
@@ -258,6 +258,11 @@ class DirectReader(_Stream):
                 done = os.preadv(self._descriptor, [view[:wanted]], self._at)
             self._at += done
         return done
+
+    def read_tensor(self, tensor, offset):
+        """Fills a CPU or CUDA tensor of any layout with the bytes at `offset`, in row-major order."""
+        with self._failing():
+            self._handle.read_into(tensor, self._name, offset)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that holds one serialized state while it is written to a file."""
+
+import io
+import mmap
+
+import torch
+
+import weightfs.torch
+
+_HUGE_PAGE = 2 << 20
+_LARGE = 1 << 20   # from this size on, torch's threads copy the data together
+
+
+class Snapshot(io.RawIOBase):
+    """The bytes of torch.save in anonymous memory, which grows to the largest state and is reused by the next one.
+
+    torch.save copies each storage once, and pickles everything else; so shared storages and views stay shared. The
+    archive has no CRC-32, which no version of torch.load compares and which takes longer than the copy. Externally
+    synchronized."""
+
+    def __init__(self, max_memory):
+        """max_memory: the largest size of a state in bytes, or None."""
+        super().__init__()
+        self._memory, self._end, self._max_memory, self._error = None, 0, max_memory, None
+
+    def take(self, state):
+        """Replaces the content with that of `state`. Raises MemoryError if it does not fit, and the errors of
+        torch.save."""
+        self._end, self._error = 0, None
+        try:
+            weightfs.torch.save(state, self, crc32=False)
+        except RuntimeError:
+            if self._error is not None:   # torch raises another exception when a stream fails
+                raise self._error from None
+            raise
+
+    def view(self):
+        """A memoryview of the content. It must be released before the next take()."""
+        return memoryview(self._memory)[:self._end]
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        try:
+            return self._append(memoryview(data).cast("B"))
+        except BaseException as error:   # includes exceptions of signal handlers
+            self._error = error
+            raise
+
+    def free(self):
+        """Frees the memory."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+    def _append(self, data):
+        end = self._end + data.nbytes
+        if self._max_memory is not None and end > self._max_memory:
+            raise MemoryError(f"a snapshot of the state needs more than max_memory={self._max_memory} bytes: "
+                              "pass a larger max_memory, or save a smaller state")
+        self._reserve(end)
+        if data.nbytes >= _LARGE:
+            target = torch.frombuffer(self._memory, dtype=torch.uint8, count=data.nbytes, offset=self._end)
+            target.copy_(torch.frombuffer(data, dtype=torch.uint8))
+        else:
+            self._memory[self._end:end] = data
+        self._end = end
+        return data.nbytes
+
+    def _reserve(self, size):
+        """Only the pages that are written take memory, so the mapping may be larger than the content."""
+        present = 0 if self._memory is None else len(self._memory)
+        if size <= present:
+            return
+        size = -(-max(size, present * 3 // 2) // _HUGE_PAGE) * _HUGE_PAGE
+        if self._memory is None:
+            self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            self._memory.resize(size)   # moves page tables, not bytes
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)

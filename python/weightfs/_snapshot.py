@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that holds one serialized state while it is written to a file."""
 
+import ctypes
 import io
 import mmap
 
 import torch
 
 import weightfs.torch
+from weightfs._memory import describe
 
 _HUGE_PAGE = 2 << 20
 _LARGE = 1 << 20   # from this size on, torch's threads copy the data together
@@ -63,7 +65,9 @@ class Snapshot(io.RawIOBase):
         self._reserve(end)
         if data.nbytes >= _LARGE:
             target = torch.frombuffer(self._memory, dtype=torch.uint8, count=data.nbytes, offset=self._end)
-            target.copy_(torch.frombuffer(data, dtype=torch.uint8))
+            # torch warns about a read-only buffer, so it gets the address.
+            source = (ctypes.c_byte * data.nbytes).from_address(describe(data).address)
+            target.copy_(torch.frombuffer(source, dtype=torch.uint8))
         else:
             self._memory[self._end:end] = data
         self._end = end

@@ -131,3 +131,13 @@ def sync_folder(folder):
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(path):
+    """Creates a directory and those above it that are missing, durably."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folder(parent)
+    os.makedirs(path, exist_ok=True)
+    sync_folder(parent)

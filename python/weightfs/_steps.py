@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 
-from weightfs._replace import sync_folder
+from weightfs._replace import make_folder, sync_folder
 from weightfs._stream import MODE_OF_NEW_FILES, errors_of
 
 log = logging.getLogger("weightfs")
@@ -32,7 +32,7 @@ class Steps:
     def __init__(self, directory):
         """Creates the directory, durably, if it is missing, and removes what killed programs left there."""
         self.path = os.path.abspath(os.fsdecode(directory))
-        _make_durably(self.path)
+        make_folder(self.path)
         for name in filter(_HIDDEN.fullmatch, os.listdir(self.path)):
             _remove_if_abandoned(os.path.join(self.path, name))
 
@@ -138,12 +138,3 @@ def _remove_if_abandoned(path):
         log.warning("%s was not removed: %s", path, error.strerror)
     finally:
         os.close(lock)
-
-
-def _make_durably(path):
-    if os.path.isdir(path):
-        return
-    parent = os.path.dirname(path)
-    _make_durably(parent)
-    os.makedirs(path, exist_ok=True)
-    sync_folder(parent)

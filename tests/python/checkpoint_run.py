@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """States of a training run, and the program of test_checkpoint_kills.py that is killed while it saves them."""
 
+import os
+import signal
 import sys
+import threading
 
 import torch
 
@@ -29,13 +32,32 @@ def same(a, b):
     return a == b
 
 
-def main(directory, first):
-    """Saves steps until it is killed. Prints each step when its save begins, and again when it is durable."""
-    with checkpoint.Manager(directory, keep=3) as manager:
-        for step in range(int(first), int(first) + 1000):
-            print("begin", step, flush=True)
-            manager.save(step, state(step, scale=4), wait=True)
-            print("durable", step, flush=True)
+def die_at(number):
+    """Kills this process at the call of that number that a save's thread makes to a function of the interpreter or the
+    operating system. Returns a function that gives the number of calls so far."""
+    calls = [0]
+
+    def count(_frame, event, _function):
+        if event == "c_call":
+            calls[0] += 1
+            if calls[0] == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(count)
+    return lambda: calls[0]
+
+
+def main(directory, first, replace, saves, kill_at):
+    """Saves states until it is killed: each as a step of its own, or all as one step. Prints each number when its save
+    begins, and again when it is durable. kill_at: see die_at, in the last of the saves."""
+    first, last = int(first), int(first) + int(saves) - 1
+    with checkpoint.Manager(directory, keep=2) as manager:
+        for number in range(first, last + 1):
+            print("begin", number, flush=True)
+            calls = die_at(int(kill_at)) if number == last else None
+            manager.save(1 if replace == "replace" else number, state(number, scale=4), wait=True)
+            print("durable", number, flush=True)
+    print("calls", calls(), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ _HUGE_PAGE = 2 << 20
 _LARGE = 1 << 20   # from this size on, torch's threads copy the data together
 
 
-class Snapshot(io.RawIOBase):
+class Snapshot:
     """The bytes of torch.save in anonymous memory, which grows to the largest state and is reused by the next one.
 
     torch.save copies each storage once, and pickles everything else; so shared storages and views stay shared. The
@@ -23,33 +23,25 @@ class Snapshot(io.RawIOBase):
 
     def __init__(self, max_memory):
         """max_memory: the largest size of a state in bytes, or None."""
-        super().__init__()
-        self._memory, self._end, self._max_memory, self._error = None, 0, max_memory, None
+        self._memory, self._end, self._max_memory = None, 0, max_memory
 
     def take(self, state):
         """Replaces the content with that of `state`. Raises MemoryError if it does not fit, and the errors of
         torch.save."""
-        self._end, self._error = 0, None
+        self._end = 0
+        stream = _Stream(self._append)
         try:
-            weightfs.torch.save(state, self, crc32=False)
+            weightfs.torch.save(state, stream, crc32=False)
         except RuntimeError:
-            if self._error is not None:   # torch raises another exception when a stream fails
-                raise self._error from None
+            if stream.error is not None:   # torch raises another exception when a stream fails
+                raise stream.error from None
             raise
+        finally:
+            stream.append = None
 
     def view(self):
         """A memoryview of the content. It must be released before the next take()."""
         return memoryview(self._memory)[:self._end]
-
-    def writable(self):
-        return True
-
-    def write(self, data):
-        try:
-            return self._append(memoryview(data).cast("B"))
-        except BaseException as error:   # includes exceptions of signal handlers
-            self._error = error
-            raise
 
     def free(self):
         """Frees the memory."""
@@ -71,7 +63,6 @@ class Snapshot(io.RawIOBase):
         else:
             self._memory[self._end:end] = data
         self._end = end
-        return data.nbytes
 
     def _reserve(self, size):
         """Only the pages that are written take memory, so the mapping may be larger than the content."""
@@ -85,3 +76,25 @@ class Snapshot(io.RawIOBase):
             self._memory.resize(size)   # moves page tables, not bytes
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+class _Stream(io.RawIOBase):
+    """Passes data to `append` until that is None. torch's writer outlives a failed save as long as the traceback does,
+    and writes the end of its archive when it is deleted: that must not reach the next snapshot."""
+
+    def __init__(self, append):
+        super().__init__()
+        self.append, self.error = append, None
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        view = memoryview(data).cast("B")
+        if self.append is not None:
+            try:
+                self.append(view)
+            except BaseException as error:   # includes exceptions of signal handlers
+                self.error = error
+                raise
+        return view.nbytes

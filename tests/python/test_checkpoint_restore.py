@@ -178,3 +178,20 @@ def test_large_tensors_are_read_by_leases(work, weightfs_only):
         before, target = handle.direct_operations, blank(saved)
         manager.restore(target)
         assert handle.direct_operations - before == 3 and same(target, saved)
+
+
+def test_restore_needs_no_second_copy_of_the_model(work, child):
+    saved = {str(i): torch.ones(4 * MIB) for i in range(12)}
+    with checkpoint.Manager(work) as manager:
+        manager.save(1, saved, wait=True)
+    shown = child(f"""
+import resource, torch
+from weightfs import checkpoint
+target = {{str(i): torch.zeros(4 << 20) for i in range(12)}}
+with checkpoint.Manager({str(work)!r}) as manager:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    manager.restore(target)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+assert all(tensor.eq(1).all() for tensor in target.values())
+""")
+    assert int(shown) < 100 << 10   # KiB; the model has 192 MiB

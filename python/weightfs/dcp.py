@@ -114,7 +114,8 @@ class _Files(FileSystem):
     @contextlib.contextmanager
     def create_stream(self, path, mode):
         if mode == "wb":
-            with writing(path, None, durable=True, atomic=True) as stream:
+            renamed_later = str(path).endswith(".metadata.tmp")
+            with writing(path, None, durable=True, atomic=not renamed_later) as stream:
                 yield _Gathering(stream)
         else:
             with the_handle(None) as handle, contextlib.closing(DirectReader(path, handle)) as stream:

@@ -2,6 +2,7 @@
 """weightfs.dcp: the storage of torch.distributed.checkpoint, beside torch's own storage."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,35 @@ def test_what_a_killed_save_left_is_removed_by_the_next(work):
     assert same(load(work, state(1)), state(1))
     save(work, state(2))
     assert len(data_files(work)) == 2 and "notes" in data_files(work)
+
+
+def killed_at(number, path, saved):
+    """Saves in a child that is killed before its rename of that number. False if there were fewer."""
+    child = os.fork()
+    if child == 0:
+        try:
+            left, replace = [number], os.replace
+
+            def dying(*arguments):
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left[0] -= 1
+                replace(*arguments)
+
+            os.replace = dying
+            save(path, saved)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_killed_save_leaves_the_older_checkpoint(work):
+    save(work, state(1))
+    number = 0
+    while killed_at(number, work, state(2)):
+        assert same(load(work, state(1)), state(1))
+        number += 1
+    assert number == 2 and same(load(work, state(2)), state(2)) and len(data_files(work)) == 1
 
 
 def test_a_checkpoint_is_durable_when_save_returns(factory, weightfs_only):

@@ -54,9 +54,8 @@ class _Match:
             self.problems.append(f"{path} is {wanted!r}, the file has {_text(saved)}, and a tuple cannot be changed")
 
     def _compare_tensors(self, wanted, saved, path):
-        same = (isinstance(saved, torch.Tensor) and wanted.shape == saved.shape and wanted.dtype == saved.dtype
-                and wanted.layout == saved.layout)
-        if same:
+        alike = _is_plain(wanted) and isinstance(saved, torch.Tensor) and wanted.layout == saved.layout
+        if alike and wanted.shape == saved.shape and wanted.dtype == saved.dtype:
             self.tensors.append((wanted, saved))
         else:
             self.problems.append(f"{path} is {_text(wanted)}, the file has {_text(saved)}")
@@ -109,9 +108,15 @@ def _has_parts(value):
     return isinstance(value, (torch.Tensor, dict, list, tuple))
 
 
+def _is_plain(tensor):
+    """Others, such as DTensor, may have their elements elsewhere."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
 def _text(value):
     if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        kind = "tensor" if _is_plain(value) else type(value).__name__
+        return f"a {kind} of shape {tuple(value.shape)} and {value.dtype}"
     if isinstance(value, (list, tuple)):
         return f"a {type(value).__name__} of {len(value)} values"
     return f"of type {type(value).__name__}"

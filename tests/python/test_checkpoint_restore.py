@@ -115,6 +115,10 @@ def test_every_type_is_restored(manager, dtype, count):
     assert torch.equal(target[0].view(torch.uint8), saved.view(torch.uint8))
 
 
+class Distributed(torch.Tensor):
+    """A kind of tensor that restore cannot know."""
+
+
 MISMATCHES = {
     "missing": ({"a": torch.ones(2), "b": torch.ones(2), "c": 1}, r"state\['c'\] is missing in the file"),
     "unexpected": ({"a": torch.ones(2)}, r"state\['b'\] is only in the file"),
@@ -123,6 +127,7 @@ MISMATCHES = {
     "dtype": ({"a": torch.ones(2).int(), "b": torch.ones(2)}, "torch.int32, the file"),
     "no tensor": ({"a": 5, "b": torch.ones(2)}, r"state\['a'\] is of type int, the file has a tensor"),
     "list": ({"a": [torch.ones(2)], "b": torch.ones(2)}, "is a list of 1 values, the file has a tensor"),
+    "kind": ({"a": torch.ones(2).as_subclass(Distributed), "b": torch.ones(2)}, "is a Distributed of shape"),
     "other": (torch.ones(2), "the file has of type dict"),
 }
 

@@ -23,12 +23,12 @@
 namespace weightfs::hdf5 {
 namespace {
 
-// A raw write of this much that follows no other goes to the file at once: there is nothing to merge it with.
+// A raw write of at least this size that is not sequential goes to the file at once, because it cannot be merged.
 constexpr size_t kLoneWrite = 256 * kKiB;
-constexpr size_t kMostBuffers = 512;  // of one pwritev
+constexpr size_t kMostBuffers = 512;  // per pwritev
 
-// True for a superblock that says that readers are welcome while the file is written: version 3, byte 11, bit 2.
-bool OpensForReaders(std::span<const std::byte> bytes) {
+// True for a superblock whose SWMR flag is set: version 3, byte 11, bit 2.
+bool HasSwmrFlag(std::span<const std::byte> bytes) {
   constexpr std::array<unsigned char, 9> kVersion3{0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n', 3};
   constexpr size_t kFlags = 11;
   constexpr auto kSharedAccess = std::byte{4};
@@ -52,8 +52,8 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
     return WriteLarge(offset, client::MemoryView::OnDevice(address, bytes.size(), std::nullopt));
   }
   if (content == Content::kMetadata && IsSuperblock(bytes)) {
-    const bool shared = OpensForReaders(bytes);
-    // A reader that sees this superblock must find what it leads to.
+    const bool shared = HasSwmrFlag(bytes);
+    // A reader that sees this superblock must find the metadata that it refers to.
     if (shared != write_through_) RETURN_IF_ERROR(WriteOut(false));
     write_through_ = shared;
   }
@@ -63,15 +63,15 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   if (bytes.size() >= settings_.direct_size) return WriteLarge(offset, client::MemoryView(bytes));
   const bool lone = content == Content::kRaw && bytes.size() >= kLoneWrite && !sequential;
   if (!write_through_ && !lone) return WriteBuffered(content, offset, bytes);
-  RETURN_IF_ERROR(Replace(offset, end));
+  RETURN_IF_ERROR(DiscardBuffered(offset, end));
   RETURN_IF_ERROR(PositionalWrite(offset, bytes));
   NoteWritten(end);
   UpdateCache(offset, bytes);
   return {};
 }
 
-// Gives up what is buffered of a range that is written anew.
-Result<void> File::Replace(uint64_t begin, uint64_t end) {
+// Discards the buffered bytes of a range before it is overwritten.
+Result<void> File::DiscardBuffered(uint64_t begin, uint64_t end) {
   RETURN_IF_ERROR(AwaitWrites(begin, end));
   return writes_.Discard(begin, end);
 }
@@ -95,10 +95,10 @@ void File::UpdateCache(uint64_t offset, std::span<const std::byte> bytes) {
 
 Result<void> File::WriteLarge(uint64_t offset, const client::MemoryView& memory) {
   const uint64_t end = offset + memory.size();
-  RETURN_IF_ERROR(Replace(offset, end));
+  RETURN_IF_ERROR(DiscardBuffered(offset, end));
   cache_.Drop(offset, end);
   ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = offset})));
+  RETURN_IF_ERROR(WithPath(handle->Write(TransferDescriptor(), memory, {.offset = offset})));
   NoteWritten(end);
   return {};
 }
@@ -109,7 +109,7 @@ Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<con
   size_ = std::max(size_, offset + bytes.size());
   unsynced_ = true;
   UpdateCache(offset, bytes);
-  return MakeRoom();
+  return LimitBufferedBytes();
 }
 
 Result<void> File::PositionalWrite(uint64_t offset, std::span<const std::byte> bytes) {
@@ -123,7 +123,7 @@ Result<void> File::PositionalWrite(uint64_t offset, std::span<const std::byte> b
   return {};
 }
 
-// Waits for what is under way in the range. The segments that were written go; those that could not be stay.
+// Waits for the write-back in the range. Removes the segments that were written; those that failed stay.
 Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
   if (!writes_.IsBusy(begin, end)) return {};
   std::optional<Error> first;
@@ -138,7 +138,7 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
     auto error = segment.operation->error();
     segment.operation.reset();
     if (error) {
-      if (!first) first = Named(*std::move(error));
+      if (!first) first = WithPath(*std::move(error));
       ++at;
       continue;
     }
@@ -149,25 +149,25 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
   return {};
 }
 
-// Starts to write the segments that are full, beside whatever the program does next.
-Result<void> File::SendFull() {
+// Starts to write the full segments in the background.
+Result<void> File::StartWriteBack() {
   for (auto& [begin, segment] : writes_.segments()) {
     if (segment.operation != nullptr || !segment.raw || !writes_.IsFull(begin, segment)) continue;
     if (segment.size < settings_.direct_size) continue;
     ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
     const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
-    auto started = handle->StartWrite(FastDescriptor(), memory, {.offset = begin, .own_errors = true});
-    if (!started.has_value()) return Named(std::move(started).error());
+    auto started = handle->StartWrite(TransferDescriptor(), memory, {.offset = begin, .own_errors = true});
+    if (!started.has_value()) return WithPath(std::move(started).error());
     segment.operation = *std::move(started);
   }
   return {};
 }
 
-Result<void> File::MakeRoom() {
+Result<void> File::LimitBufferedBytes() {
   const size_t limit = settings_.cache / 2;
-  if (writes_.TakeFilled()) RETURN_IF_ERROR(SendFull());
+  if (writes_.TakeFilled()) RETURN_IF_ERROR(StartWriteBack());
   if (writes_.bytes() <= limit) return {};
-  // The oldest first; what is done costs no time.
+  // In the order of offsets. The wait for a completed operation returns at once.
   auto& segments = writes_.segments();
   for (auto at = segments.begin(); at != segments.end() && writes_.bytes() > limit / 2;) {
     const auto [begin, size, busy] = std::tuple(at->first, at->second.size, at->second.operation != nullptr);
@@ -181,8 +181,8 @@ Result<void> File::MakeRoom() {
 
 Result<void> File::WriteOut(bool raw_only) {
   RETURN_IF_ERROR(AwaitWrites(0, UINT64_MAX));
-  // Data first, and metadata from the back: what leads to other metadata, as the superblock does, tends to lie before
-  // it.
+  // Data first, then metadata in descending order: metadata that refers to other metadata, such as the superblock,
+  // usually has a lower offset.
   for (const bool raw : {true, false}) {
     if (!raw && raw_only) break;
     std::vector<WriteBuffer::Segments::iterator> all;
@@ -201,7 +201,7 @@ Result<void> File::WriteOut(bool raw_only) {
   return {};
 }
 
-// Writes segments that follow each other in one operation.
+// Writes contiguous segments in one operation.
 Result<void> File::WriteRun(Run run) {
   const uint64_t begin = run.front()->first;
   const uint64_t end = run.back()->first + run.back()->second.size;
@@ -215,7 +215,7 @@ Result<void> File::WriteRun(Run run) {
     }
     const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
     ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-    RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = begin})));
+    RETURN_IF_ERROR(WithPath(handle->Write(TransferDescriptor(), memory, {.offset = begin})));
   }
   NoteWritten(end);
   for (const auto& segment : run) writes_.Remove(segment);
@@ -254,7 +254,7 @@ Result<void> File::Flush(bool durable) {
 }
 
 Result<void> File::MakeDurable() {
-  if (fdatasync(descriptor_.get()) != 0) return SystemError(path_, "cannot make it durable");
+  if (fdatasync(descriptor_.get()) != 0) return SystemError(path_, "fdatasync failed");
   if (name_is_new_) {
     RETURN_IF_ERROR(SyncParentDirectory(path_));
     name_is_new_ = false;

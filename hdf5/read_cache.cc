@@ -39,7 +39,7 @@ ReadCache::Extents::iterator ReadCache::Add(uint64_t begin, Extent extent) {
 
 ReadCache::Extents::iterator ReadCache::Remove(Extents::iterator extent) {
   auto& [begin, removed] = *extent;
-  // Its memory is the operation's until that is done.
+  // The operation accesses the buffer until it is done.
   if (removed.operation != nullptr) {
     removed.operation->Cancel();
     removed.operation->Wait();
@@ -63,7 +63,7 @@ void ReadCache::Patch(uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
-// Down to three quarters, so that not every extent that is added looks at all of them.
+// Evicts down to three quarters of the limit, so that not every Add visits all extents.
 void ReadCache::Shrink(Extents::iterator kept) {
   std::vector<Extents::iterator> oldest;
   for (auto at = extents_.begin(); at != extents_.end(); ++at) {

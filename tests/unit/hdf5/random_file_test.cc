@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random requests on a File, against the same on an array of bytes.
+// Compares random requests on a File with the same requests on an array of bytes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ using client::RandomBytes;
 
 constexpr uint64_t kSpace = 12 << 20;
 
-// Small limits, so that every path is taken.
+// Small limits, so that the requests take every path.
 Settings SettingsFor(uint64_t seed) {
   return {.direct_size = seed % 2 == 0 ? 256U << 10 : 4096U,
           .cache = seed % 3 == 0 ? 1U << 20 : 4U << 20,
@@ -148,7 +148,7 @@ class RandomFile {
   uint64_t last_ = 0;
 };
 
-TEST(RandomFileTest, HoldsWhatAnArrayHolds) {
+TEST(RandomFileTest, MatchesAnArray) {
   const uint64_t first = FirstSeed();
   for (uint64_t seed = first; seed < first + 6; ++seed) {
     SCOPED_TRACE(testing::Message() << "WEIGHTFS_SEED=" << seed);

@@ -324,4 +324,4 @@ def test_the_benchmark_measures_every_driver(work, local):
     assert all(set(row["median"]) == {"sec2", "stdio", "weightfs", "handle"} for row in rows[:-2])
     assert all(rate > 0 for row in rows for rate in row["median"].values())
     assert list(work.iterdir()) == []
-    assert "no multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err
+    assert "not a multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err

@@ -8,16 +8,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
 #include <map>
+#include <utility>
 
 #include "common/mutex.h"
-#include "common/units.h"
+#include "io/huge_pages.h"
 
 namespace weightfs::client {
 namespace {
-
-constexpr size_t kHugePageSize = 2 * kMiB;
 
 // Locked regions by address. The list is global, because memory is locked per process.
 struct Regions {
@@ -48,45 +46,28 @@ Error LockError(size_t size, int error_number) {
 }  // namespace
 
 Result<std::shared_ptr<LockedMemory>> LockedMemory::Allocate(size_t size) {
-  if (size > std::numeric_limits<size_t>::max() / 2) return LockError(size, ENOMEM);
-  std::shared_ptr<LockedMemory> memory(new LockedMemory);
-  const size_t mapped = std::max(RoundUp(size, kBlockSize), kBlockSize);
-  // Large memory begins on a huge page: one extra huge page is mapped, and the unaligned ends are unmapped.
-  const size_t spare = mapped >= kHugePageSize ? kHugePageSize : 0;
-  void* raw = mmap(nullptr, mapped + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) {
-    return Error{ErrorCode{errno}, fmt::format("cannot map {} bytes of memory: {}", mapped, std::strerror(errno))};
-  }
-  auto* first = static_cast<std::byte*>(raw);
-  if (spare > 0) {
-    const auto address = reinterpret_cast<uintptr_t>(first);
-    const size_t before = RoundUp(address, kHugePageSize) - address;
-    if (before > 0) munmap(first, before);
-    munmap(first + before + mapped, spare - before);
-    first += before;
-    // If madvise fails, ordinary pages are used.
-    madvise(first, mapped, MADV_HUGEPAGE);
-  }
-  memory->data_ = first;
-  memory->size_ = size;
-  memory->mapped_ = mapped;
-  if (mlock(first, mapped) != 0) return LockError(size, errno);
+  auto mapped = HugePageMemory::Map(size);
+  if (!mapped) return mapped.error();
+  if (mlock(mapped->data(), mapped->size()) != 0) return LockError(size, errno);
+  std::shared_ptr<LockedMemory> memory(new LockedMemory(std::move(*mapped), size));
   Regions& regions = TheRegions();
   const MutexLock lock(regions.mutex);
-  regions.by_address[reinterpret_cast<uintptr_t>(first)] = {size, memory};
+  regions.by_address[reinterpret_cast<uintptr_t>(memory->data())] = {size, memory};
   return memory;
 }
 
-LockedMemory::~LockedMemory() {
-  Unlock();
-  if (data_ != nullptr) munmap(data_, mapped_);
-}
+LockedMemory::LockedMemory(HugePageMemory mapped, size_t size)
+    : mapped_(std::make_unique<HugePageMemory>(std::move(mapped))), size_(size) {}
+
+LockedMemory::~LockedMemory() { Unlock(); }
+
+std::byte* LockedMemory::data() const { return mapped_->data(); }
 
 bool LockedMemory::Unlock() {
   Regions& regions = TheRegions();
   const MutexLock lock(regions.mutex);
-  if (regions.by_address.erase(reinterpret_cast<uintptr_t>(data_)) == 0) return false;
-  munlock(data_, mapped_);
+  if (regions.by_address.erase(reinterpret_cast<uintptr_t>(data())) == 0) return false;
+  munlock(mapped_->data(), mapped_->size());
   return true;
 }
 

@@ -9,7 +9,11 @@
 #include "client/export.h"
 #include "common/error.h"
 
-namespace weightfs::client {
+namespace weightfs {
+
+class HugePageMemory;
+
+namespace client {
 
 // Immutable, except for Unlock, which is thread-safe. While it is locked, it is in the process-wide list that IsLocked
 // and FindLocked search.
@@ -21,17 +25,17 @@ class WEIGHTFS_EXPORT LockedMemory {
   LockedMemory(const LockedMemory&) = delete;
   LockedMemory& operator=(const LockedMemory&) = delete;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const;
   size_t size() const { return size_; }
   // Unlocks the memory at once and removes it from the list; the memory itself stays until the last owner is gone.
   // Returns false if it was unlocked already.
   bool Unlock();
 
  private:
-  LockedMemory() = default;
-  std::byte* data_ = nullptr;  // aligned to 2 MiB if at least that large
-  size_t size_ = 0;            // as requested
-  size_t mapped_ = 0;
+  LockedMemory(HugePageMemory mapped, size_t size);
+
+  const std::unique_ptr<const HugePageMemory> mapped_;
+  const size_t size_;  // as requested
 };
 
 // True if all of [data, data + size) is inside one locked region of this process, regardless of who allocated it. A
@@ -40,4 +44,5 @@ WEIGHTFS_EXPORT bool IsLocked(const void* data, size_t size);
 // The locked region that begins at `data`, or null.
 WEIGHTFS_EXPORT std::shared_ptr<LockedMemory> FindLocked(const void* data);
 
-}  // namespace weightfs::client
+}  // namespace client
+}  // namespace weightfs

@@ -53,8 +53,6 @@ class WakeHandler {
   struct sigaction before_ = {};
 };
 
-;
-
 // Maps the kernel's flags to libfuse's capabilities.
 struct Capability {
   uint64_t flag;

@@ -2,9 +2,7 @@
 #include "io/buffer.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -67,23 +65,15 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(const Options& options) {
   }
   std::unique_ptr<BufferPool> pool(new BufferPool(options));
   const size_t wanted = RoundUp(pool->stride() * options.count, kHugePageSize);
-  // One huge page more than needed leaves room to begin on a huge page; what sticks out is given back.
-  void* mapped =
-      mmap(nullptr, wanted + kHugePageSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) {
+  auto arena = HugePageMemory::Map(wanted, MAP_NORESERVE);
+  if (!arena) {
     return Error{ErrorCode::kNoMemory,
-                 fmt::format("{}: cannot map {} MiB of buffers: {}; lower the buffer or cache size", options.name,
-                             wanted / kMiB, std::strerror(errno))};
+                 fmt::format("{}: {}; lower the buffer or cache size", options.name, arena.error().what)};
   }
-  auto* first = static_cast<std::byte*>(mapped);
-  const size_t before = RoundUp(reinterpret_cast<uintptr_t>(first), kHugePageSize) - reinterpret_cast<uintptr_t>(first);
-  if (before > 0) munmap(first, before);
-  munmap(first + before + wanted, kHugePageSize - before);
-  pool->arena_ = first + before;
-  pool->arena_size_ = wanted;
-  if (madvise(pool->arena_, wanted, MADV_HUGEPAGE) != 0) {
+  pool->arena_ = std::move(*arena);
+  if (pool->arena_.advice_error() != 0) {
     spdlog::warn("{}: no transparent huge pages ({}); large transfers will be slower", options.name,
-                 std::strerror(errno));
+                 std::strerror(pool->arena_.advice_error()));
   }
 
   pool->slots_ = std::make_unique<Buffer::Slot[]>(options.count);
@@ -92,7 +82,7 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(const Options& options) {
   for (size_t i = options.count; i > 0; --i) {  // the lowest addresses go out first
     Buffer::Slot& slot = pool->slots_[i - 1];
     slot.pool = pool.get();
-    slot.data = pool->arena_ + pool->stride() * (i - 1) + (pool->stride() - options.buffer_size.value);
+    slot.data = pool->arena_.data() + pool->stride() * (i - 1) + (pool->stride() - options.buffer_size.value);
     pool->free_.push_back(&slot);
   }
   lock.Unlock();
@@ -104,7 +94,6 @@ BufferPool::~BufferPool() {
     spdlog::critical("{}: destroyed while {} of {} are in use", options_.name, in_use(), options_.count);
     std::abort();
   }
-  if (arena_ != nullptr) munmap(arena_, arena_size_);
 }
 
 Buffer BufferPool::TakeLocked() {

@@ -12,6 +12,7 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"
+#include "io/huge_pages.h"
 
 namespace weightfs {
 
@@ -52,7 +53,7 @@ class BufferPool {
     const char* name = "buffers";  // for messages and statistics
   };
 
-  // Maps the arena (2 MiB-aligned, MADV_HUGEPAGE); memory is touched only as buffers are first used. Without headroom
+  // Maps the arena (HugePageMemory); memory is touched only as buffers are first used. Without headroom
   // every buffer of a multiple of 2 MiB begins on a huge page. kInvalid for impossible options, kNoMemory.
   static Result<std::unique_ptr<BufferPool>> Create(const Options& options);
   ~BufferPool();
@@ -82,8 +83,7 @@ class BufferPool {
   void Release(Buffer::Slot* slot) EXCLUDES(mutex_);
 
   const Options options_;
-  std::byte* arena_ = nullptr;
-  size_t arena_size_ = 0;
+  HugePageMemory arena_;
   std::unique_ptr<Buffer::Slot[]> slots_;
   mutable Mutex mutex_;
   std::condition_variable freed_;

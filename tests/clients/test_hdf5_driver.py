@@ -315,6 +315,17 @@ def test_errors_name_missing_dependencies(work):
     assert "/nowhere/plugin.so is missing" in python(code, work / "data.h5", codes=None).err
 
 
+def test_the_benchmark_runs_without_torch(local):
+    (local / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
+    environment = os.environ | {"PYTHONPATH": str(local)}
+
+    def tool(*arguments, codes=(0,)):
+        return process.run([sys.executable, "-m", *arguments], codes=codes, env=environment)
+
+    assert "--requests" in tool("weightfs.tools.hdf5_bench", "--help").out
+    assert "need torch: pip install torch" in tool("weightfs.tools.io", codes=(1,)).err
+
+
 def test_the_benchmark_measures_every_driver(work, local):
     program = [sys.executable, "-m", "weightfs.tools.hdf5_bench"]
     done = process.run([*program, work, "--requests", "2M", "--total", "4M", "--processes", "1,2", "--threads", "1",
@@ -324,4 +335,5 @@ def test_the_benchmark_measures_every_driver(work, local):
     assert all(set(row["median"]) == {"sec2", "stdio", "weightfs", "handle"} for row in rows[:-2])
     assert all(rate > 0 for row in rows for rate in row["median"].values())
     assert list(work.iterdir()) == []
+    assert done.err == ""
     assert "not a multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from queue import Empty
 
-import torch
+from weightfs.tools._torch import torch
 
 import weightfs
 import weightfs.torch

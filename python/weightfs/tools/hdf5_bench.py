@@ -4,8 +4,7 @@ over request sizes by sec2, stdio, weightfs and a plain handle. It also sweeps s
 requests.
 
 The rounds of the drivers alternate, and the table shows medians and ratios. A write ends when the file is durable
-(fsync). A read begins without pages of the file in the page cache. Needs h5py and numpy, and
-torch must be installed, as for all of weightfs.tools.
+(fsync). A read begins without pages of the file in the page cache. Needs h5py and numpy.
 
     python -m weightfs.tools.hdf5_bench /mnt/tensors
 """
@@ -183,9 +182,10 @@ def timed(action: Callable[..., float], driver: str, folder: str, request: int, 
     paths = [os.path.join(folder, f"{driver}-{number}.h5") for number in range(processes)]
     if processes == 1:
         return action(driver, paths[0], request, total, settings, buffer)
-    # The fork server imports the modules once for all processes.
+    # The fork server imports these once for all processes. Each process runs this module itself, as __mp_main__; if it
+    # were imported already, runpy would print a warning.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["weightfs.tools.hdf5_bench"])
+    context.set_forkserver_preload(["h5py", "numpy", "weightfs.hdf5"])
     barrier, results = context.Barrier(processes), context.Queue()
     workers = [context.Process(target=_work, args=(barrier, results, action, (driver, path, request, total, settings),
                                                    request)) for path in paths]

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-import torch
+from weightfs.tools._torch import torch
 
 from weightfs.tools._measure import NO_GPU, Settings, measure
 from weightfs.tools._program import Parser, Stop, run

@@ -46,6 +46,7 @@ void Engine::Clear() {
 
 uint64_t Engine::direct_operations() const {
   const MutexLock lock(mutex_);
+  if (owner_ != getpid()) return 0;  // these are the operations of the parent
   uint64_t count = ended_operations_;
   for (const auto& [settings, handle] : handles_) count += handle->direct_operations();
   return count;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The leases that requests of a File take, on a mount in the test's own process.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -83,6 +85,17 @@ TEST_F(FileLeaseTest, ContiguousRequestsOfOneCallShareOneLease) {
   ASSERT_TRUE(file->WriteMany(writes).has_value());
   EXPECT_EQ(mount_.requests(Kind::kCommit), 1U);
   EXPECT_EQ(client::ReadFile(mount_ / "file"), bytes);
+}
+
+TEST_F(FileLeaseTest, ForkedChildHasNoOperationsOfItsParent) {
+  auto file = Open({.write = true, .create = true});
+  ASSERT_TRUE(file->Write(Content::kRaw, 0, RandomBytes(4 * kMiB)).has_value());
+  EXPECT_GT(Engine::Shared().direct_operations(), 0U);
+  const pid_t child = fork();
+  if (child == 0) _exit(Engine::Shared().direct_operations() == 0 ? 0 : 1);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(FileLeaseTest, ReportsAFailedBackgroundWriteAndKeepsItsBytes) {

@@ -108,6 +108,7 @@ class File {
   Result<void> ReadDevice(uint64_t offset, std::span<std::byte> out);
   Result<bool> Load(uint64_t begin, uint64_t end, uint64_t offset);
   bool Await(ReadCache::Extents::iterator extent);
+  void AwaitReads(uint64_t begin, uint64_t end);
   void ReadAhead();
   Result<void> PositionalRead(uint64_t offset, std::span<std::byte> out);
   bool IsInPageCache(uint64_t offset, uint64_t size) const;
@@ -118,7 +119,6 @@ class File {
   Result<void> PositionalWrite(uint64_t offset, std::span<const std::byte> bytes);
   Result<void> DiscardBuffered(uint64_t begin, uint64_t end);
   void NoteWritten(uint64_t end);
-  void UpdateCache(uint64_t offset, std::span<const std::byte> bytes);
   Result<void> AwaitWrites(uint64_t begin, uint64_t end);
   Result<void> StartWriteBack();
   Result<void> LimitBufferedBytes();
@@ -144,6 +144,9 @@ class File {
   Stream reads_;
   uint64_t next_write_ = UINT64_MAX;  // offset of a sequential raw write
   MemoryPool pool_;
+  // A read in flight never overlaps a segment: read-ahead stops before the next segment, and a write waits for the
+  // reads in its range before it is buffered. Therefore a segment may be written and removed at any time, and no cached
+  // extent lacks its bytes.
   WriteBuffer writes_;
   ReadCache cache_;
 };

@@ -9,6 +9,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/assert.h"
 #include "common/result.h"
 #include "common/units.h"
 #include "hdf5/engine.h"
@@ -175,11 +176,20 @@ bool File::Await(ReadCache::Extents::iterator at) {
     cache_.Remove(at);
     return false;
   }
-  writes_.Overlay(begin, std::span(extent.buffer.data(), extent.size));
+  WEIGHTFS_ASSERT(writes_.NextFrom(begin) >= begin + extent.size);
   return true;
 }
 
-// Keeps a window of read-ahead in flight beyond a sequential read.
+// Waits for the read-ahead in the range.
+void File::AwaitReads(uint64_t begin, uint64_t end) {
+  for (auto at = cache_.FirstFrom(begin); at != cache_.end() && at->first < end;) {
+    const uint64_t behind = at->first + at->second.size;
+    Await(at);
+    at = cache_.FirstFrom(behind);
+  }
+}
+
+// Keeps a window of read-ahead in flight beyond a sequential read, up to the next segment of buffered writes.
 void File::ReadAhead() {
   const uint64_t most = std::min(settings_.read_ahead, settings_.cache / 2 / kWindowsInCache * 2);
   if (most == 0) return;
@@ -188,7 +198,7 @@ void File::ReadAhead() {
   // For smaller windows, the calling thread or the kernel reads ahead.
   if (reads_.window < settings_.direct_size) return;
   while (reads_.ahead < reads_.next + reads_.window) {
-    uint64_t end = std::min(reads_.ahead + reads_.window, file_size_);
+    uint64_t end = std::min({reads_.ahead + reads_.window, file_size_, writes_.NextFrom(reads_.ahead)});
     const auto next = cache_.FirstFrom(reads_.ahead);
     if (next != cache_.end() && next->first <= reads_.ahead) {
       reads_.ahead = next->first + next->second.size;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/assert.h"
 #include "common/result.h"
 #include "common/sync_directory.h"
 #include "common/units.h"
@@ -64,9 +65,10 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   const bool lone = content == Content::kRaw && bytes.size() >= kLoneWrite && !sequential;
   if (!write_through_ && !lone) return WriteBuffered(content, offset, bytes);
   RETURN_IF_ERROR(DiscardBuffered(offset, end));
+  AwaitReads(offset, end);
   RETURN_IF_ERROR(PositionalWrite(offset, bytes));
   NoteWritten(end);
-  UpdateCache(offset, bytes);
+  cache_.Patch(offset, bytes);
   return {};
 }
 
@@ -82,17 +84,6 @@ void File::NoteWritten(uint64_t end) {
   unsynced_ = true;
 }
 
-void File::UpdateCache(uint64_t offset, std::span<const std::byte> bytes) {
-  if (cache_.empty()) return;
-  const uint64_t end = offset + bytes.size();
-  for (auto at = cache_.FirstFrom(offset); at != cache_.end() && at->first < end;) {
-    const uint64_t behind = at->first + at->second.size;
-    Await(at);
-    at = cache_.FirstFrom(behind);
-  }
-  cache_.Patch(offset, bytes);
-}
-
 Result<void> File::WriteLarge(uint64_t offset, const client::MemoryView& memory) {
   const uint64_t end = offset + memory.size();
   RETURN_IF_ERROR(DiscardBuffered(offset, end));
@@ -104,11 +95,13 @@ Result<void> File::WriteLarge(uint64_t offset, const client::MemoryView& memory)
 }
 
 Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes) {
-  RETURN_IF_ERROR(AwaitWrites(offset, offset + bytes.size()));
+  const uint64_t end = offset + bytes.size();
+  RETURN_IF_ERROR(AwaitWrites(offset, end));
+  AwaitReads(offset, end);
   RETURN_IF_ERROR(writes_.Put(offset, bytes, content == Content::kRaw));
-  size_ = std::max(size_, offset + bytes.size());
+  size_ = std::max(size_, end);
   unsynced_ = true;
-  UpdateCache(offset, bytes);
+  cache_.Patch(offset, bytes);
   return LimitBufferedBytes();
 }
 
@@ -137,6 +130,7 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
     segment.operation->Wait();
     auto error = segment.operation->error();
     segment.operation.reset();
+    WEIGHTFS_ASSERT(!cache_.IsBusy(from, from + segment.size));
     if (error) {
       if (!first) first = WithPath(*std::move(error));
       ++at;
@@ -205,6 +199,7 @@ Result<void> File::WriteOut(bool raw_only) {
 Result<void> File::WriteRun(Run run) {
   const uint64_t begin = run.front()->first;
   const uint64_t end = run.back()->first + run.back()->second.size;
+  WEIGHTFS_ASSERT(!cache_.IsBusy(begin, end));
   if (end - begin < settings_.direct_size) {
     RETURN_IF_ERROR(WriteRunByCalls(run));
   } else {

@@ -53,6 +53,13 @@ void ReadCache::Drop(uint64_t begin, uint64_t end) {
   for (auto at = FirstFrom(begin); at != extents_.end() && at->first < end;) at = Remove(at);
 }
 
+bool ReadCache::IsBusy(uint64_t begin, uint64_t end) {
+  for (auto at = FirstFrom(begin); at != extents_.end() && at->first < end; ++at) {
+    if (at->second.operation != nullptr) return true;
+  }
+  return false;
+}
+
 void ReadCache::Patch(uint64_t offset, std::span<const std::byte> bytes) {
   const uint64_t end = offset + bytes.size();
   for (auto at = FirstFrom(offset); at != extents_.end() && at->first < end; ++at) {

@@ -41,6 +41,8 @@ class ReadCache {
   Extents::iterator Remove(Extents::iterator extent);
   // Removes all extents that overlap the range.
   void Drop(uint64_t begin, uint64_t end);
+  // True while a read is in flight in the range.
+  bool IsBusy(uint64_t begin, uint64_t end);
   // Copies written bytes into loaded extents. No read may be in flight in the range.
   void Patch(uint64_t offset, std::span<const std::byte> bytes);
   void Clear() { Drop(0, UINT64_MAX); }

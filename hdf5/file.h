@@ -114,6 +114,7 @@ class File {
   bool IsInPageCache(uint64_t offset, uint64_t size) const;
 
   // --- writes (file_write.cc)
+  static bool StartsSwmr(Content content, std::span<const std::byte> bytes);
   Result<void> WriteLarge(uint64_t offset, const client::MemoryView& memory);
   Result<void> WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes);
   Result<void> PositionalWrite(uint64_t offset, std::span<const std::byte> bytes);

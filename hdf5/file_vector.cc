@@ -105,7 +105,11 @@ Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
 
 Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
   auto sorted = SortedWithoutEmpty(requests);
-  if (write_through_ || !options_.write || MustRunSerially(sorted)) {
+  // With concurrent readers, which a superblock in this call may start, writes must reach the file in the order given.
+  const bool in_order = write_through_ || std::any_of(requests.begin(), requests.end(), [](const auto& request) {
+                          return StartsSwmr(request.content, request.memory);
+                        });
+  if (in_order || !options_.write || MustRunSerially(sorted)) {
     for (const auto& request : requests) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));
     return {};
   }

@@ -44,6 +44,10 @@ bool IsSuperblock(std::span<const std::byte> bytes) {
 
 }  // namespace
 
+bool File::StartsSwmr(Content content, std::span<const std::byte> bytes) {
+  return content == Content::kMetadata && HasSwmrFlag(bytes);
+}
+
 Result<void> File::Write(Content content, uint64_t offset, std::span<const std::byte> bytes) {
   RETURN_IF_ERROR(CheckRange("write", offset, bytes.size()));
   if (bytes.empty()) return {};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
@@ -85,6 +86,21 @@ TEST_F(FileLeaseTest, ContiguousRequestsOfOneCallShareOneLease) {
   ASSERT_TRUE(file->WriteMany(writes).has_value());
   EXPECT_EQ(mount_.requests(Kind::kCommit), 1U);
   EXPECT_EQ(client::ReadFile(mount_ / "file"), bytes);
+}
+
+TEST_F(FileLeaseTest, RequestsAfterASwmrSuperblockRunInTheOrderGiven) {
+  Bytes superblock = RandomBytes(48);
+  std::memcpy(superblock.data(), "\x89HDF\r\n\x1a\n\x03\x08\x08\x05", 12);
+  const Bytes bytes = RandomBytes(4 * kMiB);
+  mount_.on_request = [](Kind kind) { return kind == Kind::kCommit ? ENOSPC : 0; };
+  auto file = Open({.write = true, .create = true});
+  const std::vector<File::WriteRequest> writes{{.content = Content::kMetadata, .offset = 0, .memory = superblock},
+                                               {.offset = 16 * kMiB, .memory = bytes},
+                                               {.offset = 8 * kMiB, .memory = bytes}};
+  const auto written = file->WriteMany(writes);
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().error_number(), ENOSPC);
+  EXPECT_EQ(mount_.requests(Kind::kCommit), 1U) << "after a failed request, the next one does not start";
 }
 
 TEST_F(FileLeaseTest, ForkedChildHasNoOperationsOfItsParent) {

@@ -93,6 +93,8 @@ class File {
   Error WithPath(Error error) const;
   Result<void> WithPath(Result<void> result) const;
   Result<void> CheckRange(const char* action, uint64_t offset, uint64_t size) const;
+  template <typename Request>
+  Result<void> CheckRanges(const char* action, std::span<const Request> requests) const;
   int TransferDescriptor();
 
   // --- reads (file_read.cc)

@@ -29,6 +29,7 @@ Result<void> ForEachRun(std::vector<Request>& requests, Visit visit) {
   return {};
 }
 
+// The ends of all requests must be valid offsets.
 template <typename Request>
 bool MustRunSerially(const std::vector<Request>& requests) {
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -74,7 +75,14 @@ Result<void> WaitForAll(const std::vector<std::shared_ptr<client::Operation>>& o
 
 }  // namespace
 
+template <typename Request>
+Result<void> File::CheckRanges(const char* action, std::span<const Request> requests) const {
+  for (const auto& request : requests) RETURN_IF_ERROR(CheckRange(action, request.offset, request.memory.size()));
+  return {};
+}
+
 Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
+  RETURN_IF_ERROR(CheckRanges("read", requests));
   auto sorted = SortedWithoutEmpty(requests);
   if (options_.shared_reader || MustRunSerially(sorted)) {
     for (const auto& request : requests) RETURN_IF_ERROR(Read(request.content, request.offset, request.memory));
@@ -104,6 +112,7 @@ Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
 }
 
 Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
+  RETURN_IF_ERROR(CheckRanges("write", requests));
   auto sorted = SortedWithoutEmpty(requests);
   // With concurrent readers, which a superblock in this call may start, writes must reach the file in the order given.
   const bool in_order = write_through_ || std::any_of(requests.begin(), requests.end(), [](const auto& request) {
@@ -118,7 +127,6 @@ Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
   const auto result = ForEachRun(sorted, [&](std::span<WriteRequest> run) -> Result<void> {
     const uint64_t begin = run.front().offset;
     const uint64_t end = run.back().offset + run.back().memory.size();
-    RETURN_IF_ERROR(CheckRange("write", begin, end - begin));
     const bool raw = std::all_of(run.begin(), run.end(), [](const auto& one) { return one.content == Content::kRaw; });
     if (end - begin < settings_.direct_size || !raw) {
       for (const auto& request : run) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));

@@ -250,6 +250,20 @@ TEST_F(FileTest, OneCallTransfersSeveralRequests) {
   EXPECT_EQ(out, expected);
 }
 
+TEST_F(FileTest, RequestBeyondTheLargestOffsetFailsItsWholeCall) {
+  auto file = Open(kNew);
+  Write(*file, 0, RandomBytes(5 << 20));
+  ASSERT_TRUE(file->Flush(false).has_value());
+  const Bytes bytes = RandomBytes(4 << 20, 2);
+  const std::vector<File::WriteRequest> writes{{.offset = 0, .memory = std::span(bytes).first(100)},
+                                               {.offset = UINT64_MAX - 9, .memory = bytes}};
+  EXPECT_EQ(file->WriteMany(writes).error().error_number(), EFBIG);
+  EXPECT_EQ(Read(*file, 0, 100), RandomBytes(100)) << "the valid request has no effect";
+  Bytes out(4 << 20);
+  const std::vector<File::ReadRequest> reads{{.offset = UINT64_MAX - 9, .memory = out}};
+  EXPECT_EQ(file->ReadMany(reads).error().error_number(), EFBIG);
+}
+
 TEST_F(FileTest, ForkedChildReadsWithItsOwnHandles) {
   const Bytes bytes = RandomBytes(5 << 20);
   client::WriteFile(path_, bytes);

@@ -13,6 +13,7 @@
 
 #include "common/result.h"
 #include "common/units.h"
+#include "hdf5/engine.h"
 
 namespace weightfs::hdf5 {
 namespace {
@@ -76,16 +77,13 @@ Error File::WithPath(Error error) const {
   return error;
 }
 
-Result<void> File::WithPath(Result<void> result) const {
-  if (result.has_value()) return result;
-  return WithPath(std::move(result).error());
-}
-
 Result<void> File::CheckRange(const char* action, uint64_t offset, uint64_t size) const {
   uint64_t end = 0;
   if (__builtin_add_overflow(offset, size, &end) || end > INT64_MAX) return Failed(action, offset, size, EFBIG);
   return {};
 }
+
+Result<std::shared_ptr<client::Handle>> File::GetHandle() const { return WithPath(Engine::Shared().Get(settings_)); }
 
 // Returns the descriptor for handles. On filesystems other than a weightfs mount, O_DIRECT bypasses the page cache.
 int File::TransferDescriptor() {
@@ -104,7 +102,7 @@ Result<void> File::Truncate(uint64_t size) {
   }
   RETURN_IF_ERROR(CheckRange("truncation", size, 0));
   RETURN_IF_ERROR(AwaitWrites(0, UINT64_MAX));
-  RETURN_IF_ERROR(writes_.Discard(size, UINT64_MAX));
+  RETURN_IF_ERROR(WithPath(writes_.Discard(size, UINT64_MAX)));
   cache_.Drop(std::min(size, size_), UINT64_MAX);
   reads_ = {};
   if (file_size_ != size && ftruncate(descriptor_.get(), static_cast<off_t>(size)) != 0) {

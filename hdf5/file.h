@@ -89,12 +89,17 @@ class File {
   File(std::string path, const OpenOptions& options, const Settings& settings);
 
   Error Failed(const char* action, uint64_t offset, uint64_t size, int error_number) const;
-  // Adds the path to an error of a handle, which knows only the descriptor.
+  // Adds the path to an error of a handle, which knows only the descriptor, or of a buffer.
   Error WithPath(Error error) const;
-  Result<void> WithPath(Result<void> result) const;
+  template <typename T>
+  Result<T> WithPath(Result<T> result) const {
+    if (result.has_value()) return result;
+    return WithPath(std::move(result).error());
+  }
   Result<void> CheckRange(const char* action, uint64_t offset, uint64_t size) const;
   template <typename Request>
   Result<void> CheckRanges(const char* action, std::span<const Request> requests) const;
+  Result<std::shared_ptr<client::Handle>> GetHandle() const;
   int TransferDescriptor();
 
   // --- reads (file_read.cc)
@@ -121,13 +126,14 @@ class File {
   Result<void> WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes);
   Result<void> PositionalWrite(uint64_t offset, std::span<const std::byte> bytes);
   Result<void> DiscardBuffered(uint64_t begin, uint64_t end);
-  void NoteWritten(uint64_t end);
+  Result<void> NoteWrite(Result<void> written, uint64_t end);
   Result<void> AwaitWrites(uint64_t begin, uint64_t end);
   Result<void> StartWriteBack();
   Result<void> LimitBufferedBytes();
   Result<void> WriteOut(bool raw_only);
   using Run = std::span<WriteBuffer::Segments::iterator>;
   Result<void> WriteRun(Run run);
+  Result<void> WriteRunByHandle(Run run);
   Result<void> WriteRunByCalls(Run run);
   Result<void> MakeDurable();
 

@@ -12,7 +12,6 @@
 #include "common/assert.h"
 #include "common/result.h"
 #include "common/units.h"
-#include "hdf5/engine.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
 
@@ -56,7 +55,7 @@ Result<void> File::Read(Content content, uint64_t offset, std::span<std::byte> o
 // For an SWMR reader: reads the current content of the file.
 Result<void> File::ReadThrough(uint64_t offset, std::span<std::byte> out) {
   if (out.size() < settings_.direct_size) return PositionalRead(offset, out);
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
   const auto read = handle->Read(TransferDescriptor(), client::MemoryView(out), {.offset = offset});
   // The file ends within the range; the rest is zeros.
   if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
@@ -78,7 +77,7 @@ Result<void> File::ReadExactly(uint64_t offset, std::span<std::byte> out) {
   if (out.empty()) return {};
   // The page cache is faster than the device.
   if (out.size() < settings_.direct_size || IsInPageCache(offset, out.size())) return PositionalRead(offset, out);
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
   const auto read = handle->Read(TransferDescriptor(), client::MemoryView(out), {.offset = offset});
   // Another program has truncated the file since it was opened.
   if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
@@ -88,13 +87,14 @@ Result<void> File::ReadExactly(uint64_t offset, std::span<std::byte> out) {
 Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
   // The handle reads only the file, so the file needs all buffered bytes and its full size.
   RETURN_IF_ERROR(WriteOut(false));
-  if (offset + out.size() > file_size_ && options_.write) {
-    if (ftruncate(descriptor_.get(), static_cast<off_t>(offset + out.size())) != 0) {
+  const uint64_t end = offset + out.size();
+  if (end > file_size_ && options_.write) {
+    if (ftruncate(descriptor_.get(), static_cast<off_t>(end)) != 0) {
       return Failed("ftruncate for a GPU read", offset, out.size(), errno);
     }
-    file_size_ = size_ = offset + out.size();
+    RETURN_IF_ERROR(NoteWrite({}, end));
   }
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
   const auto memory = client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(out.data()), out.size(), std::nullopt);
   return WithPath(handle->Read(TransferDescriptor(), memory, {.offset = offset}));
 }
@@ -206,7 +206,7 @@ void File::ReadAhead() {
     }
     if (next != cache_.end()) end = std::min(end, next->first);
     if (end < reads_.ahead + kShortRead || IsInPageCache(reads_.ahead, end - reads_.ahead)) return;
-    const auto handle = Engine::Shared().Get(settings_);
+    const auto handle = GetHandle();
     if (!handle.has_value()) return;  // Read-ahead is optional; a read that needs the handle reports the error.
     ReadCache::Extent extent{.buffer = pool_.Take(end - reads_.ahead), .size = end - reads_.ahead};
     if (extent.buffer.data() == nullptr) return;

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/result.h"
-#include "hdf5/engine.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
 
@@ -97,7 +96,7 @@ Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
       for (const auto& request : run) RETURN_IF_ERROR(Read(request.content, request.offset, request.memory));
       return {};
     }
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+    ASSIGN_OR_RETURN(const auto handle, GetHandle());
     ASSIGN_OR_RETURN(auto operation, handle->StartRead(TransferDescriptor(), Join(std::span<const ReadRequest>(run)),
                                                        {.offset = begin, .own_errors = true}));
     operations.push_back(std::move(operation));
@@ -132,20 +131,19 @@ Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
       for (const auto& request : run) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));
       return {};
     }
+    ASSIGN_OR_RETURN(const auto handle, GetHandle());
     RETURN_IF_ERROR(DiscardBuffered(begin, end));
     cache_.Drop(begin, end);
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
     ASSIGN_OR_RETURN(auto operation, handle->StartWrite(TransferDescriptor(), Join(std::span<const WriteRequest>(run)),
                                                         {.offset = begin, .own_errors = true}));
     operations.push_back(std::move(operation));
     written = std::max(written, end);
     return {};
   });
-  const auto waited = WaitForAll(operations);
+  auto waited = WaitForAll(operations);
+  if (!operations.empty()) waited = NoteWrite(std::move(waited), written);
   RETURN_IF_ERROR(WithPath(result));
-  RETURN_IF_ERROR(WithPath(waited));
-  if (written > 0) NoteWritten(written);
-  return {};
+  return waited;
 }
 
 }  // namespace weightfs::hdf5

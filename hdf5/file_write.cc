@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The writes of File.
 #include <limits.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -17,7 +18,6 @@
 #include "common/result.h"
 #include "common/sync_directory.h"
 #include "common/units.h"
-#include "hdf5/engine.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
 
@@ -70,8 +70,10 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   if (!write_through_ && !lone) return WriteBuffered(content, offset, bytes);
   RETURN_IF_ERROR(DiscardBuffered(offset, end));
   AwaitReads(offset, end);
-  RETURN_IF_ERROR(PositionalWrite(offset, bytes));
-  NoteWritten(end);
+  if (auto written = NoteWrite(PositionalWrite(offset, bytes), end); !written.has_value()) {
+    cache_.Drop(offset, end);
+    return written;
+  }
   cache_.Patch(offset, bytes);
   return {};
 }
@@ -79,32 +81,42 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
 // Discards the buffered bytes of a range before it is overwritten.
 Result<void> File::DiscardBuffered(uint64_t begin, uint64_t end) {
   RETURN_IF_ERROR(AwaitWrites(begin, end));
-  return writes_.Discard(begin, end);
+  return WithPath(writes_.Discard(begin, end));
 }
 
-void File::NoteWritten(uint64_t end) {
+// Updates the sizes after a write, or after several that end at or before `end`. A failed write may have changed the
+// file, so its size is queried, and the next durable flush syncs it.
+Result<void> File::NoteWrite(Result<void> written, uint64_t end) {
+  unsynced_ = true;
+  if (!written.has_value()) {
+    struct stat status {};
+    end = fstat(descriptor_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : file_size_;
+  }
   file_size_ = std::max(file_size_, end);
   size_ = std::max(size_, end);
-  unsynced_ = true;
+  return WithPath(std::move(written));
 }
 
 Result<void> File::WriteLarge(uint64_t offset, const client::MemoryView& memory) {
   const uint64_t end = offset + memory.size();
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
   RETURN_IF_ERROR(DiscardBuffered(offset, end));
   cache_.Drop(offset, end);
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  RETURN_IF_ERROR(WithPath(handle->Write(TransferDescriptor(), memory, {.offset = offset})));
-  NoteWritten(end);
-  return {};
+  return NoteWrite(handle->Write(TransferDescriptor(), memory, {.offset = offset}), end);
 }
 
 Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes) {
   const uint64_t end = offset + bytes.size();
   RETURN_IF_ERROR(AwaitWrites(offset, end));
   AwaitReads(offset, end);
-  RETURN_IF_ERROR(writes_.Put(offset, bytes, content == Content::kRaw));
-  size_ = std::max(size_, end);
   unsynced_ = true;
+  if (auto put = writes_.Put(offset, bytes, content == Content::kRaw); !put.has_value()) {
+    // Some of the bytes may be buffered.
+    size_ = std::max(size_, writes_.end());
+    cache_.Drop(offset, end);
+    return WithPath(std::move(put));
+  }
+  size_ = std::max(size_, end);
   cache_.Patch(offset, bytes);
   return LimitBufferedBytes();
 }
@@ -135,12 +147,12 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
     auto error = segment.operation->error();
     segment.operation.reset();
     WEIGHTFS_ASSERT(!cache_.IsBusy(from, from + segment.size));
-    if (error) {
-      if (!first) first = WithPath(*std::move(error));
+    auto written = NoteWrite(error ? Result<void>(*std::move(error)) : Result<void>(), from + segment.size);
+    if (!written.has_value()) {
+      if (!first) first = std::move(written).error();
       ++at;
       continue;
     }
-    NoteWritten(from + segment.size);
     at = writes_.Remove(at);
   }
   if (first) return *std::move(first);
@@ -152,7 +164,7 @@ Result<void> File::StartWriteBack() {
   for (auto& [begin, segment] : writes_.segments()) {
     if (segment.operation != nullptr || !segment.raw || !writes_.IsFull(begin, segment)) continue;
     if (segment.size < settings_.direct_size) continue;
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+    ASSIGN_OR_RETURN(const auto handle, GetHandle());
     const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
     auto started = handle->StartWrite(TransferDescriptor(), memory, {.offset = begin, .own_errors = true});
     if (!started.has_value()) return WithPath(std::move(started).error());
@@ -204,21 +216,23 @@ Result<void> File::WriteRun(Run run) {
   const uint64_t begin = run.front()->first;
   const uint64_t end = run.back()->first + run.back()->second.size;
   WEIGHTFS_ASSERT(!cache_.IsBusy(begin, end));
-  if (end - begin < settings_.direct_size) {
-    RETURN_IF_ERROR(WriteRunByCalls(run));
-  } else {
-    std::vector<client::MemoryView::Part> parts;
-    for (const auto& segment : run) {
-      const std::span<const std::byte> bytes(segment->second.data(), segment->second.size);
-      parts.push_back({.at = segment->first - begin, .view = client::MemoryView(bytes)});
-    }
-    const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-    RETURN_IF_ERROR(WithPath(handle->Write(TransferDescriptor(), memory, {.offset = begin})));
-  }
-  NoteWritten(end);
+  const bool large = end - begin >= settings_.direct_size;
+  RETURN_IF_ERROR(NoteWrite(large ? WriteRunByHandle(run) : WriteRunByCalls(run), end));
   for (const auto& segment : run) writes_.Remove(segment);
   return {};
+}
+
+Result<void> File::WriteRunByHandle(Run run) {
+  const uint64_t begin = run.front()->first;
+  const uint64_t end = run.back()->first + run.back()->second.size;
+  std::vector<client::MemoryView::Part> parts;
+  for (const auto& segment : run) {
+    const std::span<const std::byte> bytes(segment->second.data(), segment->second.size);
+    parts.push_back({.at = segment->first - begin, .view = client::MemoryView(bytes)});
+  }
+  const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
+  return handle->Write(TransferDescriptor(), memory, {.offset = begin});
 }
 
 Result<void> File::WriteRunByCalls(Run run) {

@@ -10,6 +10,7 @@
 #include "hdf5/gpu_memory.h"
 #include "tests/unit/client/device_bytes.h"
 #include "tests/unit/client/files.h"
+#include "tests/unit/hdf5/sync_count.h"
 
 namespace weightfs::hdf5 {
 namespace {
@@ -43,6 +44,19 @@ TEST_F(FileGpuTest, TransfersRequestsOfEverySize) {
     ASSERT_TRUE(read.has_value()) << read.error().what;
     EXPECT_EQ(target.Get(), client::AfterWrite(bytes, 10, RandomBytes(30, 9)));
   }
+}
+
+TEST_F(FileGpuTest, AReadThatExtendsTheFileIsSynced) {
+  client::WriteFile(folder_ / "file", RandomBytes(100));
+  auto file = File::Open(folder_ / "file", {.write = true}, {});
+  ASSERT_TRUE(file.has_value());
+  DeviceBytes target(1000);
+  const auto read = (*file)->Read(Content::kRaw, 0, SpanOf(target, 1000));
+  ASSERT_TRUE(read.has_value()) << read.error().what;
+  EXPECT_EQ((*file)->size(), 1000U);
+  const int before = SyncCalls();
+  ASSERT_TRUE((*file)->Flush(true).has_value());
+  EXPECT_GT(SyncCalls(), before);
 }
 
 }  // namespace

@@ -15,14 +15,15 @@ import tempfile
 import time
 import warnings
 
-import torch
+from weightfs.tools._torch import torch
+
 import torch.distributed.checkpoint as dcp
 
 import weightfs.dcp
 from weightfs import checkpoint
 from weightfs._replace import sync_folder
-from weightfs.tools._measure import parse_size
 from weightfs.tools._program import Bar, Parser, Stop, run
+from weightfs.tools._sizes import parse_size
 
 _TENSOR = 16 << 20   # bytes of the largest tensors
 

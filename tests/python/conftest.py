@@ -3,7 +3,6 @@
 
 The package is the installed one (`pip install .`), or the one found through PYTHONPATH."""
 
-import gc
 import os
 import shutil
 import subprocess
@@ -33,13 +32,6 @@ def memory_folder():
 def folder(request):
     """An empty directory on each kind of filesystem in turn."""
     return request.getfixturevalue({"disk": "local", "memory": "memory_folder", "mount": "work"}[request.param])
-
-
-@pytest.fixture
-def collected():
-    """Frees the objects of the test, whose files would keep the mount busy."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture

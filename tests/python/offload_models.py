@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small transformer for the tests of weightfs.offload, and programs that are killed."""
 
+import gc
 import os
 import signal
 
+import pytest
 import torch
 
 import weightfs.offload
@@ -33,6 +35,16 @@ class Transformer(torch.nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
+
+
+@pytest.fixture
+def offloading():
+    """One thread, because the models are small. Frees the modules of the test: their locks would keep a mount busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    gc.collect()
+    torch.set_num_threads(threads)
 
 
 def made(seed=0, **options):
@@ -84,6 +96,7 @@ def train(directory, steps, deadly=None):
 
     weightfs._handle.aio_handle.write_async = counting(weightfs._handle.aio_handle.write_async)
     Directory.write_state = counting(Directory.write_state)
+    torch.set_num_threads(1)
     model = weightfs.offload.offload(made(), directory, MEMORY, resume=True, durable=False)
     optimizer = weightfs.offload.Adam(model)
     while optimizer.steps < steps:

@@ -9,10 +9,10 @@ import torch
 
 import weightfs.offload
 import weightfs.safetensors
-from offload_models import MEMORY, TOKENS, Transformer, generate, made
+from offload_models import MEMORY, TOKENS, Transformer, generate, made, offloading   # noqa: F401
 from weightfs._offload_cache import Cache
 
-pytestmark = pytest.mark.usefixtures("collected")
+pytestmark = pytest.mark.usefixtures("offloading")
 
 
 def tokens():

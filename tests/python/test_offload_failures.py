@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import weightfs.offload
-from offload_models import MEMORY, differing, generate, made, train, train_step
+from offload_models import MEMORY, differing, generate, made, offloading, train, train_step   # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("collected")
+pytestmark = pytest.mark.usefixtures("offloading")
 STEPS = 3
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import weightfs.offload
-from offload_models import MEMORY, TOKENS, WORDS, differing, made, train_step
+from offload_models import MEMORY, TOKENS, WORDS, differing, made, offloading, train_step   # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("collected")
+pytestmark = pytest.mark.usefixtures("offloading")
 KINDS = {"Adam": (torch.optim.Adam, weightfs.offload.Adam), "AdamW": (torch.optim.AdamW, weightfs.offload.AdamW)}
 
 

@@ -65,7 +65,7 @@ def main():
     options.add_argument("--batch", type=int, default=4, help="sequences")
     options.add_argument("--rounds", type=int, default=3, help="rounds of all three, alternating")
     args = options.parse_args()
-    prompt = torch.randint(0, 8192, (args.batch, 32), generator=torch.Generator().manual_seed(1))
+    prompt = torch.randint(0, 4096, (args.batch, 32), generator=torch.Generator().manual_seed(1))
     with Folder(args.folder) as folder, Folder(args.mmap_folder or os.environ.get("TMPDIR", "/var/tmp")) as other:
         plain, bar = made(args).eval(), Bar(3 * args.rounds + 1)
         path = os.path.join(other, "model.pt")

@@ -14,7 +14,7 @@ from weightfs.tools._program import Parser
 
 
 class Transformer(torch.nn.Module):
-    def __init__(self, layers, width, words=8192, tokens=512):
+    def __init__(self, layers, width, words=4096, tokens=512):
         super().__init__()
         self.words = torch.nn.Embedding(words, width)
         self.positions = torch.nn.Embedding(tokens, width)

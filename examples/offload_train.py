@@ -18,7 +18,7 @@ from offload_model import Bar, Folder, made, parser, seconds, size_of
 def step(model, optimizer, number, args):
     """One training step with data that the number determines. Returns the loss."""
     generator = torch.Generator().manual_seed(number)
-    tokens = torch.randint(0, 8192, (args.batch, 64), generator=generator)
+    tokens = torch.randint(0, 4096, (args.batch, 64), generator=generator)
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
     loss.backward()
@@ -95,8 +95,8 @@ def train_and_die(args):
 
 
 def main():
-    options = parser(__doc__, 6, 384)
-    options.add_argument("--memory", default="40M", help="memory for weights, gradients and states")
+    options = parser(__doc__, 8, 384)
+    options.add_argument("--memory", default="32M", help="memory for weights, gradients and states")
     options.add_argument("--steps", type=int, default=4, help="training steps, at least 2")
     options.add_argument("--batch", type=int, default=4, help="sequences of 64 tokens")
     options.add_argument("--durable", action="store_true", help="each step survives a power loss, not only a kill")

@@ -136,11 +136,11 @@ class _Store:
             if state is not None and group.entry.committed is None:
                 raise ValueError(f"{self.directory.path}: state.json does not name the file of {group.name}: it is "
                                  "damaged; restore it from a backup, or delete the directory")
+        resident = self.groups[0]
+        self.cache.acquire([resident.entry], learn=False)   # before all others, so that it does not divide the buffer
         if state is None:
             fill(self.groups, source, self.cache)
             self.commit()
-        resident = self.groups[0]
-        self.cache.acquire([resident.entry], learn=False)
         for group in self.groups[1:]:
             group.unbind()
         resident.bind(self.cache.view(resident.entry))

@@ -179,3 +179,22 @@ def test_an_optimizer_of_another_kind_is_refused(memory_folder):
         weightfs.offload.Adam(model, [torch.ones(1)])
     with pytest.raises(ValueError, match="betas from 0 to less than 1"):
         weightfs.offload.Adam(model, betas=(0.9, 1))
+
+
+def test_a_buffer_without_spare_room_is_not_divided(memory_folder):
+    def model():
+        torch.manual_seed(5)
+        made_now = made(layers=2, tied=False)
+        made_now.extra = torch.nn.Parameter(torch.zeros(150_000))   # stays in memory
+        return made_now
+
+    needed = weightfs.offload.offload(model(), memory_folder / "other", "64M")
+    weightfs.offload.Adam(needed)
+    groups = needed._weightfs_offload.groups
+    least = groups[0].layout.nbytes + max(
+        group.layout.nbytes + group.training.state_layout.nbytes + group.training.gradient_layout.nbytes
+        for group in groups[1:])
+    (plain, theirs), (offloaded, ours) = pair(memory_folder, memory=least, model=model)
+    for number in range(3):
+        assert train_step(plain, theirs, number) == train_step(offloaded, ours, number)
+    assert differing(offloaded, plain) == [] and offloaded.offload_stats.peak_bytes == least

@@ -58,9 +58,9 @@ def device_seconds(folder, nbytes):
 
 
 def main():
-    options = parser(__doc__, 8, 512)
+    options = parser(__doc__, 12, 384)
     options.add_argument("--mmap_folder", help="where the mapped file is (default: the system's temporary directory)")
-    options.add_argument("--memory", default="32M", help="memory for the weights")
+    options.add_argument("--memory", default="28M", help="memory for the weights")
     options.add_argument("--tokens", type=int, default=4, help="tokens of a round")
     options.add_argument("--batch", type=int, default=4, help="sequences")
     options.add_argument("--rounds", type=int, default=3, help="rounds of all three, alternating")

@@ -137,8 +137,8 @@ class Adam(torch.optim.Optimizer):
                 group.training.discard(group, self._store.cache)
 
     def saved(self):
-        """What state.json keeps."""
-        return {"kind": type(self).__name__, "steps": self.steps, "counts": dict(self._counts)}
+        """What state.json keeps: None before the first step."""
+        return None if self.steps == 0 else {"kind": type(self).__name__, "steps": self.steps, "counts": dict(self._counts)}
 
     def _step_group(self, group, settings):
         cache, training = self._store.cache, group.training

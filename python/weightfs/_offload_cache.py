@@ -5,6 +5,7 @@ their use.
 An entry is one file's content. Its file has two generations: changes go to the one that the last commit does not name,
 so the committed content stays until the next commit."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import errno
@@ -22,6 +23,7 @@ from weightfs._locked import new_like
 log = logging.getLogger("weightfs")
 _PAGE = 4096
 _UNKNOWN = 1 << 40   # the position of an entry whose next use is not predicted
+_THREADS = 2         # for reads, and for writes: one gets its lease while the other transfers
 _READ_AHEAD = 16     # maximum number of entries that are read ahead
 
 
@@ -82,13 +84,17 @@ class Cache:
         self.memory, self._durable, self.stats = memory, durable, Stats()
         self._buffer = _new_buffer(memory, device)
         kind = gds_handle if self._buffer.is_cuda else aio_handle
-        self._reads, self._writes = kind(overlap_events=True), kind(overlap_events=True)
+        self.reads, self.writes = kind(overlap_events=True), kind(overlap_events=True)
+        # Starting an operation takes as long as the mount takes to answer, so it does not happen on the caller's thread.
+        self._readers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-read")
+        self._writers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-write")
         self._held = []        # entries that have memory, by address
         self._follows, self._last = {}, (None, None)
 
     def close(self):
-        self._reads.close()
-        self._writes.close()
+        for threads, handle in ((self._readers, self.reads), (self._writers, self.writes)):
+            threads.shutdown(cancel_futures=True)
+            handle.close()
 
     def view(self, entry):
         """The bytes of an acquired entry."""
@@ -142,8 +148,8 @@ class Cache:
         if entry.dirty:
             self._settle(entry)
             target = 0 if entry.committed is None else 1 - entry.committed
-            entry.transfer = self._writes.write_async(self.view(entry), entry.file(target),
-                                                      durable=self._durable and not entry.temporary)
+            entry.transfer = self._writers.submit(self.writes.write_from, self.view(entry), entry.file(target),
+                                                  durable=self._durable and not entry.temporary)
             entry.dirty, entry.generation = False, target
             self.stats.bytes_written += entry.nbytes
 
@@ -197,14 +203,10 @@ class Cache:
         for victim in victims:
             self._drop(victim)
         entry.begin = begin
-        try:
-            if entry.generation is not None:
-                entry.transfer = self._reads.read_async(self.view(entry), entry.file(entry.generation))
-                entry.reading = True
-                self.stats.bytes_read += entry.nbytes
-        except OSError:
-            entry.begin = None
-            raise
+        if entry.generation is not None:
+            entry.transfer = self._readers.submit(self.reads.read_into, self.view(entry), entry.file(entry.generation))
+            entry.reading = True
+            self.stats.bytes_read += entry.nbytes
         self._held = sorted([*self._held, entry], key=lambda other: other.begin)
         self.stats.peak_bytes = max(self.stats.peak_bytes, sum(other.nbytes for other in self._held))
         return True

@@ -85,6 +85,7 @@ class Group:
     def __init__(self, name, members):
         self.name, self.members, self.uses, self.live, self._versions = name, members, 0, None, []
         self.layout = Layout([(member.shape, member.dtype) for member in members])
+        self._made = {}         # address of the memory -> the tensors there
         self.entry = None       # of the tensors, in the cache
         self.training = None    # weightfs._offload_adam.Training
 
@@ -95,10 +96,15 @@ class Group:
 
     def bind(self, memory):
         """Makes the modules use the tensors in the group's memory."""
-        with torch.inference_mode(False):
-            self.live = [torch.nn.Parameter(view, member.placeholder.requires_grad) if member.is_parameter else view
-                         for member, view in zip(self.members, self.layout.views(memory))]
+        address = memory.data_ptr()
+        if address not in self._made:
+            with torch.inference_mode(False):
+                self._made[address] = [torch.nn.Parameter(view, False) if member.is_parameter else view
+                                       for member, view in zip(self.members, self.layout.views(memory))]
+        self.live = self._made[address]
         for member, tensor in zip(self.members, self.live):
+            if member.is_parameter:
+                tensor.requires_grad_(member.placeholder.requires_grad)
             member.bind(tensor)
         self._versions = [tensor._version for tensor in self.live]
 

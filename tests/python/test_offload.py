@@ -223,7 +223,7 @@ def test_blocks_of_four_mib_take_leases(work):
         for _ in range(3):
             assert torch.equal(model(torch.ones(1, 1100)), expected)
     cache = model._weightfs_offload.cache
-    assert cache._reads.direct_operations > 4 and cache._writes.direct_operations >= 4
+    assert cache.reads.direct_operations > 4 and cache.writes.direct_operations >= 4
 
 
 def test_the_directory_is_free_after_the_module_is_gone(memory_folder):

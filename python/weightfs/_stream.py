@@ -8,6 +8,7 @@ import os
 import stat
 
 from weightfs._handle import aio_handle
+from weightfs._memory import HUGE, advise_huge_pages
 
 # Data of at least this size is transferred directly from the caller's memory; smaller data is gathered into pieces.
 _DIRECT = 1 << 20
@@ -127,6 +128,14 @@ class DirectWriter(_Stream):
                 self._end += self._handle.write_from(tensor, self._name, self._end)
         else:
             self.write(_bytes_of(tensor, nbytes))
+
+    def write_at(self, tensor, offset):
+        """Writes a tensor at an offset behind everything that was written by write(). Several threads may call it at
+        once, and nothing else then. An error concerns this tensor alone."""
+        if not self._regular:
+            raise OSError(errno.ESPIPE, "only a regular file can be written in any order", self.shown)
+        with errors_of(self.shown, self._name):
+            self._handle.write_from(tensor, self._name, offset)
 
     def flush(self):
         """Writes the gathered data and waits for it."""
@@ -252,6 +261,8 @@ class DirectReader(_Stream):
         with self._failing():
             view = memoryview(buffer).cast("B")
             wanted = min(view.nbytes, max(0, self._size - self._at))
+            if wanted >= HUGE:
+                advise_huge_pages(view[:wanted])
             if wanted >= _DIRECT:
                 done = self._handle.read_into(view[:wanted], self._name, self._at)
             else:

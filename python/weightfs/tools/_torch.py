@@ -6,4 +6,5 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise SystemExit("weightfs-io, weightfs-tune and weightfs-checkpoint need torch: pip install torch") from None
+    raise SystemExit("weightfs-io, weightfs-tune, weightfs-checkpoint and weightfs-loads need torch: "
+                     "pip install torch") from None

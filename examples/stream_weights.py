@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Runs a model that is larger than the memory it may take: writes it layer by layer, then streams it from the store,
 layer by layer, through weightfs.safetensors.

@@ -7,6 +7,7 @@ import operator
 
 import torch
 
+from weightfs._memory import advise_huge_pages
 from weightfs.safetensors._files import device_of, handle_for, open_all, view
 from weightfs.safetensors._format import DTYPES, shape_in_file
 
@@ -112,6 +113,7 @@ class SafeSlice:
             memory = self._shard.read(self._handle, self._device, first, first + run)
             return view(memory, {**self._facts, "shape": shape, "data_offsets": (first, first + run)}, first)
         out = torch.empty(shape, dtype=_BITS[self._dtype.itemsize])
+        advise_huge_pages(out)
         self._gather(out, box, steps)
         return out.view(self._dtype).to(self._device)
 

@@ -14,6 +14,7 @@ from weightfs._memory import HUGE, advise_huge_pages
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
 _HEAD = 4096   # maximum number of bytes at the start of a file that a writer may write last
+_THREADS = min(2, os.cpu_count() or 1)   # of a temporary handle: pages are mapped and checksums computed in parallel
 MODE_OF_NEW_FILES = 0o666   # subject to the umask, as for any program that saves files
 
 
@@ -282,5 +283,5 @@ def the_handle(handle, kind=aio_handle):
     if handle is not None:
         yield handle
     else:
-        with kind(overlap_events=True) as own:
+        with kind(overlap_events=True, intra_op_parallelism=_THREADS) as own:
             yield own

@@ -18,7 +18,7 @@ _LEGACY_STREAM = 1    # CUDA's default stream in __cuda_array_interface__
 
 
 def advise_huge_pages(buffer):
-    """Asks the kernel for huge pages in host memory of at least HUGE bytes that is about to be filled: a read into fresh
+    """Asks the kernel for huge pages in host memory of at least HUGE bytes that is about to be filled: a read into new
     memory then takes a page fault for each 2 MiB rather than each 4 KiB. Memory of other kinds stays as it is."""
     memory = describe(buffer, writable=True)
     if memory.nbytes >= HUGE and not memory.on_device and memory.strides is None:

@@ -80,7 +80,8 @@ def test_threads_write_at_once(folder):
 
 def test_tensors_of_any_layout(folder):
     matrix = random_tensor(1200 * 1100, torch.float32).view(1200, 1100)
-    with create_file(folder / "file", {"t": (torch.float32, (1100, 1200)), "p": (torch.float32, [1200, 1100])}) as writer:
+    shapes = {"t": (torch.float32, (1100, 1200)), "p": (torch.float32, [1200, 1100])}
+    with create_file(folder / "file", shapes) as writer:
         writer["t"] = matrix.t()
         writer["p"] = torch.nn.Parameter(matrix)
     found = load_file(folder / "file")

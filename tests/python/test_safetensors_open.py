@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import weightfs
+import weightfs.torch
 from safetensors_files import PACKED, file_of, large_model, model_of_all_types, same, shards
 from tensors import random_tensor
 from weightfs import safetensors
@@ -215,6 +215,31 @@ def test_a_replaced_file_is_read_as_it_was_opened(folder):
     with safetensors.open(folder / "file") as model:
         safetensors.save_file({"a": new}, folder / "file")
         assert same(model.get_tensor("a"), old) and same(model.get_slice("a")[:, 7], old[:, 7])
+
+
+def advised(address):
+    """Whether the kernel was asked for huge pages at the address."""
+    inside = False
+    with open("/proc/self/smaps", encoding="ascii", errors="replace") as maps:
+        for line in maps:
+            words = line.split()
+            if not words[0].endswith(":"):
+                begin, end = (int(word, 16) for word in words[0].split("-"))
+                inside = begin <= address < end
+            elif inside and words[0] == "VmFlags:":
+                return "hg" in words
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="this kernel has no huge pages")
+def test_large_tensors_are_read_into_huge_pages(local):
+    tensors = {"a": torch.ones(4 << 20)}
+    safetensors.save_file(tensors, local / "file")
+    weightfs.torch.save(tensors, local / "torch")
+    with safetensors.open(local / "file") as model:
+        found = [model.get_tensor("a"), model.get_slice("a")[100:], model.get_slice("a")[::2]]
+    found += [safetensors.load_file(local / "file")["a"], dict(safetensors.stream(local / "file"))["a"],
+              weightfs.torch.load(local / "torch")["a"]]
+    assert [advised(tensor.data_ptr() + tensor.nbytes // 2) for tensor in found] == [True] * 6
 
 
 def test_threads_share_an_open_file(folder):

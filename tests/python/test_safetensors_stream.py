@@ -20,7 +20,8 @@ def equal(streamed, tensors):
     return streamed.keys() == tensors.keys() and all(same(streamed[name], tensors[name]) for name in tensors)
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": 1}, {"memory": "5M", "concurrency": 8}, {"concurrency": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"memory": 1}, {"memory": "5M", "concurrency": 8}, {"concurrency": 1}],
+                         ids=str)
 def test_all_tensors_come_in_the_order_of_the_files(folder, options):
     tensors = shards(folder)
     with safetensors.open(folder) as model:

@@ -167,7 +167,7 @@ def summary(times, size):
 
 def parse(arguments):
     parser = Parser(prog="weightfs-loads", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", help="a mount or any directory; the files there are removed afterwards")
+    parser.add_argument("folder", metavar="DIR", help="a mount or any directory; its files are removed afterwards")
     parser.add_argument("--size", default="1G", help="bytes of the model: a number with K, M or G (default 1G)")
     parser.add_argument("--rounds", type=int, default=5, help="measured loads of each loader (default 5)")
     parser.add_argument("--json", action="store_true", help="print all measurements as JSON")

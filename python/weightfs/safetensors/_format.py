@@ -160,7 +160,7 @@ def _check(name, facts, covered):
     for length in shape:
         most *= max(length, 1)   # torch computes strides even for empty tensors
         if most > MOST_BYTES:
-            raise ValueError(f"{name!r}: its dimensions are too large")
+            raise ValueError(f"{name!r}: the dimensions of a tensor are too large")
     size = 0 if 0 in shape else most
     if begin != covered or end - begin != size:
         raise ValueError(f"{name!r} of {size} bytes has the offsets {begin} and {end} after {covered}")

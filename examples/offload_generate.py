@@ -3,6 +3,7 @@
 """Generates tokens by a transformer that is several times larger than the memory for its weights, and compares tokens
 and speed with the same model in memory and mapped from a file (mmap)."""
 
+import json
 import os
 import statistics
 import sys
@@ -42,6 +43,8 @@ def forget(path):
 
 def device_seconds(folder, nbytes):
     """Reads a file of a handle, in pieces of 32 MiB, and returns the seconds for `nbytes`."""
+    if nbytes == 0:   # the model fits in the memory
+        return 0.0
     size, path = min(nbytes, 256 << 20), os.path.join(folder, "device")
     with weightfs.aio_handle(overlap_events=True) as handle:
         memory = handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
@@ -87,20 +90,28 @@ def main():
                 same = same and torch.equal(tokens, expected)
                 bar.advance(name)
             device.append(device_seconds(folder, read))
-        report(args, size_of(plain), rows, device, shares, read)
+        found = {"weights_bytes": size_of(plain), "memory": args.memory, "tokens": args.batch * args.tokens,
+                 "read_bytes_per_token": read / args.tokens, "seconds": rows, "device_seconds": device,
+                 "share_waited": shares, "over_slower": [
+                     max(compute, read_s) / offloaded
+                     for compute, read_s, offloaded in zip(rows["in memory"], device, rows["offloaded"])],
+                 "same_tokens": same}
+        print(json.dumps(found, indent=1)) if args.json else report(found)
         weightfs.offload.close(model)
-    print("all generated the same tokens" if same else "THE TOKENS DIFFER")
+    if not same:
+        print("THE TOKENS DIFFER", file=sys.stderr)
     return 0 if same else 1
 
 
-def report(args, size, rows, device, shares, read):
-    print(f"{size / 1e6:.0f} MB of weights, {args.memory} of memory; {read / 1e6 / args.tokens:.0f} MB read per token")
-    for name, durations in rows.items():
-        print(f"{name:10} {args.batch * args.tokens / statistics.median(durations):8.2f} tokens/s")
-    slower = [max(compute, read_s) / offloaded
-              for compute, read_s, offloaded in zip(rows["in memory"], device, rows["offloaded"])]
-    print(f"waited for the device: {statistics.median(shares):.0%} of the time; speed over the slower of compute alone "
-          f"and device alone: {statistics.median(slower):.2f}")
+def report(found):
+    print(f"{found['weights_bytes'] / 1e6:.0f} MB of weights, {found['memory']} of memory; "
+          f"{found['read_bytes_per_token'] / 1e6:.0f} MB read per token")
+    for name, durations in found["seconds"].items():
+        print(f"{name:10} {found['tokens'] / statistics.median(durations):8.2f} tokens/s")
+    print(f"waited for the device: {statistics.median(found['share_waited']):.0%} of the time; speed over the slower "
+          f"of compute alone and device alone: {statistics.median(found['over_slower']):.2f}")
+    if found["same_tokens"]:
+        print("all generated the same tokens")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ def parser(description, layers, width):
     result.add_argument("folder", help="where the files are written, such as a mount; they are deleted at the end")
     result.add_argument("--layers", type=int, default=layers, help="blocks of the transformer")
     result.add_argument("--width", type=int, default=width, help="its width; a multiple of 64")
+    result.add_argument("--json", action="store_true", help="print all measurements as JSON")
     return result
 
 

@@ -3,6 +3,7 @@
 """Trains a transformer whose weights, gradients and optimizer states are several times larger than the memory for them,
 compares each loss with plain training, and continues after the program was killed in the middle of a step."""
 
+import json
 import os
 import signal
 import statistics
@@ -32,7 +33,7 @@ def offloaded(args, directory):
 
 
 def compare(args, directory, bar):
-    """Trains both, step by step. Returns (seconds of plain steps, of offloaded ones, whether all losses are equal)."""
+    """Trains both, step by step. Returns (the measurements, the weights of plain training)."""
     plain = made(args)
     theirs = torch.optim.AdamW(plain.parameters(), lr=1e-3, foreach=False)
     model, ours = offloaded(args, directory)
@@ -47,35 +48,49 @@ def compare(args, directory, bar):
         else:
             model.offload_stats.reset()
         bar.advance(f"step {number + 1}: loss {loss:.4f}")
-    read, written = model.offload_stats.bytes_read, model.offload_stats.bytes_written
-    waited = model.offload_stats.waited_s / sum(times[1])
-    print(f"{size_of(plain) * 4 / 1e6:.0f} MB of weights, gradients and states, {args.memory} of memory; per step "
-          f"{read / 1e6 / (args.steps - 1):.0f} MB read and {written / 1e6 / (args.steps - 1):.0f} MB written")
-    print(f"plain      {1 / statistics.median(times[0]):.3f} steps/s")
-    ratio = statistics.median(one / other for one, other in zip(*times))
-    print(f"offloaded  {1 / statistics.median(times[1]):.3f} steps/s, {ratio:.2f} of plain; waited for the device: "
-          f"{waited:.0%} of the time")
+    stats = model.offload_stats
+    found = {"state_bytes": size_of(plain) * 4, "memory": args.memory, "seconds": {"in memory": times[0],
+             "offloaded": times[1]}, "read_bytes_per_step": stats.bytes_read / (args.steps - 1),
+             "written_bytes_per_step": stats.bytes_written / (args.steps - 1),
+             "share_waited": stats.waited_s / sum(times[1]), "same_losses": same}
     weightfs.offload.close(model)
-    return same, dict(plain.state_dict())
+    return found, dict(plain.state_dict())
+
+
+def report(found):
+    print(f"{found['state_bytes'] / 1e6:.0f} MB of weights, gradients and states, {found['memory']} of memory; per "
+          f"step {found['read_bytes_per_step'] / 1e6:.0f} MB read and {found['written_bytes_per_step'] / 1e6:.0f} MB "
+          f"written")
+    plain, offloaded_s = found["seconds"].values()
+    print(f"plain      {1 / statistics.median(plain):.3f} steps/s")
+    ratio = statistics.median(one / other for one, other in zip(plain, offloaded_s))
+    print(f"offloaded  {1 / statistics.median(offloaded_s):.3f} steps/s, {ratio:.2f} of plain; waited for the device: "
+          f"{found['share_waited']:.0%} of the time")
+    print(f"the program was killed (status {found['kill_status']}); its directory has {found['complete_steps']} "
+          f"complete steps")
+    if found["same_losses"]:
+        print("every loss equals that of plain training")
+    if found["same_weights_after_kill"]:
+        print("the killed run ended with the weights of plain training")
 
 
 def kill_and_resume(args, directory, expected, bar):
-    """Trains in a program that is killed in the middle of its last step, and goes on. Returns whether the weights are
-    those of plain training."""
+    """Trains in a program that is killed in the middle of its last step, and goes on. Returns its exit
+    status, the complete steps that it left, and whether the weights are those of plain training."""
     words = [sys.executable, __file__, args.folder, "--child", directory]
     for name in ("layers", "width", "memory", "steps", "batch"):
         words += [f"--{name}", str(getattr(args, name))]
     status = subprocess.run(words, check=False).returncode
     bar.advance("killed in the middle of a step")
     model, optimizer = offloaded(args, directory)
-    print(f"the program was killed (status {status}); its directory has {optimizer.steps} complete steps")
-    killed = status == -signal.SIGKILL and 0 < optimizer.steps < args.steps
-    for number in range(optimizer.steps, args.steps):
+    complete = optimizer.steps
+    killed = status == -signal.SIGKILL and 0 < complete < args.steps
+    for number in range(complete, args.steps):
         step(model, optimizer, number, args)
     bar.advance("continued")
     same = all(torch.equal(tensor, expected[name]) for name, tensor in weightfs.offload.tensors(model))
     weightfs.offload.close(model)
-    return killed and same
+    return {"kill_status": status, "complete_steps": complete, "same_weights_after_kill": killed and same}
 
 
 def train_and_die(args):
@@ -108,11 +123,13 @@ def main():
         return train_and_die(args)
     with Folder(args.folder) as folder:
         bar = Bar(args.steps + 2)
-        same, expected = compare(args, os.path.join(folder, "model"), bar)
-        again = kill_and_resume(args, os.path.join(folder, "killed"), expected, bar)
-    print("every loss equals that of plain training" if same else "THE LOSSES DIFFER")
-    print("the killed run ended with the weights of plain training" if again else "THE KILLED RUN DIFFERS")
-    return 0 if same and again else 1
+        found, expected = compare(args, os.path.join(folder, "model"), bar)
+        found |= kill_and_resume(args, os.path.join(folder, "killed"), expected, bar)
+    print(json.dumps(found, indent=1)) if args.json else report(found)
+    wrong = [text for name, text in (("same_losses", "THE LOSSES DIFFER"),
+                                     ("same_weights_after_kill", "THE KILLED RUN DIFFERS")) if not found[name]]
+    print("".join(f"{text}\n" for text in wrong), end="", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

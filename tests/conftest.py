@@ -17,7 +17,7 @@ from harness.filesystems import Factory, is_mounted, program
 from harness.watchdog import Watchdog
 
 DEFAULT_LIMIT_S = 120
-CLIENTS = {"torch", "numpy", "safetensors", "h5py"}
+CLIENTS = {"torch", "numpy", "safetensors", "h5py", "matplotlib"}
 
 
 def pytest_addoption(parser):

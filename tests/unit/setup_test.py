@@ -78,7 +78,7 @@ class Setup(unittest.TestCase):
         shutil.copy(ROOT / "tests/requirements.txt", self.root / "tests")
         self.venv = self.root / ".venv"
         self.pypi, self.cpu = self.index("pypi"), self.index("cpu")
-        for name in (*TOOLS, "numpy", "safetensors", "h5py"):
+        for name in (*TOOLS, "numpy", "safetensors", "h5py", "matplotlib"):
             self.pypi.add(name, REQUIREMENTS[name])
         self.pypi.add("torch", REQUIREMENTS["torch"], ["nvidia-cublas", "triton"])
         self.pypi.add("nvidia-cublas", "13.0")

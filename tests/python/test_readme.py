@@ -67,3 +67,38 @@ for name, saved in tensors.items():
 """
     run(sys.executable, "-c", code + checks)
     assert len(os.listdir(mount.path / "step-100")) > 1
+
+
+def test_the_lines_of_the_page_of_applications(factory):
+    mount = factory.mount(factory.store("512M"))
+    text = (REPOSITORY / "docs/APPLICATIONS.md").read_text(encoding="utf-8")
+    column = re.findall(r"^\|[^|]*\|[^|]*\| `([^`]+)` \|", text, re.MULTILINE)
+    lines = [line.replace("…", "pass").replace(MOUNT, str(mount.path)) for line in column
+             if re.match(r"weightfs\.|dcp\.|\w+ = |for |from |handle\.", line)]
+    assert len(lines) == 10, lines
+    prepare = f"""
+import os, torch, torch.distributed.checkpoint as dcp
+import weightfs.offload, weightfs.safetensors, weightfs.torch
+from weightfs import checkpoint
+from weightfs.dcp import StorageWriter
+
+tensor = torch.randn(64, 64)
+state = tensors = {{"a": tensor}}
+model, handle = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)), weightfs.aio_handle()
+os.mkdir("{mount.path}/model")
+for path in ("model.safetensors", "model/part.safetensors"):
+    weightfs.safetensors.save_file(tensors, "{mount.path}/" + path)
+"""
+    # The page of offloading has 2G of memory, for a larger model than this one.
+    run(sys.executable, "-c", prepare + "\n".join(lines).replace('"2G"', '"16M"'))
+
+
+def test_the_links_of_the_documents_lead_somewhere():
+    for page in [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")]:
+        for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link).resolve() if link else page
+            assert target.exists(), f"{page.name}: {link}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+                anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor in anchors, f"{page.name}: {link}#{anchor}"

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs fsck: checks a store that is not mounted, and repairs it on request. The exit codes are those of fsck(8).
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -14,6 +16,8 @@
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "store/check/fsck.h"
+#include "store/replica/mirrored_kv_store.h"
+#include "store/volume/recover_store.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -24,22 +28,40 @@ struct Arguments {
   bool repair = false, data = false, json = false;
 };
 
-int ExitCode(const FsckReport& report) {
-  return (report.repaired > 0 ? kFsckCorrected : 0) | (report.sound() ? 0 : kFsckUncorrected);
-}
-
 std::string SeverityName(FindingSeverity severity) { return severity == FindingSeverity::kMajor ? "major" : "minor"; }
 
 struct Checked {
   FsckReport report;
-  bool was_clean = true;  // the last mount closed the store cleanly
+  std::optional<ReplicaRestore> restored;  // what the catalog got back from its replica
+  std::string behind;                      // how the catalog is older than its replica; empty if it is not
+  bool was_clean = true;                   // the last mount closed the store cleanly
 };
+
+int ExitCode(const Checked& checked) {
+  const FsckReport& report = checked.report;
+  const bool lost = !checked.behind.empty() || (checked.restored && checked.restored->damaged_frames > 0);
+  return (report.repaired > 0 || checked.restored ? kFsckCorrected : 0) |
+         (report.sound() && !lost ? 0 : kFsckUncorrected);
+}
+
+// The line about the replica; empty if the catalog lacks nothing.
+std::string ReplicaLine(const Checked& checked) {
+  if (!checked.behind.empty()) return checked.behind;
+  if (!checked.restored) return {};
+  const std::string damaged =
+      checked.restored->damaged_frames == 0
+          ? ""
+          : fmt::format("; {} damaged parts of the replica are missing", checked.restored->damaged_frames);
+  return fmt::format("the catalog was restored from its replica on the devices, as of {:%Y-%m-%dT%H:%M:%SZ}{}",
+                     fmt::gmtime(static_cast<std::time_t>(checked.restored->time_ns / 1'000'000'000)), damaged);
+}
 
 void PrintJson(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   nlohmann::ordered_json json = {{"store", arguments.store},
-                                 {"clean", report.clean()},
+                                 {"clean", report.clean() && checked.behind.empty()},
                                  {"clean_unmount", checked.was_clean},
+                                 {"replica", ReplicaLine(checked)},
                                  {"problems", report.problems},
                                  {"repaired", report.repaired},
                                  {"inodes", report.inodes},
@@ -64,6 +86,7 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   if (!checked.was_clean)
     Print(stdout, fmt::format("{}: was not unmounted cleanly; checking its last commit\n", arguments.store));
+  if (const std::string line = ReplicaLine(checked); !line.empty()) Print(stdout, line + "\n");
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
@@ -76,7 +99,7 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   Print(stdout, fmt::format("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
                             report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
                             arguments.data ? fmt::format(", verified {}", FormatSize(report.verified_bytes)) : ""));
-  if (report.clean()) {
+  if (report.clean() && checked.behind.empty()) {
     Print(stdout, Paint(Tone::kGood, "clean") + "\n");
   } else if (report.sound()) {
     Print(stdout, Paint(Tone::kGood, fmt::format("problems: {}, all repaired", report.problems)) + "\n");
@@ -89,13 +112,53 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   }
 }
 
+// Gives a catalog that cannot be read, or is older than its replica, its lost content back.
+Result<StoreParts> OpenAndRestore(const Arguments& arguments, const OpenOptions& open, ProgressBar& bar,
+                                  Checked* checked) {
+  auto parts = OpenStoreParts(arguments.store, open);
+  if (!arguments.repair) {
+    if (parts.has_value() && parts->replica.CatalogIsBehind()) {
+      checked->behind = DescribeBehind(arguments.store, parts->replica);
+    }
+    return parts;
+  }
+  if (parts.has_value() && parts->replica.CatalogIsBehind()) {
+    const auto devices = Borrow(parts->devices);
+    auto caught_up = CatchUp(devices, parts->replica, *parts->catalog);
+    if (caught_up.has_value()) {
+      checked->restored = *caught_up;
+      return parts;
+    }
+  }
+  const bool whole = parts.has_value() && !parts->replica.CatalogIsBehind() && IsReadable(*parts->catalog);
+  if (whole || (!parts.has_value() && parts.error().code != ErrorCode::kCorrupt)) return parts;
+  const Error damage =
+      parts.has_value() ? Error{ErrorCode::kCorrupt, arguments.store + ": the catalog is damaged"} : parts.error();
+  if (parts.has_value()) parts = damage;  // closes the store
+  RecoverOptions options{.devices = {}, .replace = true, .progress = [&](const Progress& p) { bar.Update(p); }};
+  const auto recovered = RecoverStore(arguments.store, options);
+  if (!recovered.has_value()) {
+    return Error{damage.code, fmt::format("{}; {}", ToString(damage), ToString(recovered.error()))};
+  }
+  checked->restored = recovered->restored;
+  return OpenStoreParts(arguments.store, open);
+}
+
 Result<Checked> Check(const Arguments& arguments) {
   OpenOptions open;
   open.read_only = !arguments.repair;
+  open.repair = arguments.repair;
   RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
   RETURN_IF_ERROR(WaitUntilReleased(arguments.store));
-  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(arguments.store, open));
   ProgressBar bar("fsck");
+  Checked checked;
+  ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(arguments, open, bar, &checked));
+  checked.was_clean = parts.was_clean;
+  // Repairs get version numbers of their own, so that the replica is renewed.
+  if (arguments.repair) {
+    ASSIGN_OR_RETURN(const replica::Version version, replica::ReadVersion(*parts.catalog));
+    parts.catalog = std::make_unique<replica::MirroredKvStore>(std::move(parts.catalog), version);
+  }
   FsckOptions options;
   options.repair = arguments.repair;
   options.verify_data = arguments.data;
@@ -109,7 +172,8 @@ Result<Checked> Check(const Arguments& arguments) {
   const bool clean = report.has_value() ? report->sound() : interrupted && parts.was_clean;
   if (arguments.repair && clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
   if (!report.has_value()) return report.error();
-  return Checked{std::move(*report), parts.was_clean};
+  checked.report = std::move(*report);
+  return checked;
 }
 
 int Run(const Arguments& arguments) {
@@ -118,7 +182,7 @@ int Run(const Arguments& arguments) {
     return Fail(checked.error(), checked.error().code == ErrorCode::kShutdown ? kFsckCancelled : kFsckOperationalError);
   }
   arguments.json ? PrintJson(arguments, *checked) : PrintText(arguments, *checked);
-  return ExitCode(checked->report);
+  return ExitCode(*checked);
 }
 
 }  // namespace

@@ -217,7 +217,9 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                             {"pinned_bytes", stats.pinned_bytes},
                             {"granted_bytes", stats.granted_bytes},
                             {"leased_read_bytes", stats.leased_read_bytes},
-                            {"leased_written_bytes", stats.leased_written_bytes}};
+                            {"leased_written_bytes", stats.leased_written_bytes},
+                            {"replica_bytes", stats.replica_bytes},
+                            {"replica_current", stats.replica_current != 0}};
     }
     Print(stdout, JsonText(json) + "\n");
     return kSuccess;
@@ -232,11 +234,13 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
         fmt::format("read     {} by programs, {} from the devices ({} of it by leases)\n"
                     "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
                     "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
-                    "errors   {} checksum mismatches\n",
+                    "replica  {} on the devices{}\nerrors   {} checksum mismatches\n",
                     Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
                     Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
                     stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
-                    stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), stats.checksum_errors));
+                    stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes),
+                    Bytes(stats.replica_bytes), stats.replica_current != 0 ? "" : ", not current",
+                    stats.checksum_errors));
   }
   return kSuccess;
 }

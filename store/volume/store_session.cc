@@ -15,7 +15,13 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   session->devices_ = Borrow(parts.devices);
   session->was_clean_ = parts.was_clean;
   session->read_only_ = open.read_only || options.read_only;
+  if (parts.replica.CatalogIsBehind()) spdlog::error("{}", DescribeBehind(directory, parts.replica));
   StoreOptions effective = options;
+  effective.replica = replica::WriterOptions{.store_id = session->description_.id,
+                                             .description = ToJson(session->description_),
+                                             .root = std::move(parts.replica.root),
+                                             .tail = parts.replica.tail,
+                                             .version = parts.replica.catalog};
   effective.read_only = session->read_only_;
   effective.device_sizes = DeviceSizes(session->superblocks_);
   auto store = Store::Open(std::move(parts.catalog), std::move(parts.devices), effective);

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs fsck: checks a store that is not mounted, and repairs it on request. The exit codes are those of fsck(8).
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -32,36 +30,24 @@ std::string SeverityName(FindingSeverity severity) { return severity == FindingS
 
 struct Checked {
   FsckReport report;
-  std::optional<ReplicaRestore> restored;  // what the catalog got back from its replica
-  std::string behind;                      // how the catalog is older than its replica; empty if it is not
-  bool was_clean = true;                   // the last mount closed the store cleanly
+  std::string replica;    // a line about the replica; empty if the catalog lacks nothing
+  bool restored = false;  // the replica gave back what was lost
+  bool lost = false;      // something is, or stays, lost
+  bool was_clean = true;  // the last mount closed the store cleanly
 };
 
 int ExitCode(const Checked& checked) {
   const FsckReport& report = checked.report;
-  const bool lost = !checked.behind.empty() || (checked.restored && checked.restored->damaged_frames > 0);
   return (report.repaired > 0 || checked.restored ? kFsckCorrected : 0) |
-         (report.sound() && !lost ? 0 : kFsckUncorrected);
-}
-
-// The line about the replica; empty if the catalog lacks nothing.
-std::string ReplicaLine(const Checked& checked) {
-  if (!checked.behind.empty()) return checked.behind;
-  if (!checked.restored) return {};
-  const std::string damaged =
-      checked.restored->damaged_frames == 0
-          ? ""
-          : fmt::format("; {} damaged parts of the replica are missing", checked.restored->damaged_frames);
-  return fmt::format("the catalog was restored from its replica on the devices, as of {:%Y-%m-%dT%H:%M:%SZ}{}",
-                     fmt::gmtime(static_cast<std::time_t>(checked.restored->time_ns / 1'000'000'000)), damaged);
+         (report.sound() && !checked.lost ? 0 : kFsckUncorrected);
 }
 
 void PrintJson(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   nlohmann::ordered_json json = {{"store", arguments.store},
-                                 {"clean", report.clean() && checked.behind.empty()},
+                                 {"clean", report.clean() && !checked.lost},
                                  {"clean_unmount", checked.was_clean},
-                                 {"replica", ReplicaLine(checked)},
+                                 {"replica", checked.replica},
                                  {"problems", report.problems},
                                  {"repaired", report.repaired},
                                  {"inodes", report.inodes},
@@ -86,7 +72,7 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   if (!checked.was_clean)
     Print(stdout, fmt::format("{}: was not unmounted cleanly; checking its last commit\n", arguments.store));
-  if (const std::string line = ReplicaLine(checked); !line.empty()) Print(stdout, line + "\n");
+  if (!checked.replica.empty()) Print(stdout, checked.replica + "\n");
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
@@ -99,9 +85,9 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   Print(stdout, fmt::format("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
                             report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
                             arguments.data ? fmt::format(", verified {}", FormatSize(report.verified_bytes)) : ""));
-  if (report.clean() && checked.behind.empty()) {
+  if (report.clean() && !checked.lost) {
     Print(stdout, Paint(Tone::kGood, "clean") + "\n");
-  } else if (report.sound()) {
+  } else if (report.sound() && !checked.lost) {
     Print(stdout, Paint(Tone::kGood, fmt::format("problems: {}, all repaired", report.problems)) + "\n");
   } else {
     Print(stdout, Paint(Tone::kWarning,
@@ -112,35 +98,50 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   }
 }
 
-// Gives a catalog that cannot be read, or is older than its replica, its lost content back.
-Result<StoreParts> OpenAndRestore(const Arguments& arguments, const OpenOptions& open, ProgressBar& bar,
-                                  Checked* checked) {
-  auto parts = OpenStoreParts(arguments.store, open);
-  if (!arguments.repair) {
-    if (parts.has_value() && parts->replica.CatalogIsBehind()) {
-      checked->behind = DescribeBehind(arguments.store, parts->replica);
-    }
-    return parts;
-  }
-  if (parts.has_value() && parts->replica.CatalogIsBehind()) {
-    const auto devices = Borrow(parts->devices);
-    auto caught_up = CatchUp(devices, parts->replica, *parts->catalog);
-    if (caught_up.has_value()) {
-      checked->restored = *caught_up;
-      return parts;
-    }
-  }
-  const bool whole = parts.has_value() && !parts->replica.CatalogIsBehind() && IsReadable(*parts->catalog);
-  if (whole || (!parts.has_value() && parts.error().code != ErrorCode::kCorrupt)) return parts;
-  const Error damage =
-      parts.has_value() ? Error{ErrorCode::kCorrupt, arguments.store + ": the catalog is damaged"} : parts.error();
-  if (parts.has_value()) parts = damage;  // closes the store
-  RecoverOptions options{.devices = {}, .replace = true, .progress = [&](const Progress& p) { bar.Update(p); }};
+// Rebuilds what the replica can give back after `damage`.
+Result<void> Recover(const Arguments& arguments, const Error& damage, ProgressBar& bar, Checked* checked) {
+  RecoverOptions options{.devices = {}, .progress = [&](const Progress& progress) { bar.Update(progress); }};
   const auto recovered = RecoverStore(arguments.store, options);
   if (!recovered.has_value()) {
     return Error{damage.code, fmt::format("{}; {}", ToString(damage), ToString(recovered.error()))};
   }
-  checked->restored = recovered->restored;
+  checked->restored = true;
+  checked->lost = recovered->restored && recovered->restored->damaged_frames > 0;
+  checked->replica = recovered->restored ? DescribeRestored(*recovered->restored)
+                                         : "store.json or superblocks were rebuilt from the replica";
+  return {};
+}
+
+// Opens the store. With --repair, a catalog that is damaged or older than its replica is restored first.
+Result<StoreParts> OpenAndRestore(const Arguments& arguments, const OpenOptions& open, ProgressBar& bar,
+                                  Checked* checked) {
+  auto parts = OpenStoreParts(arguments.store, open);
+  if (!parts.has_value()) {
+    const ErrorCode code = parts.error().code;
+    const bool damaged = code == ErrorCode::kCorrupt || (code == ErrorCode::kNotFound && HoldsStore(arguments.store));
+    if (!damaged || !arguments.repair) return parts;
+    RETURN_IF_ERROR(Recover(arguments, parts.error(), bar, checked));
+    return OpenStoreParts(arguments.store, open);
+  }
+  if (parts->replica.CatalogIsBehind()) {
+    const std::string behind = DescribeBehind(arguments.store, parts->replica);
+    if (!arguments.repair) {
+      checked->replica = behind;
+      checked->lost = true;
+      return parts;
+    }
+    const auto caught_up = CatchUp(Borrow(parts->devices), parts->replica, *parts->catalog);
+    if (caught_up.has_value()) {
+      checked->restored = true;
+      checked->replica = DescribeRestored(*caught_up);
+      return parts;
+    }
+    parts = Error{ErrorCode::kCorrupt, behind};  // closes the store
+  } else if (arguments.repair && !IsReadable(*parts->catalog)) {
+    parts = Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog is damaged", arguments.store)};
+  }
+  if (parts.has_value()) return parts;
+  RETURN_IF_ERROR(Recover(arguments, parts.error(), bar, checked));
   return OpenStoreParts(arguments.store, open);
 }
 

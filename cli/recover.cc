@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs recover: rebuilds a lost or damaged catalog from its replica on the devices.
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <memory>
@@ -23,15 +22,13 @@ struct Arguments {
   bool json = false;
 };
 
-std::string TimeText(int64_t time_ns) {
-  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(static_cast<std::time_t>(time_ns / 1'000'000'000)));
-}
+uint64_t DamagedFrames(const RecoverReport& report) { return report.restored ? report.restored->damaged_frames : 0; }
 
 void PrintJson(const Arguments& arguments, const RecoverReport& report) {
   const nlohmann::ordered_json json = {{"store", arguments.store},
-                                       {"restored_until", TimeText(report.restored.time_ns)},
-                                       {"version", report.restored.version.sequence},
-                                       {"damaged_frames", report.restored.damaged_frames},
+                                       {"rebuilt_catalog", report.restored.has_value()},
+                                       {"restored", report.restored ? DescribeRestored(*report.restored) : ""},
+                                       {"damaged_frames", DamagedFrames(report)},
                                        {"old_catalog", report.kept},
                                        {"wrote_description", report.wrote_description},
                                        {"rebuilt_superblocks", report.superblocks}};
@@ -39,18 +36,13 @@ void PrintJson(const Arguments& arguments, const RecoverReport& report) {
 }
 
 void PrintText(const Arguments& arguments, const RecoverReport& report) {
-  Print(stdout, fmt::format("{}: the catalog is rebuilt from its replica on the devices, as of {}\n", arguments.store,
-                            TimeText(report.restored.time_ns)));
-  if (report.wrote_description) Print(stdout, "store.json is rebuilt\n");
+  if (report.wrote_description) Print(stdout, "store.json: rebuilt\n");
   for (const std::string& device : report.superblocks) Print(stdout, fmt::format("{}: superblock rebuilt\n", device));
-  if (!report.kept.empty()) Print(stdout, fmt::format("the old catalog is kept in {}\n", report.kept));
-  if (report.restored.damaged_frames > 0) {
-    Print(stdout, Paint(Tone::kWarning, fmt::format("{} parts of the replica are damaged: the records in them are lost",
-                                                    report.restored.damaged_frames)) +
-                      "\n");
-  }
-  Print(stdout, fmt::format("Changes after that time are missing. Check the store now: weightfs fsck {} --repair\n",
-                            ShellQuote(arguments.store)));
+  if (!report.restored) return Print(stdout, "The catalog lacks nothing and was not changed.\n");
+  Print(stdout,
+        fmt::format("{}: {}; later changes are missing\n", arguments.store, DescribeRestored(*report.restored)));
+  if (!report.kept.empty()) Print(stdout, fmt::format("{}: the old catalog\n", report.kept));
+  Print(stdout, fmt::format("Check it now with: weightfs fsck {} --repair\n", ShellQuote(arguments.store)));
 }
 
 int Run(const Arguments& arguments) {
@@ -62,7 +54,7 @@ int Run(const Arguments& arguments) {
   const auto report = RecoverStore(arguments.store, options);
   if (!report.has_value()) return Fail(report.error());
   arguments.json ? PrintJson(arguments, *report) : PrintText(arguments, *report);
-  return report->restored.damaged_frames == 0 ? kSuccess : kFailure;
+  return DamagedFrames(*report) == 0 ? kSuccess : kFailure;
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
   }
   if (!survey.damaged.empty()) {
     return {ErrorCode::kCorrupt, fmt::format("{}: a weightfs device, but all {} copies of its superblock are damaged; "
-                                             "restore the device from a copy",
+                                             "'weightfs recover' rebuilds them",
                                              device.path(), kSuperblockOffsets.size())};
   }
   return {ErrorCode::kCorrupt,

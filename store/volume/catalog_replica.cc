@@ -60,6 +60,15 @@ std::string DescribeBehind(const std::string& directory, const ReplicaState& sta
       directory, lost, ShellQuote(directory));
 }
 
+std::string DescribeRestored(const ReplicaRestore& restored) {
+  const std::string damaged =
+      restored.damaged_frames == 0
+          ? ""
+          : fmt::format("; {} parts of the replica are damaged, and their records are lost", restored.damaged_frames);
+  return fmt::format("the catalog was restored from its replica on the devices, as of {}{}", TimeText(restored.time_ns),
+                     damaged);
+}
+
 bool IsReadable(KvStore& catalog) {
   const auto records = catalog.NewIterator({});
   while (records->Valid()) records->Next();

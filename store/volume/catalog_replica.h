@@ -27,6 +27,14 @@ struct ReplicaState {
   }
 };
 
+// What a replica gave back.
+struct ReplicaRestore {
+  replica::Version version;
+  int64_t time_ns = 0;          // when its last entry was written, since the epoch
+  uint64_t entries = 0;         // of the log
+  uint64_t damaged_frames = 0;  // of the checkpoint: their records are missing
+};
+
 // Reads the root and the end of the log, and the version of the catalog. Returns errors of devices and catalog.
 // `superblocks` are those of the devices.
 Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::span<const Superblock> superblocks,
@@ -37,16 +45,12 @@ std::string DescribeBehind(const std::string& directory, const ReplicaState& sta
 // True when every record of the catalog can be read.
 bool IsReadable(KvStore& catalog);
 
+// One line: how far the catalog was restored, and what of it is missing.
+std::string DescribeRestored(const ReplicaRestore& restored);
+
 // Clears all roots, which a program that does not know replicas may have made invalid.
 Result<void> EraseReplica(std::span<BlockDevice* const> devices);
 
-// What a replica gave back.
-struct ReplicaRestore {
-  replica::Version version;
-  int64_t time_ns = 0;          // when its last entry was written, since the epoch
-  uint64_t entries = 0;         // of the log
-  uint64_t damaged_frames = 0;  // of the checkpoint: their records are missing
-};
 // Writes the checkpoint and the log to an empty catalog, and syncs it.
 Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
                                       KvStore& catalog, const ProgressFunction& progress = nullptr);

@@ -41,11 +41,17 @@ class Recovery {
     RETURN_IF_ERROR(LockDirectory());
     RETURN_IF_ERROR(OpenDevices());
     RETURN_IF_ERROR(FindReplica());
-    RETURN_IF_ERROR(CheckCatalog());
-    RETURN_IF_ERROR(BuildCatalog());
-    RETURN_IF_ERROR(RepairSuperblocks());
-    RETURN_IF_ERROR(WriteDescription());
-    RETURN_IF_ERROR(SwapCatalogs());
+    ASSIGN_OR_RETURN(const bool lost, CatalogIsLost());
+    const std::vector<size_t> superblocks = LostSuperblocks();
+    if (!lost && superblocks.empty() && listed_) {
+      return Error{ErrorCode::kExists, fmt::format("{}: the catalog can be read and lacks nothing; recover replaces "
+                                                   "only a damaged one ('weightfs fsck {}' checks the store)",
+                                                   directory_, ShellQuote(directory_))};
+    }
+    if (lost) RETURN_IF_ERROR(BuildCatalog());
+    for (const size_t index : superblocks) RETURN_IF_ERROR(RebuildSuperblock(index));
+    if (!listed_) RETURN_IF_ERROR(WriteDescription());
+    if (lost) RETURN_IF_ERROR(SwapCatalogs());
     lock_.Clear();
     return std::move(report_);
   }
@@ -59,10 +65,12 @@ class Recovery {
   Result<void> LockDirectory();
   Result<void> OpenDevices();
   Result<void> FindReplica();
+  bool AgreesWith(const StoreDescription& listed) const;
   std::optional<size_t> IndexOf(BlockDevice& device) const;
-  Result<void> CheckCatalog();
+  Result<bool> CatalogIsLost();
+  std::vector<size_t> LostSuperblocks() const;
   Result<void> BuildCatalog();
-  Result<void> RepairSuperblocks();
+  Result<void> RebuildSuperblock(size_t index);
   Result<void> WriteDescription();
   Result<void> SwapCatalogs();
   std::string In(const std::string& name) const { return directory_ + "/" + name; }
@@ -86,16 +94,21 @@ Result<void> Recovery::LockDirectory() {
 }
 
 Result<void> Recovery::OpenDevices() {
-  auto described = ReadStoreDescription(directory_);
-  if (described) listed_ = std::move(*described);
+  const auto described = ReadStoreDescription(directory_);
+  if (described) listed_ = *described;
   std::vector<std::string> paths = options_.devices;
   if (paths.empty() && listed_) {
     for (const auto& device : listed_->devices) paths.push_back(DevicePath(directory_, device));
   }
-  if (paths.empty() && access(In(kPoolName).c_str(), F_OK) == 0) paths.push_back(In(kPoolName));
+  // A damaged store.json may name no device, or another one.
+  const std::string pool = In(kPoolName);
+  const auto exists = [](const std::string& path) { return access(path.c_str(), F_OK) == 0; };
+  if (options_.devices.empty() && !std::all_of(paths.begin(), paths.end(), exists)) paths.clear();
+  if (paths.empty() && exists(pool)) paths.push_back(pool);
   if (paths.empty()) {
-    return Error{ErrorCode::kNotFound, fmt::format("{}: {}; name the devices of the store with --device", directory_,
-                                                   described ? "no devices" : ToString(described.error()))};
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("{}: {}; name the devices of the store with --device", directory_,
+                             described ? "its devices are missing" : ToString(described.error()))};
   }
   for (const std::string& path : paths) {
     ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
@@ -108,7 +121,7 @@ Result<void> Recovery::OpenDevices() {
 Result<void> Recovery::FindReplica() {
   std::vector<BlockDevice*> given;
   for (const Given& device : devices_) given.push_back(device.device.get());
-  const auto root = replica::FindRoot(given, listed_ ? std::optional(listed_->id) : std::nullopt);
+  const auto root = replica::FindRoot(given, std::nullopt);
   if (!root) {
     return Error{ErrorCode::kNotFound,
                  fmt::format("{}: no replica of the catalog was found on {}; a store that was never mounted by this "
@@ -117,6 +130,7 @@ Result<void> Recovery::FindReplica() {
   }
   root_ = *root;
   ASSIGN_OR_RETURN(description_, ParseDescription("the description in the replica", root_.description));
+  if (listed_ && !AgreesWith(*listed_)) listed_.reset();
   std::vector<Given> ordered(description_.devices.size());
   for (Given& device : devices_) {
     const auto index = IndexOf(*device.device);
@@ -139,6 +153,17 @@ Result<void> Recovery::FindReplica() {
   return {};
 }
 
+// True when store.json describes the same store; the paths of its devices may have changed.
+bool Recovery::AgreesWith(const StoreDescription& listed) const {
+  if (listed.id != description_.id || listed.devices.size() != description_.devices.size()) return false;
+  for (size_t index = 0; index < listed.devices.size(); ++index) {
+    const StoreDescription::Device &one = listed.devices[index], &other = description_.devices[index];
+    if (one.id != other.id || one.size != other.size) return false;
+    if (access(DevicePath(directory_, one).c_str(), F_OK) != 0) return false;
+  }
+  return true;
+}
+
 // The number of a device in its store, from its root or its superblock.
 std::optional<size_t> Recovery::IndexOf(BlockDevice& device) const {
   BlockDevice* const one[] = {&device};
@@ -154,26 +179,22 @@ std::vector<BlockDevice*> Recovery::Ordered() const {
   return devices;
 }
 
-// Refuses a catalog that works and lacks nothing.
-Result<void> Recovery::CheckCatalog() {
-  if (options_.replace) return {};
+// False when the catalog can be read completely and lacks nothing.
+Result<bool> Recovery::CatalogIsLost() {
   RocksKvStore::Options read_only;
   read_only.read_only = true;
   const auto catalog = RocksKvStore::Open(In(kCatalogName), read_only);
   if (!catalog) {
-    // Only damage makes a catalog useless: not a lock, a full filesystem or missing permissions.
+    // A lock, a full filesystem or missing permissions are no damage.
     const ErrorCode code = catalog.error().code;
-    return code == ErrorCode::kCorrupt || code == ErrorCode::kNotFound ? Result<void>() : catalog.error();
+    if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return catalog.error();
+    return true;
   }
   const auto id = (*catalog)->Get(keys::Store(kStoreIdFact));
-  if (!id || !*id || **id != ToString(root_.store_id) || !IsReadable(**catalog)) return {};
+  if (!id || !*id || **id != ToString(root_.store_id) || !IsReadable(**catalog)) return true;
   const auto version = replica::ReadVersion(**catalog);
   ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(Ordered(), root_));
-  const ReplicaState state{root_, tail, version.value_or(replica::Version{})};
-  if (!version || state.CatalogIsBehind()) return {};
-  return Error{ErrorCode::kExists, fmt::format("{}: the catalog can be read and lacks nothing; recover replaces only a "
-                                               "damaged one ('weightfs fsck {}' checks the store)",
-                                               directory_, ShellQuote(directory_))};
+  return !version || ReplicaState{root_, tail, *version}.CatalogIsBehind();
 }
 
 Result<void> Recovery::BuildCatalog() {
@@ -188,26 +209,29 @@ Result<void> Recovery::BuildCatalog() {
   return {};
 }
 
-Result<void> Recovery::RepairSuperblocks() {
+std::vector<size_t> Recovery::LostSuperblocks() const {
+  std::vector<size_t> lost;
   for (size_t index = 0; index < devices_.size(); ++index) {
-    const Given& given = devices_[index];
-    const auto found = ReadSuperblock(*given.device);
-    if (found && found->store_id == root_.store_id) continue;
-    Superblock superblock;
-    superblock.store_id = description_.id;
-    superblock.device_id = description_.devices[index].id;
-    superblock.device_index = description_.devices[index].index;
-    superblock.device_count = static_cast<uint16_t>(devices_.size());
-    superblock.device_size = description_.devices[index].size;
-    superblock.clean = false;
-    RETURN_IF_ERROR(WriteSuperblock(*given.device, superblock));
-    report_.superblocks.push_back(given.path);
+    const auto found = ReadSuperblock(*devices_[index].device);
+    if (!found || found->store_id != root_.store_id) lost.push_back(index);
   }
+  return lost;
+}
+
+Result<void> Recovery::RebuildSuperblock(size_t index) {
+  Superblock superblock;
+  superblock.store_id = description_.id;
+  superblock.device_id = description_.devices[index].id;
+  superblock.device_index = description_.devices[index].index;
+  superblock.device_count = static_cast<uint16_t>(devices_.size());
+  superblock.device_size = description_.devices[index].size;
+  superblock.clean = false;
+  RETURN_IF_ERROR(WriteSuperblock(*devices_[index].device, superblock));
+  report_.superblocks.push_back(devices_[index].path);
   return {};
 }
 
 Result<void> Recovery::WriteDescription() {
-  if (listed_) return {};
   for (size_t index = 0; index < devices_.size(); ++index) {
     const fs::path path = devices_[index].path;
     std::error_code error;

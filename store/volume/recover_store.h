@@ -2,6 +2,7 @@
 // Rebuilds the catalog of a store, its description and its superblocks from the replica on the devices.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,15 +19,15 @@ struct RecoverOptions {
 };
 
 struct RecoverReport {
-  ReplicaRestore restored;
-  std::string kept;                      // where the old catalog is now; empty if there was none
-  bool wrote_description = false;        // store.json was missing or damaged
-  std::vector<std::string> superblocks;  // the devices whose superblock was rebuilt
+  std::optional<ReplicaRestore> restored;  // nullopt: the catalog lacks nothing
+  std::string kept;                        // where the old catalog is now; empty if there was none
+  bool wrote_description = false;          // store.json was missing or damaged
+  std::vector<std::string> superblocks;    // the devices whose superblock was rebuilt
 };
 
-// Rebuilds the catalog of the store in `directory` beside the old one, and then swaps both. Creates the directory if it
-// is missing. Errors are full lines, and nothing was changed: kBusy (the store or a device is in use), kExists (the
-// catalog can be read completely and lacks nothing), kNotFound (no devices are known, or they hold no replica),
+// Rebuilds what is lost of catalog, store.json and superblocks. A new catalog is built beside the old one, and both are
+// then swapped. Creates the directory if it is missing. Errors are full lines: kBusy (the store or a device is in use),
+// kExists (nothing is lost), kNotFound (no devices are known, or they hold no replica),
 // kInvalid (a device of the store is missing in the list), and those of devices and files.
 Result<RecoverReport> RecoverStore(const std::string& directory, const RecoverOptions& options);
 

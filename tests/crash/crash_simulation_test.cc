@@ -297,15 +297,16 @@ void ReadTree(TestStore& store, InodeId directory, const std::string& prefix, Hi
   }
 }
 
-// The catalog after its first `sequence` batches.
-KvContent ContentAt(const Journal& journal, uint64_t sequence) {
+// The catalog of that version. The batches that initialize a catalog have none.
+KvContent ContentAt(const Journal& journal, replica::Version version) {
   KvContent content = journal.ImageAt(0).kv;
+  content[keys::Store(replica::kVersionFact)] = replica::EncodeVersion({});
   for (const Journal::Event& event : journal.events()) {
     if (event.kind != Journal::Event::Kind::kBatch) continue;
-    const auto version = content.find(keys::Store(replica::kVersionFact));
-    const auto reached = version == content.end() ? replica::Version{} : *replica::DecodeVersion(version->second);
-    if (reached.sequence == sequence) break;
-    ApplyBatch(*event.batch, content);
+    KvContent next = content;
+    ApplyBatch(*event.batch, next);
+    if (replica::DecodeVersion(next[keys::Store(replica::kVersionFact)])->sequence > version.sequence) break;
+    content = std::move(next);
   }
   return content;
 }
@@ -321,7 +322,7 @@ void CheckReplica(Workload& workload, const CrashImage& image) {
   ASSERT_TRUE(restored.has_value()) << ToString(restored.error());
   ASSERT_EQ(restored->damaged_frames, 0U);
   ASSERT_LE(restored->version.sequence, replica::ReadVersion(*restarted.kv).value().sequence);
-  ASSERT_EQ(catalog.content(), ContentAt(workload.journal(), restored->version.sequence));
+  ASSERT_EQ(catalog.content(), ContentAt(workload.journal(), restored->version));
 }
 
 void CheckCut(Workload& workload, uint64_t seed, size_t devices, size_t cut, CrashOptions crash) {

@@ -85,6 +85,7 @@ void ReplicaWriter::Stop() {
     wake_.notify_one();
   }
   thread_.join();
+  catalog_.Attach(nullptr);
 }
 
 ReplicaStatistics ReplicaWriter::statistics() const {

@@ -15,10 +15,12 @@ constexpr size_t kChunkSize = kLargestFrame - kFrameHeaderSize;
 constexpr size_t kPartSize = 256 * kKiB;  // of a checkpoint
 // With more pending bytes the thread syncs the catalog itself; with more than the limit it drops them.
 constexpr uint64_t kSyncPending = 16 * kMiB, kPendingLimit = 64 * kMiB;
-constexpr uint64_t kLeastSegment = 64 * kKiB, kLargestSegment = 8 * kMiB;
+constexpr uint64_t kLeastSegment = 32 * kKiB, kLargestSegment = 8 * kMiB;
 constexpr uint64_t kSegmentsOfSpace = 4096;  // a segment is this part of the space
-constexpr uint64_t kLeastLogSegments = 4;    // before a checkpoint is due
-constexpr uint64_t kStripe = 1024;           // blocks: successive segments go to successive devices
+constexpr uint64_t kLeastLogSegments = 2;    // before a checkpoint is due
+// A small catalog needs an old checkpoint, a log and a new checkpoint at most. They are reserved.
+constexpr uint64_t kReservedSegments = kLeastLogSegments + 4;
+constexpr uint64_t kStripe = 1024;  // blocks: successive segments go to successive devices
 
 }  // namespace
 
@@ -35,12 +37,11 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
   root_ = options_.root;
   if (root_) {
     next_stream_ = root_->next_stream;
-    BlockCount blocks;
     for (const Stream* stream : {&root_->checkpoint_stream, &root_->log}) {
-      for (const Segment& segment : stream->segments) blocks += segment.run.run.count;
+      for (const Segment& segment : stream->segments) blocks_ += segment.run.run.count;
     }
-    space_.AddUsed(static_cast<int64_t>(blocks.value));
   }
+  Refill();
   if (root_ && options_.version == options_.tail.version) {
     log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
     log_in_root_ = true;
@@ -94,17 +95,8 @@ ReplicaStatistics ReplicaWriter::statistics() const {
 }
 
 void ReplicaWriter::UpdateStatistics() {
-  BlockCount blocks;
-  if (log_) blocks += log_->blocks();
-  if (checkpoint_) blocks += checkpoint_->stream.blocks();
-  if (root_) {
-    for (const Segment& segment : root_->checkpoint_stream.segments) blocks += segment.run.run.count;
-    for (const Segment& segment : root_->log.segments) {
-      if (!log_in_root_) blocks += segment.run.run.count;
-    }
-  }
   MutexLock lock(mutex_);
-  statistics_.bytes = ToBytes(blocks).value;
+  statistics_.bytes = ToBytes(blocks_).value;
   statistics_.current = log_in_root_;
 }
 
@@ -189,12 +181,14 @@ Result<void> ReplicaWriter::WriteEntries(StreamWriter& stream, const Chunk& chun
 
 // Gives the stream another segment. The segment of the current log also enters the root.
 Result<void> ReplicaWriter::Extend(StreamWriter& stream, uint64_t begun) {
-  SpaceReservation reservation;
-  RETURN_IF_ERROR(space_.Reserve(&reservation, segment_size_));
+  if (reservation_.held() < segment_size_) {
+    RETURN_IF_ERROR(space_.Reserve(&reservation_, segment_size_ - reservation_.held()));
+  }
   const SpaceManager::Request request{
       .ino = InodeId{}, .first = FileBlock{allocations_++ * kStripe}, .count = segment_size_};
-  ASSIGN_OR_RETURN(const auto runs, space_.Allocate(request, &reservation));
+  ASSIGN_OR_RETURN(const auto runs, space_.Allocate(request, &reservation_));
   space_.AddUsed(static_cast<int64_t>(segment_size_.value));
+  blocks_ += segment_size_;
   stream.Extend(runs, begun);
   if (!log_in_root_ || &stream != &*log_) return {};
   Root root = *root_;
@@ -341,13 +335,23 @@ void ReplicaWriter::FallBehind(const Error& error) {
 
 void ReplicaWriter::Release(const std::vector<Segment>& segments) {
   std::vector<DeviceRun> runs;
-  int64_t blocks = 0;
+  BlockCount blocks;
   for (const Segment& segment : segments) {
     runs.push_back(segment.run);
-    blocks += static_cast<int64_t>(segment.run.run.count.value);
+    blocks += segment.run.run.count;
   }
-  space_.AddUsed(-blocks);
+  blocks_ -= blocks;
+  space_.AddUsed(-static_cast<int64_t>(blocks.value));
   space_.Retire(std::move(runs));
+  Refill();
+}
+
+// Reserves the space that a small catalog may still need. In a full pool there may be none.
+void ReplicaWriter::Refill() {
+  const BlockCount wanted{kReservedSegments * segment_size_.value};
+  const BlockCount held = blocks_ + reservation_.held();
+  if (held >= wanted) return;
+  static_cast<void>(space_.Reserve(&reservation_, wanted - held).has_value());
 }
 
 }  // namespace weightfs::replica

@@ -84,6 +84,7 @@ class ReplicaWriter final : public EntrySink {
   void FlushIfDue();
   void FallBehind(const Error& error);
   void Release(const std::vector<Segment>& segments);
+  void Refill();
   StreamWriter NewStream();
   void UpdateStatistics() EXCLUDES(mutex_);
 
@@ -92,7 +93,7 @@ class ReplicaWriter final : public EntrySink {
   SpaceManager& space_;
   const Flush flush_;
   const WriterOptions options_;
-  BlockCount segment_size_;
+  const BlockCount segment_size_;
 
   // Of the thread alone.
   HugePageMemory memory_;
@@ -103,6 +104,8 @@ class ReplicaWriter final : public EntrySink {
   std::optional<Checkpoint> checkpoint_;
   uint64_t next_stream_ = 1;
   uint64_t allocations_ = 0;
+  BlockCount blocks_;             // of all segments
+  SpaceReservation reservation_;  // for segments to come, so that df does not change with each of them
   bool unflushed_ = false;
   bool flush_failed_ = false;
   Clock::time_point flush_due_, retry_at_;

@@ -426,7 +426,7 @@ Result<std::optional<std::string>> RocksKvStore::Get(std::string_view key) {
 
 bool RocksKvStore::failed() const { return impl_->database->health->failed(); }
 
-Result<void> RocksKvStore::Write(const KvBatch& batch) {
+Result<void> RocksKvStore::Write(KvBatch batch) {
   if (!impl_->writable()) return ErrorCode::kReadOnly;
   if (batch.empty()) return {};
   rocksdb::WriteBatch changes(SizeOf(batch));

@@ -30,12 +30,12 @@ MirroredKvStore::Snapshot MirroredKvStore::TakeSnapshot() {
   return {catalog_->NewIterator({}), version_};
 }
 
-Result<void> MirroredKvStore::Write(const KvBatch& batch) {
+Result<void> MirroredKvStore::Write(KvBatch batch) {
   if (batch.empty()) return {};
   MutexLock lock(mutex_);
   Version next = version_;
   std::string entry = EncodeNext(batch, &next);
-  RETURN_IF_ERROR(catalog_->Write(WithVersion(batch, next)));
+  RETURN_IF_ERROR(catalog_->Write(WithVersion(std::move(batch), next)));
   version_ = next;
   if (sink_ != nullptr) sink_->Append(std::move(entry), next);
   return {};

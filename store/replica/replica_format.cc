@@ -26,16 +26,25 @@ std::string_view TextOf(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+constexpr size_t kChangeHeaderSize = 9;
+
+// The entry with an empty header.
 std::string EncodeBody(const KvBatch& batch) {
-  std::string body;
+  size_t size = kEntryHeaderSize;
   for (const KvBatch::Change& change : batch.changes()) {
-    AppendLittle(body, static_cast<uint8_t>(change.kind));
-    AppendLittle(body, static_cast<uint32_t>(change.key.size()));
-    AppendLittle(body, static_cast<uint32_t>(change.value.size()));
-    body += change.key;
-    body += change.value;
+    size += kChangeHeaderSize + change.key.size() + change.value.size();
   }
-  return body;
+  std::string entry;
+  entry.reserve(size);
+  entry.resize(kEntryHeaderSize);
+  for (const KvBatch::Change& change : batch.changes()) {
+    AppendLittle(entry, static_cast<uint8_t>(change.kind));
+    AppendLittle(entry, static_cast<uint32_t>(change.key.size()));
+    AppendLittle(entry, static_cast<uint32_t>(change.value.size()));
+    entry += change.key;
+    entry += change.value;
+  }
+  return entry;
 }
 
 std::optional<KvBatch> DecodeBody(std::string_view body) {
@@ -56,13 +65,11 @@ std::optional<KvBatch> DecodeBody(std::string_view body) {
   return batch;
 }
 
-std::string EncodeEntry(std::string_view body, Version version) {
-  std::string entry;
-  entry.reserve(kEntryHeaderSize + body.size());
-  AppendLittle(entry, static_cast<uint32_t>(body.size()));
-  AppendLittle(entry, version.chain);
-  AppendLittle(entry, version.sequence);
-  entry += body;
+std::string WithHeader(std::string entry, Version version) {
+  const auto size = static_cast<uint32_t>(entry.size() - kEntryHeaderSize);
+  std::memcpy(entry.data(), &size, sizeof(size));
+  std::memcpy(entry.data() + 4, &version.chain, sizeof(version.chain));
+  std::memcpy(entry.data() + 8, &version.sequence, sizeof(version.sequence));
   return entry;
 }
 
@@ -117,13 +124,13 @@ std::optional<Version> DecodeVersion(std::string_view bytes) {
 }
 
 std::string EncodeNext(const KvBatch& batch, Version* version) {
-  const std::string body = EncodeBody(batch);
+  std::string entry = EncodeBody(batch);
   ++version->sequence;
-  version->chain = Crc32cExtend(version->chain, BytesOf(body));
-  return EncodeEntry(body, *version);
+  version->chain = Crc32cExtend(version->chain, BytesOf(entry).subspan(kEntryHeaderSize));
+  return WithHeader(std::move(entry), *version);
 }
 
-std::string EncodePart(const KvBatch& batch, Version version) { return EncodeEntry(EncodeBody(batch), version); }
+std::string EncodePart(const KvBatch& batch, Version version) { return WithHeader(EncodeBody(batch), version); }
 
 size_t EntrySize(std::string_view bytes) {
   if (bytes.size() < kEntryHeaderSize) return 0;

@@ -13,7 +13,9 @@ namespace {
 
 constexpr size_t kChunkSize = kLargestFrame - kFrameHeaderSize;
 constexpr size_t kPartSize = 256 * kKiB;  // of a checkpoint
-// With more pending bytes the thread syncs the catalog itself; with more than the limit it drops them.
+// With more pending bytes than kSyncPending the thread syncs the catalog itself; with more than the limit it drops
+// them.
+constexpr uint64_t kWriteNow = 256 * kKiB;  // pending bytes that are written at once
 constexpr uint64_t kSyncPending = 16 * kMiB, kPendingLimit = 64 * kMiB;
 constexpr uint64_t kLeastSegment = 32 * kKiB, kLargestSegment = 8 * kMiB;
 constexpr uint64_t kSegmentsOfSpace = 4096;  // a segment is this part of the space
@@ -58,7 +60,7 @@ ReplicaWriter::~ReplicaWriter() { Stop(); }
 void ReplicaWriter::Append(std::string entry, Version version) {
   MutexLock lock(mutex_);
   if (!collecting_) return;
-  if (pending_bytes_ + entry.size() > kPendingLimit) {
+  if (pending_bytes_ > kPendingLimit) {
     collecting_ = false;
     overflowed_ = true;
     pending_.clear();
@@ -66,16 +68,30 @@ void ReplicaWriter::Append(std::string entry, Version version) {
     wake_.notify_one();
     return;
   }
+  if (pending_.empty()) {
+    write_due_ = Clock::now() + kFlushInterval / 2;
+    wake_.notify_one();
+  }
+  const bool full = pending_bytes_ < kWriteNow && pending_bytes_ + entry.size() >= kWriteNow;
   pending_bytes_ += entry.size();
   pending_.push_back({version.sequence, std::move(entry)});
-  if (pending_bytes_ > kSyncPending) wake_.notify_one();
+  if (full) wake_.notify_one();
 }
 
 void ReplicaWriter::NoteDurable(uint64_t sequence) {
   MutexLock lock(mutex_);
   if (sequence <= durable_) return;
+  const bool first = !pending_.empty() && pending_.front().sequence > durable_ && pending_.front().sequence <= sequence;
   durable_ = sequence;
-  wake_.notify_one();
+  if (first) wake_.notify_one();
+}
+
+// Small changes are gathered, so that each fsync of a program does not cost a write here.
+bool ReplicaWriter::HasDueEntriesLocked(Clock::time_point now) const {
+  if (pending_.empty()) return false;
+  if (pending_bytes_ > kSyncPending) return true;
+  if (pending_.front().sequence > durable_) return false;
+  return stopping_ || pending_bytes_ >= kWriteNow || now >= write_due_;
 }
 
 void ReplicaWriter::Stop() {
@@ -132,6 +148,7 @@ bool ReplicaWriter::TakeChunk(Chunk* chunk) {
     chunk->bytes += pending_.front().entry;
     pending_.pop_front();
   }
+  write_due_ = Clock::now() + kFlushInterval / 2;  // of what is left
   return !chunk->starts.empty();
 }
 
@@ -139,14 +156,14 @@ bool ReplicaWriter::TakeChunk(Chunk* chunk) {
 bool ReplicaWriter::WaitForWork() {
   MutexLock lock(mutex_);
   while (true) {
-    const bool entries = !pending_.empty() && (pending_.front().sequence <= durable_ || pending_bytes_ > kSyncPending);
-    if (entries || overflowed_) return true;
     const auto now = Clock::now();
+    if (HasDueEntriesLocked(now) || overflowed_) return true;
     // After a clean unmount the replica is current, so a checkpoint that it needs is completed first.
     if (stopping_) return !log_in_root_ && (checkpoint_ || (NeedsCheckpoint() && now >= retry_at_));
     if (checkpoint_ || (NeedsCheckpoint() && now >= retry_at_)) return true;
     auto due = Clock::time_point::max();
     if (unflushed_) due = flush_due_;
+    if (!pending_.empty() && pending_.front().sequence <= durable_) due = std::min(due, write_due_);
     if (NeedsCheckpoint()) due = std::min(due, retry_at_);
     if (due <= now) return true;
     if (due == Clock::time_point::max()) {
@@ -173,7 +190,7 @@ Result<void> ReplicaWriter::WriteEntries(StreamWriter& stream, const Chunk& chun
     if (stream.full()) RETURN_IF_ERROR(Extend(stream, begun_));
     const size_t first_entry = next < chunk.starts.size() ? chunk.starts[next].offset - written : kNoEntry;
     RETURN_IF_ERROR(stream.WriteFrame(&rest, first_entry));
-    if (!std::exchange(unflushed_, true)) flush_due_ = Clock::now() + kFlushInterval;
+    if (!std::exchange(unflushed_, true)) flush_due_ = Clock::now() + kFlushInterval / 2;
   }
   begun_ = chunk.starts.back().sequence;
   return {};

@@ -29,7 +29,7 @@ namespace weightfs::replica {
 
 // The maximum time from the sync of a batch in the catalog until it is on stable storage in the replica, as long as the
 // devices keep up and have free space.
-inline constexpr std::chrono::milliseconds kFlushInterval{1000};
+inline constexpr std::chrono::milliseconds kFlushInterval{1000};  // half of it until the write, half until the flush
 
 // Thread-safe. One thread writes. Space comes from `space`; when there is none, or a device fails, the replica falls
 // behind, which is logged, and the store goes on.
@@ -72,6 +72,7 @@ class ReplicaWriter final : public EntrySink {
   void Run();
   bool TakeChunk(Chunk* chunk) EXCLUDES(mutex_);
   bool WaitForWork() EXCLUDES(mutex_);
+  bool HasDueEntriesLocked(Clock::time_point now) const REQUIRES(mutex_);
   void WriteLog(const Chunk& chunk);
   Result<void> WriteEntries(StreamWriter& stream, const Chunk& chunk);
   Result<void> Extend(StreamWriter& stream, uint64_t begun);
@@ -115,6 +116,7 @@ class ReplicaWriter final : public EntrySink {
   std::condition_variable wake_;
   std::deque<Pending> pending_ GUARDED_BY(mutex_);  // not written yet
   uint64_t pending_bytes_ GUARDED_BY(mutex_) = 0;
+  Clock::time_point write_due_ GUARDED_BY(mutex_);  // when the first of them must be written
   uint64_t durable_ GUARDED_BY(mutex_) = 0;
   bool collecting_ GUARDED_BY(mutex_) = false;  // entries are kept for the log
   bool overflowed_ GUARDED_BY(mutex_) = false;  // entries were dropped because there were too many

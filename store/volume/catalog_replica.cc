@@ -95,8 +95,7 @@ Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, con
     return catalog.Write(part.batch);
   });
   if (!checkpoint) return checkpoint.error();
-  KvBatch version = replica::WithVersion({}, checkpoint->version);
-  RETURN_IF_ERROR(catalog.Write(version));
+  RETURN_IF_ERROR(catalog.Write(replica::WithVersion({}, checkpoint->version)));
   const auto log = replica::ReplayLog(devices, root, checkpoint->version,
                                       [&](const replica::Entry& entry) { return ApplyEntry(catalog, entry); });
   if (!log) return log.error();

@@ -347,7 +347,7 @@ Result<void> Formatter::MakeCatalog() {
   RETURN_IF_ERROR(Namespace::Initialize(*catalog, options_.root_uid, options_.root_gid));
   KvBatch batch;
   batch.Put(keys::Store(kStoreIdFact), ToString(description_.id));
-  RETURN_IF_ERROR(catalog->Write(batch));
+  RETURN_IF_ERROR(catalog->Write(std::move(batch)));
   return catalog->Sync();
 }
 

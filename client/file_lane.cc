@@ -99,8 +99,9 @@ bool FileLane::TransferBuffered() {
     ended_.push_back({.piece = &piece, .withdrawn = true});
     return true;
   }
-  const int error_number = client::TransferBuffered(piece.target(), piece.writes(), {piece.data, piece.size},
-                                                    piece.operation().offset() + piece.at, &piece.done);
+  const int error_number =
+      client::TransferBuffered(piece.target(), piece.writes(), {piece.data, piece.size},
+                               piece.target().FileOffset(piece.operation().offset() + piece.at), &piece.done);
   ended_.push_back({&piece, piece.done < piece.size ? std::optional(Error{ErrorCode{error_number}}) : std::nullopt});
   return true;
 }

@@ -16,6 +16,8 @@
 
 namespace weightfs::client {
 
+class GatheredBlocks;
+
 class FileTarget {
  public:
   struct Options {
@@ -32,6 +34,8 @@ class FileTarget {
     bool atomic = false;       // with whole_file: write a temporary file, then rename it over the target
     bool durable = false;      // fsync before success is reported
     bool durable_name = true;  // with durable: also fsync the directory if the write creates the file
+    // A read of several ranges of [offset, offset + size); null: all of it is read.
+    std::shared_ptr<const GatheredBlocks> gathered = nullptr;
     std::shared_ptr<ChecksumAttribute> checksums = nullptr;  // stored by a write, compared by a read; may be null
   };
 

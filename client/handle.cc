@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "client/gathered_target.h"
 #include "client/handle_impl.h"
 #include "common/result.h"
 
@@ -57,6 +58,21 @@ Result<std::shared_ptr<Operation>> Handle::StartWrite(const FileName& file, cons
 
 Result<void> Handle::Read(const FileName& file, const MemoryView& memory, const ReadOptions& options) {
   ASSIGN_OR_RETURN(auto request, Impl::MakeReadRequest(file, memory, options));
+  return impl_->BeginAndHelp(std::move(request));
+}
+
+Result<void> Handle::ReadRanges(const FileName& file, std::span<const ByteRange> ranges, const MemoryView& memory,
+                                const Interrupted& interrupted) {
+  auto gathered = GatheredBlocks::Create(ranges, memory);
+  if (!gathered.has_value()) {
+    Error error = std::move(gathered).error();
+    error.path = file.path;
+    return error;
+  }
+  const auto blocks = std::make_shared<const GatheredBlocks>(std::move(*gathered));
+  ASSIGN_OR_RETURN(auto request, Impl::MakeReadRequest(file, blocks->memory(),
+                                                       {.offset = blocks->begin(), .interrupted = interrupted}));
+  request.file.gathered = blocks;
   return impl_->BeginAndHelp(std::move(request));
 }
 

@@ -92,6 +92,12 @@ struct WriteOptions {
   bool checksum = false;
 };
 
+// A part of a file.
+struct ByteRange {
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
 // A tensor and the name of its file in a directory.
 struct NamedMemory {
   std::string name;
@@ -153,6 +159,12 @@ class WEIGHTFS_EXPORT Handle {
   // Return when the operation is done. The calling thread does the work if it can. Not allowed in callbacks (EDEADLK).
   Result<void> Read(const FileName& file, const MemoryView& memory, const ReadOptions& options = {});
   Result<void> Write(const FileName& file, const MemoryView& memory, const WriteOptions& options = {});
+
+  // Reads several ranges of a file into contiguous host memory, one behind the other: one operation, and with a lease
+  // one lease, which reads the blocks of these ranges (and short gaps between them). The ranges are in ascending order
+  // and do not overlap; together they have the size of the memory. EINVAL otherwise. Returns and fails as Read does.
+  Result<void> ReadRanges(const FileName& file, std::span<const ByteRange> ranges, const MemoryView& memory,
+                          const Interrupted& interrupted = {});
 
   // Writes many tensors, each to its own file in the directory, replacing files of the same names. Intended for
   // thousands of small tensors. With a lease all files appear at once or not at all, even after a crash. EINVAL for

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "client/gathered_target.h"
 #include "client/lease/lease_target.h"
 #include "client/operation_plan.h"
 #include "common/result.h"
@@ -155,7 +156,8 @@ void Handle::Impl::AddChecksums(Request& request) {
 
 Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** helped) {
   if (forked()) return Forked(request.file.path, request.file.offset);
-  request.file.size = request.memory.size();
+  const auto& gathered = request.file.gathered;
+  request.file.size = gathered != nullptr ? gathered->end() - gathered->begin() : request.memory.size();
   std::shared_ptr<Gpu> gpu;
   if (request.memory.on_device() && request.memory.size() > 0) {
     ASSIGN_OR_RETURN(gpu, TheGpu());
@@ -292,7 +294,7 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
     if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
     if (!prepared.has_value()) return prepared.error();
     request.file.offset = *prepared;
-    ASSIGN_OR_RETURN(opened.target, TryLease(std::move(opened.target), request.file, may_lease));
+    ASSIGN_OR_RETURN(opened.target, Complete(std::move(opened.target), request.file, may_lease));
     return opened;
   }
 }
@@ -334,8 +336,15 @@ Result<std::unique_ptr<Target>> Handle::Impl::OpenAgain(FileTarget::Options& opt
     if (!prepared.has_value() && IsAnother(prepared.error(), tries)) continue;
     if (!prepared.has_value()) return prepared.error();
     options.offset = *prepared;
-    return TryLease(std::move(file), options, may_lease);
+    return Complete(std::move(file), options, may_lease);
   }
+}
+
+Result<std::unique_ptr<Target>> Handle::Impl::Complete(std::unique_ptr<Target> file, const FileTarget::Options& options,
+                                                       bool may_lease) {
+  ASSIGN_OR_RETURN(auto target, TryLease(std::move(file), options, may_lease));
+  if (options.gathered == nullptr) return target;
+  return MakeGatheredTarget(std::move(target), options.gathered);
 }
 
 Result<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,

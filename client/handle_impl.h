@@ -92,6 +92,9 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   std::shared_ptr<PendingRanges::Registration> Register(const FileTarget::Options& file, std::optional<FileId> id);
   // Sets the offset in `options` to the one that the target begins at.
   Result<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
+  // Adds what an opened and prepared target still lacks: a lease, if there is one, and the gathering of ranges.
+  Result<std::unique_ptr<Target>> Complete(std::unique_ptr<Target> file, const FileTarget::Options& options,
+                                           bool may_lease);
   Result<std::unique_ptr<Target>> TryLease(std::unique_ptr<Target> file, const FileTarget::Options& options,
                                            bool may_lease);
   void Dispatch(const std::shared_ptr<Operation>& operation, Ring** helped);

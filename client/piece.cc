@@ -58,7 +58,8 @@ PieceRange ChooseRange(const Slice& slice, uint64_t block_size) {
   const uint64_t file = operation.offset() + slice.next;
   const uint64_t left = slice.end - slice.next;
   const uint64_t unit = target.alignment().offset;
-  const Target::Run run = operation.direct_refused() ? Target::Run{-1, 0, left} : target.Locate(file, left);
+  Target::Run run = target.Locate(file, left);
+  if (operation.direct_refused()) run.descriptor = -1;
   PieceRange range{.at = slice.next, .size = std::min(run.length, left), .offset = run.offset};
   if (run.descriptor >= 0 && run.offset % unit != 0) {
     range.size = std::min(range.size, RoundUp(run.offset, unit) - run.offset);
@@ -93,8 +94,9 @@ void CountTransferred(Operation& operation, bool by_cufile, uint64_t size) {
   operation.AddTransferred(size);
 }
 
-void FailAt(Operation& operation, uint64_t offset, const Error& error) {
+void FailAt(Operation& operation, uint64_t position, const Error& error) {
   const Target& target = operation.target();
+  const uint64_t offset = target.FileOffset(position);
   if (error.code == kEndOfFile) {
     const auto size = target.Size();
     return operation.Fail(PastTheEnd(target, operation.size(), operation.offset(), size.value_or(offset)));

@@ -66,7 +66,7 @@ void PrepareWrite(const Piece& piece);
 // Adds transferred bytes to the operation's progress and to the GPU's traffic.
 void CountTransferred(Operation& operation, bool by_cufile, uint64_t size);
 
-// Fails the operation at an offset of the file. An errno of 0 means the end of the file in a read.
-void FailAt(Operation& operation, uint64_t offset, const Error& error);
+// Fails the operation at an offset of its target. An errno of 0 means the end of the file in a read.
+void FailAt(Operation& operation, uint64_t position, const Error& error);
 
 }  // namespace weightfs::client

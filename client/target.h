@@ -37,6 +37,8 @@ class Target {
   virtual const std::string& path() const = 0;
   // The run at `offset` of the file, at most `length` bytes long.
   virtual Run Locate(uint64_t offset, uint64_t length) const = 0;
+  // The offset in the file of an offset of the operation. They differ only where an operation gathers several ranges.
+  virtual uint64_t FileOffset(uint64_t offset) const { return offset; }
   // The alignment that O_DIRECT needs.
   virtual DirectAlignment alignment() const = 0;
   // A descriptor of the file for queries about the filesystem, or -1. It stays open until Finish, and may have O_DIRECT

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The callbacks of a file driver, for any declaration of HDF5's types: that of h5fd_abi.h, or of installed headers.
+// The callbacks of a file driver. `Abi` selects the declarations of HDF5's types: h5fd_abi.h or installed headers.
 //
-// `Abi` has the types FileBase, Memory, hid_t and haddr_t, and these, of which `caller` is an address in the HDF5
-// library:
+// `Abi` has the types FileBase, Memory, hid_t and haddr_t, and these functions. `caller` is an address in the HDF5
+// library.
 //   static Result<Settings> SettingsOf(hid_t fapl, const void* caller);
 //   static void Report(const Error& error, const char* action, const void* caller);
 #pragma once
@@ -36,11 +36,11 @@ class Driver {
   using hid_t = typename Abi::hid_t;
   using haddr_t = typename Abi::haddr_t;
 
-  // HDF5 knows the first member alone.
+  // HDF5 accesses only the first member.
   struct Opened {
     FileBase base{};
     haddr_t end_of_addresses = 0;
-    int descriptor = -1;  // what Handle gives the address of
+    int descriptor = -1;  // Handle returns its address
     std::unique_ptr<File> file;
   };
 
@@ -54,7 +54,7 @@ class Driver {
   static FileBase* Open(const char* name, unsigned flags, hid_t fapl, haddr_t maximum) {
     const void* caller = __builtin_return_address(0);
     if (name == nullptr || *name == '\0' || maximum == 0 || maximum == abi::kUndefinedAddress) {
-      Abi::Report({ErrorCode::kInvalid, "a file needs a name and a largest address"}, "open", caller);
+      Abi::Report({ErrorCode::kInvalid, "a file name and a maximum address are required"}, "open", caller);
       return nullptr;
     }
     auto opened = std::make_unique<Opened>();
@@ -84,7 +84,7 @@ class Driver {
     return a.IsSame(b) ? 0 : a.IsBefore(b) ? -1 : 1;
   }
 
-  static int Query(const FileBase* /*of any file*/, unsigned long* features) {
+  static int Query(const FileBase* /*base*/, unsigned long* features) {
     *features = abi::kAggregateMetadata | abi::kAccumulateMetadata | abi::kDataSieve | abi::kAggregateSmallData |
                 abi::kPosixCompatibleHandle | abi::kSupportsSwmr | abi::kDefaultDriverCompatible;
     return 0;
@@ -97,7 +97,7 @@ class Driver {
   }
   static haddr_t EndOfFile(const FileBase* base, Memory /*type*/) { return Of(base)->file->size(); }
 
-  // A descriptor, as the sec2 driver gives: whoever uses it finds everything in the file.
+  // Returns a descriptor, as sec2 does, after all buffered writes are in the file.
   static int Handle(FileBase* base, hid_t /*fapl*/, void** handle) {
     File& file = *Of(base)->file;
     const int status = Status(file.Flush(false), "get_handle", __builtin_return_address(0));
@@ -138,7 +138,7 @@ class Driver {
 
   static int Lock(FileBase* base, bool exclusive) {
     auto locked = Of(base)->file->Lock(exclusive);
-    // As HDF5's own drivers: filesystems without locks are accepted where that is asked for.
+    // BEST_EFFORT accepts filesystems without locks, as in HDF5's own drivers.
     const char* locking = std::getenv("HDF5_USE_FILE_LOCKING");
     if (!locked.has_value() && locked.error().error_number() == ENOSYS && locking != nullptr &&
         std::strcmp(locking, "BEST_EFFORT") == 0) {
@@ -154,8 +154,8 @@ class Driver {
   }
   static int Control(FileBase* /*base*/, uint64_t operation, uint64_t flags, const void* /*input*/, void** /*output*/) {
     if ((flags & abi::kFailIfUnknown) == 0) return 0;
-    return Status(Error{ErrorCode::kNotSupported, "no such operation of the driver: " + std::to_string(operation)},
-                  "ctl", __builtin_return_address(0));
+    return Status(Error{ErrorCode::kNotSupported, "the driver has no operation " + std::to_string(operation)}, "ctl",
+                  __builtin_return_address(0));
   }
 
  private:
@@ -170,8 +170,7 @@ class Driver {
     return -1;
   }
 
-  // From HDF5's short form: a size of 0, or a type of kSameAsBefore, says that it and all later ones are as the one
-  // before.
+  // Expands HDF5's short form: from a size of 0 or a type of kSameAsBefore on, all requests have the previous value.
   template <typename Request, typename Byte, typename Buffer>
   static std::vector<Request> RequestsOf(uint32_t count, const Memory* types, const haddr_t* addresses,
                                          const size_t* sizes, Buffer* const* buffers) {

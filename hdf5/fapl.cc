@@ -19,7 +19,7 @@
 namespace weightfs::hdf5 {
 namespace {
 
-// Negative before it is registered, and after HDF5 has forgotten it.
+// Negative before the registration, and after HDF5 has terminated the driver.
 hid_t driver_id = H5I_INVALID_HID;
 
 weightfs_fapl_t ToFapl(const Settings& settings) {
@@ -42,9 +42,9 @@ weightfs_fapl_t ToFapl(const Settings& settings) {
 }
 
 Result<Settings> ToSettings(const weightfs_fapl_t& fapl) {
-  const auto wrong = [](const std::string& what) { return Error{ErrorCode::kInvalid, "weightfs_fapl_t: " + what}; };
+  const auto invalid = [](const std::string& what) { return Error{ErrorCode::kInvalid, "weightfs_fapl_t: " + what}; };
   if (fapl.version != WEIGHTFS_FAPL_VERSION) {
-    return wrong(fmt::format("version is {}, not WEIGHTFS_FAPL_VERSION ({})", fapl.version, WEIGHTFS_FAPL_VERSION));
+    return invalid(fmt::format("version is {}, not WEIGHTFS_FAPL_VERSION ({})", fapl.version, WEIGHTFS_FAPL_VERSION));
   }
   Settings settings;
   if (fapl.num_threads != 0) settings.num_threads = fapl.num_threads;
@@ -58,13 +58,13 @@ Result<Settings> ToSettings(const weightfs_fapl_t& fapl) {
     case WEIGHTFS_SYNC_FLUSH: settings.sync = Sync::kFlush; break;
     case WEIGHTFS_SYNC_CLOSE: settings.sync = Sync::kClose; break;
     case WEIGHTFS_SYNC_NEVER: settings.sync = Sync::kNever; break;
-    default: return wrong(fmt::format("sync is {}, and no value of weightfs_sync_t", fapl.sync));
+    default: return invalid(fmt::format("sync is {}, which is not a weightfs_sync_t", fapl.sync));
   }
   switch (fapl.direct) {
     case WEIGHTFS_DIRECT_AUTO: settings.direct = client::Direct::kAuto; break;
     case WEIGHTFS_DIRECT_NEVER: settings.direct = client::Direct::kNever; break;
     case WEIGHTFS_DIRECT_REQUIRE: settings.direct = client::Direct::kRequire; break;
-    default: return wrong(fmt::format("direct is {}, and no value of weightfs_direct_t", fapl.direct));
+    default: return invalid(fmt::format("direct is {}, which is not a weightfs_direct_t", fapl.direct));
   }
   RETURN_IF_ERROR(Check(settings));
   return settings;
@@ -89,7 +89,7 @@ struct LinkedAbi {
 
 using ThisDriver = Driver<LinkedAbi>;
 
-// HDF5 frees it by free(3).
+// HDF5 frees the result with free(3).
 void* SettingsOfFile(H5FD_t* file) {
   auto* fapl = static_cast<weightfs_fapl_t*>(std::malloc(sizeof(weightfs_fapl_t)));
   if (fapl != nullptr) *fapl = ToFapl(ThisDriver::FileOf(file).settings());
@@ -102,7 +102,7 @@ herr_t Terminate() {
 }
 
 #if WEIGHTFS_HAS_LOADABLE_DRIVERS
-// What the plugin declares for itself is what these headers say.
+// The plugin's own declarations match these headers.
 static_assert(H5FD_CLASS_VERSION == abi::kClassVersion);
 static_assert(sizeof(H5FD_class_t) == sizeof(abi::Class) && sizeof(H5FD_t) == sizeof(abi::FileBase));
 static_assert(offsetof(H5FD_class_t, open) == offsetof(abi::Class, open));
@@ -157,7 +157,7 @@ H5FD_class_t MakeClass() {
 hid_t H5FD_weightfs_init(void) {
   using weightfs::hdf5::driver_id;
   static const H5FD_class_t driver = weightfs::hdf5::MakeClass();
-  // It is another type once HDF5 was closed and opened again.
+  // The ID no longer has this type after HDF5 was closed and reopened.
   if (H5Iget_type(driver_id) != H5I_VFL) driver_id = H5FDregister(&driver);
   return driver_id;
 }
@@ -181,10 +181,10 @@ herr_t H5Pget_fapl_weightfs(hid_t fapl_id, weightfs_fapl_t* settings) {
     LinkedAbi::Report({weightfs::ErrorCode::kInvalid, why}, "H5Pget_fapl_weightfs", nullptr);
     return -1;
   };
-  if (settings == nullptr) return fail("there is no memory for the settings");
-  if (driver_id < 0 || H5Pget_driver(fapl_id) != driver_id) return fail("this list has another driver than weightfs");
+  if (settings == nullptr) return fail("the argument settings is NULL");
+  if (driver_id < 0 || H5Pget_driver(fapl_id) != driver_id) return fail("the list has a driver other than weightfs");
   const auto* found = static_cast<const weightfs_fapl_t*>(H5Pget_driver_info(fapl_id));
-  if (found == nullptr) return fail("this list has no settings of the driver weightfs");
+  if (found == nullptr) return fail("the list has no settings of the driver weightfs");
   *settings = *found;
   return 0;
 }

@@ -13,11 +13,12 @@
 
 #include "common/result.h"
 #include "common/units.h"
+#include "hdf5/engine.h"
 
 namespace weightfs::hdf5 {
 namespace {
 
-constexpr mode_t kMode = 0666;  // HDF5's own drivers leave the rest to the umask
+constexpr mode_t kMode = 0666;  // as HDF5's own drivers; the umask applies
 constexpr size_t kLongestSegment = 8 * kMiB;
 constexpr size_t kSegmentsInCache = 8;
 
@@ -37,7 +38,7 @@ File::File(std::string path, const OpenOptions& options, const Settings& setting
 
 File::~File() {
   if (!descriptor_) return;
-  // Close() reports errors; whoever drops the File without it does not want to know.
+  // A caller that needs the error calls Close().
   [[maybe_unused]] const auto closed = Close();
 }
 
@@ -55,7 +56,7 @@ Result<std::unique_ptr<File>> File::Open(const std::string& path, const OpenOpti
   if (number < 0) return SystemError(path, "cannot open it with HDF5's driver weightfs");
   file->descriptor_ = UniqueFd(number);
   struct stat status {};
-  if (fstat(number, &status) != 0) return SystemError(path, "cannot look at the file");
+  if (fstat(number, &status) != 0) return SystemError(path, "fstat failed");
   if (S_ISDIR(status.st_mode)) return SystemError(path, "cannot open it with HDF5's driver weightfs", EISDIR);
   file->device_ = status.st_dev;
   file->inode_ = status.st_ino;
@@ -70,15 +71,10 @@ Error File::Failed(const char* action, uint64_t offset, uint64_t size, int error
           path_, offset};
 }
 
-Error File::Named(Error error) const {
+Error File::WithPath(Error error) const {
   if (error.path != path_) error.what = fmt::format("{}: {}", path_, ToString(error));
   error.path = path_;
   return error;
-}
-
-Result<void> File::Named(Result<void> result) const {
-  if (result.has_value()) return result;
-  return Named(std::move(result).error());
 }
 
 Result<void> File::CheckRange(const char* action, uint64_t offset, uint64_t size) const {
@@ -87,24 +83,26 @@ Result<void> File::CheckRange(const char* action, uint64_t offset, uint64_t size
   return {};
 }
 
-// The descriptor that handles get. Those of O_DIRECT bypass the page cache of other filesystems than a weightfs mount.
-int File::FastDescriptor() {
+Result<std::shared_ptr<client::Handle>> File::GetHandle() const { return WithPath(Engine::Shared().Get(settings_)); }
+
+// Returns the descriptor for handles. On filesystems other than a weightfs mount, O_DIRECT bypasses the page cache.
+int File::TransferDescriptor() {
   if (!tried_direct_) {
     tried_direct_ = true;
-    const auto again = fmt::format("/proc/self/fd/{}", descriptor_.get());
-    direct_descriptor_ = UniqueFd(open(again.c_str(), (options_.write ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC));
+    const auto name = fmt::format("/proc/self/fd/{}", descriptor_.get());
+    direct_descriptor_ = UniqueFd(open(name.c_str(), (options_.write ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC));
   }
   return direct_descriptor_ ? direct_descriptor_.get() : descriptor_.get();
 }
 
 Result<void> File::Truncate(uint64_t size) {
   if (size == size_ && size >= file_size_) {
-    // Buffered writes make it as long as that.
+    // The file has this size, or buffered writes will extend it to this size.
     if (file_size_ == size || writes_.end() == size) return {};
   }
   RETURN_IF_ERROR(CheckRange("truncation", size, 0));
   RETURN_IF_ERROR(AwaitWrites(0, UINT64_MAX));
-  RETURN_IF_ERROR(writes_.Discard(size, UINT64_MAX));
+  RETURN_IF_ERROR(WithPath(writes_.Discard(size, UINT64_MAX)));
   cache_.Drop(std::min(size, size_), UINT64_MAX);
   reads_ = {};
   if (file_size_ != size && ftruncate(descriptor_.get(), static_cast<off_t>(size)) != 0) {
@@ -119,13 +117,13 @@ Result<void> File::Lock(bool exclusive) {
   if (flock(descriptor_.get(), (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) {
     const int error_number = errno;
     const char* why = error_number == EAGAIN
-                          ? "another program has it open; close it there, or set HDF5_USE_FILE_LOCKING=FALSE when "
-                            "you know that this is safe"
-                          : "set HDF5_USE_FILE_LOCKING=FALSE where the filesystem has no locks";
+                          ? "another program has the file open; close it there, or set HDF5_USE_FILE_LOCKING=FALSE if "
+                            "this is safe"
+                          : "set HDF5_USE_FILE_LOCKING=FALSE if the filesystem has no locks";
     return Error{ErrorCode{error_number},
                  fmt::format("{}: unable to lock file: {}: {}", path_, std::strerror(error_number), why), path_};
   }
-  // What was read before the lock may have been changed by the one who had it.
+  // The previous holder of the lock may have changed the file.
   if (writes_.empty()) cache_.Clear();
   return {};
 }
@@ -139,11 +137,11 @@ Result<void> File::Unlock() {
 Result<void> File::Close() {
   auto flushed = Flush(settings_.sync == Sync::kClose);
   cache_.Clear();
-  // What could not be written is lost with the caller's knowledge; nothing of it may be under way.
+  // The segments that are left could not be written. No operation may access their memory any more.
   for (auto& [begin, segment] : writes_.segments()) {
     if (segment.operation != nullptr) segment.operation->Wait();
   }
-  // Filesystems with a server may report a failed write only when a descriptor is closed.
+  // Network filesystems may report a failed write only at close.
   for (UniqueFd* descriptor : {&direct_descriptor_, &descriptor_}) {
     if (descriptor->Close() != 0 && flushed.has_value()) flushed = SystemError(path_, "closing the file failed");
   }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file as HDF5's driver has it open, without HDF5: reads and writes of every size at any offset.
+// An open file of HDF5's driver, independent of HDF5: reads and writes of any size at any offset.
 //
-// Large requests go straight between the caller's memory and the file, by a handle (a lease on a weightfs mount,
-// libaio and O_DIRECT elsewhere). Small writes are buffered, and those that follow each other become large ones; small
-// reads are cached, and sequential ones are read ahead. What was written is seen by every later read of this File.
+// A handle transfers large requests directly between the caller's memory and the file (by a lease on a weightfs mount,
+// by libaio and O_DIRECT elsewhere). Small writes are buffered, and contiguous ones are merged. Small reads of metadata
+// are cached, and sequential reads of data are read ahead. A read sees all earlier writes of this File.
 //
-// With one writer and readers beside it (SWMR) both sides need the file itself to be right at any time, and in the
-// order of the writes: then nothing is buffered, and a reader caches nothing.
+// With one writer and concurrent readers (SWMR), the file itself must be consistent at any time, so the writes must
+// reach it in order. The writer then buffers nothing, and a reader caches nothing.
 #pragma once
 
 #include <sys/stat.h>
@@ -27,19 +27,19 @@
 
 namespace weightfs::hdf5 {
 
-// Metadata stays in memory until a flush as far as it has room there; raw is the data of datasets.
+// Metadata stays in memory until a flush or until the buffer is full. kRaw is the data of datasets.
 enum class Content : unsigned char { kMetadata, kRaw };
 
-// Externally synchronized, as HDF5 calls its drivers. All errors carry a full line that names the file. A write may
-// report the error of an earlier one; what could not be written stays buffered and is tried again by the next flush.
+// Externally synchronized: HDF5 serializes its calls. Errors are full lines; those of I/O name the file. A write may
+// report the error of an earlier buffered write, whose bytes stay buffered; the next flush retries it.
 class File {
  public:
   struct OpenOptions {
     bool write = false;
     bool create = false;
-    bool exclusive = false;  // with create: EEXIST when there is one
+    bool exclusive = false;  // with create: EEXIST if the file exists
     bool truncate = false;
-    bool shared_reader = false;  // somebody writes it meanwhile (SWMR)
+    bool shared_reader = false;  // another program writes the file (SWMR)
   };
   static Result<std::unique_ptr<File>> Open(const std::string& path, const OpenOptions& options,
                                             const Settings& settings);
@@ -47,11 +47,12 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
-  // Bytes behind the end are zeros. `out` may be memory of a GPU.
+  // Bytes beyond the end of the file are zeros. `out` may be GPU memory. A read beyond the end into GPU memory extends
+  // a writable file; otherwise it fails.
   Result<void> Read(Content content, uint64_t offset, std::span<std::byte> out);
   Result<void> Write(Content content, uint64_t offset, std::span<const std::byte> bytes);
 
-  // Several requests in any order, as one call each. Those that overlap are carried out in the order given.
+  // Several requests per call, in any order. Overlapping requests take effect in the order given.
   struct ReadRequest {
     Content content = Content::kRaw;
     uint64_t offset = 0;
@@ -65,21 +66,21 @@ class File {
   Result<void> ReadMany(std::span<const ReadRequest> requests);
   Result<void> WriteMany(std::span<const WriteRequest> requests);
 
-  // Hands all to the filesystem: other programs see it from then on. With `durable` it survives a loss of power too.
+  // Writes all buffered bytes to the file, where other programs see them. `durable`: they also survive a power loss.
   Result<void> Flush(bool durable);
-  // Makes the file this long.
+  // Sets the size of the file.
   Result<void> Truncate(uint64_t size);
-  // flock(2), without waiting. EAGAIN: another program has it.
+  // flock(2) without waiting. EAGAIN: another program has the lock.
   Result<void> Lock(bool exclusive);
-  // Flushes, so that those who take the lock next see everything.
+  // Flushes first, so that the next holder of the lock sees all writes.
   Result<void> Unlock();
-  // Flushes and closes. The File is closed afterwards also when that failed.
+  // Flushes and closes. The File is closed even if this fails.
   Result<void> Close();
 
-  uint64_t size() const { return size_; }  // bytes, of buffered writes too
+  uint64_t size() const { return size_; }  // bytes, including buffered writes
   int descriptor() const { return descriptor_.get(); }
   bool IsSame(const File& other) const { return device_ == other.device_ && inode_ == other.inode_; }
-  // Any order of files; the same file is before none.
+  // A strict order of files.
   bool IsBefore(const File& other) const { return std::pair(device_, inode_) < std::pair(other.device_, other.inode_); }
   const std::string& path() const { return path_; }
   const Settings& settings() const { return settings_; }
@@ -88,17 +89,24 @@ class File {
   File(std::string path, const OpenOptions& options, const Settings& settings);
 
   Error Failed(const char* action, uint64_t offset, uint64_t size, int error_number) const;
-  // Handles know a descriptor; the error gets the file's name.
-  Error Named(Error error) const;
-  Result<void> Named(Result<void> result) const;
+  // Adds the path to an error of a handle, which knows only the descriptor, or of a buffer.
+  Error WithPath(Error error) const;
+  template <typename T>
+  Result<T> WithPath(Result<T> result) const {
+    if (result.has_value()) return result;
+    return WithPath(std::move(result).error());
+  }
   Result<void> CheckRange(const char* action, uint64_t offset, uint64_t size) const;
-  int FastDescriptor();
+  template <typename Request>
+  Result<void> CheckRanges(const char* action, std::span<const Request> requests) const;
+  Result<std::shared_ptr<client::Handle>> GetHandle() const;
+  int TransferDescriptor();
 
   // --- reads (file_read.cc)
   struct Stream {
-    uint64_t next = UINT64_MAX;  // where a request is sequential
-    uint64_t ahead = 0;          // behind the last byte that was read ahead
-    uint64_t window = 0;         // bytes of the next window of read-ahead; 0 while nothing is sequential
+    uint64_t next = UINT64_MAX;  // offset of a sequential read
+    uint64_t ahead = 0;          // end of the read-ahead
+    uint64_t window = 0;         // bytes of the next read-ahead window; 0 without sequential reads
   };
   Result<void> ReadThrough(uint64_t offset, std::span<std::byte> out);
   Result<void> ReadLarge(uint64_t offset, std::span<std::byte> out);
@@ -107,23 +115,25 @@ class File {
   Result<void> ReadDevice(uint64_t offset, std::span<std::byte> out);
   Result<bool> Load(uint64_t begin, uint64_t end, uint64_t offset);
   bool Await(ReadCache::Extents::iterator extent);
+  void AwaitReads(uint64_t begin, uint64_t end);
   void ReadAhead();
   Result<void> PositionalRead(uint64_t offset, std::span<std::byte> out);
   bool IsInPageCache(uint64_t offset, uint64_t size) const;
 
   // --- writes (file_write.cc)
+  static bool StartsSwmr(Content content, std::span<const std::byte> bytes);
   Result<void> WriteLarge(uint64_t offset, const client::MemoryView& memory);
   Result<void> WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes);
   Result<void> PositionalWrite(uint64_t offset, std::span<const std::byte> bytes);
-  Result<void> Replace(uint64_t begin, uint64_t end);
-  void NoteWritten(uint64_t end);
-  void UpdateCache(uint64_t offset, std::span<const std::byte> bytes);
+  Result<void> DiscardBuffered(uint64_t begin, uint64_t end);
+  Result<void> NoteWrite(Result<void> written, uint64_t end);
   Result<void> AwaitWrites(uint64_t begin, uint64_t end);
-  Result<void> SendFull();
-  Result<void> MakeRoom();
+  Result<void> StartWriteBack();
+  Result<void> LimitBufferedBytes();
   Result<void> WriteOut(bool raw_only);
   using Run = std::span<WriteBuffer::Segments::iterator>;
   Result<void> WriteRun(Run run);
+  Result<void> WriteRunByHandle(Run run);
   Result<void> WriteRunByCalls(Run run);
   Result<void> MakeDurable();
 
@@ -131,18 +141,21 @@ class File {
   const OpenOptions options_;
   const Settings settings_;
   UniqueFd descriptor_;
-  UniqueFd direct_descriptor_;  // of O_DIRECT; none before it is needed, and where the filesystem has none
+  UniqueFd direct_descriptor_;  // O_DIRECT; unset until needed, and on filesystems without O_DIRECT
   bool tried_direct_ = false;
   dev_t device_ = 0;
   ino_t inode_ = 0;
-  uint64_t size_ = 0;           // with what is buffered
+  uint64_t size_ = 0;           // including buffered writes
   uint64_t file_size_ = 0;      // of the file itself
-  bool write_through_ = false;  // others read while this program writes
-  bool name_is_new_ = false;    // its directory was not synced since it was created
+  bool write_through_ = false;  // SWMR: other programs read meanwhile
+  bool name_is_new_ = false;    // the directory was not synced since the file was created
   bool unsynced_ = false;
   Stream reads_;
-  uint64_t next_write_ = UINT64_MAX;  // where a write is sequential
+  uint64_t next_write_ = UINT64_MAX;  // offset of a sequential raw write
   MemoryPool pool_;
+  // A read in flight never overlaps a segment: read-ahead stops before the next segment, and a write waits for the
+  // reads in its range before it is buffered. Therefore a segment may be written and removed at any time, and no cached
+  // extent lacks its bytes.
   WriteBuffer writes_;
   ReadCache cache_;
 };

@@ -9,19 +9,19 @@
 #include <iterator>
 #include <utility>
 
+#include "common/assert.h"
 #include "common/result.h"
 #include "common/units.h"
-#include "hdf5/engine.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
 
 namespace weightfs::hdf5 {
 namespace {
 
-constexpr uint64_t kMetadataPage = 16 * kKiB;    // the least that a read of metadata loads
-constexpr uint64_t kLongestMetadata = 1 * kMiB;  // the most, where reads follow each other
-constexpr uint64_t kShortRead = 128 * kKiB;      // sequential reads below this are loaded ahead by the calling thread
-constexpr uint64_t kShortWindow = 1 * kMiB;      // as far as that goes
+constexpr uint64_t kMetadataPage = 16 * kKiB;    // minimum bytes that a metadata read loads
+constexpr uint64_t kLongestMetadata = 1 * kMiB;  // maximum, for consecutive reads
+constexpr uint64_t kShortRead = 128 * kKiB;      // for shorter sequential reads, the calling thread reads ahead
+constexpr uint64_t kShortWindow = 1 * kMiB;      // maximum bytes that the calling thread reads ahead
 constexpr uint64_t kWindowsInCache = 8;
 
 }  // namespace
@@ -31,12 +31,12 @@ Result<void> File::Read(Content content, uint64_t offset, std::span<std::byte> o
   if (out.empty()) return {};
   if (content == Content::kRaw && GpuMemory::Shared().Holds(out.data())) return ReadDevice(offset, out);
   if (options_.shared_reader) return ReadThrough(offset, out);
-  // What nobody has written reads as zeros.
+  // Bytes beyond the end read as zeros.
   const uint64_t end = offset + out.size();
   if (end > size_) {
-    const uint64_t there = size_ > offset ? size_ - offset : 0;
-    std::memset(out.data() + there, 0, out.size() - there);
-    out = out.first(there);
+    const uint64_t available = size_ > offset ? size_ - offset : 0;
+    std::memset(out.data() + available, 0, out.size() - available);
+    out = out.first(available);
     if (out.empty()) return {};
   }
   if (out.size() >= settings_.direct_size) return ReadLarge(offset, out);
@@ -52,14 +52,14 @@ Result<void> File::Read(Content content, uint64_t offset, std::span<std::byte> o
   return {};
 }
 
-// Of a reader beside a writer: what the file holds now.
+// For an SWMR reader: reads the current content of the file.
 Result<void> File::ReadThrough(uint64_t offset, std::span<std::byte> out) {
   if (out.size() < settings_.direct_size) return PositionalRead(offset, out);
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  const auto read = handle->Read(FastDescriptor(), client::MemoryView(out), {.offset = offset});
-  // It ends before; the rest is zeros.
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
+  const auto read = handle->Read(TransferDescriptor(), client::MemoryView(out), {.offset = offset});
+  // The file ends within the range; the rest is zeros.
   if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
-  return Named(read);
+  return WithPath(read);
 }
 
 Result<void> File::ReadLarge(uint64_t offset, std::span<std::byte> out) {
@@ -69,33 +69,34 @@ Result<void> File::ReadLarge(uint64_t offset, std::span<std::byte> out) {
   return {};
 }
 
-// What the file itself holds, and zeros behind its end.
+// Reads the file without buffered writes. Bytes beyond its end are zeros.
 Result<void> File::ReadExactly(uint64_t offset, std::span<std::byte> out) {
-  const uint64_t there = std::min<uint64_t>(out.size(), file_size_ > offset ? file_size_ - offset : 0);
-  std::memset(out.data() + there, 0, out.size() - there);
-  out = out.first(there);
+  const uint64_t available = std::min<uint64_t>(out.size(), file_size_ > offset ? file_size_ - offset : 0);
+  std::memset(out.data() + available, 0, out.size() - available);
+  out = out.first(available);
   if (out.empty()) return {};
-  // The kernel's copy is faster than the device.
+  // The page cache is faster than the device.
   if (out.size() < settings_.direct_size || IsInPageCache(offset, out.size())) return PositionalRead(offset, out);
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  const auto read = handle->Read(FastDescriptor(), client::MemoryView(out), {.offset = offset});
-  // Others have cut it since it was opened.
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
+  const auto read = handle->Read(TransferDescriptor(), client::MemoryView(out), {.offset = offset});
+  // Another program has truncated the file since it was opened.
   if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
-  return Named(read);
+  return WithPath(read);
 }
 
 Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
-  // The handle knows the file alone, so everything must be there, its length too.
+  // The handle reads only the file, so the file needs all buffered bytes and its full size.
   RETURN_IF_ERROR(WriteOut(false));
-  if (offset + out.size() > file_size_ && options_.write) {
-    if (ftruncate(descriptor_.get(), static_cast<off_t>(offset + out.size())) != 0) {
-      return Failed("read into memory of a GPU: lengthening the file", offset, out.size(), errno);
+  const uint64_t end = offset + out.size();
+  if (end > file_size_ && options_.write) {
+    if (ftruncate(descriptor_.get(), static_cast<off_t>(end)) != 0) {
+      return Failed("ftruncate for a GPU read", offset, out.size(), errno);
     }
-    file_size_ = size_ = offset + out.size();
+    RETURN_IF_ERROR(NoteWrite({}, end));
   }
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
   const auto memory = client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(out.data()), out.size(), std::nullopt);
-  return Named(handle->Read(FastDescriptor(), memory, {.offset = offset}));
+  return WithPath(handle->Read(TransferDescriptor(), memory, {.offset = offset}));
 }
 
 Result<void> File::PositionalRead(uint64_t offset, std::span<std::byte> out) {
@@ -118,7 +119,7 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
     const auto next = cache_.FirstFrom(offset);
     if (next != cache_.end() && next->first <= offset) {
       auto& [begin, extent] = *next;
-      if (!Await(next)) continue;  // It is gone; the read below reports what is wrong with the file.
+      if (!Await(next)) continue;  // The failed extent is removed; the read below reports the error.
       const size_t count = std::min<uint64_t>(out.size(), begin + extent.size - offset);
       std::memcpy(out.data(), extent.buffer.data() + (offset - begin), count);
       cache_.Touch(next);
@@ -126,8 +127,8 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
       out = out.subspan(count);
       continue;
     }
-    const uint64_t border = next == cache_.end() ? UINT64_MAX : next->first;
-    const auto gap = out.first(std::min<uint64_t>(out.size(), border - offset));
+    const uint64_t limit = next == cache_.end() ? UINT64_MAX : next->first;
+    const auto gap = out.first(std::min<uint64_t>(out.size(), limit - offset));
     bool loaded = false;
     if (content == Content::kMetadata) {
       const uint64_t page = RoundDown(offset, kMetadataPage);
@@ -149,8 +150,7 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
   return {};
 }
 
-// Reads what is not in the cache of [begin, end) around the byte at `offset`, as far as the file reaches. False: there
-// is no memory.
+// Loads the uncached part of [begin, end) around `offset` into the cache, up to the end of the file. False: no memory.
 Result<bool> File::Load(uint64_t begin, uint64_t end, uint64_t offset) {
   begin = std::max(begin, cache_.EndBefore(offset));
   end = std::min(end, size_);
@@ -165,7 +165,7 @@ Result<bool> File::Load(uint64_t begin, uint64_t end, uint64_t offset) {
   return true;
 }
 
-// Waits for read-ahead. False: that failed, and the extent is gone.
+// Waits for the read-ahead of an extent. False: it failed, and the extent is removed.
 bool File::Await(ReadCache::Extents::iterator at) {
   auto& [begin, extent] = *at;
   if (extent.operation == nullptr) return true;
@@ -176,20 +176,29 @@ bool File::Await(ReadCache::Extents::iterator at) {
     cache_.Remove(at);
     return false;
   }
-  writes_.Overlay(begin, std::span(extent.buffer.data(), extent.size));
+  WEIGHTFS_ASSERT(writes_.NextFrom(begin) >= begin + extent.size);
   return true;
 }
 
-// Keeps a window on its way beyond a sequential read.
+// Waits for the read-ahead in the range.
+void File::AwaitReads(uint64_t begin, uint64_t end) {
+  for (auto at = cache_.FirstFrom(begin); at != cache_.end() && at->first < end;) {
+    const uint64_t behind = at->first + at->second.size;
+    Await(at);
+    at = cache_.FirstFrom(behind);
+  }
+}
+
+// Keeps a window of read-ahead in flight beyond a sequential read, up to the next segment of buffered writes.
 void File::ReadAhead() {
   const uint64_t most = std::min(settings_.read_ahead, settings_.cache / 2 / kWindowsInCache * 2);
   if (most == 0) return;
   reads_.ahead = std::max(reads_.ahead, reads_.next);
   reads_.window = std::clamp<uint64_t>(2 * reads_.window, kShortRead, most);
-  // Below this the calling thread reads ahead itself, or the kernel does.
+  // For smaller windows, the calling thread or the kernel reads ahead.
   if (reads_.window < settings_.direct_size) return;
   while (reads_.ahead < reads_.next + reads_.window) {
-    uint64_t end = std::min(reads_.ahead + reads_.window, file_size_);
+    uint64_t end = std::min({reads_.ahead + reads_.window, file_size_, writes_.NextFrom(reads_.ahead)});
     const auto next = cache_.FirstFrom(reads_.ahead);
     if (next != cache_.end() && next->first <= reads_.ahead) {
       reads_.ahead = next->first + next->second.size;
@@ -197,12 +206,12 @@ void File::ReadAhead() {
     }
     if (next != cache_.end()) end = std::min(end, next->first);
     if (end < reads_.ahead + kShortRead || IsInPageCache(reads_.ahead, end - reads_.ahead)) return;
-    const auto handle = Engine::Shared().Get(settings_);
-    if (!handle.has_value()) return;  // Reads do without; those that need the handle report it.
+    const auto handle = GetHandle();
+    if (!handle.has_value()) return;  // Read-ahead is optional; a read that needs the handle reports the error.
     ReadCache::Extent extent{.buffer = pool_.Take(end - reads_.ahead), .size = end - reads_.ahead};
     if (extent.buffer.data() == nullptr) return;
     auto started =
-        (*handle)->StartRead(FastDescriptor(), client::MemoryView(std::span(extent.buffer.data(), extent.size)),
+        (*handle)->StartRead(TransferDescriptor(), client::MemoryView(std::span(extent.buffer.data(), extent.size)),
                              {.offset = reads_.ahead, .own_errors = true});
     if (!started.has_value()) return;
     extent.operation = *std::move(started);
@@ -211,9 +220,9 @@ void File::ReadAhead() {
   }
 }
 
-// True when the kernel has the range in memory. Linux 6.5; before that nobody can say.
+// True if at least 15/16 of the range is in the page cache. Always false before Linux 6.5.
 bool File::IsInPageCache(uint64_t offset, uint64_t size) const {
-  constexpr long kCachestat = 451;  // its number on every architecture
+  constexpr long kCachestat = 451;  // the same on every architecture
   struct {
     uint64_t offset, length;
   } const range{.offset = offset, .length = size};

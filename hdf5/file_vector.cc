@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several requests of one call (HDF5's vector I/O): those that follow each other in the file are one operation, and
-// operations run beside each other.
+// Several requests per call (HDF5's vector I/O). Contiguous requests form one operation, and operations run
+// concurrently.
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "common/result.h"
-#include "hdf5/engine.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
 
 namespace weightfs::hdf5 {
 namespace {
 
-// Calls visit(run) with each run of requests that follow each other in the file.
+// Calls visit(run) for each run of contiguous requests.
 template <typename Request, typename Visit>
 Result<void> ForEachRun(std::vector<Request>& requests, Visit visit) {
   for (size_t begin = 0; begin < requests.size();) {
@@ -29,10 +28,11 @@ Result<void> ForEachRun(std::vector<Request>& requests, Visit visit) {
   return {};
 }
 
+// The ends of all requests must be valid offsets.
 template <typename Request>
-bool TakesOneByOne(const std::vector<Request>& requests) {
+bool MustRunSerially(const std::vector<Request>& requests) {
   for (size_t i = 0; i < requests.size(); ++i) {
-    // Requests that overlap mean what they do in their order.
+    // The result of overlapping requests depends on their order.
     if (i > 0 && requests[i - 1].offset + requests[i - 1].memory.size() > requests[i].offset) return true;
     if (GpuMemory::Shared().Holds(requests[i].memory.data())) return true;
   }
@@ -60,7 +60,7 @@ client::MemoryView Join(std::span<const Request> run) {
   return client::MemoryView::Joined(std::move(parts), run.back().offset + run.back().memory.size() - begin);
 }
 
-// Waits for all of them, for their memory is the caller's; the first error.
+// Waits for all operations, because they access the caller's memory. Returns the first error.
 Result<void> WaitForAll(const std::vector<std::shared_ptr<client::Operation>>& operations) {
   std::optional<Error> first;
   for (const auto& operation : operations) {
@@ -74,9 +74,16 @@ Result<void> WaitForAll(const std::vector<std::shared_ptr<client::Operation>>& o
 
 }  // namespace
 
+template <typename Request>
+Result<void> File::CheckRanges(const char* action, std::span<const Request> requests) const {
+  for (const auto& request : requests) RETURN_IF_ERROR(CheckRange(action, request.offset, request.memory.size()));
+  return {};
+}
+
 Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
+  RETURN_IF_ERROR(CheckRanges("read", requests));
   auto sorted = SortedWithoutEmpty(requests);
-  if (options_.shared_reader || TakesOneByOne(sorted)) {
+  if (options_.shared_reader || MustRunSerially(sorted)) {
     for (const auto& request : requests) RETURN_IF_ERROR(Read(request.content, request.offset, request.memory));
     return {};
   }
@@ -89,23 +96,28 @@ Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
       for (const auto& request : run) RETURN_IF_ERROR(Read(request.content, request.offset, request.memory));
       return {};
     }
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-    ASSIGN_OR_RETURN(auto operation, handle->StartRead(FastDescriptor(), Join(std::span<const ReadRequest>(run)),
+    ASSIGN_OR_RETURN(const auto handle, GetHandle());
+    ASSIGN_OR_RETURN(auto operation, handle->StartRead(TransferDescriptor(), Join(std::span<const ReadRequest>(run)),
                                                        {.offset = begin, .own_errors = true}));
     operations.push_back(std::move(operation));
     started.insert(started.end(), run.begin(), run.end());
     return {};
   });
   const auto waited = WaitForAll(operations);
-  RETURN_IF_ERROR(Named(read));
-  RETURN_IF_ERROR(Named(waited));
+  RETURN_IF_ERROR(WithPath(read));
+  RETURN_IF_ERROR(WithPath(waited));
   for (const auto& request : started) writes_.Overlay(request.offset, request.memory);
   return {};
 }
 
 Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
+  RETURN_IF_ERROR(CheckRanges("write", requests));
   auto sorted = SortedWithoutEmpty(requests);
-  if (write_through_ || !options_.write || TakesOneByOne(sorted)) {
+  // With concurrent readers, which a superblock in this call may start, writes must reach the file in the order given.
+  const bool in_order = write_through_ || std::any_of(requests.begin(), requests.end(), [](const auto& request) {
+                          return StartsSwmr(request.content, request.memory);
+                        });
+  if (in_order || !options_.write || MustRunSerially(sorted)) {
     for (const auto& request : requests) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));
     return {};
   }
@@ -114,26 +126,24 @@ Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
   const auto result = ForEachRun(sorted, [&](std::span<WriteRequest> run) -> Result<void> {
     const uint64_t begin = run.front().offset;
     const uint64_t end = run.back().offset + run.back().memory.size();
-    RETURN_IF_ERROR(CheckRange("write", begin, end - begin));
     const bool raw = std::all_of(run.begin(), run.end(), [](const auto& one) { return one.content == Content::kRaw; });
     if (end - begin < settings_.direct_size || !raw) {
       for (const auto& request : run) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));
       return {};
     }
-    RETURN_IF_ERROR(Replace(begin, end));
+    ASSIGN_OR_RETURN(const auto handle, GetHandle());
+    RETURN_IF_ERROR(DiscardBuffered(begin, end));
     cache_.Drop(begin, end);
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-    ASSIGN_OR_RETURN(auto operation, handle->StartWrite(FastDescriptor(), Join(std::span<const WriteRequest>(run)),
+    ASSIGN_OR_RETURN(auto operation, handle->StartWrite(TransferDescriptor(), Join(std::span<const WriteRequest>(run)),
                                                         {.offset = begin, .own_errors = true}));
     operations.push_back(std::move(operation));
     written = std::max(written, end);
     return {};
   });
-  const auto waited = WaitForAll(operations);
-  RETURN_IF_ERROR(Named(result));
-  RETURN_IF_ERROR(Named(waited));
-  if (written > 0) NoteWritten(written);
-  return {};
+  auto waited = WaitForAll(operations);
+  if (!operations.empty()) waited = NoteWrite(std::move(waited), written);
+  RETURN_IF_ERROR(WithPath(result));
+  return waited;
 }
 
 }  // namespace weightfs::hdf5

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The writes of File.
 #include <limits.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -13,22 +14,22 @@
 #include <utility>
 #include <vector>
 
+#include "common/assert.h"
 #include "common/result.h"
 #include "common/sync_directory.h"
 #include "common/units.h"
-#include "hdf5/engine.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
 
 namespace weightfs::hdf5 {
 namespace {
 
-// A raw write of this much that follows no other goes to the file at once: there is nothing to merge it with.
+// A raw write of at least this size that is not sequential goes to the file at once, because it cannot be merged.
 constexpr size_t kLoneWrite = 256 * kKiB;
-constexpr size_t kMostBuffers = 512;  // of one pwritev
+constexpr size_t kMostBuffers = 512;  // per pwritev
 
-// True for a superblock that says that readers are welcome while the file is written: version 3, byte 11, bit 2.
-bool OpensForReaders(std::span<const std::byte> bytes) {
+// True for a superblock whose SWMR flag is set: version 3, byte 11, bit 2.
+bool HasSwmrFlag(std::span<const std::byte> bytes) {
   constexpr std::array<unsigned char, 9> kVersion3{0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n', 3};
   constexpr size_t kFlags = 11;
   constexpr auto kSharedAccess = std::byte{4};
@@ -43,6 +44,10 @@ bool IsSuperblock(std::span<const std::byte> bytes) {
 
 }  // namespace
 
+bool File::StartsSwmr(Content content, std::span<const std::byte> bytes) {
+  return content == Content::kMetadata && HasSwmrFlag(bytes);
+}
+
 Result<void> File::Write(Content content, uint64_t offset, std::span<const std::byte> bytes) {
   RETURN_IF_ERROR(CheckRange("write", offset, bytes.size()));
   if (bytes.empty()) return {};
@@ -52,8 +57,8 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
     return WriteLarge(offset, client::MemoryView::OnDevice(address, bytes.size(), std::nullopt));
   }
   if (content == Content::kMetadata && IsSuperblock(bytes)) {
-    const bool shared = OpensForReaders(bytes);
-    // A reader that sees this superblock must find what it leads to.
+    const bool shared = HasSwmrFlag(bytes);
+    // A reader that sees this superblock must find the metadata that it refers to.
     if (shared != write_through_) RETURN_IF_ERROR(WriteOut(false));
     write_through_ = shared;
   }
@@ -63,53 +68,57 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   if (bytes.size() >= settings_.direct_size) return WriteLarge(offset, client::MemoryView(bytes));
   const bool lone = content == Content::kRaw && bytes.size() >= kLoneWrite && !sequential;
   if (!write_through_ && !lone) return WriteBuffered(content, offset, bytes);
-  RETURN_IF_ERROR(Replace(offset, end));
-  RETURN_IF_ERROR(PositionalWrite(offset, bytes));
-  NoteWritten(end);
-  UpdateCache(offset, bytes);
+  RETURN_IF_ERROR(DiscardBuffered(offset, end));
+  AwaitReads(offset, end);
+  if (auto written = NoteWrite(PositionalWrite(offset, bytes), end); !written.has_value()) {
+    cache_.Drop(offset, end);
+    return written;
+  }
+  cache_.Patch(offset, bytes);
   return {};
 }
 
-// Gives up what is buffered of a range that is written anew.
-Result<void> File::Replace(uint64_t begin, uint64_t end) {
+// Discards the buffered bytes of a range before it is overwritten.
+Result<void> File::DiscardBuffered(uint64_t begin, uint64_t end) {
   RETURN_IF_ERROR(AwaitWrites(begin, end));
-  return writes_.Discard(begin, end);
+  return WithPath(writes_.Discard(begin, end));
 }
 
-void File::NoteWritten(uint64_t end) {
+// Updates the sizes after a write, or after several that end at or before `end`. A failed write may have changed the
+// file, so its size is queried, and the next durable flush syncs it.
+Result<void> File::NoteWrite(Result<void> written, uint64_t end) {
+  unsynced_ = true;
+  if (!written.has_value()) {
+    struct stat status {};
+    end = fstat(descriptor_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : file_size_;
+  }
   file_size_ = std::max(file_size_, end);
   size_ = std::max(size_, end);
-  unsynced_ = true;
-}
-
-void File::UpdateCache(uint64_t offset, std::span<const std::byte> bytes) {
-  if (cache_.empty()) return;
-  const uint64_t end = offset + bytes.size();
-  for (auto at = cache_.FirstFrom(offset); at != cache_.end() && at->first < end;) {
-    const uint64_t behind = at->first + at->second.size;
-    Await(at);
-    at = cache_.FirstFrom(behind);
-  }
-  cache_.Patch(offset, bytes);
+  return WithPath(std::move(written));
 }
 
 Result<void> File::WriteLarge(uint64_t offset, const client::MemoryView& memory) {
   const uint64_t end = offset + memory.size();
-  RETURN_IF_ERROR(Replace(offset, end));
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
+  RETURN_IF_ERROR(DiscardBuffered(offset, end));
   cache_.Drop(offset, end);
-  ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-  RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = offset})));
-  NoteWritten(end);
-  return {};
+  return NoteWrite(handle->Write(TransferDescriptor(), memory, {.offset = offset}), end);
 }
 
 Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes) {
-  RETURN_IF_ERROR(AwaitWrites(offset, offset + bytes.size()));
-  RETURN_IF_ERROR(writes_.Put(offset, bytes, content == Content::kRaw));
-  size_ = std::max(size_, offset + bytes.size());
+  const uint64_t end = offset + bytes.size();
+  RETURN_IF_ERROR(AwaitWrites(offset, end));
+  AwaitReads(offset, end);
   unsynced_ = true;
-  UpdateCache(offset, bytes);
-  return MakeRoom();
+  if (auto put = writes_.Put(offset, bytes, content == Content::kRaw); !put.has_value()) {
+    // Some of the bytes may be buffered.
+    size_ = std::max(size_, writes_.end());
+    cache_.Drop(offset, end);
+    return WithPath(std::move(put));
+  }
+  size_ = std::max(size_, end);
+  cache_.Patch(offset, bytes);
+  return LimitBufferedBytes();
 }
 
 Result<void> File::PositionalWrite(uint64_t offset, std::span<const std::byte> bytes) {
@@ -123,7 +132,7 @@ Result<void> File::PositionalWrite(uint64_t offset, std::span<const std::byte> b
   return {};
 }
 
-// Waits for what is under way in the range. The segments that were written go; those that could not be stay.
+// Waits for the write-back in the range. Removes the segments that were written; those that failed stay.
 Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
   if (!writes_.IsBusy(begin, end)) return {};
   std::optional<Error> first;
@@ -137,37 +146,38 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
     segment.operation->Wait();
     auto error = segment.operation->error();
     segment.operation.reset();
-    if (error) {
-      if (!first) first = Named(*std::move(error));
+    WEIGHTFS_ASSERT(!cache_.IsBusy(from, from + segment.size));
+    auto written = NoteWrite(error ? Result<void>(*std::move(error)) : Result<void>(), from + segment.size);
+    if (!written.has_value()) {
+      if (!first) first = std::move(written).error();
       ++at;
       continue;
     }
-    NoteWritten(from + segment.size);
     at = writes_.Remove(at);
   }
   if (first) return *std::move(first);
   return {};
 }
 
-// Starts to write the segments that are full, beside whatever the program does next.
-Result<void> File::SendFull() {
+// Starts to write the full segments in the background.
+Result<void> File::StartWriteBack() {
   for (auto& [begin, segment] : writes_.segments()) {
     if (segment.operation != nullptr || !segment.raw || !writes_.IsFull(begin, segment)) continue;
     if (segment.size < settings_.direct_size) continue;
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
+    ASSIGN_OR_RETURN(const auto handle, GetHandle());
     const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
-    auto started = handle->StartWrite(FastDescriptor(), memory, {.offset = begin, .own_errors = true});
-    if (!started.has_value()) return Named(std::move(started).error());
+    auto started = handle->StartWrite(TransferDescriptor(), memory, {.offset = begin, .own_errors = true});
+    if (!started.has_value()) return WithPath(std::move(started).error());
     segment.operation = *std::move(started);
   }
   return {};
 }
 
-Result<void> File::MakeRoom() {
+Result<void> File::LimitBufferedBytes() {
   const size_t limit = settings_.cache / 2;
-  if (writes_.TakeFilled()) RETURN_IF_ERROR(SendFull());
+  if (writes_.TakeFilled()) RETURN_IF_ERROR(StartWriteBack());
   if (writes_.bytes() <= limit) return {};
-  // The oldest first; what is done costs no time.
+  // In the order of offsets. The wait for a completed operation returns at once.
   auto& segments = writes_.segments();
   for (auto at = segments.begin(); at != segments.end() && writes_.bytes() > limit / 2;) {
     const auto [begin, size, busy] = std::tuple(at->first, at->second.size, at->second.operation != nullptr);
@@ -181,8 +191,8 @@ Result<void> File::MakeRoom() {
 
 Result<void> File::WriteOut(bool raw_only) {
   RETURN_IF_ERROR(AwaitWrites(0, UINT64_MAX));
-  // Data first, and metadata from the back: what leads to other metadata, as the superblock does, tends to lie before
-  // it.
+  // Data first, then metadata in descending order: metadata that refers to other metadata, such as the superblock,
+  // usually has a lower offset.
   for (const bool raw : {true, false}) {
     if (!raw && raw_only) break;
     std::vector<WriteBuffer::Segments::iterator> all;
@@ -201,25 +211,28 @@ Result<void> File::WriteOut(bool raw_only) {
   return {};
 }
 
-// Writes segments that follow each other in one operation.
+// Writes contiguous segments in one operation.
 Result<void> File::WriteRun(Run run) {
   const uint64_t begin = run.front()->first;
   const uint64_t end = run.back()->first + run.back()->second.size;
-  if (end - begin < settings_.direct_size) {
-    RETURN_IF_ERROR(WriteRunByCalls(run));
-  } else {
-    std::vector<client::MemoryView::Part> parts;
-    for (const auto& segment : run) {
-      const std::span<const std::byte> bytes(segment->second.data(), segment->second.size);
-      parts.push_back({.at = segment->first - begin, .view = client::MemoryView(bytes)});
-    }
-    const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
-    ASSIGN_OR_RETURN(const auto handle, Engine::Shared().Get(settings_));
-    RETURN_IF_ERROR(Named(handle->Write(FastDescriptor(), memory, {.offset = begin})));
-  }
-  NoteWritten(end);
+  WEIGHTFS_ASSERT(!cache_.IsBusy(begin, end));
+  const bool large = end - begin >= settings_.direct_size;
+  RETURN_IF_ERROR(NoteWrite(large ? WriteRunByHandle(run) : WriteRunByCalls(run), end));
   for (const auto& segment : run) writes_.Remove(segment);
   return {};
+}
+
+Result<void> File::WriteRunByHandle(Run run) {
+  const uint64_t begin = run.front()->first;
+  const uint64_t end = run.back()->first + run.back()->second.size;
+  std::vector<client::MemoryView::Part> parts;
+  for (const auto& segment : run) {
+    const std::span<const std::byte> bytes(segment->second.data(), segment->second.size);
+    parts.push_back({.at = segment->first - begin, .view = client::MemoryView(bytes)});
+  }
+  const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
+  return handle->Write(TransferDescriptor(), memory, {.offset = begin});
 }
 
 Result<void> File::WriteRunByCalls(Run run) {
@@ -254,7 +267,7 @@ Result<void> File::Flush(bool durable) {
 }
 
 Result<void> File::MakeDurable() {
-  if (fdatasync(descriptor_.get()) != 0) return SystemError(path_, "cannot make it durable");
+  if (fdatasync(descriptor_.get()) != 0) return SystemError(path_, "fdatasync failed");
   if (name_is_new_) {
     RETURN_IF_ERROR(SyncParentDirectory(path_));
     name_is_new_ = false;

@@ -11,7 +11,7 @@
 namespace weightfs::hdf5 {
 namespace {
 
-// How many objects this process has loaded so far.
+// Returns how many objects this process has loaded so far.
 uint64_t CountLoadedObjects() {
   uint64_t count = 0;
   dl_iterate_phdr(
@@ -23,8 +23,8 @@ uint64_t CountLoadedObjects() {
   return count;
 }
 
-// Where the heap began when this library was loaded, or before.
-const void* const heap_begin = sbrk(0);
+// The program break at load time; the heap grows upward from it.
+const void* const first_break = sbrk(0);
 
 }  // namespace
 
@@ -38,15 +38,15 @@ bool GpuMemory::Holds(const void* address) {
   if (cuda == nullptr) {
     const uint64_t objects = CountLoadedObjects();
     if (objects == objects_.load(std::memory_order_relaxed)) return false;
-    LookForLibrary(objects);
+    FindLibrary(objects);
     cuda = known_.load(std::memory_order_acquire);
     if (cuda == nullptr) return false;
   }
-  if (address >= heap_begin && address < sbrk(0)) return false;
+  if (address >= first_break && address < sbrk(0)) return false;
   return cuda->DeviceOf(reinterpret_cast<uintptr_t>(address)).has_value();
 }
 
-void GpuMemory::LookForLibrary(uint64_t objects) {
+void GpuMemory::FindLibrary(uint64_t objects) {
   const MutexLock lock(mutex_);
   const char* named = std::getenv("WEIGHTFS_CUDA_LIBRARY");
   void* library = dlopen(named != nullptr && *named != '\0' ? named : "libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);

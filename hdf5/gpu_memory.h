@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether an address is a GPU's.
+// Tests whether an address is in GPU memory.
 #pragma once
 
 #include <atomic>
@@ -11,20 +11,20 @@
 
 namespace weightfs::hdf5 {
 
-// Thread-safe. In a process that has not loaded NVIDIA's driver library no memory is a GPU's, and to see that nothing
-// was loaded since costs a small part of a microsecond. In the others the driver is asked, except for the heap.
+// Thread-safe. A process that has not loaded NVIDIA's driver library has no GPU memory; the check that it has loaded
+// nothing since takes a fraction of a microsecond. Otherwise the driver is queried, except for addresses on the heap.
 class GpuMemory {
  public:
   bool Holds(const void* address);
   static GpuMemory& Shared();
 
  private:
-  void LookForLibrary(uint64_t objects) EXCLUDES(mutex_);
+  void FindLibrary(uint64_t objects) EXCLUDES(mutex_);
 
-  std::atomic<uint64_t> objects_{0};  // that the process had loaded when the library was looked for
+  std::atomic<uint64_t> objects_{0};  // objects loaded at the last search for the library
   std::atomic<const client::Cuda*> known_{nullptr};
   Mutex mutex_;
-  std::shared_ptr<const client::Cuda> cuda_ GUARDED_BY(mutex_);  // never given up: known_ points to it
+  std::shared_ptr<const client::Cuda> cuda_ GUARDED_BY(mutex_);  // never released, because known_ points to it
 };
 
 }  // namespace weightfs::hdf5

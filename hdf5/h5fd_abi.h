@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What HDF5 and a file driver that it loads at run time give each other, declared here so that the plugin needs neither
-// HDF5's headers nor its symbols: one build serves every libhdf5 that can load drivers.
+// The interface between HDF5 and a file driver that it loads at run time. The plugin uses these declarations instead of
+// HDF5's headers and symbols, so one build works with every libhdf5 that can load drivers.
 //
-// The layout is that of H5FD_class_t and H5FD_t with H5FD_CLASS_VERSION 1, as H5FDdevelop.h of HDF5 1.14 to 2.2 has
-// it (public API: "H5FDdevelop.h", "H5FDpublic.h", "H5PLextern.h"); the enumerations are those of H5FDpublic.h and
-// H5Fpublic.h. HDF5 1.13 and older have another layout or no loadable drivers, and HDF5 refuses a class of a version
-// that is not its own. hdf5/fapl.cc is compiled against the headers of an installed HDF5, and compares with them what
-// is declared here.
+// The layout is that of H5FD_class_t and H5FD_t with H5FD_CLASS_VERSION 1 in H5FDdevelop.h of HDF5 1.14 to 2.2 (public
+// API: "H5FDdevelop.h", "H5FDpublic.h", "H5PLextern.h"). The enumerations are those of H5FDpublic.h and H5Fpublic.h.
+// HDF5 1.13 and older have another layout or no loadable drivers, and HDF5 rejects a class of another version.
+// hdf5/fapl.cc compares these declarations with the headers of an installed HDF5.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +22,7 @@ using hbool_t = bool;
 
 constexpr haddr_t kUndefinedAddress = UINT64_MAX;
 constexpr unsigned kClassVersion = 1;
-// Of the numbers for drivers that are not HDF5's own; not registered with The HDF Group. Drivers are found by name.
+// In the range for third-party drivers; not registered with The HDF Group. HDF5 finds drivers by name.
 constexpr int kDriverValue = 24'576;
 constexpr int kPluginTypeDriver = 2;    // H5PL_TYPE_VFD
 constexpr int kCloseWeak = 1;           // H5F_CLOSE_WEAK
@@ -32,7 +31,7 @@ constexpr unsigned kFailIfUnknown = 1;  // H5FD_CTL_FAIL_IF_UNKNOWN_FLAG
 // H5FD_mem_t
 enum Memory : int { kSameAsBefore = -1, kDefault = 0, kSuper = 1, kBTree = 2, kRawData = 3, kTypes = 7 };
 
-// The flags of an open: H5F_ACC_*.
+// H5F_ACC_*: flags of open.
 enum Access : unsigned {
   kReadWrite = 0x1,
   kTruncate = 0x2,
@@ -42,7 +41,7 @@ enum Access : unsigned {
   kSwmrRead = 0x40,
 };
 
-// What a driver can do: H5FD_FEAT_*. These are the ones of HDF5's own sec2, so that files are laid out as it does.
+// H5FD_FEAT_*: features of a driver. This one has those of sec2, so that files have the same layout.
 enum Feature : unsigned long {
   kAggregateMetadata = 0x1,
   kAccumulateMetadata = 0x6,
@@ -55,7 +54,7 @@ enum Feature : unsigned long {
 
 struct Class;
 
-// H5FD_t: HDF5 fills it in; a driver appends what is its own.
+// H5FD_t. HDF5 fills it in; a driver appends its own members.
 struct FileBase {
   hid_t driver_id;
   const Class* cls;

@@ -24,7 +24,7 @@ void Find(void* library, const char* name, Symbol* out) {
 }  // namespace
 
 std::string ReportLine(const Error& error) {
-  // h5py chooses its exception by this form of the number: FileNotFoundError, PermissionError, …
+  // h5py selects its exception by "errno = N": FileNotFoundError, PermissionError, …
   return fmt::format("weightfs: {}, errno = {}", error.what.empty() ? ToString(error) : error.what,
                      error.error_number());
 }
@@ -45,7 +45,7 @@ const Library& Library::Of(const void* caller) {
   const MutexLock lock(mutex);
   auto& library = (*libraries)[base];
   if (library == nullptr) {
-    // Null is the program itself: a libhdf5 that is linked into it statically shows its symbols or does not.
+    // Null for the program itself, which may export the symbols of a libhdf5 that is linked into it statically.
     void* handle = base != nullptr ? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
     library.reset(new Library(handle != nullptr ? handle : RTLD_DEFAULT));
   }

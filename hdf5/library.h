@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few functions of HDF5 that the plugin calls where it finds them: those of the library that called it. A process
-// may have several (a wheel brings its own, under a name of its own), and a static one may show none.
+// The few HDF5 functions that the plugin calls, looked up in the library that called it. A process may have several
+// HDF5 libraries (a wheel has its own, under another name), and a static one may export no symbols.
 #pragma once
 
 #include <string>
@@ -10,18 +10,18 @@
 
 namespace weightfs::hdf5 {
 
-// The line that HDF5's error stack gets.
+// Returns the line for HDF5's error stack.
 std::string ReportLine(const Error& error);
 
 // Thread-safe.
 class Library {
  public:
-  // The one that holds `caller`, a return address.
+  // Returns the library that contains `caller`, a return address.
   static const Library& Of(const void* caller);
 
-  // The driver's configuration of a file-access property list; HDF5_DRIVER_CONFIG where the library does not say.
+  // Returns the driver's configuration in a file-access property list, or HDF5_DRIVER_CONFIG without library symbols.
   std::string Configuration(abi::hid_t fapl) const;
-  // Puts the error on HDF5's error stack and sets errno; prints it to stderr where there is no stack to be found.
+  // Pushes the error onto HDF5's error stack, or prints it to stderr without library symbols. Sets errno.
   void Report(const Error& error, const char* action) const;
 
  private:

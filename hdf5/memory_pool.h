@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of buffered writes and of read-ahead: page-aligned, and kept for the next use where it is large, because
-// touching fresh memory costs as much as copying into it.
+// Page-aligned memory for buffered writes and cached reads. Large buffers are kept for reuse, because the page faults
+// of fresh memory cost as much as copying into it.
 #pragma once
 
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ class MemoryPool {
  public:
   static constexpr size_t kAlignment = 4096;
   static constexpr size_t kHugePage = 2 << 20;
-  static constexpr size_t kKept = 4;  // free large buffers
+  static constexpr size_t kKept = 4;  // maximum number of free large buffers
 
   struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
@@ -32,7 +32,7 @@ class MemoryPool {
     std::byte* data() const { return memory.get(); }
   };
 
-  // Null memory when there is none left. The capacity is at least `size`.
+  // Returns null memory if the allocation fails. The capacity is at least `size`.
   Buffer Take(size_t size) {
     for (auto& kept : kept_) {
       if (kept.capacity < size || kept.capacity > 2 * size) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plugin that HDF5 loads: HDF5_PLUGIN_PATH names its folder, HDF5_DRIVER=weightfs the driver.
+// The plugin that HDF5 loads. HDF5_PLUGIN_PATH names its directory, and HDF5_DRIVER=weightfs selects the driver.
 #include <cstdint>
 
 #include "client/export.h"
@@ -45,7 +45,7 @@ constexpr abi::Class kClass{
     .write = ThisDriver::Write,
     .read_vector = ThisDriver::ReadVector,
     .write_vector = ThisDriver::WriteVector,
-    // HDF5 makes vectors of selections for drivers without callbacks of their own.
+    // HDF5 converts selections to vectors for drivers without these callbacks.
     .read_selection = nullptr,
     .write_selection = nullptr,
     .flush = ThisDriver::Flush,
@@ -54,7 +54,7 @@ constexpr abi::Class kClass{
     .unlock = ThisDriver::Unlock,
     .del = ThisDriver::Delete,
     .ctl = ThisDriver::Control,
-    // Metadata and data come from pools of their own, as with sec2.
+    // Metadata and data have separate pools, as in sec2.
     .fl_map = {abi::kSuper, abi::kSuper, abi::kSuper, abi::kRawData, abi::kRawData, abi::kSuper, abi::kSuper},
 };
 
@@ -67,7 +67,7 @@ WEIGHTFS_EXPORT int H5PLget_plugin_type() { return weightfs::hdf5::abi::kPluginT
 
 WEIGHTFS_EXPORT const void* H5PLget_plugin_info() { return &weightfs::hdf5::kClass; }
 
-// How many operations of this process went by a lease so far.
+// Returns the number of operations of this process that used a lease.
 WEIGHTFS_EXPORT uint64_t weightfs_hdf5_direct_operations() {
   return weightfs::hdf5::Engine::Shared().direct_operations();
 }

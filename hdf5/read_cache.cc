@@ -39,7 +39,7 @@ ReadCache::Extents::iterator ReadCache::Add(uint64_t begin, Extent extent) {
 
 ReadCache::Extents::iterator ReadCache::Remove(Extents::iterator extent) {
   auto& [begin, removed] = *extent;
-  // Its memory is the operation's until that is done.
+  // The operation accesses the buffer until it is done.
   if (removed.operation != nullptr) {
     removed.operation->Cancel();
     removed.operation->Wait();
@@ -53,6 +53,13 @@ void ReadCache::Drop(uint64_t begin, uint64_t end) {
   for (auto at = FirstFrom(begin); at != extents_.end() && at->first < end;) at = Remove(at);
 }
 
+bool ReadCache::IsBusy(uint64_t begin, uint64_t end) {
+  for (auto at = FirstFrom(begin); at != extents_.end() && at->first < end; ++at) {
+    if (at->second.operation != nullptr) return true;
+  }
+  return false;
+}
+
 void ReadCache::Patch(uint64_t offset, std::span<const std::byte> bytes) {
   const uint64_t end = offset + bytes.size();
   for (auto at = FirstFrom(offset); at != extents_.end() && at->first < end; ++at) {
@@ -63,7 +70,7 @@ void ReadCache::Patch(uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
-// Down to three quarters, so that not every extent that is added looks at all of them.
+// Evicts down to three quarters of the limit, so that not every Add visits all extents.
 void ReadCache::Shrink(Extents::iterator kept) {
   std::vector<Extents::iterator> oldest;
   for (auto at = extents_.begin(); at != extents_.end(); ++at) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a file in memory for reading: pages of metadata, and windows of read-ahead that may still be on their way.
+// Cached extents of a file: pages of metadata, and read-ahead windows, which may still be in flight.
 #pragma once
 
 #include <cstddef>
@@ -13,36 +13,37 @@
 
 namespace weightfs::hdf5 {
 
-// Externally synchronized. Extents never overlap. One that is loaded holds what the program sees of the file, buffered
-// writes included.
+// Externally synchronized. Extents never overlap. A loaded extent includes buffered writes.
 class ReadCache {
  public:
   struct Extent {
     MemoryPool::Buffer buffer;
     size_t size = 0;  // bytes
     uint64_t last_use = 0;
-    std::shared_ptr<client::Operation> operation;  // reads it from the file; null once that is done
+    std::shared_ptr<client::Operation> operation;  // the read from the file; null once it is done
   };
-  using Extents = std::map<uint64_t, Extent>;  // by the offset of their first bytes
+  using Extents = std::map<uint64_t, Extent>;  // by the offset of the first byte
 
   ReadCache(MemoryPool* pool, size_t limit) : pool_(pool), limit_(limit) {}
   ~ReadCache() { Clear(); }
   ReadCache(const ReadCache&) = delete;
   ReadCache& operator=(const ReadCache&) = delete;
 
-  // The extent that holds the byte at `offset`; end() when there is none.
+  // Returns the extent that contains the byte at `offset`, or end().
   Extents::iterator Find(uint64_t offset);
-  // The first extent that ends behind `offset`.
+  // Returns the first extent that ends after `offset`, or end().
   Extents::iterator FirstFrom(uint64_t offset);
-  // Where the last extent ends that lies before the byte at `offset`; 0 when there is none.
+  // Returns the end of the last extent before the byte at `offset`, or 0.
   uint64_t EndBefore(uint64_t offset) const;
-  // Adds an extent whose range nobody has. The least recently used ones go where they exceed the limit.
+  // Adds an extent that overlaps no other. Evicts the least recently used extents if the cache exceeds its limit.
   Extents::iterator Add(uint64_t begin, Extent extent);
-  // Takes an extent out; waits for what loads it.
+  // Removes an extent. Cancels its read, and waits until it has ended.
   Extents::iterator Remove(Extents::iterator extent);
-  // Takes out whatever has a byte of the range.
+  // Removes all extents that overlap the range.
   void Drop(uint64_t begin, uint64_t end);
-  // Copies bytes that were written over the loaded ones. Nothing of the range may be on its way.
+  // True while a read is in flight in the range.
+  bool IsBusy(uint64_t begin, uint64_t end);
+  // Copies written bytes into loaded extents. No read may be in flight in the range.
   void Patch(uint64_t offset, std::span<const std::byte> bytes);
   void Clear() { Drop(0, UINT64_MAX); }
 

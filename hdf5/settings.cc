@@ -20,58 +20,58 @@ constexpr std::string_view kSeparators = " ,;\t\n";
 constexpr std::string_view kNames =
     "num_threads, block_size, queue_depth, direct_size, cache, read_ahead, sync, direct";
 
-Error Wrong(std::string_view word, std::string_view why) {
-  return {ErrorCode::kInvalid, fmt::format("the setting '{}' is wrong: {}", word, why)};
+Error Invalid(std::string_view word, std::string_view why) {
+  return {ErrorCode::kInvalid, fmt::format("invalid setting '{}': {}", word, why)};
 }
 
-Result<void> TakeCount(std::string_view word, std::string_view value, unsigned* out) {
+Result<void> ParseCount(std::string_view word, std::string_view value, unsigned* out) {
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *out);
   if (error == std::errc() && end == value.data() + value.size()) return {};
-  return Wrong(word, "it takes a whole number");
+  return Invalid(word, "a whole number is required");
 }
 
-Result<void> TakeSize(std::string_view word, std::string_view value, uint64_t* out) {
+Result<void> ParseByteCount(std::string_view word, std::string_view value, uint64_t* out) {
   if (value == "0") return *out = 0, Result<void>();
   const auto size = ParseSize(value);
-  if (!size.has_value()) return Wrong(word, "it takes a number of bytes, with K, M, G or T for powers of 1024");
+  if (!size.has_value()) return Invalid(word, "a number of bytes is required, with K, M, G or T for powers of 1024");
   *out = size->value;
   return {};
 }
 
 template <typename Value, size_t kCount>
-Result<void> TakeChoice(std::string_view word, std::string_view value,
-                        const std::array<std::pair<std::string_view, Value>, kCount>& choices, Value* out) {
+Result<void> ParseChoice(std::string_view word, std::string_view value,
+                         const std::array<std::pair<std::string_view, Value>, kCount>& choices, Value* out) {
   std::string names;
   for (const auto& [name, choice] : choices) {
     if (name == value) return *out = choice, Result<void>();
     names += fmt::format("{}{}", names.empty() ? "" : ", ", name);
   }
-  return Wrong(word, fmt::format("it takes one of {}", names));
+  return Invalid(word, fmt::format("the values are {}", names));
 }
 
-Result<void> Take(std::string_view word, Settings* settings) {
+Result<void> ParseSetting(std::string_view word, Settings* settings) {
   const size_t equals = word.find('=');
-  if (equals == std::string_view::npos) return Wrong(word, fmt::format("NAME=VALUE is needed; names are {}", kNames));
+  if (equals == std::string_view::npos) return Invalid(word, fmt::format("expected NAME=VALUE; names are {}", kNames));
   const auto name = word.substr(0, equals);
   const auto value = word.substr(equals + 1);
-  if (name == "num_threads") return TakeCount(word, value, &settings->num_threads);
-  if (name == "queue_depth") return TakeCount(word, value, &settings->queue_depth);
-  if (name == "block_size") return TakeSize(word, value, &settings->block_size);
-  if (name == "direct_size") return TakeSize(word, value, &settings->direct_size);
-  if (name == "cache") return TakeSize(word, value, &settings->cache);
-  if (name == "read_ahead") return TakeSize(word, value, &settings->read_ahead);
+  if (name == "num_threads") return ParseCount(word, value, &settings->num_threads);
+  if (name == "queue_depth") return ParseCount(word, value, &settings->queue_depth);
+  if (name == "block_size") return ParseByteCount(word, value, &settings->block_size);
+  if (name == "direct_size") return ParseByteCount(word, value, &settings->direct_size);
+  if (name == "cache") return ParseByteCount(word, value, &settings->cache);
+  if (name == "read_ahead") return ParseByteCount(word, value, &settings->read_ahead);
   if (name == "sync") {
     constexpr std::array<std::pair<std::string_view, Sync>, 3> kChoices{
         {{"never", Sync::kNever}, {"flush", Sync::kFlush}, {"close", Sync::kClose}}};
-    return TakeChoice(word, value, kChoices, &settings->sync);
+    return ParseChoice(word, value, kChoices, &settings->sync);
   }
   if (name == "direct") {
     using client::Direct;
     constexpr std::array<std::pair<std::string_view, Direct>, 3> kChoices{
         {{"auto", Direct::kAuto}, {"never", Direct::kNever}, {"require", Direct::kRequire}}};
-    return TakeChoice(word, value, kChoices, &settings->direct);
+    return ParseChoice(word, value, kChoices, &settings->direct);
   }
-  return Wrong(word, fmt::format("there is no such name; names are {}", kNames));
+  return Invalid(word, fmt::format("unknown name; names are {}", kNames));
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ Result<Settings> ParseSettings(std::string_view text) {
     if (begin == std::string_view::npos) break;
     text.remove_prefix(begin);
     const auto word = text.substr(0, text.find_first_of(kSeparators));
-    RETURN_IF_ERROR(Take(word, &settings));
+    RETURN_IF_ERROR(ParseSetting(word, &settings));
     text.remove_prefix(word.size());
   }
   RETURN_IF_ERROR(Check(settings));
@@ -93,7 +93,7 @@ Result<Settings> ParseSettings(std::string_view text) {
 Result<void> Check(const Settings& settings) {
   const auto between = [](std::string_view name, uint64_t value, uint64_t least, uint64_t most) -> Result<void> {
     if (value >= least && value <= most) return {};
-    return Wrong(fmt::format("{}={}", name, value), fmt::format("it takes {} to {}", least, most));
+    return Invalid(fmt::format("{}={}", name, value), fmt::format("the range is {} to {}", least, most));
   };
   RETURN_IF_ERROR(between("num_threads", settings.num_threads, 1, 1024));
   RETURN_IF_ERROR(between("queue_depth", settings.queue_depth, 1, 65'536));

@@ -10,31 +10,31 @@
 
 namespace weightfs::hdf5 {
 
-// When a call of HDF5 returns only once everything it wrote survives a loss of power.
+// The calls of HDF5 that make all writes durable before they return.
 enum class Sync : unsigned char {
-  kNever,  // the mount commits after its commit= seconds
+  kNever,  // none: a mount commits after its commit= seconds
   kFlush,  // H5Fflush and H5Dflush
   kClose,  // these, and H5Fclose
 };
 
 struct Settings {
-  unsigned num_threads = 2;        // slices that a large request is cut into, each with a thread and a ring
-  uint64_t block_size = 1 << 20;   // bytes of one transfer
-  unsigned queue_depth = 32;       // transfers in the kernel at once, for each thread
-  uint64_t direct_size = 4 << 20;  // bytes; requests of at least this go past the cache, by the engine
-  uint64_t cache = 64 << 20;       // bytes; bound of buffered writes and read-ahead of one open file
-  uint64_t read_ahead = 8 << 20;   // bytes; the largest read-ahead window; 0: none
+  unsigned num_threads = 2;        // slices of a large request, each with its own thread and ring
+  uint64_t block_size = 1 << 20;   // bytes per transfer
+  unsigned queue_depth = 32;       // maximum number of transfers in the kernel, per thread
+  uint64_t direct_size = 4 << 20;  // bytes; requests of at least this size bypass the cache
+  uint64_t cache = 64 << 20;       // bytes per open file: half for buffered writes, half for reads
+  uint64_t read_ahead = 8 << 20;   // bytes; maximum read-ahead window; 0: no read-ahead
   Sync sync = Sync::kFlush;
   client::Direct direct = client::Direct::kAuto;
 
   auto operator<=>(const Settings&) const = default;
 };
 
-// "num_threads=4 block_size=1M": names and values, separated by spaces, commas or semicolons. Sizes take K, M, G, T.
-// EINVAL names the first word that is wrong and what is possible instead. Without a word the defaults hold.
+// Parses "num_threads=4 block_size=1M": NAME=VALUE words, separated by white space, commas or semicolons. Sizes may end
+// in K, M, G or T. EINVAL names the first invalid word and the valid values. An empty text gives the defaults.
 Result<Settings> ParseSettings(std::string_view text);
 
-// EINVAL for values that are not possible.
+// EINVAL if a value is out of range.
 Result<void> Check(const Settings& settings);
 
 }  // namespace weightfs::hdf5

@@ -13,9 +13,9 @@
 namespace weightfs::hdf5 {
 namespace {
 
-// A write of this much is likely to be followed by more: its segment gets all the memory it may use at once. Only what
-// is touched becomes memory.
-constexpr size_t kStreamWrite = 64 * kKiB;
+// A segment of this size probably continues to grow, so it gets its maximum capacity at once. The kernel allocates
+// pages only when they are touched.
+constexpr size_t kStreamSegment = 64 * kKiB;
 
 Error NoMemory() { return {ErrorCode::kNoMemory, "no memory to buffer a write"}; }
 
@@ -28,11 +28,16 @@ WriteBuffer::Segments::const_iterator WriteBuffer::FirstFrom(uint64_t offset) co
   return before->first + before->second.size > offset ? before : next;
 }
 
-// A full segment ends with a block of the file, so that the next one begins with one.
+// A full segment ends at a block boundary of the file, where the next one begins.
 size_t WriteBuffer::LongestFrom(uint64_t begin) const { return RoundDown(begin + segment_size_, kBlockSize) - begin; }
 
 uint64_t WriteBuffer::end() const {
   return segments_.empty() ? 0 : segments_.rbegin()->first + segments_.rbegin()->second.size;
+}
+
+uint64_t WriteBuffer::NextFrom(uint64_t offset) const {
+  const auto first = FirstFrom(offset);
+  return first == segments_.end() ? UINT64_MAX : std::max(first->first, offset);
 }
 
 bool WriteBuffer::IsBusy(uint64_t begin, uint64_t end) const {
@@ -73,7 +78,7 @@ Result<void> WriteBuffer::Discard(uint64_t begin, uint64_t end) {
       continue;
     }
     if (last > end) {
-      // Its tail becomes a segment of its own; it keeps the buffer where the head goes.
+      // The tail becomes a separate segment. It keeps the buffer if no head remains.
       Segment tail{.size = last - end, .raw = segment.raw};
       if (first < begin) {
         tail.buffer = pool_->Take(tail.size);
@@ -96,11 +101,11 @@ Result<void> WriteBuffer::Discard(uint64_t begin, uint64_t end) {
   return {};
 }
 
-Result<void> WriteBuffer::MakeRoom(Segment* segment, size_t size, size_t longest) {
+Result<void> WriteBuffer::Reserve(Segment* segment, size_t size, size_t longest) {
   const size_t needed = segment->skip + size;
   if (needed <= segment->buffer.capacity) return {};
   const size_t doubled = std::min(2 * needed, segment->skip + longest);
-  auto larger = pool_->Take(size >= kStreamWrite ? std::max(longest, size) : std::max(doubled, size));
+  auto larger = pool_->Take(size >= kStreamSegment ? std::max(longest, size) : std::max(doubled, size));
   if (larger.data() == nullptr) return NoMemory();
   if (segment->size > 0) std::memcpy(larger.data(), segment->data(), segment->size);
   pool_->Give(std::exchange(segment->buffer, std::move(larger)));
@@ -126,9 +131,9 @@ Result<void> WriteBuffer::Put(uint64_t offset, std::span<const std::byte> bytes,
     at = continues ? std::prev(at) : segments_.emplace_hint(at, offset, Segment{.raw = raw});
     auto& [begin, segment] = *at;
     const size_t count = std::min(bytes.size(), LongestFrom(begin) - segment.size);
-    if (auto room = MakeRoom(&segment, segment.size + count, LongestFrom(begin)); !room.has_value()) {
+    if (auto reserved = Reserve(&segment, segment.size + count, LongestFrom(begin)); !reserved.has_value()) {
       if (segment.size == 0) segments_.erase(at);
-      return room;
+      return reserved;
     }
     std::memcpy(segment.data() + segment.size, bytes.data(), count);
     segment.size += count;

@@ -5,6 +5,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -277,6 +280,17 @@ void BindReads(HandleClass& type) {
              options.interrupted = &SignalRaised;
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Read(name, memory, options); }));
            })
+      .def("read_ranges",
+           [](const PyHandle& self, const py::object& file, const Memory& arguments,
+              const std::vector<std::pair<uint64_t, uint64_t>>& pairs) {
+             const auto name = MakeFile(file);
+             const auto memory = MakeMemory(arguments);
+             std::vector<ByteRange> ranges;
+             ranges.reserve(pairs.size());
+             for (const auto& [offset, size] : pairs) ranges.push_back({offset, size});
+             Check(WithoutGil(self,
+                              [&](Handle& handle) { return handle.ReadRanges(name, ranges, memory, &SignalRaised); }));
+           })
       .def("start_read", [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
                             const py::object& progress, bool verify, bool own_errors) {
         const auto name = MakeFile(file);
@@ -466,6 +480,14 @@ void BindMemory(py::module_& module) {
     const bool contiguous = PyBuffer_IsContiguous(info.view(), 'C') != 0;
     return py::make_tuple(reinterpret_cast<uintptr_t>(info.ptr), info.itemsize, info.shape,
                           contiguous ? py::object(py::none()) : py::cast(info.strides), info.readonly);
+  });
+  // Only the pages that are completely in the memory. It is advice: memory that cannot have huge pages stays as it is.
+  module.def("advise_huge_pages", [](uintptr_t address, size_t size) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = (address + page - 1) / page * page;
+    const uintptr_t end = (address + size) / page * page;
+    const ReleaseGil nogil;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   });
   module.def("copy", [](const Memory& to, const Memory& from) {
     const auto target = MakeHostMemory(to);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal
@@ -68,6 +68,7 @@ class aio_handle:
                     atomic: bool = False, checksum: bool = False, progress: _Progress = None) -> Future: ...
     def read_into(self, buffer: _Buffer, file: _File, file_offset: int = 0, *, progress: _Progress = None,
                   verify: bool = False) -> int: ...
+    def read_ranges(self, buffer: _Buffer, file: _File, ranges: Sequence[tuple[int, int]]) -> int: ...
     def write_from(self, buffer: _Buffer, file: _File, file_offset: int | None = None, *, durable: bool = False,
                    atomic: bool = False, checksum: bool = False, progress: _Progress = None) -> int: ...
     def save_many(self, tensors: Mapping[str, _Buffer], directory: str | bytes | PathLike[str] | PathLike[bytes], *,

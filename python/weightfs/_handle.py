@@ -222,6 +222,18 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         self._read_now(memory, file, file_offset, progress=progress, verify=verify)
         return memory.nbytes
 
+    def read_ranges(self, buffer, file, ranges):
+        """Reads several ranges of a file into a contiguous buffer of host memory, one behind the other, and returns the
+        number of bytes. It is one operation: with a lease, one lease, and only the blocks of the ranges are read (and
+        gaps of a few blocks between them).
+
+        ranges: pairs of an offset and a number of bytes, in ascending order and without overlap; together they have
+        the size of the buffer. Raises OSError."""
+        memory = describe(buffer, writable=True)
+        with labelled(memory):
+            self._native.read_ranges(file_name(file), memory.arguments, ranges)
+        return memory.nbytes
+
     def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
         """Writes as write_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer)

@@ -15,9 +15,9 @@ def _after_fork():
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def check_process(process):
+def check_process(process, what="handle"):
     """PermissionError (EPERM) in any other process: in a forked child, no thread would ever release the copies of the
     locks."""
     if pid != process:
         raise PermissionError(errno.EPERM,
-                              "this handle belongs to the process that forked this one; create a new handle here")
+                              f"this {what} belongs to the process that forked this one; create a new {what} here")

@@ -37,7 +37,7 @@ def writing(path, handle, durable, atomic):
             if name is not None:
                 os.replace(name, replaced)
             if durable:
-                _sync_folder(os.path.dirname(target))
+                sync_folder(os.path.dirname(target))
         except BaseException:
             try:
                 if stream is not None:
@@ -125,9 +125,19 @@ def _make(start, mode):
             return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), name
 
 
-def _sync_folder(folder):
+def sync_folder(folder):
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(path):
+    """Creates a directory and those above it that are missing, durably."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_folder(parent)
+    os.makedirs(path, exist_ok=True)
+    sync_folder(parent)

@@ -8,11 +8,13 @@ import os
 import stat
 
 from weightfs._handle import aio_handle
+from weightfs._memory import HUGE, advise_huge_pages
 
 # Data of at least this size is transferred directly from the caller's memory; smaller data is gathered into pieces.
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
 _HEAD = 4096   # maximum number of bytes at the start of a file that a writer may write last
+_THREADS = min(2, os.cpu_count() or 1)   # of a temporary handle: pages are mapped and checksums computed in parallel
 MODE_OF_NEW_FILES = 0o666   # subject to the umask, as for any program that saves files
 
 
@@ -43,8 +45,8 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, path, shown, flags):
         super().__init__()
-        self._shown, self.error = os.fsdecode(shown), None
-        with errors_of(self._shown, None):
+        self.shown, self.error = os.fsdecode(shown), None
+        with errors_of(self.shown, None):
             self._descriptor = os.open(path, flags | os.O_CLOEXEC, MODE_OF_NEW_FILES)
         self._name = name_of(self._descriptor)
 
@@ -70,7 +72,7 @@ class _Stream(io.RawIOBase):
     @contextlib.contextmanager
     def _failing(self):
         try:
-            with errors_of(self._shown, self._name):
+            with errors_of(self.shown, self._name):
                 yield
         except BaseException as error:   # includes exceptions of signal handlers and of a closed handle
             self.error = self.error or error
@@ -127,6 +129,14 @@ class DirectWriter(_Stream):
                 self._end += self._handle.write_from(tensor, self._name, self._end)
         else:
             self.write(_bytes_of(tensor, nbytes))
+
+    def write_at(self, tensor, offset):
+        """Writes a tensor at an offset behind everything that was written by write(). Several threads may call it at
+        once, and nothing else then. An error concerns this tensor alone."""
+        if not self._regular:
+            raise OSError(errno.ESPIPE, "only a regular file can be written in any order", self.shown)
+        with errors_of(self.shown, self._name):
+            self._handle.write_from(tensor, self._name, offset)
 
     def flush(self):
         """Writes the gathered data and waits for it."""
@@ -232,7 +242,7 @@ class DirectReader(_Stream):
         status = os.fstat(self._descriptor)
         if stat.S_ISDIR(status.st_mode):
             self.close()
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._shown)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown)
         self._size, self._at = status.st_size, 0
 
     def readable(self):
@@ -252,12 +262,19 @@ class DirectReader(_Stream):
         with self._failing():
             view = memoryview(buffer).cast("B")
             wanted = min(view.nbytes, max(0, self._size - self._at))
+            if wanted >= HUGE:
+                advise_huge_pages(view[:wanted])
             if wanted >= _DIRECT:
                 done = self._handle.read_into(view[:wanted], self._name, self._at)
             else:
                 done = os.preadv(self._descriptor, [view[:wanted]], self._at)
             self._at += done
         return done
+
+    def read_tensor(self, tensor, offset):
+        """Fills a CPU or CUDA tensor of any layout with the bytes at `offset`, in row-major order."""
+        with self._failing():
+            self._handle.read_into(tensor, self._name, offset)
 
 
 @contextlib.contextmanager
@@ -266,5 +283,5 @@ def the_handle(handle, kind=aio_handle):
     if handle is not None:
         yield handle
     else:
-        with kind(overlap_events=True) as own:
+        with kind(overlap_events=True, intra_op_parallelism=_THREADS) as own:
             yield own

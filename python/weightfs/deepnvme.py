@@ -4,7 +4,10 @@
     from weightfs.deepnvme import AsyncIOBuilder
     handle = AsyncIOBuilder().load().aio_handle(1 << 20, 128, False, True, 2)
 
-load() compiles nothing: it returns this module."""
+load() compiles nothing: it returns this module.
+
+install() makes DeepSpeed itself use these builders, and `python -m weightfs.deepnvme train.py ARGS` runs a program that
+nobody may edit with them."""
 
 import sys
 
@@ -15,7 +18,28 @@ from weightfs._memory import describe
 from weightfs._pin import pin_handle
 
 __all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "aio_read", "aio_write",
-           "deepspeed_memcpy", "gds_handle", "pin_handle"]
+           "deepspeed_memcpy", "gds_handle", "install", "pin_handle", "uninstall"]
+
+
+def install():
+    """Puts the builders of this module in place of DeepSpeed's, so that its swappers (ZeRO-3 with offload to NVMe,
+    ZeRO-Inference) and FastFileWriter use handles of weightfs. Handles that DeepSpeed has created before stay. Child
+    processes that are forked have them too; one that starts a new interpreter must call this function itself, or be
+    started with `python -m weightfs.deepnvme`. Calling it again is harmless.
+
+    Returns:
+        A line that says what was replaced. The logger "weightfs" has it at INFO.
+
+    Raises:
+        ImportError: deepspeed is missing or older than 0.15."""
+    from weightfs._deepspeed import install as replace
+    return replace()
+
+
+def uninstall():
+    """Restores DeepSpeed's builders everywhere. Returns a line that says so."""
+    from weightfs._deepspeed import uninstall as restore
+    return restore()
 
 
 def aio_read(buffer, filename, block_size, queue_depth, single_submit, overlap_events, validate):
@@ -95,3 +119,9 @@ class GDSBuilder(AsyncIOBuilder):
         """Returns this module. RuntimeError without a GPU."""
         gds_handle(queue_depth=1).close()
         return super().load(verbose)
+
+
+if __name__ == "__main__":
+    # This copy of the module is not the one that programs import.
+    from weightfs._deepspeed import main
+    sys.exit(main(sys.argv[1:]))

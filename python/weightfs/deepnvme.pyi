@@ -6,7 +6,10 @@ from typing_extensions import Self
 from weightfs import aio_handle, gds_handle
 
 __all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "aio_read", "aio_write",
-           "deepspeed_memcpy", "gds_handle", "pin_handle"]
+           "deepspeed_memcpy", "gds_handle", "install", "pin_handle", "uninstall"]
+
+def install() -> str: ...
+def uninstall() -> str: ...
 
 def aio_read(buffer: Any, filename: str, block_size: int, queue_depth: int, single_submit: bool, overlap_events: bool,
              validate: bool) -> int: ...

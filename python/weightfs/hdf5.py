@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HDF5 files through the driver `weightfs`: large requests go straight between memory and the devices.
+"""HDF5 files through the driver `weightfs`, which transfers large requests directly between memory and the devices.
 
-The driver is a plugin that HDF5 1.14 or newer loads at run time; files stay plain HDF5. There are two ways to it:
+The driver is a plugin that HDF5 1.14 or newer loads at run time; files stay plain HDF5. Two interfaces select it:
 
-* `File(path, mode)` opens one file with it, in a program that is edited for it;
-* `eval "$(python -m weightfs.hdf5)"` sets the variables by which every program of that shell uses it for all the files
-  that it opens without naming a driver. They must be set before HDF5 is loaded.
+* `File(path, mode)` opens one file with the driver.
+* `eval "$(python -m weightfs.hdf5)"` sets environment variables. Every program of that shell then uses the driver for
+  all files that it opens without another driver. The variables must be set before HDF5 is loaded.
 
-Settings of the driver, as keywords of `File` or words of `HDF5_DRIVER_CONFIG` (docs/HDF5.md describes them):
+Settings are keywords of `File` or words of `HDF5_DRIVER_CONFIG` (docs/HDF5.md describes them):
 `num_threads`, `block_size`, `queue_depth`, `direct_size`, `cache`, `read_ahead`, `sync`, `direct`.
 """
 
@@ -38,10 +38,10 @@ def plugin_path() -> Path:
     """Finds the plugin of this package.
 
     Returns:
-        The shared object; the folder that holds it belongs into HDF5_PLUGIN_PATH.
+        The shared object. HDF5_PLUGIN_PATH takes the directory that contains it.
 
     Raises:
-        FileNotFoundError: The package was installed without it.
+        FileNotFoundError: The package was installed without the plugin.
     """
     if not _PLUGIN.is_file():
         raise FileNotFoundError(f"weightfs was installed without its HDF5 plugin: {_PLUGIN} is missing; "
@@ -50,17 +50,18 @@ def plugin_path() -> Path:
 
 
 def environment(**settings: Union[int, str]) -> Dict[str, str]:
-    """Puts together the variables that make every HDF5 program use the driver.
+    """Composes the environment variables that make every HDF5 program use the driver.
 
     Args:
         **settings: Settings of the driver; sizes as bytes or text ("1M").
 
     Returns:
-        HDF5_PLUGIN_PATH (before what is set already), HDF5_DRIVER, and HDF5_DRIVER_CONFIG where there are settings.
+        HDF5_PLUGIN_PATH (the plugin's directory before the current value), HDF5_DRIVER, and HDF5_DRIVER_CONFIG if there
+        are settings.
 
     Raises:
         FileNotFoundError: The plugin is missing.
-        TypeError: There is no such setting.
+        TypeError: A setting is unknown.
     """
     folders = [str(plugin_path().parent)]
     folders += [folder for folder in os.environ.get("HDF5_PLUGIN_PATH", "").split(":") if folder not in ("", *folders)]
@@ -71,23 +72,24 @@ def environment(**settings: Union[int, str]) -> Dict[str, str]:
 
 
 def File(name: Union[str, os.PathLike], mode: str = "r", **options: Any) -> "h5py.File":
-    """Opens an HDF5 file through the driver; other files that the program opens keep theirs.
+    """Opens an HDF5 file with the driver. The program's other files keep their drivers.
 
-    The driver is set in the file's own access properties, as h5py.File's `driver` argument does for HDF5's drivers.
+    The file's own access properties name the driver, as the `driver` argument of h5py.File does for HDF5's drivers.
 
     Args:
         name: Path of the file, on a weightfs mount or any other filesystem.
-        mode: As of h5py.File: "r", "r+", "w", "w-" or "x", "a".
-        **options: Settings of the driver (SETTINGS); everything else goes to h5py.File (libver, swmr, locking, …).
+        mode: As in h5py.File: "r", "r+", "w", "w-" or "x", "a".
+        **options: Settings of the driver (SETTINGS); h5py.File gets all others (libver, swmr, locking, …).
 
     Returns:
-        The open file. As with every h5py.File one thread at a time is in HDF5.
+        The open file. As with every h5py.File, HDF5 runs one thread at a time.
 
     Raises:
-        ModuleNotFoundError: There is no h5py.
+        ModuleNotFoundError: h5py is not installed.
         RuntimeError: h5py's HDF5 is too old to load drivers.
-        FileNotFoundError: The plugin is missing; or, as of h5py.File, the file.
-        OSError: The plugin cannot be loaded, a setting is wrong, or the file cannot be opened; the text says which.
+        FileNotFoundError: The plugin or, as in h5py.File, the file is missing.
+        OSError: The plugin cannot be loaded, a setting is wrong, or the file cannot be opened. The text names
+            the cause.
     """
     register()
     import h5py
@@ -96,10 +98,11 @@ def File(name: Union[str, os.PathLike], mode: str = "r", **options: Any) -> "h5p
 
 
 def register() -> None:
-    """Makes `h5py.File(path, driver="weightfs", …settings)` work; `File` calls it. It may be called again, by any thread.
+    """Registers the driver for `h5py.File(path, driver="weightfs", …settings)`. `File` calls it. Thread-safe; later
+    calls do nothing.
 
     Raises:
-        ModuleNotFoundError: There is no h5py.
+        ModuleNotFoundError: h5py is not installed.
         RuntimeError: h5py's HDF5 is too old to load drivers.
         FileNotFoundError: The plugin is missing.
         OSError: The plugin cannot be loaded.
@@ -115,11 +118,11 @@ def register() -> None:
                 raise
             raise ModuleNotFoundError("weightfs.hdf5 needs h5py: pip install h5py", name="h5py") from None
         if h5py.version.hdf5_version_tuple < _LEAST_HDF5:
-            raise RuntimeError(f"h5py {h5py.version.version} has HDF5 {h5py.version.hdf5_version}, which loads no file "
-                               f"drivers: HDF5 1.14 or newer is needed (pip install --upgrade h5py)")
+            raise RuntimeError(f"h5py {h5py.version.version} has HDF5 {h5py.version.hdf5_version}, which cannot load "
+                               f"file drivers; HDF5 1.14 or newer is required (pip install --upgrade h5py)")
         plugin = plugin_path()
-        ctypes.CDLL(str(plugin))   # The loader's own text where a library is missing that it needs.
-        # h5py has no name for this function: it is looked up in the HDF5 that its modules were linked with.
+        ctypes.CDLL(str(plugin))   # raises the loader's message if a library is missing
+        # h5py does not wrap this function, so dlsym finds it in the HDF5 that h5py's modules are linked with.
         function = ctypes.CDLL(h5py.h5p.__file__).H5Pset_driver_by_name
         function.argtypes, function.restype = [ctypes.c_int64, ctypes.c_char_p, ctypes.c_char_p], ctypes.c_int
         h5py.h5pl.prepend(os.fsencode(plugin.parent))
@@ -128,10 +131,10 @@ def register() -> None:
 
 
 def direct_operations() -> int:
-    """Counts the driver's operations of this process that went past a mount by a lease.
+    """Returns the number of the driver's operations in this process that bypassed a mount by a lease.
 
     Returns:
-        The number so far; 0 in a process that has not used the driver.
+        The number so far; 0 if the process has not used the driver.
 
     Raises:
         FileNotFoundError: The plugin is missing.
@@ -152,24 +155,25 @@ def _configuration(settings: Dict[str, Any]) -> str:
 def _set_access(properties: Any, **settings: Any) -> None:
     configuration = _configuration(settings).encode()
     if _set_driver_by_name(properties.id, DRIVER.encode(), configuration) < 0:
-        raise OSError(f"HDF5 did not take its driver weightfs from {plugin_path()}: this HDF5 may have another "
-                      "interface for drivers; HDF5 1.14 to 2.2 are known to work")
+        raise OSError(f"HDF5 did not load the driver weightfs from {plugin_path()}: this HDF5 may have another "
+                      "driver interface; HDF5 1.14 to 2.2 work")
 
 
 def _words(text: List[str]) -> Dict[str, str]:
     pairs = [word.partition("=") for word in text]
     for name, equals, _ in pairs:
         if not equals:
-            raise TypeError(f"{name!r} is no setting: NAME=VALUE is needed")
+            raise TypeError(f"{name!r} is not a setting: expected NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m weightfs.hdf5", description=(
-        "Prints the variables by which every program with HDF5 1.14 or newer uses the driver weightfs: "
+        "Prints the environment variables that make every program with HDF5 1.14 or newer use the driver weightfs: "
         'eval "$(python -m weightfs.hdf5)"'))
-    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings of the driver: " + ", ".join(SETTINGS))
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE",
+                        help="settings of the driver: " + ", ".join(SETTINGS))
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     try:
         variables = environment(**_words(given.settings))

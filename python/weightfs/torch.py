@@ -11,6 +11,7 @@ a path instead, it puts the file's name into the archive; the files differ only 
 
 import contextlib
 import os
+import threading
 
 import torch
 
@@ -86,6 +87,28 @@ def _settings(storage_alignment, crc32):
             except (ImportError, AttributeError) as error:
                 raise NotImplementedError("storage_alignment needs torch 2.7 or newer") from error
         if not crc32:
-            before.callback(torch.serialization.set_crc32_options, torch.serialization.get_crc32_options())
-            torch.serialization.set_crc32_options(False)
+            before.enter_context(without_crc32)
         yield
+
+
+class _WithoutCrc32:
+    """Switches torch's process-wide setting off while at least one thread is in the block."""
+
+    def __init__(self):
+        self._lock, self._users, self._before = threading.RLock(), 0, True   # signal handlers save, too
+
+    def __enter__(self):
+        with self._lock:
+            if self._users == 0:
+                self._before = torch.serialization.get_crc32_options()
+                torch.serialization.set_crc32_options(False)
+            self._users += 1
+
+    def __exit__(self, *_):
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                torch.serialization.set_crc32_options(self._before)
+
+
+without_crc32 = _WithoutCrc32()

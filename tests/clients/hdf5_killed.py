@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writer of test_hdf5_driver.py that is killed. Each line on standard input lets it write one more batch and flush
-it; a last line makes it write without a flush, and it stays until it is killed."""
+"""The writer that test_hdf5_driver.py kills. For each line on standard input, it writes one more batch and flushes it.
+After the line "stay" it writes a batch without a flush and waits until it is killed."""
 
 import sys
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer and the reader processes of test_h5py.py's single-writer/multiple-readers test. They synchronize through
-standard input and output: neither waits for a period of time."""
+standard input and output, without sleeps."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HDF5's driver weightfs: what goes by leases, what a flush promises, errors, and how programs come to it."""
+"""HDF5's driver weightfs: its leases, the guarantees of a flush, errors, and the ways to select it."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from harness import needs, process
 from harness.filesystems import weightfs as command
 from hdf5_killed import BATCH, batch
 
-ours = pytest.importorskip("weightfs.hdf5", reason="the Python package is not installed: pip install . in the root")
+ours = pytest.importorskip("weightfs.hdf5", reason="weightfs is not installed: run pip install . in the root")
 if h5py.version.hdf5_version_tuple < (1, 14):
-    pytest.skip(f"needs h5py with HDF5 1.14 or newer, this one has {h5py.version.hdf5_version}", allow_module_level=True)
+    pytest.skip(f"needs h5py with HDF5 1.14 or newer, but has {h5py.version.hdf5_version}", allow_module_level=True)
 
 STORE_SIZE = "512M"
 KILLED = Path(__file__).with_name("hdf5_killed.py")
 MIB = 1 << 20
-ERRORS = (OSError, RuntimeError)   # h5py's, by the call: closing and flushing raise the latter
+ERRORS = (OSError, RuntimeError)   # h5py raises the latter from close and flush
 
 
 def values(seed, *shape):
@@ -36,7 +36,7 @@ def python(code, *arguments, codes=(0,), **environment):
 # --- leases
 
 @pytest.mark.usefixtures("weightfs_only")
-def test_large_requests_are_leases(work):
+def test_large_requests_take_leases(work):
     before = ours.direct_operations()
     with ours.File(work / "data.h5", "w", direct="require") as file:
         file["x"] = values(1, 4 * MIB)
@@ -44,12 +44,12 @@ def test_large_requests_are_leases(work):
         assert np.array_equal(file["x"], values(1, 4 * MIB))
     assert ours.direct_operations() == before + 2
     with h5py.File(work / "data.h5") as file:
-        assert file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2, "the driver is of one file alone"
+        assert file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2, "the driver applies to one file only"
         assert np.array_equal(file["x"], values(1, 4 * MIB))
 
 
 @pytest.mark.usefixtures("weightfs_only")
-def test_chunks_are_gathered_into_few_leases(work):
+def test_contiguous_chunks_share_leases(work):
     before = ours.direct_operations()
     data = values(2, 256, 32768)   # 64 MiB, in 256 chunks
     with ours.File(work / "data.h5", "w") as file:
@@ -64,7 +64,7 @@ def test_chunks_are_gathered_into_few_leases(work):
 
 
 @pytest.mark.usefixtures("weightfs_only")
-def test_never_means_never(work):
+def test_direct_never_takes_no_lease(work):
     before = ours.direct_operations()
     with ours.File(work / "data.h5", "w", direct="never") as file:
         file["x"] = values(1, 2 * MIB)
@@ -77,8 +77,8 @@ def test_never_means_never(work):
 @pytest.mark.parametrize("settings", [
     {}, {"direct_size": "64K", "cache": "1M", "read_ahead": "256K", "num_threads": 3, "block_size": "64K"},
     {"read_ahead": 0, "direct": "never"}, {"sync": "close", "queue_depth": 2}], ids=str)
-def test_random_changes_are_what_other_drivers_read(work, mount, settings):
-    """Partial reads and writes of contiguous, chunked and packed data, beside metadata that grows, and reopening."""
+def test_other_drivers_read_random_changes(work, mount, settings):
+    """Partial reads and writes of contiguous, chunked and packed data, with growing metadata and reopens."""
     random = np.random.default_rng(7)
     path = work / "data.h5"
     shape = (1200, 1000)
@@ -123,7 +123,7 @@ def test_a_sparse_dataset_stays_sparse(work):
         assert not file["x"][500 * MIB:520 * MIB].any()
 
 
-def test_other_kinds_of_files_open(work):
+def test_virtual_linked_and_paged_files_open(work):
     with ours.File(work / "part.h5", "w") as file:
         file["x"] = values(1, 1000)
     layout = h5py.VirtualLayout((2, 1000), "float64")
@@ -137,14 +137,14 @@ def test_other_kinds_of_files_open(work):
         assert np.array_equal(file["both"][0], values(1, 1000))
 
 
-def test_the_descriptor_that_hdf5_gives_sees_everything(work):
+def test_the_vfd_handle_sees_all_writes(work):
     with ours.File(work / "data.h5", "w") as file:
         file["x"] = values(1, 1000)
         with open(os.dup(file.id.get_vfd_handle()), "rb") as stream:
             assert values(1, 1000).tobytes() in stream.read()
 
 
-def test_a_forked_child_reads_on(work):
+def test_a_forked_child_can_read(work):
     with ours.File(work / "data.h5", "w") as file:
         file["x"] = values(1, 2 * MIB)
     code = """if True:
@@ -164,13 +164,13 @@ def test_a_forked_child_reads_on(work):
 # --- crashes
 
 @pytest.mark.parametrize("flushes", [0, 1, 5])
-def test_a_killed_program_leaves_what_its_last_flush_wrote(work, flushes):
+def test_a_killed_program_leaves_the_state_of_its_last_flush(work, flushes):
     path = work / "data.h5"
     writer = subprocess.Popen([sys.executable, KILLED, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert writer.stdout.readline().strip() == "ready"
         for count in range(flushes):
-            print("go on", file=writer.stdin, flush=True)
+            print("write", file=writer.stdin, flush=True)
             assert writer.stdout.readline().strip() == str(count)
         print("stay", file=writer.stdin, flush=True)
         assert writer.stdout.readline().strip() == "staying"
@@ -183,7 +183,7 @@ def test_a_killed_program_leaves_what_its_last_flush_wrote(work, flushes):
         assert sorted(file) == ["data", *(f"group-{count}" for count in range(flushes))]
 
 
-def test_a_killed_mount_leaves_what_was_flushed(work, mount, weightfs_only):
+def test_a_killed_mount_keeps_flushed_data(work, mount, weightfs_only):
     file = ours.File(work / "data.h5", "w")
     file["x"] = values(1, 2 * MIB)
     file.create_dataset("y", data=values(2, 100, 1000), chunks=(10, 10))
@@ -195,7 +195,7 @@ def test_a_killed_mount_leaves_what_was_flushed(work, mount, weightfs_only):
     try:
         file.close()
     except ERRORS:
-        pass   # it is closed, and could not write
+        pass   # the file is closed, but the write failed
     mount.close()
     mount.mount()
     with h5py.File(work / "data.h5") as again:
@@ -204,7 +204,7 @@ def test_a_killed_mount_leaves_what_was_flushed(work, mount, weightfs_only):
 
 # --- errors
 
-def test_a_full_pool_is_an_error_and_nothing_hangs(factory, weightfs_only):
+def test_a_full_pool_returns_an_error(factory, weightfs_only):
     made = factory.mount(factory.store("64M"))
     path = made.path / "data.h5"
     with pytest.raises(ERRORS, match="data.h5.*No space left"):
@@ -223,7 +223,7 @@ def test_a_full_pool_is_an_error_and_nothing_hangs(factory, weightfs_only):
     made.store.fsck()
 
 
-def test_a_damaged_block_is_an_error(factory, weightfs_only):
+def test_a_damaged_block_returns_an_error(factory, weightfs_only):
     made = factory.mount(factory.store("64M"))
     path = made.path / "data.h5"
     with ours.File(path, "w") as file:
@@ -240,13 +240,13 @@ def test_a_damaged_block_is_an_error(factory, weightfs_only):
 
 @pytest.mark.parametrize("settings, text", [
     ({"num_threads": 0}, "num_threads=0"), ({"block_size": "1Q"}, "block_size=1Q"), ({"sync": "no"}, "sync=no")])
-def test_a_wrong_setting_is_named(work, settings, text):
+def test_errors_name_an_invalid_setting(work, settings, text):
     with pytest.raises(OSError, match=text):
         ours.File(work / "data.h5", "w", **settings)
     assert not (work / "data.h5").exists()
 
 
-def test_what_cannot_be_opened_is_named(work):
+def test_open_errors_name_the_cause(work):
     with pytest.raises(FileNotFoundError, match="absent.h5"):
         ours.File(work / "absent.h5")
     (work / "text").write_text("no HDF5 file")
@@ -256,7 +256,7 @@ def test_what_cannot_be_opened_is_named(work):
         ours.File(work / "text", threads=1)
 
 
-def test_the_lock_keeps_others_out_unless_it_is_switched_off(work):
+def test_the_lock_excludes_other_programs_unless_disabled(work):
     code = "import sys, weightfs.hdf5; weightfs.hdf5.File(sys.argv[1], 'r+')"
     with ours.File(work / "data.h5", "w") as file:
         file["x"] = values(1, 10)
@@ -266,7 +266,7 @@ def test_the_lock_keeps_others_out_unless_it_is_switched_off(work):
 
 
 @needs.root
-def test_a_file_that_may_not_be_written_is_refused(work):
+def test_opening_a_read_only_file_for_writing_fails(work):
     with ours.File(work / "data.h5", "w") as file:
         file["x"] = values(1, 10)
     os.chmod(work, 0o777)
@@ -280,13 +280,13 @@ def test_a_file_that_may_not_be_written_is_refused(work):
     assert "PermissionError" in python(code, work / "data.h5", codes=None).err
 
 
-# --- how programs come to it
+# --- selection of the driver
 
 PLAIN = "import sys, h5py, numpy; h5py.File(sys.argv[1], 'w')['x'] = numpy.arange(2 << 20)"
 
 
 @pytest.mark.usefixtures("weightfs_only")
-def test_the_variables_serve_programs_that_nobody_edits(work):
+def test_the_variables_select_the_driver_for_unmodified_programs(work):
     code = PLAIN + "; import weightfs.hdf5; print(weightfs.hdf5.direct_operations())"
     assert int(python(code, work / "data.h5", **ours.environment(direct="require")).out) == 1
     assert int(python(code, work / "data.h5").out) == 0
@@ -299,20 +299,31 @@ def test_the_module_prints_the_variables():
     variables = json.loads(process.run([*program, "--json", "block_size=2M", "num_threads=1"]).out)
     assert variables["HDF5_DRIVER"] == "weightfs" and variables["HDF5_DRIVER_CONFIG"] == "block_size=2M num_threads=1"
     assert [entry.name for entry in Path(variables["HDF5_PLUGIN_PATH"]).iterdir()] == ["libhdf5_weightfs.so"]
-    told = process.run(["sh", "-c", 'eval "$("$0" -m weightfs.hdf5 sync=close cache=1G)"; echo "$HDF5_DRIVER_CONFIG"',
-                        sys.executable]).out
-    assert told == "sync=close cache=1G\n"
+    script = 'eval "$("$0" -m weightfs.hdf5 sync=close cache=1G)"; echo "$HDF5_DRIVER_CONFIG"'
+    printed = process.run(["sh", "-c", script, sys.executable]).out
+    assert printed == "sync=close cache=1G\n"
     kept = process.run([*program, "--json"], env=os.environ | {"HDF5_PLUGIN_PATH": "/opt/filters"}).out
     assert json.loads(kept)["HDF5_PLUGIN_PATH"].endswith("hdf5_plugin:/opt/filters")
     assert "no setting 'thread'" in process.run([*program, "thread=1"], codes=(2,)).err
 
 
-def test_what_is_missing_is_named(work):
+def test_errors_name_missing_dependencies(work):
     code = "import sys; sys.modules['h5py'] = None; import weightfs.hdf5; weightfs.hdf5.File(sys.argv[1])"
     assert "pip install h5py" in python(code, work / "data.h5", codes=None).err
     code = ("import sys, pathlib, weightfs.hdf5; weightfs.hdf5._PLUGIN = pathlib.Path('/nowhere/plugin.so'); "
             "weightfs.hdf5.File(sys.argv[1])")
     assert "/nowhere/plugin.so is missing" in python(code, work / "data.h5", codes=None).err
+
+
+def test_the_benchmark_runs_without_torch(local):
+    (local / "sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
+    environment = os.environ | {"PYTHONPATH": str(local)}
+
+    def tool(*arguments, codes=(0,)):
+        return process.run([sys.executable, "-m", *arguments], codes=codes, env=environment)
+
+    assert "--requests" in tool("weightfs.tools.hdf5_bench", "--help").out
+    assert "need torch: pip install torch" in tool("weightfs.tools.io", codes=(1,)).err
 
 
 def test_the_benchmark_measures_every_driver(work, local):
@@ -324,4 +335,5 @@ def test_the_benchmark_measures_every_driver(work, local):
     assert all(set(row["median"]) == {"sec2", "stdio", "weightfs", "handle"} for row in rows[:-2])
     assert all(rate > 0 for row in rows for rate in row["median"].values())
     assert list(work.iterdir()) == []
-    assert "no multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err
+    assert done.err == ""
+    assert "not a multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err

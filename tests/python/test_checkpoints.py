@@ -16,6 +16,7 @@ import weightfs.torch
 from harness import needs
 from harness.users import NOBODY, OTHER, call_as
 from tensors import random_tensor
+from weightfs.safetensors._files import view as view_of
 
 STORE_SIZE = "512M"
 
@@ -308,12 +309,12 @@ def test_safetensors_are_loaded_as_by_the_library(folder):
 
 def test_safetensors_are_views_of_the_memory_that_a_gpu_would_have():
     memory = random_tensor(100)
-    view = weightfs.safetensors._view(memory, {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]})
+    view = view_of(memory, {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]})
     assert torch.equal(view.view(torch.uint8).view(-1), memory[8:32]) and view.shape == (2, 3)
     assert view.data_ptr() == memory.data_ptr() + 8
-    odd = weightfs.safetensors._view(memory, {"dtype": "BF16", "shape": [4], "data_offsets": [33, 41]})
+    odd = view_of(memory, {"dtype": "BF16", "shape": [4], "data_offsets": [33, 41]})
     assert torch.equal(odd.view(torch.uint8), memory[33:41])
-    assert weightfs.safetensors._view(memory, {"dtype": "F64", "shape": [0, 4], "data_offsets": [3, 3]}).shape == (0, 4)
+    assert view_of(memory, {"dtype": "F64", "shape": [0, 4], "data_offsets": [3, 3]}).shape == (0, 4)
 
 
 def test_safetensors_of_strided_tensors(folder):

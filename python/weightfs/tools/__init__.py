@@ -1,7 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's programs: weightfs-io and weightfs-tune."""
-
-import importlib.util
-
-if importlib.util.find_spec("torch") is None:
-    raise SystemExit("weightfs-io and weightfs-tune need torch: pip install torch")
+"""The package's programs: weightfs-io, weightfs-tune, weightfs-checkpoint and the benchmark of HDF5's drivers."""

@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 from queue import Empty
 
-import torch
+from weightfs.tools._torch import torch
 
 import weightfs
 import weightfs.torch
 from weightfs import deepnvme
-from weightfs._numbers import MOST_BYTES
 from weightfs.tools._program import be_a_worker
 
 GB = 1024 ** 3
@@ -109,18 +108,6 @@ class Progress:
         return Result(task_latency_s=max(task * least / count for count, task, _ in rows),
                       e2e_latency_s=max(e2e * least / count for count, _, e2e in rows),
                       total_bytes=int(least) * self._settings.io_size * len(rows))
-
-
-def parse_size(text):
-    """The bytes of "400M", "1G", "64K" or a number. ValueError for anything else, and for more than a file can hold."""
-    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
-    digits = text[:-1] if unit > 1 else text
-    if not digits.isdigit() or int(digits) == 0:
-        raise ValueError(f"'{text}' is no size: a number, with K, M or G")
-    size = int(digits) * unit
-    if size > MOST_BYTES:
-        raise ValueError(f"'{text}' is too large: a file has {MOST_BYTES} bytes at most")
-    return size
 
 
 def measure(settings, progress=None):

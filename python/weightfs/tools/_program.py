@@ -58,3 +58,27 @@ def _end_with(parent):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_BETWEEN_TRIES_S)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Bar:
+    """A progress bar on standard error, if that is a terminal."""
+
+    _WIDTH = 30
+
+    def __init__(self, name, total):
+        self._name, self._total, self._done = name, total, 0
+        self._shown = sys.stderr.isatty()
+
+    def show(self, what):
+        """what: the step that begins."""
+        if self._shown:
+            full = self._WIDTH * self._done // self._total
+            print(f"\r\033[K{self._name} [{'#' * full}{' ' * (self._WIDTH - full)}] {self._done} of {self._total}: "
+                  f"{what}", end="", file=sys.stderr, flush=True)
+
+    def advance(self):
+        self._done += 1
+
+    def end(self):
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -6,10 +6,11 @@ After Ctrl-C or SIGTERM it prints the results so far and exits with 130 or 143."
 import os
 import sys
 
-import torch
+from weightfs.tools._torch import torch
 
-from weightfs.tools._measure import ENGINES, NO_GPU, Progress, Settings, measure, parse_size
+from weightfs.tools._measure import ENGINES, NO_GPU, Progress, Settings, measure
 from weightfs.tools._program import Parser, Stop, run
+from weightfs.tools._sizes import parse_size
 
 
 def parse(arguments):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver in programs that link HDF5: its properties, and files that HDF5's own drivers read.
+// The driver in programs that link HDF5: its property lists, and files that HDF5's own drivers read.
 #include "hdf5/fapl.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class FaplTest : public testing::Test {
   }
   void TearDown() override { H5Pclose(fapl_); }
 
-  // The line of our own on HDF5's error stack.
+  // Returns the driver's line on HDF5's error stack.
   static std::string LastError() {
     std::string text;
     H5Ewalk2(
@@ -63,7 +63,7 @@ class FaplTest : public testing::Test {
   hid_t fapl_ = -1;
 };
 
-TEST_F(FaplTest, ItsFilesAreThoseOfEveryDriver) {
+TEST_F(FaplTest, OtherDriversReadItsFiles) {
   std::vector<double> values(2'000'000);
   std::iota(values.begin(), values.end(), 0.5);
   ASSERT_GE(H5Pset_fapl_weightfs(fapl_, nullptr), 0);
@@ -73,7 +73,7 @@ TEST_F(FaplTest, ItsFilesAreThoseOfEveryDriver) {
   EXPECT_EQ(Read(H5P_DEFAULT, values.size()), values);
 }
 
-TEST_F(FaplTest, TheListOfAnOpenFileHasTheSettings) {
+TEST_F(FaplTest, AccessListOfAnOpenFileHasTheSettings) {
   weightfs_fapl_t settings{};
   settings.version = WEIGHTFS_FAPL_VERSION;
   settings.num_threads = 3;
@@ -94,7 +94,7 @@ TEST_F(FaplTest, TheListOfAnOpenFileHasTheSettings) {
   H5Fclose(file);
 }
 
-TEST_F(FaplTest, SettingsThatCannotBeAreRefusedWithALine) {
+TEST_F(FaplTest, RejectsInvalidSettingsWithAMessage) {
   weightfs_fapl_t settings{};
   EXPECT_LT(H5Pset_fapl_weightfs(fapl_, &settings), 0);
   EXPECT_NE(LastError().find("WEIGHTFS_FAPL_VERSION"), std::string::npos) << LastError();
@@ -105,16 +105,16 @@ TEST_F(FaplTest, SettingsThatCannotBeAreRefusedWithALine) {
   settings.num_threads = 1;
   settings.sync = 7;
   EXPECT_LT(H5Pset_fapl_weightfs(fapl_, &settings), 0);
-  EXPECT_LT(H5Pget_fapl_weightfs(fapl_, &settings), 0) << "it has another driver";
+  EXPECT_LT(H5Pget_fapl_weightfs(fapl_, &settings), 0) << "the list has another driver";
 }
 
-TEST_F(FaplTest, AFileThatIsNotThereIsNamed) {
+TEST_F(FaplTest, ErrorNamesAMissingFile) {
   ASSERT_GE(H5Pset_fapl_weightfs(fapl_, nullptr), 0);
   EXPECT_LT(H5Fopen(path_.c_str(), H5F_ACC_RDONLY, fapl_), 0);
   EXPECT_NE(LastError().find(path_), std::string::npos) << LastError();
 }
 
-TEST_F(FaplTest, ItRegistersAgainAfterHdf5WasClosed) {
+TEST_F(FaplTest, RegistersAgainAfterHdf5WasClosed) {
   ASSERT_GE(H5Pset_fapl_weightfs(fapl_, nullptr), 0);
   H5close();
   H5open();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU as the memory of requests, on machines without one: touching it as the host's memory crashes.
+// Requests with GPU memory, on a simulated GPU: an access to it as host memory crashes.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -10,6 +10,7 @@
 #include "hdf5/gpu_memory.h"
 #include "tests/unit/client/device_bytes.h"
 #include "tests/unit/client/files.h"
+#include "tests/unit/hdf5/sync_count.h"
 
 namespace weightfs::hdf5 {
 namespace {
@@ -27,7 +28,7 @@ class FileGpuTest : public client::GpuTest {
   client::Folder folder_;
 };
 
-TEST_F(FileGpuTest, RequestsOfEverySizeReachIt) {
+TEST_F(FileGpuTest, TransfersRequestsOfEverySize) {
   for (const size_t size : {100, 100'000, 5'000'000}) {
     const Bytes bytes = RandomBytes(size, 3);
     DeviceBytes source(bytes);
@@ -37,12 +38,25 @@ TEST_F(FileGpuTest, RequestsOfEverySizeReachIt) {
     auto file = File::Open(folder_ / "file", {.write = true, .create = true, .truncate = true}, {});
     ASSERT_TRUE(file.has_value());
     ASSERT_TRUE((*file)->Write(Content::kRaw, 10, SpanOf(source, size)).has_value());
-    // What is still buffered is read, too.
+    // The read also returns bytes that are still buffered.
     ASSERT_TRUE((*file)->Write(Content::kRaw, 20, RandomBytes(30, 9)).has_value());
     const auto read = (*file)->Read(Content::kRaw, 10, SpanOf(target, size));
     ASSERT_TRUE(read.has_value()) << read.error().what;
     EXPECT_EQ(target.Get(), client::AfterWrite(bytes, 10, RandomBytes(30, 9)));
   }
+}
+
+TEST_F(FileGpuTest, AReadThatExtendsTheFileIsSynced) {
+  client::WriteFile(folder_ / "file", RandomBytes(100));
+  auto file = File::Open(folder_ / "file", {.write = true}, {});
+  ASSERT_TRUE(file.has_value());
+  DeviceBytes target(1000);
+  const auto read = (*file)->Read(Content::kRaw, 0, SpanOf(target, 1000));
+  ASSERT_TRUE(read.has_value()) << read.error().what;
+  EXPECT_EQ((*file)->size(), 1000U);
+  const int before = SyncCalls();
+  ASSERT_TRUE((*file)->Flush(true).has_value());
+  EXPECT_GT(SyncCalls(), before);
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which requests of a File are leases, and how many: on a mount in the test's own process.
+// The leases that requests of a File take, on a mount in the test's own process.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-
+#include <cstring>
 #include <memory>
 #include <span>
 #include <vector>
@@ -35,7 +37,7 @@ class FileLeaseTest : public testing::Test {
   client::FakeLeaseMount mount_;
 };
 
-TEST_F(FileLeaseTest, ALargeRequestIsOneLease) {
+TEST_F(FileLeaseTest, LargeRequestTakesOneLease) {
   const Bytes bytes = RandomBytes(9 * kMiB);
   auto file = Open({.write = true, .create = true});
   const auto before = Engine::Shared().direct_operations();
@@ -47,7 +49,7 @@ TEST_F(FileLeaseTest, ALargeRequestIsOneLease) {
   EXPECT_EQ(Engine::Shared().direct_operations() - before, 1 + mount_.requests(Kind::kRead));
 }
 
-TEST_F(FileLeaseTest, ChunksThatFollowEachOtherAreFewLeases) {
+TEST_F(FileLeaseTest, ContiguousChunksShareLeases) {
   const Bytes bytes = RandomBytes(24 * kMiB);
   auto file = Open({.write = true, .create = true});
   for (size_t at = 0; at < bytes.size(); at += 100'000) {
@@ -60,10 +62,10 @@ TEST_F(FileLeaseTest, ChunksThatFollowEachOtherAreFewLeases) {
   EXPECT_EQ(client::ReadFile(mount_ / "file"), bytes);
 }
 
-TEST_F(FileLeaseTest, SegmentsOfAFlushThatFollowEachOtherAreOneLease) {
+TEST_F(FileLeaseTest, FlushWritesContiguousSegmentsByOneLease) {
   const Bytes bytes = RandomBytes(12 * kMiB);
   auto file = Open({.write = true, .create = true}, {.cache = 64 * kMiB});
-  // Back to front, so that none is appended to another.
+  // In descending order, so that no write extends a segment.
   for (size_t at = bytes.size(); at > 0; at -= 128 << 10) {
     const size_t begin = at - (128 << 10);
     ASSERT_TRUE(file->Write(Content::kRaw, begin, std::span(bytes).subspan(begin, 128 << 10)).has_value());
@@ -74,7 +76,7 @@ TEST_F(FileLeaseTest, SegmentsOfAFlushThatFollowEachOtherAreOneLease) {
   EXPECT_EQ(client::ReadFile(mount_ / "file"), bytes);
 }
 
-TEST_F(FileLeaseTest, RequestsOfOneCallThatFollowEachOtherAreOneLease) {
+TEST_F(FileLeaseTest, ContiguousRequestsOfOneCallShareOneLease) {
   const Bytes bytes = RandomBytes(8 * kMiB);
   auto file = Open({.write = true, .create = true});
   std::vector<File::WriteRequest> writes;
@@ -86,10 +88,36 @@ TEST_F(FileLeaseTest, RequestsOfOneCallThatFollowEachOtherAreOneLease) {
   EXPECT_EQ(client::ReadFile(mount_ / "file"), bytes);
 }
 
-TEST_F(FileLeaseTest, AnErrorOfABackgroundWriteIsReportedAndTheBytesStay) {
+TEST_F(FileLeaseTest, RequestsAfterASwmrSuperblockRunInTheOrderGiven) {
+  Bytes superblock = RandomBytes(48);
+  std::memcpy(superblock.data(), "\x89HDF\r\n\x1a\n\x03\x08\x08\x05", 12);
+  const Bytes bytes = RandomBytes(4 * kMiB);
+  mount_.on_request = [](Kind kind) { return kind == Kind::kCommit ? ENOSPC : 0; };
+  auto file = Open({.write = true, .create = true});
+  const std::vector<File::WriteRequest> writes{{.content = Content::kMetadata, .offset = 0, .memory = superblock},
+                                               {.offset = 16 * kMiB, .memory = bytes},
+                                               {.offset = 8 * kMiB, .memory = bytes}};
+  const auto written = file->WriteMany(writes);
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().error_number(), ENOSPC);
+  EXPECT_EQ(mount_.requests(Kind::kCommit), 1U) << "after a failed request, the next one does not start";
+}
+
+TEST_F(FileLeaseTest, ForkedChildHasNoOperationsOfItsParent) {
+  auto file = Open({.write = true, .create = true});
+  ASSERT_TRUE(file->Write(Content::kRaw, 0, RandomBytes(4 * kMiB)).has_value());
+  EXPECT_GT(Engine::Shared().direct_operations(), 0U);
+  const pid_t child = fork();
+  if (child == 0) _exit(Engine::Shared().direct_operations() == 0 ? 0 : 1);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(FileLeaseTest, ReportsAFailedBackgroundWriteAndKeepsItsBytes) {
   const Bytes bytes = RandomBytes(8 * kMiB);
-  bool refuses = true;
-  mount_.on_request = [&](Kind kind) { return kind == Kind::kCommit && refuses ? ENOSPC : 0; };
+  bool fails = true;
+  mount_.on_request = [&](Kind kind) { return kind == Kind::kCommit && fails ? ENOSPC : 0; };
   auto file = Open({.write = true, .create = true});
   for (size_t at = 0; at < bytes.size(); at += 128 << 10) {
     // The error of the full segment may come with any later call.
@@ -98,7 +126,7 @@ TEST_F(FileLeaseTest, AnErrorOfABackgroundWriteIsReportedAndTheBytesStay) {
   const auto flushed = file->Flush(true);
   ASSERT_FALSE(flushed.has_value());
   EXPECT_EQ(flushed.error().error_number(), ENOSPC);
-  refuses = false;
+  fails = false;
   const auto again = file->Flush(true);
   ASSERT_TRUE(again.has_value()) << again.error().what;
   EXPECT_EQ(client::ReadFile(mount_ / "file"), bytes);

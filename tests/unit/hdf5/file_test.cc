@@ -50,7 +50,7 @@ class FileTest : public testing::Test {
   const std::string path_ = folder_ / "file";
 };
 
-TEST_F(FileTest, ReadsWhatItWroteAtEverySize) {
+TEST_F(FileTest, ReadsBackWritesOfEverySize) {
   const Settings settings{.direct_size = 1 << 20, .cache = 8 << 20};
   for (const size_t size : {1, 511, 4096, 65'537, 262'144, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5'000'003}) {
     const Bytes bytes = RandomBytes(size, static_cast<unsigned>(size));
@@ -61,12 +61,12 @@ TEST_F(FileTest, ReadsWhatItWroteAtEverySize) {
     EXPECT_EQ(Read(*file, 0, 100), Bytes(100)) << "a hole";
     ASSERT_TRUE(file->Close().has_value());
     file = Open({}, settings);
-    EXPECT_EQ(Read(*file, 100, size), bytes) << size << " after it was opened again";
-    EXPECT_EQ(Read(*file, 90 + size, 100, Content::kMetadata).at(99), std::byte{0}) << "behind the end";
+    EXPECT_EQ(Read(*file, 100, size), bytes) << size << " after a reopen";
+    EXPECT_EQ(Read(*file, 90 + size, 100, Content::kMetadata).at(99), std::byte{0}) << "beyond the end";
   }
 }
 
-TEST_F(FileTest, SmallWritesReachTheFileWithTheFlush) {
+TEST_F(FileTest, FlushWritesSmallWritesToTheFile) {
   auto file = Open(kNew);
   Write(*file, 0, RandomBytes(1000), Content::kMetadata);
   EXPECT_EQ(client::ReadFile(path_).size(), 0U);
@@ -74,7 +74,7 @@ TEST_F(FileTest, SmallWritesReachTheFileWithTheFlush) {
   EXPECT_EQ(client::ReadFile(path_), RandomBytes(1000));
 }
 
-TEST_F(FileTest, ASuperblockForReadersEndsTheBuffering) {
+TEST_F(FileTest, SwmrSuperblockDisablesBuffering) {
   Bytes superblock = RandomBytes(48);
   const char head[] = "\x89HDF\r\n\x1a\n\x03\x08\x08\x05";
   std::memcpy(superblock.data(), head, 12);
@@ -89,19 +89,19 @@ TEST_F(FileTest, ASuperblockForReadersEndsTheBuffering) {
   superblock[11] = std::byte{1};
   Write(*file, 0, superblock, Content::kMetadata);
   Write(*file, 568, RandomBytes(10));
-  EXPECT_EQ(client::ReadFile(path_).size(), 568U) << "readers are gone, writes are buffered again";
+  EXPECT_EQ(client::ReadFile(path_).size(), 568U) << "without readers, writes are buffered again";
 }
 
-TEST_F(FileTest, ASharedReaderSeesWhatAnotherProgramWrites) {
+TEST_F(FileTest, SharedReaderSeesWritesOfAnotherProgram) {
   client::WriteFile(path_, Bytes(100'000, std::byte{1}));
   auto reader = Open({.shared_reader = true});
   EXPECT_EQ(Read(*reader, 10, 10, Content::kMetadata), Bytes(10, std::byte{1}));
   client::WriteFile(path_, Bytes(9'000'000, std::byte{2}));
   EXPECT_EQ(Read(*reader, 10, 10, Content::kMetadata), Bytes(10, std::byte{2}));
-  EXPECT_EQ(Read(*reader, 0, 8'000'000), Bytes(8'000'000, std::byte{2})) << "it grew";
+  EXPECT_EQ(Read(*reader, 0, 8'000'000), Bytes(8'000'000, std::byte{2})) << "the file grew";
 }
 
-TEST_F(FileTest, TruncationForgetsWhatIsBehind) {
+TEST_F(FileTest, TruncationDiscardsBytesBeyondTheNewEnd) {
   auto file = Open(kNew);
   const Bytes bytes = RandomBytes(6 << 20);
   Write(*file, 0, bytes);
@@ -116,7 +116,7 @@ TEST_F(FileTest, TruncationForgetsWhatIsBehind) {
   EXPECT_EQ(client::ReadFile(path_), expected);
 }
 
-TEST_F(FileTest, AReaderSeesItsOwnWritesThroughTheCache) {
+TEST_F(FileTest, CachedReadsSeeOwnWrites) {
   client::WriteFile(path_, RandomBytes(1 << 20));
   Bytes model = RandomBytes(1 << 20);
   auto file = Open(kChange);
@@ -132,12 +132,13 @@ TEST_F(FileTest, AReaderSeesItsOwnWritesThroughTheCache) {
 TEST_F(FileTest, SequentialReadsAreReadAhead) {
   const Bytes bytes = RandomBytes(20 << 20);
   client::WriteFile(path_, bytes);
-  // No page of it may be in the page cache, else that is used.
+  // Reads prefer the page cache, so it must be empty.
   const int descriptor = open(path_.c_str(), O_RDONLY);
   ASSERT_EQ(fdatasync(descriptor), 0);
   ASSERT_EQ(posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED), 0);
   close(descriptor);
   auto file = Open({}, {.direct_size = 1 << 20, .read_ahead = 2 << 20});
+  posix_fadvise(file->descriptor(), 0, 0, POSIX_FADV_RANDOM);  // otherwise the kernel may read ahead first
   for (const size_t step : {10'000, 100'000, 300'000}) {
     for (size_t at = 0; at < bytes.size(); at += step) {
       const size_t size = std::min(step, bytes.size() - at);
@@ -147,7 +148,7 @@ TEST_F(FileTest, SequentialReadsAreReadAhead) {
   }
 }
 
-TEST_F(FileTest, AWriteIntoAWindowOnItsWayIsSeen) {
+TEST_F(FileTest, ReadsSeeAWriteIntoAnInFlightWindow) {
   Bytes bytes = RandomBytes(16 << 20);
   client::WriteFile(path_, bytes);
   const int descriptor = open(path_.c_str(), O_RDONLY);
@@ -155,6 +156,7 @@ TEST_F(FileTest, AWriteIntoAWindowOnItsWayIsSeen) {
   ASSERT_EQ(posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED), 0);
   close(descriptor);
   auto file = Open(kChange, {.direct_size = 1 << 20, .read_ahead = 2 << 20});
+  posix_fadvise(file->descriptor(), 0, 0, POSIX_FADV_RANDOM);
   constexpr size_t kStep = 256 << 10;
   for (size_t at = 0; at < bytes.size(); at += kStep) {
     ASSERT_EQ(Read(*file, at, kStep), Bytes(&bytes[at], &bytes[at] + kStep)) << at;
@@ -167,7 +169,7 @@ TEST_F(FileTest, AWriteIntoAWindowOnItsWayIsSeen) {
   }
 }
 
-TEST_F(FileTest, AFailedWriteIsReportedAndTriedAgain) {
+TEST_F(FileTest, ReportsAndRetriesAFailedWrite) {
   auto file = Open(kNew);
   Write(*file, 0, RandomBytes(20'000), Content::kMetadata);
   rlimit old{};
@@ -181,12 +183,12 @@ TEST_F(FileTest, AFailedWriteIsReportedAndTriedAgain) {
   ASSERT_FALSE(flushed.has_value());
   EXPECT_EQ(flushed.error().error_number(), EFBIG);
   EXPECT_THAT(flushed.error().what, HasSubstr(path_));
-  EXPECT_EQ(Read(*file, 0, 20'000), RandomBytes(20'000)) << "it stays buffered";
+  EXPECT_EQ(Read(*file, 0, 20'000), RandomBytes(20'000)) << "the bytes stay buffered";
   ASSERT_TRUE(file->Flush(true).has_value());
   EXPECT_EQ(client::ReadFile(path_), RandomBytes(20'000));
 }
 
-TEST_F(FileTest, OpeningRefusesWhatCannotBe) {
+TEST_F(FileTest, RejectsInvalidOpensAndRequests) {
   EXPECT_EQ(File::Open(path_, kChange, {}).error().error_number(), ENOENT);
   EXPECT_EQ(File::Open(folder_ / ".", {}, {}).error().error_number(), EISDIR);
   client::WriteFile(path_, RandomBytes(10));
@@ -198,7 +200,7 @@ TEST_F(FileTest, OpeningRefusesWhatCannotBe) {
   EXPECT_EQ(file->Read(Content::kRaw, UINT64_MAX - 3, out).error().error_number(), EFBIG);
 }
 
-TEST_F(FileTest, OneLocksOthersOut) {
+TEST_F(FileTest, ExclusiveLockExcludesOthers) {
   client::WriteFile(path_, RandomBytes(10));
   auto one = Open(kChange);
   auto other = Open({});
@@ -212,7 +214,7 @@ TEST_F(FileTest, OneLocksOthersOut) {
   EXPECT_TRUE(other->Lock(false).has_value());
 }
 
-TEST_F(FileTest, UnlockingShowsEverything) {
+TEST_F(FileTest, UnlockFlushes) {
   auto file = Open(kNew);
   ASSERT_TRUE(file->Lock(true).has_value());
   Write(*file, 0, RandomBytes(1000), Content::kMetadata);
@@ -220,7 +222,7 @@ TEST_F(FileTest, UnlockingShowsEverything) {
   EXPECT_EQ(client::ReadFile(path_), RandomBytes(1000));
 }
 
-TEST_F(FileTest, SeveralRequestsAreOneCall) {
+TEST_F(FileTest, OneCallTransfersSeveralRequests) {
   const Settings settings{.direct_size = 1 << 20, .cache = 8 << 20};
   auto file = Open(kNew, settings);
   const Bytes bytes = RandomBytes(4'000'000);
@@ -248,7 +250,21 @@ TEST_F(FileTest, SeveralRequestsAreOneCall) {
   EXPECT_EQ(out, expected);
 }
 
-TEST_F(FileTest, AForkedChildReadsWithHandlesOfItsOwn) {
+TEST_F(FileTest, RequestBeyondTheLargestOffsetFailsItsWholeCall) {
+  auto file = Open(kNew);
+  Write(*file, 0, RandomBytes(5 << 20));
+  ASSERT_TRUE(file->Flush(false).has_value());
+  const Bytes bytes = RandomBytes(4 << 20, 2);
+  const std::vector<File::WriteRequest> writes{{.offset = 0, .memory = std::span(bytes).first(100)},
+                                               {.offset = UINT64_MAX - 9, .memory = bytes}};
+  EXPECT_EQ(file->WriteMany(writes).error().error_number(), EFBIG);
+  EXPECT_EQ(Read(*file, 0, 100), RandomBytes(100)) << "the valid request has no effect";
+  Bytes out(4 << 20);
+  const std::vector<File::ReadRequest> reads{{.offset = UINT64_MAX - 9, .memory = out}};
+  EXPECT_EQ(file->ReadMany(reads).error().error_number(), EFBIG);
+}
+
+TEST_F(FileTest, ForkedChildReadsWithItsOwnHandles) {
   const Bytes bytes = RandomBytes(5 << 20);
   client::WriteFile(path_, bytes);
   const int descriptor = open(path_.c_str(), O_RDONLY);

@@ -25,7 +25,7 @@ class ReadCacheTest : public testing::Test {
   ReadCache cache_{&pool_, 8 * kExtent};
 };
 
-TEST_F(ReadCacheTest, FindsWhatHoldsAByteAndNothingElse) {
+TEST_F(ReadCacheTest, FindsTheExtentThatContainsAByte) {
   Add(kExtent, std::byte{1});
   EXPECT_EQ(cache_.Find(kExtent - 1), cache_.end());
   EXPECT_NE(cache_.Find(kExtent), cache_.end());
@@ -36,17 +36,17 @@ TEST_F(ReadCacheTest, FindsWhatHoldsAByteAndNothingElse) {
   EXPECT_EQ(cache_.EndBefore(5 * kExtent), 2 * kExtent);
 }
 
-TEST_F(ReadCacheTest, DropsTheLeastRecentlyUsed) {
+TEST_F(ReadCacheTest, EvictsTheLeastRecentlyUsed) {
   for (uint64_t i = 0; i < 8; ++i) Add(i * kExtent, std::byte{1});
   cache_.Touch(cache_.Find(0));
   Add(8 * kExtent, std::byte{1});
   EXPECT_LE(cache_.bytes(), 8 * kExtent);
-  EXPECT_NE(cache_.Find(0), cache_.end()) << "was used last";
-  EXPECT_EQ(cache_.Find(kExtent), cache_.end()) << "was used first";
-  EXPECT_NE(cache_.Find(8 * kExtent), cache_.end()) << "is new";
+  EXPECT_NE(cache_.Find(0), cache_.end()) << "most recently used";
+  EXPECT_EQ(cache_.Find(kExtent), cache_.end()) << "least recently used";
+  EXPECT_NE(cache_.Find(8 * kExtent), cache_.end()) << "new";
 }
 
-TEST_F(ReadCacheTest, ShowsWhatWasWrittenOverIt) {
+TEST_F(ReadCacheTest, PatchUpdatesLoadedExtents) {
   Add(0, std::byte{1});
   Add(kExtent, std::byte{1});
   const client::Bytes written(100, std::byte{2});
@@ -59,7 +59,7 @@ TEST_F(ReadCacheTest, ShowsWhatWasWrittenOverIt) {
   EXPECT_EQ(second[50], std::byte{1});
 }
 
-TEST_F(ReadCacheTest, DropsWholeExtentsOfARange) {
+TEST_F(ReadCacheTest, DropRemovesAllExtentsOfTheRange) {
   for (uint64_t i = 0; i < 4; ++i) Add(i * kExtent, std::byte{1});
   cache_.Drop(kExtent + 5, 2 * kExtent + 1);
   EXPECT_NE(cache_.Find(0), cache_.end());

@@ -11,14 +11,14 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string Refusal(std::string_view text) {
+std::string ErrorOf(std::string_view text) {
   const auto parsed = ParseSettings(text);
   if (parsed.has_value()) return "accepted";
   EXPECT_EQ(parsed.error().error_number(), EINVAL);
   return parsed.error().what;
 }
 
-TEST(Settings, AreTheDefaultsWithoutAWord) {
+TEST(Settings, EmptyTextGivesTheDefaults) {
   for (const char* text : {"", "  ", ",;\n"}) {
     const auto parsed = ParseSettings(text);
     ASSERT_TRUE(parsed.has_value()) << text;
@@ -26,7 +26,7 @@ TEST(Settings, AreTheDefaultsWithoutAWord) {
   }
 }
 
-TEST(Settings, TakeEveryName) {
+TEST(Settings, ParsesEveryName) {
   const auto parsed = ParseSettings(
       "num_threads=4 block_size=2M,queue_depth=64;direct_size=8M cache=1G read_ahead=0 sync=close direct=require");
   ASSERT_TRUE(parsed.has_value()) << parsed.error().what;
@@ -40,19 +40,19 @@ TEST(Settings, TakeEveryName) {
   EXPECT_EQ(parsed->direct, client::Direct::kRequire);
 }
 
-TEST(Settings, NameTheWordThatIsWrong) {
-  EXPECT_THAT(Refusal("num_threads=4 thread=2"), HasSubstr("'thread=2'"));
-  EXPECT_THAT(Refusal("thread=2"), HasSubstr("names are num_threads, block_size"));
-  EXPECT_THAT(Refusal("num_threads"), HasSubstr("NAME=VALUE"));
-  EXPECT_THAT(Refusal("num_threads=many"), HasSubstr("whole number"));
-  EXPECT_THAT(Refusal("num_threads=-1"), HasSubstr("whole number"));
-  EXPECT_THAT(Refusal("num_threads=0"), HasSubstr("1 to 1024"));
-  EXPECT_THAT(Refusal("queue_depth=65537"), HasSubstr("1 to 65536"));
-  EXPECT_THAT(Refusal("block_size=1X"), HasSubstr("number of bytes"));
-  EXPECT_THAT(Refusal("block_size=0"), HasSubstr("4096 to"));
-  EXPECT_THAT(Refusal("cache=4096"), HasSubstr("cache=4096"));
-  EXPECT_THAT(Refusal("sync=sometimes"), HasSubstr("never, flush, close"));
-  EXPECT_THAT(Refusal("direct=yes"), HasSubstr("auto, never, require"));
+TEST(Settings, ErrorNamesTheInvalidWord) {
+  EXPECT_THAT(ErrorOf("num_threads=4 thread=2"), HasSubstr("'thread=2'"));
+  EXPECT_THAT(ErrorOf("thread=2"), HasSubstr("names are num_threads, block_size"));
+  EXPECT_THAT(ErrorOf("num_threads"), HasSubstr("expected NAME=VALUE"));
+  EXPECT_THAT(ErrorOf("num_threads=many"), HasSubstr("whole number"));
+  EXPECT_THAT(ErrorOf("num_threads=-1"), HasSubstr("whole number"));
+  EXPECT_THAT(ErrorOf("num_threads=0"), HasSubstr("1 to 1024"));
+  EXPECT_THAT(ErrorOf("queue_depth=65537"), HasSubstr("1 to 65536"));
+  EXPECT_THAT(ErrorOf("block_size=1X"), HasSubstr("number of bytes"));
+  EXPECT_THAT(ErrorOf("block_size=0"), HasSubstr("4096 to"));
+  EXPECT_THAT(ErrorOf("cache=4096"), HasSubstr("cache=4096"));
+  EXPECT_THAT(ErrorOf("sync=sometimes"), HasSubstr("never, flush, close"));
+  EXPECT_THAT(ErrorOf("direct=yes"), HasSubstr("auto, never, require"));
 }
 
 }  // namespace

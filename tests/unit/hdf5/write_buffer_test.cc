@@ -31,7 +31,7 @@ class WriteBufferTest : public testing::Test {
   WriteBuffer writes_{&pool_, kSegment};
 };
 
-TEST_F(WriteBufferTest, WritesThatFollowEachOtherAreOneSegment) {
+TEST_F(WriteBufferTest, MergesContiguousWrites) {
   const Bytes bytes = RandomBytes(10'000);
   for (size_t at = 0; at < bytes.size(); at += 100) {
     ASSERT_TRUE(writes_.Put(7 + at, std::span(bytes).subspan(at, 100), true).has_value());
@@ -42,7 +42,7 @@ TEST_F(WriteBufferTest, WritesThatFollowEachOtherAreOneSegment) {
   EXPECT_EQ(Content(7, bytes.size()), bytes);
 }
 
-TEST_F(WriteBufferTest, MetadataAndDataAreApart) {
+TEST_F(WriteBufferTest, KeepsMetadataAndDataInSeparateSegments) {
   const Bytes bytes = RandomBytes(200);
   ASSERT_TRUE(writes_.Put(0, std::span(bytes).first(100), true).has_value());
   ASSERT_TRUE(writes_.Put(100, std::span(bytes).last(100), false).has_value());
@@ -50,7 +50,7 @@ TEST_F(WriteBufferTest, MetadataAndDataAreApart) {
   EXPECT_EQ(Content(0, 200), bytes);
 }
 
-TEST_F(WriteBufferTest, AFullSegmentEndsWithABlock) {
+TEST_F(WriteBufferTest, FullSegmentEndsAtABlockBoundary) {
   const Bytes bytes = RandomBytes(3 * kSegment);
   ASSERT_TRUE(writes_.Put(1000, bytes, true).has_value());
   const auto& first = *writes_.segments().begin();
@@ -61,7 +61,7 @@ TEST_F(WriteBufferTest, AFullSegmentEndsWithABlock) {
   EXPECT_EQ(Content(1000, bytes.size()), bytes);
 }
 
-TEST_F(WriteBufferTest, HoldsWhatAMapOfBytesHolds) {
+TEST_F(WriteBufferTest, MatchesAMapOfBytes) {
   const uint64_t seed = FirstSeed();
   SCOPED_TRACE(testing::Message() << "WEIGHTFS_SEED=" << seed);
   std::mt19937_64 random(seed);

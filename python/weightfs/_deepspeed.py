@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the builders of weightfs.deepnvme in place of DeepSpeed's."""
+
+import importlib
+import importlib.metadata
+import logging
+import os
+import runpy
+import sys
+
+from weightfs import deepnvme
+
+log = logging.getLogger("weightfs")
+_OURS = {name: getattr(deepnvme, name) for name in ("AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder")}
+_OLDEST = (0, 15)
+_METHODS = ("get_op_builder", "create_op_builder")
+_INSTALL = f"python -m pip install 'deepspeed>={_OLDEST[0]}.{_OLDEST[1]}'"
+
+_theirs = {}       # (module name, attribute) -> DeepSpeed's builder
+_accelerator = None   # the one whose methods are replaced
+
+
+def install():
+    """See weightfs.deepnvme.install."""
+    global _accelerator
+    version, accelerator = _load()
+    for module in _modules():
+        for name, ours in _OURS.items():
+            found = vars(module).get(name)
+            if found is not None and found is not ours:
+                _theirs[module.__name__, name] = found
+                setattr(module, name, ours)
+    if _accelerator is None:
+        _accelerator = accelerator
+        for method in _METHODS:
+            setattr(accelerator, method, _looking_here_first(getattr(accelerator, method), method == _METHODS[1]))
+    modules = len({module for module, _ in _theirs})
+    line = (f"weightfs.deepnvme: replaced {', '.join(_OURS)} of deepspeed {version} in {modules} modules and in the "
+            f"accelerator {accelerator.device_name()}")
+    log.info("%s", line)
+    return line
+
+
+def uninstall():
+    """See weightfs.deepnvme.uninstall."""
+    global _accelerator
+    if _accelerator is None:
+        return "weightfs.deepnvme: nothing is installed"
+    package = importlib.import_module("deepspeed.ops.op_builder")
+    for module in _modules():
+        for name, ours in _OURS.items():
+            if vars(module).get(name) is ours:
+                # A module that was imported meanwhile took it from the package.
+                setattr(module, name, _theirs.get((module.__name__, name), _theirs[package.__name__, name]))
+    for method in _METHODS:
+        delattr(_accelerator, method)
+    _theirs.clear()
+    _accelerator = None
+    line = "weightfs.deepnvme: DeepSpeed's own builders are back"
+    log.info("%s", line)
+    return line
+
+
+def _load():
+    """Returns (DeepSpeed's version, its accelerator). ImportError if there is none, or an old one."""
+    try:
+        package = importlib.import_module("deepspeed")
+    except ModuleNotFoundError as error:
+        if error.name != "deepspeed":
+            raise
+        raise ImportError(f"deepspeed is not installed: {_INSTALL}") from None
+    version = getattr(package, "__version__", "unknown")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    try:
+        builders = importlib.import_module("deepspeed.ops.op_builder")
+        accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
+        complete = all(hasattr(builders, name) for name in ("AsyncIOBuilder", "GDSBuilder"))
+    except ModuleNotFoundError:
+        complete = False
+    if not complete or numbers < _OLDEST:
+        raise ImportError(f"deepspeed {version} is too old: it must be {_OLDEST[0]}.{_OLDEST[1]} or newer; {_INSTALL}")
+    return version, accelerator
+
+
+def _modules():
+    """DeepSpeed's modules that are imported. Others will take the builders from deepspeed.ops.op_builder."""
+    return [module for name, module in list(sys.modules.items())
+            if module is not None and name.partition(".")[0] in ("deepspeed", "op_builder") and hasattr(module, "__dict__")]
+
+
+def _looking_here_first(method, makes_one):
+    def lookup(class_name):
+        ours = _OURS.get(class_name)
+        if ours is None:
+            return method(class_name)
+        return ours() if makes_one else ours
+    return lookup
+
+
+def main(words):
+    """python -m weightfs.deepnvme SCRIPT ARGS, or -m MODULE ARGS. Returns the exit status for wrong arguments."""
+    local_rank = [words.pop(0)] if words and words[0].startswith("--local_rank=") else []
+    as_module = words[:1] == ["-m"]
+    words = words[1:] if as_module else words
+    if not words or words[0].startswith("-"):
+        print("usage: python -m weightfs.deepnvme SCRIPT ARGS... | -m MODULE ARGS...\n"
+              "Runs a program of DeepSpeed with the I/O of weightfs.", file=sys.stderr)
+        return 0 if words[:1] in (["-h"], ["--help"]) else 2
+    try:
+        print(install(), file=sys.stderr, flush=True)
+    except ImportError as error:
+        print(f"weightfs.deepnvme: {error}", file=sys.stderr)
+        return 2
+    # The launcher of DeepSpeed puts --local_rank in front of the script, which expects it among its own arguments.
+    sys.argv = [words[0], *local_rank, *words[1:]]
+    if as_module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
+        runpy.run_path(words[0], run_name="__main__")
+    return 0

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divides the tensors of a module into groups: the units that weightfs.offload keeps in files."""
+
+import torch
+
+from weightfs import _shared_tensors
+from weightfs._offload_cache import padded
+
+_ALIGNMENT = 64     # of tensors in memory, as torch allocates them: results may depend on it
+_RESIDENT = 1 << 20   # tensors outside the blocks stay in memory if their module has less than this
+_METADATA = {"__get__", "dim", "size", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex",
+             "requires_grad_", "__hash__", "__repr__", "__len__", "data_ptr"}
+
+
+class Placeholder(torch.Tensor):
+    """Takes the place of a tensor in its module while the tensor is not in memory. It has the shape, type and device,
+    and no data: operations with it raise RuntimeError."""
+
+    @staticmethod
+    def of(tensor, name, device):
+        data = torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        made = torch.Tensor._make_subclass(Placeholder, data, tensor.requires_grad)
+        made._is_param, made.offloaded = isinstance(tensor, torch.nn.Parameter), name
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if getattr(function, "__name__", "") in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        name = next((tensor.offloaded for tensor in args if isinstance(tensor, cls)), "a tensor")
+        raise RuntimeError(f"{name} is offloaded: only the forward of its block can use it; call the block, add the "
+                           "module that uses it to blocks=, or use weightfs.offload.tensors() or restore()")
+
+    def __repr__(self):
+        return f"<offloaded {self.offloaded}: {tuple(self.shape)}, {self.dtype}>"
+
+
+class Member:
+    """A tensor of a module. `places` has (module, "_parameters" or "_buffers", attribute) for each use."""
+
+    def __init__(self, names, tensor, places, device):
+        self.names, self.places, self.tensor = names, places, tensor
+        self.name, self.shape, self.dtype = names[0], tensor.shape, tensor.dtype
+        self.nbytes = tensor.numel() * tensor.element_size()
+        self.placeholder = Placeholder.of(tensor, self.name, device)
+
+    @property
+    def is_parameter(self):
+        return self.places[0][1] == "_parameters"
+
+    @property
+    def bound(self):
+        module, kind, attribute = self.places[0]
+        return getattr(module, kind)[attribute]
+
+    def bind(self, tensor):
+        for module, kind, attribute in self.places:
+            getattr(module, kind)[attribute] = tensor
+            if isinstance(module, torch.nn.RNNBase):
+                module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+class Layout:
+    """Tensors one after the other in memory, from their (shape, dtype)."""
+
+    def __init__(self, kinds):
+        self._kinds, self._offsets, at = kinds, [], 0
+        for shape, dtype in kinds:
+            self._offsets.append(at)
+            at += padded(shape.numel() * dtype.itemsize, _ALIGNMENT)
+        self.nbytes = max(padded(at), padded(1))
+
+    def views(self, memory):
+        """The tensors in `memory`, each with a version counter of its own."""
+        with torch.inference_mode(False):
+            return [memory[at:at + shape.numel() * dtype.itemsize].view(dtype).view(shape).data
+                    for (shape, dtype), at in zip(self._kinds, self._offsets)]
+
+
+class Group:
+    """Tensors that are read and written together. `live` are those that the modules use now, None if they have the
+    placeholders. uses: how many running stages need them."""
+
+    def __init__(self, name, members):
+        self.name, self.members, self.uses, self.live, self._versions = name, members, 0, None, []
+        self.layout = Layout([(member.shape, member.dtype) for member in members])
+        self._made = {}         # address of the memory -> the tensors there
+        self.entry = None       # of the tensors, in the cache
+        self.training = None    # weightfs._offload_adam.Training
+
+    @property
+    def trainable(self):
+        return [index for index, member in enumerate(self.members)
+                if member.is_parameter and member.placeholder.requires_grad]
+
+    def bind(self, memory):
+        """Makes the modules use the tensors in the group's memory."""
+        address = memory.data_ptr()
+        if address not in self._made:
+            with torch.inference_mode(False):
+                self._made[address] = [torch.nn.Parameter(view, False) if member.is_parameter else view
+                                       for member, view in zip(self.members, self.layout.views(memory))]
+        self.live = self._made[address]
+        for member, tensor in zip(self.members, self.live):
+            if member.is_parameter:
+                tensor.requires_grad_(member.placeholder.requires_grad)
+            member.bind(tensor)
+        self._versions = [tensor._version for tensor in self.live]
+
+    def unbind(self):
+        self.live = None
+        for member in self.members:
+            member.bind(member.placeholder)
+
+    def changed(self):
+        """True if the program has changed a tensor since the last call. A buffer that was replaced is copied."""
+        for member, tensor in zip(self.members, self.live):
+            now = member.bound
+            if now is not tensor:
+                member.bind(tensor)
+                if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+                    raise RuntimeError(f"{member.name} was replaced by a tensor of another shape or type in the forward "
+                                       "of its block: an offloaded module cannot keep it")
+                with torch.no_grad():
+                    tensor.copy_(now)
+        versions = [tensor._version for tensor in self.live]
+        changed, self._versions = versions != self._versions, versions
+        return changed
+
+    def buffers(self):
+        return [tensor for member, tensor in zip(self.members, self.live) if not member.is_parameter]
+
+
+def plan(module, blocks, device):
+    """Returns (groups, stages). A stage is (submodule, its groups): the submodule needs them while it runs. The first
+    group has the tensors that always stay in memory.
+
+    Raises:
+        ValueError: a block is no part of the module, two blocks overlap, or tensors share a part of their memory."""
+    stages = _stages(module, _chosen(module, blocks))
+    uses = {}     # id of a tensor -> (tensor, names, places, indices of stages; -1: always in memory)
+    for path, owner, index in _walk(module, "", -1, {id(submodule): at for at, (_, submodule) in enumerate(stages)}):
+        for kind in ("_parameters", "_buffers"):
+            for attribute, tensor in getattr(owner, kind).items():
+                if tensor is not None:
+                    _, names, places, users = uses.setdefault(id(tensor), (tensor, [], [], set()))
+                    names.append(f"{path}.{attribute}".lstrip("."))
+                    users.add(index)
+                    if (owner, kind, attribute) not in places:
+                        places.append((owner, kind, attribute))
+    _refuse_partial_sharing(uses.values())
+    own, shared, resident = [[] for _ in stages], [], []
+    for tensor, names, places, users in uses.values():
+        member = Member(names, tensor, places, device)
+        if users == {-1} or -1 in users or len(users) > 1 and member.nbytes < _RESIDENT:
+            resident.append(member)
+        elif len(users) > 1:
+            shared.append((Group(f"shared.{member.name}", [member]), users))
+        else:
+            own[next(iter(users))].append(member)
+    groups, made = [Group("resident", resident)], []
+    for index, ((name, submodule), members) in enumerate(zip(stages, own)):
+        needed = [group for group, users in shared if index in users]
+        if members:
+            needed.insert(0, Group(f"block.{name}", members))
+            groups.append(needed[0])
+        if needed:
+            made.append((submodule, needed))
+    return groups + [group for group, _ in shared], made
+
+
+def _walk(module, path, index, indices):
+    """Yields (path, submodule, index of the stage that it is part of or -1) for every path."""
+    index = indices.get(id(module), index)
+    yield path, module, index
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, f"{path}.{name}".lstrip("."), index, indices)
+
+
+def _chosen(module, blocks):
+    """The paths of the blocks, given as modules or paths, or found."""
+    paths = {id(submodule): path for path, submodule in module.named_modules()}
+    if blocks is None:
+        lists = [found for found in module.modules()
+                 if isinstance(found, (torch.nn.ModuleList, torch.nn.Sequential)) and len(found) > 1]
+        best = max(lists, key=_divided, default=None)
+        return list(dict.fromkeys(paths[id(child)] for child in (module.children() if best is None else best)))
+    chosen = []
+    for block in blocks:
+        path = block if isinstance(block, str) else paths.get(id(block))
+        if path is None or path not in paths.values():
+            raise ValueError(f"blocks has {block!r}: it is no part of the module")
+        if any(_is_within(path, other) or _is_within(other, path) for other in chosen):
+            raise ValueError(f"blocks has {path!r}, which overlaps with another block")
+        chosen.append(path)
+    return chosen
+
+
+def _divided(modules):
+    """How many bytes of a list are outside its largest element."""
+    sizes = [_bytes_of(module) for module in modules]
+    return sum(sizes) - max(sizes)
+
+
+def _bytes_of(module):
+    return sum(tensor.numel() * tensor.element_size() for tensor in [*module.parameters(), *module.buffers()])
+
+
+def _is_within(path, parent):
+    return path == parent or path.startswith(f"{parent}.") or not parent
+
+
+def _stages(module, blocks):
+    """(path, submodule) of the blocks and of the largest submodules beside them that are called as a whole."""
+    found = []
+
+    def visit(path, submodule):
+        holds_blocks = any(_is_within(block, path) for block in blocks)
+        if any(submodule is other for _, other in found):
+            return
+        if path in blocks:
+            found.append((path, submodule))
+        elif holds_blocks or isinstance(submodule, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            for name, child in submodule.named_children():
+                visit(f"{path}.{name}".lstrip("."), child)
+        elif _bytes_of(submodule) >= _RESIDENT and not isinstance(
+                submodule, (torch.nn.ParameterList, torch.nn.ParameterDict)):
+            found.append((path, submodule))
+
+    visit("", module)
+    return found
+
+
+def _refuse_partial_sharing(uses):
+    tensors = {names[0]: tensor for tensor, names, _, _ in uses}
+    for names in _shared_tensors.groups(tensors):
+        if len(names) > 1:
+            raise ValueError(f"{', '.join(sorted(names))} share memory without being one tensor: assign the same "
+                             "Parameter to all of them, or clone them, before offload()")

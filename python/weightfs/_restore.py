@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads a state into the tensors that a program already has."""
+
+import contextlib
+
+import torch
+
+from weightfs._archive import fill, outline, start_of
+from weightfs._stream import DirectReader
+
+_SHOWN = 5   # the number of mismatches that an error lists
+
+
+def restore(state, path, handle):
+    """Reads the file of a state into `state`, as Manager.restore describes."""
+    with contextlib.closing(DirectReader(path, handle)) as stream, stream.raising_its_error():
+        match = _Match()
+        match.compare(state, outline(stream), "state", None)
+        if match.problems:
+            count = len(match.problems)
+            more = f"; and {count - _SHOWN} more" if count > _SHOWN else ""
+            raise ValueError(f"{path} does not match the state, which is unchanged: "
+                             f"{'; '.join(match.problems[:_SHOWN])}{more}")
+        for target, source in match.tensors:
+            fill(target, source, stream)
+        new = _New(stream)
+        values = [(put, new.value(saved)) for put, saved in match.values]
+        for put, value in values:
+            put(value)
+
+
+class _Match:
+    """Compares a state with the outline of a saved one. Collects the tensors to fill as (target, source), the other
+    values as (function that stores the value, saved value), and the differences as texts."""
+
+    def __init__(self):
+        self.problems, self.tensors, self.values = [], [], []
+
+    def compare(self, wanted, saved, path, put):
+        """put(value) replaces `wanted` in its container; None if the container cannot be changed."""
+        if isinstance(wanted, torch.Tensor):
+            self._compare_tensors(wanted, saved, path)
+        elif isinstance(wanted, dict) and isinstance(saved, dict):
+            self._compare_dicts(wanted, saved, path)
+        elif type(wanted) in (list, tuple) and type(saved) is type(wanted) and len(saved) == len(wanted):
+            for index, (one, other) in enumerate(zip(wanted, saved)):
+                store = _setter(wanted, index) if isinstance(wanted, list) else None
+                self.compare(one, other, f"{path}[{index}]", store)
+        elif wanted is not None and (_has_parts(wanted) or _has_parts(saved)):
+            self.problems.append(f"{path} is {_text(wanted)}, the file has {_text(saved)}")
+        elif put is not None:
+            self.values.append((put, saved))
+        elif wanted is not saved and wanted != saved:
+            self.problems.append(f"{path} is {wanted!r}, the file has {_text(saved)}, and a tuple cannot be changed")
+
+    def _compare_tensors(self, wanted, saved, path):
+        alike = _is_plain(wanted) and isinstance(saved, torch.Tensor) and wanted.layout == saved.layout
+        if alike and wanted.shape == saved.shape and wanted.dtype == saved.dtype:
+            self.tensors.append((wanted, saved))
+        else:
+            self.problems.append(f"{path} is {_text(wanted)}, the file has {_text(saved)}")
+
+    def _compare_dicts(self, wanted, saved, path):
+        for key in wanted:
+            if key in saved:
+                self.compare(wanted[key], saved[key], f"{path}[{key!r}]", _setter(wanted, key))
+            else:
+                self.problems.append(f"{path}[{key!r}] is missing in the file")
+        self.problems += [f"{path}[{key!r}] is only in the file" for key in saved if key not in wanted]
+
+
+class _New:
+    """Makes values of an outline, with memory of their own. Tensors that share a storage in the file share it here."""
+
+    def __init__(self, stream):
+        self._stream, self._storages = stream, {}
+
+    def value(self, saved):
+        if isinstance(saved, torch.Tensor):
+            return self._tensor(saved)
+        if isinstance(saved, dict):
+            for key in saved:   # in place, because a dict of torch may have attributes
+                saved[key] = self.value(saved[key])
+        elif isinstance(saved, list):
+            saved[:] = map(self.value, saved)
+        elif type(saved) is tuple:
+            return tuple(map(self.value, saved))
+        return saved
+
+    def _tensor(self, saved):
+        start, storage = start_of(saved), saved.untyped_storage()
+        if start not in self._storages:
+            source = torch.empty(0, dtype=torch.uint8, device="meta").set_(storage, 0, (storage.nbytes(),), (1,))
+            fill(memory := torch.empty(storage.nbytes(), dtype=torch.uint8), source, self._stream)
+            self._storages[start] = memory.untyped_storage()
+        made = torch.empty(0, dtype=saved.dtype)
+        made.set_(self._storages[start], saved.storage_offset(), saved.shape, saved.stride())
+        if isinstance(saved, torch.nn.Parameter):
+            return torch.nn.Parameter(made, saved.requires_grad)
+        return made.requires_grad_(saved.requires_grad)
+
+
+def _setter(container, key):
+    return lambda value: container.__setitem__(key, value)
+
+
+def _has_parts(value):
+    return isinstance(value, (torch.Tensor, dict, list, tuple))
+
+
+def _is_plain(tensor):
+    """Others, such as DTensor, may have their elements elsewhere."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _text(value):
+    if isinstance(value, torch.Tensor):
+        kind = "tensor" if _is_plain(value) else type(value).__name__
+        return f"a {kind} of shape {tuple(value.shape)} and {value.dtype}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)} values"
+    return f"of type {type(value).__name__}"

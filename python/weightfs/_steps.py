@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a training run as directories: `step-00000100/state.pt`.
+
+A step is written in a hidden directory beside its final name, then renamed. A living program holds flock(2) on its
+hidden directories, so a starting program can tell them from those that a killed one left."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+
+from weightfs._replace import make_folder, sync_folder
+from weightfs._stream import MODE_OF_NEW_FILES, errors_of
+
+log = logging.getLogger("weightfs")
+STATE = "state.pt"
+_STEP = re.compile(r"step-([0-9]{8,})")
+_HIDDEN = re.compile(r"\.step-[0-9]{8,}\.weightfs-[0-9a-f]{8}")
+
+
+def _name(step):
+    return f"step-{step:08d}"
+
+
+class Steps:
+    """The steps in one directory. Thread-safe: it keeps no state. Several programs may use one directory."""
+
+    def __init__(self, directory):
+        """Creates the directory, durably, if it is missing, and removes what killed programs left there."""
+        self.path = os.path.abspath(os.fsdecode(directory))
+        make_folder(self.path)
+        for name in filter(_HIDDEN.fullmatch, os.listdir(self.path)):
+            _remove_if_abandoned(os.path.join(self.path, name))
+
+    def numbers(self):
+        """The steps that are there, in ascending order."""
+        names = filter(_STEP.fullmatch, os.listdir(self.path))
+        steps = sorted(step for name in names if _name(step := int(name[5:])) == name)
+        return [step for step in steps if os.path.exists(self.file_of(step))]
+
+    def directory_of(self, step):
+        return os.path.join(self.path, _name(step))
+
+    def file_of(self, step):
+        return os.path.join(self.directory_of(step), STATE)
+
+    def publish(self, step, write):
+        """Makes a new file the state of a step by one rename. A step that exists is replaced.
+
+        Args:
+            write: write(path) writes the file, which exists and is empty, and makes it durable.
+
+        Returns:
+            the directory of the step, when it is durable.
+
+        Raises:
+            OSError: nothing has changed, or the last sync failed."""
+        final, (hidden, lock) = self.directory_of(step), self._make_hidden(step)
+        try:
+            file = os.path.join(hidden, STATE)
+            with errors_of(self.file_of(step), file):
+                os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_OF_NEW_FILES))
+                write(file)
+                sync_folder(hidden)
+                self._rename(hidden, final)
+            sync_folder(self.path)
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)   # what stays is removed at the next start
+            raise
+        finally:
+            os.close(lock)
+        return final
+
+    def prune(self, keep, newest):
+        """Removes the lowest steps, so that `keep` stay. `newest` is one of those that stay. Each disappears by a
+        rename before its files are deleted, so no part of a step is visible."""
+        others, hidden = [step for step in self.numbers() if step != newest], []
+        for step in others[:-(keep - 1) or None]:
+            with contextlib.suppress(FileNotFoundError):   # another program has removed it
+                os.rename(self.directory_of(step), name := self._hidden_name(step))
+                hidden.append(name)
+        if hidden:
+            sync_folder(self.path)   # or a crash could undo a rename after the deletions
+        for name in hidden:
+            _remove_if_abandoned(name)
+
+    def _rename(self, hidden, final):
+        try:
+            os.rename(hidden, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # The step exists. Its file is replaced; other files that a program has added to its directory stay.
+            os.replace(os.path.join(hidden, STATE), os.path.join(final, STATE))
+            sync_folder(final)
+            os.rmdir(hidden)
+
+    def _hidden_name(self, step):
+        return os.path.join(self.path, f".{_name(step)}.weightfs-{secrets.token_hex(4)}")
+
+    def _make_hidden(self, step):
+        """Returns (path, descriptor that holds the lock)."""
+        while True:
+            path = self._hidden_name(step)
+            os.mkdir(path)
+            # A program that starts right now may have locked or removed it.
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                return path, _lock(path)
+
+
+def _lock(path):
+    """Returns a descriptor that holds the lock of a directory. BlockingIOError if another descriptor holds it,
+    FileNotFoundError if the directory is gone."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with errors_of(path, None):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_if_abandoned(path):
+    """Removes a hidden directory, unless a living program holds it."""
+    try:
+        lock = _lock(path)
+    except (BlockingIOError, FileNotFoundError):
+        return
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        log.warning("%s was not removed: %s", path, error.strerror)
+    finally:
+        os.close(lock)

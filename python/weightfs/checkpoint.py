@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a training run: saved behind the training loop, published atomically, resumed after a kill.
+
+    from weightfs import checkpoint
+
+    with checkpoint.Manager("/mnt/tensors/run", keep=3) as manager:
+        if manager.latest() is not None:
+            state = manager.load()
+        ...
+        manager.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+
+A step is the directory `step-00000100` with the file `state.pt`, which torch.load reads anywhere. docs/CHECKPOINTS.md
+says what stays after a kill, a power loss and on a full pool."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import logging
+import threading
+
+import torch
+
+import weightfs.torch
+from weightfs import _process, _restore
+from weightfs._handle import aio_handle
+from weightfs._numbers import MOST_BYTES, flag, whole
+from weightfs._process import check_process
+from weightfs._snapshot import Snapshot
+from weightfs._steps import Steps
+
+log = logging.getLogger("weightfs")
+_MOST_STEP = (1 << 63) - 1
+_THREADS = 2   # for each transfer
+
+
+class Saving(concurrent.futures.Future):
+    """The future of one save, which can be awaited. result() returns the directory of the step, once it is durable. A
+    save cannot be canceled. Any thread may use it, but not a forked child. `step` is the number of the step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self._process, self._error_seen = step, _process.pid, False
+        self.set_running_or_notify_cancel()
+
+    def exception(self, timeout=None):
+        """The exception that the save failed with, or None. Raises concurrent.futures.TimeoutError."""
+        check_process(self._process, "manager")
+        error = super().exception(timeout)
+        self._error_seen = True
+        return error
+
+    def result(self, timeout=None):
+        """Returns the directory, or raises the exception of the save."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return super().result()
+
+    def raise_unseen(self):
+        """Waits for the save. Raises its exception if nobody has asked for it yet."""
+        check_process(self._process, "manager")
+        concurrent.futures.wait([self])
+        if not self._error_seen:
+            self.result()
+
+    def __await__(self):
+        return asyncio.wrap_future(self).__await__()
+
+
+class Manager:
+    """Saves and loads the steps of one training run. Any thread may use it; a forked child must make its own. Works on
+    any filesystem, and on a weightfs mount by leases.
+
+    save() returns when the state is copied to memory. A background thread then writes and publishes the copy. One save
+    is under way at a time, so the memory is that of one state: it is allocated by the first save and reused. The
+    interpreter waits for the save under way before it exits."""
+
+    def __init__(self, directory, keep=None, *, max_memory=None, handle=None):
+        """Opens a directory of steps, which is created if it is missing. Removes what killed programs left there.
+
+        Args:
+            directory: the path. Every process needs a directory of its own (weightfs.dcp saves the shards of several
+                processes as one checkpoint).
+            keep: how many steps stay after a save; the lowest are removed. None: all.
+            max_memory: the most bytes that the copy of a state may have. None: no limit.
+            handle: an aio_handle. None: the manager opens one, and closes it in close().
+
+        Raises:
+            OSError: the directory cannot be created or read."""
+        self._keep = None if keep is None else whole("keep", keep, 1, _MOST_STEP)
+        most = None if max_memory is None else whole("max_memory", max_memory, 1, MOST_BYTES)
+        self._process, self._lock, self._busy, self._closed = _process.pid, threading.RLock(), False, False
+        self._snapshot, self._saving = Snapshot(most), None
+        self._steps = Steps(directory)
+        self._own_handle = handle is None
+        self._handle = aio_handle(overlap_events=True, num_threads=_THREADS) if handle is None else handle
+
+    def save(self, step, state, wait=False):
+        """Copies a state and starts to write it. First waits for the save that is under way.
+
+        Args:
+            step: a whole number, at least 0. A step that exists is replaced by one rename.
+            state: everything that torch.save accepts. It may be changed as soon as save() returns.
+            wait: return only when the step is durable.
+
+        Returns:
+            the Saving of this step.
+
+        Raises:
+            MemoryError: the copy needs more than max_memory.
+            ValueError, TypeError: a wrong step, or the manager is closed.
+            Exception: of torch.save, or of the previous save if nobody has asked its future. Then this state was not
+                saved."""
+        step, wait = whole("step", step, 0, _MOST_STEP), flag("wait", wait)
+        with self._exclusively():
+            self.wait()
+            self._snapshot.take(state)
+            self._saving = saving = Saving(step)
+            writer = threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}")
+            try:
+                writer.start()
+            except RuntimeError:   # no more threads; since Python 3.12 also while the interpreter exits
+                self._write(saving)
+        if wait:
+            saving.result()
+        return saving
+
+    def wait(self):
+        """Waits for the save under way. Raises its exception if nobody has asked its future."""
+        check_process(self._process, "manager")
+        if self._saving is not None:
+            self._saving.raise_unseen()
+
+    def steps(self):
+        """The saved steps, as a list in ascending order."""
+        return self._steps.numbers()
+
+    def latest(self):
+        """The highest saved step, or None."""
+        return max(self.steps(), default=None)
+
+    def load(self, step=None, map_location=None, weights_only=True, fallback=False):
+        """Loads a state as torch.load does.
+
+        Args:
+            step: its number. None: the highest.
+            map_location, weights_only: as in torch.load.
+            fallback: if a step cannot be loaded, log a warning and load the next lower one.
+
+        Returns:
+            the state. Only its content says which step it is of, so save the number in it.
+
+        Raises:
+            FileNotFoundError: there is no such step.
+            Exception: of torch.load and OSError; with `fallback` that of the first step tried, if none can be loaded.
+        """
+        def read(path):
+            return weightfs.torch.load(path, map_location, handle=self._handle, weights_only=weights_only)
+        return self._from_file(step, flag("fallback", fallback), read)[1]
+
+    def restore(self, state, step=None):
+        """Loads a state into the tensors of `state`, without a second copy of them in memory. Loads only plain objects
+        (weights_only=True).
+
+        Tensors are matched by their path in dicts, lists and tuples, and must have the same shape and dtype. Other
+        values of dicts and lists are replaced. A value None is replaced by anything, and tensors in it are new ones on
+        the CPU: `{"model": model.state_dict(), "optimizer": None, "step": None}`.
+
+        Args:
+            state: nested dicts, lists and tuples with dense tensors on any device.
+            step: its number. None: the highest.
+
+        Returns:
+            the number of the step.
+
+        Raises:
+            ValueError: names, shapes or dtypes differ. The text has the first differences; nothing is changed.
+            FileNotFoundError: there is no such step.
+            NotImplementedError: this version of torch cannot do it.
+            OSError, EOFError: a read failed. Some of the tensors may be overwritten."""
+        return self._from_file(step, False, lambda path: _restore.restore(state, path, self._handle))[0]
+
+    def close(self):
+        """Waits for the save under way and frees the memory; the manager cannot be used afterwards. Raises the
+        exception of the save if nobody has asked its future."""
+        if self._closed or _process.pid != self._process:   # in a forked child, everything belongs to the parent
+            return
+        with self._exclusively():
+            try:
+                self.wait()
+            finally:
+                self._closed = True
+                self._snapshot.free()
+                if self._own_handle:
+                    self._handle.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a manager cannot be copied or pickled; create one in each process")
+
+    # --- Internals ---
+
+    @contextlib.contextmanager
+    def _exclusively(self):
+        check_process(self._process, "manager")
+        with self._lock:
+            if self._busy:
+                raise RuntimeError("a signal handler cannot call save() or close() while its thread is in one of them: "
+                                   "set a flag in the handler, and save in the training loop")
+            self._check_open()
+            self._busy = True
+            try:
+                yield
+            finally:
+                self._busy = False
+
+    def _check_open(self):
+        if self._closed:
+            raise ValueError("the manager is closed")
+
+    def _write(self, saving):
+        """Writes the snapshot and publishes it as a step. Sets the outcome of `saving`."""
+        failure = None
+        try:
+            path = self._publish(saving.step)
+        except BaseException as error:
+            failure = error.with_traceback(None)   # its frames refer to the snapshot, which could not grow then
+            failure.__context__ = None
+        if failure is not None:
+            log.error("step %d was not saved: %s", saving.step, failure)
+            saving.set_exception(failure)
+            return
+        try:
+            if self._keep is not None:
+                self._steps.prune(self._keep, saving.step)
+        except OSError as error:
+            log.warning("step %d is saved, but older steps were not removed: %s", saving.step, error)
+        saving.set_result(path)
+
+    def _publish(self, step):
+        content = self._snapshot.view()
+        return self._steps.publish(step, lambda file: self._handle.write_from(content, file, durable=True))
+
+    def _from_file(self, step, fallback, read):
+        """Returns (step, read(path of its file)). With `fallback` tries lower steps after an exception."""
+        check_process(self._process, "manager")
+        self._check_open()
+        steps = [found for found in self.steps() if step is None or found <= step]
+        if not steps or step not in (None, steps[-1]):
+            what = "no step is saved here" if step is None else f"step {step} is not saved here; steps() has the others"
+            raise FileNotFoundError(errno.ENOENT, what, self._steps.path)
+        first = None
+        for found in reversed(steps):
+            try:
+                return found, read(self._steps.file_of(found))
+            except (MemoryError, torch.cuda.OutOfMemoryError):
+                raise
+            except Exception as error:
+                if not fallback:
+                    raise
+                log.warning("step %d cannot be loaded: %s; trying the next lower step", found, error)
+                first = first or error
+        raise first

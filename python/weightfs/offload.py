@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of torch that are larger than memory: their tensors, gradients and optimizer states are in files, and pass
+through one buffer of a fixed size, read ahead in the order of their use.
+
+    import weightfs.offload
+
+    model = weightfs.offload.offload(model, "/mnt/tensors/run", memory="2G")
+    optimizer = weightfs.offload.AdamW(model, lr=1e-4)       # for training
+    model(batch).sum().backward()
+    optimizer.step()
+
+docs/OFFLOAD.md says what is kept in memory and what a killed program leaves."""
+
+import contextlib
+import os
+
+import torch
+
+from weightfs._numbers import MOST_BYTES, whole
+from weightfs._offload_adam import Adam, AdamW, Training
+from weightfs._offload_cache import Cache, Entry, Stats
+from weightfs._offload_files import Directory, fill
+from weightfs._offload_layout import plan
+from weightfs._offload_run import Stage
+
+__all__ = ["Adam", "AdamW", "Stats", "close", "offload", "restore", "tensors"]
+
+
+def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=False, device="cpu", durable=True):
+    """Moves the parameters and buffers of a module to files. A block's tensors are in memory while its forward, or its
+    backward, runs; in between, `module` has placeholders, which raise if anything else uses them. Backward computes
+    each block's forward again (as torch.utils.checkpoint does).
+
+    Not thread-safe: one thread at a time uses the module and its optimizer.
+
+    Args:
+        module: any torch.nn.Module. Parameters may be on the meta device if `source` or the directory has them.
+        directory: is created if its parent exists. It belongs to this module alone.
+        memory: bytes of the buffer, or a text such as "512M" or "2G". It is allocated at once and locked. It holds all
+            tensors, gradients and optimizer states that are in memory; only activations, and the gradients of the
+            block whose backward runs, are torch's own.
+        blocks: submodules or their names that are read and run as a whole. Default: the elements of the ModuleList or
+            Sequential that divides the module best. Other submodules of at least 1 MiB are blocks too; smaller tensors
+            beside the blocks stay in memory.
+        source: a safetensors file, several, or a directory with some. Their tensors replace those of the module.
+        resume: continue with the content of the directory at its last committed step, if it has any.
+        device: where the buffer is and the module runs.
+        durable: each commit survives a power loss. Otherwise it survives a kill of the program.
+
+    Returns:
+        The module. `module.offload_stats` counts bytes and seconds (Stats).
+
+    Raises:
+        MemoryError: `memory` does not hold the tensors of one block.
+        FileExistsError: the directory has an offloaded module, and resume is False.
+        BlockingIOError: another program uses the directory.
+        ValueError: the directory has another module, is damaged, or an argument is impossible.
+        OSError: a file cannot be read or written. The module and an existing content of the directory are unchanged."""
+    if hasattr(module, "_weightfs_offload"):
+        raise ValueError("the module is offloaded already: call weightfs.offload.restore() or close() first")
+    store = _Store(module, directory, _bytes_of(memory), blocks, resume, torch.device(device), durable)
+    try:
+        store.open(source)
+    except BaseException:
+        store.release()
+        raise
+    module._weightfs_offload, module.offload_stats = store, store.cache.stats
+    return module
+
+
+def tensors(module):
+    """Yields (name, tensor) of an offloaded module, block by block. Each tensor is a copy. A tensor with several names
+    is yielded for each of them."""
+    store = module._weightfs_offload
+    for group in store.groups:
+        with store.cache.acquired([group.entry], learn=False):
+            copies = [view.clone() for view in group.layout.views(store.cache.view(group.entry))]
+        for member, copy in zip(group.members, copies):
+            for name in member.names:
+                yield name, copy
+
+
+def restore(module):
+    """Brings all tensors back into ordinary memory, as new Parameters, and ends the offload. The files stay."""
+    loaded = dict(tensors(module))
+    store = module._weightfs_offload
+    close(module)
+    for member in (member for group in store.groups for member in group.members):
+        tensor = loaded[member.name]
+        member.bind(torch.nn.Parameter(tensor, member.placeholder.requires_grad) if member.is_parameter else tensor)
+
+
+def close(module):
+    """Commits changed buffers (such as running means) and ends the offload: the module then has placeholders, and
+    its forward raises. offload(..., resume=True) continues, also with a new module of the same kind. After a failed
+    step nothing is committed."""
+    store = module._weightfs_offload
+    try:
+        if store.failure is None:
+            store.commit()
+    finally:
+        store.remove()
+        del module._weightfs_offload, module.offload_stats
+
+
+def _bytes_of(memory):
+    if isinstance(memory, str):
+        from weightfs.tools._measure import parse_size
+        memory = parse_size(memory)
+    return whole("memory", memory, 1 << 16, MOST_BYTES) >> 12 << 12
+
+
+class _Store:
+    """The groups of an offloaded module, their files and their memory. Used by one thread at a time."""
+
+    def __init__(self, module, directory, memory, blocks, resume, device, durable):
+        self.groups, self._planned = plan(module, blocks, device)
+        self.device, self.optimizer, self.failure, self._durable = device, None, None, durable
+        needed = [group.layout.nbytes for group in self.groups]
+        for submodule, groups in self._planned:
+            self._check_fits(memory, type(submodule).__name__, [group.layout.nbytes for group in groups], needed[0])
+        self._check_fits(memory, "the largest group", [max(needed)], 0 if needed[0] == max(needed) else needed[0])
+        self.directory, self.cache, self._stages, self._entries = Directory(directory, resume), None, [], []
+        try:
+            self.cache = Cache(memory, device, durable)
+        except BaseException:
+            self.directory.close()
+            raise
+
+    def open(self, source):
+        state = self.directory.state
+        if state is not None:
+            self.directory.check_groups(self._described())
+        for group in self.groups:
+            group.entry = self.entry(f"{group.name}.weights", group.layout.nbytes)
+            if state is not None and group.entry.committed is None:
+                raise ValueError(f"{self.directory.path}: state.json does not name the file of {group.name}: it is "
+                                 "damaged; restore it from a backup, or delete the directory")
+        resident = self.groups[0]
+        self.cache.acquire([resident.entry], learn=False)   # before all others, so that it does not divide the buffer
+        if state is None:
+            fill(self.groups, source, self.cache)
+            self.commit()
+        for group in self.groups[1:]:
+            group.unbind()
+        resident.bind(self.cache.view(resident.entry))
+        for member in (member for group in self.groups for member in group.members):
+            member.tensor = None   # frees the memory
+        self._stages = [Stage(self, submodule, groups) for submodule, groups in self._planned]
+
+    def entry(self, name, nbytes, temporary=False):
+        """A new entry, with the content that the directory has."""
+        committed = None if temporary else self.directory.committed(name, nbytes)
+        made = Entry(self.directory.file(name), nbytes, committed, temporary)
+        self._entries.append(made)
+        return made
+
+    @contextlib.contextmanager
+    def bound(self, groups, recomputing=False):
+        """The modules have the groups' tensors during the block. recomputing: changes of buffers are undone."""
+        self.check()
+        with self.cache.acquired([group.entry for group in groups]):
+            for group in groups:
+                group.uses += 1
+                if group.uses == 1:
+                    group.bind(self.cache.view(group.entry))
+            kept = [(tensor, tensor.clone()) for group in groups for tensor in group.buffers()] if recomputing else []
+            try:
+                yield
+            finally:
+                for tensor, before in kept:
+                    tensor.copy_(before)
+                for group in groups:
+                    self._unbind(group, recomputing)
+
+    def _unbind(self, group, recomputing):
+        group.uses -= 1
+        try:
+            if group.changed() and not recomputing:
+                self.cache.changed(group.entry)
+        finally:
+            if group.uses == 0:
+                group.unbind()
+
+    def take_gradients(self, group):
+        if group.training is not None and group is not self.groups[0]:
+            group.training.take(group, self.cache)
+
+    def check(self):
+        if self.failure is not None:
+            raise RuntimeError(f"the last step failed and was not applied ({self.failure}): offload the module again "
+                               "with resume=True, which continues from the step before")
+
+    def check_optimizer(self, groups):
+        if self.optimizer is None and any(group.trainable for group in groups):
+            raise RuntimeError("the gradients of an offloaded module go to weightfs.offload.Adam or AdamW: create one "
+                               "before the forward, or use torch.no_grad()")
+
+    @contextlib.contextmanager
+    def failing(self):
+        """After an error in the block, the module cannot be used."""
+        self.check()
+        try:
+            yield
+        except BaseException as error:
+            self.failure = repr(error)
+            raise
+
+    def attach(self, optimizer, kind):
+        """Registers the optimizer. Returns what state.json keeps of the one before."""
+        saved = (self.directory.state or {}).get("optimizer") or {}
+        if saved.get("kind", kind) != kind:
+            raise ValueError(f"{self.directory.path} was trained with {saved['kind']}, not with {kind}: use the same "
+                             "optimizer, or start in a new directory")
+        if self.optimizer is not None:
+            raise ValueError("the module has an optimizer already: one can be used at a time")
+        resident, made = self.groups[0], {group: Training(group) for group in self.groups if group.trainable}
+        for group, training in made.items():
+            used = [group.layout.nbytes, training.state_layout.nbytes, training.gradient_layout.nbytes]
+            self._check_fits(self.cache.memory, f"training {group.name}", used,
+                             0 if group is resident else resident.layout.nbytes)
+        for group, training in made.items():
+            training.open(self, group.name)
+            group.training = training
+        self.optimizer = optimizer
+        return saved
+
+    def placeholder_of(self, given):
+        """The placeholders for what the program passes as params: tensors, or dicts with them."""
+        if isinstance(given, dict):
+            params = given["params"]
+            params = [params] if isinstance(params, torch.Tensor) else list(params)
+            return {**given, "params": [self.placeholder_of(one) for one in params]}
+        for group in self.groups:
+            for index, member in enumerate(group.members):
+                if given is member.placeholder or group.live is not None and given is group.live[index]:
+                    return member.placeholder
+        raise ValueError("params has a tensor that is no parameter of the offloaded module: take them from "
+                         "module.parameters() after offload()")
+
+    def commit(self):
+        """Makes the present content the one that a resumed program finds."""
+        resident = self.groups[0]
+        if resident.live is not None and resident.changed():
+            self.cache.changed(resident.entry)
+        kept = [entry for entry in self._entries if not entry.temporary]
+        self.cache.flush(kept)
+        before = self.directory.state or {"generations": {}, "optimizer": None}
+        optimizer = before["optimizer"] if self.optimizer is None else self.optimizer.saved()
+        if optimizer == before["optimizer"] and all(entry.generation == entry.committed for entry in kept):
+            return
+        generations = {os.path.basename(entry.path): entry.generation for entry in kept
+                       if entry.generation is not None}
+        state = {"groups": self._described(), "generations": {**before["generations"], **generations},
+                 "optimizer": optimizer}
+        self.directory.write_state(state, self._durable)
+        self.directory.state = state
+        for entry in kept:
+            entry.committed = entry.generation
+
+    def remove(self):
+        """Leaves placeholders in the module."""
+        for stage in self._stages:
+            stage.remove()
+        for group in self.groups:
+            group.unbind()
+        self.release()
+
+    def release(self):
+        self.cache.close()
+        self.directory.close()
+
+    def _described(self):
+        return {group.name: [[member.name, str(member.dtype), list(member.shape)] for member in group.members]
+                for group in self.groups}
+
+    @staticmethod
+    def _check_fits(memory, what, used, resident):
+        if sum(used) + resident > memory:
+            raise MemoryError(f"{what} needs {sum(used)} bytes at once, beside {resident} bytes that stay in memory, but "
+                              f"memory= is {memory}: raise it, or make the blocks smaller (blocks=)")

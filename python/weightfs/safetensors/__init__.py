@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves and loads torch tensors in the safetensors format through a handle. The bytes are those that
+safetensors.torch.save_file writes.
+
+    import weightfs.safetensors
+
+    weightfs.safetensors.save_file({"w": w}, "/mnt/tensors/model.safetensors")
+    tensors = weightfs.safetensors.load_file("/mnt/tensors/model.safetensors")
+
+    with weightfs.safetensors.open("/mnt/tensors/model") as model:      # a file, a directory of shards or an index
+        rows = model.get_slice("w")[100:200]                            # reads these rows alone
+
+    for name, tensor in weightfs.safetensors.stream("/mnt/tensors/model", memory="1G"):
+        ...                                                             # models larger than memory
+
+The safetensors package is not needed."""
+
+from weightfs.safetensors._create import FileWriter, create_file
+from weightfs.safetensors._load import load_file, load_model
+from weightfs.safetensors._open import SafeOpen, SafeSlice
+from weightfs.safetensors._peers import SafetensorsStreamer, SafeTensorsFileLoader, fastsafe_open
+from weightfs.safetensors._save import save_file, save_model
+from weightfs.safetensors._streaming import TensorStream
+
+__all__ = ["FileWriter", "SafeOpen", "SafeSlice", "SafeTensorsFileLoader", "SafetensorsStreamer", "TensorStream",
+           "create_file", "fastsafe_open", "load_file", "load_model", "open", "save_file", "save_model", "stream"]
+
+
+def open(files, framework="pt", device="cpu", *, handle=None):
+    """Opens files lazily, as safetensors.safe_open does: a tensor is read when it is asked for.
+
+    Args:
+        files: a file, a directory of shards (with model.safetensors.index.json, or all files NAME.safetensors), an
+            index (NAME.json), or a list of these.
+        framework: "pt"; this library makes tensors of torch alone.
+        device: "cpu", or a CUDA GPU ("cuda:0").
+        handle: reads the tensors; by default one with its default settings.
+
+    Returns:
+        a SafeOpen.
+
+    Raises:
+        ValueError: a header is damaged, or two files have a tensor of one name.
+        OSError: a file cannot be opened."""
+    return SafeOpen(files, framework, device, handle=handle)
+
+
+def stream(files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
+    """Iterates over the tensors of files, in the order of the files and of the offsets in them, with several reads
+    under way.
+
+    Args:
+        files: as in open().
+        memory: bytes, or a text such as "512M": the bound of what is under way and not yet yielded. A larger tensor is
+            read alone. Tensors that were yielded belong to the program and do not count.
+        concurrency: the most reads under way. Small neighbours in a file are one read.
+        device, handle: as in open().
+        names: the tensors to read; by default all. KeyError if no file has one of them.
+
+    Returns:
+        a TensorStream, an iterator of (name, tensor). Its close(), also at the end of a with block, cancels what is
+        under way and waits for it.
+
+    Raises:
+        ValueError, OSError: as open(). A read that fails raises OSError in its place of the iteration, which then
+        ends."""
+    return TensorStream(files, memory, concurrency, device, names, handle=handle)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""save_file and save_model."""
+
+import torch
+
+from weightfs import _shared_tensors
+from weightfs._arguments import items_of
+from weightfs._replace import writing
+from weightfs.safetensors._format import layout
+
+
+def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True, align=None):
+    """Saves CPU or GPU tensors in a file in the safetensors format.
+
+    Args:
+        tensors: a dict of names and tensors. A tensor that is not contiguous is saved in row-major order;
+            safetensors.torch refuses it.
+        filename: the path of the file.
+        metadata: a dict of strings, kept in the file's header.
+        handle, durable, atomic: as in weightfs.torch.save.
+        align: a power of two from 8 to 1 MiB: the data of the first tensor begins at a multiple of it in the file.
+            4096 lets programs that map or read whole blocks do without a copy. Without it, the bytes of the file are
+            those of safetensors.torch.save_file.
+
+    Raises:
+        RuntimeError: tensors share memory, by the rule and with the text of safetensors.torch.save_file.
+            save_model saves the tied weights of a model once.
+        TypeError, ValueError: an argument that the format cannot store.
+        OSError: the file cannot be written."""
+    tensors = dict(items_of(tensors))
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor)
+    _shared_tensors.refuse_shared(tensors)
+    header, places = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata, align)
+    with writing(filename, handle, durable, atomic) as stream:
+        stream.write(header)
+        for name, (begin, end) in places.items():
+            stream.write_tensor(tensors[name].detach(), end - begin)
+
+
+def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=None, durable=False, atomic=True,
+               align=None):
+    """Saves the tensors of a torch.nn.Module as safetensors.torch.save_model does. Of the tensors that share memory
+    (tied weights) only one is saved; the metadata maps the other names to its name.
+
+    Args:
+        force_contiguous: ignored, because save_file accepts tensors of any layout.
+
+    The other arguments and the errors are those of save_file. Also raises RuntimeError if none of the tensors that
+    share memory covers all of it."""
+    tensors, metadata = model.state_dict(), dict(items_of({} if metadata is None else metadata))
+    for kept, others in _shared_tensors.duplicates(tensors).items():
+        for name in others:
+            metadata.setdefault(name, kept)
+            del tensors[name]
+    save_file(tensors, filename, metadata or None, handle=handle, durable=durable, atomic=atomic, align=align)
+
+
+def check_tensor(name, tensor):
+    """TypeError or ValueError for anything but a dense tensor of the CPU or a CUDA GPU."""
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} has the layout {tensor.layout}: only dense tensors can be saved; "
+                         "make it one with .to_dense()")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} is on {tensor.device}: only tensors of the CPU and of CUDA GPUs can be saved")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of many files one after the other, within a bound of memory."""
+
+import collections
+import contextlib
+
+from weightfs._numbers import whole
+from weightfs.safetensors._files import device_of, handle_for, open_all, view
+from weightfs.tools._sizes import parse_size
+
+_GROUP = 8 << 20   # bytes; smaller tensors that follow each other in a file are read together
+_MOST_CONCURRENCY = 1024
+
+
+class _Read:
+    """One read of neighbors in a file; `names` are those not yet yielded."""
+
+    def __init__(self, shard, begin, end, names):
+        self.shard, self.begin, self.end, self.names = shard, begin, end, names
+        self.memory = None
+        self.shared, self._future, self._error = False, None, None
+
+    @property
+    def nbytes(self):
+        return self.end - self.begin
+
+    def start(self, handle, device):
+        """Keeps an error for result(), because tensors before this one must be yielded first."""
+        try:
+            self.memory = self.shard.memory(device, self.begin, self.end)
+            self._future = self.shard.start_read(handle, self.memory, self.begin)
+        except Exception as error:
+            self._error = error
+
+    def cancel(self):
+        if self._future is not None:
+            self._future.cancel()
+
+    def wait(self):
+        if self._future is not None:
+            self._future.wait()
+
+    def result(self):
+        if self._error is not None:
+            raise self._error
+        with self.shard.reading():
+            self._future.result()
+
+
+class TensorStream:
+    """An iterator of (name, tensor); see weightfs.safetensors.stream. One thread at a time may use it. It closes itself
+    at its end and after an error."""
+
+    def __init__(self, files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
+        """See weightfs.safetensors.stream."""
+        self._budget = parse_size(memory) if isinstance(memory, str) else whole("memory", memory, 1, (1 << 63) - 1)
+        self._concurrency = whole("concurrency", concurrency, 1, _MOST_CONCURRENCY)
+        self._device = device_of(device)
+        self._used, self._under_way = 0, collections.deque()
+        with contextlib.ExitStack() as stack:
+            shards, places = open_all(files, stack)
+            self._planned = collections.deque(_plan(shards, _chosen(names, places), min(_GROUP, self._budget)))
+            self._handle = stack.enter_context(handle_for(handle, self._device))
+            self._stack = stack.pop_all()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        try:
+            self._start()
+            if self._under_way:
+                return self._yielded(self._under_way[0])
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def close(self):
+        """Cancels the reads that are under way, waits for them and closes the files. The stream is then at its end."""
+        self._planned.clear()
+        for read in self._under_way:
+            read.cancel()
+        while self._under_way:
+            self._under_way[0].wait()
+            self._under_way.popleft()
+        self._stack.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if hasattr(self, "_stack"):
+            self.close()
+
+    def _start(self):
+        """Starts the next reads, as far as the bounds permit. A read may exceed the memory if it is alone."""
+        while self._planned and len(self._under_way) < self._concurrency:
+            read = self._planned[0]
+            if self._under_way and self._used + read.nbytes > self._budget:
+                return
+            read.start(self._handle, self._device)
+            self._used += read.nbytes
+            self._under_way.append(self._planned.popleft())
+
+    def _yielded(self, read):
+        read.result()
+        name = read.names.popleft()
+        # A tensor that the program keeps must not keep its neighbors.
+        tensor = view(read.memory, read.shard.tensors[name], read.begin, copy=read.shared)
+        if not read.names:
+            self._under_way.popleft()
+            self._used -= read.nbytes
+            self._start()   # while the program uses the tensor
+        return name, tensor
+
+
+def _chosen(names, places):
+    if names is None:
+        return places
+    if isinstance(names, str):
+        raise TypeError("names is a string: give a list of names")
+    chosen = set(names)
+    missing = sorted(chosen - places.keys())
+    if missing:
+        raise KeyError(f"no file has the tensors {', '.join(map(repr, missing))}")
+    return chosen
+
+
+def _plan(shards, chosen, most):
+    for shard in shards:
+        read = None
+        for name, facts in shard.tensors.items():
+            if name not in chosen:
+                continue
+            begin, end = facts["data_offsets"]
+            if read is not None and read.end == begin and end - read.begin <= most:
+                read.names.append(name)
+                read.end, read.shared = end, True
+                continue
+            if read is not None:
+                yield read
+            read = _Read(shard, begin, end, collections.deque([name]))
+        if read is not None:
+            yield read

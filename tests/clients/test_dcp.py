@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weightfs.dcp: the storage of torch.distributed.checkpoint, beside torch's own storage."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import needs, process
+
+weightfs = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
+pytest.importorskip("weightfs._native", reason="another weightfs is imported: pip install . in the root")
+dcp = pytest.importorskip("torch.distributed.checkpoint", reason="this torch is built without distributed")
+
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+
+from weightfs import dcp as ours  # noqa: E402
+
+pytestmark = [needs.torch("2.7"), pytest.mark.limit(300)]
+RANKS = Path(__file__).with_name("dcp_steps.py")
+
+
+def ranks(tmp_path, world, path, *actions):
+    """Runs the actions in `world` processes."""
+    tmp_path.mkdir(exist_ok=True)
+    store = tmp_path / f"store-{len(list(tmp_path.iterdir()))}"
+    started = [subprocess.Popen([sys.executable, RANKS, str(rank), str(world), store, path, *actions],
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env=os.environ | {"OMP_NUM_THREADS": "1"}) for rank in range(world)]
+    for one in started:
+        process.finish(one, limit=200)
+
+
+def data_files(path):
+    return sorted(name for name in os.listdir(path) if name != ".metadata")
+
+
+@pytest.mark.parametrize("saver, loader", [("ours", "ours"), ("ours", "torch"), ("torch", "ours")])
+def test_the_number_of_ranks_and_the_shards_may_change(work, tmp_path, saver, loader):
+    two, one = work / "two", work / "one"
+    ranks(tmp_path, 2, two, f"save:{saver}:1:0", f"load:{loader}:1:0", f"load:{loader}:1:1")
+    ranks(tmp_path, 1, two, f"load:{loader}:1:0")
+    ranks(tmp_path, 1, one, f"save:{saver}:2:0")
+    ranks(tmp_path, 2, one, f"load:{loader}:2:1")
+    assert len(data_files(two)) == 2 and len(data_files(one)) == 1
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_async_save(work, tmp_path, kind, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    ranks(tmp_path, 2, work / "step", f"{kind}:ours:1:0", "load:torch:1:0", f"{kind}:ours:2:1", "load:ours:2:0")
+    assert len(data_files(work / "step")) == 2
+
+
+def free_port():
+    import socket
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def state(seed, rows=3000):
+    generator = torch.Generator().manual_seed(seed)
+    return {"a": torch.randn(rows, 1000, generator=generator), "b": torch.randn(7, generator=generator), "step": seed,
+            "c": torch.randn(900, 500, generator=generator).t()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) if torch.is_tensor(a[name]) else a[name] == b[name]
+                                        for name in a)
+
+
+def save(path, saved, writer=ours.StorageWriter, **options):
+    dcp.save(saved, storage_writer=writer(path, **options), no_dist=True)
+
+
+def load(path, form, reader=ours.StorageReader):
+    loaded = {name: torch.zeros_like(value) if torch.is_tensor(value) else None for name, value in form.items()}
+    dcp.load(loaded, storage_reader=reader(path), no_dist=True)
+    return loaded
+
+
+def test_a_save_over_an_older_one_leaves_it_whole_until_the_end(work, monkeypatch):
+    path = work / "step"
+    save(path, state(1), dcp.FileSystemWriter)
+    finish = ours.StorageWriter.finish
+
+    def look(self, **arguments):
+        assert same(load(path, state(1)), state(1)) and len(data_files(path)) == 2
+        finish(self, **arguments)
+
+    monkeypatch.setattr(ours.StorageWriter, "finish", look)
+    save(path, state(2))
+    monkeypatch.undo()
+    assert same(load(path, state(2)), state(2)) and len(data_files(path)) == 1
+    with pytest.raises(CheckpointException, match="already exists"):
+        save(path, state(3), overwrite=False)
+    assert same(load(path, state(2), dcp.FileSystemReader), state(2))
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(work):
+    save(work, state(1))
+    for name in ("__0_deadbeef_0.distcp", ".__1_deadbeef_0.distcp.weightfs-0123abcd", "notes"):
+        (work / name).write_bytes(b"part")
+    assert same(load(work, state(1)), state(1))
+    save(work, state(2))
+    assert len(data_files(work)) == 2 and "notes" in data_files(work)
+
+
+def killed_at(number, path, saved):
+    """Saves in a child that is killed before its rename of that number. False if there were fewer."""
+    child = os.fork()
+    if child == 0:
+        try:
+            left, replace = [number], os.replace
+
+            def dying(*arguments):
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left[0] -= 1
+                replace(*arguments)
+
+            os.replace = dying
+            save(path, saved)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_killed_save_leaves_the_older_checkpoint(work):
+    save(work, state(1))
+    number = 0
+    while killed_at(number, work, state(2)):
+        assert same(load(work, state(1)), state(1))
+        number += 1
+    assert number == 2 and same(load(work, state(2)), state(2)) and len(data_files(work)) == 1
+
+
+def test_a_checkpoint_is_durable_when_save_returns(factory, weightfs_only):
+    mount = factory.mount(factory.store("256M"), "commit=3600")
+    save(mount.path / "new/step", state(1))
+    mount.kill9()
+    mount.mount()
+    assert same(load(mount.path / "new/step", state(1)), state(1))
+    assert len(data_files(mount.path / "new/step")) == 1
+
+
+def test_a_full_pool_leaves_the_older_checkpoint(factory, weightfs_only):
+    mount = factory.mount(factory.store("64M"))
+    save(mount.path / "step", state(1))
+    with pytest.raises(CheckpointException, match="(?i)no space left"):
+        save(mount.path / "step", state(2, rows=20_000))
+    assert same(load(mount.path / "step", state(1)), state(1)) and len(data_files(mount.path / "step")) == 1
+    mount.fsck()
+
+
+def test_tensors_are_read_in_place_by_leases(work, weightfs_only, monkeypatch):
+    saved = {"a": torch.randn(3000, 1000), "b": torch.randn(3000, 1000)}
+    save(work, saved)
+    handles, made = [], ours.the_handle
+
+    def seen(*arguments):
+        handles.append(weightfs.aio_handle(direct="require"))
+        return made(handles[-1])
+
+    monkeypatch.setattr(ours, "the_handle", seen)
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in saved.items()}
+    before = [tensor.data_ptr() for tensor in loaded.values()]
+    dcp.load(loaded, storage_reader=ours.StorageReader(work), no_dist=True)
+    assert same(loaded, saved) and [tensor.data_ptr() for tensor in loaded.values()] == before
+    assert sum(handle.direct_operations for handle in handles) >= 2
+
+
+def test_an_older_torch_reads_like_its_own_storage(work, monkeypatch):
+    save(work, state(1))
+
+    def refuse(_):
+        raise NotImplementedError
+
+    monkeypatch.setattr(ours, "outline", refuse)
+    assert same(load(work, state(1)), state(1))
+
+
+def test_other_types_are_converted_and_other_shapes_refused(work):
+    saved = {"a": torch.randn(2000, 1000)}
+    save(work, saved)
+    loaded = {"a": torch.zeros(2000, 1000, dtype=torch.float64)}
+    dcp.load(loaded, storage_reader=ours.StorageReader(work), no_dist=True)
+    assert torch.equal(loaded["a"], saved["a"].double())
+    with pytest.raises(CheckpointException, match="(?i)size mismatch|shape"):
+        dcp.load({"a": torch.zeros(2000, 2000)}, storage_reader=ours.StorageReader(work), no_dist=True)
+
+
+def test_a_damaged_checkpoint_is_an_error(work):
+    save(work, state(1))
+    name = data_files(work)[0]
+    os.truncate(work / name, 2_000_000)
+    with pytest.raises(CheckpointException):
+        load(work, state(1))
+    os.unlink(work / name)
+    with pytest.raises(CheckpointException, match="No such file"):
+        load(work, state(1))
+    os.unlink(work / ".metadata")
+    with pytest.raises(CheckpointException, match="No such file"):
+        load(work, state(1))

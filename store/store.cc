@@ -136,12 +136,12 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
       std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
                                              *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
-  if (options.replica && !parts->read_only) StartReplica(*parts);
+  if (options.replica) StartReplica(*parts);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
   return std::unique_ptr<Store>(new Store(std::move(parts)));
 }
 
-// Starts the replica before anything changes the catalog.
+// Marks the blocks of the replica as used, and starts its writer before anything changes the catalog.
 void Store::StartReplica(Parts& parts) {
   replica::WriterOptions options = *parts.options.replica;
   std::vector<DeviceRun> runs;
@@ -156,6 +156,7 @@ void Store::StartReplica(Parts& parts) {
     options.root.reset();
     break;
   }
+  if (parts.read_only) return;
   Parts* raw = &parts;
   const auto flush = [raw]() -> Result<void> {
     auto flushed = SyncWait([&](Done done) { raw->committer->FlushDevices(std::move(done)); });

@@ -36,7 +36,7 @@ struct StoreOptions {
   // The bytes of each device that belong to the store, from its superblock; empty: all of them. A device may have
   // grown.
   std::vector<ByteCount> device_sizes = {};
-  // The replica of the catalog that the store keeps on its devices unless it is read-only; nullopt: none.
+  // The replica of the catalog on the devices, which the store keeps current unless it is read-only; nullopt: none.
   std::optional<replica::WriterOptions> replica = {};
 };
 

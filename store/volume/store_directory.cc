@@ -326,6 +326,14 @@ std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>
   return borrowed;
 }
 
+replica::WriterOptions ReplicaOptions(const StoreParts& parts) {
+  return {.store_id = parts.description.id,
+          .description = ToJson(parts.description),
+          .root = parts.replica.root,
+          .tail = parts.replica.tail,
+          .version = parts.replica.catalog};
+}
+
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks) {
   std::vector<ByteCount> sizes;
   for (const Superblock& superblock : superblocks) sizes.push_back(superblock.device_size);

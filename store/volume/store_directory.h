@@ -19,6 +19,7 @@
 #include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
+#include "store/replica/replica_options.h"
 #include "store/volume/catalog_replica.h"
 
 namespace weightfs {
@@ -176,6 +177,9 @@ struct StoreParts {
 // in use (MarkClean marks them clean again) and removes the permissions of other users from the lock, the log, the pool
 // file and the catalog.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
+
+// The replica of an opened store, for StoreOptions.
+replica::WriterOptions ReplicaOptions(const StoreParts& parts);
 
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);

@@ -151,6 +151,7 @@ def test_an_older_catalog_is_noticed_and_catches_up(filled, tmp_path):
     with pytest.raises(Failure, match="lacks the last .* changes"):
         mount.mount()
     assert "lacks the last" in mount.store.fsck(codes=(4,)).out
+    assert json.loads(weightfs("info", directory, "--json").out)["catalog_is_behind"]
     mount.mount("ro")
     assert set(snapshot(mount.path, times=True)) == set(content)
     mount.umount()

@@ -11,6 +11,7 @@ void AddFormat(CLI::App& app, int* exit_code);
 void AddMount(CLI::App& app, int* exit_code);
 void AddUmount(CLI::App& app, int* exit_code);
 void AddFsck(CLI::App& app, int* exit_code);
+void AddRecover(CLI::App& app, int* exit_code);
 void AddInfo(CLI::App& app, int* exit_code);
 void AddDoctor(CLI::App& app, int* exit_code);
 void AddBench(CLI::App& app, int* exit_code);

@@ -14,6 +14,8 @@
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "store/check/fsck.h"
+#include "store/replica/mirrored_kv_store.h"
+#include "store/volume/recover_store.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -24,22 +26,28 @@ struct Arguments {
   bool repair = false, data = false, json = false;
 };
 
-int ExitCode(const FsckReport& report) {
-  return (report.repaired > 0 ? kFsckCorrected : 0) | (report.sound() ? 0 : kFsckUncorrected);
-}
-
 std::string SeverityName(FindingSeverity severity) { return severity == FindingSeverity::kMajor ? "major" : "minor"; }
 
 struct Checked {
   FsckReport report;
+  std::string replica;    // a line about the replica; empty if the catalog lacks nothing
+  bool restored = false;  // the replica gave back what was lost
+  bool lost = false;      // something is, or stays, lost
   bool was_clean = true;  // the last mount closed the store cleanly
 };
+
+int ExitCode(const Checked& checked) {
+  const FsckReport& report = checked.report;
+  return (report.repaired > 0 || checked.restored ? kFsckCorrected : 0) |
+         (report.sound() && !checked.lost ? 0 : kFsckUncorrected);
+}
 
 void PrintJson(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   nlohmann::ordered_json json = {{"store", arguments.store},
-                                 {"clean", report.clean()},
+                                 {"clean", report.clean() && !checked.lost},
                                  {"clean_unmount", checked.was_clean},
+                                 {"replica", checked.replica},
                                  {"problems", report.problems},
                                  {"repaired", report.repaired},
                                  {"inodes", report.inodes},
@@ -64,6 +72,7 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   const FsckReport& report = checked.report;
   if (!checked.was_clean)
     Print(stdout, fmt::format("{}: was not unmounted cleanly; checking its last commit\n", arguments.store));
+  if (!checked.replica.empty()) Print(stdout, checked.replica + "\n");
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
@@ -76,9 +85,9 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   Print(stdout, fmt::format("{}: files {}, directories {}, extents {}, data {}{}\n", arguments.store, report.files,
                             report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
                             arguments.data ? fmt::format(", verified {}", FormatSize(report.verified_bytes)) : ""));
-  if (report.clean()) {
+  if (report.clean() && !checked.lost) {
     Print(stdout, Paint(Tone::kGood, "clean") + "\n");
-  } else if (report.sound()) {
+  } else if (report.sound() && !checked.lost) {
     Print(stdout, Paint(Tone::kGood, fmt::format("problems: {}, all repaired", report.problems)) + "\n");
   } else {
     Print(stdout, Paint(Tone::kWarning,
@@ -89,13 +98,68 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   }
 }
 
+// Rebuilds what the replica can give back after `damage`.
+Result<void> Recover(const Arguments& arguments, const Error& damage, ProgressBar& bar, Checked* checked) {
+  RecoverOptions options{.devices = {}, .progress = [&](const Progress& progress) { bar.Update(progress); }};
+  const auto recovered = RecoverStore(arguments.store, options);
+  if (!recovered.has_value()) {
+    return Error{damage.code, fmt::format("{}; {}", ToString(damage), ToString(recovered.error()))};
+  }
+  checked->restored = true;
+  checked->lost = recovered->restored && recovered->restored->damaged_frames > 0;
+  checked->replica = recovered->restored ? DescribeRestored(*recovered->restored)
+                                         : "store.json or superblocks were rebuilt from the replica";
+  return {};
+}
+
+// Opens the store. With --repair, a catalog that is damaged or older than its replica is restored first.
+Result<StoreParts> OpenAndRestore(const Arguments& arguments, const OpenOptions& open, ProgressBar& bar,
+                                  Checked* checked) {
+  auto parts = OpenStoreParts(arguments.store, open);
+  if (!parts.has_value()) {
+    const ErrorCode code = parts.error().code;
+    const bool damaged = code == ErrorCode::kCorrupt || (code == ErrorCode::kNotFound && HoldsStore(arguments.store));
+    if (!damaged || !arguments.repair) return parts;
+    RETURN_IF_ERROR(Recover(arguments, parts.error(), bar, checked));
+    return OpenStoreParts(arguments.store, open);
+  }
+  if (parts->replica.CatalogIsBehind()) {
+    const std::string behind = DescribeBehind(arguments.store, parts->replica);
+    if (!arguments.repair) {
+      checked->replica = behind;
+      checked->lost = true;
+      return parts;
+    }
+    const auto caught_up = CatchUp(Borrow(parts->devices), parts->replica, *parts->catalog);
+    if (caught_up.has_value()) {
+      checked->restored = true;
+      checked->replica = DescribeRestored(*caught_up);
+      return parts;
+    }
+    parts = Error{ErrorCode::kCorrupt, behind};  // closes the store
+  } else if (arguments.repair && !IsReadable(*parts->catalog)) {
+    parts = Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog is damaged", arguments.store)};
+  }
+  if (parts.has_value()) return parts;
+  RETURN_IF_ERROR(Recover(arguments, parts.error(), bar, checked));
+  return OpenStoreParts(arguments.store, open);
+}
+
 Result<Checked> Check(const Arguments& arguments) {
   OpenOptions open;
   open.read_only = !arguments.repair;
+  open.repair = arguments.repair;
   RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
   RETURN_IF_ERROR(WaitUntilReleased(arguments.store));
-  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(arguments.store, open));
   ProgressBar bar("fsck");
+  Checked checked;
+  ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(arguments, open, bar, &checked));
+  checked.was_clean = parts.was_clean;
+  // Repairs get version numbers of their own, so that the replica is renewed.
+  if (arguments.repair) {
+    ASSIGN_OR_RETURN(const replica::Version version, replica::ReadVersion(*parts.catalog));
+    parts.catalog = std::make_unique<replica::MirroredKvStore>(std::move(parts.catalog), version);
+  }
   FsckOptions options;
   options.repair = arguments.repair;
   options.verify_data = arguments.data;
@@ -109,7 +173,8 @@ Result<Checked> Check(const Arguments& arguments) {
   const bool clean = report.has_value() ? report->sound() : interrupted && parts.was_clean;
   if (arguments.repair && clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
   if (!report.has_value()) return report.error();
-  return Checked{std::move(*report), parts.was_clean};
+  checked.report = std::move(*report);
+  return checked;
 }
 
 int Run(const Arguments& arguments) {
@@ -118,7 +183,7 @@ int Run(const Arguments& arguments) {
     return Fail(checked.error(), checked.error().code == ErrorCode::kShutdown ? kFsckCancelled : kFsckOperationalError);
   }
   arguments.json ? PrintJson(arguments, *checked) : PrintText(arguments, *checked);
-  return ExitCode(checked->report);
+  return ExitCode(*checked);
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ struct Space {
 struct StoreLook {
   std::optional<Space> space;
   std::optional<bool> clean_unmount;
+  bool behind = false;  // the catalog is older than its replica
 };
 
 std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
@@ -87,11 +88,13 @@ Result<StoreLook> LookAtStore(const std::string& directory) {
   StoreOptions options;
   options.read_only = true;
   options.device_sizes = DeviceSizes(parts.superblocks);
+  options.replica = ReplicaOptions(parts);
+  const bool behind = parts.replica.CatalogIsBehind();
   ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
   const SpaceStatistics space = store->Space();
   RETURN_IF_ERROR(store->Close());
   return StoreLook{Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value},
-                   was_clean};
+                   was_clean, behind};
 }
 
 Result<StoreLook> LookAtMount(const std::string& directory) {
@@ -113,6 +116,9 @@ Result<StoreLook> LookAtHidden(const Keepers& keepers) {
 }
 
 std::string NotMounted(const Result<StoreLook>& look) {
+  if (look.has_value() && look->behind) {
+    return "no; its catalog is older than the replica on the devices: run weightfs fsck";
+  }
   const bool unclean = look.has_value() && look->clean_unmount == false;
   return unclean ? "no, and was not unmounted cleanly: the next mount recovers its last commit" : "no";
 }
@@ -165,6 +171,7 @@ int ShowStore(const Arguments& arguments) {
       json["served_by"] = holder.process > 0 ? Json(holder.process) : Json();
     }
     if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
+    if (look.has_value()) json["catalog_is_behind"] = look->behind;
     if (counted) AddSpace(&json, *look->space);
     Print(stdout, JsonText(json) + "\n");
   } else {
@@ -217,7 +224,9 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                             {"pinned_bytes", stats.pinned_bytes},
                             {"granted_bytes", stats.granted_bytes},
                             {"leased_read_bytes", stats.leased_read_bytes},
-                            {"leased_written_bytes", stats.leased_written_bytes}};
+                            {"leased_written_bytes", stats.leased_written_bytes},
+                            {"replica_bytes", stats.replica_bytes},
+                            {"replica_current", stats.replica_current != 0}};
     }
     Print(stdout, JsonText(json) + "\n");
     return kSuccess;
@@ -232,11 +241,13 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
         fmt::format("read     {} by programs, {} from the devices ({} of it by leases)\n"
                     "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
                     "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
-                    "errors   {} checksum mismatches\n",
+                    "replica  {} on the devices{}\nerrors   {} checksum mismatches\n",
                     Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
                     Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
                     stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
-                    stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), stats.checksum_errors));
+                    stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes),
+                    Bytes(stats.replica_bytes), stats.replica_current != 0 ? "" : ", not current",
+                    stats.checksum_errors));
   }
   return kSuccess;
 }

@@ -16,7 +16,7 @@
 namespace weightfs {
 namespace {
 
-// The feature bits that this program knows: none yet.
+// The feature bits that this program must know to write or to read: none yet.
 constexpr uint64_t kKnownReadOnlyCompatible = 0;
 constexpr uint64_t kKnownIncompatible = 0;
 
@@ -61,7 +61,7 @@ Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
   }
   if (!survey.damaged.empty()) {
     return {ErrorCode::kCorrupt, fmt::format("{}: a weightfs device, but all {} copies of its superblock are damaged; "
-                                             "restore the device from a copy",
+                                             "'weightfs recover' rebuilds them",
                                              device.path(), kSuperblockOffsets.size())};
   }
   return {ErrorCode::kCorrupt,
@@ -118,6 +118,7 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.device_index = superblock.device_index.value;
   record.device_count = superblock.device_count;
   record.flags = superblock.clean ? kSuperblockClean : 0;
+  record.compatible = superblock.keeps_replica ? kSuperblockReplica : 0;
   record.device_size = superblock.device_size.value;
   record.data_offset = kDataOffset;
   record.sequence = superblock.sequence;
@@ -154,6 +155,7 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
   superblock.sequence = record.sequence;
   superblock.created_ns = record.created_ns;
   superblock.clean = (record.flags & kSuperblockClean) != 0;
+  superblock.keeps_replica = (record.compatible & kSuperblockReplica) != 0;
   superblock.read_only_features = (record.read_only_compatible & ~kKnownReadOnlyCompatible) != 0;
   return superblock;
 }

@@ -28,7 +28,7 @@ struct SuperblockRecord {
   uint64_t magic;
   uint32_t version;               // readers refuse a greater version
   uint32_t block_size;            // kBlockSize
-  uint64_t compatible;            // unknown bits: ignore
+  uint64_t compatible;            // kSuperblockReplica; unknown bits: ignore
   uint64_t read_only_compatible;  // unknown bits: mount read-only
   uint64_t incompatible;          // unknown bits: refuse to mount
   uint8_t store_id[16];
@@ -46,7 +46,8 @@ struct SuperblockRecord {
 };
 static_assert(sizeof(SuperblockRecord) == kBlockSize);
 
-inline constexpr uint32_t kSuperblockClean = 1;  // the last mount ended with a clean unmount
+inline constexpr uint32_t kSuperblockClean = 1;    // the last mount ended with a clean unmount
+inline constexpr uint64_t kSuperblockReplica = 1;  // all writers so far keep the replica of the catalog
 
 // The content of a superblock, independent of its copies.
 struct Superblock {
@@ -58,6 +59,7 @@ struct Superblock {
   uint64_t sequence = 0;
   int64_t created_ns = 0;
   bool clean = true;
+  bool keeps_replica = true;        // kSuperblockReplica
   bool read_only_features = false;  // an unknown read_only_compatible bit is set
 };
 

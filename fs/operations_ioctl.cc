@@ -99,6 +99,8 @@ void Stats(Filesystem& filesystem, Reply reply) {
   out.granted_bytes = store.granted_bytes;
   out.leased_read_bytes = store.leased_read_bytes;
   out.leased_written_bytes = store.leased_written_bytes;
+  out.replica_bytes = store.replica.bytes;
+  out.replica_current = store.replica.current ? 1 : 0;
   out.requests = filesystem.requests().begun();
   if (filesystem.buffers != nullptr) {
     const BufferPool& pool = filesystem.buffers->shared();

@@ -67,7 +67,10 @@ struct weightfs_stats {
   /* The parts of device_read_bytes and device_written_bytes that are due to leases: the bytes covered by each lease for
    * reading, and the bytes committed by leases. Always 0 from older mounts, which did not count them. */
   __u64 leased_read_bytes, leased_written_bytes;
-  __u64 reserved[3];
+  __u64 replica_bytes;    /* of the catalog's replica on the devices */
+  __u32 replica_current;  /* 1: it has every durable change, at most a second later */
+  __u32 replica_reserved;
+  __u64 reserved[1];
 };
 
 /* For a regular file; takes no argument. Drops its clean data from the caches of the daemon and of the kernel, so that

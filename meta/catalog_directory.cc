@@ -78,8 +78,10 @@ Result<GuardedDirectory> PrepareCatalogDirectory(const std::string& directory, b
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{}: the catalog is damaged: CURRENT is missing; restore it from a copy", directory)};
   }
-  return Error{ErrorCode::kNotFound,
-               fmt::format("{}: holds no catalog; check the path, or make a store with `weightfs format`", directory)};
+  return Error{
+      ErrorCode::kNotFound,
+      fmt::format("{}: holds no catalog; check the path; if it was lost, weightfs recover rebuilds it from the devices",
+                  directory)};
 }
 
 void TakePermissionsOfOthers(const GuardedDirectory& directory) {

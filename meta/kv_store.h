@@ -70,7 +70,7 @@ class KvStore {
 
   // Applies the batch. It is visible to reads on return, durable after the next Sync, and survives a kill of the
   // process. Recovery after a crash restores a prefix of the batches in the order of the Write calls.
-  virtual Result<void> Write(const KvBatch& batch) = 0;
+  virtual Result<void> Write(KvBatch batch) = 0;
 
   // Makes everything durable that was written before the call. Concurrent calls share the work.
   virtual Result<void> Sync() = 0;

@@ -190,7 +190,9 @@ struct Database {
   Database& operator=(const Database&) = delete;
 
   Error ReadError(const rocksdb::Status& status) const {
-    return {CodeOf(status), fmt::format("{}: reading the catalog failed: {}", directory, status.ToString())};
+    const char* advice =
+        status.IsCorruption() ? "; 'weightfs fsck --repair' restores it from its replica on the devices" : "";
+    return {CodeOf(status), fmt::format("{}: reading the catalog failed: {}{}", directory, status.ToString(), advice)};
   }
 
   const std::string directory;
@@ -269,7 +271,9 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
   // CURRENT existed a moment ago, so a file that it refers to is missing.
   if (status.IsCorruption() || status.IsPathNotFound()) {
     return {ErrorCode::kCorrupt,
-            fmt::format("{}: the catalog is damaged: {}; restore it from a copy", directory, text)};
+            fmt::format("{}: the catalog is damaged: {}; 'weightfs fsck --repair' restores it from its replica on the "
+                        "devices",
+                        directory, text)};
   }
   if (IsNoSpace(status)) {
     return {ErrorCode::kNoSpace,
@@ -422,7 +426,7 @@ Result<std::optional<std::string>> RocksKvStore::Get(std::string_view key) {
 
 bool RocksKvStore::failed() const { return impl_->database->health->failed(); }
 
-Result<void> RocksKvStore::Write(const KvBatch& batch) {
+Result<void> RocksKvStore::Write(KvBatch batch) {
   if (!impl_->writable()) return ErrorCode::kReadOnly;
   if (batch.empty()) return {};
   rocksdb::WriteBatch changes(SizeOf(batch));

@@ -36,7 +36,7 @@ class RocksKvStore final : public KvStore {
 
   Result<std::optional<std::string>> Get(std::string_view key) override;
   bool failed() const override;
-  Result<void> Write(const KvBatch& batch) override;
+  Result<void> Write(KvBatch batch) override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
   uint64_t EstimateSize(std::string_view prefix) const override;

@@ -14,6 +14,7 @@
 #include "store/file/file_io.h"
 #include "store/file/reader.h"
 #include "store/file/write_back.h"
+#include "store/replica/replica_writer.h"
 #include "store/space/space_manager.h"
 
 namespace weightfs {
@@ -57,6 +58,7 @@ bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_
 // Everything under a Store in the order of construction; destroyed in reverse.
 struct Store::Parts {
   std::unique_ptr<KvStore> catalog;
+  replica::MirroredKvStore* mirrored = nullptr;  // the catalog, if it has a replica
   std::vector<std::unique_ptr<BlockDevice>> devices;
   std::unique_ptr<BufferPool> chunks, large_reads, small_reads, stripes, small_writes;
   std::unique_ptr<DeviceSet> device_set;
@@ -68,6 +70,7 @@ struct Store::Parts {
   std::unique_ptr<Committer> committer;
   std::unique_ptr<FileIo> files;
   std::unique_ptr<Namespace> names;
+  std::unique_ptr<replica::ReplicaWriter> replica;
   StoreOptions options;
   bool read_only = false;
 };
@@ -104,6 +107,11 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   ASSIGN_OR_RETURN(parts->space, SpaceManager::Create(spaces));
   parts->device_set = std::make_unique<DeviceSet>(std::move(pointers));
   parts->catalog = std::move(catalog);
+  if (options.replica) {
+    auto mirrored = std::make_unique<replica::MirroredKvStore>(std::move(parts->catalog), options.replica->version);
+    parts->mirrored = mirrored.get();
+    parts->catalog = std::move(mirrored);
+  }
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
   parts->cache = std::make_unique<ReadCache>(*parts->chunks);
@@ -128,8 +136,37 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
       std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
                                              *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
+  if (options.replica) StartReplica(*parts);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
   return std::unique_ptr<Store>(new Store(std::move(parts)));
+}
+
+// Marks the blocks of the replica as used, and starts its writer before anything changes the catalog.
+void Store::StartReplica(Parts& parts) {
+  replica::WriterOptions options = *parts.options.replica;
+  std::vector<DeviceRun> runs;
+  if (options.root) {
+    for (const auto* stream : {&options.root->checkpoint_stream, &options.root->log}) {
+      for (const replica::Segment& segment : stream->segments) runs.push_back(segment.run);
+    }
+  }
+  for (const DeviceRun& run : runs) {
+    if (parts.space->MarkUsed(run)) continue;
+    spdlog::warn("the replica of the catalog on the devices overlaps files; it is renewed");
+    options.root.reset();
+    break;
+  }
+  if (parts.read_only) return;
+  Parts* raw = &parts;
+  const auto flush = [raw]() -> Result<void> {
+    auto flushed = SyncWait([&](Done done) { raw->committer->FlushDevices(std::move(done)); });
+    if (flushed || flushed.error().code != ErrorCode::kShutdown) return flushed;
+    RETURN_IF_ERROR(raw->device_set->FlushWritten());  // the committer has stopped
+    return {};
+  };
+  parts.replica = std::make_unique<replica::ReplicaWriter>(*parts.mirrored, *parts.device_set, *parts.space, flush,
+                                                           std::move(options));
+  parts.mirrored->Attach(parts.replica.get());
 }
 
 Store::~Store() {
@@ -140,7 +177,12 @@ Store::~Store() {
 
 Result<void> Store::Close() {
   if (closed_.exchange(true)) return {};
-  return p_->committer->Stop();
+  auto stopped = p_->committer->Stop();
+  if (p_->replica == nullptr) return stopped;
+  p_->replica->Stop();
+  const auto flushed = p_->device_set->FlushWritten();
+  if (stopped && !flushed) return flushed.error();
+  return stopped;
 }
 
 Namespace& Store::names() { return *p_->names; }
@@ -401,6 +443,7 @@ StoreStatistics Store::statistics() const {
   statistics.resident_inodes = p_->inodes->size();
   statistics.pinned_bytes = ToBytes(p_->space->pinned()).value;
   statistics.granted_bytes = ToBytes(p_->space->granted()).value;
+  if (p_->replica) statistics.replica = p_->replica->statistics();
   statistics.read_only = read_only();
   return statistics;
 }

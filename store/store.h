@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "meta/kv_store.h"
 #include "store/file/lease.h"
 #include "store/names/namespace.h"
+#include "store/replica/replica_options.h"
 #include "store/types.h"
 
 namespace weightfs {
@@ -34,6 +36,8 @@ struct StoreOptions {
   // The bytes of each device that belong to the store, from its superblock; empty: all of them. A device may have
   // grown.
   std::vector<ByteCount> device_sizes = {};
+  // The replica of the catalog on the devices, which the store keeps current unless it is read-only; nullopt: none.
+  std::optional<replica::WriterOptions> replica = {};
 };
 
 // Counters since Open, and gauges. Units are bytes unless the name says otherwise.
@@ -45,6 +49,7 @@ struct StoreStatistics {
   uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;  // dirty: in staging buffers, without adopted ones
   uint64_t resident_inodes = 0;
   uint64_t pinned_bytes = 0, granted_bytes = 0;  // by read leases; by write leases
+  replica::ReplicaStatistics replica;
   bool read_only = false;
 };
 
@@ -161,6 +166,7 @@ class Store {
  private:
   struct Parts;
   explicit Store(std::unique_ptr<Parts> parts);
+  static void StartReplica(Parts& parts);
   Result<void> CheckWritable() const;
 
   // Bytes moved by lease holders: of files in bytes, of devices in whole blocks.

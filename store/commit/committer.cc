@@ -314,7 +314,7 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   inode.committed_blocks = sealed->content->blocks;
   inode.committed_version = sealed->content->version;
   batch.Put(keys::Inode(inode.id), inode.CatalogRecord().Encode());
-  if (auto written = catalog_.Write(batch); !written) {
+  if (auto written = catalog_.Write(std::move(batch)); !written) {
     std::tie(inode.committed_size, inode.committed_blocks, inode.committed_version) = old;
     return written;
   }

@@ -80,7 +80,7 @@ Result<void> InodeTransaction::Commit() {
     if (member.deletes_from != nullptr || member.inode->attributes == member.record) continue;
     batch_.Put(keys::Inode(member.inode->id), member.inode->CatalogRecord().Encode());
   }
-  auto written = batch_.empty() ? Result<void>() : catalog_.Write(batch_);
+  auto written = batch_.empty() ? Result<void>() : catalog_.Write(std::move(batch_));
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
     ++member.inode->changes;

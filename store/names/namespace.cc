@@ -53,7 +53,7 @@ Result<void> Namespace::Initialize(KvStore& catalog, uint32_t root_uid, uint32_t
   batch.Put(keys::Inode(kRootInode), root.Encode());
   batch.Put(keys::Store(kNextInodeFact), EncodeFact(kRootInode.value + 1));
   batch.Put(keys::Store(kInodeCountFact), EncodeFact(1));
-  return catalog.Write(batch);
+  return catalog.Write(std::move(batch));
 }
 
 Result<void> Namespace::Recover(bool read_only) {

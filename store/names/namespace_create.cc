@@ -59,7 +59,7 @@ Result<InodeId> Namespace::TakeInodesLocked(uint64_t count) {
   KvBatch batch;
   uint64_t bound = 0;
   const InodeId first = NextInodeLocked(count, &batch, &bound);
-  if (!batch.empty()) RETURN_IF_ERROR(catalog_.Write(batch));
+  if (!batch.empty()) RETURN_IF_ERROR(catalog_.Write(std::move(batch)));
   next_ino_ += count;
   ino_bound_ = bound;
   return first;

@@ -347,26 +347,13 @@ Result<void> Formatter::MakeCatalog() {
   RETURN_IF_ERROR(Namespace::Initialize(*catalog, options_.root_uid, options_.root_gid));
   KvBatch batch;
   batch.Put(keys::Store(kStoreIdFact), ToString(description_.id));
-  RETURN_IF_ERROR(catalog->Write(batch));
+  RETURN_IF_ERROR(catalog->Write(std::move(batch)));
   return catalog->Sync();
 }
 
 Result<void> Formatter::WriteDescription() {
-  const std::string text = ToJson(description_);
-  const std::string path = In(kDescriptionName), temporary = path + ".new";
-  // Left by an earlier format that was killed.
-  if (unlink(temporary.c_str()) != 0 && errno != ENOENT) {
-    return SystemError(temporary, "cannot be removed");
-  }
-  rollback_.Add([temporary] { unlink(temporary.c_str()); });
-  ASSIGN_OR_RETURN(const UniqueFd file, store_->OpenFile(std::string(kDescriptionName) + ".new", O_WRONLY | O_CREAT));
-  errno = ENOSPC;  // for a short write
-  if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
-    return SystemError(temporary, "cannot be written");
-  }
-  if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(path, "cannot be renamed");
-  rollback_.Add([path] { unlink(path.c_str()); });
-  return SyncDirectory(directory_);
+  rollback_.Add([this] { unlink(In(kDescriptionName).c_str()); });
+  return WriteStoreDescription(directory_, description_);
 }
 
 }  // namespace

@@ -5,10 +5,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "common/guarded_directory.h"
 #include "common/shell_quote.h"
+#include "common/sync_directory.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 
@@ -65,35 +68,6 @@ Result<StoreDescription::Device> ParseDevice(const std::string& path, const Json
   if (*number != index) return Damaged(path, fmt::format("device {} is listed at index {}", *number, index));
   return StoreDescription::Device{DeviceId{static_cast<uint16_t>(index)}, *id, where->get<std::string>(),
                                   ByteCount{*size}};
-}
-
-Result<StoreDescription> ParseDescription(const std::string& path, const std::string& text) {
-  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!root.is_object()) return Damaged(path, "it is not a JSON object");
-  const auto format = NumberIn(root, "format");
-  if (!format) return Damaged(path, "it has no format number");
-  if (*format > kFormatVersion) {
-    return Error{ErrorCode::kVersion, fmt::format("{}: format {} is newer than this program's {}; use a newer weightfs",
-                                                  path, *format, kFormatVersion)};
-  }
-  StoreDescription description;
-  description.format = static_cast<uint32_t>(*format);
-  const auto id = UuidIn(root, "id");
-  const auto devices = root.find("devices");
-  if (!id) return Damaged(path, "it has no valid id");
-  if (devices == root.end() || !devices->is_array() || devices->empty()) return Damaged(path, "it lists no devices");
-  if (devices->size() > kMaximumDevices) {
-    return Damaged(path, fmt::format("it lists {} devices; a store has at most {}", devices->size(), kMaximumDevices));
-  }
-  description.id = *id;
-  if (const auto created = root.find("created"); created != root.end() && created->is_string()) {
-    description.created = created->get<std::string>();
-  }
-  for (const Json& entry : *devices) {
-    ASSIGN_OR_RETURN(auto device, ParseDevice(path, entry, description.devices.size()));
-    description.devices.push_back(std::move(device));
-  }
-  return description;
 }
 
 // A valid superblock must also match store.json.
@@ -184,7 +158,11 @@ Result<void> OpenCatalog(const std::string& directory, const OpenOptions& option
   catalog_options.cache = options.catalog_cache;
   ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
   RETURN_IF_ERROR(CheckCatalogId(*parts->catalog, path, parts->description.id));
+  ASSIGN_OR_RETURN(parts->replica, InspectReplica(Borrow(parts->devices), parts->superblocks, *parts->catalog));
   if (options.read_only) return {};
+  if (parts->replica.CatalogIsBehind() && !options.repair) {
+    return Error{ErrorCode::kCorrupt, DescribeBehind(directory, parts->replica)};
+  }
   parts->catalog.reset();
   catalog_options.read_only = false;
   ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
@@ -209,6 +187,15 @@ Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superbl
   return {};
 }
 
+// Before a superblock says that the replica is kept, roots from before a program that did not keep it must be gone.
+Result<void> ClaimReplica(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks) {
+  if (std::all_of(superblocks.begin(), superblocks.end(), [](const Superblock& s) { return s.keeps_replica; }))
+    return {};
+  RETURN_IF_ERROR(EraseReplica(devices));
+  for (Superblock& superblock : superblocks) superblock.keeps_replica = true;
+  return {};
+}
+
 }  // namespace
 
 bool HoldsStore(const std::string& directory) {
@@ -230,6 +217,35 @@ Result<StoreDescription> ReadStoreDescription(const std::string& directory) {
   return ParseDescription(path, text);
 }
 
+Result<StoreDescription> ParseDescription(const std::string& path, const std::string& text) {
+  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!root.is_object()) return Damaged(path, "it is not a JSON object");
+  const auto format = NumberIn(root, "format");
+  if (!format) return Damaged(path, "it has no format number");
+  if (*format > kFormatVersion) {
+    return Error{ErrorCode::kVersion, fmt::format("{}: format {} is newer than this program's {}; use a newer weightfs",
+                                                  path, *format, kFormatVersion)};
+  }
+  StoreDescription description;
+  description.format = static_cast<uint32_t>(*format);
+  const auto id = UuidIn(root, "id");
+  const auto devices = root.find("devices");
+  if (!id) return Damaged(path, "it has no valid id");
+  if (devices == root.end() || !devices->is_array() || devices->empty()) return Damaged(path, "it lists no devices");
+  if (devices->size() > kMaximumDevices) {
+    return Damaged(path, fmt::format("it lists {} devices; a store has at most {}", devices->size(), kMaximumDevices));
+  }
+  description.id = *id;
+  if (const auto created = root.find("created"); created != root.end() && created->is_string()) {
+    description.created = created->get<std::string>();
+  }
+  for (const Json& entry : *devices) {
+    ASSIGN_OR_RETURN(auto device, ParseDevice(path, entry, description.devices.size()));
+    description.devices.push_back(std::move(device));
+  }
+  return description;
+}
+
 std::string ToJson(const StoreDescription& description) {
   using Ordered = nlohmann::ordered_json;
   Ordered root = {{"format", description.format},
@@ -243,6 +259,29 @@ std::string ToJson(const StoreDescription& description) {
                                {"size", device.size.value}});
   }
   return root.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<void> WriteStoreDescription(const std::string& directory, const StoreDescription& description) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+  const std::string text = ToJson(description);
+  const std::string path = store.PathOf(kDescriptionName), name = std::string(kDescriptionName) + ".new";
+  const std::string temporary = store.PathOf(name);
+  const auto write_file = [&]() -> Result<void> {
+    // Left by an earlier call that was killed.
+    if (unlink(temporary.c_str()) != 0 && errno != ENOENT) return SystemError(temporary, "cannot be removed");
+    ASSIGN_OR_RETURN(const UniqueFd file, store.OpenFile(name, O_WRONLY | O_CREAT));
+    errno = ENOSPC;  // for a short write
+    if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
+      return SystemError(temporary, "cannot be written");
+    }
+    if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(path, "cannot be renamed");
+    return {};
+  };
+  if (auto written = write_file(); !written.has_value()) {
+    unlink(temporary.c_str());
+    return written;
+  }
+  return SyncDirectory(directory);
 }
 
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options) {
@@ -260,6 +299,7 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   if (!effective.read_only) {
     RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);
+    RETURN_IF_ERROR(ClaimReplica(devices, parts.superblocks));
     RETURN_IF_ERROR(WriteAll(devices, parts.superblocks, /*clean=*/false));
   }
   return parts;
@@ -284,6 +324,14 @@ std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>
   std::vector<BlockDevice*> borrowed;
   for (const auto& device : devices) borrowed.push_back(device.get());
   return borrowed;
+}
+
+replica::WriterOptions ReplicaOptions(const StoreParts& parts) {
+  return {.store_id = parts.description.id,
+          .description = ToJson(parts.description),
+          .root = parts.replica.root,
+          .tail = parts.replica.tail,
+          .version = parts.replica.catalog};
 }
 
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks) {

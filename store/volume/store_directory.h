@@ -19,6 +19,8 @@
 #include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
+#include "store/replica/replica_options.h"
+#include "store/volume/catalog_replica.h"
 
 namespace weightfs {
 
@@ -75,9 +77,13 @@ Result<StoreDescription> FormatStore(const std::string& directory, const FormatO
 // Returns kNotFound when `directory` is not a store, kCorrupt when store.json is damaged, kVersion when it is newer
 // than this program.
 Result<StoreDescription> ReadStoreDescription(const std::string& directory);
+// Parses the text of a store.json; `path` is for messages.
+Result<StoreDescription> ParseDescription(const std::string& path, const std::string& text);
 
 // The text of store.json.
 std::string ToJson(const StoreDescription& description);
+// Replaces store.json atomically and durably.
+Result<void> WriteStoreDescription(const std::string& directory, const StoreDescription& description);
 
 // The path of a device of the store in `directory`.
 std::string DevicePath(const std::string& directory, const StoreDescription::Device& device);
@@ -149,7 +155,8 @@ struct OpenOptions {
   bool read_only = false;
   unsigned queue_depth = 256;
   ByteCount catalog_cache{32 * kMiB};
-  bool lock = true;  // false: open without the lock (info next to a mount); implies read_only
+  bool lock = true;     // false: open without the lock (info next to a mount); implies read_only
+  bool repair = false;  // open a catalog for writing even if it is older than its replica (ReplicaState)
 };
 
 // The parts of an opened store, locked and verified to match, for Store::Open or fsck. The lock is released last.
@@ -159,15 +166,20 @@ struct StoreParts {
   std::vector<Superblock> superblocks;
   std::vector<std::unique_ptr<BlockDevice>> devices;  // in index order
   std::unique_ptr<KvStore> catalog;
+  ReplicaState replica;
   bool was_clean = true;  // every superblock was marked clean before this open
 };
 
 // Opens and verifies a store: takes the lock (kBusy names the holder's process), matches each device's superblock with
 // store.json and the catalog's id (a device of another store, a swapped index, a truncated pool or a newer version
-// fails with one full line and changes nothing), and rejects links and files of other users in the directory
-// (GuardedDirectory; kPermission). Unless read_only, marks the superblocks as in use (MarkClean marks them clean again)
-// and removes the permissions of other users from the lock, the log, the pool file and the catalog.
+// fails with one full line and changes nothing; so does a catalog that is older than its replica), and rejects links
+// and files of other users in the directory (GuardedDirectory; kPermission). Unless read_only, marks the superblocks as
+// in use (MarkClean marks them clean again) and removes the permissions of other users from the lock, the log, the pool
+// file and the catalog.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
+
+// The replica of an opened store, for StoreOptions.
+replica::WriterOptions ReplicaOptions(const StoreParts& parts);
 
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);

@@ -8,6 +8,8 @@ namespace weightfs {
 Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& directory, const OpenOptions& open,
                                                          const StoreOptions& options) {
   ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, open));
+  StoreOptions effective = options;
+  effective.replica = ReplicaOptions(parts);
   std::unique_ptr<StoreSession> session(new StoreSession);
   session->lock_ = std::move(parts.lock);
   session->description_ = std::move(parts.description);
@@ -15,7 +17,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   session->devices_ = Borrow(parts.devices);
   session->was_clean_ = parts.was_clean;
   session->read_only_ = open.read_only || options.read_only;
-  StoreOptions effective = options;
+  if (parts.replica.CatalogIsBehind()) spdlog::error("{}", DescribeBehind(directory, parts.replica));
   effective.read_only = session->read_only_;
   effective.device_sizes = DeviceSizes(session->superblocks_);
   auto store = Store::Open(std::move(parts.catalog), std::move(parts.devices), effective);

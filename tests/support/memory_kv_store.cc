@@ -72,7 +72,7 @@ Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
   return value;
 }
 
-Result<void> MemoryKvStore::Write(const KvBatch& batch) {
+Result<void> MemoryKvStore::Write(KvBatch batch) {
   MutexLock lock(state_->mutex);
   if (failed_) return ErrorCode::kReadOnly;
   auto recorded = std::make_shared<const KvBatch>(batch);

@@ -18,7 +18,7 @@ class MemoryKvStore final : public KvStore {
   explicit MemoryKvStore(std::shared_ptr<Journal> journal, KvContent content = {});
 
   Result<std::optional<std::string>> Get(std::string_view key) override;
-  Result<void> Write(const KvBatch& batch) override;
+  Result<void> Write(KvBatch batch) override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
   uint64_t EstimateSize(std::string_view prefix) const override;  // exact

@@ -16,6 +16,12 @@ struct Restarted {
   std::shared_ptr<Journal> journal;
   std::vector<std::unique_ptr<FaultDevice>> devices;
   std::unique_ptr<MemoryKvStore> kv;
+
+  std::vector<BlockDevice*> borrowed() const {
+    std::vector<BlockDevice*> pointers;
+    for (const auto& device : devices) pointers.push_back(device.get());
+    return pointers;
+  }
 };
 
 Restarted Restart(const CrashImage& image);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/checksum.h"
+#include "store/volume/store_directory.h"
 #include "tests/support/aligned_memory.h"
 
 namespace weightfs {
@@ -50,7 +51,13 @@ Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
     devices_.push_back(device.get());
     bases.push_back(std::move(device));
   }
-  auto store = Store::Open(std::move(kv), std::move(bases), options_.store);
+  StoreOptions options = options_.store;
+  if (options_.replica) {
+    ASSIGN_OR_RETURN(const ReplicaState state, InspectReplica(Borrow(bases), {}, *kv));
+    if (state.CatalogIsBehind()) return Error{ErrorCode::kCorrupt, DescribeBehind("test store", state)};
+    options.replica = replica::WriterOptions{.root = state.root, .tail = state.tail, .version = state.catalog};
+  }
+  auto store = Store::Open(std::move(kv), std::move(bases), options);
   if (!store) return store.error();
   store_ = std::move(*store);
   return {};

@@ -18,6 +18,7 @@ struct TestStoreOptions {
   size_t devices = 1;
   StoreOptions store = {.memory = ByteCount{48 * kMiB}};
   FaultDeviceOptions device = {};
+  bool replica = false;  // keep a replica of the catalog on the devices
 };
 
 // Owns everything that the store uses, and keeps pointers to the fakes so that tests can make them fail. Not

@@ -27,14 +27,15 @@ ALLOWED = {
 STORE = {
     "space": {""},
     "file": {"", "space"},
+    "replica": {"", "space"},
     "commit": {"", "file", "space"},
     "names": {"", "file"},
-    "": {"commit", "file", "names", "space"},
-    "volume": {"", "names"},
+    "": {"commit", "file", "names", "replica", "space"},
+    "volume": {"", "names", "replica"},
     "check": {"", "names"},
 }
 # Of store/ itself these folders may include only the types.
-BELOW_STORE = {"space", "file", "commit", "names"}
+BELOW_STORE = {"space", "file", "replica", "commit", "names"}
 # The places that may include a library, by a pattern of its headers.
 LIBRARIES = {
     r"rocksdb/": r"meta/rocks_kv_store\.cc",

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/replica/replica_format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/assert.h"
+#include "common/bytes.h"
+#include "common/checksum.h"
+
+namespace weightfs::replica {
+namespace {
+
+constexpr uint8_t kVersionFormat = 1;
+constexpr uint64_t kFrameMagic = 0x454D'4152'4653'4657ULL;  // "WFSFRAME" in disk byte order
+constexpr uint64_t kRootMagic = 0x544F'4F52'4653'4657ULL;   // "WFSFROOT"
+constexpr uint32_t kRootVersion = 1;
+constexpr size_t kRootFixedSize = 24;  // magic, version, size, checksum
+constexpr size_t kSegmentSize = 30;
+constexpr size_t kChecksumOffset = 60;  // of a frame
+constexpr size_t kRootChecksumOffset = 16;
+constexpr uint64_t kLargestSequence = UINT64_MAX / 2;
+
+std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::string_view TextOf(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+constexpr size_t kChangeHeaderSize = 9;
+
+// The entry with an empty header.
+std::string EncodeBody(const KvBatch& batch) {
+  size_t size = kEntryHeaderSize;
+  for (const KvBatch::Change& change : batch.changes()) {
+    size += kChangeHeaderSize + change.key.size() + change.value.size();
+  }
+  std::string entry;
+  entry.reserve(size);
+  entry.resize(kEntryHeaderSize);
+  for (const KvBatch::Change& change : batch.changes()) {
+    AppendLittle(entry, static_cast<uint8_t>(change.kind));
+    AppendLittle(entry, static_cast<uint32_t>(change.key.size()));
+    AppendLittle(entry, static_cast<uint32_t>(change.value.size()));
+    entry += change.key;
+    entry += change.value;
+  }
+  return entry;
+}
+
+std::optional<KvBatch> DecodeBody(std::string_view body) {
+  KvBatch batch;
+  Decoder decoder(body);
+  while (decoder.ok() && !decoder.rest().empty()) {
+    const auto kind = decoder.Little<uint8_t>();
+    const auto key_size = decoder.Little<uint32_t>(), value_size = decoder.Little<uint32_t>();
+    std::string key(decoder.Bytes(key_size)), value(decoder.Bytes(value_size));
+    switch (static_cast<KvBatch::Change::Kind>(kind)) {
+      case KvBatch::Change::Kind::kPut: batch.Put(std::move(key), std::move(value)); break;
+      case KvBatch::Change::Kind::kDelete: batch.Delete(std::move(key)); break;
+      case KvBatch::Change::Kind::kDeleteRange: batch.DeleteRange(std::move(key), std::move(value)); break;
+      default: return std::nullopt;
+    }
+  }
+  if (!decoder.Done()) return std::nullopt;
+  return batch;
+}
+
+std::string WithHeader(std::string entry, Version version) {
+  const auto size = static_cast<uint32_t>(entry.size() - kEntryHeaderSize);
+  std::memcpy(entry.data(), &size, sizeof(size));
+  std::memcpy(entry.data() + 4, &version.chain, sizeof(version.chain));
+  std::memcpy(entry.data() + 8, &version.sequence, sizeof(version.sequence));
+  return entry;
+}
+
+void AppendStream(std::string& out, const Stream& stream) {
+  AppendLittle(out, stream.id);
+  AppendLittle(out, static_cast<uint32_t>(stream.segments.size()));
+  for (const Segment& segment : stream.segments) {
+    AppendLittle(out, segment.run.device.value);
+    AppendLittle(out, segment.run.run.start.value);
+    AppendLittle(out, static_cast<uint32_t>(segment.run.run.count.value));
+    AppendLittle(out, segment.first_frame);
+    AppendLittle(out, segment.begun);
+  }
+}
+
+// False when a segment is impossible.
+bool TakeStream(Decoder& decoder, Stream* stream) {
+  stream->id = decoder.Little<uint64_t>();
+  const auto count = decoder.Little<uint32_t>();
+  if (!decoder.ok() || decoder.rest().size() / kSegmentSize < count) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    Segment segment;
+    segment.run.device.value = decoder.Little<uint16_t>();
+    segment.run.run.start.value = decoder.Little<uint64_t>();
+    segment.run.run.count.value = decoder.Little<uint32_t>();
+    segment.first_frame = decoder.Little<uint64_t>();
+    segment.begun = decoder.Little<uint64_t>();
+    if (segment.run.run.count.value == 0 || segment.run.run.start.value > kLargestSequence / kBlockSize) return false;
+    stream->segments.push_back(segment);
+  }
+  return decoder.ok();
+}
+
+}  // namespace
+
+std::string EncodeVersion(Version version) {
+  std::string bytes;
+  AppendLittle(bytes, kVersionFormat);
+  AppendLittle(bytes, version.sequence);
+  AppendLittle(bytes, version.chain);
+  return bytes;
+}
+
+std::optional<Version> DecodeVersion(std::string_view bytes) {
+  Decoder decoder(bytes);
+  const auto format = decoder.Little<uint8_t>();
+  Version version;
+  version.sequence = decoder.Little<uint64_t>();
+  version.chain = decoder.Little<uint32_t>();
+  if (!decoder.Done() || format != kVersionFormat || version.sequence > kLargestSequence) return std::nullopt;
+  return version;
+}
+
+std::string EncodeNext(const KvBatch& batch, Version* version) {
+  std::string entry = EncodeBody(batch);
+  ++version->sequence;
+  version->chain = Crc32cExtend(version->chain, BytesOf(entry).subspan(kEntryHeaderSize));
+  return WithHeader(std::move(entry), *version);
+}
+
+std::string EncodePart(const KvBatch& batch, Version version) { return WithHeader(EncodeBody(batch), version); }
+
+size_t EntrySize(std::string_view bytes) {
+  if (bytes.size() < kEntryHeaderSize) return 0;
+  return kEntryHeaderSize + Decoder(bytes).Little<uint32_t>();
+}
+
+std::optional<Entry> DecodeEntry(std::string_view bytes) {
+  if (bytes.empty() || EntrySize(bytes) != bytes.size()) return std::nullopt;
+  Decoder decoder(bytes);
+  decoder.Little<uint32_t>();
+  Entry entry;
+  entry.version.chain = decoder.Little<uint32_t>();
+  entry.version.sequence = decoder.Little<uint64_t>();
+  auto batch = DecodeBody(decoder.rest());
+  if (!batch) return std::nullopt;
+  entry.batch = std::move(*batch);
+  return entry;
+}
+
+size_t SealFrame(const FrameHeader& header, std::span<std::byte> frame) {
+  std::string bytes;
+  AppendLittle(bytes, kFrameMagic);
+  bytes.append(reinterpret_cast<const char*>(header.store_id.data()), header.store_id.size());
+  AppendLittle(bytes, header.stream);
+  AppendLittle(bytes, header.number);
+  AppendLittle(bytes, header.time_ns);
+  AppendLittle(bytes, header.first_entry);
+  AppendLittle(bytes, header.payload_size);
+  AppendLittle(bytes, uint32_t{0});  // reserved
+  AppendLittle(bytes, uint32_t{0});  // the checksum, computed with zero in its place
+  static_assert(kChecksumOffset + sizeof(uint32_t) == kFrameHeaderSize);
+  WEIGHTFS_ASSERT(bytes.size() == kFrameHeaderSize);
+  const size_t size = RoundUp(kFrameHeaderSize + header.payload_size, kBlockSize);
+  WEIGHTFS_ASSERT(size <= frame.size());
+  std::memcpy(frame.data(), bytes.data(), bytes.size());
+  std::memset(frame.data() + kFrameHeaderSize + header.payload_size, 0, size - kFrameHeaderSize - header.payload_size);
+  const uint32_t checksum = Crc32c(frame.first(size));
+  std::memcpy(frame.data() + kChecksumOffset, &checksum, sizeof(checksum));
+  return size;
+}
+
+size_t FrameSize(std::span<const std::byte> block) {
+  Decoder decoder(TextOf(block));
+  const auto magic = decoder.Little<uint64_t>();
+  decoder.Bytes(sizeof(Uuid) + 3 * sizeof(uint64_t) + sizeof(uint32_t));
+  const auto payload = decoder.Little<uint32_t>();
+  if (!decoder.ok() || magic != kFrameMagic || payload > kLargestFrame - kFrameHeaderSize) return 0;
+  return RoundUp(kFrameHeaderSize + payload, kBlockSize);
+}
+
+std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame) {
+  if (FrameSize(frame) != frame.size()) return std::nullopt;
+  uint32_t stored = 0;
+  std::memcpy(&stored, frame.data() + kChecksumOffset, sizeof(stored));
+  const std::array<std::byte, sizeof(uint32_t)> zeros{};
+  uint32_t checksum = Crc32cExtend(Crc32c(frame.first(kChecksumOffset)), zeros);
+  checksum = Crc32cExtend(checksum, frame.subspan(kFrameHeaderSize));
+  if (stored != checksum) return std::nullopt;
+  Decoder decoder(TextOf(frame));
+  decoder.Little<uint64_t>();
+  FrameHeader header;
+  const std::string_view id = decoder.Bytes(header.store_id.size());
+  std::memcpy(header.store_id.data(), id.data(), id.size());
+  header.stream = decoder.Little<uint64_t>();
+  header.number = decoder.Little<uint64_t>();
+  header.time_ns = decoder.Little<int64_t>();
+  header.first_entry = decoder.Little<uint32_t>();
+  header.payload_size = decoder.Little<uint32_t>();
+  if (header.first_entry != kNoEntry && header.first_entry >= header.payload_size) return std::nullopt;
+  return header;
+}
+
+std::string EncodeRoot(const Root& root) {
+  std::string body;
+  body.append(reinterpret_cast<const char*>(root.store_id.data()), root.store_id.size());
+  AppendLittle(body, root.device.value);
+  AppendLittle(body, uint16_t{0});  // reserved
+  AppendLittle(body, root.checkpoint.chain);
+  AppendLittle(body, root.sequence);
+  AppendLittle(body, root.time_ns);
+  AppendLittle(body, root.next_stream);
+  AppendLittle(body, root.checkpoint.sequence);
+  AppendLittle(body, root.checkpoint_frames);
+  AppendStream(body, root.checkpoint_stream);
+  AppendStream(body, root.log);
+  AppendLittle(body, static_cast<uint32_t>(root.description.size()));
+  body += root.description;
+  const size_t size = kRootFixedSize + body.size();
+  if (size > kRootCapacity) return {};
+  std::string bytes;
+  AppendLittle(bytes, kRootMagic);
+  AppendLittle(bytes, kRootVersion);
+  AppendLittle(bytes, static_cast<uint32_t>(size));
+  AppendLittle(bytes, Crc32c(BytesOf(body)));
+  AppendLittle(bytes, uint32_t{0});  // reserved
+  bytes += body;
+  bytes.resize(RoundUp(size, kBlockSize), '\0');
+  return bytes;
+}
+
+size_t RootSize(std::string_view block) {
+  Decoder decoder(block);
+  const auto magic = decoder.Little<uint64_t>();
+  const auto version = decoder.Little<uint32_t>();
+  const auto size = decoder.Little<uint32_t>();
+  if (!decoder.ok() || magic != kRootMagic || version != kRootVersion) return 0;
+  return size < kRootFixedSize || size > kRootCapacity ? 0 : RoundUp(size, kBlockSize);
+}
+
+std::optional<Root> DecodeRoot(std::string_view bytes) {
+  if (bytes.empty() || RootSize(bytes) != bytes.size()) return std::nullopt;
+  Decoder head(bytes);
+  head.Bytes(kRootChecksumOffset - sizeof(uint32_t));
+  const auto size = head.Little<uint32_t>();
+  const auto checksum = head.Little<uint32_t>();
+  const std::string_view body = bytes.substr(kRootFixedSize, size - kRootFixedSize);
+  if (checksum != Crc32c(BytesOf(body))) return std::nullopt;
+  Decoder decoder(body);
+  Root root;
+  const std::string_view id = decoder.Bytes(root.store_id.size());
+  if (!decoder.ok()) return std::nullopt;
+  std::memcpy(root.store_id.data(), id.data(), id.size());
+  root.device.value = decoder.Little<uint16_t>();
+  decoder.Little<uint16_t>();
+  root.checkpoint.chain = decoder.Little<uint32_t>();
+  root.sequence = decoder.Little<uint64_t>();
+  root.time_ns = decoder.Little<int64_t>();
+  root.next_stream = decoder.Little<uint64_t>();
+  root.checkpoint.sequence = decoder.Little<uint64_t>();
+  root.checkpoint_frames = decoder.Little<uint64_t>();
+  if (!TakeStream(decoder, &root.checkpoint_stream) || !TakeStream(decoder, &root.log)) return std::nullopt;
+  const auto description = decoder.Little<uint32_t>();
+  root.description = decoder.Bytes(description);
+  if (!decoder.Done() || root.checkpoint.sequence > kLargestSequence) return std::nullopt;
+  return root;
+}
+
+}  // namespace weightfs::replica

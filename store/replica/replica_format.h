@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The replica of the catalog on the devices: its roots, frames and entries. On-disk layout: docs/FORMAT.md section 10;
+// this header and that section change together. Pure functions on bytes.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/units.h"
+#include "engine/extent_allocator.h"
+#include "engine/superblock.h"
+#include "meta/kv_store.h"
+
+namespace weightfs::replica {
+
+// The fact under keys::Store with the version of the catalog.
+inline constexpr const char* kVersionFact = "version";
+
+// The number of batches that the catalog has applied, and a checksum chained over all of them. Two catalogs with equal
+// versions have equal content.
+struct Version {
+  uint64_t sequence = 0;
+  uint32_t chain = 0;
+  bool operator==(const Version&) const = default;
+};
+std::string EncodeVersion(Version version);
+// nullopt when the bytes are not a version.
+std::optional<Version> DecodeVersion(std::string_view bytes);
+
+// Entries: one batch each, with the version of the catalog after it.
+struct Entry {
+  Version version;
+  KvBatch batch;
+};
+inline constexpr size_t kEntryHeaderSize = 16;
+// Encodes a batch as the entry that follows `version`, and moves `version` on to it.
+std::string EncodeNext(const KvBatch& batch, Version* version);
+// Encodes a part of a checkpoint of `version`.
+std::string EncodePart(const KvBatch& batch, Version version);
+// The size of the entry whose header begins `bytes`; 0 when the header is incomplete.
+size_t EntrySize(std::string_view bytes);
+// nullopt when the bytes are not exactly one entry.
+std::optional<Entry> DecodeEntry(std::string_view bytes);
+
+// Frames: whole blocks that hold a part of a stream of entries.
+inline constexpr uint64_t kFrameHeaderSize = 64;
+inline constexpr uint64_t kLargestFrame = kMiB;
+inline constexpr uint32_t kNoEntry = UINT32_MAX;
+struct FrameHeader {
+  Uuid store_id{};
+  uint64_t stream = 0;              // a number that no other stream of the store has had
+  uint64_t number = 0;              // of the frame in its stream, from 0
+  uint32_t first_entry = kNoEntry;  // offset in the payload of the first entry that begins there
+  uint32_t payload_size = 0;        // bytes
+  int64_t time_ns = 0;              // when it was written, since the epoch
+};
+// Writes the header in front of the payload, which lies at `frame` + kFrameHeaderSize, and clears the rest of the last
+// block. Returns the size of the frame in bytes, a multiple of kBlockSize.
+size_t SealFrame(const FrameHeader& header, std::span<std::byte> frame);
+// The size in bytes of the frame that begins with this block, from its unverified header; 0 when it is none.
+size_t FrameSize(std::span<const std::byte> block);
+// Verifies a whole frame. nullopt when its checksum or a field is wrong.
+std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame);
+
+// A run of blocks that holds frames of one stream, in order.
+inline constexpr uint64_t kUnknownFrame = UINT64_MAX;
+struct Segment {
+  DeviceRun run;
+  uint64_t first_frame = 0;  // the number of the frame at its first block, or kUnknownFrame
+  uint64_t begun = 0;        // the sequence of the last entry that begins before the segment
+};
+struct Stream {
+  uint64_t id = 0;
+  std::vector<Segment> segments;
+};
+
+// The root: where checkpoint and log are, and everything else that is needed to open the store without its directory.
+struct Root {
+  Uuid store_id{};
+  DeviceId device;        // the one that holds this copy
+  uint64_t sequence = 0;  // the valid root with the greatest one counts
+  int64_t time_ns = 0;
+  uint64_t next_stream = 0;
+  Version checkpoint;              // of the catalog, when the checkpoint was taken
+  uint64_t checkpoint_frames = 0;  // in its stream
+  Stream checkpoint_stream, log;   // the log has every entry after the checkpoint
+  std::string description;         // the text of store.json
+};
+// Offsets of the copies on each device, between the copies of the superblock. A root with an even sequence is written
+// to the first and third, one with an odd sequence to the others.
+inline constexpr std::array<uint64_t, 4> kRootOffsets = {64 * kKiB, 576 * kKiB, 1088 * kKiB, 1600 * kKiB};
+inline constexpr uint64_t kRootCapacity = 384 * kKiB;
+// Whole blocks; empty when the root has too many segments for kRootCapacity.
+std::string EncodeRoot(const Root& root);
+// The size of the root that begins with this block, from its unverified header; 0 when it is none.
+size_t RootSize(std::string_view block);
+std::optional<Root> DecodeRoot(std::string_view bytes);
+
+}  // namespace weightfs::replica

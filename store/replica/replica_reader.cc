@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/replica/replica_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/log.h"
+
+namespace weightfs::replica {
+namespace {
+
+std::string_view TextOf(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// True when the segment lies on one of the devices.
+bool Exists(Devices devices, const Segment& segment) {
+  const DeviceRun& run = segment.run;
+  return run.device.value < devices.size() && ToBytes(run.run.end()).value <= devices[run.device.value]->size().value;
+}
+
+std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory) {
+  const auto block = memory.first(kBlockSize);
+  if (device.size().value < offset + kRootCapacity || !device.Read(ByteOffset{offset}, block)) return std::nullopt;
+  const size_t size = RootSize(TextOf(block));
+  if (size == 0) return std::nullopt;
+  const auto whole = memory.first(size);
+  if (!device.Read(ByteOffset{offset}, whole)) return std::nullopt;
+  return DecodeRoot(TextOf(whole));
+}
+
+}  // namespace
+
+Result<FrameReader> FrameReader::Create(Devices devices, const Uuid& store_id, const Stream& stream,
+                                        size_t first_segment) {
+  ASSIGN_OR_RETURN(HugePageMemory memory, HugePageMemory::Map(kLargestFrame));
+  FrameReader reader(devices, store_id, stream, std::move(memory));
+  reader.position_.segment = first_segment;
+  if (first_segment < stream.segments.size()) reader.position_.frame = stream.segments[first_segment].first_frame;
+  return reader;
+}
+
+void FrameReader::EnterNextSegment() {
+  while (position_.segment < stream_.segments.size() &&
+         position_.block >= stream_.segments[position_.segment].run.run.count) {
+    ++position_.segment;
+    position_.block = {};
+  }
+}
+
+Result<std::optional<FrameReader::Frame>> FrameReader::ReadFrame() {
+  const Segment& segment = stream_.segments[position_.segment];
+  if (!Exists(devices_, segment)) return std::optional<Frame>();
+  BlockDevice& device = *devices_[segment.run.device.value];
+  const ByteOffset offset = ToBytes(segment.run.run.start + position_.block);
+  const std::span<std::byte> memory(memory_.data(), kLargestFrame);
+  RETURN_IF_ERROR(device.Read(offset, memory.first(kBlockSize)));
+  const size_t size = FrameSize(memory.first(kBlockSize));
+  const ByteCount left = ToBytes(segment.run.run.count - position_.block);
+  if (size == 0 || size > left.value) return std::optional<Frame>();
+  if (size > kBlockSize) RETURN_IF_ERROR(device.Read(offset, memory.first(size)));
+  const auto header = OpenFrame(memory.first(size));
+  if (!header || header->store_id != store_id_ || header->stream != stream_.id) return std::optional<Frame>();
+  return std::optional<Frame>({*header, TextOf(memory.subspan(kFrameHeaderSize, header->payload_size))});
+}
+
+Result<std::optional<FrameReader::Frame>> FrameReader::Next() {
+  EnterNextSegment();
+  if (position_.segment >= stream_.segments.size()) return std::optional<Frame>();
+  ASSIGN_OR_RETURN(const auto frame, ReadFrame());
+  if (!frame || frame->header.number != position_.frame) return std::optional<Frame>();
+  position_.block += BlocksFor(ByteCount{kFrameHeaderSize + frame->header.payload_size});
+  ++position_.frame;
+  return frame;
+}
+
+Result<bool> FrameReader::SkipDamage() {
+  for (EnterNextSegment(); position_.segment < stream_.segments.size(); EnterNextSegment()) {
+    const auto frame = ReadFrame();
+    if (frame && *frame && (*frame)->header.number >= position_.frame) {
+      position_.frame = (*frame)->header.number;
+      return true;
+    }
+    position_.block += BlockCount{1};
+  }
+  return false;
+}
+
+Result<std::optional<Entry>> EntryReader::Next() {
+  while (true) {
+    const std::string_view rest = std::string_view(bytes_).substr(offset_);
+    const size_t size = synchronized_ ? EntrySize(rest) : 0;
+    if (size > 0 && size <= rest.size()) {
+      auto entry = DecodeEntry(rest.substr(0, size));
+      if (!entry) return Error{ErrorCode::kCorrupt, "an entry of the catalog's replica cannot be decoded"};
+      offset_ += size;
+      return entry;
+    }
+    ASSIGN_OR_RETURN(const auto frame, frames_.Next());
+    if (!frame) return std::optional<Entry>();
+    ++frame_count_;
+    time_ns_ = frame->header.time_ns;
+    std::string_view payload = frame->payload;
+    if (!synchronized_) {
+      if (frame->header.first_entry == kNoEntry) continue;
+      payload.remove_prefix(frame->header.first_entry);
+      synchronized_ = true;
+    }
+    bytes_.erase(0, std::exchange(offset_, 0));
+    bytes_ += payload;
+  }
+}
+
+Result<bool> EntryReader::SkipDamage() {
+  bytes_.clear();
+  offset_ = 0;
+  synchronized_ = false;
+  return frames_.SkipDamage();
+}
+
+std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_id) {
+  std::optional<Root> newest;
+  auto memory = HugePageMemory::Map(kRootCapacity);
+  if (!memory) return newest;
+  for (BlockDevice* device : devices) {
+    for (const uint64_t offset : kRootOffsets) {
+      auto root = ReadRoot(*device, offset, {memory->data(), memory->size()});
+      if (!root || (store_id && root->store_id != *store_id)) continue;
+      if (!newest || root->sequence > newest->sequence) newest = std::move(root);
+    }
+  }
+  return newest;
+}
+
+Result<Tail> FindTail(Devices devices, const Root& root) {
+  Tail tail;
+  tail.version = root.checkpoint;
+  tail.time_ns = root.time_ns;
+  const auto& segments = root.log.segments;
+  bool positioned = false;
+  for (size_t first = segments.size(); first-- > 0;) {
+    if (segments[first].first_frame == kUnknownFrame) continue;
+    ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.log, first));
+    EntryReader entries(std::move(frames));
+    bool found = false;
+    while (true) {
+      ASSIGN_OR_RETURN(const auto entry, entries.Next());
+      if (!entry) break;
+      found = true;
+      if (entry->version.sequence >= tail.version.sequence) tail.version = entry->version;
+    }
+    // An empty segment at the end begins where the one before it ends.
+    if (!positioned || entries.frames() > 0) tail.position = entries.position();
+    positioned = positioned || entries.frames() > 0;
+    if (entries.frames() > 0) tail.time_ns = entries.time_ns();
+    if (found) break;
+  }
+  return tail;
+}
+
+Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
+                                      const std::function<Result<void>(const Entry&)>& apply) {
+  ReplayReport report{.version = root.checkpoint, .time_ns = root.time_ns};
+  ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.checkpoint_stream));
+  EntryReader entries(std::move(frames));
+  while (true) {
+    ASSIGN_OR_RETURN(const auto entry, entries.Next());
+    if (entry) {
+      RETURN_IF_ERROR(apply(*entry));
+      ++report.entries;
+      continue;
+    }
+    const uint64_t expected = entries.position().frame;
+    if (expected >= root.checkpoint_frames) return report;
+    ASSIGN_OR_RETURN(const bool more, entries.SkipDamage());
+    report.damaged_frames += (more ? entries.position().frame : root.checkpoint_frames) - expected;
+    if (!more) return report;
+  }
+}
+
+Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from,
+                               const std::function<Result<void>(const Entry&)>& apply) {
+  ReplayReport report{.version = from, .time_ns = root.time_ns};
+  ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.log));
+  EntryReader entries(std::move(frames));
+  while (true) {
+    ASSIGN_OR_RETURN(const auto entry, entries.Next());
+    if (!entry) return report;
+    if (entry->version.sequence <= report.version.sequence) continue;
+    if (entry->version.sequence != report.version.sequence + 1) return report;
+    RETURN_IF_ERROR(apply(*entry));
+    report.version = entry->version;
+    report.time_ns = entries.time_ns();
+    ++report.entries;
+  }
+}
+
+}  // namespace weightfs::replica

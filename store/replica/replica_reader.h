@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the replica of the catalog from the devices of a store.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/result.h"
+#include "engine/block_device.h"
+#include "io/huge_pages.h"
+#include "store/replica/replica_format.h"
+
+namespace weightfs::replica {
+
+using Devices = std::span<BlockDevice* const>;  // in the order of their indexes
+
+// Reads the frames of one stream in order. Not thread-safe. `devices` and `stream` must outlive it.
+class FrameReader {
+ public:
+  // Where the next frame is, or belongs.
+  struct Position {
+    size_t segment = 0;
+    BlockCount block;  // in the segment
+    uint64_t frame = 0;
+  };
+  struct Frame {
+    FrameHeader header;
+    std::string_view payload;  // valid until the next call
+  };
+
+  static Result<FrameReader> Create(Devices devices, const Uuid& store_id, const Stream& stream,
+                                    size_t first_segment = 0);
+
+  // Returns the next frame; nullopt when the next block does not begin it: at the end of the stream, or at damage.
+  // Returns only errors of the devices.
+  Result<std::optional<Frame>> Next();
+  // Moves on to the next intact frame of the stream behind a damaged one. Returns false when there is none.
+  Result<bool> SkipDamage();
+  const Position& position() const { return position_; }
+
+ private:
+  FrameReader(Devices devices, const Uuid& store_id, const Stream& stream, HugePageMemory memory)
+      : devices_(devices), store_id_(store_id), stream_(stream), memory_(std::move(memory)) {}
+  // Reads the frame at the position. nullopt when there is no intact frame of this stream.
+  Result<std::optional<Frame>> ReadFrame();
+  void EnterNextSegment();
+
+  Devices devices_;
+  Uuid store_id_;
+  const Stream& stream_;
+  HugePageMemory memory_;
+  Position position_;
+};
+
+// Reads the entries of a stream in order. Not thread-safe.
+class EntryReader {
+ public:
+  explicit EntryReader(FrameReader frames) : frames_(std::move(frames)) {}
+  // Returns the next entry; nullopt at the end or at damage. kCorrupt for an entry that cannot be decoded in intact
+  // frames.
+  Result<std::optional<Entry>> Next();
+  // Drops what the reader has, and goes on behind a damaged frame. Returns false when nothing follows.
+  Result<bool> SkipDamage();
+  const FrameReader::Position& position() const { return frames_.position(); }
+  int64_t time_ns() const { return time_ns_; }  // of the last frame
+  uint64_t frames() const { return frame_count_; }
+
+ private:
+  FrameReader frames_;
+  std::string bytes_;
+  size_t offset_ = 0;          // in bytes_, of the next entry
+  bool synchronized_ = false;  // bytes_ begins with an entry
+  int64_t time_ns_ = 0;
+  uint64_t frame_count_ = 0;
+};
+
+// The newest valid root on the devices; nullopt when there is none. `store_id` restricts the search. Unreadable copies
+// are skipped.
+std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_id);
+
+// The end of the log.
+struct Tail {
+  Version version;      // of the replica
+  int64_t time_ns = 0;  // when its last frame was written
+  FrameReader::Position position;
+};
+Result<Tail> FindTail(Devices devices, const Root& root);
+
+// What Replay found.
+struct ReplayReport {
+  Version version;              // after the last entry
+  int64_t time_ns = 0;          // of its frame
+  uint64_t damaged_frames = 0;  // of the checkpoint
+  uint64_t entries = 0;
+};
+// Calls `apply` for the batches of the checkpoint. Damaged frames are skipped and counted.
+Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
+                                      const std::function<Result<void>(const Entry&)>& apply);
+// Calls `apply` for each entry of the log after `from`, which must be at or after the root's checkpoint. Ends at the
+// first missing or damaged entry.
+Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from,
+                               const std::function<Result<void>(const Entry&)>& apply);
+
+}  // namespace weightfs::replica

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/replica/replica_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/log.h"
+#include "meta/keys.h"
+
+namespace weightfs::replica {
+namespace {
+
+constexpr size_t kChunkSize = kLargestFrame - kFrameHeaderSize;
+constexpr size_t kPartSize = 256 * kKiB;  // of a checkpoint
+// With more pending bytes than kSyncPending the thread syncs the catalog itself; with more than the limit it drops
+// them.
+constexpr uint64_t kWriteNow = 256 * kKiB;  // pending bytes that are written at once
+constexpr uint64_t kSyncPending = 16 * kMiB, kPendingLimit = 64 * kMiB;
+constexpr uint64_t kLeastSegment = 32 * kKiB, kLargestSegment = 8 * kMiB;
+constexpr uint64_t kSegmentsOfSpace = 4096;  // a segment is this part of the space
+constexpr uint64_t kLeastLogSegments = 2;    // before a checkpoint is due
+// A small catalog needs an old checkpoint, a log and a new checkpoint at most. They are reserved.
+constexpr uint64_t kReservedSegments = kLeastLogSegments + 4;
+constexpr uint64_t kStripe = 1024;  // blocks: successive segments go to successive devices
+
+}  // namespace
+
+ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, SpaceManager& space, Flush flush,
+                             WriterOptions options)
+    : catalog_(catalog),
+      devices_(devices),
+      space_(space),
+      flush_(std::move(flush)),
+      options_(std::move(options)),
+      segment_size_(BlocksFor(
+          ByteCount{std::clamp(ToBytes(space.total()).value / kSegmentsOfSpace, kLeastSegment, kLargestSegment)})) {
+  if (auto memory = HugePageMemory::Map(kLargestFrame)) memory_ = std::move(*memory);
+  root_ = options_.root;
+  if (root_) {
+    next_stream_ = root_->next_stream;
+    for (const Stream* stream : {&root_->checkpoint_stream, &root_->log}) {
+      for (const Segment& segment : stream->segments) blocks_ += segment.run.run.count;
+    }
+  }
+  Refill();
+  if (root_ && options_.version == options_.tail.version) {
+    log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
+    log_in_root_ = true;
+    begun_ = options_.tail.version.sequence;
+    collecting_ = true;
+  }
+  durable_ = options_.tail.version.sequence;
+  UpdateStatistics();
+  thread_ = std::thread([this] { Run(); });
+}
+
+ReplicaWriter::~ReplicaWriter() { Stop(); }
+
+void ReplicaWriter::Append(std::string entry, Version version) {
+  MutexLock lock(mutex_);
+  if (!collecting_) return;
+  if (pending_bytes_ > kPendingLimit) {
+    collecting_ = false;
+    overflowed_ = true;
+    pending_.clear();
+    pending_bytes_ = 0;
+    wake_.notify_one();
+    return;
+  }
+  if (pending_.empty()) {
+    write_due_ = Clock::now() + kFlushInterval / 2;
+    wake_.notify_one();
+  }
+  const bool full = pending_bytes_ < kWriteNow && pending_bytes_ + entry.size() >= kWriteNow;
+  pending_bytes_ += entry.size();
+  pending_.push_back({version.sequence, std::move(entry)});
+  if (full) wake_.notify_one();
+}
+
+void ReplicaWriter::NoteDurable(uint64_t sequence) {
+  MutexLock lock(mutex_);
+  if (sequence <= durable_) return;
+  const bool first = !pending_.empty() && pending_.front().sequence > durable_ && pending_.front().sequence <= sequence;
+  durable_ = sequence;
+  if (first) wake_.notify_one();
+}
+
+// Small changes are gathered, so that each fsync of a program does not cost a write here.
+bool ReplicaWriter::HasDueEntriesLocked(Clock::time_point now) const {
+  if (pending_.empty()) return false;
+  if (pending_bytes_ > kSyncPending) return true;
+  if (pending_.front().sequence > durable_) return false;
+  return stopping_ || pending_bytes_ >= kWriteNow || now >= write_due_;
+}
+
+void ReplicaWriter::Stop() {
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+    wake_.notify_one();
+  }
+  thread_.join();
+  catalog_.Attach(nullptr);
+}
+
+ReplicaStatistics ReplicaWriter::statistics() const {
+  MutexLock lock(mutex_);
+  return statistics_;
+}
+
+void ReplicaWriter::UpdateStatistics() {
+  MutexLock lock(mutex_);
+  statistics_.bytes = ToBytes(blocks_).value;
+  statistics_.current = log_in_root_;
+}
+
+void ReplicaWriter::Run() {
+  while (true) {
+    Chunk chunk;
+    if (TakeChunk(&chunk)) WriteLog(chunk);
+    if (checkpoint_) {
+      ContinueCheckpoint();
+    } else if (NeedsCheckpoint()) {
+      BeginCheckpoint();
+    }
+    FlushIfDue();
+    UpdateStatistics();
+    if (!WaitForWork()) return;
+  }
+}
+
+// Moves durable entries, about kChunkSize, from the queue into `chunk`. Returns false when there are none.
+bool ReplicaWriter::TakeChunk(Chunk* chunk) {
+  bool sync = false, overflowed = false;
+  {
+    MutexLock lock(mutex_);
+    overflowed = std::exchange(overflowed_, false);
+    sync = pending_bytes_ > kSyncPending && pending_.front().sequence > durable_ && !stopping_;
+  }
+  if (overflowed) FallBehind({ErrorCode::kNoMemory, "the devices are too slow for the changes of the catalog"});
+  if (sync) static_cast<void>(catalog_.Sync().has_value());  // a failure stops the store, and leaves durable_ as it is
+  MutexLock lock(mutex_);
+  while (!pending_.empty() && pending_.front().sequence <= durable_ && chunk->bytes.size() < kChunkSize) {
+    chunk->starts.push_back({chunk->bytes.size(), pending_.front().sequence});
+    pending_bytes_ -= pending_.front().entry.size();
+    chunk->bytes += pending_.front().entry;
+    pending_.pop_front();
+  }
+  write_due_ = Clock::now() + kFlushInterval / 2;  // of what is left
+  return !chunk->starts.empty();
+}
+
+// Waits until there is something to do. Returns false when the thread must end.
+bool ReplicaWriter::WaitForWork() {
+  MutexLock lock(mutex_);
+  while (true) {
+    const auto now = Clock::now();
+    if (HasDueEntriesLocked(now) || overflowed_) return true;
+    // After a clean unmount the replica is current, so a checkpoint that it needs is completed first.
+    if (stopping_) return !log_in_root_ && (checkpoint_ || (NeedsCheckpoint() && now >= retry_at_));
+    if (checkpoint_ || (NeedsCheckpoint() && now >= retry_at_)) return true;
+    auto due = Clock::time_point::max();
+    if (unflushed_) due = flush_due_;
+    if (!pending_.empty() && pending_.front().sequence <= durable_) due = std::min(due, write_due_);
+    if (NeedsCheckpoint()) due = std::min(due, retry_at_);
+    if (due <= now) return true;
+    if (due == Clock::time_point::max()) {
+      wake_.wait(lock.native());
+    } else {
+      wake_.wait_until(lock.native(), due);
+    }
+  }
+}
+
+void ReplicaWriter::WriteLog(const Chunk& chunk) {
+  if (!log_) return;
+  if (auto written = WriteEntries(*log_, chunk); !written) return FallBehind(written.error());
+}
+
+Result<void> ReplicaWriter::WriteEntries(StreamWriter& stream, const Chunk& chunk) {
+  std::string_view rest = chunk.bytes;
+  size_t next = 0;  // the first entry that begins at or behind the first byte of `rest`
+  while (!rest.empty()) {
+    const size_t written = chunk.bytes.size() - rest.size();
+    for (; next < chunk.starts.size() && chunk.starts[next].offset < written; ++next) {
+      begun_ = chunk.starts[next].sequence;
+    }
+    if (stream.full()) RETURN_IF_ERROR(Extend(stream, begun_));
+    const size_t first_entry = next < chunk.starts.size() ? chunk.starts[next].offset - written : kNoEntry;
+    RETURN_IF_ERROR(stream.WriteFrame(&rest, first_entry));
+    if (!std::exchange(unflushed_, true)) flush_due_ = Clock::now() + kFlushInterval / 2;
+  }
+  begun_ = chunk.starts.back().sequence;
+  return {};
+}
+
+// Gives the stream another segment. The segment of the current log also enters the root.
+Result<void> ReplicaWriter::Extend(StreamWriter& stream, uint64_t begun) {
+  if (reservation_.held() < segment_size_) {
+    RETURN_IF_ERROR(space_.Reserve(&reservation_, segment_size_ - reservation_.held()));
+  }
+  const SpaceManager::Request request{
+      .ino = InodeId{}, .first = FileBlock{allocations_++ * kStripe}, .count = segment_size_};
+  ASSIGN_OR_RETURN(const auto runs, space_.Allocate(request, &reservation_));
+  space_.AddUsed(static_cast<int64_t>(segment_size_.value));
+  blocks_ += segment_size_;
+  stream.Extend(runs, begun);
+  if (!log_in_root_ || &stream != &*log_) return {};
+  Root root = *root_;
+  root.log = stream.stream();
+  return WriteRoot(std::move(root));
+}
+
+// The current log is too long, or there is none.
+bool ReplicaWriter::NeedsCheckpoint() const {
+  if (checkpoint_ || memory_.data() == nullptr || flush_failed_) return false;
+  if (!root_ || !log_in_root_) return true;
+  BlockCount checkpoint;
+  for (const Segment& segment : root_->checkpoint_stream.segments) checkpoint += segment.run.run.count;
+  const BlockCount least{kLeastLogSegments * segment_size_.value};
+  return log_->blocks() > std::max(checkpoint, least);
+}
+
+StreamWriter ReplicaWriter::NewStream() {
+  return {devices_, options_.store_id, Stream{.id = next_stream_++, .segments = {}}, {}, &memory_};
+}
+
+void ReplicaWriter::BeginCheckpoint() {
+  if (Clock::now() < retry_at_) return;
+  if (!log_) {
+    // Collect before the snapshot: the log needs every entry after it.
+    log_.emplace(NewStream());
+    log_in_root_ = false;
+    MutexLock lock(mutex_);
+    collecting_ = true;
+  }
+  auto snapshot = catalog_.TakeSnapshot();
+  checkpoint_.emplace(Checkpoint{std::move(snapshot), NewStream()});
+}
+
+void ReplicaWriter::ContinueCheckpoint() {
+  auto written = WritePart();
+  if (written && !checkpoint_->snapshot.records->Valid()) {
+    written = checkpoint_->snapshot.records->status();
+    if (written) written = FinishCheckpoint();
+  }
+  if (!written) FallBehind(written.error());
+}
+
+// Writes about kPartSize of records.
+Result<void> ReplicaWriter::WritePart() {
+  Checkpoint& checkpoint = *checkpoint_;
+  KvBatch part;
+  const std::string version = keys::Store(kVersionFact);
+  size_t size = 0;
+  for (KvIterator& records = *checkpoint.snapshot.records; records.Valid() && size < kPartSize; records.Next()) {
+    if (records.key() == version) continue;
+    part.Put(std::string(records.key()), std::string(records.value()));
+    size += records.key().size() + records.value().size();
+  }
+  const std::string entry = EncodePart(part, checkpoint.snapshot.version);
+  std::string_view rest = entry;
+  for (size_t first_entry = 0; !rest.empty(); first_entry = kNoEntry) {
+    if (checkpoint.stream.full()) RETURN_IF_ERROR(Extend(checkpoint.stream, 0));
+    RETURN_IF_ERROR(checkpoint.stream.WriteFrame(&rest, first_entry));
+  }
+  return {};
+}
+
+// Makes the root refer to the new checkpoint, and frees the old one and the log before it.
+Result<void> ReplicaWriter::FinishCheckpoint() {
+  const Version version = checkpoint_->snapshot.version;
+  RETURN_IF_ERROR(catalog_.Sync());  // the replica must not be newer than the catalog on stable storage
+  RETURN_IF_ERROR(flush_());
+  std::vector<Segment> old;
+  if (root_) {
+    old = root_->checkpoint_stream.segments;
+    if (!log_in_root_) old.insert(old.end(), root_->log.segments.begin(), root_->log.segments.end());
+  }
+  const auto trimmed = log_->TrimTo(version.sequence);
+  old.insert(old.end(), trimmed.begin(), trimmed.end());
+  Root root;
+  root.sequence = root_ ? root_->sequence : 0;
+  root.checkpoint = version;
+  root.checkpoint_frames = checkpoint_->stream.frames();
+  root.checkpoint_stream = checkpoint_->stream.stream();
+  root.log = log_->stream();
+  RETURN_IF_ERROR(WriteRoot(std::move(root)));
+  checkpoint_.reset();
+  log_in_root_ = true;
+  Release(old);
+  unflushed_ = false;
+  if (std::exchange(reported_behind_, false)) spdlog::info("the replica of the catalog is current again");
+  MutexLock lock(mutex_);
+  ++statistics_.checkpoints;
+  return {};
+}
+
+// Writes the next root to all devices and flushes them.
+Result<void> ReplicaWriter::WriteRoot(Root root) {
+  root.store_id = options_.store_id;
+  root.description = options_.description;
+  root.next_stream = next_stream_;
+  root.time_ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  ++root.sequence;
+  for (uint16_t index = 0; index < devices_.size(); ++index) {
+    root.device = DeviceId{index};
+    const std::string bytes = EncodeRoot(root);
+    if (bytes.empty()) return Error{ErrorCode::kNoSpace, "the replica of the catalog has too many segments"};
+    std::memcpy(memory_.data(), bytes.data(), bytes.size());
+    for (size_t copy = root.sequence % 2; copy < kRootOffsets.size(); copy += 2) {
+      const std::span<const std::byte> memory(memory_.data(), bytes.size());
+      RETURN_IF_ERROR(devices_[root.device].Write(ByteOffset{kRootOffsets[copy]}, memory));
+    }
+    devices_.NoteWrite(root.device);
+  }
+  RETURN_IF_ERROR(flush_());
+  root_ = std::move(root);
+  return {};
+}
+
+void ReplicaWriter::FlushIfDue() {
+  if (!unflushed_ || Clock::now() < flush_due_) return;
+  unflushed_ = false;
+  // A failed flush makes the store read-only. The replica then stays as it is.
+  if (auto flushed = flush_(); !flushed) flush_failed_ = true;
+}
+
+// Gives up the checkpoint under construction and the log. The root on the devices stays valid up to its last entry.
+void ReplicaWriter::FallBehind(const Error& error) {
+  {
+    MutexLock lock(mutex_);
+    collecting_ = false;
+    pending_.clear();
+    pending_bytes_ = 0;
+  }
+  if (!std::exchange(reported_behind_, true)) {
+    spdlog::warn("the replica of the catalog on the devices falls behind: {}; it will be renewed as soon as possible",
+                 ToString(error));
+  }
+  if (checkpoint_) Release(checkpoint_->stream.stream().segments);
+  checkpoint_.reset();
+  if (log_ && !log_in_root_) Release(log_->stream().segments);
+  log_.reset();
+  log_in_root_ = false;
+  begun_ = 0;
+  retry_at_ = Clock::now() + options_.retry;
+}
+
+void ReplicaWriter::Release(const std::vector<Segment>& segments) {
+  std::vector<DeviceRun> runs;
+  BlockCount blocks;
+  for (const Segment& segment : segments) {
+    runs.push_back(segment.run);
+    blocks += segment.run.run.count;
+  }
+  blocks_ -= blocks;
+  space_.AddUsed(-static_cast<int64_t>(blocks.value));
+  space_.Retire(std::move(runs));
+  Refill();
+}
+
+// Reserves the space that a small catalog may still need. In a full pool there may be none.
+void ReplicaWriter::Refill() {
+  const BlockCount wanted{kReservedSegments * segment_size_.value};
+  const BlockCount held = blocks_ + reservation_.held();
+  if (held >= wanted) return;
+  static_cast<void>(space_.Reserve(&reservation_, wanted - held).has_value());
+}
+
+}  // namespace weightfs::replica

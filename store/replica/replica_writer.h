@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Keeps the replica of the catalog on the devices current, behind the catalog: only batches that the catalog has on
+// stable storage are written. So a catalog that is older than its replica has lost something.
+//
+// The replica is a checkpoint of all records and a log of the batches since. When the log outgrows the checkpoint, a
+// new checkpoint is written beside the old one, and the root then refers to the new one.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "engine/device_set.h"
+#include "io/huge_pages.h"
+#include "store/replica/mirrored_kv_store.h"
+#include "store/replica/replica_options.h"
+#include "store/replica/stream_writer.h"
+#include "store/space/space_manager.h"
+#include "store/types.h"
+
+namespace weightfs::replica {
+
+// The maximum time from the sync of a batch in the catalog until it is on stable storage in the replica, as long as the
+// devices keep up and have free space.
+inline constexpr std::chrono::milliseconds kFlushInterval{1000};  // half of it until the write, half until the flush
+
+// Thread-safe. One thread writes. Space comes from `space`; when there is none, or a device fails, the replica falls
+// behind, which is logged, and the store goes on.
+class ReplicaWriter final : public EntrySink {
+ public:
+  // Flushes the devices written since their last flush (Committer::FlushDevices).
+  using Flush = std::function<Result<void>()>;
+  ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, SpaceManager& space, Flush flush, WriterOptions options);
+  ~ReplicaWriter() override;
+
+  void Append(std::string entry, Version version) override EXCLUDES(mutex_);
+  void NoteDurable(uint64_t sequence) override EXCLUDES(mutex_);
+
+  // Writes everything that is durable, completes a checkpoint without which the replica is not current, and stops the
+  // thread. The caller flushes the devices afterwards.
+  void Stop() EXCLUDES(mutex_);
+  ReplicaStatistics statistics() const EXCLUDES(mutex_);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Pending {
+    uint64_t sequence;
+    std::string entry;
+  };
+  // Entries in one string, and where each begins.
+  struct Chunk {
+    struct Start {
+      size_t offset;
+      uint64_t sequence;
+    };
+    std::string bytes;
+    std::vector<Start> starts;
+  };
+  // A checkpoint under construction.
+  struct Checkpoint {
+    MirroredKvStore::Snapshot snapshot;
+    StreamWriter stream;
+  };
+
+  void Run();
+  bool TakeChunk(Chunk* chunk) EXCLUDES(mutex_);
+  bool WaitForWork() EXCLUDES(mutex_);
+  bool HasDueEntriesLocked(Clock::time_point now) const REQUIRES(mutex_);
+  void WriteLog(const Chunk& chunk);
+  Result<void> WriteEntries(StreamWriter& stream, const Chunk& chunk);
+  Result<void> Extend(StreamWriter& stream, uint64_t begun);
+  bool NeedsCheckpoint() const;
+  void BeginCheckpoint();
+  void ContinueCheckpoint();
+  Result<void> WritePart();
+  Result<void> FinishCheckpoint();
+  Result<void> WriteRoot(Root root);
+  void FlushIfDue();
+  void FallBehind(const Error& error);
+  void Release(const std::vector<Segment>& segments);
+  void Refill();
+  StreamWriter NewStream();
+  void UpdateStatistics() EXCLUDES(mutex_);
+
+  MirroredKvStore& catalog_;
+  DeviceSet& devices_;
+  SpaceManager& space_;
+  const Flush flush_;
+  const WriterOptions options_;
+  const BlockCount segment_size_;
+
+  // Of the thread alone.
+  HugePageMemory memory_;
+  std::optional<Root> root_;         // as on the devices
+  std::optional<StreamWriter> log_;  // nullopt: entries are dropped until the next checkpoint begins
+  bool log_in_root_ = false;         // log_ continues the log of root_
+  uint64_t begun_ = 0;               // the sequence of the last entry in log_
+  std::optional<Checkpoint> checkpoint_;
+  uint64_t next_stream_ = 1;
+  uint64_t allocations_ = 0;
+  BlockCount blocks_;             // of all segments
+  SpaceReservation reservation_;  // for segments to come, so that df does not change with each of them
+  bool unflushed_ = false;
+  bool flush_failed_ = false;
+  Clock::time_point flush_due_, retry_at_;
+  bool reported_behind_ = false;
+
+  mutable Mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Pending> pending_ GUARDED_BY(mutex_);  // not written yet
+  uint64_t pending_bytes_ GUARDED_BY(mutex_) = 0;
+  Clock::time_point write_due_ GUARDED_BY(mutex_);  // when the first of them must be written
+  uint64_t durable_ GUARDED_BY(mutex_) = 0;
+  bool collecting_ GUARDED_BY(mutex_) = false;  // entries are kept for the log
+  bool overflowed_ GUARDED_BY(mutex_) = false;  // entries were dropped because there were too many
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  ReplicaStatistics statistics_ GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace weightfs::replica

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/volume/catalog_replica.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "common/log.h"
+#include "common/shell_quote.h"
+#include "io/huge_pages.h"
+#include "store/replica/mirrored_kv_store.h"
+
+namespace weightfs {
+namespace {
+
+// The time in UTC, in full seconds.
+std::string TimeText(int64_t time_ns) {
+  const std::time_t seconds = time_ns / 1'000'000'000;
+  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(seconds));
+}
+
+// Applies an entry of the log, with the version after it.
+Result<void> ApplyEntry(KvStore& catalog, const replica::Entry& entry) {
+  return catalog.Write(replica::WithVersion(entry.batch, entry.version));
+}
+
+}  // namespace
+
+Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::span<const Superblock> superblocks,
+                                    KvStore& catalog) {
+  ReplicaState state;
+  ASSIGN_OR_RETURN(state.catalog, replica::ReadVersion(catalog));
+  if (!std::all_of(superblocks.begin(), superblocks.end(), [](const Superblock& s) { return s.keeps_replica; })) {
+    return state;
+  }
+  state.root = replica::FindRoot(devices, superblocks.empty() ? std::optional<Uuid>() : superblocks.front().store_id);
+  if (!state.root) return state;
+  auto tail = replica::FindTail(devices, *state.root);
+  if (tail) {
+    state.tail = *tail;
+  } else {
+    spdlog::warn("the replica of the catalog cannot be read and is renewed: {}", ToString(tail.error()));
+    state.root.reset();
+  }
+  return state;
+}
+
+std::string DescribeBehind(const std::string& directory, const ReplicaState& state) {
+  const std::string lost =
+      state.tail.version.sequence > state.catalog.sequence
+          ? fmt::format("the catalog lacks the last {} changes that it had on {}",
+                        state.tail.version.sequence - state.catalog.sequence, TimeText(state.tail.time_ns))
+          : fmt::format("the catalog is not the one that the devices had on {}", TimeText(state.tail.time_ns));
+  return fmt::format(
+      "{}: {}: it was damaged, or replaced by an older copy; 'weightfs fsck {} --repair' restores it from "
+      "the replica on the devices, and 'weightfs mount -o ro' shows what it has",
+      directory, lost, ShellQuote(directory));
+}
+
+std::string DescribeRestored(const ReplicaRestore& restored) {
+  const std::string damaged =
+      restored.damaged_frames == 0
+          ? ""
+          : fmt::format("; {} parts of the replica are damaged, and their records are lost", restored.damaged_frames);
+  return fmt::format("the catalog was restored from its replica on the devices, as of {}{}", TimeText(restored.time_ns),
+                     damaged);
+}
+
+bool IsReadable(KvStore& catalog) {
+  const auto records = catalog.NewIterator({});
+  while (records->Valid()) records->Next();
+  return records->status().has_value();
+}
+
+Result<void> EraseReplica(std::span<BlockDevice* const> devices) {
+  ASSIGN_OR_RETURN(const HugePageMemory zeros, HugePageMemory::Map(kBlockSize));
+  for (BlockDevice* device : devices) {
+    for (const uint64_t offset : replica::kRootOffsets) {
+      RETURN_IF_ERROR(device->Write(ByteOffset{offset}, {zeros.data(), kBlockSize}));
+    }
+    RETURN_IF_ERROR(device->Flush());
+  }
+  return {};
+}
+
+Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
+                                      KvStore& catalog, const ProgressFunction& progress) {
+  Progress done{.step = "restoring records", .total = root.checkpoint_frames, .unit = Progress::Unit::kParts};
+  const auto checkpoint = replica::ReplayCheckpoint(devices, root, [&](const replica::Entry& part) {
+    done.done = std::min(done.done + 1, done.total);
+    if (progress) progress(done);
+    return catalog.Write(part.batch);
+  });
+  if (!checkpoint) return checkpoint.error();
+  RETURN_IF_ERROR(catalog.Write(replica::WithVersion({}, checkpoint->version)));
+  const auto log = replica::ReplayLog(devices, root, checkpoint->version,
+                                      [&](const replica::Entry& entry) { return ApplyEntry(catalog, entry); });
+  if (!log) return log.error();
+  RETURN_IF_ERROR(catalog.Sync());
+  return ReplicaRestore{log->version, log->time_ns, log->entries, checkpoint->damaged_frames};
+}
+
+Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const ReplicaState& state, KvStore& catalog) {
+  if (state.catalog.sequence < state.root->checkpoint.sequence ||
+      state.catalog.sequence >= state.tail.version.sequence) {
+    return Error{ErrorCode::kCorrupt, "the log of the replica does not continue this catalog"};
+  }
+  const auto log = replica::ReplayLog(devices, *state.root, state.catalog,
+                                      [&](const replica::Entry& entry) { return ApplyEntry(catalog, entry); });
+  if (!log) return log.error();
+  RETURN_IF_ERROR(catalog.Sync());
+  return ReplicaRestore{log->version, log->time_ns, log->entries, 0};
+}
+
+}  // namespace weightfs

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The replica of a store's catalog, compared with the catalog, and the catalog rebuilt from it.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "common/progress.h"
+#include "common/result.h"
+#include "engine/superblock.h"
+#include "meta/kv_store.h"
+#include "store/replica/replica_reader.h"
+
+namespace weightfs {
+
+// A store's replica as it was found when the store was opened.
+struct ReplicaState {
+  std::optional<replica::Root> root;  // nullopt: none, or a program that does not know replicas has written since
+  replica::Tail tail;                 // of its log
+  replica::Version catalog;           // the version of the catalog
+
+  // True when the catalog lacks batches that were on stable storage, or has others in their place.
+  bool CatalogIsBehind() const {
+    return root && (tail.version.sequence > catalog.sequence ||
+                    (tail.version.sequence == catalog.sequence && tail.version != catalog));
+  }
+};
+
+// What a replica gave back.
+struct ReplicaRestore {
+  replica::Version version;
+  int64_t time_ns = 0;          // when its last entry was written, since the epoch
+  uint64_t entries = 0;         // of the log
+  uint64_t damaged_frames = 0;  // of the checkpoint: their records are missing
+};
+
+// Reads the root and the end of the log, and the version of the catalog. Returns errors of devices and catalog.
+// `superblocks` are those of the devices.
+Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::span<const Superblock> superblocks,
+                                    KvStore& catalog);
+// One line for a catalog that is behind its replica: what it lacks, since when, and the next step.
+std::string DescribeBehind(const std::string& directory, const ReplicaState& state);
+
+// True when every record of the catalog can be read.
+bool IsReadable(KvStore& catalog);
+
+// One line: how far the catalog was restored, and what of it is missing.
+std::string DescribeRestored(const ReplicaRestore& restored);
+
+// Clears all roots, which a program that does not know replicas may have made invalid.
+Result<void> EraseReplica(std::span<BlockDevice* const> devices);
+
+// Writes the checkpoint and the log to an empty catalog, and syncs it.
+Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
+                                      KvStore& catalog, const ProgressFunction& progress = nullptr);
+// Appends the entries that a catalog lacks. Its version must be at or after the checkpoint of the root; otherwise
+// kCorrupt.
+Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const ReplicaState& state, KvStore& catalog);
+
+}  // namespace weightfs

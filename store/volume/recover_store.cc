@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/volume/recover_store.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <utility>
+
+#include "common/guarded_directory.h"
+#include "common/log.h"
+#include "common/shell_quote.h"
+#include "common/sync_directory.h"
+#include "engine/file_device.h"
+#include "meta/keys.h"
+#include "meta/rocks_kv_store.h"
+#include "store/replica/mirrored_kv_store.h"
+#include "store/volume/store_directory.h"
+
+namespace weightfs {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kNewCatalogName = "meta.recovering";
+
+// One run of recover. Run sets the members step by step.
+class Recovery {
+ public:
+  Recovery(std::string directory, const RecoverOptions& options)
+      : directory_(std::move(directory)), options_(options) {}
+
+  Result<RecoverReport> Run() {
+    RETURN_IF_ERROR(LockDirectory());
+    RETURN_IF_ERROR(OpenDevices());
+    RETURN_IF_ERROR(FindReplica());
+    ASSIGN_OR_RETURN(const bool lost, CatalogIsLost());
+    const std::vector<size_t> superblocks = LostSuperblocks();
+    if (!lost && superblocks.empty() && listed_) {
+      return Error{ErrorCode::kExists, fmt::format("{}: the catalog can be read and lacks nothing; recover replaces "
+                                                   "only a damaged one ('weightfs fsck {}' checks the store)",
+                                                   directory_, ShellQuote(directory_))};
+    }
+    if (lost) RETURN_IF_ERROR(BuildCatalog());
+    for (const size_t index : superblocks) RETURN_IF_ERROR(RebuildSuperblock(index));
+    if (!listed_) RETURN_IF_ERROR(WriteDescription());
+    if (lost) RETURN_IF_ERROR(SwapCatalogs());
+    lock_.Clear();
+    return std::move(report_);
+  }
+
+ private:
+  struct Given {
+    std::string path;
+    std::unique_ptr<FileDevice> device;
+  };
+
+  Result<void> LockDirectory();
+  Result<void> OpenDevices();
+  Result<void> FindReplica();
+  bool AgreesWith(const StoreDescription& listed) const;
+  std::optional<size_t> IndexOf(BlockDevice& device) const;
+  Result<bool> CatalogIsLost();
+  std::vector<size_t> LostSuperblocks() const;
+  Result<void> BuildCatalog();
+  Result<void> RebuildSuperblock(size_t index);
+  Result<void> WriteDescription();
+  Result<void> SwapCatalogs();
+  std::string In(const std::string& name) const { return directory_ + "/" + name; }
+  std::vector<BlockDevice*> Ordered() const;
+
+  const std::string directory_;
+  const RecoverOptions& options_;
+  StoreLock lock_;
+  std::optional<StoreDescription> listed_;  // store.json, if it can be read
+  std::vector<Given> devices_;              // after FindReplica in the order of their indexes
+  replica::Root root_;
+  StoreDescription description_;
+  RecoverReport report_;
+};
+
+Result<void> Recovery::LockDirectory() {
+  if (mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) return SystemError(directory_, "cannot be created");
+  ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_));
+  lock_.Claim();
+  return {};
+}
+
+Result<void> Recovery::OpenDevices() {
+  const auto described = ReadStoreDescription(directory_);
+  if (described) listed_ = *described;
+  std::vector<std::string> paths = options_.devices;
+  if (paths.empty() && listed_) {
+    for (const auto& device : listed_->devices) paths.push_back(DevicePath(directory_, device));
+  }
+  // A damaged store.json may name no device, or another one.
+  const std::string pool = In(kPoolName);
+  const auto exists = [](const std::string& path) { return access(path.c_str(), F_OK) == 0; };
+  if (options_.devices.empty() && !std::all_of(paths.begin(), paths.end(), exists)) paths.clear();
+  if (paths.empty() && exists(pool)) paths.push_back(pool);
+  if (paths.empty()) {
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("{}: {}; name the devices of the store with --device", directory_,
+                             described ? "its devices are missing" : ToString(described.error()))};
+  }
+  for (const std::string& path : paths) {
+    ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
+    devices_.push_back({path, std::move(device)});
+  }
+  return {};
+}
+
+// Finds the replica, and orders the devices.
+Result<void> Recovery::FindReplica() {
+  std::vector<BlockDevice*> given;
+  for (const Given& device : devices_) given.push_back(device.device.get());
+  const auto root = replica::FindRoot(given, std::nullopt);
+  if (!root) {
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("{}: no replica of the catalog was found on {}; a store that was never mounted by this "
+                             "version of weightfs has none: restore {} from a backup",
+                             directory_, devices_.front().path, In(kCatalogName))};
+  }
+  root_ = *root;
+  ASSIGN_OR_RETURN(description_, ParseDescription("the description in the replica", root_.description));
+  if (listed_ && !AgreesWith(*listed_)) listed_.reset();
+  std::vector<Given> ordered(description_.devices.size());
+  for (Given& device : devices_) {
+    const auto index = IndexOf(*device.device);
+    if (!index || *index >= ordered.size() || ordered[*index].device != nullptr) {
+      return Error{ErrorCode::kInvalid,
+                   fmt::format("{}: not a device of the store {}, or given twice; name each device "
+                               "of that store once",
+                               device.path, ToString(description_.id))};
+    }
+    ordered[*index] = std::move(device);
+  }
+  for (size_t index = 0; index < ordered.size(); ++index) {
+    if (ordered[index].device != nullptr) continue;
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: the store has {} devices; device {} ({}) is missing; name all of "
+                             "them with --device",
+                             directory_, ordered.size(), index, description_.devices[index].path)};
+  }
+  devices_ = std::move(ordered);
+  return {};
+}
+
+// True when store.json describes the same store; the paths of its devices may have changed.
+bool Recovery::AgreesWith(const StoreDescription& listed) const {
+  if (listed.id != description_.id || listed.devices.size() != description_.devices.size()) return false;
+  for (size_t index = 0; index < listed.devices.size(); ++index) {
+    const StoreDescription::Device &one = listed.devices[index], &other = description_.devices[index];
+    if (one.id != other.id || one.size != other.size) return false;
+    if (access(DevicePath(directory_, one).c_str(), F_OK) != 0) return false;
+  }
+  return true;
+}
+
+// The number of a device in its store, from its root or its superblock.
+std::optional<size_t> Recovery::IndexOf(BlockDevice& device) const {
+  BlockDevice* const one[] = {&device};
+  if (const auto root = replica::FindRoot(one, root_.store_id)) return root->device.value;
+  const auto superblock = ReadSuperblock(device);
+  if (!superblock || superblock->store_id != root_.store_id) return std::nullopt;
+  return superblock->device_index.value;
+}
+
+std::vector<BlockDevice*> Recovery::Ordered() const {
+  std::vector<BlockDevice*> devices;
+  for (const Given& device : devices_) devices.push_back(device.device.get());
+  return devices;
+}
+
+// False when the catalog can be read completely and lacks nothing.
+Result<bool> Recovery::CatalogIsLost() {
+  RocksKvStore::Options read_only;
+  read_only.read_only = true;
+  const auto catalog = RocksKvStore::Open(In(kCatalogName), read_only);
+  if (!catalog) {
+    // A lock, a full filesystem or missing permissions are no damage.
+    const ErrorCode code = catalog.error().code;
+    if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return catalog.error();
+    return true;
+  }
+  const auto id = (*catalog)->Get(keys::Store(kStoreIdFact));
+  if (!id || !*id || **id != ToString(root_.store_id) || !IsReadable(**catalog)) return true;
+  const auto version = replica::ReadVersion(**catalog);
+  ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(Ordered(), root_));
+  return !version || ReplicaState{root_, tail, *version}.CatalogIsBehind();
+}
+
+Result<void> Recovery::BuildCatalog() {
+  const std::string path = In(kNewCatalogName);
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", path, error.message())};
+  RocksKvStore::Options options;
+  options.create = true;
+  ASSIGN_OR_RETURN(const auto catalog, RocksKvStore::Open(path, options));
+  ASSIGN_OR_RETURN(report_.restored, RestoreCatalog(Ordered(), root_, *catalog, options_.progress));
+  return {};
+}
+
+std::vector<size_t> Recovery::LostSuperblocks() const {
+  std::vector<size_t> lost;
+  for (size_t index = 0; index < devices_.size(); ++index) {
+    const auto found = ReadSuperblock(*devices_[index].device);
+    if (!found || found->store_id != root_.store_id) lost.push_back(index);
+  }
+  return lost;
+}
+
+Result<void> Recovery::RebuildSuperblock(size_t index) {
+  Superblock superblock;
+  superblock.store_id = description_.id;
+  superblock.device_id = description_.devices[index].id;
+  superblock.device_index = description_.devices[index].index;
+  superblock.device_count = static_cast<uint16_t>(devices_.size());
+  superblock.device_size = description_.devices[index].size;
+  superblock.clean = false;
+  RETURN_IF_ERROR(WriteSuperblock(*devices_[index].device, superblock));
+  report_.superblocks.push_back(devices_[index].path);
+  return {};
+}
+
+Result<void> Recovery::WriteDescription() {
+  for (size_t index = 0; index < devices_.size(); ++index) {
+    const fs::path path = devices_[index].path;
+    std::error_code error;
+    if (!fs::equivalent(path, DevicePath(directory_, description_.devices[index]), error)) {
+      description_.devices[index].path = fs::absolute(path).string();
+    }
+  }
+  RETURN_IF_ERROR(WriteStoreDescription(directory_, description_));
+  report_.wrote_description = true;
+  return {};
+}
+
+Result<void> Recovery::SwapCatalogs() {
+  const std::string catalog = In(kCatalogName);
+  if (access(catalog.c_str(), F_OK) == 0) {
+    const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+    report_.kept = In(fmt::format("{}.damaged-{:%Y%m%dT%H%M%SZ}", kCatalogName, fmt::gmtime(now)));
+    if (rename(catalog.c_str(), report_.kept.c_str()) != 0) return SystemError(catalog, "cannot be renamed");
+  }
+  if (rename(In(kNewCatalogName).c_str(), catalog.c_str()) != 0) {
+    return SystemError(In(kNewCatalogName), "cannot be renamed");
+  }
+  return SyncDirectory(directory_);
+}
+
+}  // namespace
+
+Result<RecoverReport> RecoverStore(const std::string& directory, const RecoverOptions& options) {
+  return Recovery(directory, options).Run();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// The replica of the catalog under a whole store: it follows the catalog, and gives it back.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "store/replica/mirrored_kv_store.h"
+#include "store/volume/store_directory.h"
+#include "tests/support/result_asserts.h"
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+TestStoreOptions Options(ByteCount size = ByteCount{64 * kMiB}, size_t devices = 1) {
+  TestStoreOptions options;
+  options.device_size = size;
+  options.devices = devices;
+  options.replica = true;
+  return options;
+}
+
+// What a crash after the last event leaves, with everything that was handed over.
+CrashImage ImageOf(TestStore& store) {
+  return store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill});
+}
+
+// The catalog that the replica in the image gives back; empty if there is none.
+KvContent Restored(const CrashImage& image, uint64_t* damaged = nullptr) {
+  Restarted restarted = Restart(image);
+  const auto devices = restarted.borrowed();
+  const auto root = replica::FindRoot(devices, std::nullopt);
+  if (!root) return {};
+  MemoryKvStore catalog(std::make_shared<Journal>());
+  const auto restored = RestoreCatalog(devices, *root, catalog);
+  EXPECT_TRUE(restored.has_value());
+  if (damaged != nullptr && restored) *damaged = restored->damaged_frames;
+  return catalog.content();
+}
+
+TEST(Replica, HoldsTheWholeCatalogAfterAClose) {
+  TestStore store(Options());
+  for (int i = 0; i < 50; ++i) ASSERT_OK(store.WriteFile("f" + std::to_string(i), Pattern(i, 5000)));
+  ASSERT_OK(store->names().SetExtendedAttribute(store.Resolve("f7").value(), "user.a", "b", AttributeWrite::kAny));
+  ASSERT_OK(store->names().Unlink(kRootInode, "f9"));
+  ASSERT_OK(store->Close());
+  const CrashImage image = ImageOf(store);
+  EXPECT_EQ(Restored(image), image.kv);
+}
+
+TEST(Replica, FollowsTheCatalogThroughManyMountsAndCheckpoints) {
+  TestStore store(Options());
+  std::mt19937_64 random(1);
+  for (int mount = 0; mount < 6; ++mount) {
+    for (int i = 0; i < 300; ++i) {
+      ASSERT_OK(store.WriteFile("f" + std::to_string(random() % 60), Pattern(random(), random() % 3000)));
+      if (i % 20 == 0) ASSERT_OK(store->SyncAll());
+    }
+    ASSERT_OK(store->Close());
+    const CrashImage image = ImageOf(store);
+    ASSERT_EQ(Restored(image), image.kv) << "mount " << mount;
+    ASSERT_OK(store.Remount());
+  }
+}
+
+TEST(Replica, IsStripedOverDevicesAndFoundOnEach) {
+  TestStore store(Options(ByteCount{64 * kMiB}, 3));
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 100000)));
+  ASSERT_OK(store->Close());
+  CrashImage image = ImageOf(store);
+  Restarted restarted = Restart(image);
+  for (const auto& device : restarted.devices) {
+    BlockDevice* const one[] = {device.get()};
+    EXPECT_TRUE(replica::FindRoot(one, std::nullopt).has_value());
+  }
+  EXPECT_EQ(Restored(image), image.kv);
+}
+
+TEST(Replica, AStoreOpensFromARestoredCatalog) {
+  TestStore store(Options());
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 3'000'000)));
+  ASSERT_OK(store->Close());
+  CrashImage image = ImageOf(store);
+  image.kv = Restored(image);
+  TestStore again(image, Options());
+  ASSERT_OK(again.opened());
+  EXPECT_EQ(again.ReadPath("a").value(), Pattern(1, 3'000'000));
+  ASSERT_OK(again.WriteFile("b", Pattern(2, 100000)));
+  ASSERT_OK(again->Close());
+  EXPECT_EQ(Restored(ImageOf(again)), ImageOf(again).kv);
+}
+
+TEST(Replica, TakesNoSpaceThatFilesHaveAndReturnsOldCheckpoints) {
+  TestStore store(Options());
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());
+  const BlockCount before = store->Space().free;
+  for (int round = 0; round < 200; ++round) {
+    for (int i = 0; i < 20; ++i) ASSERT_OK(store.WriteFile("f" + std::to_string(i), Pattern(i, 100)));
+    ASSERT_OK(store->SyncAll());
+  }
+  for (int i = 0; i < 20; ++i) ASSERT_OK(store->names().Unlink(kRootInode, "f" + std::to_string(i)));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());
+  EXPECT_GE(store->Space().free.value + kMiB / kBlockSize, before.value);
+}
+
+TEST(Replica, AFullPoolLeavesItBehindAndItCatchesUp) {
+  TestStoreOptions options = Options(ByteCount{16 * kMiB});
+  TestStore store(options);
+  const InodePtr file = store.Create("big").value();
+  uint64_t at = 0;
+  while (store.WriteAt(file, at, Pattern(1, kMiB)).has_value()) at += kMiB;
+  store->CloseFile(file);
+  for (int i = 0; i < 3000; ++i) {
+    if (!store.Create("n" + std::to_string(i)).has_value()) break;
+    if (i % 10 == 0) ASSERT_OK(store->SyncAll());
+  }
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());
+  ASSERT_OK(store->names().Unlink(kRootInode, "big"));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());
+  ASSERT_OK(store->Close());
+  EXPECT_EQ(Restored(ImageOf(store)), ImageOf(store).kv);
+}
+
+TEST(Replica, NoticesACatalogThatIsOlder) {
+  TestStore store(Options());
+  ASSERT_OK(store.WriteFile("a", "1"));
+  ASSERT_OK(store->SyncAll());
+  const KvContent old = store.kv().content();
+  ASSERT_OK(store.WriteFile("a", "2"));
+  ASSERT_OK(store->Close());
+  CrashImage image = ImageOf(store);
+  image.kv = old;
+  TestStore again(image, Options());
+  ASSERT_FALSE(again.opened().has_value());
+  EXPECT_EQ(again.opened().error().code, ErrorCode::kCorrupt);
+}
+
+TEST(Replica, CatchUpGivesAnOlderCatalogItsLastChanges) {
+  TestStore store(Options());
+  ASSERT_OK(store.WriteFile("a", "1"));
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());
+  const KvContent old = store.kv().content();
+  ASSERT_OK(store.WriteFile("a", "22"));
+  ASSERT_OK(store.WriteFile("b", "333"));
+  ASSERT_OK(store->Close());
+  const CrashImage image = ImageOf(store);
+  Restarted restarted = Restart(image);
+  const auto devices = restarted.borrowed();
+  MemoryKvStore catalog(std::make_shared<Journal>(), old);
+  const auto state = InspectReplica(devices, {}, catalog);
+  ASSERT_TRUE(state.has_value() && state->CatalogIsBehind());
+  ASSERT_TRUE(CatchUp(devices, *state, catalog).has_value());
+  EXPECT_EQ(catalog.content(), image.kv);
+}
+
+TEST(Replica, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
+  TestStore store(Options());
+  for (int i = 0; i < 3000; ++i) {
+    ASSERT_TRUE(store.Create("file-with-a-long-name-" + std::to_string(i)).has_value());
+  }
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());
+  ASSERT_OK(store->Close());
+  CrashImage image = ImageOf(store);
+  Restarted restarted = Restart(image);
+  BlockDevice* const devices[] = {restarted.devices[0].get()};
+  const auto root = replica::FindRoot(devices, std::nullopt);
+  ASSERT_TRUE(root.has_value());
+  const DeviceRun& run = root->checkpoint_stream.segments.front().run;
+  restarted.devices[0]->Corrupt(ToBytes(run.run.start));
+  MemoryKvStore catalog(std::make_shared<Journal>());
+  const auto restored = RestoreCatalog(devices, *root, catalog);
+  ASSERT_TRUE(restored.has_value());
+  EXPECT_GE(restored->damaged_frames, 1U);
+  EXPECT_GE(catalog.content().size(), 1U);
+  EXPECT_LT(catalog.content().size(), image.kv.size());
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -62,7 +62,8 @@ PARTS = (
          {"small": "--size 256M --rounds 5", "full": "--size 2G --rounds 9"}, {"small": 0.5, "full": 6}),
     Part("generate", "Inference with a model larger than its memory",
          "A transformer generates tokens with its weights in memory, offloaded by weightfs.offload to the mount, and "
-         "mapped from a file on the host's filesystem.",
+         "mapped from a file on the host's filesystem. The pages of the file are dropped once before each measurement; "
+         "the file then stays in the page cache, unless it is larger than the memory of the machine.",
          ("weightfs", "torch"), "{python} {examples}/offload_generate.py {mount} --mmap_folder {host} --json",
          {"small": "", "full": "--layers 24 --width 1024 --memory 256M --rounds 5"}, {"small": 0.5, "full": 5}),
     Part("train", "Training with a model larger than its memory",

@@ -68,14 +68,14 @@ def test_damaged_blocks_are_named(tree):
 
 def test_an_interrupted_scrub_continues(tree, tmp_path):
     state = tmp_path / "state"
-    running = subprocess.Popen([program(), "scrub", tree.path, "--rate", "2M", "--state", state, "--json"],
+    running = subprocess.Popen([program(), "scrub", tree.path, "--rate", "4M", "--state", state, "--json"],
                                stdout=subprocess.PIPE, text=True)
-    while not any("/d1/" in path for path in open_files(running.pid)):
+    while not any("/d3/" in path for path in open_files(running.pid)):
         assert running.poll() is None
     running.send_signal(signal.SIGINT)
     first = json.loads(running.communicate(timeout=60)[0])
     assert running.returncode == 32 and first["interrupted"] and first["files"] >= 1
-    assert json.loads(state.read_text())["after"].startswith("d0/")
+    assert json.loads(state.read_text())["after"].startswith("d2/")
     second = scrub(tree.path, "--rate", "0", "--state", state)
     assert first["files"] + second["files"] >= 7 and second["files"] < 7
     assert not state.exists()

@@ -329,6 +329,7 @@ std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>
 replica::WriterOptions ReplicaOptions(const StoreParts& parts) {
   return {.store_id = parts.description.id,
           .description = ToJson(parts.description),
+          .root_sequence = parts.replica.root_sequence,
           .root = parts.replica.root,
           .tail = parts.replica.tail,
           .version = parts.replica.catalog};

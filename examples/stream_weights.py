@@ -14,7 +14,7 @@ import torch
 
 import weightfs.safetensors
 from weightfs.tools._program import Parser
-from weightfs.tools._sizes import parse_size
+from weightfs._numbers import parse_size
 
 WIDTH = 2048
 

@@ -4,7 +4,6 @@
 import contextlib
 import errno
 import fcntl
-import glob
 import json
 import os
 
@@ -12,7 +11,8 @@ import torch
 
 from weightfs._replace import writing
 from weightfs._stream import the_handle
-from weightfs.safetensors import _DTYPES, _read_header
+from weightfs.safetensors._files import open_all
+from weightfs.safetensors._format import DTYPES
 
 _STATE, _LOCK, _FORMAT = "state.json", "lock", 1
 
@@ -96,12 +96,13 @@ class Source:
 
     def __init__(self, source):
         self._found = {}   # name -> (path, offset, dtype, shape)
-        for path in _paths(source):
-            with open(path, "rb", buffering=0) as stream:
-                header, begin, _ = _read_header(path, stream.fileno())
-            for name, facts in header.items():
-                self._found[name] = (path, begin + facts["data_offsets"][0], _DTYPES[facts["dtype"]],
-                                     torch.Size(facts["shape"]))
+        if source is None:
+            return
+        with contextlib.ExitStack() as stack:
+            for shard in open_all(source, stack)[0]:
+                for name, facts in shard.tensors.items():
+                    self._found[name] = (shard.path, shard.begin + facts["data_offsets"][0], DTYPES[facts["dtype"]],
+                                         torch.Size(facts["shape"]))
 
     def check(self, members):
         """ValueError if a tensor has neither memory nor a place in the files."""
@@ -128,20 +129,6 @@ class Source:
 
     def _name(self, member):
         return next((name for name in member.names if name in self._found), None)
-
-
-def _paths(source):
-    if source is None:
-        return []
-    if not isinstance(source, (str, bytes, os.PathLike)):
-        return [os.fsdecode(path) for path in source]
-    path = os.fsdecode(source)
-    if not os.path.isdir(path):
-        return [path]
-    found = sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors")))
-    if not found:
-        raise FileNotFoundError(errno.ENOENT, "the directory has no *.safetensors files", path)
-    return found
 
 
 def fill(groups, source, cache):

@@ -16,7 +16,7 @@ import os
 
 import torch
 
-from weightfs._numbers import MOST_BYTES, whole
+from weightfs._numbers import MOST_BYTES, parse_size, whole
 from weightfs._offload_adam import Adam, AdamW, Training
 from weightfs._offload_cache import Cache, Entry, Stats
 from weightfs._offload_files import Directory, fill
@@ -105,7 +105,6 @@ def close(module):
 
 def _bytes_of(memory):
     if isinstance(memory, str):
-        from weightfs.tools._measure import parse_size
         memory = parse_size(memory)
     return whole("memory", memory, 1 << 16, MOST_BYTES) >> 12 << 12
 

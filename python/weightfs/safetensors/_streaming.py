@@ -4,9 +4,8 @@
 import collections
 import contextlib
 
-from weightfs._numbers import whole
+from weightfs._numbers import parse_size, whole
 from weightfs.safetensors._files import device_of, handle_for, open_all, view
-from weightfs.tools._sizes import parse_size
 
 _GROUP = 8 << 20   # bytes; smaller tensors that follow each other in a file are read together
 _MOST_CONCURRENCY = 1024

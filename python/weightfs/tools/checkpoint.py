@@ -21,9 +21,9 @@ import torch.distributed.checkpoint as dcp
 
 import weightfs.dcp
 from weightfs import checkpoint
+from weightfs._numbers import parse_size
 from weightfs._replace import sync_folder
 from weightfs.tools._program import Bar, Parser, Stop, run
-from weightfs.tools._sizes import parse_size
 
 _TENSOR = 16 << 20   # bytes of the largest tensors
 

@@ -25,7 +25,7 @@ import numpy as np
 
 import weightfs
 import weightfs.hdf5
-from weightfs.tools._sizes import parse_size
+from weightfs._numbers import parse_size
 
 MIB = 1 << 20
 HDF5_DRIVERS = ("sec2", "stdio", "weightfs")

@@ -8,9 +8,9 @@ import sys
 
 from weightfs.tools._torch import torch
 
+from weightfs._numbers import parse_size
 from weightfs.tools._measure import ENGINES, NO_GPU, Progress, Settings, measure
 from weightfs.tools._program import Parser, Stop, run
-from weightfs.tools._sizes import parse_size
 
 
 def parse(arguments):

@@ -18,8 +18,8 @@ from weightfs.tools._torch import torch
 
 import weightfs.safetensors
 from weightfs._memory import advise_huge_pages
+from weightfs._numbers import parse_size
 from weightfs.tools._program import Parser, run
-from weightfs.tools._sizes import parse_size
 
 GB = 1024 ** 3
 _PAGE = 4096

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from weightfs.tools._torch import torch
 
+from weightfs._numbers import parse_size
 from weightfs.tools._measure import NO_GPU, Settings, measure
 from weightfs.tools._program import Parser, Stop, run
-from weightfs.tools._sizes import parse_size
 
 # The values to try. The names are options of weightfs-io and arguments of Settings.
 SWEEP = {"block_size": [1 << 20, 8 << 20], "queue_depth": [32, 128], "sequential_requests": [False, True],

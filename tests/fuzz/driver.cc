@@ -6,7 +6,7 @@
 //   -seed     seed of the mutations (WEIGHTFS_SEED, or 1); it is printed
 //   -seconds  mutate for this time instead of -runs
 //   -write    write the target's seeds to DIR, from which libFuzzer can start, and exit
-// A failing input is kept as ./failing-input; the same program run on that file repeats the failure.
+// A failing input is kept as ./fuzz_TARGET-failure; the same program run on that file repeats the failure.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -33,15 +33,15 @@ namespace {
 constexpr size_t kLargestInput = 8192;
 constexpr unsigned kSecondsPerInput = 60;  // an input that needs longer is a failure
 
-// The input under test; signal handlers read it.
+// Signal handlers read these: the input under test, and the name of the file that keeps it if it fails.
 std::string_view current;
+std::string failure_name;
 
 void KeepCurrent() {
-  const int file = open("failing-input", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int file = open(failure_name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0) return;
-  constexpr std::string_view kKept = "The input is kept as ./failing-input\n";
-  if (write(file, current.data(), current.size()) == static_cast<ssize_t>(current.size())) [[maybe_unused]]
-    const ssize_t told = write(STDERR_FILENO, kKept.data(), kKept.size());
+  if (write(file, current.data(), current.size()) == static_cast<ssize_t>(current.size()))
+    dprintf(STDERR_FILENO, "The input is kept as ./%s\n", failure_name.c_str());
   close(file);
 }
 
@@ -217,6 +217,7 @@ int Run(const Options& options) {
 }  // namespace weightfs::fuzz
 
 int main(int argc, char** argv) {
+  weightfs::fuzz::failure_name = std::filesystem::path(argv[0]).filename().string() + "-failure";
   weightfs::fuzz::Options options;
   return weightfs::fuzz::Parse(argc, argv, &options) ? weightfs::fuzz::Run(options) : 2;
 }

@@ -12,6 +12,8 @@ void AddMount(CLI::App& app, int* exit_code);
 void AddUmount(CLI::App& app, int* exit_code);
 void AddFsck(CLI::App& app, int* exit_code);
 void AddRecover(CLI::App& app, int* exit_code);
+void AddScrub(CLI::App& app, int* exit_code);
+void AddVerify(CLI::App& app, int* exit_code);
 void AddInfo(CLI::App& app, int* exit_code);
 void AddDoctor(CLI::App& app, int* exit_code);
 void AddBench(CLI::App& app, int* exit_code);

@@ -31,6 +31,8 @@ std::unique_ptr<CLI::App> MakeApp(int* exit_code) {
   AddUmount(*app, exit_code);
   AddFsck(*app, exit_code);
   AddRecover(*app, exit_code);
+  AddScrub(*app, exit_code);
+  AddVerify(*app, exit_code);
   AddInfo(*app, exit_code);
   AddDoctor(*app, exit_code);
   AddBench(*app, exit_code);

@@ -20,6 +20,8 @@ namespace {
 constexpr uint64_t kKnownReadOnlyCompatible = 0;
 constexpr uint64_t kKnownIncompatible = 0;
 
+constexpr uint64_t kLargestSequence = UINT64_MAX / 2;  // more than any number of writes
+
 // Aligned for direct I/O.
 struct alignas(kBlockSize) AlignedRecord : SuperblockRecord {};
 
@@ -99,6 +101,8 @@ Result<void> CheckFacts(const BlockDevice& device, const SuperblockRecord& recor
   if (record.device_size < kMinimumDeviceSize || record.device_size % kBlockSize != 0) {
     return corrupt(fmt::format("device size {}", record.device_size));
   }
+  // Each write needs a greater one.
+  if (record.sequence > kLargestSequence) return corrupt(fmt::format("sequence {}", record.sequence));
   if (record.device_size > device.size().value) {
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{}: truncated: {} bytes long, {} were formatted; restore its full length", device.path(),

@@ -20,6 +20,7 @@ constexpr size_t kSegmentSize = 30;
 constexpr size_t kChecksumOffset = 60;  // of a frame
 constexpr size_t kRootChecksumOffset = 16;
 constexpr uint64_t kLargestSequence = UINT64_MAX / 2;
+constexpr uint64_t kLargestBlock = INT64_MAX / kBlockSize;  // offsets of a device are signed
 
 std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
 std::string_view TextOf(std::span<const std::byte> bytes) {
@@ -56,7 +57,10 @@ std::optional<KvBatch> DecodeBody(std::string_view body) {
     std::string key(decoder.Bytes(key_size)), value(decoder.Bytes(value_size));
     switch (static_cast<KvBatch::Change::Kind>(kind)) {
       case KvBatch::Change::Kind::kPut: batch.Put(std::move(key), std::move(value)); break;
-      case KvBatch::Change::Kind::kDelete: batch.Delete(std::move(key)); break;
+      case KvBatch::Change::Kind::kDelete:
+        if (!value.empty()) return std::nullopt;
+        batch.Delete(std::move(key));
+        break;
       case KvBatch::Change::Kind::kDeleteRange: batch.DeleteRange(std::move(key), std::move(value)); break;
       default: return std::nullopt;
     }
@@ -97,7 +101,8 @@ bool TakeStream(Decoder& decoder, Stream* stream) {
     segment.run.run.count.value = decoder.Little<uint32_t>();
     segment.first_frame = decoder.Little<uint64_t>();
     segment.begun = decoder.Little<uint64_t>();
-    if (segment.run.run.count.value == 0 || segment.run.run.start.value > kLargestSequence / kBlockSize) return false;
+    const auto& [start, blocks] = segment.run.run;
+    if (blocks.value == 0 || start.value > kLargestBlock - blocks.value) return false;
     stream->segments.push_back(segment);
   }
   return decoder.ok();
@@ -182,7 +187,7 @@ size_t FrameSize(std::span<const std::byte> block) {
 }
 
 std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame) {
-  if (FrameSize(frame) != frame.size()) return std::nullopt;
+  if (frame.empty() || FrameSize(frame) != frame.size()) return std::nullopt;
   uint32_t stored = 0;
   std::memcpy(&stored, frame.data() + kChecksumOffset, sizeof(stored));
   const std::array<std::byte, sizeof(uint32_t)> zeros{};

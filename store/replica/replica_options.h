@@ -14,8 +14,9 @@ namespace weightfs::replica {
 // The replica of an opened store.
 struct WriterOptions {
   Uuid store_id{};
-  std::string description;   // the text of store.json
-  std::optional<Root> root;  // of a replica whose last version is `tail.version`, and whose blocks are marked as used
+  std::string description;     // the text of store.json
+  uint64_t root_sequence = 0;  // of the last root on the devices, also if it cannot be used
+  std::optional<Root> root;    // of a replica whose last version is `tail.version`, and whose blocks are marked as used
   Tail tail;
   Version version;                        // of the catalog; if it is not tail.version, the log cannot continue
   std::chrono::milliseconds retry{5000};  // after the devices had no free space

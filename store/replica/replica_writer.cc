@@ -24,6 +24,14 @@ constexpr uint64_t kLeastLogSegments = 2;    // before a checkpoint is due
 constexpr uint64_t kReservedSegments = kLeastLogSegments + 4;
 constexpr uint64_t kStripe = 1024;  // blocks: successive segments go to successive devices
 
+// Streams of an earlier replica may have left frames anywhere. A random number distinguishes them.
+uint64_t FirstStream() {
+  uint64_t number = 0;
+  const Uuid random = NewUuid();
+  std::memcpy(&number, random.data(), sizeof(number));
+  return number >> 1;
+}
+
 }  // namespace
 
 ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, SpaceManager& space, Flush flush,
@@ -37,14 +45,15 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
           ByteCount{std::clamp(ToBytes(space.total()).value / kSegmentsOfSpace, kLeastSegment, kLargestSegment)})) {
   if (auto memory = HugePageMemory::Map(kLargestFrame)) memory_ = std::move(*memory);
   root_ = options_.root;
+  root_sequence_ = options_.root_sequence;
+  next_stream_ = root_ ? root_->next_stream : FirstStream();
   if (root_) {
-    next_stream_ = root_->next_stream;
     for (const Stream* stream : {&root_->checkpoint_stream, &root_->log}) {
       for (const Segment& segment : stream->segments) blocks_ += segment.run.run.count;
     }
   }
   Refill();
-  if (root_ && options_.version == options_.tail.version) {
+  if (root_ && memory_.data() != nullptr && options_.version == options_.tail.version) {
     log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
     log_in_root_ = true;
     begun_ = options_.tail.version.sequence;
@@ -282,7 +291,6 @@ Result<void> ReplicaWriter::FinishCheckpoint() {
   const auto trimmed = log_->TrimTo(version.sequence);
   old.insert(old.end(), trimmed.begin(), trimmed.end());
   Root root;
-  root.sequence = root_ ? root_->sequence : 0;
   root.checkpoint = version;
   root.checkpoint_frames = checkpoint_->stream.frames();
   root.checkpoint_stream = checkpoint_->stream.stream();
@@ -305,7 +313,7 @@ Result<void> ReplicaWriter::WriteRoot(Root root) {
   root.next_stream = next_stream_;
   root.time_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  ++root.sequence;
+  root.sequence = ++root_sequence_;
   for (uint16_t index = 0; index < devices_.size(); ++index) {
     root.device = DeviceId{index};
     const std::string bytes = EncodeRoot(root);

@@ -103,7 +103,8 @@ class ReplicaWriter final : public EntrySink {
   bool log_in_root_ = false;         // log_ continues the log of root_
   uint64_t begun_ = 0;               // the sequence of the last entry in log_
   std::optional<Checkpoint> checkpoint_;
-  uint64_t next_stream_ = 1;
+  uint64_t root_sequence_;
+  uint64_t next_stream_;
   uint64_t allocations_ = 0;
   BlockCount blocks_;             // of all segments
   SpaceReservation reservation_;  // for segments to come, so that df does not change with each of them

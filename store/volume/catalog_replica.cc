@@ -38,6 +38,7 @@ Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::
   }
   state.root = replica::FindRoot(devices, superblocks.empty() ? std::optional<Uuid>() : superblocks.front().store_id);
   if (!state.root) return state;
+  state.root_sequence = state.root->sequence;
   auto tail = replica::FindTail(devices, *state.root);
   if (tail) {
     state.tail = *tail;

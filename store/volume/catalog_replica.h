@@ -17,6 +17,7 @@ namespace weightfs {
 // A store's replica as it was found when the store was opened.
 struct ReplicaState {
   std::optional<replica::Root> root;  // nullopt: none, or a program that does not know replicas has written since
+  uint64_t root_sequence = 0;         // of the last root, also if the replica cannot be used
   replica::Tail tail;                 // of its log
   replica::Version catalog;           // the version of the catalog
 

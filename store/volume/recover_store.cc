@@ -194,7 +194,7 @@ Result<bool> Recovery::CatalogIsLost() {
   if (!id || !*id || **id != ToString(root_.store_id) || !IsReadable(**catalog)) return true;
   const auto version = replica::ReadVersion(**catalog);
   ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(Ordered(), root_));
-  return !version || ReplicaState{root_, tail, *version}.CatalogIsBehind();
+  return !version || ReplicaState{root_, root_.sequence, tail, *version}.CatalogIsBehind();
 }
 
 Result<void> Recovery::BuildCatalog() {

@@ -66,8 +66,12 @@ Result<StoreDescription::Device> ParseDevice(const std::string& path, const Json
     return Damaged(path, fmt::format("device {} lacks an id, index, size or path", index));
   }
   if (*number != index) return Damaged(path, fmt::format("device {} is listed at index {}", *number, index));
-  return StoreDescription::Device{DeviceId{static_cast<uint16_t>(index)}, *id, where->get<std::string>(),
-                                  ByteCount{*size}};
+  auto name = where->get<std::string>();
+  // Open would take the part before a NUL.
+  if (name.empty() || name.find('\0') != std::string::npos) {
+    return Damaged(path, fmt::format("device {} has an impossible path", index));
+  }
+  return StoreDescription::Device{DeviceId{static_cast<uint16_t>(index)}, *id, std::move(name), ByteCount{*size}};
 }
 
 // A valid superblock must also match store.json.
@@ -221,7 +225,7 @@ Result<StoreDescription> ParseDescription(const std::string& path, const std::st
   const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!root.is_object()) return Damaged(path, "it is not a JSON object");
   const auto format = NumberIn(root, "format");
-  if (!format) return Damaged(path, "it has no format number");
+  if (!format || *format == 0) return Damaged(path, "it has no format number");
   if (*format > kFormatVersion) {
     return Error{ErrorCode::kVersion, fmt::format("{}: format {} is newer than this program's {}; use a newer weightfs",
                                                   path, *format, kFormatVersion)};
@@ -329,6 +333,7 @@ std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>
 replica::WriterOptions ReplicaOptions(const StoreParts& parts) {
   return {.store_id = parts.description.id,
           .description = ToJson(parts.description),
+          .root_sequence = parts.replica.root_sequence,
           .root = parts.replica.root,
           .tail = parts.replica.tail,
           .version = parts.replica.catalog};

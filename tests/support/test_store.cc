@@ -55,7 +55,8 @@ Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
   if (options_.replica) {
     ASSIGN_OR_RETURN(const ReplicaState state, InspectReplica(Borrow(bases), {}, *kv));
     if (state.CatalogIsBehind()) return Error{ErrorCode::kCorrupt, DescribeBehind("test store", state)};
-    options.replica = replica::WriterOptions{.root = state.root, .tail = state.tail, .version = state.catalog};
+    options.replica = replica::WriterOptions{
+        .root_sequence = state.root_sequence, .root = state.root, .tail = state.tail, .version = state.catalog};
   }
   auto store = Store::Open(std::move(kv), std::move(bases), options);
   if (!store) return store.error();

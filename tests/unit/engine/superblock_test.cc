@@ -202,6 +202,7 @@ TEST_F(SuperblockTest, ImpossibleFieldsAreRefused) {
       [](SuperblockRecord& record) { record.device_index = record.device_count; },
       [](SuperblockRecord& record) { record.device_size += 1; },
       [](SuperblockRecord& record) { record.device_size = kBlockSize; },
+      [](SuperblockRecord& record) { record.sequence = UINT64_MAX; },  // no write could follow it
   };
   for (const auto& change : changes) {
     ASSERT_TRUE(WriteSuperblock(device_, written_).has_value());

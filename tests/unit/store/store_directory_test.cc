@@ -593,7 +593,13 @@ INSTANTIATE_TEST_SUITE_P(
                     R"({"format": 1, "id": "00112233-4455-4677-8899-aabbccddeeff", "devices": [
                         {"index": 1, "id": "00112233-4455-4677-8899-aabbccddeeff", "path": "pool", "size": 1}]})",
                     R"({"format": 1, "id": "00112233-4455-4677-8899-aabbccddeeff", "devices": [
-                        {"index": 0, "id": "00112233-4455-4677-8899-aabbccddeeff", "path": 3, "size": 1}]})"));
+                        {"index": 0, "id": "00112233-4455-4677-8899-aabbccddeeff", "path": 3, "size": 1}]})",
+                    R"({"format": 1, "id": "00112233-4455-4677-8899-aabbccddeeff", "devices": [
+                        {"index": 0, "id": "00112233-4455-4677-8899-aabbccddeeff", "path": "", "size": 1}]})",
+                    R"({"format": 1, "id": "00112233-4455-4677-8899-aabbccddeeff", "devices": [
+                        {"index": 0, "id": "00112233-4455-4677-8899-aabbccddeeff", "path": "po\u0000ol", "size": 1}]})",
+                    R"({"format": 0, "id": "00112233-4455-4677-8899-aabbccddeeff", "devices": [
+                        {"index": 0, "id": "00112233-4455-4677-8899-aabbccddeeff", "path": "pool", "size": 1}]})"));
 
 }  // namespace
 }  // namespace weightfs

@@ -70,6 +70,20 @@ TEST(ReplicaFormat, ShortenedAndLengthenedEntriesAreRejected) {
   EXPECT_FALSE(DecodeEntry(bytes + "x").has_value());
 }
 
+TEST(ReplicaFormat, ADeletionWithAValueIsRejected) {
+  KvBatch batch;
+  batch.Put("key", "value");
+  std::string bytes = EncodePart(batch, {1, 1});
+  ASSERT_TRUE(DecodeEntry(bytes).has_value());
+  bytes[kEntryHeaderSize] = static_cast<char>(KvBatch::Change::Kind::kDelete);
+  EXPECT_FALSE(DecodeEntry(bytes).has_value());
+}
+
+TEST(ReplicaFormat, NoBytesAreNoFrame) {
+  EXPECT_EQ(FrameSize({}), 0U);
+  EXPECT_FALSE(OpenFrame({}).has_value());
+}
+
 TEST(ReplicaFormat, FramesKeepTheirHeaderAndDetectEveryFlippedByte) {
   FrameHeader header{.store_id = NewUuid(), .stream = 3, .number = 8, .first_entry = 2, .payload_size = 5000};
   std::vector<std::byte> memory(kLargestFrame);
@@ -118,6 +132,15 @@ TEST(ReplicaFormat, EveryFlippedBitOfARootIsDetected) {
     EXPECT_FALSE(DecodeRoot(bytes).has_value()) << bit;
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << bit % 8));
   }
+}
+
+TEST(ReplicaFormat, ASegmentBeyondEveryOffsetIsRejected) {
+  Root root = ARoot();
+  BlockRun& run = root.log.segments[0].run.run;
+  run = {DeviceBlock{INT64_MAX / kBlockSize - 16}, BlockCount{16}};
+  EXPECT_TRUE(DecodeRoot(EncodeRoot(root)).has_value());
+  run.count = BlockCount{17};
+  EXPECT_FALSE(DecodeRoot(EncodeRoot(root)).has_value());
 }
 
 TEST(ReplicaFormat, ARootWithTooManySegmentsIsNotEncoded) {

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The replica of the catalog: versions, entries, frames and roots. The first byte of an input selects the structure,
+// and its high bit correct magic numbers, sizes and checksums.
+#include "store/replica/replica_format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/assert.h"
+#include "common/bytes.h"
+#include "common/checksum.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace weightfs::replica {
+namespace {
+
+using fuzz::Bytes;
+using fuzz::Put;
+
+constexpr uint64_t kMost = INT64_MAX;
+// Offsets in a frame and in a root (docs/FORMAT.md section 10).
+constexpr size_t kFrameChecksumAt = 60, kPayloadSizeAt = 52, kReservedAt = 56;
+constexpr size_t kRootSizeAt = 12, kRootChecksumAt = 16, kRootReservedAt = 20, kRootBodyAt = 24;
+constexpr size_t kBodyReservedAt = kRootBodyAt + 18;
+
+void CheckVersion(std::string_view bytes) {
+  const auto version = DecodeVersion(bytes);
+  if (!version) return;
+  WEIGHTFS_ASSERT(EncodeVersion(*version) == bytes);
+  WEIGHTFS_ASSERT(version->sequence <= kMost);
+}
+
+void CheckEntry(std::string bytes, bool repaired) {
+  if (repaired && bytes.size() >= kEntryHeaderSize)
+    Put(bytes, 0, static_cast<uint32_t>(bytes.size() - kEntryHeaderSize));
+  const auto entry = DecodeEntry(bytes);
+  if (!entry) return;
+  WEIGHTFS_ASSERT(EntrySize(bytes) == bytes.size());
+  WEIGHTFS_ASSERT(EncodePart(entry->batch, entry->version) == bytes);
+  // The same batch after any version follows that version.
+  Version version = entry->version;
+  version.sequence = std::min(version.sequence, kMost);
+  const uint64_t before = version.sequence;
+  const auto next = DecodeEntry(EncodeNext(entry->batch, &version));
+  WEIGHTFS_ASSERT(next && next->version == version && version.sequence == before + 1);
+}
+
+void CheckFrame(std::string bytes, bool repaired) {
+  if (repaired && bytes.size() >= kFrameHeaderSize) {
+    const FrameHeader empty;
+    std::string model(kBlockSize, '\0');
+    SealFrame(empty, std::as_writable_bytes(std::span(model)));
+    bytes.replace(0, sizeof(uint64_t), model, 0, sizeof(uint64_t));  // the magic
+    Put(bytes, kPayloadSizeAt, static_cast<uint32_t>(bytes.size() - kFrameHeaderSize));
+    Put(bytes, kReservedAt, uint64_t{0});
+    bytes.resize(RoundUp(bytes.size(), kBlockSize));
+    Put(bytes, kFrameChecksumAt, Crc32c(Bytes(bytes)));
+  }
+  WEIGHTFS_ASSERT(FrameSize(Bytes(bytes)) <= kLargestFrame);
+  const auto header = OpenFrame(Bytes(bytes));
+  if (!header) return;
+  WEIGHTFS_ASSERT(kFrameHeaderSize + header->payload_size <= bytes.size());
+  WEIGHTFS_ASSERT(header->first_entry == kNoEntry || header->first_entry < header->payload_size);
+  std::string again = bytes;
+  WEIGHTFS_ASSERT(SealFrame(*header, std::as_writable_bytes(std::span(again))) == bytes.size());
+  if (repaired) WEIGHTFS_ASSERT(again == bytes);
+  const auto same = OpenFrame(Bytes(again));
+  WEIGHTFS_ASSERT(same && same->store_id == header->store_id && same->stream == header->stream &&
+                  same->number == header->number && same->first_entry == header->first_entry &&
+                  same->payload_size == header->payload_size && same->time_ns == header->time_ns);
+}
+
+void CheckRoot(std::string bytes, bool repaired) {
+  if (repaired && bytes.size() >= kBodyReservedAt + sizeof(uint16_t)) {
+    bytes.replace(0, kRootSizeAt, EncodeRoot({}), 0, kRootSizeAt);
+    Put(bytes, kRootSizeAt, static_cast<uint32_t>(bytes.size()));
+    Put(bytes, kRootReservedAt, uint32_t{0});
+    Put(bytes, kBodyReservedAt, uint16_t{0});
+    Put(bytes, kRootChecksumAt, Crc32c(Bytes(bytes).subspan(kRootBodyAt)));
+    bytes.resize(RoundUp(bytes.size(), kBlockSize));
+  }
+  WEIGHTFS_ASSERT(RootSize(bytes) <= kRootCapacity);
+  const auto root = DecodeRoot(bytes);
+  if (!root) return;
+  WEIGHTFS_ASSERT(root->checkpoint.sequence <= kMost);
+  for (const Stream* stream : {&root->checkpoint_stream, &root->log}) {
+    for (const Segment& segment : stream->segments) {
+      const auto run = segment.run.run;
+      WEIGHTFS_ASSERT(run.count.value > 0 && run.start.value <= kMost / kBlockSize - run.count.value);
+    }
+  }
+  const std::string again = EncodeRoot(*root);
+  if (repaired) WEIGHTFS_ASSERT(again == bytes);
+  const auto same = DecodeRoot(again);
+  WEIGHTFS_ASSERT(same && EncodeRoot(*same) == again);
+}
+
+}  // namespace
+}  // namespace weightfs::replica
+
+std::vector<std::string> weightfs::fuzz::Seeds() {
+  using namespace weightfs::replica;
+  KvBatch batch;
+  batch.Put("key", "value");
+  batch.Delete("gone");
+  batch.DeleteRange("a", "b");
+  Version version{41, 7};
+  Root root{.sequence = 5, .next_stream = 3, .checkpoint = {9, 1}, .checkpoint_frames = 2, .description = "{}"};
+  root.checkpoint_stream = {1, {{.run = {DeviceId{0}, {DeviceBlock{512}, BlockCount{64}}}, .begun = 4}}};
+  root.log = {2, {{{DeviceId{1}, {DeviceBlock{9}, BlockCount{1}}}, kUnknownFrame, 9}, {}}};
+  root.log.segments[1].run.run.count = BlockCount{2};
+  const std::string entry = EncodePart(batch, version), next = EncodeNext(batch, &version);
+  std::string frame(kBlockSize, '\0');
+  frame.replace(kFrameHeaderSize, next.size(), next);
+  SealFrame({.stream = 2, .number = 1, .first_entry = 0, .payload_size = static_cast<uint32_t>(next.size())},
+            std::as_writable_bytes(std::span(frame)));
+  const std::string stored = EncodeRoot(root);
+  return {'\0' + EncodeVersion(version),
+          '\1' + entry,
+          '\x81' + next,
+          '\2' + frame,
+          '\x82' + frame.substr(0, kFrameHeaderSize + next.size()),
+          '\3' + stored,
+          '\x83' + stored.substr(0, Decoder(std::string_view(stored).substr(kRootSizeAt)).Little<uint32_t>())};
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace weightfs::replica;
+  if (size == 0) return 0;
+  const std::string bytes(weightfs::fuzz::Text(data + 1, size - 1));
+  const bool repaired = (data[0] & 0x80) != 0;
+  switch (data[0] & 0x7F) {
+    case 0: CheckVersion(bytes); break;
+    case 1: CheckEntry(bytes, repaired); break;
+    case 2: CheckFrame(bytes, repaired); break;
+    case 3: CheckRoot(bytes, repaired); break;
+    default: break;
+  }
+  return 0;
+}

@@ -43,10 +43,9 @@ class Training:
         self.present |= found.keys()
 
     def discard(self, group, cache):
-        cache.discard(self.gradients)
         self.present.clear()
-        for tensor in group.live or ():
-            tensor.grad = None
+        group.clear_gradients()
+        cache.discard(self.gradients)
 
     def parts(self, group, cache):
         """Yields (placeholder, name, parameter, gradient, weights, m, v) of each parameter with a gradient. The entries
@@ -116,11 +115,14 @@ class Adam(torch.optim.Optimizer):
         """Applies the gradients. Returns the result of closure(), if there is one.
 
         Raises:
-            OSError: a file cannot be read or written."""
+            OSError: a file cannot be read or written.
+            RuntimeError: a parameter was frozen when the optimizer was created, and is not now. The step can be
+                repeated."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._store.check_optimizer(self._store.groups)
         with self._store.failing():
             settings = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
             for group in self._store.groups:
@@ -132,6 +134,7 @@ class Adam(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=True):
         """Discards the gradients."""
+        self._store.check_use()
         for group in self._store.groups:
             if group.training is not None:
                 group.training.discard(group, self._store.cache)

@@ -95,6 +95,7 @@ class Cache:
         for threads, handle in ((self._readers, self.reads), (self._writers, self.writes)):
             threads.shutdown(cancel_futures=True)
             handle.close()
+        self._buffer = None
 
     def view(self, entry):
         """The bytes of an acquired entry."""
@@ -140,8 +141,10 @@ class Cache:
     def changed(self, entry):
         """Tells that the program changes an acquired entry, or has changed it. Its write, if one is under way, ends
         first."""
-        self._settle(entry)
-        entry.dirty = True
+        try:
+            self._settle(entry)
+        finally:
+            entry.dirty = True
 
     def start_write(self, entry):
         """Writes a changed entry, so that its memory can be used for others soon."""
@@ -155,6 +158,8 @@ class Cache:
 
     def discard(self, entry):
         """Forgets the content."""
+        with contextlib.suppress(Exception):   # a failed transfer of this content has lost nothing
+            self._settle(entry)
         entry.dirty = False
         self._drop(entry)
         entry.generation = None
@@ -247,17 +252,19 @@ class Cache:
         begun = time.perf_counter()
         try:
             transfer.result()
-        except OSError:
-            if reading:
-                self._held.remove(entry)
-                entry.begin = None
-            else:
-                entry.dirty = True   # its only content is in memory
-            raise
         finally:
             self.stats.waited_s += time.perf_counter() - begun
             if transfer.done():
                 entry.transfer, entry.reading = None, False
+                if transfer.cancelled() or transfer.exception() is not None:
+                    self._failed(entry, reading)
+
+    def _failed(self, entry, reading):
+        if reading:
+            self._held.remove(entry)
+            entry.begin = None
+        else:
+            entry.dirty = True   # its only content is in memory
 
     def _upcoming(self):
         """The entries of the predicted order, with their positions."""

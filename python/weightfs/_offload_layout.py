@@ -8,8 +8,10 @@ from weightfs._offload_cache import padded
 
 _ALIGNMENT = 64     # of tensors in memory, as torch allocates them: results may depend on it
 _RESIDENT = 1 << 20   # tensors outside the blocks stay in memory if their module has less than this
-_METADATA = {"__get__", "dim", "size", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex",
+_METADATA = {"dim", "size", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex",
              "requires_grad_", "__hash__", "__repr__", "__len__", "data_ptr"}
+_PROPERTIES = {"shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "names", "requires_grad", "grad",
+               "grad_fn", "retains_grad", "output_nr", "_version", "_backward_hooks"}   # and those that begin with is_
 
 
 class Placeholder(torch.Tensor):
@@ -25,7 +27,7 @@ class Placeholder(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if getattr(function, "__name__", "") in _METADATA:
+        if _is_metadata(function):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         name = next((tensor.offloaded for tensor in args if isinstance(tensor, cls)), "a tensor")
@@ -34,6 +36,17 @@ class Placeholder(torch.Tensor):
 
     def __repr__(self):
         return f"<offloaded {self.offloaded}: {tuple(self.shape)}, {self.dtype}>"
+
+
+def _is_metadata(function):
+    """True if a function of torch needs no data of its tensors."""
+    kind = getattr(function, "__name__", "")
+    if kind not in ("__get__", "__set__"):
+        return kind in _METADATA
+    attribute = getattr(function.__self__, "__name__", "")
+    if kind == "__set__":
+        return attribute == "requires_grad"
+    return attribute in _PROPERTIES or attribute.startswith("is_")
 
 
 class Member:
@@ -83,7 +96,8 @@ class Group:
     placeholders. uses: how many running stages need them."""
 
     def __init__(self, name, members):
-        self.name, self.members, self.uses, self.live, self._versions = name, members, 0, None, []
+        self.name, self.members, self.uses, self.live = name, members, 0, None
+        self._versions, self._before = [], []   # of all tensors, and the bytes of the buffers, at the last comparison
         self.layout = Layout([(member.shape, member.dtype) for member in members])
         self._made = {}         # address of the memory -> the tensors there
         self.entry = None       # of the tensors, in the cache
@@ -91,8 +105,9 @@ class Group:
 
     @property
     def trainable(self):
-        return [index for index, member in enumerate(self.members)
-                if member.is_parameter and member.placeholder.requires_grad]
+        tensors = self.live or [member.placeholder for member in self.members]
+        return [index for index, (member, tensor) in enumerate(zip(self.members, tensors))
+                if member.is_parameter and tensor.requires_grad]
 
     def bind(self, memory):
         """Makes the modules use the tensors in the group's memory."""
@@ -101,17 +116,29 @@ class Group:
             with torch.inference_mode(False):
                 self._made[address] = [torch.nn.Parameter(view, False) if member.is_parameter else view
                                        for member, view in zip(self.members, self.layout.views(memory))]
-        self.live = self._made[address]
-        for member, tensor in zip(self.members, self.live):
+        live = self._made[address]
+        for member, tensor in zip(self.members, live):
             if member.is_parameter:
                 tensor.requires_grad_(member.placeholder.requires_grad)
             member.bind(tensor)
-        self._versions = [tensor._version for tensor in self.live]
+        self._remember(live)
+        self.live = live   # last, so that unbind() after an interrupt does not compare
 
     def unbind(self):
+        for tensor in self.live or ():
+            tensor.grad = None   # those of a failed backward
         self.live = None
         for member in self.members:
             member.bind(member.placeholder)
+
+    def clear_gradients(self):
+        for tensors in self._made.values():
+            for tensor in tensors:
+                tensor.grad = None
+
+    def forget(self):
+        """Drops the tensors, which keep the memory of the cache."""
+        self._made.clear()
 
     def changed(self):
         """True if the program has changed a tensor since the last call. A buffer that was replaced is copied."""
@@ -124,12 +151,31 @@ class Group:
                                        "of its block: an offloaded module cannot keep it")
                 with torch.no_grad():
                     tensor.copy_(now)
-        versions = [tensor._version for tensor in self.live]
-        changed, self._versions = versions != self._versions, versions
-        return changed
+        # Not all changes of a buffer count in its version: those through .data and of batch_norm do not.
+        if self._versions == [tensor._version for tensor in self.live] and all(
+                map(torch.equal, self._buffers(self.live), self._before)):
+            return False
+        self._remember(self.live)
+        return True
 
-    def buffers(self):
-        return [tensor for member, tensor in zip(self.members, self.live) if not member.is_parameter]
+    def undo(self):
+        """Gives the buffers the content that they had at bind() or the last changed()."""
+        for member, tensor in zip(self.members, self.live):
+            if member.bound is not tensor:
+                member.bind(tensor)
+        with torch.no_grad():
+            for memory, before in zip(self._buffers(self.live), self._before):
+                memory.copy_(before)
+        self._versions = [tensor._version for tensor in self.live]
+
+    def _remember(self, tensors):
+        self._versions = [tensor._version for tensor in tensors]
+        self._before = [memory.clone() for memory in self._buffers(tensors)]
+
+    def _buffers(self, tensors):
+        """The bytes of the buffers, because torch does not compare all types."""
+        return [tensor.detach().reshape(-1).view(torch.uint8)
+                for member, tensor in zip(self.members, tensors) if not member.is_parameter]
 
 
 def plan(module, blocks, device):

@@ -16,6 +16,7 @@ import os
 
 import torch
 
+from weightfs import _process
 from weightfs._numbers import MOST_BYTES, parse_size, whole
 from weightfs._offload_adam import Adam, AdamW, Training
 from weightfs._offload_cache import Cache, Entry, Stats
@@ -70,8 +71,14 @@ def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=
 
 def tensors(module):
     """Yields (name, tensor) of an offloaded module, block by block. Each tensor is a copy. A tensor with several names
-    is yielded for each of them."""
+    is yielded for each of them.
+
+    Raises:
+        RuntimeError: the last step failed.
+        OSError: a file cannot be read."""
     store = module._weightfs_offload
+    store.check()
+    store.take_resident_changes()
     for group in store.groups:
         with store.cache.acquired([group.entry], learn=False):
             copies = [view.clone() for view in group.layout.views(store.cache.view(group.entry))]
@@ -81,13 +88,21 @@ def tensors(module):
 
 
 def restore(module):
-    """Brings all tensors back into ordinary memory, as new Parameters, and ends the offload. The files stay."""
+    """Brings all tensors back into ordinary memory, as new Parameters, and ends the offload. The files stay.
+
+    Raises:
+        RuntimeError: the last step failed. The module is unchanged; call close().
+        OSError: a file cannot be read, and the module is unchanged; or changed buffers cannot be committed to the
+            directory, and the module has all its tensors."""
     loaded = dict(tensors(module))
     store = module._weightfs_offload
-    close(module)
-    for member in (member for group in store.groups for member in group.members):
-        tensor = loaded[member.name]
-        member.bind(torch.nn.Parameter(tensor, member.placeholder.requires_grad) if member.is_parameter else tensor)
+    trainable = {group.members[index].name for group in store.groups for index in group.trainable}
+    try:
+        close(module)
+    finally:
+        for member in (member for group in store.groups for member in group.members):
+            tensor = loaded[member.name]
+            member.bind(torch.nn.Parameter(tensor, member.name in trainable) if member.is_parameter else tensor)
 
 
 def close(module):
@@ -95,6 +110,7 @@ def close(module):
     its forward raises. offload(..., resume=True) continues, also with a new module of the same kind. After a failed
     step nothing is committed."""
     store = module._weightfs_offload
+    store.check_use()
     try:
         if store.failure is None:
             store.commit()
@@ -115,6 +131,7 @@ class _Store:
     def __init__(self, module, directory, memory, blocks, resume, device, durable):
         self.groups, self._planned = plan(module, blocks, device)
         self.device, self.optimizer, self.failure, self._durable = device, None, None, durable
+        self._process, self._released = _process.pid, False
         needed = [group.layout.nbytes for group in self.groups]
         for submodule, groups in self._planned:
             self._check_fits(memory, type(submodule).__name__, [group.layout.nbytes for group in groups], needed[0])
@@ -158,34 +175,48 @@ class _Store:
     def bound(self, groups, recomputing=False):
         """The modules have the groups' tensors during the block. recomputing: changes of buffers are undone."""
         self.check()
-        with self.cache.acquired([group.entry for group in groups]):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.cache.acquired([group.entry for group in groups]))
             for group in groups:
+                stack.callback(self._unbind, group, group.uses, recomputing)   # also if the bind is interrupted
                 group.uses += 1
                 if group.uses == 1:
                     group.bind(self.cache.view(group.entry))
-            kept = [(tensor, tensor.clone()) for group in groups for tensor in group.buffers()] if recomputing else []
-            try:
-                yield
-            finally:
-                for tensor, before in kept:
-                    tensor.copy_(before)
-                for group in groups:
-                    self._unbind(group, recomputing)
+                else:
+                    self._take_changes(group)
+            yield
 
-    def _unbind(self, group, recomputing):
-        group.uses -= 1
+    def _unbind(self, group, uses, recomputing):
+        """uses: how many there were before."""
         try:
-            if group.changed() and not recomputing:
-                self.cache.changed(group.entry)
+            if recomputing and group.live is not None:
+                group.undo()
+            else:
+                self._take_changes(group)
         finally:
-            if group.uses == 0:
+            group.uses = uses
+            if uses == 0:
                 group.unbind()
+
+    def _take_changes(self, group):
+        if group.live is not None and group.changed():
+            self.cache.changed(group.entry)
+
+    def take_resident_changes(self):
+        self._take_changes(self.groups[0])
 
     def take_gradients(self, group):
         if group.training is not None and group is not self.groups[0]:
             group.training.take(group, self.cache)
 
+    def check_use(self):
+        _process.check_process(self._process, "offloaded module")
+        if self._released:
+            raise RuntimeError("the module is not offloaded any more: offload it again with resume=True, and create a "
+                               "new optimizer")
+
     def check(self):
+        self.check_use()
         if self.failure is not None:
             raise RuntimeError(f"the last step failed and was not applied ({self.failure}): offload the module again "
                                "with resume=True, which continues from the step before")
@@ -194,6 +225,12 @@ class _Store:
         if self.optimizer is None and any(group.trainable for group in groups):
             raise RuntimeError("the gradients of an offloaded module go to weightfs.offload.Adam or AdamW: create one "
                                "before the forward, or use torch.no_grad()")
+        for group in [self.groups[0], *groups] if self.optimizer is not None else []:
+            new = set(group.trainable) - set(group.training.indices if group.training is not None else ())
+            if new:
+                raise RuntimeError(f"{group.members[min(new)].name} requires a gradient, and did not when the optimizer "
+                                   "was created: freeze it again, or close() the module, offload it with resume=True "
+                                   "and create a new optimizer")
 
     @contextlib.contextmanager
     def failing(self):
@@ -239,9 +276,7 @@ class _Store:
 
     def commit(self):
         """Makes the present content the one that a resumed program finds."""
-        resident = self.groups[0]
-        if resident.live is not None and resident.changed():
-            self.cache.changed(resident.entry)
+        self.take_resident_changes()
         kept = [entry for entry in self._entries if not entry.temporary]
         self.cache.flush(kept)
         before = self.directory.state or {"generations": {}, "optimizer": None}
@@ -266,7 +301,10 @@ class _Store:
         self.release()
 
     def release(self):
+        self._released = True
         self.cache.close()
+        for group in self.groups:
+            group.forget()
         self.directory.close()
 
     def _described(self):

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weightfs.offload after errors and interrupts, and with modules that change their buffers in unusual ways."""
+
+import concurrent.futures
+import gc
+import os
+import weakref
+
+import pytest
+import torch
+
+import weightfs.offload
+from offload_models import MEMORY, TOKENS, differing, made, offloading, train_step   # noqa: F401
+from weightfs._offload_adam import Training
+from weightfs._offload_cache import Cache
+from weightfs._offload_layout import Group, Member
+
+pytestmark = pytest.mark.usefixtures("offloading")
+EVERY_TOKEN = torch.ones(1, TOKENS, dtype=torch.int64)
+
+
+def adam(model):
+    return torch.optim.Adam(model.parameters(), foreach=False)
+
+
+def offloaded(folder, model=made, memory=MEMORY, **options):
+    return weightfs.offload.offload(model(), folder / "model", memory, **options)
+
+
+def failing_once(monkeypatch, owner, name, error):
+    """The next call of a method raises."""
+    original = getattr(owner, name)
+
+    def called(*arguments):
+        monkeypatch.setattr(owner, name, original)
+        raise error
+
+    monkeypatch.setattr(owner, name, called)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupt"])
+@pytest.mark.parametrize("memory", [MEMORY, "64M"])
+def test_zero_grad_discards_the_gradients_of_a_failed_backward(memory_folder, monkeypatch, error, memory):
+    plain, model = made(), offloaded(memory_folder, memory=memory)
+    theirs, ours = adam(plain), weightfs.offload.Adam(model)
+    loss = model(EVERY_TOKEN).sum()
+    failing_once(monkeypatch, Training, "take", error)
+    with pytest.raises(type(error)):
+        loss.backward()
+    for number in range(2):
+        assert train_step(plain, theirs, number) == train_step(model, ours, number)
+    assert differing(model, plain) == []
+
+
+def test_a_failed_step_is_not_returned_by_tensors_or_restore(memory_folder, monkeypatch):
+    model = offloaded(memory_folder)
+    optimizer = weightfs.offload.Adam(model)
+    model(EVERY_TOKEN).sum().backward()
+    failing_once(monkeypatch, Cache, "flush", OSError(5, "Input/output error"))
+    with pytest.raises(OSError):
+        optimizer.step()
+    for use in (lambda: list(weightfs.offload.tensors(model)), lambda: weightfs.offload.restore(model)):
+        with pytest.raises(RuntimeError, match="the last step failed and was not applied"):
+            use()
+    weightfs.offload.close(model)
+    assert differing(offloaded(memory_folder, resume=True), made()) == []
+
+
+class Averaging(torch.nn.Module):
+    """Replaces a buffer and changes others so that no version counts it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(300, 300)
+        for name, value in {"ema": torch.zeros(300), "scale": torch.ones(()), "mean": torch.zeros(300),
+                            "var": torch.ones(300), "flag": torch.zeros(3, dtype=torch.bool)}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x):
+        self.ema = self.ema * 0.9 + x.detach().mean(0)
+        self.scale.data.mul_(1.5)
+        self.flag.data.logical_not_()
+        x = torch.nn.functional.batch_norm(x, self.mean, self.var, training=True)
+        return self.linear(x)
+
+
+def averaging():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(*[Averaging() for _ in range(4)])
+
+
+@pytest.mark.parametrize("memory", ["2M", "16M"])
+def test_changed_buffers_are_those_of_training_in_memory(memory_folder, memory):
+    plain, model = averaging(), offloaded(memory_folder, averaging, memory)
+    theirs, ours = adam(plain), weightfs.offload.Adam(model)
+    for number in range(3):
+        torch.manual_seed(number)
+        x = torch.randn(8, 300)
+        for one, optimizer in ((plain, theirs), (model, ours)):
+            optimizer.zero_grad()
+            one(x).square().sum().backward()
+            optimizer.step()
+    assert differing(model, plain) == []
+    weightfs.offload.close(model)
+    assert differing(offloaded(memory_folder, averaging, memory, resume=True), plain) == []
+
+
+def test_buffers_that_a_forward_without_gradients_changes_are_kept(memory_folder):
+    plain, model, x = averaging(), offloaded(memory_folder, averaging, "1M"), torch.randn(8, 300)
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(plain(x), model(x))
+    weightfs.offload.close(model)
+    assert differing(offloaded(memory_folder, averaging, "1M", resume=True), plain) == []
+
+
+@pytest.mark.parametrize("owner, name", [(Group, "bind"), (Group, "_remember"), (Member, "bind"), (Cache, "view")])
+def test_a_module_works_on_after_an_interrupt_while_its_tensors_are_bound(memory_folder, monkeypatch, owner, name):
+    plain, model = made().eval(), offloaded(memory_folder, memory="3M").eval()
+    with torch.no_grad():
+        model(EVERY_TOKEN)
+        failing_once(monkeypatch, owner, name, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            model(EVERY_TOKEN)
+        store = model._weightfs_offload
+        assert all(group.uses == 0 and group.live is None for group in store.groups[1:])
+        assert all(member.bound is member.placeholder for group in store.groups[1:] for member in group.members)
+        for _ in range(2):
+            assert torch.equal(model(EVERY_TOKEN), plain(EVERY_TOKEN))
+    weightfs.offload.restore(model)
+
+
+def test_properties_of_placeholders_give_no_numbers(memory_folder):
+    model = offloaded(memory_folder)
+    weight = model.layers[0].linear1.weight
+    for name in ("data", "T", "mT", "H", "mH", "real", "imag"):
+        with pytest.raises(RuntimeError, match="layers.0.linear1.weight is offloaded"):
+            getattr(weight, name)
+    assert weight.is_leaf and weight.grad is None and weight.ndim == 2 and weight.nbytes == 512 * 128 * 4
+    assert not weight.is_cuda and weight.layout == torch.strided and weight.grad_fn is None
+    weight.requires_grad = False
+    assert not weight.requires_grad
+
+
+def test_replaced_resident_buffers_are_given_back(memory_folder):
+    def model():
+        torch.manual_seed(1)
+        layers = torch.nn.Sequential(*[torch.nn.Linear(300, 300) for _ in range(4)])
+        layers.register_buffer("count", torch.zeros(3))
+        return layers
+
+    ours = offloaded(memory_folder, model, "2M")
+    ours.count = torch.tensor([1.0, 2.0, 3.0])
+    assert dict(weightfs.offload.tensors(ours))["count"].tolist() == [1, 2, 3]
+    ours.count = ours.count + 1
+    weightfs.offload.restore(ours)
+    assert ours.count.tolist() == [2, 3, 4]
+
+
+def test_a_restore_that_cannot_commit_gives_the_tensors_back(memory_folder, monkeypatch):
+    model = offloaded(memory_folder)
+    failing_once(monkeypatch, Cache, "flush", OSError(28, "No space left on device"))
+    with pytest.raises(OSError):
+        weightfs.offload.restore(model)
+    assert all(torch.equal(value, made().state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_a_forked_child_cannot_use_the_module(memory_folder):
+    model = offloaded(memory_folder)
+    optimizer = weightfs.offload.Adam(model)
+    uses = (lambda: model(EVERY_TOKEN), lambda: list(weightfs.offload.tensors(model)), optimizer.step,
+            optimizer.zero_grad, lambda: weightfs.offload.restore(model), lambda: weightfs.offload.close(model))
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in uses:
+            try:
+                use()
+            except PermissionError as error:
+                refused += "this offloaded module belongs to the process that forked this one" in str(error)
+            except BaseException:
+                pass
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(uses)
+    assert differing(model, made()) == []
+
+
+def test_parameters_that_are_unfrozen_after_the_optimizer_was_created_are_refused(memory_folder):
+    model = offloaded(memory_folder)
+    model.layers[1].linear1.weight.requires_grad_(False)
+    model.positions.requires_grad_(False)   # stays in memory
+    optimizer = weightfs.offload.Adam(model)
+    model(EVERY_TOKEN).sum().backward()
+    for parameter, name in ((model.layers[1].linear1.weight, "layers.1.linear1.weight"),
+                            (model.positions, "positions")):
+        parameter.requires_grad = True
+        for use in (lambda: model(EVERY_TOKEN), optimizer.step):
+            with pytest.raises(RuntimeError, match=f"{name} requires a gradient, and did not when the optimizer"):
+                use()
+        parameter.requires_grad = False
+    optimizer.step()
+    assert optimizer.steps == 1
+    model.positions.requires_grad_(True)
+    weightfs.offload.restore(model)
+    assert model.positions.requires_grad and not model.layers[1].linear1.weight.requires_grad
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("no thread"), OSError(5, "Input/output error")], ids=repr)
+def test_a_transfer_that_fails_with_any_error_is_repeated(memory_folder, error):
+    model = offloaded(memory_folder, memory="3M")
+    cache, entry = model._weightfs_offload.cache, model._weightfs_offload.groups[1].entry
+    for reading in (True, False):
+        failed = concurrent.futures.Future()
+        failed.set_exception(error)
+        with cache.acquired([entry]):
+            expected = cache.view(entry).clone()
+            entry.transfer, entry.reading = failed, reading
+            with pytest.raises(type(error)):
+                cache.flush([entry])
+            assert (entry.begin is None) == reading and entry.dirty != reading
+        with cache.acquired([entry]):
+            assert torch.equal(cache.view(entry), expected)
+
+
+@pytest.mark.parametrize("end", [weightfs.offload.close, weightfs.offload.restore])
+def test_the_buffer_is_freed_although_the_optimizer_exists(memory_folder, end):
+    model = offloaded(memory_folder)
+    optimizer = weightfs.offload.Adam(model)
+    train_step(model, optimizer, 0)
+    buffer = weakref.ref(model._weightfs_offload.cache._buffer)
+    end(model)
+    gc.collect()
+    assert buffer() is None
+    with pytest.raises(RuntimeError, match="not offloaded any more"):
+        optimizer.step()

@@ -36,9 +36,24 @@ def fill(target, source, stream, begin=0):
 
     Raises:
         OSError, EOFError: a part of `target` may be filled."""
+    if _is_marked(source) or _is_marked(target):
+        stored = torch.empty(source.shape, dtype=source.dtype)
+        fill(stored, marked_as(source, source), stream, begin)   # a second mark takes the first one away
+        target.detach().copy_(marked_as(stored, source))
+        return
     # The order of dimensions in the file, so that transposed tensors are one run, too.
     order = sorted(range(source.dim()), key=lambda dimension: -source.stride(dimension))
     _fill(target.detach().permute(order), source.permute(order), stream, begin + start_of(source))
+
+
+def marked_as(tensor, other):
+    """The tensor with the marks of `other`: torch conjugates and negates without changing the bytes."""
+    tensor = torch._neg_view(tensor) if other.is_neg() else tensor
+    return tensor.conj() if other.is_conj() else tensor
+
+
+def _is_marked(tensor):
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _fill(target, source, stream, begin):

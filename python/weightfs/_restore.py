@@ -5,7 +5,7 @@ import contextlib
 
 import torch
 
-from weightfs._archive import fill, outline, start_of
+from weightfs._archive import fill, marked_as, outline, start_of
 from weightfs._stream import DirectReader
 
 _SHOWN = 5   # the number of mismatches that an error lists
@@ -95,6 +95,7 @@ class _New:
             self._storages[start] = memory.untyped_storage()
         made = torch.empty(0, dtype=saved.dtype)
         made.set_(self._storages[start], saved.storage_offset(), saved.shape, saved.stride())
+        made = marked_as(made, saved)
         if isinstance(saved, torch.nn.Parameter):
             return torch.nn.Parameter(made, saved.requires_grad)
         return made.requires_grad_(saved.requires_grad)

@@ -208,3 +208,14 @@ def test_a_damaged_checkpoint_is_an_error(work):
     os.unlink(work / ".metadata")
     with pytest.raises(CheckpointException, match="No such file"):
         load(work, state(1))
+
+
+@pytest.mark.parametrize("saver", ["ours", "torch"])
+def test_conjugated_and_negated_tensors(tmp_path, saver):
+    base = torch.randn(400, 500, dtype=torch.complex64)
+    saved = {"conj": base.conj(), "neg": base.conj().imag}
+    writer = ours.StorageWriter(tmp_path / "step") if saver == "ours" else dcp.FileSystemWriter(tmp_path / "step")
+    dcp.save(saved, storage_writer=writer, no_dist=True)
+    target = {"conj": torch.zeros(400, 500, dtype=torch.complex64), "neg": torch.zeros(400, 500)}
+    dcp.load(target, storage_reader=ours.StorageReader(tmp_path / "step"), no_dist=True)
+    assert all(torch.equal(target[name], saved[name]) for name in saved)

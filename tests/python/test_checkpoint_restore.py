@@ -200,3 +200,16 @@ with checkpoint.Manager({str(work)!r}) as manager:
 assert all(tensor.eq(1).all() for tensor in target.values())
 """)
     assert int(shown) < 100 << 10   # KiB; the model has 192 MiB
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (400, 500)], ids=["small", "large"])
+def test_conjugated_and_negated_tensors_are_restored(manager, shape):
+    base = torch.randn(shape, dtype=torch.complex64)
+    saved = {"conj": base.conj(), "neg": base.clone().conj().imag, "both": torch._neg_view(base.conj()),
+             "columns": base.conj().T, "plain": base}
+    assert saved["conj"].is_conj() and saved["neg"].is_neg() and saved["both"].is_conj() and saved["both"].is_neg()
+    manager.save(1, saved, wait=True)
+    for target in (blank(saved), {name: torch.ones_like(tensor).conj() for name, tensor in saved.items()},
+                   dict.fromkeys(saved)):
+        manager.restore(target)
+        assert all(torch.equal(target[name], saved[name]) for name in saved)

@@ -189,3 +189,25 @@ def test_the_interface_of_fastsafetensors(folder):
     assert [part[0].shape[0] for part in ranks] == [4, 4, 3] and [part[1].shape[1] for part in ranks] == [3, 3, 2]
     for dim in (0, 1):
         assert same(torch.cat([part[dim] for part in ranks], dim), tensors["1.b"])
+
+
+def test_parts_of_tensors_of_4_bits_and_impossible_dimensions(memory_folder):
+    packed = getattr(torch, "float4_e2m1fn_x2", None)
+    tensors = {"a": torch.arange(48, dtype=torch.uint8).view(6, 8)}
+    if packed is not None:
+        tensors["packed"] = tensors["a"].clone().view(packed)
+    path = memory_folder / "file.safetensors"
+    safetensors.save_file(tensors, path)
+    parts = {name: [] for name in tensors}
+    for rank in range(2):
+        loader = safetensors.SafeTensorsFileLoader(Group(rank, 2))
+        loader.add_filenames({0: [path]})
+        buffer = loader.copy_files_to_device()
+        for name in tensors:
+            parts[name].append(buffer.get_sharded(name, 1).view(torch.uint8))
+        with pytest.raises(ValueError, match="dim is -2: it must be a dimension, or -1"):
+            buffer.get_sharded("a", -2)
+        loader.close()
+        buffer.close()
+    for name, found in parts.items():
+        assert [part.shape[1] for part in found] == [4, 4] and torch.equal(torch.cat(found, 1), tensors["a"])

@@ -87,6 +87,11 @@ class SafeSlice:
         """The shape in the file, as a list."""
         return shape_in_file(self._name, self._dtype, self._facts["shape"])
 
+    @property
+    def shape(self):
+        """The shape of the tensor in torch, which indices refer to. That of the type F4 counts pairs."""
+        return list(self._facts["shape"])
+
     def get_dtype(self):
         """The file's name of the type, such as "BF16"."""
         return self._facts["dtype"]

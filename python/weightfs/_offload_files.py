@@ -95,7 +95,7 @@ class Source:
     """Tensors of safetensors files, by name."""
 
     def __init__(self, source):
-        self._found = {}   # name -> (path, offset, dtype, shape)
+        self._given, self._found = source is not None, {}   # name -> (path, offset, dtype, shape)
         if source is None:
             return
         with contextlib.ExitStack() as stack:
@@ -105,7 +105,11 @@ class Source:
                                          torch.Size(facts["shape"]))
 
     def check(self, members):
-        """ValueError if a tensor has neither memory nor a place in the files."""
+        """ValueError if a tensor has neither memory nor a place in the files, or the files have none at all."""
+        if self._given and not any(map(self._name, members)):
+            raise ValueError(f"source= has no tensor of the module: it has {sorted(self._found)[:3]} and the module has "
+                             f"{[member.name for member in members][:3]}; rename them in the files, or offload the "
+                             "submodule that the files belong to")
         missing = [member.name for member in members if member.tensor.is_meta and self._name(member) is None]
         if missing:
             raise ValueError(f"{len(missing)} tensors are on the meta device and not in source=: {missing[:5]}; give "

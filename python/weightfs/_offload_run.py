@@ -13,6 +13,7 @@ class Stage:
 
     def __init__(self, store, submodule, groups):
         self._store, self._submodule, self.groups = store, submodule, groups
+        self.name = f"{type(submodule).__name__} ({groups[0].name})"
         self._forward, self._own_forward = submodule.forward, vars(submodule).get("forward")
         submodule.forward = self
 
@@ -78,7 +79,11 @@ class _Call:
         leaves = list(self._leaves)
         for at, tensor in zip(self._tensors_at, tensors):
             leaves[at] = tensor
+        versions = [tensor._version for tensor in tensors]
         found, self.output_structure = tree_flatten(self.stage._called(leaves, self._structure))
+        if versions != [tensor._version for tensor in tensors]:
+            raise RuntimeError(f"the forward of {self.stage.name} changes an input in place, and its backward would "
+                               "compute it again from the changed one: let it change a copy (x = x.clone())")
         self.outputs = [(isinstance(leaf, torch.Tensor), None if isinstance(leaf, torch.Tensor) else leaf)
                         for leaf in found]
         return tuple(leaf for leaf in found if isinstance(leaf, torch.Tensor))

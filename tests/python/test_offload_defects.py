@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import weightfs.offload
+import weightfs.safetensors
 from offload_models import MEMORY, TOKENS, differing, made, offloading, train_step   # noqa: F401
 from weightfs._offload_adam import Training
 from weightfs._offload_cache import Cache
@@ -233,3 +234,29 @@ def test_the_buffer_is_freed_although_the_optimizer_exists(memory_folder, end):
     assert buffer() is None
     with pytest.raises(RuntimeError, match="not offloaded any more"):
         optimizer.step()
+
+
+def test_a_block_that_changes_its_input_is_refused(memory_folder):
+    class Doubling(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    model = weightfs.offload.offload(torch.nn.Sequential(Doubling(300, 300), torch.nn.Linear(300, 300)),
+                                     memory_folder / "model", "4M")
+    optimizer = weightfs.offload.Adam(model)
+    with pytest.raises(RuntimeError, match=r"forward of Doubling \(block.0\) changes an input in place"):
+        model(torch.ones(1, 300))
+    with torch.no_grad():
+        model(torch.ones(1, 300))
+    model[1](torch.ones(1, 300)).sum().backward()   # the module works on
+    optimizer.step()
+
+
+def test_a_source_without_any_tensor_of_the_module_is_refused(memory_folder):
+    source = memory_folder / "file"
+    weightfs.safetensors.save_file({"model.weight": torch.zeros(8, 8), "model.bias": torch.zeros(8)}, source)
+    with pytest.raises(ValueError, match="source= has no tensor of the module: it has .'model.bias', 'model.weight'"):
+        weightfs.offload.offload(torch.nn.Linear(8, 8), memory_folder / "model", "1M", source=source)
+    weightfs.safetensors.save_file({"bias": torch.zeros(8)}, source)
+    model = weightfs.offload.offload(torch.nn.Linear(8, 8), memory_folder / "model", "1M", source=source)
+    assert not dict(weightfs.offload.tensors(model))["bias"].any()

@@ -6,6 +6,8 @@
 //   Namespace::mutex_
 //   Inode::mutex (of several inodes only in an InodeTransaction, by inode number, under Namespace::mutex_)
 //   Committer::mutex_, WriteBack::mutex_, InodeTable::mutex_
+//   MirroredKvStore::mutex_
+//   ReplicaWriter::mutex_
 //   SpaceManager::collecting_
 //   SpaceManager::mutex_
 //   ExtentAllocator's groups

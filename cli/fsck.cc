@@ -106,7 +106,7 @@ Result<void> Recover(const Arguments& arguments, const Error& damage, ProgressBa
     return Error{damage.code, fmt::format("{}; {}", ToString(damage), ToString(recovered.error()))};
   }
   checked->restored = true;
-  checked->lost = recovered->restored && recovered->restored->damaged_frames > 0;
+  checked->lost = recovered->restored && !recovered->restored->complete();
   checked->replica = recovered->restored ? DescribeRestored(*recovered->restored)
                                          : "store.json or superblocks were rebuilt from the replica";
   return {};
@@ -133,6 +133,7 @@ Result<StoreParts> OpenAndRestore(const Arguments& arguments, const OpenOptions&
     const auto caught_up = CatchUp(Borrow(parts->devices), parts->replica, *parts->catalog);
     if (caught_up.has_value()) {
       checked->restored = true;
+      checked->lost = !caught_up->complete();
       checked->replica = DescribeRestored(*caught_up);
       return parts;
     }

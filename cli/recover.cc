@@ -54,7 +54,7 @@ int Run(const Arguments& arguments) {
   const auto report = RecoverStore(arguments.store, options);
   if (!report.has_value()) return Fail(report.error());
   arguments.json ? PrintJson(arguments, *report) : PrintText(arguments, *report);
-  return DamagedFrames(*report) == 0 ? kSuccess : kFailure;
+  return !report->restored || report->restored->complete() ? kSuccess : kFailure;
 }
 
 }  // namespace

@@ -112,6 +112,7 @@ class Scrubber {
   }
 
   // Reads everything below `root` in the order of names, from behind `after` on. Returns false once interrupted.
+  void StartAfter(const fs::path& after) { last_ = after; }
   Result<bool> ReadTree(const fs::path& root, const fs::path& below, const fs::path& after, const ScrubState& state) {
     std::vector<std::string> names;
     std::error_code error;
@@ -221,6 +222,7 @@ Result<Report> Scrub(const Arguments& arguments, ByteCount rate) {
   struct statvfs space = {};
   if (statvfs(directory.c_str(), &space) != 0) return SystemError(directory, "cannot be accessed");
   Scrubber scrubber("scrub", uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize, rate);
+  scrubber.StartAfter(after);
   ASSIGN_OR_RETURN(const bool whole, scrubber.ReadTree(directory, {}, after, state));
   if (whole) state.Remove();
   return std::move(scrubber.report());

@@ -33,7 +33,9 @@ constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--
                                                                             {"--seed", "7"},
                                                                             {"--python", "/usr/bin/python3"},
                                                                             {"--timeout", "60"},
-                                                                            {"--namespace", "4711"}};
+                                                                            {"--namespace", "4711"},
+                                                                            {"--rate", "200M"},
+                                                                            {"--state", "/var/tmp/tensors.scrub"}};
 
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);

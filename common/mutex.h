@@ -13,9 +13,9 @@
 //   ReadChunk::mutex_, BufferPool::mutex_
 //   ThreadedRing::mutex_ and the other locks of a device queue
 //   IoRing::mutex_
-// All other locks of store/, meta/ and fs/ (including Executor::mutex_, taken under notify_mutex_) are leaves, except
-// PageCacheTracker::mutex_ → InodePages::mutex_. In client/ all locks are leaves, except Operation::mutex_ → the
-// tracker of its handle. No lock is held across device I/O, a synced commit or a FUSE reply.
+// All other locks of store/, meta/ and fs/ (Executor::mutex_, under notify_mutex_, included) are leaves, except
+// PageCacheTracker::mutex_ → InodePages::mutex_ and MirroredKvStore::mutex_ → ReplicaWriter::mutex_. In client/ all are
+// leaves, except Operation::mutex_ → its handle's tracker. No lock is held over device I/O, synced commits or replies.
 #pragma once
 
 #include <condition_variable>

@@ -152,7 +152,7 @@ void Store::StartReplica(Parts& parts) {
   }
   for (const DeviceRun& run : runs) {
     if (parts.space->MarkUsed(run)) continue;
-    spdlog::warn("the replica of the catalog on the devices overlaps files; it is renewed");
+    spdlog::warn("the replica of the catalog on the devices overlaps files{}", parts.read_only ? "" : "; it is renewed");
     options.root.reset();
     break;
   }

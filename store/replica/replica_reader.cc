@@ -54,11 +54,12 @@ Result<std::optional<FrameReader::Frame>> FrameReader::ReadFrame() {
   BlockDevice& device = *devices_[segment.run.device.value];
   const ByteOffset offset = ToBytes(segment.run.run.start + position_.block);
   const std::span<std::byte> memory(memory_.data(), kLargestFrame);
-  RETURN_IF_ERROR(device.Read(offset, memory.first(kBlockSize)));
+  // An unreadable block is damage like any other.
+  if (!device.Read(offset, memory.first(kBlockSize))) return std::optional<Frame>();
   const size_t size = FrameSize(memory.first(kBlockSize));
   const ByteCount left = ToBytes(segment.run.run.count - position_.block);
   if (size == 0 || size > left.value) return std::optional<Frame>();
-  if (size > kBlockSize) RETURN_IF_ERROR(device.Read(offset, memory.first(size)));
+  if (size > kBlockSize && !device.Read(offset, memory.first(size))) return std::optional<Frame>();
   const auto header = OpenFrame(memory.first(size));
   if (!header || header->store_id != store_id_ || header->stream != stream_.id) return std::optional<Frame>();
   return std::optional<Frame>({*header, TextOf(memory.subspan(kFrameHeaderSize, header->payload_size))});
@@ -92,7 +93,7 @@ Result<std::optional<Entry>> EntryReader::Next() {
     const size_t size = synchronized_ ? EntrySize(rest) : 0;
     if (size > 0 && size <= rest.size()) {
       auto entry = DecodeEntry(rest.substr(0, size));
-      if (!entry) return Error{ErrorCode::kCorrupt, "an entry of the catalog's replica cannot be decoded"};
+      if (!entry) return std::optional<Entry>();
       offset_ += size;
       return entry;
     }
@@ -143,14 +144,21 @@ Result<Tail> FindTail(Devices devices, const Root& root) {
     ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.log, first));
     EntryReader entries(std::move(frames));
     bool found = false;
+    std::optional<FrameReader::Position> end;
     while (true) {
       ASSIGN_OR_RETURN(const auto entry, entries.Next());
-      if (!entry) break;
-      found = true;
-      if (entry->version.sequence >= tail.version.sequence) tail.version = entry->version;
+      if (entry) {
+        found = true;
+        if (entry->version.sequence >= tail.version.sequence) tail.version = entry->version;
+        continue;
+      }
+      if (!end) end = entries.position();
+      ASSIGN_OR_RETURN(const bool more, entries.SkipDamage());
+      if (!more) break;
+      tail.damaged = true;
     }
     // An empty segment at the end begins where the one before it ends.
-    if (!positioned || entries.frames() > 0) tail.position = entries.position();
+    if (!positioned || entries.frames() > 0) tail.position = *end;
     positioned = positioned || entries.frames() > 0;
     if (entries.frames() > 0) tail.time_ns = entries.time_ns();
     if (found) break;
@@ -187,7 +195,10 @@ Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from,
     ASSIGN_OR_RETURN(const auto entry, entries.Next());
     if (!entry) return report;
     if (entry->version.sequence <= report.version.sequence) continue;
-    if (entry->version.sequence != report.version.sequence + 1) return report;
+    // The chain shows that the entry continues this catalog, and not another one with as many batches.
+    Version next = report.version;
+    EncodeNext(entry->batch, &next);
+    if (next != entry->version) return report;
     RETURN_IF_ERROR(apply(*entry));
     report.version = entry->version;
     report.time_ns = entries.time_ns();

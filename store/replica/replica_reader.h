@@ -34,8 +34,8 @@ class FrameReader {
   static Result<FrameReader> Create(Devices devices, const Uuid& store_id, const Stream& stream,
                                     size_t first_segment = 0);
 
-  // Returns the next frame; nullopt when the next block does not begin it: at the end of the stream, or at damage.
-  // Returns only errors of the devices.
+  // Returns the next frame; nullopt when the next block does not begin it: at the end of the stream, or at damage, also
+  // at a block that cannot be read.
   Result<std::optional<Frame>> Next();
   // Moves on to the next intact frame of the stream behind a damaged one. Returns false when there is none.
   Result<bool> SkipDamage();
@@ -59,8 +59,7 @@ class FrameReader {
 class EntryReader {
  public:
   explicit EntryReader(FrameReader frames) : frames_(std::move(frames)) {}
-  // Returns the next entry; nullopt at the end or at damage. kCorrupt for an entry that cannot be decoded in intact
-  // frames.
+  // Returns the next entry; nullopt at the end or at damage.
   Result<std::optional<Entry>> Next();
   // Drops what the reader has, and goes on behind a damaged frame. Returns false when nothing follows.
   Result<bool> SkipDamage();
@@ -83,8 +82,9 @@ std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_i
 
 // The end of the log.
 struct Tail {
-  Version version;      // of the replica
-  int64_t time_ns = 0;  // when its last frame was written
+  Version version;       // of the last entry, also behind damage
+  bool damaged = false;  // frames are missing before it: the log cannot continue
+  int64_t time_ns = 0;   // when its last frame was written
   FrameReader::Position position;
 };
 Result<Tail> FindTail(Devices devices, const Root& root);

@@ -22,6 +22,7 @@ constexpr uint64_t kSegmentsOfSpace = 4096;  // a segment is this part of the sp
 constexpr uint64_t kLeastLogSegments = 2;    // before a checkpoint is due
 // A small catalog needs an old checkpoint, a log and a new checkpoint at most. They are reserved.
 constexpr uint64_t kReservedSegments = kLeastLogSegments + 4;
+constexpr std::chrono::minutes kLongestRetry{5};
 constexpr uint64_t kStripe = 1024;  // blocks: successive segments go to successive devices
 
 // Streams of an earlier replica may have left frames anywhere. A random number distinguishes them.
@@ -46,6 +47,7 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
   if (auto memory = HugePageMemory::Map(kLargestFrame)) memory_ = std::move(*memory);
   root_ = options_.root;
   root_sequence_ = options_.root_sequence;
+  retry_ = options_.retry;
   next_stream_ = root_ ? root_->next_stream : FirstStream();
   if (root_) {
     for (const Stream* stream : {&root_->checkpoint_stream, &root_->log}) {
@@ -53,7 +55,7 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
     }
   }
   Refill();
-  if (root_ && memory_.data() != nullptr && options_.version == options_.tail.version) {
+  if (root_ && memory_.data() != nullptr && !options_.tail.damaged && options_.version == options_.tail.version) {
     log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
     log_in_root_ = true;
     begun_ = options_.tail.version.sequence;
@@ -81,7 +83,8 @@ void ReplicaWriter::Append(std::string entry, Version version) {
     write_due_ = Clock::now() + kFlushInterval / 2;
     wake_.notify_one();
   }
-  const bool full = pending_bytes_ < kWriteNow && pending_bytes_ + entry.size() >= kWriteNow;
+  const auto crosses = [&](uint64_t mark) { return pending_bytes_ < mark && pending_bytes_ + entry.size() >= mark; };
+  const bool full = crosses(kWriteNow) || crosses(kSyncPending);
   pending_bytes_ += entry.size();
   pending_.push_back({version.sequence, std::move(entry)});
   if (full) wake_.notify_one();
@@ -98,7 +101,7 @@ void ReplicaWriter::NoteDurable(uint64_t sequence) {
 // Small changes are gathered, so that each fsync of a program does not cost a write here.
 bool ReplicaWriter::HasDueEntriesLocked(Clock::time_point now) const {
   if (pending_.empty()) return false;
-  if (pending_bytes_ > kSyncPending) return true;
+  if (pending_bytes_ >= kSyncPending && !stopping_ && !sync_failed_) return true;
   if (pending_.front().sequence > durable_) return false;
   return stopping_ || pending_bytes_ >= kWriteNow || now >= write_due_;
 }
@@ -146,11 +149,12 @@ bool ReplicaWriter::TakeChunk(Chunk* chunk) {
   {
     MutexLock lock(mutex_);
     overflowed = std::exchange(overflowed_, false);
-    sync = pending_bytes_ > kSyncPending && pending_.front().sequence > durable_ && !stopping_;
+    sync = pending_bytes_ >= kSyncPending && pending_.front().sequence > durable_ && !stopping_ && !sync_failed_;
   }
   if (overflowed) FallBehind({ErrorCode::kNoMemory, "the devices are too slow for the changes of the catalog"});
-  if (sync) static_cast<void>(catalog_.Sync().has_value());  // a failure stops the store, and leaves durable_ as it is
+  const bool failed = sync && !catalog_.Sync();  // a failure makes the store read-only
   MutexLock lock(mutex_);
+  sync_failed_ = sync_failed_ || failed;
   while (!pending_.empty() && pending_.front().sequence <= durable_ && chunk->bytes.size() < kChunkSize) {
     chunk->starts.push_back({chunk->bytes.size(), pending_.front().sequence});
     pending_bytes_ -= pending_.front().entry.size();
@@ -224,7 +228,7 @@ Result<void> ReplicaWriter::Extend(StreamWriter& stream, uint64_t begun) {
 
 // The current log is too long, or there is none.
 bool ReplicaWriter::NeedsCheckpoint() const {
-  if (checkpoint_ || memory_.data() == nullptr || flush_failed_) return false;
+  if (checkpoint_ || memory_.data() == nullptr || flush_failed_ || catalog_.failed()) return false;
   if (!root_ || !log_in_root_) return true;
   BlockCount checkpoint;
   for (const Segment& segment : root_->checkpoint_stream.segments) checkpoint += segment.run.run.count;
@@ -255,7 +259,29 @@ void ReplicaWriter::ContinueCheckpoint() {
     written = checkpoint_->snapshot.records->status();
     if (written) written = FinishCheckpoint();
   }
-  if (!written) FallBehind(written.error());
+  if (written) return;
+  if (log_in_root_ && !roots_differ_) return GiveUpCheckpoint(written.error());
+  FallBehind(written.error());
+}
+
+// Ends a checkpoint that cannot be completed. The log goes on after the old one.
+void ReplicaWriter::GiveUpCheckpoint(const Error& error) {
+  Report(error);
+  Release(checkpoint_->stream.stream().segments);
+  checkpoint_.reset();
+  Postpone();
+}
+
+// The first time, and again after the replica was current.
+void ReplicaWriter::Report(const Error& error) {
+  if (std::exchange(reported_behind_, true)) return;
+  spdlog::warn("the replica of the catalog on the devices cannot be renewed: {}; it will be tried again",
+               ToString(error));
+}
+
+void ReplicaWriter::Postpone() {
+  retry_at_ = Clock::now() + retry_;
+  retry_ = std::min<Clock::duration>(2 * retry_, kLongestRetry);
 }
 
 // Writes about kPartSize of records.
@@ -300,6 +326,7 @@ Result<void> ReplicaWriter::FinishCheckpoint() {
   log_in_root_ = true;
   Release(old);
   unflushed_ = false;
+  retry_ = options_.retry;
   if (std::exchange(reported_behind_, false)) spdlog::info("the replica of the catalog is current again");
   MutexLock lock(mutex_);
   ++statistics_.checkpoints;
@@ -314,6 +341,7 @@ Result<void> ReplicaWriter::WriteRoot(Root root) {
   root.time_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   root.sequence = ++root_sequence_;
+  roots_differ_ = true;  // until all devices have it
   for (uint16_t index = 0; index < devices_.size(); ++index) {
     root.device = DeviceId{index};
     const std::string bytes = EncodeRoot(root);
@@ -326,6 +354,7 @@ Result<void> ReplicaWriter::WriteRoot(Root root) {
     devices_.NoteWrite(root.device);
   }
   RETURN_IF_ERROR(flush_());
+  roots_differ_ = false;
   root_ = std::move(root);
   return {};
 }
@@ -338,6 +367,7 @@ void ReplicaWriter::FlushIfDue() {
 }
 
 // Gives up the checkpoint under construction and the log. The root on the devices stays valid up to its last entry.
+// Later entries are dropped until a checkpoint succeeds.
 void ReplicaWriter::FallBehind(const Error& error) {
   {
     MutexLock lock(mutex_);
@@ -345,20 +375,18 @@ void ReplicaWriter::FallBehind(const Error& error) {
     pending_.clear();
     pending_bytes_ = 0;
   }
-  if (!std::exchange(reported_behind_, true)) {
-    spdlog::warn("the replica of the catalog on the devices falls behind: {}; it will be renewed as soon as possible",
-                 ToString(error));
-  }
+  Report(error);
   if (checkpoint_) Release(checkpoint_->stream.stream().segments);
   checkpoint_.reset();
   if (log_ && !log_in_root_) Release(log_->stream().segments);
   log_.reset();
   log_in_root_ = false;
   begun_ = 0;
-  retry_at_ = Clock::now() + options_.retry;
+  Postpone();
 }
 
 void ReplicaWriter::Release(const std::vector<Segment>& segments) {
+  if (roots_differ_) return;  // a root on some device may refer to them: they stay allocated until the next mount
   std::vector<DeviceRun> runs;
   BlockCount blocks;
   for (const Segment& segment : segments) {

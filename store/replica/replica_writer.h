@@ -83,7 +83,10 @@ class ReplicaWriter final : public EntrySink {
   Result<void> FinishCheckpoint();
   Result<void> WriteRoot(Root root);
   void FlushIfDue();
+  void GiveUpCheckpoint(const Error& error);
   void FallBehind(const Error& error);
+  void Report(const Error& error);
+  void Postpone();
   void Release(const std::vector<Segment>& segments);
   void Refill();
   StreamWriter NewStream();
@@ -110,6 +113,8 @@ class ReplicaWriter final : public EntrySink {
   SpaceReservation reservation_;  // for segments to come, so that df does not change with each of them
   bool unflushed_ = false;
   bool flush_failed_ = false;
+  bool roots_differ_ = false;  // after a failed write of a root
+  Clock::duration retry_;
   Clock::time_point flush_due_, retry_at_;
   bool reported_behind_ = false;
 
@@ -120,6 +125,7 @@ class ReplicaWriter final : public EntrySink {
   Clock::time_point write_due_ GUARDED_BY(mutex_);  // when the first of them must be written
   uint64_t durable_ GUARDED_BY(mutex_) = 0;
   bool collecting_ GUARDED_BY(mutex_) = false;  // entries are kept for the log
+  bool sync_failed_ GUARDED_BY(mutex_) = false;
   bool overflowed_ GUARDED_BY(mutex_) = false;  // entries were dropped because there were too many
   bool stopping_ GUARDED_BY(mutex_) = false;
   ReplicaStatistics statistics_ GUARDED_BY(mutex_);

@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/shell_quote.h"
 #include "io/huge_pages.h"
+#include "meta/keys.h"
 #include "store/replica/mirrored_kv_store.h"
 
 namespace weightfs {
@@ -20,6 +21,18 @@ namespace {
 std::string TimeText(int64_t time_ns) {
   const std::time_t seconds = time_ns / 1'000'000'000;
   return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(seconds));
+}
+
+// Gives a restored catalog a version after that of the replica, whose log may end in damage.
+Result<void> FinishRestore(KvStore& catalog, const replica::Root& root, const replica::Version& known,
+                           ReplicaRestore* restored) {
+  const uint64_t last = std::max(known.sequence, restored->version.sequence);
+  restored->missing = last - restored->version.sequence;
+  KvBatch batch = replica::WithVersion({}, {last + 1, restored->version.chain});
+  ASSIGN_OR_RETURN(const auto id, catalog.Get(keys::Store(kStoreIdFact)));
+  if (!id && root.store_id != Uuid{}) batch.Put(keys::Store(kStoreIdFact), ToString(root.store_id));
+  RETURN_IF_ERROR(catalog.Write(std::move(batch)));
+  return catalog.Sync();
 }
 
 // Applies an entry of the log, with the version after it.
@@ -62,12 +75,13 @@ std::string DescribeBehind(const std::string& directory, const ReplicaState& sta
 }
 
 std::string DescribeRestored(const ReplicaRestore& restored) {
-  const std::string damaged =
-      restored.damaged_frames == 0
-          ? ""
-          : fmt::format("; {} parts of the replica are damaged, and their records are lost", restored.damaged_frames);
-  return fmt::format("the catalog was restored from its replica on the devices, as of {}{}", TimeText(restored.time_ns),
-                     damaged);
+  std::string text =
+      fmt::format("the catalog was restored from its replica on the devices, as of {}", TimeText(restored.time_ns));
+  if (restored.missing > 0) text += fmt::format("; {} later changes are lost", restored.missing);
+  if (restored.damaged_frames > 0) {
+    text += fmt::format("; {} parts of the replica are damaged, and their records are lost", restored.damaged_frames);
+  }
+  return text;
 }
 
 bool IsReadable(KvStore& catalog) {
@@ -100,8 +114,10 @@ Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, con
   const auto log = replica::ReplayLog(devices, root, checkpoint->version,
                                       [&](const replica::Entry& entry) { return ApplyEntry(catalog, entry); });
   if (!log) return log.error();
-  RETURN_IF_ERROR(catalog.Sync());
-  return ReplicaRestore{log->version, log->time_ns, log->entries, checkpoint->damaged_frames};
+  ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(devices, root));
+  ReplicaRestore restored{log->version, log->time_ns, log->entries, checkpoint->damaged_frames};
+  RETURN_IF_ERROR(FinishRestore(catalog, root, tail.version, &restored));
+  return restored;
 }
 
 Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const ReplicaState& state, KvStore& catalog) {
@@ -112,8 +128,10 @@ Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const Repl
   const auto log = replica::ReplayLog(devices, *state.root, state.catalog,
                                       [&](const replica::Entry& entry) { return ApplyEntry(catalog, entry); });
   if (!log) return log.error();
-  RETURN_IF_ERROR(catalog.Sync());
-  return ReplicaRestore{log->version, log->time_ns, log->entries, 0};
+  if (log->entries == 0) return Error{ErrorCode::kCorrupt, "the log of the replica does not continue this catalog"};
+  ReplicaRestore restored{log->version, log->time_ns, log->entries};
+  RETURN_IF_ERROR(FinishRestore(catalog, *state.root, state.tail.version, &restored));
+  return restored;
 }
 
 }  // namespace weightfs

@@ -14,6 +14,9 @@
 
 namespace weightfs {
 
+// The fact under keys::Store that binds the catalog to its store: the store id as text.
+inline constexpr const char* kStoreIdFact = "store_id";
+
 // A store's replica as it was found when the store was opened.
 struct ReplicaState {
   std::optional<replica::Root> root;  // nullopt: none, or a program that does not know replicas has written since
@@ -34,6 +37,9 @@ struct ReplicaRestore {
   int64_t time_ns = 0;          // when its last entry was written, since the epoch
   uint64_t entries = 0;         // of the log
   uint64_t damaged_frames = 0;  // of the checkpoint: their records are missing
+  uint64_t missing = 0;         // changes that the catalog is known to have had, and that are lost
+
+  bool complete() const { return damaged_frames == 0 && missing == 0; }
 };
 
 // Reads the root and the end of the log, and the version of the catalog. Returns errors of devices and catalog.
@@ -52,11 +58,12 @@ std::string DescribeRestored(const ReplicaRestore& restored);
 // Clears all roots, which a program that does not know replicas may have made invalid.
 Result<void> EraseReplica(std::span<BlockDevice* const> devices);
 
-// Writes the checkpoint and the log to an empty catalog, and syncs it.
+// Writes the checkpoint and the log to an empty catalog, and syncs it. The catalog gets a version that no replica has,
+// so that the next mount renews the replica.
 Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
                                       KvStore& catalog, const ProgressFunction& progress = nullptr);
-// Appends the entries that a catalog lacks. Its version must be at or after the checkpoint of the root; otherwise
-// kCorrupt.
+// Appends the entries that a catalog lacks, and gives it a new version likewise. kCorrupt if the log does not continue
+// this catalog.
 Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const ReplicaState& state, KvStore& catalog);
 
 }  // namespace weightfs

@@ -42,7 +42,8 @@ class Recovery {
     RETURN_IF_ERROR(OpenDevices());
     RETURN_IF_ERROR(FindReplica());
     ASSIGN_OR_RETURN(const bool lost, CatalogIsLost());
-    const std::vector<size_t> superblocks = LostSuperblocks();
+    ASSIGN_OR_RETURN(const std::vector<size_t> superblocks, LostSuperblocks());
+    if (newer_ && !superblocks.empty()) return *newer_;
     if (!lost && superblocks.empty() && listed_) {
       return Error{ErrorCode::kExists, fmt::format("{}: the catalog can be read and lacks nothing; recover replaces "
                                                    "only a damaged one ('weightfs fsck {}' checks the store)",
@@ -68,7 +69,10 @@ class Recovery {
   bool AgreesWith(const StoreDescription& listed) const;
   std::optional<size_t> IndexOf(BlockDevice& device) const;
   Result<bool> CatalogIsLost();
-  std::vector<size_t> LostSuperblocks() const;
+  Result<std::vector<size_t>> LostSuperblocks() const;
+  Result<void> CheckSuperblocks() const;
+  Result<void> OpenDevice(const std::string& path, bool own);
+  std::optional<std::string> CatalogId() const;
   Result<void> BuildCatalog();
   Result<void> RebuildSuperblock(size_t index);
   Result<void> WriteDescription();
@@ -80,6 +84,7 @@ class Recovery {
   const RecoverOptions& options_;
   StoreLock lock_;
   std::optional<StoreDescription> listed_;  // store.json, if it can be read
+  std::optional<Error> newer_;              // store.json has a newer format: damage, or a newer program
   std::vector<Given> devices_;              // after FindReplica in the order of their indexes
   replica::Root root_;
   StoreDescription description_;
@@ -95,7 +100,13 @@ Result<void> Recovery::LockDirectory() {
 
 Result<void> Recovery::OpenDevices() {
   const auto described = ReadStoreDescription(directory_);
-  if (described) listed_ = *described;
+  if (described) {
+    listed_ = *described;
+  } else if (described.error().code == ErrorCode::kVersion) {
+    newer_ = described.error();
+  } else if (described.error().code != ErrorCode::kCorrupt && described.error().code != ErrorCode::kNotFound) {
+    return described.error();
+  }
   std::vector<std::string> paths = options_.devices;
   if (paths.empty() && listed_) {
     for (const auto& device : listed_->devices) paths.push_back(DevicePath(directory_, device));
@@ -111,8 +122,46 @@ Result<void> Recovery::OpenDevices() {
                              described ? "its devices are missing" : ToString(described.error()))};
   }
   for (const std::string& path : paths) {
-    ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
-    devices_.push_back({path, std::move(device)});
+    RETURN_IF_ERROR(OpenDevice(path, options_.devices.empty() && path.starts_with(directory_ + "/")));
+  }
+  return {};
+}
+
+// `own`: a file in the store directory, which must not be a link of another user.
+Result<void> Recovery::OpenDevice(const std::string& path, bool own) {
+  if (own) {
+    ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory_));
+    RETURN_IF_ERROR(store.CheckFile(path.substr(directory_.size() + 1), /*or_block_device=*/true));
+  }
+  const FileDevice::Options options{.follow_links = !own, .lock_wait = DeviceLockWait(lock_)};
+  ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, options));
+  devices_.push_back({path, std::move(device)});
+  return {};
+}
+
+// The id of the store that the catalog belongs to, if it can be read.
+std::optional<std::string> Recovery::CatalogId() const {
+  RocksKvStore::Options read_only;
+  read_only.read_only = true;
+  const auto catalog = RocksKvStore::Open(In(kCatalogName), read_only);
+  if (!catalog) return std::nullopt;
+  return (*catalog)->Get(keys::Store(kStoreIdFact)).value_or(std::nullopt);
+}
+
+// A replica is valid only if all programs that wrote to the store have kept it.
+Result<void> Recovery::CheckSuperblocks() const {
+  for (const Given& device : devices_) {
+    const auto superblock = ReadSuperblock(*device.device);
+    if (!superblock || superblock->store_id != root_.store_id) continue;
+    if (superblock->read_only_features) {
+      return Error{ErrorCode::kVersion, fmt::format("{}: a newer weightfs enabled features that this version cannot "
+                                                    "write; use the newer version",
+                                                    device.path)};
+    }
+    if (superblock->keeps_replica) continue;
+    return Error{ErrorCode::kNotFound, fmt::format("{}: an older weightfs has written to the store, so the replica of "
+                                                   "its catalog is out of date; restore {} from a backup",
+                                                   device.path, In(kCatalogName))};
   }
   return {};
 }
@@ -121,7 +170,8 @@ Result<void> Recovery::OpenDevices() {
 Result<void> Recovery::FindReplica() {
   std::vector<BlockDevice*> given;
   for (const Given& device : devices_) given.push_back(device.device.get());
-  const auto root = replica::FindRoot(given, std::nullopt);
+  auto root = replica::FindRoot(given, listed_ ? std::optional(listed_->id) : std::nullopt);
+  if (!root && listed_) root = replica::FindRoot(given, std::nullopt);
   if (!root) {
     return Error{ErrorCode::kNotFound,
                  fmt::format("{}: no replica of the catalog was found on {}; a store that was never mounted by this "
@@ -129,6 +179,15 @@ Result<void> Recovery::FindReplica() {
                              directory_, devices_.front().path, In(kCatalogName))};
   }
   root_ = *root;
+  // The devices of another store must not replace this one's catalog.
+  const auto id = CatalogId();
+  const bool foreign = listed_ && listed_->id != root_.store_id && !id;
+  if (foreign || (id && *id != ToString(root_.store_id))) {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: belongs to the store {}, and {} is another store; name its own "
+                                                  "devices with --device",
+                                                  devices_.front().path, ToString(root_.store_id), directory_)};
+  }
+  RETURN_IF_ERROR(CheckSuperblocks());
   ASSIGN_OR_RETURN(description_, ParseDescription("the description in the replica", root_.description));
   if (listed_ && !AgreesWith(*listed_)) listed_.reset();
   std::vector<Given> ordered(description_.devices.size());
@@ -187,11 +246,11 @@ Result<bool> Recovery::CatalogIsLost() {
   if (!catalog) {
     // A lock, a full filesystem or missing permissions are no damage.
     const ErrorCode code = catalog.error().code;
-    if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return catalog.error();
-    return true;
+    if (code == ErrorCode::kCorrupt || code == ErrorCode::kNotFound || code == ErrorCode::kIo) return true;
+    return catalog.error();
   }
   const auto id = (*catalog)->Get(keys::Store(kStoreIdFact));
-  if (!id || !*id || **id != ToString(root_.store_id) || !IsReadable(**catalog)) return true;
+  if (!id || !*id || !IsReadable(**catalog)) return true;
   const auto version = replica::ReadVersion(**catalog);
   ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(Ordered(), root_));
   return !version || ReplicaState{root_, root_.sequence, tail, *version}.CatalogIsBehind();
@@ -209,11 +268,15 @@ Result<void> Recovery::BuildCatalog() {
   return {};
 }
 
-std::vector<size_t> Recovery::LostSuperblocks() const {
+Result<std::vector<size_t>> Recovery::LostSuperblocks() const {
   std::vector<size_t> lost;
   for (size_t index = 0; index < devices_.size(); ++index) {
-    const auto found = ReadSuperblock(*devices_[index].device);
-    if (!found || found->store_id != root_.store_id) lost.push_back(index);
+    FileDevice& device = *devices_[index].device;
+    const auto found = ReadSuperblock(device);
+    if (found && found->store_id == root_.store_id) continue;
+    const bool truncated = device.size() < description_.devices[index].size;
+    if (!found && (found.error().code != ErrorCode::kCorrupt || truncated)) return found.error();
+    lost.push_back(index);
   }
   return lost;
 }

@@ -40,9 +40,6 @@ Result<UniqueFd> OpenLog(const std::string& directory);
 // The maximum number of devices of one store; more than any machine has.
 inline constexpr size_t kMaximumDevices = 1024;
 
-// The fact under keys::Store that binds the catalog to its store: the store id as text.
-inline constexpr const char* kStoreIdFact = "store_id";
-
 // The content of store.json: {"format": 1, "id": UUID, "devices": [{"index": 0, "id": UUID, "path": "pool", "size":
 // BYTES}], "created": ISO 8601}. Relative paths are relative to the store directory.
 struct StoreDescription {

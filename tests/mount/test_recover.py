@@ -136,6 +136,44 @@ def test_a_store_without_a_replica_is_told_so(filled):
         weightfs("recover", mount.store.directory)
 
 
+def test_the_devices_of_another_store_are_refused(filled, factory):
+    mount, content = filled
+    other = factory.mount(factory.store("64M"))
+    (other.path / "other").write_bytes(b"other")
+    other.umount()
+    pool, kept = mount.store.directory / "pool", mount.store.directory / "kept"
+    os.rename(pool, kept)
+    shutil.copyfile(other.store.directory / "pool", pool)
+    for words in (["fsck", mount.store.directory, "--repair"], ["recover", mount.store.directory]):
+        with pytest.raises(Failure, match="another store"):
+            weightfs(*words)
+    os.rename(kept, pool)
+    check_content(mount, content)
+
+
+def test_a_link_in_the_directory_is_refused(filled, tmp_path):
+    mount, _ = filled
+    pool = mount.store.directory / "pool"
+    os.rename(pool, tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", pool)
+    lose_catalog(mount)
+    with pytest.raises(Failure, match="symbolic link|link"):
+        weightfs("recover", mount.store.directory)
+
+
+def test_a_replica_that_an_older_program_did_not_keep_is_not_used(filled):
+    mount, _ = filled
+    pool = mount.store.directory / "pool"
+    for offset in SUPERBLOCK_OFFSETS:
+        block = bytearray(store_files.read_at(pool, offset, SUPERBLOCK_SIZE))
+        block[16:24] = bytes(8)
+        block[-4:] = store_files.crc32c(bytes(block[:-4])).to_bytes(4, "little")
+        store_files.patch(pool, offset, bytes(block))
+    lose_catalog(mount)
+    with pytest.raises(Failure, match="older weightfs has written"):
+        weightfs("recover", mount.store.directory)
+
+
 def test_an_older_catalog_is_noticed_and_catches_up(filled, tmp_path):
     mount, content = filled
     directory = mount.store.directory

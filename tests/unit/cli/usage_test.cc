@@ -189,8 +189,12 @@ TEST(UsageOfEveryCommandTest, NoCommandShowsTheMessagesOfTheParser) {
   const auto app = MakeApp(&exit_code);
   for (const CLI::App* command : Commands(*app)) {
     const std::string name = command->get_name();
-    std::vector<std::vector<std::string>> lines = {
-        {name, "--no-such-option"}, {name, "a", "b", "c", "d"}, {name, "-?"}};
+    std::vector<std::vector<std::string>> lines = {{name, "--no-such-option"}, {name, "-?"}};
+    const auto options = command->get_options();
+    const bool takes_many = std::any_of(options.begin(), options.end(), [](const CLI::Option* option) {
+      return option->get_positional() && option->get_items_expected_max() > 4;
+    });
+    if (!takes_many) lines.push_back({name, "a", "b", "c", "d"});
     for (const auto& [option_name, option] : NamedOptions(*command)) {
       if (option->get_items_expected_min() > 0) lines.push_back({name, option_name});
     }

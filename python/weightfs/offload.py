@@ -38,8 +38,8 @@ def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=
         module: any torch.nn.Module. Parameters may be on the meta device if `source` or the directory has them.
         directory: is created if its parent exists. It belongs to this module alone.
         memory: bytes of the buffer, or a text such as "512M" or "2G". It is allocated at once and locked. It holds all
-            tensors, gradients and optimizer states that are in memory; only activations, and the gradients of the
-            block whose backward runs, are torch's own.
+            tensors, gradients and optimizer states that are in memory; only activations, the gradients of the block
+            whose backward runs, and a copy of the buffers of the running block are torch's own.
         blocks: submodules or their names that are read and run as a whole. Default: the elements of the ModuleList or
             Sequential that divides the module best. Other submodules of at least 1 MiB are blocks too; smaller tensors
             beside the blocks stay in memory.

@@ -116,8 +116,8 @@ class FilesBuffer:
         return self._model.get_tensor(tensor_name)
 
     def get_sharded(self, tensor_name, dim):
-        """This rank's part along a dimension: equal parts, of which the last ones may be shorter; -1: all of it. ValueError for
-        another negative dimension."""
+        """This rank's part along a dimension: equal parts, of which the last ones may be shorter; -1: all of it.
+        ValueError for another negative dimension."""
         if dim < -1:
             raise ValueError(f"dim is {dim}: it must be a dimension, or -1 for the whole tensor")
         if dim == -1 or self._ranks == 1:

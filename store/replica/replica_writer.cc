@@ -21,7 +21,7 @@ constexpr uint64_t kLeastSegment = 32 * kKiB, kLargestSegment = 8 * kMiB;
 constexpr uint64_t kSegmentsOfSpace = 4096;  // a segment is this part of the space
 constexpr uint64_t kLeastLogSegments = 2;    // before a checkpoint is due
 // A small catalog needs an old checkpoint, a log and a new checkpoint at most. They are reserved.
-constexpr uint64_t kReservedSegments = kLeastLogSegments + 4;
+constexpr uint64_t kReservedSegments = kLeastLogSegments + 6;
 constexpr std::chrono::minutes kLongestRetry{5};
 constexpr uint64_t kStripe = 1024;  // blocks: successive segments go to successive devices
 

@@ -115,7 +115,12 @@ std::vector<std::string> weightfs::fuzz::Seeds() {
   SealFrame({.stream = 2, .number = 1, .first_entry = 0, .payload_size = static_cast<uint32_t>(next.size())},
             std::as_writable_bytes(std::span(frame)));
   const std::string stored = EncodeRoot(root);
-  return {'\0' + EncodeVersion(version),
+  // A past finding: a deletion with a value.
+  std::string with_value(kEntryHeaderSize, '\0');
+  with_value += std::string("\1\4\0\0\0\1\0\0\0gonex", 14);
+  return {'\x81' + with_value,
+          "\2",  // a past finding: a frame of no bytes
+          '\0' + EncodeVersion(version),
           '\1' + entry,
           '\x81' + next,
           '\2' + frame,

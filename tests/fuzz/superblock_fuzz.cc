@@ -93,7 +93,11 @@ std::vector<std::string> fuzz::Seeds() {
   std::string all("\x0F\x40", 2), one("\x01\x40", 2);
   for (const SuperblockRecord& copy : device.copies) all.append(reinterpret_cast<const char*>(&copy), kGivenSize);
   one.append(all, 2, kGivenSize);
-  return {all, one, "a5a5a5a5-a5a5-4aa5-85a5-A5A5A5A5A5A5"};
+  // Past findings: sequences that an update of the superblock cannot follow.
+  std::string last = one, second_last = one;
+  fuzz::Put(last, 2 + offsetof(SuperblockRecord, sequence), UINT64_MAX);
+  fuzz::Put(second_last, 2 + offsetof(SuperblockRecord, sequence), UINT64_MAX - 1);
+  return {all, one, last, second_last, "a5a5a5a5-a5a5-4aa5-85a5-A5A5A5A5A5A5"};
 }
 
 }  // namespace weightfs

@@ -62,7 +62,7 @@ int Run(const Arguments& arguments) {
 void AddRecover(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("recover", "Rebuild a lost or damaged catalog from its replica on the devices");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store; created if it is missing")
+  command->add_option("STORE", arguments->store, "Directory of the store; with --device it is created if it is missing")
       ->type_name("")
       ->required();
   command

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -78,8 +79,10 @@ class ScrubState {
     if (!stream || rename(temporary.c_str(), file_.c_str()) != 0) return SystemError(file_, "cannot be written");
     return {};
   }
-  void Remove() const {
-    if (!file_.empty()) unlink(file_.c_str());
+  // A state that stays would make the next scrub begin at the end.
+  Result<void> Remove() const {
+    if (file_.empty() || unlink(file_.c_str()) == 0 || errno == ENOENT) return {};
+    return SystemError(file_, "cannot be removed");
   }
 
  private:
@@ -224,7 +227,7 @@ Result<Report> Scrub(const Arguments& arguments, ByteCount rate) {
   Scrubber scrubber("scrub", uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize, rate);
   scrubber.StartAfter(after);
   ASSIGN_OR_RETURN(const bool whole, scrubber.ReadTree(directory, {}, after, state));
-  if (whole) state.Remove();
+  if (whole) RETURN_IF_ERROR(state.Remove());
   return std::move(scrubber.report());
 }
 

@@ -2,7 +2,6 @@
 // What a store needs to keep its replica, and the state of the replica.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,8 +17,7 @@ struct WriterOptions {
   uint64_t root_sequence = 0;  // of the last root on the devices, also if it cannot be used
   std::optional<Root> root;    // of a replica whose last version is `tail.version`, and whose blocks are marked as used
   Tail tail;
-  Version version;                        // of the catalog; if it is not tail.version, the log cannot continue
-  std::chrono::milliseconds retry{5000};  // after the devices had no free space
+  Version version;  // of the catalog; if it is not tail.version, the log cannot continue
 };
 
 struct ReplicaStatistics {

@@ -47,7 +47,6 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
   if (auto memory = HugePageMemory::Map(kLargestFrame)) memory_ = std::move(*memory);
   root_ = options_.root;
   root_sequence_ = options_.root_sequence;
-  retry_ = options_.retry;
   next_stream_ = root_ ? root_->next_stream : FirstStream();
   if (root_) {
     for (const Stream* stream : {&root_->checkpoint_stream, &root_->log}) {
@@ -326,7 +325,7 @@ Result<void> ReplicaWriter::FinishCheckpoint() {
   log_in_root_ = true;
   Release(old);
   unflushed_ = false;
-  retry_ = options_.retry;
+  retry_ = kFirstRetry;
   if (std::exchange(reported_behind_, false)) spdlog::info("the replica of the catalog is current again");
   MutexLock lock(mutex_);
   ++statistics_.checkpoints;

@@ -31,6 +31,9 @@ namespace weightfs::replica {
 // devices keep up and have free space.
 inline constexpr std::chrono::milliseconds kFlushInterval{1000};  // half of it until the write, half until the flush
 
+// The time until a checkpoint that failed is tried again.
+inline constexpr std::chrono::seconds kFirstRetry{5};
+
 // Thread-safe. One thread writes. Space comes from `space`; when there is none, or a device fails, the replica falls
 // behind, which is logged, and the store goes on.
 class ReplicaWriter final : public EntrySink {
@@ -113,8 +116,8 @@ class ReplicaWriter final : public EntrySink {
   SpaceReservation reservation_;  // for segments to come, so that df does not change with each of them
   bool unflushed_ = false;
   bool flush_failed_ = false;
-  bool roots_differ_ = false;  // after a failed write of a root
-  Clock::duration retry_;
+  bool roots_differ_ = false;            // after a failed write of a root
+  Clock::duration retry_ = kFirstRetry;  // until the next try; doubled by each failure
   Clock::time_point flush_due_, retry_at_;
   bool reported_behind_ = false;
 

@@ -24,9 +24,8 @@ std::string TimeText(int64_t time_ns) {
 }
 
 // Gives a restored catalog a version after that of the replica, whose log may end in damage.
-Result<void> FinishRestore(KvStore& catalog, const replica::Root& root, const replica::Version& known,
-                           ReplicaRestore* restored) {
-  const uint64_t last = std::max(known.sequence, restored->version.sequence);
+Result<void> FinishRestore(KvStore& catalog, const replica::Root& root, uint64_t known, ReplicaRestore* restored) {
+  const uint64_t last = std::max(known, restored->version.sequence);
   restored->missing = last - restored->version.sequence;
   KvBatch batch = replica::WithVersion({}, {last + 1, restored->version.chain});
   ASSIGN_OR_RETURN(const auto id, catalog.Get(keys::Store(kStoreIdFact)));
@@ -102,7 +101,7 @@ Result<void> EraseReplica(std::span<BlockDevice* const> devices) {
 }
 
 Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
-                                      KvStore& catalog, const ProgressFunction& progress) {
+                                      KvStore& catalog, uint64_t known, const ProgressFunction& progress) {
   Progress done{.step = "restoring records", .total = root.checkpoint_frames, .unit = Progress::Unit::kParts};
   const auto checkpoint = replica::ReplayCheckpoint(devices, root, [&](const replica::Entry& part) {
     done.done = std::min(done.done + 1, done.total);
@@ -116,7 +115,7 @@ Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, con
   if (!log) return log.error();
   ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(devices, root));
   ReplicaRestore restored{log->version, log->time_ns, log->entries, checkpoint->damaged_frames};
-  RETURN_IF_ERROR(FinishRestore(catalog, root, tail.version, &restored));
+  RETURN_IF_ERROR(FinishRestore(catalog, root, std::max(known, tail.version.sequence), &restored));
   return restored;
 }
 
@@ -130,7 +129,7 @@ Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const Repl
   if (!log) return log.error();
   if (log->entries == 0) return Error{ErrorCode::kCorrupt, "the log of the replica does not continue this catalog"};
   ReplicaRestore restored{log->version, log->time_ns, log->entries};
-  RETURN_IF_ERROR(FinishRestore(catalog, *state.root, state.tail.version, &restored));
+  RETURN_IF_ERROR(FinishRestore(catalog, *state.root, state.tail.version.sequence, &restored));
   return restored;
 }
 

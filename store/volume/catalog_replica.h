@@ -59,9 +59,10 @@ std::string DescribeRestored(const ReplicaRestore& restored);
 Result<void> EraseReplica(std::span<BlockDevice* const> devices);
 
 // Writes the checkpoint and the log to an empty catalog, and syncs it. The catalog gets a version that no replica has,
-// so that the next mount renews the replica.
+// so that the next mount renews the replica. `known`: the sequence that the catalog is known to have reached, if that
+// is later than the end of the log.
 Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
-                                      KvStore& catalog, const ProgressFunction& progress = nullptr);
+                                      KvStore& catalog, uint64_t known = 0, const ProgressFunction& progress = nullptr);
 // Appends the entries that a catalog lacks, and gives it a new version likewise. kCorrupt if the log does not continue
 // this catalog.
 Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const ReplicaState& state, KvStore& catalog);

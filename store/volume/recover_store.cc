@@ -88,11 +88,15 @@ class Recovery {
   std::vector<Given> devices_;              // after FindReplica in the order of their indexes
   replica::Root root_;
   StoreDescription description_;
+  uint64_t known_ = 0;  // the version that the damaged catalog had, if it can be read
   RecoverReport report_;
 };
 
 Result<void> Recovery::LockDirectory() {
-  if (mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) return SystemError(directory_, "cannot be created");
+  // Without --device a missing directory is a mistyped one.
+  if (!options_.devices.empty() && mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) {
+    return SystemError(directory_, "cannot be created");
+  }
   ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_));
   lock_.Claim();
   return {};
@@ -250,8 +254,9 @@ Result<bool> Recovery::CatalogIsLost() {
     return catalog.error();
   }
   const auto id = (*catalog)->Get(keys::Store(kStoreIdFact));
-  if (!id || !*id || !IsReadable(**catalog)) return true;
   const auto version = replica::ReadVersion(**catalog);
+  if (version) known_ = version->sequence;
+  if (!id || !*id || !IsReadable(**catalog)) return true;
   ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(Ordered(), root_));
   return !version || ReplicaState{root_, root_.sequence, tail, *version}.CatalogIsBehind();
 }
@@ -264,7 +269,7 @@ Result<void> Recovery::BuildCatalog() {
   RocksKvStore::Options options;
   options.create = true;
   ASSIGN_OR_RETURN(const auto catalog, RocksKvStore::Open(path, options));
-  ASSIGN_OR_RETURN(report_.restored, RestoreCatalog(Ordered(), root_, *catalog, options_.progress));
+  ASSIGN_OR_RETURN(report_.restored, RestoreCatalog(Ordered(), root_, *catalog, known_, options_.progress));
   return {};
 }
 

@@ -26,9 +26,9 @@ struct RecoverReport {
 };
 
 // Rebuilds what is lost of catalog, store.json and superblocks. A new catalog is built beside the old one, and both are
-// then swapped. Creates the directory if it is missing. Errors are full lines: kBusy (the store or a device is in use),
-// kExists (nothing is lost), kNotFound (no devices are known, or they hold no replica),
-// kInvalid (a device of the store is missing in the list), and those of devices and files.
+// then swapped. With `devices`, creates the directory if it is missing. Errors are full lines: kBusy (the store or a
+// device is in use), kExists (nothing is lost), kNotFound (no devices are known, or they hold no replica), kInvalid (a
+// device of the store is missing in the list), and those of devices and files.
 Result<RecoverReport> RecoverStore(const std::string& directory, const RecoverOptions& options);
 
 }  // namespace weightfs

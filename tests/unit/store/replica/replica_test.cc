@@ -34,7 +34,7 @@ KvContent WithoutVersion(KvContent content) {
 }
 
 // The catalog that the replica in the image gives back; empty if there is none.
-KvContent Restored(const CrashImage& image, uint64_t* damaged = nullptr) {
+KvContent Restored(const CrashImage& image) {
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
   const auto root = replica::FindRoot(devices, std::nullopt);
@@ -42,7 +42,6 @@ KvContent Restored(const CrashImage& image, uint64_t* damaged = nullptr) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   const auto restored = RestoreCatalog(devices, *root, catalog);
   EXPECT_TRUE(restored.has_value());
-  if (damaged != nullptr && restored) *damaged = restored->damaged_frames;
   return catalog.content();
 }
 
@@ -162,7 +161,8 @@ TEST(Replica, IsRenewedIfItsBlocksBelongToFiles) {
   EXPECT_EQ(again.ReadPath("a").value(), Pattern(1, 5'000'000));
   ASSERT_OK(again.WriteFile("b", Pattern(2, 100)));
   ASSERT_OK(again->Close());
-  EXPECT_EQ(WithoutVersion(Restored(ImageOf(again))), WithoutVersion(ImageOf(again).kv)) << "the new root has a greater number";
+  EXPECT_EQ(WithoutVersion(Restored(ImageOf(again))), WithoutVersion(ImageOf(again).kv))
+      << "the new root has a greater number";
 }
 
 TEST(Replica, NoticesACatalogThatIsOlder) {

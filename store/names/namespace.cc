@@ -168,7 +168,7 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
       auto acl = Acl::Decode(*list.value);
       if (!acl) return Damaged(ino, "its access control list is damaged");
       acl->SetMode(record.mode);
-      transaction.batch().Put(keys::Attribute(ino, kAccessAclName), acl->Encode());
+      transaction.PutAttribute(inode, kAccessAclName, acl->Encode(), list.value);
     }
     RETURN_IF_ERROR(transaction.Commit());
     return transaction.Stat(inode);

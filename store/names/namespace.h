@@ -74,6 +74,8 @@ class Namespace {
   Result<std::vector<DirectoryEntry>> ReadDirectory(InodeId ino);
 
   Result<std::string> GetExtendedAttribute(InodeId ino, std::string_view name);
+  // Returns kTooLarge for a value, and kNoSpace for an inode whose attributes would exceed their limits (store/types.h).
+  // ACLs and the attributes of every namespace count.
   // `keeps_set_group_id` is false for a caller who is neither in the file's group nor has CAP_FSETID. Setting an ACL
   // then clears the set-group-id bit.
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode,
@@ -179,8 +181,12 @@ class Namespace {
   Result<void> TrySetAttribute(const InodePtr& inode, std::string_view name, std::string_view value,
                                AttributeWrite mode);
   Result<void> TryRemoveAttribute(const InodePtr& inode, std::string_view name);
-  Result<void> SetAcl(const InodePtr& inode, std::string_view name, std::string_view value, bool keeps_set_group_id);
-  Result<void> CheckAttributeList(InodeId ino, std::string_view name);
+  Result<void> TrySetAcl(const InodePtr& inode, std::string_view name, const Acl& acl, bool keeps_set_group_id);
+  // Returns Inode::attribute_sizes, read from the catalog if they are not known; kAgain when `changes` is out of date.
+  Result<AttributeSizes> ReadAttributeSizes(const InodePtr& inode, uint64_t changes);
+  // Returns kNoSpace when the inode's attributes exceed their limits with a value of `size` bytes in place of `stored`.
+  Result<void> CheckAttributeSpace(const InodePtr& inode, std::string_view name, const StoredAttribute& stored,
+                                   size_t size);
 
   KvStore& catalog_;
   InodeTable& inodes_;

@@ -38,7 +38,7 @@ class RocksKvStore final : public KvStore {
   bool failed() const override;
   Result<void> Write(KvBatch batch) override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
   uint64_t EstimateSize(std::string_view prefix) const override;
 
  private:

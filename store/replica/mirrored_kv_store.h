@@ -47,7 +47,9 @@ class MirroredKvStore final : public KvStore {
   bool failed() const override { return catalog_->failed(); }
   Result<void> Write(KvBatch batch) override EXCLUDES(mutex_);
   Result<void> Sync() override EXCLUDES(mutex_);
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override { return catalog_->NewIterator(prefix); }
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override {
+    return catalog_->NewIterator(prefix, first);
+  }
   uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }
 
  private:

@@ -20,22 +20,16 @@ SYS_GETDENTS64 = {"x86_64": 217, "aarch64": 61}.get(os.uname().machine)
 _HEADER = struct.Struct("=QqHB")
 
 
-def _entry(address_or_bytes, at=0):
-    _, offset, size, _ = _HEADER.unpack_from(address_or_bytes, at)
-    name = bytes(address_or_bytes[at + _HEADER.size:at + size])
-    return name[:name.index(0)], offset, size
-
-
 def getdents(descriptor, size):
     """One call with a buffer of that size: (name, position after the entry) of each entry. Empty: the end."""
     buffer = ctypes.create_string_buffer(size)
     count = _libc.syscall(SYS_GETDENTS64, descriptor, buffer, ctypes.c_size_t(size))
     if count < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    entries, at = [], 0
+    records, entries, at = buffer.raw[:count], [], 0
     while at < count:
-        name, offset, length = _entry(buffer.raw[:count], at)
-        entries.append((name, offset))
+        _, offset, length, _ = _HEADER.unpack_from(records, at)
+        entries.append((records[at + _HEADER.size:records.index(0, at + _HEADER.size)], offset))
         at += length
     return entries
 

@@ -60,8 +60,8 @@ TEST(Executor, UsersTakeTurns) {
     gate.Open();
   }
   ASSERT_EQ(order.size(), 103U);
-  // The running task of user 1 was the first turn.
-  EXPECT_EQ(std::vector<uint32_t>(order.begin(), order.begin() + 6), (std::vector<uint32_t>{1, 2, 3, 1, 2, 1}));
+  // The running task was the first turn of user 1.
+  EXPECT_EQ(std::vector<uint32_t>(order.begin(), order.begin() + 6), (std::vector<uint32_t>{2, 3, 1, 2, 1, 1}));
 }
 
 TEST(Executor, OneUserLeavesAThreadToOthers) {

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "common/log.h"
 #include "meta/facts.h"
 #include "meta/keys.h"
@@ -279,11 +281,13 @@ void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
   }
 }
 
-// Reads the records without the mutex, because a large file has many.
+// Reads the records without the mutex, because a large file has many. An inode may be there twice: once for its last
+// close, and once because the kernel forgot it.
 Result<void> Namespace::DeleteGroup(std::span<const InodePtr> inodes) {
+  const std::set<InodePtr> once(inodes.begin(), inodes.end());
   return WhileStale([&] {
     OrphanRecords group;
-    for (const InodePtr& inode : inodes) {
+    for (const InodePtr& inode : once) {
       group.emplace_back(inode, InodeTransaction::ReadDeletion(catalog_, inode, data_));
     }
     MutexLock lock(mutex_);

@@ -425,6 +425,32 @@ TEST_F(NamespaceDamage, ErrorsOfTheCatalogAreReturned) {
   EXPECT_EQ(Stat(directory).links, 2u);
 }
 
+TEST_F(NamespaceBasics, UnusedOrphansArePassedOnAndDeletedOnce) {
+  std::vector<InodePtr> unused;
+  names_->OnOrphan([&unused](const InodePtr& inode) { unused.push_back(inode); });
+  for (const char* name : {"a", "b"}) {
+    const InodeId file = MakeFile(kRootInode, name);
+    inodes_->AddLookups(file, 1);
+    const InodePtr opened = *names_->Open(file);
+    EXPECT_TRUE(names_->Unlink(kRootInode, name));
+    names_->Forget(file, 1);
+    EXPECT_TRUE(unused.empty() || unused.back()->id != file) << "it is open";
+    names_->Close(opened);
+    ASSERT_EQ(unused.back()->id, file);
+    unused.push_back(opened);
+  }
+  EXPECT_TRUE(names_->HasOrphans());
+  const InodeId linked = MakeFile(kRootInode, "c");
+  inodes_->AddLookups(linked, 1);
+  names_->Forget(linked, 1);
+  EXPECT_EQ(unused.size(), 4u);
+  names_->DeleteOrphans(unused);
+  names_->DeleteOrphans(unused);
+  EXPECT_FALSE(names_->HasOrphans());
+  EXPECT_EQ(names_->inode_count(), 2u);
+  EXPECT_EQ(data_.deleted().size(), 2u);
+}
+
 TEST_F(NamespaceBasics, ThreadsSeeEachNameOnceOrNotAtAll) {
   const InodeId directory = MakeDirectory(kRootInode, "d");
   std::vector<std::thread> threads;

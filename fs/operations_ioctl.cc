@@ -42,18 +42,7 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   reply.Ioctl(&info, sizeof(info));
 }
 
-void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  weightfs_extents out{};
-  if (request.directory || request.in.size() < sizeof(out)) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  std::memcpy(&out, request.in.data(), sizeof(out));
-  if (out.version != WEIGHTFS_IOC_VERSION || out.start > kMaximumFileSize) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<FileHandle>& file, weightfs_extents out) {
   const auto found = filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, WEIGHTFS_EXTENTS_MAX);
   if (!found.has_value()) {
     reply.Fail(found.error());
@@ -72,6 +61,22 @@ void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     out.start = entry.first + entry.length;
   }
   reply.Ioctl(&out, sizeof(out));
+}
+
+void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_extents out{};
+  if (request.directory || request.in.size() < sizeof(out)) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(&out, request.in.data(), sizeof(out));
+  if (out.version != WEIGHTFS_IOC_VERSION || out.start > kMaximumFileSize) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  filesystem.RunAside(std::move(reply),
+                      [&filesystem, file, out](Reply now) { ReplyExtents(filesystem, std::move(now), file, out); });
 }
 
 void Stats(Filesystem& filesystem, Reply reply) {
@@ -226,7 +231,9 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   switch (request.command) {
     case WEIGHTFS_IOC_INFO: Info(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_EXTENTS: Extents(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_STATS: Stats(filesystem, std::move(reply)); return;
+    case WEIGHTFS_IOC_STATS:
+      filesystem.RunAside(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
+      return;
     case WEIGHTFS_IOC_LEASE: Lease(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_READ_ONLY: ReadOnly(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;

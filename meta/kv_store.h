@@ -88,8 +88,9 @@ class KvStore {
   // Makes everything durable that was written before the call. Concurrent calls share the work.
   virtual Result<void> Sync() = 0;
 
-  // Returns an iterator at the first key that begins with `prefix`. Valid() becomes false after the last such key.
-  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) = 0;
+  // Returns an iterator at the first key that begins with `prefix` and is not less than `first`. Valid() becomes false
+  // after the last such key.
+  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) = 0;
 
   // Estimates the bytes of the keys that begin with `prefix` and of their values; 0 when unknown. Fast; precise enough
   // for a progress bar only.

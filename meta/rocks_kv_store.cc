@@ -278,7 +278,7 @@ rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Option
 
 class Iterator final : public KvIterator {
  public:
-  Iterator(std::shared_ptr<const Database> database, std::string_view prefix)
+  Iterator(std::shared_ptr<const Database> database, std::string_view prefix, std::string_view first)
       : database_(std::move(database)), prefix_(prefix), end_(keys::PrefixEnd(prefix_)), upper_bound_(ToSlice(end_)) {
     rocksdb::ReadOptions options;
     if (!end_.empty()) options.iterate_upper_bound = &upper_bound_;
@@ -290,7 +290,7 @@ class Iterator final : public KvIterator {
     // The iterator pins the current sequence number, as a snapshot would.
     CountNothing();
     iterator_.reset(database_->db->NewIterator(options));
-    iterator_->Seek(ToSlice(prefix_));
+    Seek(first);
   }
   Iterator(const Iterator&) = delete;
   Iterator& operator=(const Iterator&) = delete;
@@ -299,7 +299,7 @@ class Iterator final : public KvIterator {
   void Next() override {
     if (iterator_->Valid()) iterator_->Next();
   }
-  void Seek(std::string_view key) override {
+  void Seek(std::string_view key) final {
     iterator_->Seek(ToSlice(key < std::string_view(prefix_) ? std::string_view(prefix_) : key));
   }
   std::string_view key() const override { return ToView(iterator_->key()); }
@@ -468,9 +468,9 @@ Result<void> RocksKvStore::Sync() {
   return impl_->sync.Sync();  // read-only: nothing was written, so nothing to sync
 }
 
-std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix) {
+std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix, std::string_view first) {
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
-  return std::make_unique<Iterator>(impl_->database, prefix);
+  return std::make_unique<Iterator>(impl_->database, prefix, first);
 }
 
 uint64_t RocksKvStore::EstimateSize(std::string_view prefix) const {

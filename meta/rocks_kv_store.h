@@ -40,7 +40,7 @@ class RocksKvStore final : public KvStore {
   Result<void> CheckSpace(KvChange change) override;
   std::optional<uint64_t> FreeSpace() override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
   uint64_t EstimateSize(std::string_view prefix) const override;
 
  private:

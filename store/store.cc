@@ -20,6 +20,9 @@
 namespace weightfs {
 namespace {
 
+// The mapping of a file of so many blocks is read quickly, however fragmented it is.
+constexpr uint64_t kSmallMapping = 64 * kMiB / kBlockSize;
+
 constexpr ByteCount kLargeBuffer = kStripeStaging, kSmallBuffer = kSmallStaging;
 
 // The space of an empty file with a short name in the catalog: its two records, in a table and in the log.
@@ -209,9 +212,18 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
   return p_->names->SetAttributes(ino, change);
 }
 
+bool Store::OpensSlowly(InodeId ino) {
+  const InodePtr inode = p_->inodes->Find(ino);
+  if (inode == nullptr) return true;  // perhaps
+  MutexLock lock(inode->mutex);
+  return inode->file && !inode->file->loaded() && inode->committed_blocks > kSmallMapping;
+}
+
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
   if (truncate) RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));
+  // The reads and writes of a damaged file report its error.
+  if (OpensSlowly(ino)) static_cast<void>(p_->files->Load(inode).has_value());
   if (truncate) {
     if (auto truncated = p_->files->Truncate(inode, 0, true); !truncated) {
       p_->names->Close(inode);

@@ -49,7 +49,9 @@ class MirroredKvStore final : public KvStore {
   Result<void> CheckSpace(KvChange change) override { return catalog_->CheckSpace(change); }
   std::optional<uint64_t> FreeSpace() override { return catalog_->FreeSpace(); }
   Result<void> Sync() override EXCLUDES(mutex_);
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override { return catalog_->NewIterator(prefix); }
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override {
+    return catalog_->NewIterator(prefix, first);
+  }
   uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }
 
  private:

@@ -11,9 +11,9 @@ namespace weightfs {
 class MemoryKvStore::Iterator final : public KvIterator {
  public:
   Iterator(std::shared_ptr<State> state, std::shared_ptr<const KvContent> content, std::string_view prefix,
-           uint64_t keys_until_failure)
+           std::string_view first, uint64_t keys_until_failure)
       : state_(std::move(state)), content_(std::move(content)), prefix_(prefix), left_(keys_until_failure) {
-    MoveTo(content_->lower_bound(prefix_));
+    MoveTo(content_->lower_bound(first < std::string_view(prefix_) ? std::string_view(prefix_) : first));
   }
   // Under the lock, so that a writer that finds itself the only owner has seen the last read of this iterator.
   ~Iterator() override {
@@ -100,11 +100,11 @@ Result<void> MemoryKvStore::Sync() {
   return {};
 }
 
-std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix) {
+std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix, std::string_view first) {
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   MutexLock lock(state_->mutex);
   const uint64_t keys = Due(iterator_failure_) ? iterator_keys_ : std::numeric_limits<uint64_t>::max();
-  return std::make_unique<Iterator>(state_, state_->content, prefix, keys);
+  return std::make_unique<Iterator>(state_, state_->content, prefix, first, keys);
 }
 
 uint64_t MemoryKvStore::EstimateSize(std::string_view prefix) const {

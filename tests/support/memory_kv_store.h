@@ -20,7 +20,7 @@ class MemoryKvStore final : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override;
   Result<void> Write(KvBatch batch) override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
   uint64_t EstimateSize(std::string_view prefix) const override;  // exact
 
   // Makes the `nth` operation of a kind from now on (the first is 1) fail with kIo. A failed Write or Sync makes the

@@ -10,6 +10,7 @@
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
 #include <rocksdb/perf_level.h>
+#include <rocksdb/sst_file_reader.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 #include <rocksdb/write_buffer_manager.h>
@@ -20,6 +21,7 @@
 #include <rocksdb/advanced_cache.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -40,6 +42,7 @@ namespace {
 constexpr int kOpenTables = 512;
 constexpr int kReadOnlyAttempts = 16;
 constexpr size_t kScanReadAhead = 2 * kMiB;
+constexpr size_t kVerifyReadAhead = kMiB;
 constexpr size_t kBatchHeaderSize = 12;
 constexpr size_t kChangeOverhead = 11;  // per change in a RocksDB batch: tag and two lengths
 
@@ -357,6 +360,23 @@ Result<void> Translate(const KvBatch& from, rocksdb::WriteBatch* to) {
   return {};
 }
 
+// Reads a table from the disk and not from the page cache, which may hold better bytes, where the filesystem can.
+rocksdb::Status VerifyTable(const std::string& path) {
+  rocksdb::Options options;
+  options.use_direct_reads = true;
+  auto table = std::make_unique<rocksdb::SstFileReader>(options);
+  if (auto status = table->Open(path); !status.ok()) {
+    options.use_direct_reads = false;
+    table = std::make_unique<rocksdb::SstFileReader>(options);
+    status = table->Open(path);
+    if (!status.ok()) return status;
+  }
+  rocksdb::ReadOptions reading;
+  reading.readahead_size = kVerifyReadAhead;
+  reading.fill_cache = false;
+  return table->VerifyChecksum(reading);
+}
+
 size_t SizeOf(const KvBatch& batch) {
   size_t size = kBatchHeaderSize;
   for (const auto& change : batch.changes()) size += kChangeOverhead + change.key.size() + change.value.size();
@@ -457,6 +477,27 @@ uint64_t RocksKvStore::EstimateSize(std::string_view prefix) const {
   uint64_t size = 0;
   const auto status = db.GetApproximateSizes(options, db.DefaultColumnFamily(), &range, 1, &size);
   return status.ok() ? size : 0;
+}
+
+Result<void> RocksKvStore::Verify(const std::function<bool(ByteCount)>& next) {
+  rocksdb::DB& db = *impl_->database->db;
+  std::vector<rocksdb::LiveFileMetaData> tables;
+  db.GetLiveFilesMetaData(&tables);
+  for (const auto& table : tables) {
+    CountNothing();
+    const auto status = VerifyTable(table.db_path + table.name);
+    if (!status.ok()) {
+      // A compaction may have deleted the table meanwhile.
+      std::vector<rocksdb::LiveFileMetaData> now;
+      db.GetLiveFilesMetaData(&now);
+      const auto is_same = [&](const rocksdb::LiveFileMetaData& other) { return other.name == table.name; };
+      if (std::any_of(now.begin(), now.end(), is_same)) {
+        return Error{ErrorCode::kCorrupt, fmt::format("{}{}: {}", table.db_path, table.name, status.ToString())};
+      }
+    }
+    if (!next(ByteCount{table.size})) return {};
+  }
+  return {};
 }
 
 }  // namespace weightfs

@@ -40,6 +40,7 @@ class RocksKvStore final : public KvStore {
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
   uint64_t EstimateSize(std::string_view prefix) const override;
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override;
 
  private:
   class Impl;

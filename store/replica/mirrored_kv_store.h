@@ -49,6 +49,7 @@ class MirroredKvStore final : public KvStore {
   Result<void> Sync() override EXCLUDES(mutex_);
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override { return catalog_->NewIterator(prefix); }
   uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return catalog_->Verify(next); }
 
  private:
   const std::unique_ptr<KvStore> catalog_;

@@ -28,17 +28,18 @@ STORE = {
     "space": {""},
     "file": {"", "space"},
     "replica": {"", "space"},
+    "scrub": {"replica", "space"},
     "commit": {"", "file", "space"},
     "names": {"", "file"},
-    "": {"commit", "file", "names", "replica", "space"},
+    "": {"commit", "file", "names", "replica", "scrub", "space"},
     "volume": {"", "names", "replica"},
     "check": {"", "names"},
 }
 # Of store/ itself these folders may include only the types.
-BELOW_STORE = {"space", "file", "replica", "commit", "names"}
+BELOW_STORE = {"space", "file", "replica", "scrub", "commit", "names"}
 # The places that may include a library, by a pattern of its headers.
 LIBRARIES = {
-    r"rocksdb/": r"meta/rocks_kv_store\.cc",
+    r"rocksdb/": r"meta/rocks_(kv_store|salvage)\.cc",
     r"libaio\.h": r"io/aio_queue\.cc|bench/suite/direct_loop\.cc",
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
     r"isa-l/": r"common/checksum\.cc",

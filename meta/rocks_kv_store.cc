@@ -260,6 +260,11 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.info_log = std::make_shared<Messages>(database.directory);
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
+  if (wanted.damaged_too) {
+    options.paranoid_checks = false;
+    options.skip_checking_sst_file_sizes_on_db_open = true;
+    return options;  // tables are opened when they are read
+  }
   if (wanted.read_only) options.max_open_files = -1;  // open all now: a concurrent mount may delete them
   return options;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// KvStore on RocksDB. Only rocks_kv_store.cc includes RocksDB.
+// KvStore on RocksDB. Only rocks_*.cc include RocksDB.
 #pragma once
 
 #include <memory>
@@ -20,6 +20,8 @@ class RocksKvStore final : public KvStore {
     // For fsck and info: changes nothing in the directory and takes no lock, so a mount may be active. Shows the
     // batches that the log has at the time of Open. Write returns kReadOnly.
     bool read_only = false;
+    // With read_only: opens a catalog although some of its tables cannot be opened. Reads that need them fail.
+    bool damaged_too = false;
     ByteCount cache{32 * kMiB};         // block cache, index and filter blocks included
     ByteCount write_buffer{16 * kMiB};  // one memtable; at most two exist
   };

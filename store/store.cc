@@ -120,10 +120,15 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->inodes = std::make_unique<InodeTable>(*parts->catalog, FileServices{*parts->space, *parts->cache},
                                                options.resident_inodes);
 
-  ASSIGN_OR_RETURN(const SpaceRecovery recovery, RecoverSpace(*parts->catalog, *parts->space));
-  if (recovery.damaged > 0) {
+  const auto recovery = RecoverSpace(*parts->catalog, *parts->space);
+  if (!recovery && recovery.error().code != ErrorCode::kCorrupt) return recovery.error();
+  if (!recovery) {
+    // The free space is unknown, but every file whose own records can be read can be served.
+    spdlog::error("{}; serving the store read-only: files with lost records fail with EIO", recovery.error().what);
+    parts->read_only = true;
+  } else if (recovery->damaged > 0) {
     spdlog::error("{} extent records are damaged or overlap: serving the store read-only; run weightfs fsck --repair",
-                  recovery.damaged);
+                  recovery->damaged);
     parts->read_only = true;
   }
   parts->write_back = std::make_unique<WriteBack>(*parts->device_set);

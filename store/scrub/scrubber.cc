@@ -353,6 +353,8 @@ void Scrubber::Save() {
     MutexLock lock(mutex_);
     batch.Put(keys::Store(kScrubFact), EncodeScrubState(state_));
   }
+  // A catalog without space keeps what it has; the next save tries again.
+  if (!parts_.catalog.CheckSpace(KvChange::kUpdate)) return;
   const auto saved = parts_.catalog.Write(std::move(batch));
   save_failed_ = !saved.has_value();
   if (save_failed_) spdlog::warn("scrub: its state cannot be kept: {}", ToString(saved.error()));

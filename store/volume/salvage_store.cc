@@ -141,7 +141,7 @@ std::string DescribeSalvaged(const SalvagedStore& salvaged) {
     text += fmt::format("; records in {} places of {} are lost", salvaged.gaps, files.empty() ? "its tables" : files);
   }
   if (salvaged.inodes > 0) {
-    text += fmt::format("; the attributes of {} files or directories are lost, among them owner, permissions and times",
+    text += fmt::format("; the attributes of {} files or directories are lost: owner, permissions, times and exact size",
                         salvaged.inodes);
   }
   if (salvaged.uncertain > 0) text += fmt::format("; {} records may be out of date", salvaged.uncertain);

@@ -62,13 +62,19 @@ Result<void> Namespace::Initialize(KvStore& catalog, uint32_t root_uid, uint32_t
 Result<void> Namespace::Recover(bool read_only) {
   read_only_ = read_only;
   const auto bound = ReadFact(catalog_, kNextInodeFact);
-  if (!bound || !*bound || **bound <= kRootInode.value) {
-    return Error{ErrorCode::kCorrupt, "the catalog does not say which inode numbers are used; run weightfs fsck"};
+  const bool known = bound && *bound && **bound > kRootInode.value;
+  const auto count = CountInodes(catalog_);
+  // A read-only mount creates no inodes, so damage of these facts is no reason to serve nothing.
+  if (!read_only_) {
+    if (!known) {
+      return Error{ErrorCode::kCorrupt, "the catalog does not say which inode numbers are used; run weightfs fsck"};
+    }
+    if (!count) return count.error();
   }
-  ASSIGN_OR_RETURN(inode_count_, CountInodes(catalog_));
+  inode_count_ = count.value_or(0);
   {
     MutexLock lock(mutex_);
-    next_ino_ = ino_bound_ = **bound;
+    next_ino_ = ino_bound_ = known ? **bound : 0;
   }
   if (auto root = GetDirectory(kRootInode); !root) {
     return Error{ErrorCode::kCorrupt, "the root directory is missing or damaged; run weightfs fsck"};

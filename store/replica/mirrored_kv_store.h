@@ -53,6 +53,7 @@ class MirroredKvStore final : public KvStore {
     return catalog_->NewIterator(prefix, first);
   }
   uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return catalog_->Verify(next); }
 
  private:
   const std::unique_ptr<KvStore> catalog_;

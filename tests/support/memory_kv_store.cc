@@ -153,4 +153,18 @@ bool MemoryKvStore::failed() const {
   return failed_;
 }
 
+Result<void> MemoryKvStore::Verify(const std::function<bool(ByteCount)>& next) {
+  {
+    MutexLock lock(state_->mutex);
+    if (tables_damaged_) return Error{ErrorCode::kCorrupt, "table 1: block checksum mismatch"};
+  }
+  next(ByteCount{EstimateSize({})});
+  return {};
+}
+
+void MemoryKvStore::DamageTables(bool damaged) {
+  MutexLock lock(state_->mutex);
+  tables_damaged_ = damaged;
+}
+
 }  // namespace weightfs

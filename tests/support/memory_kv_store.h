@@ -22,12 +22,15 @@ class MemoryKvStore final : public KvStore {
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
   uint64_t EstimateSize(std::string_view prefix) const override;  // exact
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override EXCLUDES(state_->mutex);  // one part
 
   // Makes the `nth` operation of a kind from now on (the first is 1) fail with kIo. A failed Write or Sync makes the
   // store read-only permanently. A failed batch stays invisible here, but a crash image may contain it.
   void FailWrite(uint64_t nth) EXCLUDES(state_->mutex);
   void FailSync(uint64_t nth) EXCLUDES(state_->mutex);
   void FailGet(uint64_t nth) EXCLUDES(state_->mutex);
+  // Makes Verify find damage, or none again.
+  void DamageTables(bool damaged) EXCLUDES(state_->mutex);
   // Makes the `nth` iterator created from now on end with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
@@ -56,6 +59,7 @@ class MemoryKvStore final : public KvStore {
   std::function<void()> after_get_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;
+  bool tables_damaged_ GUARDED_BY(state_->mutex) = false;
 };
 
 }  // namespace weightfs

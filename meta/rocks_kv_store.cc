@@ -170,6 +170,43 @@ class OwnedFileSystem final : public rocksdb::FileSystemWrapper {
   const gid_t group_;
 };
 
+// Creates, renames and deletes files only while the store may be written (RocksKvStore::Options::may_write). RocksDB
+// does so from its own threads at any time.
+class GuardedFileSystem final : public rocksdb::FileSystemWrapper {
+ public:
+  GuardedFileSystem(const std::shared_ptr<rocksdb::FileSystem>& base, std::function<bool()> may_write)
+      : FileSystemWrapper(base), may_write_(std::move(may_write)) {}
+
+  const char* Name() const override { return "GuardedFileSystem"; }
+  rocksdb::IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions& options,
+                                    std::unique_ptr<rocksdb::FSWritableFile>* file,
+                                    rocksdb::IODebugContext* debug) override {
+    return IfAllowed(path, [&] { return target()->NewWritableFile(path, options, file, debug); });
+  }
+  rocksdb::IOStatus ReopenWritableFile(const std::string& path, const rocksdb::FileOptions& options,
+                                       std::unique_ptr<rocksdb::FSWritableFile>* file,
+                                       rocksdb::IODebugContext* debug) override {
+    return IfAllowed(path, [&] { return target()->ReopenWritableFile(path, options, file, debug); });
+  }
+  rocksdb::IOStatus RenameFile(const std::string& from, const std::string& to, const rocksdb::IOOptions& options,
+                               rocksdb::IODebugContext* debug) override {
+    return IfAllowed(to, [&] { return target()->RenameFile(from, to, options, debug); });
+  }
+  rocksdb::IOStatus DeleteFile(const std::string& path, const rocksdb::IOOptions& options,
+                               rocksdb::IODebugContext* debug) override {
+    return IfAllowed(path, [&] { return target()->DeleteFile(path, options, debug); });
+  }
+
+ private:
+  template <typename Call>
+  rocksdb::IOStatus IfAllowed(const std::string& path, Call call) {
+    if (!may_write_()) return rocksdb::IOStatus::IOError(path, "another process may have taken over the store");
+    return call();
+  }
+
+  const std::function<bool()> may_write_;
+};
+
 // The open database. It outlives the store while an iterator exists.
 struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
@@ -406,8 +443,10 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   auto database = std::make_shared<Database>(directory);
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
-  if (geteuid() == 0 && prepared.owner() != 0)
-    database->env = rocksdb::NewCompositeEnv(std::make_shared<OwnedFileSystem>(prepared));
+  std::shared_ptr<rocksdb::FileSystem> files = rocksdb::FileSystem::Default();
+  if (geteuid() == 0 && prepared.owner() != 0) files = std::make_shared<OwnedFileSystem>(prepared);
+  if (options.may_write) files = std::make_shared<GuardedFileSystem>(files, options.may_write);
+  if (files != rocksdb::FileSystem::Default()) database->env = rocksdb::NewCompositeEnv(files);
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
   if (!options.read_only) TakePermissionsOfOthers(prepared);  // from files that older versions made

@@ -89,6 +89,11 @@ Result<void> MemoryKvStore::Write(KvBatch batch) {
 
 Result<void> MemoryKvStore::Sync() {
   MutexLock lock(state_->mutex);
+  if (const auto then = std::exchange(before_sync_, nullptr)) {
+    lock.Unlock();
+    then();
+    lock.Lock();
+  }
   if (failed_) return ErrorCode::kReadOnly;
   const size_t covered = journal_->size();
   if (Due(sync_failure_)) {
@@ -130,6 +135,11 @@ void MemoryKvStore::FailSync(uint64_t nth) {
 void MemoryKvStore::FailGet(uint64_t nth) {
   MutexLock lock(state_->mutex);
   get_failure_ = nth;
+}
+
+void MemoryKvStore::BeforeSync(std::function<void()> then) {
+  MutexLock lock(state_->mutex);
+  before_sync_ = std::move(then);
 }
 
 void MemoryKvStore::AfterGet(std::function<void()> then) {

@@ -104,14 +104,15 @@ Result<void> StoreGuard::Check(std::chrono::nanoseconds validity) {
   // Take the time again: the wait for the mutex may have been long.
   const auto examined = clock_();
   if (auto owned = Examine(); !owned) {
-    if (!std::exchange(reported_, true)) {
+    const bool first = !std::exchange(reported_, true);
+    if (first || lost()) {
       spdlog::critical("{}: {}{}", directory_, owned.error().what,
                        lost() ? "; this mount writes nothing any more: unmount it"
                               : "; nothing is written until this is known");
     }
     return owned;
   }
-  reported_ = false;
+  if (std::exchange(reported_, false)) spdlog::warn("{}: the store is still owned by this mount", directory_);
   checked_ns_ = examined.count();
   return {};
 }

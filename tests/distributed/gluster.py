@@ -19,27 +19,34 @@ TIMEOUT_S = 3
 
 
 class Machine:
-    """A client of the volume in its own network namespace. Commands run there with `run`."""
+    """A client of the volume with its own network, mounts and processes. Commands run there with `run`, and use the paths
+    `inner_volume` and `inner_mounted`. The others are those of the same directories from outside."""
 
     def __init__(self, number, root):
-        self.link, self.volume, self.mounted = f"machine{number}", root / f"volume-{number}", root / f"mount-{number}"
-        self._keeper = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo ready; exec sleep infinity"],
-                                        stdout=subprocess.PIPE, text=True)
-        assert self._keeper.stdout.readline() == "ready\n"
+        self.link, self.inner_volume, self.inner_mounted = f"machine{number}", root / "volume", root / "mount"
+        self._unshare = subprocess.Popen(["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+                                          "sh", "-c", "echo ready; exec sleep infinity"], stdout=subprocess.PIPE, text=True)
+        assert self._unshare.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{self._unshare.pid}/task/{self._unshare.pid}/children")
+        self._keeper = int(children.read_text().split()[0])
+        outside = Path(f"/proc/{self._keeper}/root")
+        self.volume, self.mounted = (outside / str(path)[1:] for path in (self.inner_volume, self.inner_mounted))
         inner = f"inside{number}"
         process.run(["ip", "link", "add", self.link, "type", "veth", "peer", "name", inner])
-        process.run(["ip", "link", "set", inner, "netns", str(self._keeper.pid)])
+        process.run(["ip", "link", "set", inner, "netns", str(self._keeper)])
         self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "link", "set", inner, "up")
         self.run("ip", "addr", "add", f"10.77.0.{number + 1}/24", "dev", inner)
         self.connect()
-        self.volume.mkdir()
-        self.mounted.mkdir()
-        self.run("glusterfs", f"--volfile-server={SERVER}", "--volfile-id=tensors", self.volume)
-        self.client = process.processes_with("glusterfs", str(self.volume))[0]
+        self.inner_volume.mkdir(exist_ok=True)
+        self.inner_mounted.mkdir(exist_ok=True)
+        others = process.processes_with("glusterfs", str(self.inner_volume))
+        self.run("glusterfs", f"--volfile-server={SERVER}", "--volfile-id=tensors", self.inner_volume)
+        self.client = next(pid for pid in process.processes_with("glusterfs", str(self.inner_volume))
+                           if pid not in others)
 
     def run(self, *words, **options):
-        return process.run(["nsenter", "-t", str(self._keeper.pid), "-n", *words], **options)
+        return process.run(["nsenter", "-t", str(self._keeper), "-n", "-m", "-p", *words], **options)
 
     def connect(self):
         process.run(["ip", "link", "set", self.link, "master", "bridge", "up"])
@@ -49,13 +56,16 @@ class Machine:
 
     @property
     def store(self):
-        return self.volume / "store"
+        return self.inner_volume / "store"
 
     def weightfs(self, *words, **options):
         return self.run(program(), *words, **options)
 
     def mount(self, **options):
-        return self.weightfs("mount", self.store, self.mounted, **options)
+        return self.weightfs("mount", self.store, self.inner_mounted, **options)
+
+    def umount(self):
+        self.weightfs("umount", self.inner_mounted)
 
     def mount_when_free(self, limit):
         """Mounts as soon as the locks are free. Returns the seconds that it took."""
@@ -65,10 +75,13 @@ class Machine:
 
     @property
     def daemon(self):
-        return process.processes_with(program().name, str(self.store))[0]
+        """The process that serves the store on this machine."""
+        ours = os.stat(f"/proc/{self._keeper}/ns/net").st_ino
+        return next(pid for pid in process.processes_with(program().name, str(self.store))
+                    if os.stat(f"/proc/{pid}/ns/net").st_ino == ours)
 
     def log(self):
-        return (self.store / "weightfs.log").read_text(errors="replace")
+        return (self.volume / "store/weightfs.log").read_text(errors="replace")
 
     def fsck(self):
         self.weightfs("fsck", self.store, "--data")

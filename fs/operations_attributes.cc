@@ -120,8 +120,8 @@ void Statistics(Filesystem& filesystem, Reply reply) {
   out.f_blocks = space.total.value;
   out.f_bfree = space.free.value;
   out.f_bavail = space.available.value;
-  // The catalog has no fixed number of inodes. The space for files of one block each is a bound.
-  out.f_ffree = space.available.value;
+  // The catalog has no fixed number of inodes, but its filesystem has limited space.
+  out.f_ffree = space.free_inodes;
   out.f_favail = out.f_ffree;
   out.f_files = space.inodes + out.f_ffree;
   out.f_namemax = kMaximumName;

@@ -43,6 +43,13 @@ class KvBatch {
   std::vector<Change> changes_;
 };
 
+// What a change does to the size of the store. A store whose filesystem is almost full accepts only some of them.
+enum class KvChange : unsigned char {
+  kGrow,    // adds records, or makes them larger
+  kUpdate,  // replaces records by others of about the same size
+  kRemove,
+};
+
 // Iterates over keys in byte order in a snapshot taken at its creation. Not thread-safe. key() and value() are valid
 // until the next move.
 class KvIterator {
@@ -71,6 +78,12 @@ class KvStore {
   // Applies the batch. It is visible to reads on return, durable after the next Sync, and survives a kill of the
   // process. Recovery after a crash restores a prefix of the batches in the order of the Write calls.
   virtual Result<void> Write(KvBatch batch) = 0;
+
+  // Returns kNoSpace when the filesystem has too little space for a change of this kind; then do not write. The answer
+  // covers a change of at most a few MiB. It may wait a second for space to be freed, so hold no lock.
+  virtual Result<void> CheckSpace(KvChange) { return {}; }
+  // The bytes until kGrow is refused; nullopt when nothing is ever refused.
+  virtual std::optional<uint64_t> FreeSpace() { return std::nullopt; }
 
   // Makes everything durable that was written before the call. Concurrent calls share the work.
   virtual Result<void> Sync() = 0;

@@ -5,7 +5,6 @@
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
-#include <rocksdb/file_system.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
@@ -27,11 +26,12 @@
 #include <set>
 
 #include "common/assert.h"
-#include "common/file_owner.h"
 #include "common/log.h"
 #include "common/mutex.h"
 #include "meta/catalog_directory.h"
+#include "meta/catalog_space.h"
 #include "meta/keys.h"
+#include "meta/rocks_file_system.h"
 #include "meta/shared_sync.h"
 
 namespace weightfs {
@@ -140,73 +140,6 @@ class Messages final : public rocksdb::Logger {
   std::set<const char*> warned_ GUARDED_BY(mutex_);
 };
 
-// For root's catalog in another user's directory. RocksDB creates files from its own threads at any time. All of them
-// must belong to the owner of the directory, even if this process is killed.
-class OwnedFileSystem final : public rocksdb::FileSystemWrapper {
- public:
-  explicit OwnedFileSystem(const GuardedDirectory& directory)
-      : FileSystemWrapper(rocksdb::FileSystem::Default()), owner_(directory.owner()), group_(directory.group()) {}
-
-  const char* Name() const override { return "OwnedFileSystem"; }
-  rocksdb::IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions& options,
-                                    std::unique_ptr<rocksdb::FSWritableFile>* file,
-                                    rocksdb::IODebugContext* debug) override {
-    return AsOwner([&] { return target()->NewWritableFile(path, options, file, debug); });
-  }
-  rocksdb::IOStatus LockFile(const std::string& path, const rocksdb::IOOptions& options, rocksdb::FileLock** lock,
-                             rocksdb::IODebugContext* debug) override {
-    return AsOwner([&] { return target()->LockFile(path, options, lock, debug); });
-  }
-
- private:
-  template <typename Create>
-  rocksdb::IOStatus AsOwner(Create create) {
-    rocksdb::IOStatus created;
-    CreateAsOwner(owner_, group_, [&] { return (created = create()).ok(); });
-    return created;
-  }
-
-  const uid_t owner_;
-  const gid_t group_;
-};
-
-// Creates, renames and deletes files only while the store may be written (RocksKvStore::Options::may_write). RocksDB
-// does so from its own threads at any time.
-class GuardedFileSystem final : public rocksdb::FileSystemWrapper {
- public:
-  GuardedFileSystem(const std::shared_ptr<rocksdb::FileSystem>& base, std::function<bool()> may_write)
-      : FileSystemWrapper(base), may_write_(std::move(may_write)) {}
-
-  const char* Name() const override { return "GuardedFileSystem"; }
-  rocksdb::IOStatus NewWritableFile(const std::string& path, const rocksdb::FileOptions& options,
-                                    std::unique_ptr<rocksdb::FSWritableFile>* file,
-                                    rocksdb::IODebugContext* debug) override {
-    return IfAllowed(path, [&] { return target()->NewWritableFile(path, options, file, debug); });
-  }
-  rocksdb::IOStatus ReopenWritableFile(const std::string& path, const rocksdb::FileOptions& options,
-                                       std::unique_ptr<rocksdb::FSWritableFile>* file,
-                                       rocksdb::IODebugContext* debug) override {
-    return IfAllowed(path, [&] { return target()->ReopenWritableFile(path, options, file, debug); });
-  }
-  rocksdb::IOStatus RenameFile(const std::string& from, const std::string& to, const rocksdb::IOOptions& options,
-                               rocksdb::IODebugContext* debug) override {
-    return IfAllowed(to, [&] { return target()->RenameFile(from, to, options, debug); });
-  }
-  rocksdb::IOStatus DeleteFile(const std::string& path, const rocksdb::IOOptions& options,
-                               rocksdb::IODebugContext* debug) override {
-    return IfAllowed(path, [&] { return target()->DeleteFile(path, options, debug); });
-  }
-
- private:
-  template <typename Call>
-  rocksdb::IOStatus IfAllowed(const std::string& path, Call call) {
-    if (!may_write_()) return rocksdb::IOStatus::IOError(path, "another process may have taken over the store");
-    return call();
-  }
-
-  const std::function<bool()> may_write_;
-};
-
 // The open database. It outlives the store while an iterator exists.
 struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
@@ -236,7 +169,8 @@ struct Database {
   const std::shared_ptr<Health> health;
   std::shared_ptr<rocksdb::Cache> cache;
   bool read_only = false;
-  std::unique_ptr<rocksdb::Env> env;  // null: RocksDB's own
+  std::unique_ptr<CatalogSpace> space;  // null if read-only
+  std::unique_ptr<rocksdb::Env> env;    // null if read-only: RocksDB's own
   std::unique_ptr<rocksdb::DB> db;
 };
 
@@ -285,6 +219,11 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions(database.cache)));
   options.max_open_files = kOpenTables;
   options.max_background_jobs = 2;
+  // A compaction needs at most 176 MiB beside its input: one table of 16 MiB, and ten that overlap it
+  // (CatalogSpace::kLargestReserve).
+  options.target_file_size_base = 16 * kMiB;
+  options.max_bytes_for_level_base = 64 * kMiB;
+  options.max_compaction_bytes = 128 * kMiB;
   options.skip_stats_update_on_db_open = true;
 
   // Most bytes here are checksums, which do not compress.
@@ -394,6 +333,36 @@ Result<void> Translate(const KvBatch& from, rocksdb::WriteBatch* to) {
   return {};
 }
 
+uint64_t PropertyOf(rocksdb::DB& db, const std::string& name) {
+  uint64_t value = 0;
+  return db.GetIntProperty(name, &value) ? value : 0;
+}
+
+// Returns the bytes of all tables and of what the next flush writes.
+uint64_t SizeOfCatalog(rocksdb::DB& db) {
+  return PropertyOf(db, rocksdb::DB::Properties::kLiveSstFilesSize) +
+         PropertyOf(db, rocksdb::DB::Properties::kCurSizeAllMemTables);
+}
+
+// Gives the space of the log and of removed records back to the filesystem. The records of a large catalog are left to
+// the threads of RocksDB.
+void Compact(Database& database) {
+  constexpr uint64_t kSmallCatalog = kGiB;
+  rocksdb::DB& db = *database.db;
+  rocksdb::Status status = db.Flush(rocksdb::FlushOptions());
+  if (status.ok() && SizeOfCatalog(db) <= kSmallCatalog) {
+    rocksdb::CompactRangeOptions all;
+    all.exclusive_manual_compaction = false;
+    status = db.CompactRange(all, nullptr, nullptr);
+  }
+  if (!status.ok()) spdlog::warn("{}: freeing space of the catalog failed: {}", database.directory, status.ToString());
+}
+
+void StartSpace(Database& database) {
+  database.space->Start([db = database.db.get()] { return SizeOfCatalog(*db); },
+                        [raw = &database] { Compact(*raw); });
+}
+
 size_t SizeOf(const KvBatch& batch) {
   size_t size = kBatchHeaderSize;
   for (const auto& change : batch.changes()) size += kChangeOverhead + change.key.size() + change.value.size();
@@ -443,13 +412,17 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   auto database = std::make_shared<Database>(directory);
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
-  std::shared_ptr<rocksdb::FileSystem> files = rocksdb::FileSystem::Default();
-  if (geteuid() == 0 && prepared.owner() != 0) files = std::make_shared<OwnedFileSystem>(prepared);
-  if (options.may_write) files = std::make_shared<GuardedFileSystem>(files, options.may_write);
-  if (files != rocksdb::FileSystem::Default()) database->env = rocksdb::NewCompositeEnv(files);
+  if (!options.read_only) {
+    ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(prepared));
+    const auto release = [space = database->space.get()](uint64_t bytes) { return space->Release(bytes); };
+    database->env = MakeCatalogEnv(prepared, release, options.may_write);
+  }
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
-  if (!options.read_only) TakePermissionsOfOthers(prepared);  // from files that older versions made
+  if (!options.read_only) {
+    TakePermissionsOfOthers(prepared);  // from files that older versions made
+    StartSpace(*database);
+  }
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }
 
@@ -468,13 +441,25 @@ bool RocksKvStore::failed() const { return impl_->database->health->failed(); }
 Result<void> RocksKvStore::Write(KvBatch batch) {
   if (!impl_->writable()) return ErrorCode::kReadOnly;
   if (batch.empty()) return {};
-  rocksdb::WriteBatch changes(SizeOf(batch));
+  const size_t size = SizeOf(batch);
+  rocksdb::WriteBatch changes(size);
   RETURN_IF_ERROR(Translate(batch, &changes));
   if (const auto status = impl_->Apply(&changes); !status.ok()) {
     return impl_->database->health->Fail("writing the catalog", status);
   }
   impl_->sync.NoteWrite();
+  impl_->database->space->NoteWrite(size);
   return {};
+}
+
+Result<void> RocksKvStore::CheckSpace(KvChange change) {
+  if (!impl_->writable()) return ErrorCode::kReadOnly;
+  return impl_->database->space->Check(change);
+}
+
+std::optional<uint64_t> RocksKvStore::FreeSpace() {
+  if (impl_->database->space == nullptr) return std::nullopt;
+  return impl_->database->space->FreeSpace();
 }
 
 Result<void> RocksKvStore::Sync() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// KvStore on RocksDB. Only rocks_kv_store.cc includes RocksDB.
+// KvStore on RocksDB. Only the sources rocks_* include RocksDB.
 #pragma once
 
 #include <functional>
@@ -33,7 +33,7 @@ class RocksKvStore final : public KvStore {
   // belongs to another user: common/guarded_directory.h), kIo. After an error no batch is lost; a later attempt finds
   // them all.
   //
-  // Unless read_only, removes all permissions of other users from the directory and its files, and sets the umask of
+  // Unless read_only, keeps a reserve of the filesystem's space in the file `reserve`, removes all permissions of other users from the directory and its files, and sets the umask of
   // the process to 077 for good, because RocksDB creates files at any time.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
   ~RocksKvStore() override;
@@ -41,6 +41,8 @@ class RocksKvStore final : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override;
   bool failed() const override;
   Result<void> Write(KvBatch batch) override;
+  Result<void> CheckSpace(KvChange change) override;
+  std::optional<uint64_t> FreeSpace() override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
   uint64_t EstimateSize(std::string_view prefix) const override;

@@ -22,6 +22,9 @@ namespace {
 
 constexpr ByteCount kLargeBuffer = kStripeStaging, kSmallBuffer = kSmallStaging;
 
+// The space of an empty file with a short name in the catalog: its two records, in a table and in the log.
+constexpr uint64_t kBytesOfInode = 512;
+
 // The division of a store's memory. Every pool is large enough for its threads to make progress one after another.
 struct PoolCounts {
   size_t chunks, large_reads, small_reads, stripes, small_writes;
@@ -189,16 +192,16 @@ Namespace& Store::names() { return *p_->names; }
 InodeTable& Store::inodes() { return *p_->inodes; }
 std::vector<std::unique_ptr<BlockDevice>>& Store::devices() { return p_->devices; }
 
-Result<void> Store::CheckWritable() const {
+Result<void> Store::CheckWritable(KvChange change) const {
   if (closed_.load()) return ErrorCode::kShutdown;
   if (read_only()) return ErrorCode::kReadOnly;
-  return {};
+  return p_->catalog->CheckSpace(change);
 }
 
 bool Store::read_only() const { return p_->read_only || p_->committer->failed(); }
 
 Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& change) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(change.size ? KvChange::kRemove : KvChange::kUpdate));
   if (change.size) {
     ASSIGN_OR_RETURN(const InodePtr inode, p_->inodes->Get(ino));
     RETURN_IF_ERROR(p_->files->Truncate(inode, *change.size, false));
@@ -207,7 +210,7 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
 }
 
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
-  if (truncate) RETURN_IF_ERROR(CheckWritable());
+  if (truncate) RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));
   if (truncate) {
     if (auto truncated = p_->files->Truncate(inode, 0, true); !truncated) {
@@ -285,7 +288,7 @@ Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<co
 void Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
                   WriteReach reach, const std::function<void(Result<void>)>& accepted) {
   PendingWrites writes;
-  Result<void> result = CheckWritable();
+  Result<void> result = CheckWritable(KvChange::kGrow);
   if (result) result = p_->files->Write(inode, offset, data, holder, reach, &writes);
   accepted(std::move(result));
   p_->write_back->Submit(&writes);
@@ -296,17 +299,17 @@ void Store::WhenWritesBelow(ByteCount limit, std::function<void()> next) {
 }
 
 Result<ByteOffset> Store::Append(const InodePtr& inode, std::span<const std::byte> data) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   return p_->files->Append(inode, data);
 }
 
 Result<void> Store::Truncate(const InodePtr& inode, uint64_t size) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   return p_->files->Truncate(inode, size, false);
 }
 
 Result<void> Store::Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(mode == FallocateMode::kPunchHole ? KvChange::kRemove : KvChange::kGrow));
   return p_->files->Fallocate(inode, mode, offset, length);
 }
 
@@ -316,7 +319,7 @@ Result<uint64_t> Store::Seek(const InodePtr& inode, uint64_t offset, SeekTarget 
 
 Result<uint64_t> Store::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
                                   uint64_t length) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   return p_->files->CopyRange(from, from_offset, to, to_offset, length);
 }
 
@@ -345,12 +348,12 @@ Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint6
 }
 
 Result<BlockReservation> Store::Reserve(const InodePtr& inode, FileBlock first, BlockCount count) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   return p_->files->ReserveDirect(inode, first, count);
 }
 
 Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   RETURN_IF_ERROR(p_->files->CommitDirect(inode, write, std::move(grant)));
   leased_.written_bytes += write.length;
   leased_.device_written_bytes += ToBytes(BlocksFor(ByteCount{write.length})).value;
@@ -361,7 +364,7 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
                                             std::span<const DirectFile> files, std::span<const uint32_t> checksums,
                                             BlockReservation grant, size_t* failed) {
   *failed = files.size();
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   BlockCount blocks;
   const BlockCount granted = grant.count();
   for (const DirectFile& file : files) {
@@ -419,6 +422,8 @@ SpaceStatistics Store::Space() const {
     statistics = p_->space->Statistics(leaving);
   } while (p_->names->LeavingBlocks() != leaving);
   statistics.inodes = p_->names->inode_count();
+  const auto catalog = p_->catalog->FreeSpace();
+  statistics.free_inodes = catalog ? *catalog / kBytesOfInode : statistics.available.value;
   return statistics;
 }
 

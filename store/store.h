@@ -167,7 +167,8 @@ class Store {
   struct Parts;
   explicit Store(std::unique_ptr<Parts> parts);
   static void StartReplica(Parts& parts);
-  Result<void> CheckWritable() const;
+  // Also returns kNoSpace when the catalog has no space for a change of this kind.
+  Result<void> CheckWritable(KvChange change) const;
 
   // Bytes moved by lease holders: of files in bytes, of devices in whole blocks.
   struct Leased {

@@ -110,6 +110,7 @@ struct FileExtent {
 struct SpaceStatistics {
   BlockCount total, free, available;  // free includes blocks that await a commit; available excludes the reserve
   uint64_t inodes = 0;                // in use, approximately
+  uint64_t free_inodes = 0;           // empty files for which the catalog has space, approximately
 };
 
 // The state of a sequential reader on one open handle. It lets the store recognize a stream.

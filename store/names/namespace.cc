@@ -33,9 +33,10 @@ Error Namespace::Damaged(InodeId ino, std::string_view text) {
   return {ErrorCode::kCorrupt};
 }
 
-Result<void> Namespace::CheckWritable() const {
+Result<void> Namespace::CheckWritable(KvChange change) const {
   if (read_only_) return ErrorCode::kReadOnly;
-  return data_.CheckWritable();
+  RETURN_IF_ERROR(data_.CheckWritable());
+  return catalog_.CheckSpace(change);
 }
 
 Result<void> Namespace::Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid) {
@@ -149,7 +150,7 @@ Result<Attributes> Namespace::GetAttributes(InodeId ino) {
 Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& change) {
   const bool any = change.mode || change.uid || change.gid || change.accessed || change.modified || change.changed;
   if (!any) return GetAttributes(ino);
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   return WhileStale([&]() -> Result<Attributes> {
     // A chmod also changes the ACL.

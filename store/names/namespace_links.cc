@@ -60,7 +60,7 @@ Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory)
 
 Result<Attributes> Namespace::Link(InodeId ino, InodeId new_parent, std::string_view new_name) {
   RETURN_IF_ERROR(CheckName(new_name));
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   if (IsDots(new_name)) return ErrorCode::kExists;
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   RETURN_IF_ERROR(data_.CommitBeforeNaming({&inode, 1}));
@@ -90,7 +90,7 @@ Result<Attributes> Namespace::Link(InodeId ino, InodeId new_parent, std::string_
 
 Result<void> Namespace::Unlink(InodeId parent, std::string_view name) {
   RETURN_IF_ERROR(CheckRemovable(name));
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const EntryLocation location, FindEntryLocation(parent, name));
   if (location.inode == nullptr) return ErrorCode::kNotFound;
@@ -100,7 +100,7 @@ Result<void> Namespace::Unlink(InodeId parent, std::string_view name) {
 
 Result<void> Namespace::RemoveDirectory(InodeId parent, std::string_view name) {
   RETURN_IF_ERROR(CheckName(name));
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   if (IsDots(name)) return name == "." ? ErrorCode::kInvalid : ErrorCode::kNotEmpty;
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const EntryLocation location, FindEntryLocation(parent, name));
@@ -183,7 +183,8 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
                                RenameMode mode) {
   RETURN_IF_ERROR(CheckRemovable(name));
   RETURN_IF_ERROR(CheckRemovable(new_name));
-  RETURN_IF_ERROR(CheckWritable());
+  const KvChange change = new_name.size() > name.size() ? KvChange::kGrow : KvChange::kUpdate;
+  RETURN_IF_ERROR(CheckWritable(change));
   const bool exchange = mode == RenameMode::kExchange;
   while (true) {
     ASSIGN_OR_RETURN(const InodeId committed, CommitData(parent, name));
@@ -191,7 +192,7 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
     if (exchange) {
       ASSIGN_OR_RETURN(other_committed, CommitData(new_parent, new_name));
     }
-    RETURN_IF_ERROR(CheckWritable());  // a commit whose errors stay with the files may have failed as a whole
+    RETURN_IF_ERROR(CheckWritable(change));  // a commit whose errors stay with the files may have failed as a whole
     MutexLock lock(mutex_);
     ASSIGN_OR_RETURN(const EntryLocation from, FindEntryLocation(parent, name));
     ASSIGN_OR_RETURN(const EntryLocation to, FindEntryLocation(new_parent, new_name));

@@ -244,7 +244,7 @@ Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credential
                                                 std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                                 std::span<const uint32_t> checksums, size_t* failed) {
   *failed = files.size();
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   RETURN_IF_ERROR(CheckNames(files, failed));
   Publication work{who, files};
   ASSIGN_OR_RETURN(work.directory, GetDirectory(parent));

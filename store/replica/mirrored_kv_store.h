@@ -46,6 +46,8 @@ class MirroredKvStore final : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override { return catalog_->Get(key); }
   bool failed() const override { return catalog_->failed(); }
   Result<void> Write(KvBatch batch) override EXCLUDES(mutex_);
+  Result<void> CheckSpace(KvChange change) override { return catalog_->CheckSpace(change); }
+  std::optional<uint64_t> FreeSpace() override { return catalog_->FreeSpace(); }
   Result<void> Sync() override EXCLUDES(mutex_);
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override { return catalog_->NewIterator(prefix); }
   uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }

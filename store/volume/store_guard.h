@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -80,6 +81,8 @@ class GuardedKvStore final : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override { return catalog_->Get(key); }
   bool failed() const override { return guard_.lost() || catalog_->failed(); }
   Result<void> Write(KvBatch batch) override;
+  Result<void> CheckSpace(KvChange change) override { return catalog_->CheckSpace(change); }
+  std::optional<uint64_t> FreeSpace() override { return catalog_->FreeSpace(); }
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override { return catalog_->NewIterator(prefix); }
   uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }

@@ -38,7 +38,7 @@ STORE = {
 BELOW_STORE = {"space", "file", "replica", "commit", "names"}
 # The places that may include a library, by a pattern of its headers.
 LIBRARIES = {
-    r"rocksdb/": r"meta/rocks_kv_store\.cc",
+    r"rocksdb/": r"meta/rocks_\w+\.(cc|h)",
     r"libaio\.h": r"io/aio_queue\.cc|bench/suite/direct_loop\.cc",
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
     r"isa-l/": r"common/checksum\.cc",

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "meta/rocks_file_system.h"
+
+#include <rocksdb/file_system.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/file_owner.h"
+#include "common/units.h"
+
+namespace weightfs {
+namespace {
+
+using rocksdb::FileOptions;
+using rocksdb::FSWritableFile;
+using rocksdb::IODebugContext;
+using rocksdb::IOOptions;
+using rocksdb::IOStatus;
+using rocksdb::Slice;
+using Release = std::function<bool(uint64_t)>;
+
+// Space is allocated in pieces of this size beyond the end of the file. The rest is given back when it is closed.
+constexpr uint64_t kPiece = 256 * kKiB;
+
+// Not thread-safe, like every writable file of RocksDB.
+class AllocatedFile final : public rocksdb::FSWritableFileOwnerWrapper {
+ public:
+  AllocatedFile(std::unique_ptr<FSWritableFile> file, uint64_t size, const Release& release)
+      : FSWritableFileOwnerWrapper(std::move(file)), size_(size), allocated_(size), release_(release) {}
+
+  ~AllocatedFile() override { Trim(IOOptions(), nullptr); }  // RocksDB closes some files only by destruction
+  AllocatedFile(const AllocatedFile&) = delete;
+  AllocatedFile& operator=(const AllocatedFile&) = delete;
+
+  IOStatus Append(const Slice& data, const IOOptions& options, IODebugContext* debug) override {
+    return AppendWith(data, options, debug, [&] { return target()->Append(data, options, debug); });
+  }
+  IOStatus Append(const Slice& data, const IOOptions& options, const rocksdb::DataVerificationInfo& verification,
+                  IODebugContext* debug) override {
+    return AppendWith(data, options, debug, [&] { return target()->Append(data, options, verification, debug); });
+  }
+  IOStatus Close(const IOOptions& options, IODebugContext* debug) override {
+    Trim(options, debug);
+    return target()->Close(options, debug);
+  }
+  // RocksDB's own allocation ignores errors.
+  void SetPreallocationBlockSize(size_t) override {}
+  void PrepareWrite(size_t, size_t, const IOOptions&, IODebugContext*) override {}
+
+ private:
+  template <typename Write>
+  IOStatus AppendWith(const Slice& data, const IOOptions& options, IODebugContext* debug, const Write& append) {
+    if (IOStatus allocated = Reach(size_ + data.size(), options, debug); !allocated.ok()) return allocated;
+    IOStatus written = append();
+    if (written.ok()) size_ += data.size();
+    return written;
+  }
+
+  IOStatus Reach(uint64_t end, const IOOptions& options, IODebugContext* debug) {
+    while (supported_ && end > allocated_) {
+      const uint64_t target_end = RoundUp(end, kPiece);
+      IOStatus status = target()->Allocate(allocated_, target_end - allocated_, options, debug);
+      if (status.ok()) {
+        allocated_ = target_end;
+      } else if (!status.IsNoSpace()) {
+        supported_ = false;  // the append reports what is wrong
+      } else if (!release_(std::max(target_end - allocated_, kPiece))) {
+        return status;
+      }
+    }
+    return IOStatus::OK();
+  }
+
+  // Frees the blocks behind the end. If this fails, they stay allocated.
+  void Trim(const IOOptions& options, IODebugContext* debug) {
+    if (allocated_ > size_) target()->Truncate(size_, options, debug).PermitUncheckedError();
+    allocated_ = size_;
+  }
+
+  uint64_t size_, allocated_;
+  const Release& release_;
+  bool supported_ = true;  // the filesystem can allocate space
+};
+
+class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
+ public:
+  CatalogFileSystem(const GuardedDirectory& directory, Release release, std::function<bool()> may_write)
+      : FileSystemWrapper(rocksdb::FileSystem::Default()),
+        owner_(directory.owner()),
+        group_(directory.group()),
+        release_(std::move(release)),
+        may_write_(std::move(may_write)) {}
+
+  const char* Name() const override { return "weightfs"; }
+  IOStatus NewWritableFile(const std::string& path, const FileOptions& options, std::unique_ptr<FSWritableFile>* file,
+                           IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
+    IOStatus created = AsOwner([&] { return target()->NewWritableFile(path, options, file, debug); });
+    if (created.ok()) *file = std::make_unique<AllocatedFile>(std::move(*file), 0, release_);
+    return created;
+  }
+  IOStatus ReopenWritableFile(const std::string& path, const FileOptions& options,
+                              std::unique_ptr<FSWritableFile>* file, IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
+    return target()->ReopenWritableFile(path, options, file, debug);
+  }
+  IOStatus RenameFile(const std::string& from, const std::string& to, const IOOptions& options,
+                      IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(to); !allowed.ok()) return allowed;
+    return target()->RenameFile(from, to, options, debug);
+  }
+  IOStatus DeleteFile(const std::string& path, const IOOptions& options, IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
+    return target()->DeleteFile(path, options, debug);
+  }
+  IOStatus LockFile(const std::string& path, const IOOptions& options, rocksdb::FileLock** lock,
+                    IODebugContext* debug) override {
+    return AsOwner([&] { return target()->LockFile(path, options, lock, debug); });
+  }
+
+ private:
+  IOStatus CheckMayWrite(const std::string& path) const {
+    if (!may_write_ || may_write_()) return IOStatus::OK();
+    return IOStatus::IOError(path, "another process may have taken over the store");
+  }
+
+  template <typename Create>
+  IOStatus AsOwner(Create create) {
+    IOStatus created;
+    CreateAsOwner(owner_, group_, [&] { return (created = create()).ok(); });
+    return created;
+  }
+
+  const uid_t owner_;
+  const gid_t group_;
+  const Release release_;
+  const std::function<bool()> may_write_;
+};
+
+}  // namespace
+
+std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release,
+                                             std::function<bool()> may_write) {
+  return rocksdb::NewCompositeEnv(
+      std::make_shared<CatalogFileSystem>(directory, std::move(release), std::move(may_write)));
+}
+
+}  // namespace weightfs

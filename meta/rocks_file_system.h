@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files of RocksDB: their owner, and their space. Private to meta/.
+#pragma once
+
+#include <rocksdb/env.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "common/guarded_directory.h"
+
+namespace weightfs {
+
+// Returns an environment for a database in `directory`.
+//
+// All files that RocksDB creates, from its own threads and at any time, belong to the owner of the directory, even if
+// this process is killed.
+//
+// Space is allocated before a file grows, so that an append either succeeds or changes nothing. When the filesystem is
+// full, `release` is called with the missing bytes; it makes space, or returns false. `release` must be thread-safe and
+// outlive the environment.
+//
+// Files are created, renamed and deleted only while `may_write` is empty or returns true.
+std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release,
+                                             std::function<bool()> may_write);
+
+}  // namespace weightfs

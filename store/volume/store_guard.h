@@ -4,6 +4,7 @@
 // does not learn about that by itself. See docs/ARCHITECTURE.md, "Stores on distributed filesystems".
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>

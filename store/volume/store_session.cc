@@ -23,6 +23,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   effective.device_sizes = DeviceSizes(session->superblocks_);
   auto store = Store::Open(std::move(parts.catalog), std::move(parts.devices), effective);
   if (!store.has_value()) {
+    session->guard_.reset();  // it has the locks of the devices, which are opened again
     auto unmarked = Result<void>();
     if (parts.was_clean && !session->read_only_) unmarked = MarkCleanAgain(directory, session->description_);
     if (!unmarked.has_value()) spdlog::warn("{}", ToString(unmarked.error()));

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <sys/file.h>
 
-#include "common/log.h"
+#include "meta/keys.h"
 #include "store/volume/store_session.h"
 #include "tests/support/result_asserts.h"
 #include "tests/unit/store/store_directory_fixture.h"
@@ -181,6 +181,19 @@ TEST_F(TakenStoreTest, NothingOfItChangesAfterwards) {
   const auto after = Snapshot("store");
   EXPECT_EQ(after.at(Path("store/lock")), before.at(Path("store/lock")));
   for (const auto& [name, checksum] : before) EXPECT_TRUE(after.contains(name)) << name;
+}
+
+TEST_F(TakenStoreTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {
+  Format("store");
+  {
+    auto parts = Must(OpenStoreParts(Path("store"), {.guard = true}));
+    KvBatch batch;
+    batch.Delete(keys::Inode(kRootInode));
+    ASSERT_OK(parts.catalog->Write(batch));
+    ASSERT_OK(MarkClean(parts.devices, parts.superblocks));
+  }
+  EXPECT_EQ(StoreSession::Open(Path("store"), {.guard = true}, {}).error().code, ErrorCode::kCorrupt);
+  EXPECT_TRUE(SuperblockOf(Path("store/pool")).clean);
 }
 
 TEST_F(TakenStoreTest, AGuardedStoreGivesNoDescriptorsForWriting) {

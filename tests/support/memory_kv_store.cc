@@ -89,13 +89,13 @@ Result<void> MemoryKvStore::Write(KvBatch batch) {
 
 Result<void> MemoryKvStore::Sync() {
   MutexLock lock(state_->mutex);
-  if (const auto then = std::exchange(before_sync_, nullptr)) {
+  if (failed_) return ErrorCode::kReadOnly;
+  const size_t covered = journal_->size();
+  if (const auto then = std::exchange(during_sync_, nullptr)) {
     lock.Unlock();
     then();
     lock.Lock();
   }
-  if (failed_) return ErrorCode::kReadOnly;
-  const size_t covered = journal_->size();
   if (Due(sync_failure_)) {
     failed_ = true;
     journal_->Append({.kind = Journal::Event::Kind::kSyncFailed, .subject = covered});
@@ -137,9 +137,9 @@ void MemoryKvStore::FailGet(uint64_t nth) {
   get_failure_ = nth;
 }
 
-void MemoryKvStore::BeforeSync(std::function<void()> then) {
+void MemoryKvStore::DuringSync(std::function<void()> then) {
   MutexLock lock(state_->mutex);
-  before_sync_ = std::move(then);
+  during_sync_ = std::move(then);
 }
 
 void MemoryKvStore::AfterGet(std::function<void()> then) {

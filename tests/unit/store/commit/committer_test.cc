@@ -151,7 +151,7 @@ TEST_F(CommitterTest, SpaceOfOverwrittenBlocksIsNotReusedBeforeTheSync) {
   ASSERT_TRUE(rig_.space().Reserve(&all, TestFileServices::kBlocks - BlockCount{768}, /*privileged=*/true));
   Change(file, Pattern(2, 256 * kBlockSize));
   bool free = true;
-  rig_.kv().BeforeSync([&] {
+  rig_.kv().DuringSync([&] {
     SpaceReservation more;
     free = rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true).has_value();
   });

@@ -10,6 +10,7 @@
 #include "cli/mount_table.h"
 #include "common/shell_quote.h"
 #include "store/volume/store_directory.h"
+#include "store/volume/store_guard.h"
 
 namespace weightfs::cli {
 namespace {
@@ -37,6 +38,11 @@ Result<void> CheckHolder(const std::string& directory, const StoreHolder& holder
   if (!settled) return {};
   if (holder.state == StoreHolder::State::kWorking) {
     return InUse(directory, holder, "wait until that command has ended");
+  }
+  // A holder on another machine cannot be seen from here.
+  if (holder.state == StoreHolder::State::kServing && holder.process == 0 && MayLoseLocks(directory)) {
+    return InUse(directory, holder, "unmount it on the machine that serves it; if that machine has failed, the "
+                                    "filesystem drops its locks after a while");
   }
   const Keepers keepers = FindKeepers(holder.device);
   return keepers.empty() ? Result<void>() : StillServed(directory, holder, keepers);

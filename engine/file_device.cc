@@ -85,6 +85,7 @@ void FileDevice::Submit(std::span<IoRequest* const> requests) {
 }
 
 Result<void> FileDevice::Flush() {
+  if (options_.may_write && !options_.may_write()) return ErrorCode::kReadOnly;
   if (fdatasync(file_.get()) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
   // A deleted file takes every write and keeps none.
   struct stat status = {};
@@ -99,6 +100,9 @@ Result<UniqueFd> FileDevice::OpenAgain(bool write, uint64_t writer) const {
   const int flags = fcntl(file_.get(), F_GETFL);
   if (flags < 0) return SystemError(path_, "cannot look at the pool device");
   if (write && options_.read_only) return ErrorCode::kReadOnly;
+  if (write && options_.may_write) {
+    return Error{ErrorCode::kNotSupported, "a store on a distributed filesystem has no leases for writing"};
+  }
   // Opened by descriptor, because another file may have the path by now.
   const std::string self = fmt::format("/proc/self/fd/{}", file_.get());
   UniqueFd again(open(self.c_str(), O_CLOEXEC | (write ? O_RDWR : O_RDONLY) | (flags & O_DIRECT)));
@@ -106,6 +110,12 @@ Result<UniqueFd> FileDevice::OpenAgain(bool write, uint64_t writer) const {
   struct flock lock = WriterLock(F_RDLCK, writer);
   if (!write || fcntl(again.get(), F_OFD_SETLK, &lock) == 0) return again;
   return SystemError(path_, "cannot lock the pool device for a writer");
+}
+
+Result<UniqueFd> FileDevice::Duplicate() const {
+  UniqueFd copy(fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!copy) return SystemError(path_, "cannot duplicate the descriptor of the pool device");
+  return copy;
 }
 
 Result<bool> FileDevice::HasWriter(uint64_t writer) const {
@@ -207,7 +217,8 @@ std::optional<ErrorCode> FileDevice::Check(const IoRequest& request) const {
                      size, offset, size_.value);
     return ErrorCode::kInvalid;
   }
-  if (options_.read_only && request.operation == IoRequest::Operation::kWrite) return ErrorCode::kReadOnly;
+  if (request.operation != IoRequest::Operation::kWrite) return std::nullopt;
+  if (options_.read_only || (options_.may_write && !options_.may_write())) return ErrorCode::kReadOnly;
   return std::nullopt;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ class FileDevice final : public BlockDevice {
     bool follow_links = true;  // of the last part of the path; false: such a link is no device (kIo)
     bool exclusive = true;     // flock (and O_EXCL on a block device): kBusy names the path when it is taken
     std::chrono::milliseconds lock_wait{0};  // for a holder that was killed and is just ending
+    // Asked before each write and flush, which fail with kReadOnly if it returns false. May wait, but not for this
+    // device. Other processes get no descriptors for writing then, because they would not ask. Empty: always true.
+    std::function<bool()> may_write = {};
   };
 
   // Opens `path`. Errors are full lines: missing (kNotFound), taken (kBusy), aio-max-nr exhausted (kAgain, naming
@@ -46,6 +50,9 @@ class FileDevice final : public BlockDevice {
   Result<UniqueFd> OpenAgain(bool write, uint64_t writer = 0) const;
   // True while any process has a descriptor of that writer.
   Result<bool> HasWriter(uint64_t writer) const;
+
+  // Returns another descriptor of the same open file, with its lock.
+  Result<UniqueFd> Duplicate() const;
 
   bool is_block_device() const { return is_block_device_; }
 

@@ -127,6 +127,7 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.data_offset = kDataOffset;
   record.sequence = superblock.sequence;
   record.created_ns = superblock.created_ns;
+  std::memcpy(record.owner, superblock.owner.data(), sizeof(record.owner));
 }
 
 int HexDigit(char digit) {
@@ -158,10 +159,19 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
   superblock.device_size = ByteCount{record.device_size};
   superblock.sequence = record.sequence;
   superblock.created_ns = record.created_ns;
+  std::memcpy(superblock.owner.data(), record.owner, sizeof(record.owner));
   superblock.clean = (record.flags & kSuperblockClean) != 0;
   superblock.keeps_replica = (record.compatible & kSuperblockReplica) != 0;
   superblock.read_only_features = (record.read_only_compatible & ~kKnownReadOnlyCompatible) != 0;
   return superblock;
+}
+
+Result<Uuid> ReadOwner(BlockDevice& device) {
+  const Survey survey = ReadCopies(device);
+  if (!survey.best) return NoValidCopy(device, survey);
+  Uuid owner;
+  std::memcpy(owner.data(), survey.best->owner, sizeof(survey.best->owner));
+  return owner;
 }
 
 Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock) {

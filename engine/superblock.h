@@ -41,7 +41,8 @@ struct SuperblockRecord {
   uint64_t sequence;     // the valid copy with the highest value wins
   uint64_t copy_offset;  // offset of this copy: a misplaced copy is invalid
   int64_t created_ns;    // since the epoch
-  uint8_t reserved[kBlockSize - 120 - 4];
+  uint8_t owner[16];     // random, of the last program that opened the store for writing; zeros: none
+  uint8_t reserved[kBlockSize - 136 - 4];
   uint32_t crc;  // CRC-32C of all bytes before it
 };
 static_assert(sizeof(SuperblockRecord) == kBlockSize);
@@ -58,6 +59,7 @@ struct Superblock {
   ByteCount device_size;
   uint64_t sequence = 0;
   int64_t created_ns = 0;
+  Uuid owner{};
   bool clean = true;
   bool keeps_replica = true;        // kSuperblockReplica
   bool read_only_features = false;  // an unknown read_only_compatible bit is set
@@ -73,6 +75,10 @@ Result<Superblock> ReadSuperblock(BlockDevice& device);
 // failure, so that a second attempt uses a new number. Clears unknown compatible bits, so that a newer program can tell
 // that an older one wrote. Returns kReadOnly when `read_only_features` is set.
 Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock);
+
+// Returns the owner of the copy that ReadSuperblock would take, without its other checks and messages. kCorrupt when no
+// copy is valid.
+Result<Uuid> ReadOwner(BlockDevice& device);
 
 // Returns a random UUID (version 4).
 Uuid NewUuid();

@@ -86,18 +86,34 @@ class AllocatedFile final : public rocksdb::FSWritableFileOwnerWrapper {
 
 class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
  public:
-  CatalogFileSystem(const GuardedDirectory& directory, Release release)
+  CatalogFileSystem(const GuardedDirectory& directory, Release release, std::function<bool()> may_write)
       : FileSystemWrapper(rocksdb::FileSystem::Default()),
         owner_(directory.owner()),
         group_(directory.group()),
-        release_(std::move(release)) {}
+        release_(std::move(release)),
+        may_write_(std::move(may_write)) {}
 
   const char* Name() const override { return "weightfs"; }
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options, std::unique_ptr<FSWritableFile>* file,
                            IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
     IOStatus created = AsOwner([&] { return target()->NewWritableFile(path, options, file, debug); });
     if (created.ok()) *file = std::make_unique<AllocatedFile>(std::move(*file), 0, release_);
     return created;
+  }
+  IOStatus ReopenWritableFile(const std::string& path, const FileOptions& options,
+                              std::unique_ptr<FSWritableFile>* file, IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
+    return target()->ReopenWritableFile(path, options, file, debug);
+  }
+  IOStatus RenameFile(const std::string& from, const std::string& to, const IOOptions& options,
+                      IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(to); !allowed.ok()) return allowed;
+    return target()->RenameFile(from, to, options, debug);
+  }
+  IOStatus DeleteFile(const std::string& path, const IOOptions& options, IODebugContext* debug) override {
+    if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
+    return target()->DeleteFile(path, options, debug);
   }
   IOStatus LockFile(const std::string& path, const IOOptions& options, rocksdb::FileLock** lock,
                     IODebugContext* debug) override {
@@ -105,6 +121,11 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
   }
 
  private:
+  IOStatus CheckMayWrite(const std::string& path) const {
+    if (!may_write_ || may_write_()) return IOStatus::OK();
+    return IOStatus::IOError(path, "another process may have taken over the store");
+  }
+
   template <typename Create>
   IOStatus AsOwner(Create create) {
     IOStatus created;
@@ -115,12 +136,15 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
   const uid_t owner_;
   const gid_t group_;
   const Release release_;
+  const std::function<bool()> may_write_;
 };
 
 }  // namespace
 
-std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release) {
-  return rocksdb::NewCompositeEnv(std::make_shared<CatalogFileSystem>(directory, std::move(release)));
+std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release,
+                                             std::function<bool()> may_write) {
+  return rocksdb::NewCompositeEnv(
+      std::make_shared<CatalogFileSystem>(directory, std::move(release), std::move(may_write)));
 }
 
 }  // namespace weightfs

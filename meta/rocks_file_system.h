@@ -20,6 +20,9 @@ namespace weightfs {
 // Space is allocated before a file grows, so that an append either succeeds or changes nothing. When the filesystem is
 // full, `release` is called with the missing bytes; it makes space, or returns false. `release` must be thread-safe and
 // outlive the environment.
-std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release);
+//
+// Files are created, renamed and deleted only while `may_write` is empty or returns true.
+std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release,
+                                             std::function<bool()> may_write);
 
 }  // namespace weightfs

@@ -439,9 +439,8 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   database->read_only = options.read_only;
   if (!options.read_only) {
     ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(prepared));
-    database->env = MakeCatalogEnv(prepared, [space = database->space.get()](uint64_t bytes) {
-      return space->Release(bytes);
-    });
+    const auto release = [space = database->space.get()](uint64_t bytes) { return space->Release(bytes); };
+    database->env = MakeCatalogEnv(prepared, release, options.may_write);
   }
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);

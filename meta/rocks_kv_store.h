@@ -2,6 +2,7 @@
 // KvStore on RocksDB. Only the sources rocks_* include RocksDB.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,9 @@ class RocksKvStore final : public KvStore {
     bool damaged_too = false;
     ByteCount cache{32 * kMiB};         // block cache, index and filter blocks included
     ByteCount write_buffer{16 * kMiB};  // one memtable; at most two exist
+    // Asked before a file of the catalog is created, renamed or deleted, which fails if it returns false. Another
+    // machine that has the store uses the same file names. Empty: always true.
+    std::function<bool()> may_write = {};
   };
 
   // Errors are full lines with the directory and RocksDB's message: kNotFound, kExists, kBusy (its lock is held),

@@ -4,6 +4,7 @@
 `mount` is one mount per module (the module's STORE_SIZE and MOUNT_OPTIONS configure it), `work` is a directory for each
 test, and `factory` creates more stores and mounts. After each module the store is unmounted and must pass fsck."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import namespaces
 from harness.filesystems import Factory, is_mounted, program
 from harness.watchdog import Watchdog
 
@@ -117,6 +119,22 @@ def session_factory(scratch, request):
     factory = Factory(scratch, target, request.config.watchdog)
     yield factory
     factory.close()
+
+
+@pytest.fixture
+def open_fuse(scratch):
+    """Every user may open /dev/fuse. Name it before the fixtures that mount: they end first."""
+    if os.geteuid() != 0:
+        if not namespaces.every_user_may_open_fuse():
+            pytest.skip("needs root, or a /dev/fuse that every user may open")
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(namespaces.open_fuse_device(scratch))
+        except OSError as error:
+            pytest.skip(f"needs a mount namespace with a device node of its own: {error}")
+        yield
 
 
 @pytest.fixture

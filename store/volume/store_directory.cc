@@ -113,12 +113,25 @@ Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& pa
                fmt::format("{}, or write its full path into {}", checked.error().what, store.PathOf(kDescriptionName))};
 }
 
+bool NeedsGuard(const std::string& directory, const StoreDescription& description) {
+  return MayLoseLocks(directory) ||
+         std::any_of(description.devices.begin(), description.devices.end(), [&](const StoreDescription::Device& device) {
+           return MayLoseLocks(DevicePath(directory, device));
+         });
+}
+
+std::function<bool()> MayWrite(const StoreParts& parts) {
+  if (parts.guard == nullptr) return {};
+  return [guard = parts.guard.get()] { return guard->MayWrite(); };
+}
+
 Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
   FileDevice::Options device_options{.queue_depth = options.queue_depth,
                                      .read_only = options.read_only,
                                      .exclusive = options.lock,
-                                     .lock_wait = DeviceLockWait(parts->lock)};
+                                     .lock_wait = DeviceLockWait(parts->lock),
+                                     .may_write = MayWrite(*parts)};
   for (size_t index = 0; index < parts->description.devices.size(); ++index) {
     const StoreDescription::Device& listed = parts->description.devices[index];
     const std::string path = DevicePath(directory, listed);
@@ -158,6 +171,22 @@ Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uui
   return {};
 }
 
+// Writes a new owner to the superblocks and starts the guard. From then on an earlier owner that returns does not write.
+Result<void> ClaimOwnership(StoreParts* parts) {
+  const Uuid owner = NewUuid();
+  std::vector<UniqueFd> locked, devices;
+  ASSIGN_OR_RETURN(locked.emplace_back(), parts->lock.Duplicate());
+  for (size_t index = 0; index < parts->devices.size(); ++index) {
+    parts->superblocks[index].owner = owner;
+    RETURN_IF_ERROR(WriteSuperblock(*parts->devices[index], parts->superblocks[index]));
+    const auto& file = dynamic_cast<const FileDevice&>(*parts->devices[index]);
+    ASSIGN_OR_RETURN(locked.emplace_back(), file.Duplicate());
+    ASSIGN_OR_RETURN(devices.emplace_back(), file.Duplicate());
+  }
+  parts->guard->Start(std::move(locked), std::move(devices), owner);
+  return parts->guard->Verify();
+}
+
 // Opening for writing recovers the log and so changes the directory. Therefore open it read-only first, because the
 // catalog may belong to another store.
 Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
@@ -186,7 +215,12 @@ Result<void> OpenCatalog(const std::string& directory, const OpenOptions& option
   }
   parts->catalog.reset();
   catalog_options.read_only = false;
+  if (parts->guard != nullptr) RETURN_IF_ERROR(ClaimOwnership(parts));
+  catalog_options.may_write = MayWrite(*parts);
   ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
+  if (parts->guard != nullptr) {
+    parts->catalog = std::make_unique<GuardedKvStore>(std::move(parts->catalog), *parts->guard);
+  }
   return {};
 }
 
@@ -313,6 +347,9 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   if (options.lock) {
     ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory));
     parts.lock.Claim();  // claim now: if this process is killed during the open, the next one waits for the devices
+  }
+  if (options.lock && !effective.read_only && (options.guard || NeedsGuard(directory, parts.description))) {
+    parts.guard = std::make_unique<StoreGuard>(directory);
   }
   // Open the devices first: opening the catalog may write to it, and a wrong device must not change anything.
   RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));

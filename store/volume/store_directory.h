@@ -21,6 +21,7 @@
 #include "meta/kv_store.h"
 #include "store/replica/replica_options.h"
 #include "store/volume/catalog_replica.h"
+#include "store/volume/store_guard.h"
 
 namespace weightfs {
 
@@ -133,7 +134,11 @@ class StoreLock {
   // Empties the file when the holder has written everything. `note` is one line for processes that wait, empty on
   // success.
   void Clear(const std::string& note = {});
+  // Leaves the file to another holder.
+  void Disown() { claimed_ = false; }
   bool held() const { return static_cast<bool>(file_); }
+  // Returns another descriptor with this lock.
+  Result<UniqueFd> Duplicate() const;
   // True when the previous holder ended without Clear. The kernel may release its other file locks after the store's
   // lock.
   bool holder_was_killed() const { return holder_was_killed_; }
@@ -156,11 +161,13 @@ struct OpenOptions {
   // With read_only: open a catalog that can be read only in part (a read-only mount). Reads of the rest fail.
   bool damaged_too = false;
   bool repair = false;  // open a catalog for writing even if it is older than its replica (ReplicaState)
+  bool guard = false;   // guard the store even if it is on local filesystems; for tests
 };
 
 // The parts of an opened store, locked and verified to match, for Store::Open or fsck. The lock is released last.
 struct StoreParts {
   StoreLock lock;
+  std::unique_ptr<StoreGuard> guard;  // null unless opened for writing on a filesystem that may lose its locks
   StoreDescription description;
   std::vector<Superblock> superblocks;
   std::vector<std::unique_ptr<BlockDevice>> devices;  // in index order

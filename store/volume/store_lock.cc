@@ -152,6 +152,12 @@ Result<UniqueFd> StoreLock::OpenToWatch(const std::string& directory) {
   return store.OpenFile(kLockName, O_RDONLY);
 }
 
+Result<UniqueFd> StoreLock::Duplicate() const {
+  UniqueFd copy(fcntl(file_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!copy) return SystemError(kLockName, "cannot duplicate the descriptor of the lock");
+  return copy;
+}
+
 void StoreLock::Claim() {
   claimed_ = true;
   if (file_) Rewrite(file_.get(), fmt::format("{}\n", getpid()));

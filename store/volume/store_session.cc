@@ -12,6 +12,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   effective.replica = ReplicaOptions(parts);
   std::unique_ptr<StoreSession> session(new StoreSession);
   session->lock_ = std::move(parts.lock);
+  session->guard_ = std::move(parts.guard);
   session->description_ = std::move(parts.description);
   session->superblocks_ = std::move(parts.superblocks);
   session->devices_ = Borrow(parts.devices);
@@ -22,6 +23,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   effective.device_sizes = DeviceSizes(session->superblocks_);
   auto store = Store::Open(std::move(parts.catalog), std::move(parts.devices), effective);
   if (!store.has_value()) {
+    session->guard_.reset();  // it has the locks of the devices, which are opened again
     auto unmarked = Result<void>();
     if (parts.was_clean && !session->read_only_) unmarked = MarkCleanAgain(directory, session->description_);
     if (!unmarked.has_value()) spdlog::warn("{}", ToString(unmarked.error()));
@@ -44,10 +46,19 @@ Result<void> StoreSession::CloseStore() {
   return MarkClean(devices_, superblocks_);
 }
 
+void StoreSession::NoteClosing() {
+  if (!IsLost()) lock_.NoteClosing();
+}
+
 Result<void> StoreSession::Close() {
   if (closed_) return {};
   closed_ = true;
   auto result = CloseStore();
+  if (IsLost()) {
+    // The text in the lock file is that of the new holder.
+    lock_.Disown();
+    return Error{ErrorCode::kReadOnly, "another process has taken over the store; what was not synced before is lost"};
+  }
   lock_.Clear(result.has_value() ? std::string() : ToString(result.error()));
   return result;
 }

@@ -28,7 +28,7 @@ class StoreSession {
 
   // Publish the state to other processes (StoreHolder): what is served where, and the end of the mount.
   void NoteServing(const std::string& device, const std::string& directory) { lock_.NoteServing(device, directory); }
-  void NoteClosing() { lock_.NoteClosing(); }
+  void NoteClosing();
 
   // Makes everything durable, marks the superblocks clean and empties the lock file, in this order. The first error is
   // left in the lock file for `weightfs umount`. The lock is released with the session. Later calls do nothing.
@@ -38,7 +38,11 @@ class StoreSession {
   StoreSession() = default;
   Result<void> CloseStore();
 
+  // True when another machine has, or may have, taken over the store.
+  bool IsLost() { return guard_ != nullptr && !guard_->Verify(); }
+
   StoreLock lock_;
+  std::unique_ptr<StoreGuard> guard_;
   StoreDescription description_;
   std::vector<Superblock> superblocks_;
   std::vector<BlockDevice*> devices_;  // of store_

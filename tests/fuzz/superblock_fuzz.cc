@@ -70,7 +70,7 @@ void CheckRewritten(CopiesDevice& device, const Superblock& found) {
   WEIGHTFS_ASSERT(again->store_id == found.store_id && again->device_id == found.device_id &&
                   again->device_index == found.device_index && again->device_count == found.device_count &&
                   again->device_size == found.device_size && again->sequence == written.sequence &&
-                  again->created_ns == found.created_ns && again->clean == found.clean &&
+                  again->created_ns == found.created_ns && again->owner == found.owner && again->clean == found.clean &&
                   again->keeps_replica == found.keeps_replica && !again->read_only_features);
 }
 
@@ -89,6 +89,7 @@ std::vector<std::string> fuzz::Seeds() {
       .device_count = 2, .device_size = ByteCount{64 * kMiB}, .created_ns = 1'700'000'000'000'000'000};
   superblock.store_id.fill(0xA5);
   superblock.device_id.fill(0x5A);
+  superblock.owner.fill(0x3C);
   WEIGHTFS_ASSERT(WriteSuperblock(device, superblock).has_value());
   std::string all("\x0F\x40", 2), one("\x01\x40", 2);
   for (const SuperblockRecord& copy : device.copies) all.append(reinterpret_cast<const char*>(&copy), kGivenSize);

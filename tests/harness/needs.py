@@ -10,9 +10,9 @@ import pytest
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: run the tests as root to include it")
 
 
-def program(*names):
+def program(*names, hint="scripts/setup installs it"):
     missing = [name for name in names if shutil.which(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: scripts/setup installs it")
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: {hint}")
 
 
 def torch(version):

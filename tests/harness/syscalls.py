@@ -17,7 +17,7 @@ FICLONE = 0x40049409
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(name, *arguments):
+def checked(name, *arguments):
     function = getattr(_libc, name)
     function.restype = ctypes.c_int
     result = function(*arguments)
@@ -28,16 +28,16 @@ def _checked(name, *arguments):
 
 
 def fallocate(descriptor, mode, offset, length):
-    _checked("fallocate", descriptor, mode, ctypes.c_int64(offset), ctypes.c_int64(length))
+    checked("fallocate", descriptor, mode, ctypes.c_int64(offset), ctypes.c_int64(length))
 
 
 def rename_flags(source, target, flags):
-    _checked("renameat2", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags))
+    checked("renameat2", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags))
 
 
 def link_following(source, target):
     """linkat with AT_SYMLINK_FOLLOW, which os.link omits."""
-    _checked("linkat", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), AT_SYMLINK_FOLLOW)
+    checked("linkat", AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), AT_SYMLINK_FOLLOW)
 
 
 def link_descriptor(descriptor, target):
@@ -46,13 +46,13 @@ def link_descriptor(descriptor, target):
 
 
 def sync_filesystem(descriptor):
-    _checked("syncfs", descriptor)
+    checked("syncfs", descriptor)
 
 
 def unmount_lazily(directory):
     """MNT_DETACH; an error is returned, not raised, because there may be nothing left to unmount."""
     try:
-        _checked("umount2", os.fsencode(directory), MNT_DETACH)
+        checked("umount2", os.fsencode(directory), MNT_DETACH)
     except OSError as error:
         return error.errno
     return 0
@@ -64,7 +64,7 @@ def mmap_address(mapping):
 
 def raw_open(path_bytes, flags, mode=0):
     """open(2) with a path that Python would reject."""
-    return _checked("open", path_bytes, flags, mode)
+    return checked("open", path_bytes, flags, mode)
 
 
 def errno_of(function, *arguments, **options):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lease holders, tested with protocol messages: permitted users, connections, and how leases end."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -46,6 +47,10 @@ def test_a_ticket_has_the_access_mode_of_its_descriptor(work):
     os.close(writes)
 
 
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 @needs.root
 def test_other_users_get_nothing(work, mounted):
     path = work / "a"
@@ -82,29 +87,50 @@ def test_the_trust_domain_is_a_mount_option(factory):
     assert "direct=" in weightfs("mount", store.directory, mount.path, "-o", "direct=all", codes=None).err
 
 
-@needs.root
-def test_the_mounts_own_user_is_trusted(factory):
-    """If an ordinary user mounts, that user gets leases."""
-    if stat.S_IMODE(os.stat("/dev/fuse").st_mode) & 0o006 != 0o006:
-        pytest.skip("needs a /dev/fuse that every user may open")
-    store = factory.store("64M")
-    mount = factory.mount(store, "allow_other")
-    mount.path.chmod(0o777)
-    mount.umount()
-    for folder, _, names in os.walk(store.directory):
+@contextlib.contextmanager
+def mounted_by_nobody(mount):
+    """The store of `mount`, which is not mounted now, belongs to an ordinary user, who mounts it."""
+    for folder, _, names in os.walk(mount.store.directory):
         for path in [folder, *(os.path.join(folder, name) for name in names)]:
             os.chown(path, NOBODY, NOBODY)
     os.chown(mount.path, NOBODY, NOBODY)
     call_as(NOBODY, lambda: process.run(mount.command("direct=owner")), limit=120)
     try:
-        def works():
-            write_direct(mount.path / "a", pattern(BLOCK), os.O_CREAT)
-            return read_direct(mount.path / "a")
-
-        assert call_as(NOBODY, works) == pattern(BLOCK)
+        yield
     finally:
         call_as(NOBODY, lambda: process.run(["fusermount3", "-u", mount.path]), limit=60)
-    assert wait_until(lambda: not store.daemons())
+    assert wait_until(lambda: not mount.store.daemons())
+
+
+@needs.root
+@needs.program("fusermount3")
+def test_the_mounts_own_user_is_trusted(open_fuse, factory):
+    """If an ordinary user mounts, that user gets leases."""
+    mount = factory.mount(factory.store("64M"), "allow_other")
+    mount.path.chmod(0o777)
+    mount.umount()
+
+    def works():
+        write_direct(mount.path / "a", pattern(BLOCK), os.O_CREAT)
+        return read_direct(mount.path / "a")
+
+    with mounted_by_nobody(mount):
+        assert call_as(NOBODY, works) == pattern(BLOCK)
+
+
+@needs.root
+@needs.program("fusermount3")
+def test_set_id_bits_go_with_a_leased_write_of_another_user(open_fuse, factory):
+    mount = factory.mount(factory.store("64M"), "allow_other")
+    path = mount.path / "a"
+    path.write_bytes(pattern(BLOCK))
+    os.chown(path, OTHER, OTHER)
+    path.chmod(0o6777)
+    mount.umount()
+    with mounted_by_nobody(mount):
+        assert call_as(NOBODY, mode_of, path) == 0o6777
+        call_as(NOBODY, write_direct, path, b"changed")
+        assert call_as(NOBODY, mode_of, path) == 0o777
 
 
 @needs.root
@@ -115,12 +141,14 @@ def test_a_set_group_id_directory_gives_its_group_to_many(work):
     assert (work / "a").stat().st_gid == OTHER
 
 
-def test_set_id_bits_go_with_a_commit_of_a_user(work):
+@needs.root
+def test_set_id_bits_stay_with_a_leased_write_of_root(work):
+    """As with write(2) by a process that has CAP_FSETID."""
     path = work / "a"
     path.write_bytes(b"x")
-    path.chmod(0o4755)
+    path.chmod(0o6777)
     write_direct(path, b"y")
-    assert stat.S_IMODE(path.stat().st_mode) == (0o4755 if os.geteuid() == 0 else 0o755)
+    assert mode_of(path) == 0o6777
 
 
 @needs.root

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace weightfs {
 namespace {
@@ -109,9 +110,14 @@ void FaultDevice::Hold() {
   held_ = true;
 }
 
+void FaultDevice::HoldReads() {
+  MutexLock lock(mutex_);
+  reads_held_ = true;
+}
+
 void FaultDevice::Release() {
   MutexLock lock(mutex_);
-  held_ = false;
+  held_ = reads_held_ = false;
   changed_.notify_all();
 }
 
@@ -164,10 +170,21 @@ std::optional<ErrorCode> FaultDevice::ChargeBudgetLocked(ByteCount bytes) {
   return std::nullopt;
 }
 
-FaultDevice::Pending FaultDevice::TakeLocked() {
-  const size_t at = options_.reorder ? random_() % pending_.size() : 0;
-  Pending pending = std::move(pending_[at]);
-  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(at));
+bool FaultDevice::CanCompleteLocked(const Pending& pending) const {
+  if (one_ || stopping_) return true;
+  return !held_ && !(reads_held_ && pending.request->operation == IoRequest::Operation::kRead);
+}
+
+// Returns nothing when no request may complete.
+std::optional<FaultDevice::Pending> FaultDevice::TakeLocked() {
+  std::vector<std::ptrdiff_t> ready;
+  for (size_t at = 0; at < pending_.size() && (options_.reorder || ready.empty()); ++at) {
+    if (CanCompleteLocked(pending_[at])) ready.push_back(static_cast<std::ptrdiff_t>(at));
+  }
+  if (ready.empty()) return std::nullopt;
+  const auto taken = pending_.begin() + ready[options_.reorder ? random_() % ready.size() : 0];
+  Pending pending = std::move(*taken);
+  pending_.erase(taken);
   return pending;
 }
 
@@ -192,14 +209,14 @@ void FaultDevice::Run() {
   MutexLock lock(mutex_);
   for (;;) {
     if (pending_.empty() && stopping_) return;
-    if (pending_.empty() || (held_ && !one_ && !stopping_)) {
+    const std::optional<Pending> pending = TakeLocked();
+    if (!pending) {
       changed_.wait(lock.native());
       continue;
     }
-    const Pending pending = TakeLocked();
-    Result<void> result = ExecuteLocked(pending);
+    Result<void> result = ExecuteLocked(*pending);
     lock.Unlock();
-    pending.request->OnComplete(std::move(result));
+    pending->request->OnComplete(std::move(result));
     lock.Lock();
     if (std::exchange(one_, false)) changed_.notify_all();
   }

@@ -52,8 +52,10 @@ class FaultDevice final : public BlockDevice {
   // Writes beyond this many bytes from now on fail with `code`, each request as a whole.
   void SetWriteBudget(ByteCount bytes, ErrorCode code = ErrorCode::kNoSpace) EXCLUDES(mutex_);
 
-  // Between Hold and Release no request completes. WaitForHeld returns once `count` requests are waiting.
+  // Between Hold and Release no request completes; between HoldReads and Release no read. WaitForHeld returns once
+  // `count` requests are waiting.
   void Hold() EXCLUDES(mutex_);
+  void HoldReads() EXCLUDES(mutex_);
   void Release() EXCLUDES(mutex_);
   void WaitForHeld(size_t count) EXCLUDES(mutex_);
   // Completes one held request, and returns after its OnComplete.
@@ -86,7 +88,8 @@ class FaultDevice final : public BlockDevice {
   void CheckRequest(const IoRequest& request) const;
   std::optional<ErrorCode> NextFailureLocked(Target target) REQUIRES(mutex_);
   std::optional<ErrorCode> ChargeBudgetLocked(ByteCount bytes) REQUIRES(mutex_);
-  Pending TakeLocked() REQUIRES(mutex_);
+  bool CanCompleteLocked(const Pending& pending) const REQUIRES(mutex_);
+  std::optional<Pending> TakeLocked() REQUIRES(mutex_);
   Result<void> ExecuteLocked(const Pending& pending) REQUIRES(mutex_);
   void Run() EXCLUDES(mutex_);
 
@@ -103,7 +106,7 @@ class FaultDevice final : public BlockDevice {
   ByteCount budget_ GUARDED_BY(mutex_) = {std::numeric_limits<uint64_t>::max()};
   ErrorCode budget_code_ GUARDED_BY(mutex_) = ErrorCode::kNoSpace;
   Counts counts_ GUARDED_BY(mutex_);
-  bool held_ GUARDED_BY(mutex_) = false;
+  bool held_ GUARDED_BY(mutex_) = false, reads_held_ GUARDED_BY(mutex_) = false;
   bool one_ GUARDED_BY(mutex_) = false;  // complete one request although requests are held
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread worker_;  // last member, because it uses all of the above

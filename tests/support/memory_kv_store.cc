@@ -91,6 +91,11 @@ Result<void> MemoryKvStore::Sync() {
   MutexLock lock(state_->mutex);
   if (failed_) return ErrorCode::kReadOnly;
   const size_t covered = journal_->size();
+  if (const auto then = std::exchange(during_sync_, nullptr)) {
+    lock.Unlock();
+    then();
+    lock.Lock();
+  }
   if (Due(sync_failure_)) {
     failed_ = true;
     journal_->Append({.kind = Journal::Event::Kind::kSyncFailed, .subject = covered});
@@ -130,6 +135,11 @@ void MemoryKvStore::FailSync(uint64_t nth) {
 void MemoryKvStore::FailGet(uint64_t nth) {
   MutexLock lock(state_->mutex);
   get_failure_ = nth;
+}
+
+void MemoryKvStore::DuringSync(std::function<void()> then) {
+  MutexLock lock(state_->mutex);
+  during_sync_ = std::move(then);
 }
 
 void MemoryKvStore::AfterGet(std::function<void()> then) {

@@ -34,8 +34,10 @@ class MemoryKvStore final : public KvStore {
   // Makes the `nth` iterator created from now on end with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
-  // Runs `then` once, without locks, at the end of the next Get.
+  // Runs `then` once, without locks, at the end of the next Get, or during the next Sync, which does not cover what
+  // `then` writes.
   void AfterGet(std::function<void()> then) EXCLUDES(state_->mutex);
+  void DuringSync(std::function<void()> then) EXCLUDES(state_->mutex);
 
   KvContent content() const EXCLUDES(state_->mutex);
   bool failed() const override EXCLUDES(state_->mutex);
@@ -56,7 +58,7 @@ class MemoryKvStore final : public KvStore {
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // number of operations until one fails; 0: none fails
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
-  std::function<void()> after_get_ GUARDED_BY(state_->mutex);
+  std::function<void()> after_get_ GUARDED_BY(state_->mutex), during_sync_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;
   bool tables_damaged_ GUARDED_BY(state_->mutex) = false;

@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/restart.h"
+#include "tests/support/result_asserts.h"
 
 namespace weightfs {
 namespace {
@@ -79,7 +80,8 @@ TEST(SuperblockLayoutTest, FieldsLieWhereTheFormatSays) {
   EXPECT_EQ(offsetof(SuperblockRecord, device_index), 72U);
   EXPECT_EQ(offsetof(SuperblockRecord, device_size), 80U);
   EXPECT_EQ(offsetof(SuperblockRecord, copy_offset), 104U);
-  EXPECT_EQ(offsetof(SuperblockRecord, reserved), 120U);
+  EXPECT_EQ(offsetof(SuperblockRecord, owner), 120U);
+  EXPECT_EQ(offsetof(SuperblockRecord, reserved), 136U);
   EXPECT_EQ(offsetof(SuperblockRecord, crc), 4092U);
   const uint64_t magic = kSuperblockMagic;
   EXPECT_EQ(std::memcmp(&magic, "WEIGHTFS", 8), 0);
@@ -95,6 +97,8 @@ TEST_F(SuperblockTest, ReadsBackWhatWasWritten) {
   EXPECT_EQ(read->device_size, kDeviceSize);
   EXPECT_EQ(read->sequence, 1U);
   EXPECT_EQ(read->created_ns, written_.created_ns);
+  EXPECT_EQ(read->owner, written_.owner);
+  EXPECT_EQ(Must(ReadOwner(device_)), written_.owner);
   EXPECT_FALSE(read->clean);
   EXPECT_FALSE(read->read_only_features);
 }

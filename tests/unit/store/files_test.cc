@@ -157,6 +157,63 @@ TEST(Files, OverwriteOfBlocksBeingWrittenKeepsBoth) {
   EXPECT_TRUE(Must(store.ReadPath("a")) == data);
 }
 
+// Each change is seen although the read-ahead cache has the old bytes.
+TEST(ReadAhead, AnAdoptedWriteIsSeen) {
+  const auto pool = BufferPool::Create({.buffer_size = ByteCount{kMiB}, .count = 1, .name = "test"}).value();
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(1, 4 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  const std::string change = Pattern(2, kMiB);
+  {
+    const Buffer buffer = pool->Allocate();
+    std::memcpy(buffer.data(), change.data(), change.size());
+    ASSERT_OK(store->Write(file, ByteOffset{0}, {buffer.data(), change.size()}, buffer));
+  }
+  data.replace(0, change.size(), change);
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  ASSERT_OK(store->Sync(file));
+}
+
+TEST(ReadAhead, APunchedHoleIsSeen) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(1, 4 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  ASSERT_OK(store->Fallocate(file, FallocateMode::kPunchHole, 64 * kKiB, 64 * kKiB));
+  data.replace(64 * kKiB, 64 * kKiB, std::string(64 * kKiB, '\0'));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+}
+
+TEST(ReadAhead, AWriteByALeaseIsSeen) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(1, 4 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  const std::string change = Pattern(2, 64 * kKiB);
+  ASSERT_OK(store.WriteDirect(file, 64 * kKiB, change, std::nullopt));
+  data.replace(64 * kKiB, change.size(), change);
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+}
+
+TEST(ReadAhead, AGrowthBehindTheEndIsSeen) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  std::string data = Pattern(1, 64 * kKiB);
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->Sync(file));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+  ASSERT_OK(store->Truncate(file, 128 * kKiB));
+  data.resize(128 * kKiB, '\0');
+  EXPECT_TRUE(Must(store.ReadAll(file)) == data);
+}
+
 TEST(Files, TruncationZeroesWhatALaterGrowthUncovers) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

@@ -301,6 +301,9 @@ TEST_F(Fsck, ImpossibleExtentsAreRemoved) {
   SetExtent(big_, 6000, wrong);
   wrong.start = DeviceBlock{32 * kMiB / kBlockSize};
   SetExtent(big_, 7000, wrong);
+  wrong.start = DeviceBlock{32 * kMiB / kBlockSize - 1};  // only its end lies outside
+  wrong.count = BlockCount{2};
+  SetExtent(big_, 7500, wrong);
   wrong = extent;
   wrong.start = DeviceBlock{4000};
   SetExtent(big_, (uint64_t{1} << 48) - 1, wrong);
@@ -308,7 +311,7 @@ TEST_F(Fsck, ImpossibleExtentsAreRemoved) {
   SetExtent(link_, 0, extent);
   SetExtent(InodeId{5000}, 0, extent);
   ExpectFoundAndRepaired({Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside,
-                          Kind::kDamagedRecord, Kind::kStrayRecord, Kind::kStrayRecord});
+                          Kind::kExtentOutside, Kind::kDamagedRecord, Kind::kStrayRecord, Kind::kStrayRecord});
   EXPECT_TRUE(ReadPath("d/big"));
 }
 

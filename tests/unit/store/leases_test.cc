@@ -129,6 +129,26 @@ TEST(ReadLeases, KeepADeletedFilesBlocks) {
   EXPECT_EQ(Available(store), empty);
 }
 
+TEST(ReadLeases, HaveTheChecksumsOfTheirBlocksAlthoughTheFileChangesMeanwhile) {
+  TestStore store;
+  const std::string old = Pattern(1, kMiB), fresh = Pattern(2, kMiB);
+  ASSERT_OK(store.WriteFile("a", old));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.Remount());  // the checksums are in the catalog only
+  const InodePtr file = store.OpenPath("a").value();
+  ASSERT_EQ(Must(store.ReadAt(file, 0, 0)), "");  // loads the file
+  bool changed = false;
+  store.kv().AfterGet([&] {
+    changed = true;
+    ASSERT_OK(store.WriteAt(file, 0, fresh));
+    ASSERT_OK(store->Sync(file));
+  });
+  const auto lease = store->LeaseRead(file, 0, kEnd);
+  ASSERT_OK(lease);
+  EXPECT_TRUE(changed);
+  EXPECT_TRUE(Must(store.ReadLeased(*lease)) == fresh);
+}
+
 TEST(ReadLeases, OfAFileWithAFailedWriteAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

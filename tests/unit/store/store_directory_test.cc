@@ -94,6 +94,23 @@ TEST_F(StoreDirectoryTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {
   EXPECT_EQ(Slurp(Path("s/lock")), "");
 }
 
+TEST_F(StoreDirectoryTest, AStoreThatAMountCouldNotWriteStaysMarkedInUse) {
+  Format("s");
+  {
+    auto parts = OpenStoreParts(Path("s"), {});
+    ASSERT_TRUE(parts.has_value());
+    KvBatch batch;
+    batch.Put(keys::Extent(InodeId{5}, FileBlock{0}), "damage");
+    ASSERT_TRUE(parts->catalog->Write(batch).has_value());
+    ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
+  }
+  const auto session = StoreSession::Open(Path("s"), {}, {});
+  ASSERT_TRUE(session.has_value()) << ToString(session.error());
+  EXPECT_TRUE((*session)->store().read_only());
+  EXPECT_TRUE((*session)->Close().has_value());
+  EXPECT_FALSE(SuperblockOf(Path("s/pool")).clean);
+}
+
 TEST_F(StoreDirectoryTest, OpenWaitsForAProbeOfTheLock) {
   Format("s");
   const int look = open(Path("s/lock").c_str(), O_RDONLY | O_CLOEXEC);

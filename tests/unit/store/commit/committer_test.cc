@@ -144,6 +144,21 @@ TEST_F(CommitterTest, SpaceOfOverwrittenBlocksIsFreeAfterTheCommit) {
   EXPECT_TRUE(rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true));
 }
 
+TEST_F(CommitterTest, SpaceOfOverwrittenBlocksIsNotReusedBeforeTheSync) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, 256 * kBlockSize));
+  ASSERT_TRUE(Commit(file));
+  SpaceReservation all;
+  ASSERT_TRUE(rig_.space().Reserve(&all, TestFileServices::kBlocks - BlockCount{768}, /*privileged=*/true));
+  Change(file, Pattern(2, 256 * kBlockSize));
+  bool free = true;
+  rig_.kv().DuringSync([&] {
+    SpaceReservation more;
+    free = rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true).has_value();
+  });
+  ASSERT_TRUE(Commit(file));
+  EXPECT_FALSE(free) << "a crash may still lose the batch that drops them";
+}
+
 TEST_F(CommitterTest, AfterStopRequestsAreRefused) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   EXPECT_TRUE(committer_->Stop());

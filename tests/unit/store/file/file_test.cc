@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <optional>
+#include <vector>
 
 #include "tests/support/file_rig.h"
 #include "tests/support/test_store.h"
@@ -178,6 +180,30 @@ TEST_F(FileTest, AnAdoptedBufferIsTheFilesMemory) {
   EXPECT_TRUE(file.dirty().IsDirty(FileBlock{0}, BlockCount{76}));
   EXPECT_TRUE(supplies.small.empty());
   EXPECT_EQ(file.DirtyBefore(FileBlock{76}).value, 0U);
+}
+
+TEST_F(FileTest, AnOlderWriteSetsNoChecksumsOfReplacedBlocks) {
+  rig_.Write(inode_, 0, Pattern(1, 2 * kBlockSize));
+  SpaceReservation reservation;
+  ASSERT_TRUE(rig_.space().Reserve(&reservation, BlockCount{2}));
+  const SpaceManager::Request request{
+      .ino = inode_->id, .first = FileBlock{0}, .count = BlockCount{2}, .after = std::nullopt};
+  const auto runs = rig_.space().Allocate(request, &reservation).value();
+  const std::vector<uint32_t> checksums = {111, 222};
+  PendingWrites writes;
+  {
+    MutexLock lock(inode_->mutex);
+    rig_.write_back().StartAll(inode_, &writes);
+    inode_->file->ReplaceBlocks(FileBlock{0}, runs, checksums);
+  }
+  rig_.write_back().Submit(&writes);  // computes the checksums of the older write
+  MutexLock lock(inode_->mutex);
+  inode_->file->WaitForAllWrites(lock);
+  ChecksumSegments loaded;
+  std::vector<uint64_t> missing;
+  std::vector<uint32_t> found(2);
+  ASSERT_TRUE(inode_->file->Checksums(FileBlock{0}, found, loaded, &missing).value());
+  EXPECT_EQ(found, checksums);
 }
 
 TEST_F(FileTest, ApplyingAPlanThatLacksSomethingIsABug) {

@@ -2,6 +2,7 @@
 // The replica of the catalog under a whole store: it follows the catalog, and gives it back.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "meta/keys.h"
@@ -177,6 +178,77 @@ TEST(Replica, NoticesACatalogThatIsOlder) {
   TestStore again(image, Options());
   ASSERT_FALSE(again.opened().has_value());
   EXPECT_EQ(again.opened().error().code, ErrorCode::kCorrupt);
+}
+
+TEST(Replica, HasNoBatchThatTheCatalogHasNotSynced) {
+  TestStore store(Options());
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());
+  const InodeId ino = store.Create("a").value()->id;
+  ASSERT_OK(store->SyncAll());
+  // So much that the replica is written at once.
+  const std::string value(60 * kKiB, 'x');
+  for (const char* name : {"user.1", "user.2", "user.3", "user.4", "user.5"}) {
+    ASSERT_OK(store->names().SetExtendedAttribute(ino, name, value, AttributeWrite::kAny));
+  }
+  store.kv().DuringSync([&] {
+    ASSERT_OK(store->names().SetExtendedAttribute(ino, "user.late", "x", AttributeWrite::kAny));
+  });
+  ASSERT_OK(store->SyncAll());
+  const std::string last = keys::Attribute(ino, "user.5"), late = keys::Attribute(ino, "user.late");
+  KvContent restored;
+  while (!restored.contains(last)) restored = Restored(ImageOf(store));
+  EXPECT_FALSE(restored.contains(late));
+  const CrashImage image = store.journal().ImageAt(
+      store.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 0.0});
+  EXPECT_FALSE(image.kv.contains(late));
+  TestStore again(image, Options());
+  ASSERT_OK(again.opened());
+}
+
+TEST(Replica, ACheckpointIsNotNewerThanTheSyncedCatalog) {
+  TestStore store(Options());
+  const InodeId ino = store.Create("a").value()->id;
+  const std::string value(60 * kKiB, 'x');
+  uint64_t checkpoints = 0;
+  for (int round = 0; round < 2000 && checkpoints < 8; ++round) {
+    const std::string name = "user." + std::to_string(round % 8);
+    ASSERT_OK(store->names().SetExtendedAttribute(ino, name, value, AttributeWrite::kAny));
+    if (round % 40 == 39) ASSERT_OK(store->SyncAll());
+    const uint64_t now = store->statistics().replica.checkpoints;
+    if (now == checkpoints) continue;
+    checkpoints = now;
+    const CrashImage image = store.journal().ImageAt(
+        store.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 0.0});
+    TestStore again(image, Options());
+    ASSERT_OK(again.opened());
+  }
+  EXPECT_GT(checkpoints, 1U);
+}
+
+TEST(Replica, ATornWriteOfARootLeavesTheRootBefore) {
+  TestStore store(Options());
+  ASSERT_OK(store->Close());
+  ASSERT_OK(store.Remount());  // the first root is durable: the journal starts anew
+  for (int round = 0; round < 300; ++round) {
+    ASSERT_OK(store.WriteFile("f" + std::to_string(round % 20), Pattern(round, 100)));
+    if (round % 10 == 0) ASSERT_OK(store->SyncAll());
+  }
+  ASSERT_OK(store->Close());
+  const auto events = store.journal().events();
+  size_t roots = 0;
+  for (size_t cut = 0; cut < events.size(); ++cut) {
+    const bool root = events[cut].kind == Journal::Event::Kind::kWrite &&
+                      std::ranges::find(replica::kRootOffsets, events[cut].offset.value) != replica::kRootOffsets.end();
+    if (!root) continue;
+    ++roots;
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+      const CrashImage image = store.journal().ImageAt(cut + 1, {.seed = seed, .device_survival = 1.0});
+      Restarted restarted = Restart(image);
+      ASSERT_TRUE(replica::FindRoot(restarted.borrowed(), std::nullopt).has_value()) << "cut " << cut;
+    }
+  }
+  EXPECT_GT(roots, 4U);
 }
 
 TEST(Replica, CatchUpGivesAnOlderCatalogItsLastChanges) {

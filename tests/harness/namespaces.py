@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mount namespaces of single tests, so that a test can change what the machine lacks without changing the machine."""
+
+import contextlib
+import ctypes
+import os
+import stat
+
+from harness.syscalls import checked
+
+CLONE_NEWNS = 0x00020000
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+FUSE_DEVICE = os.makedev(10, 229)
+
+
+def mount(source, target, kind, flags=0, options=""):
+    checked("mount", *(os.fsencode(word) for word in (source, target, kind)), ctypes.c_ulong(flags),
+            os.fsencode(options))
+
+
+@contextlib.contextmanager
+def own_mounts():
+    """This thread, and the processes that it starts, get mounts of their own. Processes that were started before do not
+    see them. The mounts end with the block and those processes."""
+    before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    folder = os.getcwd()
+    try:
+        checked("unshare", CLONE_NEWNS)
+        try:
+            mount("none", "/", "", MS_REC | MS_PRIVATE)
+            yield
+        finally:
+            checked("setns", before, CLONE_NEWNS)
+            os.chdir(folder)   # setns(2) changes to the root
+    finally:
+        os.close(before)
+
+
+def every_user_may_open_fuse():
+    return stat.S_IMODE(os.stat("/dev/fuse").st_mode) & 0o006 == 0o006
+
+
+@contextlib.contextmanager
+def open_fuse_device(scratch):
+    """A /dev/fuse of mode 0666, as distributions have it, in a mount namespace of its own. Raises OSError where the
+    machine allows no such namespace or no device node."""
+    if every_user_may_open_fuse():
+        yield
+        return
+    folder = scratch / "device"
+    folder.mkdir(exist_ok=True)
+    with own_mounts():
+        mount("weightfs-tests", folder, "tmpfs")   # other filesystems may be mounted with nodev
+        node = folder / "fuse"
+        os.mknod(node, stat.S_IFCHR | 0o666, FUSE_DEVICE)
+        node.chmod(0o666)   # whatever the umask is
+        mount(node, "/dev/fuse", "", MS_BIND)
+        yield

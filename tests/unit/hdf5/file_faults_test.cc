@@ -188,6 +188,22 @@ TEST_F(FileFaultsTest, TruncationRemovesTheBytesOfAFailedFlush) {
   EXPECT_EQ(SizeOnDisk(), 0U);
 }
 
+TEST_F(FileFaultsTest, MetadataIsNotWrittenIfTheDataBeforeItFails) {
+  const auto old = RandomBytes(kStep);
+  auto file = OpenWith(old);
+  const auto metadata = RandomBytes(100), data = RandomBytes(4096);
+  ASSERT_TRUE(file->Write(Content::kRaw, kMiB, data).has_value());
+  ASSERT_TRUE(file->Write(Content::kMetadata, 0, metadata).has_value());
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    const ScopedLimit limit(RLIMIT_FSIZE, kStep);
+    EXPECT_FALSE(file->Flush(false).has_value());
+  }
+  std::signal(SIGXFSZ, handler);
+  EXPECT_EQ(client::ReadFile(path_), old);
+  EXPECT_TRUE(file->Flush(false).has_value());
+}
+
 TEST_F(FileFaultsTest, AnErrorOfTheEngineNamesTheFile) {
   OnSetup([](int) { return -EAGAIN; });
   auto file = OpenWith(RandomBytes(4 * kMiB));

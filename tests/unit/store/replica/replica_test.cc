@@ -181,7 +181,9 @@ TEST(Replica, NoticesACatalogThatIsOlder) {
 }
 
 TEST(Replica, HasNoBatchThatTheCatalogHasNotSynced) {
-  TestStore store(Options());
+  // So large that no checkpoint is due, which would sync the catalog.
+  const TestStoreOptions options = Options(ByteCount{8192 * kMiB});
+  TestStore store(options);
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());
   const InodeId ino = store.Create("a").value()->id;
@@ -202,7 +204,7 @@ TEST(Replica, HasNoBatchThatTheCatalogHasNotSynced) {
   const CrashImage image = store.journal().ImageAt(
       store.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 0.0});
   EXPECT_FALSE(image.kv.contains(late));
-  TestStore again(image, Options());
+  TestStore again(image, options);
   ASSERT_OK(again.opened());
 }
 

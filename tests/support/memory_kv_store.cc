@@ -66,7 +66,8 @@ Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
   const auto found = state_->content->find(key);
   std::optional<std::string> value;
   if (found != state_->content->end()) value = found->second;
-  const auto then = std::exchange(after_get_, nullptr);
+  const auto then = after_get_;
+  if (after_get_once_) after_get_ = nullptr;
   lock.Unlock();
   if (then) then();
   return value;
@@ -142,9 +143,10 @@ void MemoryKvStore::DuringSync(std::function<void()> then) {
   during_sync_ = std::move(then);
 }
 
-void MemoryKvStore::AfterGet(std::function<void()> then) {
+void MemoryKvStore::AfterGet(std::function<void()> then, bool once) {
   MutexLock lock(state_->mutex);
   after_get_ = std::move(then);
+  after_get_once_ = once;
 }
 
 void MemoryKvStore::FailIterator(uint64_t nth, uint64_t keys) {

@@ -34,9 +34,9 @@ class MemoryKvStore final : public KvStore {
   // Makes the `nth` iterator created from now on end with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
-  // Runs `then` once, without locks, at the end of the next Get, or during the next Sync, which does not cover what
-  // `then` writes.
-  void AfterGet(std::function<void()> then) EXCLUDES(state_->mutex);
+  // Runs `then`, without locks, at the end of the next Get, or of every Get.
+  void AfterGet(std::function<void()> then, bool once = true) EXCLUDES(state_->mutex);
+  // Runs `then` once during the next Sync, which does not cover what it writes.
   void DuringSync(std::function<void()> then) EXCLUDES(state_->mutex);
 
   KvContent content() const EXCLUDES(state_->mutex);
@@ -58,6 +58,7 @@ class MemoryKvStore final : public KvStore {
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // number of operations until one fails; 0: none fails
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
+  bool after_get_once_ GUARDED_BY(state_->mutex) = true;
   std::function<void()> after_get_ GUARDED_BY(state_->mutex), during_sync_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;

@@ -22,7 +22,13 @@ MountOptions Options(unsigned threads) {
 // Makes reads of the catalog wait until it is destroyed or opened.
 class SlowCatalog {
  public:
-  explicit SlowCatalog(MemoryKvStore& kv) : state_(std::make_shared<State>(kv)) { Hold(state_); }
+  explicit SlowCatalog(MemoryKvStore& kv) : state_(std::make_shared<State>(kv)) {
+    const auto hold = [state = state_] {
+      if (!state->held.exchange(true)) state->first.set_value();
+      state->opened.wait();
+    };
+    kv.AfterGet(hold, /*once=*/false);
+  }
   ~SlowCatalog() { Open(); }
   // Waits until a read waits.
   void WaitForFirst() { state_->first.get_future().wait(); }
@@ -40,14 +46,6 @@ class SlowCatalog {
     std::shared_future<void> opened = open.get_future().share();
     std::atomic<bool> held{false}, is_open{false};
   };
-  static void Hold(const std::shared_ptr<State>& state) {
-    state->kv.AfterGet([state] {
-      if (state->is_open) return;
-      Hold(state);
-      if (!state->held.exchange(true)) state->first.set_value();
-      state->opened.wait();
-    });
-  }
   const std::shared_ptr<State> state_;
 };
 

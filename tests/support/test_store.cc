@@ -55,7 +55,9 @@ Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
   if (options_.replica) {
     ASSIGN_OR_RETURN(const ReplicaState state, InspectReplica(Borrow(bases), {}, *kv));
     if (state.CatalogIsBehind()) return Error{ErrorCode::kCorrupt, DescribeBehind("test store", state)};
+    // As long as that of a store with several devices, so that a root has several sectors.
     options.replica = replica::WriterOptions{
+        .description = std::string(1500, ' '),
         .root_sequence = state.root_sequence, .root = state.root, .tail = state.tail, .version = state.catalog};
   }
   auto store = Store::Open(std::move(kv), std::move(bases), options);

@@ -189,7 +189,7 @@ TEST_F(FileFaultsTest, TruncationRemovesTheBytesOfAFailedFlush) {
 }
 
 TEST_F(FileFaultsTest, MetadataIsNotWrittenIfTheDataBeforeItFails) {
-  const auto old = RandomBytes(kStep);
+  const Bytes old(kStep);
   auto file = OpenWith(old);
   const auto metadata = RandomBytes(100), data = RandomBytes(4096);
   ASSERT_TRUE(file->Write(Content::kRaw, kMiB, data).has_value());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "meta/keys.h"
@@ -226,12 +227,11 @@ TEST(Replica, ACheckpointIsNotNewerThanTheSyncedCatalog) {
   TestStore store(Options());
   const InodeId ino = store.Create("a").value()->id;
   const std::string value(60 * kKiB, 'x');
-  for (int round = 0; round < 2000 && store->statistics().replica.checkpoints < 8; ++round) {
+  for (int round = 0; store->statistics().replica.checkpoints < 4; ++round) {
     const std::string name = "user." + std::to_string(round % 4);
     ASSERT_OK(store->names().SetExtendedAttribute(ino, name, value, AttributeWrite::kAny));
     if (round % 40 == 39) ASSERT_OK(store->SyncAll());
   }
-  EXPECT_GE(store->statistics().replica.checkpoints, 8U);
   for (const size_t cut : CutsAfterRoots(store)) {
     const CrashImage image = store.journal().ImageAt(
         cut, {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 0.0, .torn = false});
@@ -284,6 +284,10 @@ TEST(Replica, ADamagedLogEndsThereAndTheStoreOpens) {
   ASSERT_OK(store.WriteFile("first", "1"));
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());
+  // Two frames at least: a damaged last frame cannot be told from one that a crash interrupted.
+  ASSERT_OK(store.WriteFile("later", "2"));
+  ASSERT_OK(store->SyncAll());
+  while (WithoutVersion(Restored(ImageOf(store))) != WithoutVersion(store.kv().content())) std::this_thread::yield();
   for (int i = 0; i < 20; ++i) ASSERT_OK(store.WriteFile("later" + std::to_string(i), "2"));
   ASSERT_OK(store->Close());
   const CrashImage image = ImageOf(store);
@@ -297,7 +301,7 @@ TEST(Replica, ADamagedLogEndsThereAndTheStoreOpens) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   const auto restored = RestoreCatalog(devices, *root, catalog);
   ASSERT_TRUE(restored.has_value());
-  EXPECT_FALSE(restored->complete() && WithoutVersion(catalog.content()) != WithoutVersion(image.kv));
+  EXPECT_FALSE(restored->complete());
   const auto state = InspectReplica(devices, {}, catalog);
   ASSERT_TRUE(state.has_value());
   EXPECT_FALSE(state->CatalogIsBehind()) << "a restored catalog can be mounted";

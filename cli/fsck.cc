@@ -16,6 +16,7 @@
 #include "store/check/fsck.h"
 #include "store/replica/mirrored_kv_store.h"
 #include "store/volume/recover_store.h"
+#include "store/volume/salvage_store.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -98,10 +99,26 @@ void PrintText(const Arguments& arguments, const Checked& checked) {
   }
 }
 
+// Rebuilds the catalog from what can be read of it, because no replica can be used for the reason `why`.
+Result<void> Salvage(const Arguments& arguments, const Error& damage, const Error& why, Checked* checked) {
+  const auto salvaged = SalvageStore(arguments.store);
+  if (!salvaged.has_value()) {
+    return Error{damage.code,
+                 fmt::format("{}; {}; {}", ToString(damage), ToString(why), ToString(salvaged.error()))};
+  }
+  checked->restored = true;
+  checked->lost = !salvaged->complete();
+  checked->replica = fmt::format("{}; {}", ToString(why), DescribeSalvaged(*salvaged));
+  return {};
+}
+
 // Rebuilds what the replica can give back after `damage`.
 Result<void> Recover(const Arguments& arguments, const Error& damage, ProgressBar& bar, Checked* checked) {
   RecoverOptions options{.devices = {}, .progress = [&](const Progress& progress) { bar.Update(progress); }};
   const auto recovered = RecoverStore(arguments.store, options);
+  const bool no_replica = !recovered.has_value() && (recovered.error().code == ErrorCode::kNotFound ||
+                                                     recovered.error().code == ErrorCode::kCorrupt);
+  if (no_replica && damage.code == ErrorCode::kCorrupt) return Salvage(arguments, damage, recovered.error(), checked);
   if (!recovered.has_value()) {
     return Error{damage.code, fmt::format("{}; {}", ToString(damage), ToString(recovered.error()))};
   }

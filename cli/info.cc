@@ -19,6 +19,7 @@
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
+#include "cli/scrub_report.h"
 #include "cli/store_wait.h"
 #include "common/printable.h"
 #include "common/processes.h"
@@ -48,6 +49,7 @@ struct StoreLook {
   std::optional<Space> space;
   std::optional<bool> clean_unmount;
   bool behind = false;  // the catalog is older than its replica
+  std::optional<ScrubReport> scrubs;
 };
 
 std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
@@ -92,9 +94,10 @@ Result<StoreLook> LookAtStore(const std::string& directory) {
   const bool behind = parts.replica.CatalogIsBehind();
   ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
   const SpaceStatistics space = store->Space();
+  const ScrubReport scrubs = store->Scrub();
   RETURN_IF_ERROR(store->Close());
   return StoreLook{Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value},
-                   was_clean, behind};
+                   was_clean, behind, scrubs};
 }
 
 Result<StoreLook> LookAtMount(const std::string& directory) {
@@ -173,6 +176,7 @@ int ShowStore(const Arguments& arguments) {
     if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
     if (look.has_value()) json["catalog_is_behind"] = look->behind;
     if (counted) AddSpace(&json, *look->space);
+    if (look.has_value() && look->scrubs.has_value()) json["scrub"] = ScrubJson(*look->scrubs);
     Print(stdout, JsonText(json) + "\n");
   } else {
     Print(stdout,
@@ -180,6 +184,7 @@ int ShowStore(const Arguments& arguments) {
                       ToString(description->id), description->format, Printable(description->created),
                       Printable(MountedOn(mount, holder, keepers, look) + dead)));
     if (counted) Print(stdout, fmt::format("space    {}\n", SpaceLine(*look->space)));
+    if (look.has_value() && look->scrubs.has_value()) Print(stdout, ScrubLines(*look->scrubs));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description->devices) {
       table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
@@ -198,6 +203,7 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
   stats.version = WEIGHTFS_IOC_VERSION;
   const bool counted =
       (info.features & WEIGHTFS_FEATURE_STATS) != 0 && ioctl(descriptor, WEIGHTFS_IOC_STATS, &stats) == 0;
+  const auto scrubs = AskForScrubs(descriptor);
   if (arguments.json) {
     Json json = {{"mount", mount.has_value() ? Json(mount->directory) : Json()},
                  {"store", mount.has_value() ? Json(mount->source) : Json()},
@@ -228,6 +234,7 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                             {"replica_bytes", stats.replica_bytes},
                             {"replica_current", stats.replica_current != 0}};
     }
+    if (scrubs.has_value()) json["scrub"] = ScrubJson(*scrubs);
     Print(stdout, JsonText(json) + "\n");
     return kSuccess;
   }
@@ -249,6 +256,7 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
                     Bytes(stats.replica_bytes), stats.replica_current != 0 ? "" : ", not current",
                     stats.checksum_errors));
   }
+  if (scrubs.has_value()) Print(stdout, ScrubLines(*scrubs));
   return kSuccess;
 }
 

@@ -106,7 +106,7 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   RETURN_IF_ERROR(CheckMemory(plan.mount, plan.store_options));
   if (arguments.read_only) plan.mount.read_only = true;
   plan.store_options.read_only = plan.mount.read_only;
-  plan.open.read_only = plan.mount.read_only;
+  plan.open.read_only = plan.open.damaged_too = plan.mount.read_only;
   plan.mount.store_directory = plan.store;
   return plan;
 }

@@ -90,6 +90,9 @@ struct WriteOptions {
   // Stores the checksums of a whole file for `verify` in its extended attribute user.weightfs.crc32c. It has no effect
   // on a weightfs mount, which keeps its own checksums.
   bool checksum = false;
+  // Nobody changes the memory until the operation is done. It is then sent without a copy, if O_DIRECT can use it. If
+  // somebody does change it, blocks of the file may be unreadable (EIO).
+  bool stable = false;
 };
 
 // A part of a file.
@@ -146,11 +149,11 @@ class WEIGHTFS_EXPORT Handle {
   const HandleOptions& options() const { return options_; }
 
   // Opens the file and starts the operation. If this call fails, nothing was started and no byte was changed. The
-  // memory must stay valid until the operation is done. A program may change the memory during a write: the file then
-  // contains any mixture of old and new bytes, and reading it succeeds, also with `verify`. If an operation overlaps an
-  // earlier one of this handle on the same file and either of them writes, it begins when the earlier one is done. It
-  // then sees the file as of that time, so an error may appear only then. Two operations are on the same file if they
-  // share its inode or its path; an `atomic` write is identified by its path alone.
+  // memory must stay valid until the operation is done. A program may change the memory during a write (unless it is
+  // `stable`): the file then contains any mixture of old and new bytes, and reading it succeeds, also with `verify`.
+  // If an operation overlaps an earlier one of this handle on the same file and either of them writes, it begins when
+  // the earlier one is done. It then sees the file as of that time, so an error may appear only then. Two operations
+  // are on the same file if they share its inode or its path; an `atomic` write is identified by its path alone.
   Result<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                const ReadOptions& options = {});
   Result<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,

@@ -180,6 +180,7 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
                        .device = std::move(device),
                        .offset = request.file.offset,
                        .held = held,
+                       .stable = request.stable,
                        .progress = std::move(request.progress),
                        .registration = registration};
   if (request.counted) {
@@ -403,6 +404,7 @@ Handle::Impl::Request Handle::Impl::MakeWriteRequest(const FileName& file, const
   request.file.atomic = options.atomic;
   request.file.durable = options.durable;
   request.checked = options.checksum;
+  request.stable = options.stable;
   return request;
 }
 

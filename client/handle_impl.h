@@ -43,6 +43,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
     bool counted = false;
     bool own_errors = false;
     bool checked = false;  // `checksum` or `verify` is set
+    bool stable = false;   // WriteOptions::stable
 
     bool writes() const { return file.direction == Operation::Direction::kWrite; }
   };

@@ -65,6 +65,7 @@ bool Operation::Begin() {
   state_->begun.store(true);
   return !state_->stopped.load();
 }
+bool Operation::stable() const { return state_->plan.stable; }
 bool Operation::begun() const { return state_->begun.load(); }
 uint64_t Operation::size() const { return state_->plan.memory.size(); }
 uint64_t Operation::transferred() const { return state_->transferred.load(std::memory_order_relaxed); }

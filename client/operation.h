@@ -56,6 +56,7 @@ class Operation {
   // Null for host memory. Valid until Complete.
   const std::shared_ptr<DeviceMemory>& device() const;
   uint64_t offset() const;
+  bool stable() const;
   // Begins an operation that was held. Returns false if it was stopped before; it must be dispatched even so, and
   // accesses nothing.
   bool Begin();

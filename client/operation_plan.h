@@ -19,6 +19,7 @@ struct Operation::Plan {
   std::shared_ptr<DeviceMemory> device = {};                         // set for GPU memory
   uint64_t offset = 0;                                               // in the file
   bool held = false;                                                 // wait until Operation::Begin
+  bool stable = false;                                               // nobody changes the memory of a write
   std::function<void(uint64_t done, uint64_t total)> progress = {};  // counts bytes; may be empty
   // Notifies the handle's tracker. Called once, under the operation's lock. A null error means success.
   std::function<void(const Error* error)> finished = {};

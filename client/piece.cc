@@ -38,7 +38,7 @@ PieceRange ChooseBlocks(const Slice& slice, uint64_t block_size) {
   };
   const uint64_t head = range.lead == 0 ? 0 : std::min(kBlockSize - range.lead, range.size);
   const uint64_t whole = RoundDown(range.size - head, kBlockSize);
-  if (!NeedsChecksums(operation) && usable(range.at + head, whole)) range.size = head > 0 ? head : whole;
+  if (!NeedsCopy(operation) && usable(range.at + head, whole)) range.size = head > 0 ? head : whole;
   range.transfer = RoundUp(range.lead + range.size, kBlockSize);
   return range;
 }
@@ -48,6 +48,8 @@ PieceRange ChooseBlocks(const Slice& slice, uint64_t block_size) {
 bool NeedsChecksums(const Operation& operation) {
   return operation.direction() == Operation::Direction::kWrite && operation.target().needs_checksums();
 }
+
+bool NeedsCopy(const Operation& operation) { return NeedsChecksums(operation) && !operation.stable(); }
 
 // Returns the longest run of whole blocks for O_DIRECT, or the part before or after one, up to the next multiple of
 // block_size.

@@ -54,8 +54,9 @@ struct Piece : PieceRange {
   bool by_cufile = false;
 };
 
-// True if the target takes the checksums of this write, so a copy of the memory is sent.
+// True if the target takes the checksums of this write. A copy of the memory is then sent unless it is stable.
 bool NeedsChecksums(const Operation& operation);
+bool NeedsCopy(const Operation& operation);
 
 // Returns the range of the next piece, of at most `block_size` bytes. The slice must have bytes left.
 PieceRange ChooseRange(const Slice& slice, uint64_t block_size);

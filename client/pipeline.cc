@@ -228,7 +228,8 @@ bool Pipeline::DeferEdge(Slice& slice) const {
 }
 
 // Uses the caller's memory if it is contiguous and aligned for O_DIRECT, or if cuFile can access it. Otherwise uses a
-// bounce buffer and limits the piece to its size. A write that needs checksums always uses a bounce buffer.
+// bounce buffer and limits the piece to its size. A write that needs checksums uses a bounce buffer
+// unless its memory is stable.
 bool Pipeline::FindMemory(Piece& piece) {
   Operation& operation = piece.operation();
   if (operation.device() != nullptr) {
@@ -236,7 +237,7 @@ bool Pipeline::FindMemory(Piece& piece) {
     return piece.by_cufile || FindBounce(piece);
   }
   const uint64_t alignment = piece.descriptor >= 0 ? operation.target().alignment().memory : 1;
-  if (!NeedsChecksums(operation) && piece.transfer == piece.size) {
+  if (!NeedsCopy(operation) && piece.transfer == piece.size) {
     piece.data = operation.memory().Direct(piece.at, piece.size);
     if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
   }

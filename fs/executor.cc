@@ -7,7 +7,7 @@
 
 namespace weightfs {
 
-Executor::Executor(unsigned threads, size_t queue_limit) : queue_limit_(queue_limit) {
+Executor::Executor(unsigned threads, unsigned kept_free) : most_of_one_(threads - kept_free) {
   threads_.reserve(threads);
   for (unsigned i = 0; i < threads; ++i) {
     threads_.emplace_back([this] {
@@ -26,40 +26,51 @@ Executor::~Executor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Executor::Run(std::function<void()> task) {
+void Executor::Run(uint32_t user, std::function<void()> task) {
   {
     MutexLock lock(mutex_);
-    if (queue_.size() < queue_limit_) {
-      queue_.push_back(std::move(task));
-      task = nullptr;
-    }
-  }
-  if (task) {
-    task();
-  } else {
-    queued_.notify_one();
-  }
-}
-
-void Executor::RunElsewhere(std::function<void()> task) {
-  {
-    MutexLock lock(mutex_);
-    queue_.push_back(std::move(task));
+    users_[user].queue.push_back(std::move(task));
+    QueueTurnLocked(user);
   }
   queued_.notify_one();
+}
+
+void Executor::QueueTurnLocked(uint32_t user) {
+  User& entry = users_[user];
+  if (entry.in_turn || entry.queue.empty() || entry.running >= most_of_one_) return;
+  entry.in_turn = true;
+  turns_.push_back(user);
+}
+
+bool Executor::TakeTurnLocked(uint32_t* user) {
+  if (turns_.empty()) return false;
+  *user = turns_.front();
+  turns_.pop_front();
+  users_[*user].in_turn = false;
+  return true;
 }
 
 void Executor::Work() {
   MutexLock lock(mutex_);
   while (true) {
-    while (queue_.empty() && !stopping_) queued_.wait(lock.native());
-    if (queue_.empty()) return;
-    std::function<void()> task = std::move(queue_.front());
-    queue_.pop_front();
+    uint32_t user = 0;
+    while (!TakeTurnLocked(&user)) {
+      // A user's remaining tasks wait for one that is running, and its thread runs them.
+      if (stopping_) return;
+      queued_.wait(lock.native());
+    }
+    User& entry = users_[user];  // stays while it has a running task
+    std::function<void()> task = std::move(entry.queue.front());
+    entry.queue.pop_front();
+    ++entry.running;
+    QueueTurnLocked(user);
     lock.Unlock();
     task();
     task = nullptr;  // destroy the task's captures before locking again
     lock.Lock();
+    --entry.running;
+    QueueTurnLocked(user);
+    if (entry.running == 0 && entry.queue.empty()) users_.erase(user);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <thread>
 #include <utility>
 
@@ -16,8 +17,13 @@
 namespace weightfs {
 namespace {
 
-constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
-constexpr size_t kExecutorQueue = 64;
+// One thread of the executor is left to others by every user.
+constexpr unsigned kExecutorThreads = 5, kKeptFree = 1, kPageThreads = 2;
+constexpr uint64_t kMostOpens = 65536;              // of a user
+constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
+// The deletion of a larger file takes longer than a receiver may be busy.
+constexpr uint64_t kQuickDeletion = 64 * kMiB / kBlockSize;
+constexpr uint32_t kNobody = UINT32_MAX;  // a user of the executors, for the work of no user
 // The maximum wait for a release or forget that has not arrived yet: on a busy machine, and soon after such a wait
 // timed out, because somebody may just have a deleted file open.
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
@@ -31,11 +37,19 @@ uint64_t SizeOf(Inode& inode) {
 }  // namespace
 
 Filesystem::Filesystem(Store& store, const MountOptions& options)
-    : store_(store), options_(options), executor_(kExecutorThreads, kExecutorQueue), page_executor_(kPageThreads, 0) {
+    : store_(store),
+      options_(options),
+      opens_(kMostOpens),
+      waiting_values_(kMostWaitingValues),
+      spare_receivers_(static_cast<int>(options.threads) - 1),
+      executor_(kExecutorThreads, kKeptFree),
+      page_executor_(kPageThreads),
+      deleter_(1) {
+  names().OnOrphan([this](const InodePtr& inode) { DeleteUnused(inode); });
   // The kernel may have cached pages and a size that a failed write has reverted.
   store_.OnReverted([this](InodeId ino) {
     requests_.Begin();  // Finish waits for it
-    page_executor_.RunElsewhere([this, ino] {
+    page_executor_.Run(kNobody, [this, ino] {
       ChangedPastKernel(ino);
       requests_.End();
     });
@@ -45,12 +59,49 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
   store_.WaitForCloses([this] {
     WaitForOrphans();
     ends_.WaitForNone();
+    WaitForDeletions();
   });
 }
 
 Filesystem::~Filesystem() {
   store_.OnReverted(nullptr);
   store_.WaitForCloses(nullptr);
+  names().OnOrphan(nullptr);
+}
+
+void Filesystem::DeleteUnused(const InodePtr& inode) {
+  bool quick;
+  {
+    MutexLock lock(inode->mutex);
+    quick = inode->attributes.blocks <= kQuickDeletion;
+  }
+  if (const BusyReceiver busy(*this); quick && busy.admitted()) {
+    names().DeleteOrphan(inode);
+    return;
+  }
+  {
+    MutexLock lock(unused_mutex_);
+    unused_.push_back(inode);
+    if (unused_.size() > 1) return;  // a task is queued
+  }
+  requests_.Begin();  // Finish waits for it
+  deleter_.Run(kNobody, [this] {
+    std::vector<InodePtr> unused;
+    {
+      MutexLock lock(unused_mutex_);
+      std::swap(unused, unused_);
+    }
+    // Together they need the namespace's mutex less often than their creation and removal does.
+    names().DeleteOrphans(unused);
+    requests_.End();
+  });
+}
+
+// The deleter runs its tasks in order.
+void Filesystem::WaitForDeletions() {
+  std::promise<void> reached;
+  deleter_.Run(kNobody, [&reached] { reached.set_value(); });
+  reached.get_future().wait();
 }
 
 void Filesystem::WaitForOrphans() {
@@ -77,8 +128,9 @@ void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
   if (!reply.Entry(*entry, cache_seconds())) names().Forget(entry->ino, 1);
 }
 
-uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file) {
+uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share) {
   auto handle = std::make_shared<FileHandle>();
+  handle->share = std::move(share);
   handle->inode = inode;
   handle->flags = file.flags;
   handle->mode = ChooseMode(inode, file.flags);
@@ -200,6 +252,7 @@ void Filesystem::Finish() {
   requests_.WaitForNone();
   for (const auto& handle : files_.RemoveAll()) store_.CloseFile(handle->inode);
   for (const auto& handle : directories_.RemoveAll()) names().Close(handle->inode);
+  requests_.WaitForNone();  // the deletions that these closes began
 }
 
 }  // namespace weightfs

@@ -17,6 +17,7 @@
 #include "fs/read_history.h"
 #include "fs/receive_buffer.h"
 #include "fs/reply.h"
+#include "fs/user_limit.h"
 #include "store/store.h"
 
 namespace weightfs {
@@ -44,6 +45,7 @@ class Filesystem {
   double cache_seconds() const { return options_.cache_seconds; }
   HandleRegistry<FileHandle>& files() { return files_; }
   HandleRegistry<DirectoryHandle>& directories() { return directories_; }
+  std::atomic<uint64_t>& listing_memory() { return listing_memory_; }
   PageCacheTracker& page_cache() { return page_cache_; }
   ReadHistory& read_history() { return read_history_; }
   RequestCounter& requests() { return requests_; }
@@ -54,27 +56,45 @@ class Filesystem {
   fuse_session* session = nullptr;
   ReceiveBuffers* buffers = nullptr;  // for statistics
 
-  // Runs `operation(reply)` on a thread that may wait, but not for pages of the kernel.
+  // Runs `operation(reply)` on a thread that may wait, but not for pages of the kernel. Users take turns. The number of
+  // requests that the kernel has in flight, one for each thread of the users, bounds the number of operations.
   template <typename Operation>
   void RunLater(Reply reply, Operation operation) {
+    const uint32_t user = reply.caller().uid;
     auto kept = std::make_shared<Reply>(std::move(reply));
-    executor_.Run([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    executor_.Run(user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
-  // Same for operations that wait for pages (DropPages); never on the calling thread. The number of requests that the
-  // kernel has in flight bounds their number. They have a pool of their own because dropping pages may wait for a reply
-  // of RunLater: the kernel writes no page of a file while it truncates that file.
+  // Same for operations that are usually quick, but may take long: they scan or change the catalog. Runs them on the
+  // calling receiver if another one stays free for look-ups, because handing over costs as much as a quick operation.
+  template <typename Operation>
+  void RunAside(Reply reply, Operation operation) {
+    if (const BusyReceiver busy(*this); busy.admitted()) {
+      operation(std::move(reply));
+    } else {
+      RunLater(std::move(reply), std::move(operation));
+    }
+  }
+
+  // Same as RunLater for operations that wait for pages (DropPages). They have a pool of their own because dropping
+  // pages may wait for a reply of RunLater: the kernel writes no page of a file while it truncates that file.
   template <typename Operation>
   void RunElsewhere(Reply reply, Operation operation) {
+    const uint32_t user = reply.caller().uid;
     auto kept = std::make_shared<Reply>(std::move(reply));
-    page_executor_.RunElsewhere([kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    page_executor_.Run(user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
+
+  // The files and directories that each user may have open at a time.
+  UserLimit& opens() { return opens_; }
+  // The bytes of attribute values of each user that wait to be stored.
+  UserLimit& waiting_values() { return waiting_values_; }
 
   // Replies with an entry or the error. Counts the kernel's reference to the inode.
   void ReplyEntry(Reply reply, const Result<Attributes>& entry);
 
-  // Adds an open handle, stores it in `file` and returns the open flags of the reply.
-  uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file);
+  // Adds an open handle with its share of opens(), stores it in `file` and returns the open flags of the reply.
+  uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share);
   OpenMode ChooseMode(const InodePtr& inode, int flags);
   // Reverts AddHandle. Also used for a release.
   void DropHandle(uint64_t number);
@@ -115,11 +135,38 @@ class Filesystem {
   void Finish();
 
  private:
-  // Waits for releases and forgets of deleted files that have not arrived yet.
+  // The calling receiver runs an operation that may take long. Not admitted when no other receiver would stay free.
+  class BusyReceiver {
+   public:
+    explicit BusyReceiver(Filesystem& filesystem) : spare_(filesystem.spare_receivers_) {
+      admitted_ = spare_.fetch_sub(1) > 0;
+      if (!admitted_) ++spare_;
+    }
+    ~BusyReceiver() {
+      if (admitted_) ++spare_;
+    }
+    BusyReceiver(const BusyReceiver&) = delete;
+    BusyReceiver& operator=(const BusyReceiver&) = delete;
+    bool admitted() const { return admitted_; }
+
+   private:
+    std::atomic<int>& spare_;
+    bool admitted_ = false;
+  };
+
+  // Deletes an unlinked inode that is no longer used: here or soon.
+  void DeleteUnused(const InodePtr& inode);
+  // Waits for releases and forgets of deleted files that have not arrived yet, and for the deletions that have begun.
   void WaitForOrphans();
+  void WaitForDeletions();
 
   Store& store_;
   const MountOptions& options_;
+  std::atomic<uint64_t> listing_memory_{0};  // of all open directories
+  UserLimit opens_, waiting_values_;
+  Mutex unused_mutex_;
+  std::vector<InodePtr> unused_ GUARDED_BY(unused_mutex_);  // for the deleter
+  std::atomic<int> spare_receivers_;  // that may run long operations while one more stays free
   HandleRegistry<FileHandle> files_;
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
@@ -130,6 +177,7 @@ class Filesystem {
   std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};  // last timeout of WaitForOrphans
   Executor executor_;                                                    // its threads use the members above
   Executor page_executor_;                                               // same, and may wait for replies of executor_
+  Executor deleter_;                                                     // one thread; waits for none of the others
   std::unique_ptr<LeaseServer> leases_;                                  // same
 };
 

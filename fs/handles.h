@@ -5,10 +5,13 @@
 #include <atomic>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
+#include "fs/directory_listing.h"
 #include "fs/page_cache.h"
+#include "fs/user_limit.h"
 #include "store/file/inode.h"
 #include "store/store.h"
 
@@ -22,6 +25,7 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   int flags = 0;  // flags of open(2)
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
+  UserLimit::Share share;  // of Filesystem::opens
   std::atomic<uint64_t> read_bytes{0};        // read through the daemon
   std::atomic<uint64_t> reported_failure{0};  // Store::Flush
 
@@ -31,15 +35,13 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
 
 // Thread-safe.
 struct DirectoryHandle : std::enable_shared_from_this<DirectoryHandle> {
-  InodePtr inode;
+  // `listing_memory` is of DirectoryListing.
+  DirectoryHandle(InodePtr opened, std::atomic<uint64_t>& listing_memory)
+      : inode(std::move(opened)), listing(listing_memory) {}
 
-  // The entries as of the last call with `refresh`. Positions in them stay valid until the next one.
-  using Entries = std::shared_ptr<const std::vector<DirectoryEntry>>;
-  Result<Entries> Snapshot(Namespace& names, bool refresh) EXCLUDES(mutex_);
-
- private:
-  Mutex mutex_;
-  Entries entries_ GUARDED_BY(mutex_);
+  const InodePtr inode;
+  DirectoryListing listing;
+  UserLimit::Share share = {};  // of Filesystem::opens
 };
 
 // Owns the handles from open to release. When a mount ends abruptly, the kernel sends no releases; then the owner of

@@ -11,6 +11,7 @@
 
 #include "common/mutex.h"
 #include "common/unique_fd.h"
+#include "fs/user_limit.h"
 #include "lease/channel.h"
 #include "store/file/lease.h"
 
@@ -23,8 +24,9 @@ using LeaseDevicesPtr = std::shared_ptr<const LeaseDevices>;
 // Thread-safe. Destroying the connection ends its lease. `leases` counts the leases held and must outlive it.
 class LeaseConnection {
  public:
-  LeaseConnection(UniqueFd socket, Credentials peer, std::atomic<uint64_t>& leases)
-      : socket_(std::move(socket)), peer_(std::move(peer)), leases_(leases) {}
+  // `share` is of the connections of the peer's user.
+  LeaseConnection(UniqueFd socket, Credentials peer, std::atomic<uint64_t>& leases, UserLimit::Share share)
+      : socket_(std::move(socket)), peer_(std::move(peer)), leases_(leases), share_(std::move(share)) {}
   ~LeaseConnection() { Abandon(); }
   LeaseConnection(const LeaseConnection&) = delete;
   LeaseConnection& operator=(const LeaseConnection&) = delete;
@@ -90,6 +92,7 @@ class LeaseConnection {
   const UniqueFd socket_;
   const Credentials peer_;
   std::atomic<uint64_t>& leases_;
+  const UserLimit::Share share_;
   mutable Mutex mutex_;
   bool serving_ GUARDED_BY(mutex_) = false;
   Time idle_since_ GUARDED_BY(mutex_) = std::chrono::steady_clock::now();

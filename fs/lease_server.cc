@@ -26,6 +26,7 @@ namespace {
 
 constexpr unsigned kThreads = 4;  // each holds one body of at most lease::kMaximumBody in memory
 constexpr size_t kMostConnections = 1024;
+constexpr size_t kMostOfUser = 896;  // connections of one user, so that root and the owner cannot exclude each other
 constexpr int kBacklog = 128;
 constexpr int kAcceptedAtOnce = 16;  // then existing connections get their turn
 // The first and the longest interval of checks for writers without a connection.
@@ -76,7 +77,9 @@ bool TrustsForLeases(DirectAccess direct, const Credentials& who) {
 }
 
 LeaseServer::LeaseServer(Filesystem& filesystem)
-    : filesystem_(filesystem), requests_(filesystem, tickets_, [this](const LeaseConnectionPtr& connection, bool sent) {
+    : filesystem_(filesystem),
+      most_of_user_(kMostOfUser),
+      requests_(filesystem, tickets_, [this](const LeaseConnectionPtr& connection, bool sent) {
         // Drop a connection that does not read its answers.
         sent ? Expect(connection, EPOLL_CTL_MOD) : Drop(connection->socket());
       }) {}
@@ -84,7 +87,7 @@ LeaseServer::LeaseServer(Filesystem& filesystem)
 Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) {
   std::unique_ptr<LeaseServer> server(new LeaseServer(filesystem));
   RETURN_IF_ERROR(server->Listen());
-  server->executor_ = std::make_unique<Executor>(kThreads, 0);
+  server->executor_ = std::make_unique<Executor>(kThreads);
   server->thread_ = std::thread([raw = server.get()] {
     pthread_setname_np(pthread_self(), "weightfs-lease");
     raw->Run();
@@ -157,7 +160,8 @@ void LeaseServer::Run() {
         waiting = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
         connection->BeginRequest();
-        executor_->RunElsewhere([this, connection] { Serve(connection); });  // one request per connection at a time
+        // One request per connection at a time.
+        executor_->Run(connection->peer().uid, [this, connection] { Serve(connection); });
       }
     }
     // Accept last: it may end connections and reuse their descriptor numbers.
@@ -202,12 +206,21 @@ void LeaseServer::AcceptSome() {
 void LeaseServer::Accept(UniqueFd socket) {
   const auto peer = PeerOf(socket.get());
   if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
+  auto share = most_of_user_.Take(peer->uid);
+  if (!share.has_value()) {
+    EndIdle(peer->uid);
+    share = most_of_user_.Take(peer->uid);
+  }
+  if (!share.has_value()) {
+    spdlog::warn("uid {}: no connection for leases: this user has {} already", peer->uid, kMostOfUser);
+    return;
+  }
   const int descriptor = socket.get();
-  const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_);
+  const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_, std::move(*share));
   LeaseConnectionPtr dropped;  // destroyed after the mutex is released
   {
     MutexLock lock(mutex_);
-    if (connections_.size() >= kMostConnections) dropped = TakeIdleLocked();
+    if (connections_.size() >= kMostConnections) dropped = TakeIdleLocked(std::nullopt);
     if (connections_.size() >= kMostConnections) {
       spdlog::warn("uid {}: no connection for leases: there are {} already", peer->uid, kMostConnections);
       return;
@@ -217,11 +230,19 @@ void LeaseServer::Accept(UniqueFd socket) {
   Expect(connection, EPOLL_CTL_ADD);
 }
 
-// Removes and returns the connection that has had no lease and no request for longest; null when there is none.
-LeaseConnectionPtr LeaseServer::TakeIdleLocked() {
+void LeaseServer::EndIdle(uint32_t user) {
+  LeaseConnectionPtr ended;  // destroyed after the mutex is released
+  MutexLock lock(mutex_);
+  ended = TakeIdleLocked(user);
+}
+
+// Removes and returns the connection, of that user or of any, that has had no lease and no request for longest; null
+// when there is none.
+LeaseConnectionPtr LeaseServer::TakeIdleLocked(std::optional<uint32_t> user) {
   auto longest = connections_.end();
   std::optional<LeaseConnection::Time> since;
   for (auto at = connections_.begin(); at != connections_.end(); ++at) {
+    if (user && at->second->peer().uid != *user) continue;
     const auto idle = at->second->IdleSince();
     if (!idle || (since && *since <= *idle) || HasUnread(at->second->socket())) continue;
     longest = at;

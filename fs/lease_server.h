@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -23,6 +24,7 @@
 #include "fs/lease_requests.h"
 #include "fs/lease_tickets.h"
 #include "fs/mount_options.h"
+#include "fs/user_limit.h"
 
 namespace weightfs {
 
@@ -59,13 +61,15 @@ class LeaseServer {
   // Waits for the connection's next request or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);
   void Drop(int socket) EXCLUDES(mutex_);
-  LeaseConnectionPtr TakeIdleLocked() REQUIRES(mutex_);
+  void EndIdle(uint32_t user) EXCLUDES(mutex_);
+  LeaseConnectionPtr TakeIdleLocked(std::optional<uint32_t> user) REQUIRES(mutex_);
   LeaseConnectionPtr Find(int socket) EXCLUDES(mutex_);
 
   Filesystem& filesystem_;
   std::string name_;
   UniqueFd listener_, wake_, epoll_;
   LeaseTickets tickets_;
+  UserLimit most_of_user_;  // connections
   std::atomic<uint64_t> leases_{0};
   std::atomic<bool> stopping_{false};
   std::chrono::milliseconds look_after_{0};          // Run's thread only: interval of checks for writers; 0: none

@@ -20,6 +20,9 @@ Result<lease::Token> LeaseTickets::Issue(const Opened& opened, uint32_t uid) {
     const Ticket& ticket = tickets_.at(earlier);
     if (ticket.uid == uid && ticket.capabilities == opened.capabilities) return earlier;
   }
+  if (issued.size() >= kMostOfHandle) {
+    return Error{ErrorCode::kAgain, "the open file has lease tickets of too many users and sets of capabilities"};
+  }
   issued.push_back(token);
   tickets_.emplace(token, Ticket{opened.file, opened.directory, uid, opened.capabilities});
   return token;

@@ -26,8 +26,11 @@ class LeaseTickets {
     uint64_t capabilities = 0;  // as in Credentials
   };
 
+  // A thread may vary its capabilities, and each set of them is another ticket.
+  static constexpr size_t kMostOfHandle = 64;
+
   // Returns the ticket of the user, with these capabilities, for an open handle; the same ticket on every call. Returns
-  // kIo when no random numbers are available.
+  // kIo when no random numbers are available, kAgain when the handle has kMostOfHandle others.
   Result<lease::Token> Issue(const Opened& opened, uint32_t uid) EXCLUDES(mutex_);
 
   // Returns the handle of a ticket while it is open. Returns an empty Opened for any other user.

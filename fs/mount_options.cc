@@ -51,6 +51,18 @@ Result<std::chrono::milliseconds> ParseSeconds(std::string_view name, std::strin
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
+// Parses days with an optional fraction, or "off"; returns milliseconds.
+Result<std::chrono::milliseconds> ParseDays(std::string_view name, std::string_view value) {
+  if (value == "off") return std::chrono::milliseconds(0);
+  constexpr double kMillisecondsPerDay = 86'400'000, kMostDays = 3650;
+  double days = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), days);
+  const double milliseconds = days * kMillisecondsPerDay;
+  if (error != std::errc() || end != value.data() + value.size() || !(milliseconds >= 1) || days > kMostDays)
+    return Impossible(name, value, "must be off, or days up to 3650, fractions allowed");
+  return std::chrono::milliseconds(static_cast<int64_t>(milliseconds));
+}
+
 Result<void> SetWithout(Target target, std::string_view, std::string_view value) {
   std::vector<std::string> names;
   while (!value.empty()) {
@@ -146,6 +158,16 @@ constexpr Option kOptions[] = {
     {"sync_on_close", "", "close waits until the file is durable",
      [](Target target, std::string_view, std::string_view) -> Result<void> {
        target.store.sync_on_close = true;
+       return {};
+     }},
+    {"scrub", "DAYS|off", "read and verify everything every DAYS days, fractions allowed (off)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(target.store.scrub.period, ParseDays(name, value));
+       return {};
+     }},
+    {"scrub_rate", "SIZE", "maximum rate of scrub=, per second (256M; at least 1M)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       ASSIGN_OR_RETURN(target.store.scrub.rate, ParseBytes(name, value, ByteCount{kMiB}));
        return {};
      }},
     {"noverify", "", "do not verify checksums on reads; for measurements only",

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "fs/filesystem.h"
 
@@ -43,6 +45,17 @@ template <typename Operation, typename... Arguments>
 void Dispatch(fuse_req_t request, Operation operation, Arguments&&... arguments) noexcept {
   Filesystem& filesystem = FilesystemOf(request);
   operation(filesystem, Reply(request, filesystem.requests()), std::forward<Arguments>(arguments)...);
+}
+
+// Same for an operation that may take long (Filesystem::RunAside). The arguments are copied, because it may run after
+// the receiver's buffer is reused.
+template <typename Operation, typename... Arguments>
+void DispatchAside(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
+  Filesystem& filesystem = FilesystemOf(request);
+  filesystem.RunAside(Reply(request, filesystem.requests()),
+                      [&filesystem, operation, ... arguments = std::move(arguments)](Reply reply) {
+                        operation(filesystem, std::move(reply), arguments...);
+                      });
 }
 
 // Makes a Reply copyable for a callback, because std::function must be copyable.

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fs/caller.h"
@@ -48,20 +50,20 @@ AttributeChange ToChange(const struct stat& attributes, int set) {
   return change;
 }
 
-void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const struct stat* attributes, int set) {
-  const AttributeChange change = ToChange(*attributes, set);
+void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const AttributeChange& change) {
   if (change.size.value_or(0) > kMaximumFileSize) {
     reply.Errno(EFBIG);
     return;
   }
-  if (!change.size.has_value()) {
-    ReplyAttributes(filesystem, std::move(reply), filesystem.store().SetAttributes(ino, change));
-    return;
-  }
-  // A truncation may read the block at the new end.
-  filesystem.RunLater(std::move(reply), [&filesystem, ino, change](Reply later) {
+  const auto apply = [&filesystem, ino, change](Reply later) {
     ReplyAttributes(filesystem, std::move(later), filesystem.store().SetAttributes(ino, change));
-  });
+  };
+  // A truncation may read the block at the new end.
+  if (change.size.has_value()) {
+    filesystem.RunLater(std::move(reply), apply);
+  } else {
+    filesystem.RunAside(std::move(reply), apply);
+  }
 }
 
 // True when the caller may set an ACL and keep the set-group-id bit. The kernel holds the inode's lock, so mode and
@@ -74,13 +76,23 @@ bool KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, st
   return caller.Has(now->gid) || caller.Can(CAP_FSETID);
 }
 
+// A value waits in memory, so that a user's values together are limited.
 void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, std::string_view value,
                  int flags) {
+  auto waiting = filesystem.waiting_values().Take(reply.caller().uid, value.size());
+  if (!waiting.has_value()) {
+    reply.Errno(ENOMEM);
+    return;
+  }
   const AttributeWrite mode = (flags & XATTR_CREATE) != 0    ? AttributeWrite::kCreate
                               : (flags & XATTR_REPLACE) != 0 ? AttributeWrite::kReplace
                                                              : AttributeWrite::kAny;
-  reply.Finish(
-      filesystem.names().SetExtendedAttribute(ino, name, value, mode, KeepsSetGroupId(filesystem, reply, ino, name)));
+  const auto share = std::make_shared<UserLimit::Share>(std::move(*waiting));
+  filesystem.RunAside(std::move(reply), [&filesystem, ino, name = std::string(name), value = std::string(value), mode,
+                                         share](Reply now) {
+    const bool keeps = KeepsSetGroupId(filesystem, now, ino, name);
+    now.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode, keeps));
+  });
 }
 
 void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
@@ -112,7 +124,10 @@ void RemoveExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::strin
   reply.Finish(filesystem.names().RemoveExtendedAttribute(ino, name));
 }
 
+// The kernel does not wait until a file is closed or forgotten. Another thread may still be processing the last one of a
+// deleted file when a program asks for the space that it frees.
 void Statistics(Filesystem& filesystem, Reply reply) {
+  filesystem.ends().WaitForNone();
   const SpaceStatistics space = filesystem.store().Space();
   struct statvfs out = {};
   out.f_bsize = kBlockSize;
@@ -135,9 +150,9 @@ void AddAttributeOperations(fuse_lowlevel_ops& operations) {
     Dispatch(request, GetAttributes, InodeId{ino});
   };
   operations.setattr = [](fuse_req_t request, fuse_ino_t ino, struct stat* attributes, int set, fuse_file_info*) {
-    Dispatch(request, SetAttributes, InodeId{ino}, attributes, set);
+    Dispatch(request, SetAttributes, InodeId{ino}, ToChange(*attributes, set));
   };
-  operations.statfs = [](fuse_req_t request, fuse_ino_t) { Dispatch(request, Statistics); };
+  operations.statfs = [](fuse_req_t request, fuse_ino_t) { DispatchAside(request, Statistics); };
   operations.setxattr = [](fuse_req_t request, fuse_ino_t ino, const char* name, const char* value, size_t size,
                            int flags) {
     Dispatch(request, SetExtended, InodeId{ino}, name, std::string_view(value, size), flags);
@@ -146,10 +161,10 @@ void AddAttributeOperations(fuse_lowlevel_ops& operations) {
     Dispatch(request, GetExtended, InodeId{ino}, name, capacity);
   };
   operations.listxattr = [](fuse_req_t request, fuse_ino_t ino, size_t capacity) {
-    Dispatch(request, ListExtended, InodeId{ino}, capacity);
+    DispatchAside(request, ListExtended, InodeId{ino}, capacity);
   };
   operations.removexattr = [](fuse_req_t request, fuse_ino_t ino, const char* name) {
-    Dispatch(request, RemoveExtended, InodeId{ino}, name);
+    DispatchAside(request, RemoveExtended, InodeId{ino}, std::string(name));
   };
 }
 

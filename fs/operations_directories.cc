@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Open directories: listing with and without attributes, and fsync.
+#include <algorithm>
 #include <cerrno>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fs/lease_server.h"
@@ -22,13 +25,18 @@ void CloseDirectory(Filesystem& filesystem, uint64_t number) {
 }
 
 void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
+  auto share = filesystem.opens().Take(reply.caller().uid);
+  if (!share.has_value()) {
+    reply.Errno(EMFILE);
+    return;
+  }
   Result<InodePtr> inode = filesystem.names().Open(ino);
   if (!inode.has_value()) {
     reply.Fail(inode.error());
     return;
   }
-  auto handle = std::make_shared<DirectoryHandle>();
-  handle->inode = std::move(*inode);
+  auto handle = std::make_shared<DirectoryHandle>(std::move(*inode), filesystem.listing_memory());
+  handle->share = std::move(*share);
   file.fh = filesystem.directories().Add(std::move(handle));
   // The kernel may cache the listing for the next reader, because it sees and invalidates on every change of names.
   file.cache_readdir = 1;
@@ -41,7 +49,62 @@ void ReleaseDirectory(Filesystem& filesystem, Reply reply, uint64_t number) {
   reply.Ok();
 }
 
+// One READDIR or READDIRPLUS request: which entries, and its reply. `plus` adds the attributes of each entry.
+struct ListingRequest {
+  DirectoryPtr directory;
+  uint64_t position = 0;  // the ordinal of the first entry
+  size_t size = 0;        // of the reply, at most
+  fuse_req_t request{};
+  bool plus = false;
+
+  // Adds an entry to the reply and returns its size. Without a buffer libfuse only returns the size.
+  size_t Put(char* to, size_t room, const std::string& name, const fuse_entry_param& shown, uint64_t next) const {
+    const auto offset = static_cast<off_t>(next);
+    return plus ? fuse_add_direntry_plus(request, to, room, name.c_str(), &shown, offset)
+                : fuse_add_direntry(request, to, room, name.c_str(), &shown.attr, offset);
+  }
+};
+
+constexpr uint64_t kDots = 2;  // "." and ".." are the first entries
+
 bool IsDots(std::string_view name) { return name == "." || name == ".."; }
+
+// Reads as many entries as the reply holds. The iterator of the catalog ends with this call, because it keeps memory of
+// RocksDB in use.
+Result<std::vector<DirectoryEntry>> ReadEntries(Filesystem& filesystem, const ListingRequest& listing) {
+  const InodeId ino = listing.directory->inode->id;
+  std::vector<DirectoryEntry> entries;
+  size_t used = 0;
+  const auto add = [&](const DirectoryEntry& entry) {
+    used += listing.Put(nullptr, 0, entry.name, {}, 0);
+    if (used > listing.size) return false;
+    entries.push_back(entry);
+    return true;
+  };
+  if (listing.position < 1 && !add({".", ino, S_IFDIR})) return entries;
+  if (listing.position < kDots) {
+    ASSIGN_OR_RETURN(const Attributes above, filesystem.names().Lookup(ino, ".."));
+    if (!add({"..", above.ino, S_IFDIR})) return entries;
+  }
+
+  auto [after, skip] = listing.directory->listing.Find(listing.position);
+  const size_t names = entries.size();
+  const auto listed = filesystem.names().ListEntries(ino, after, [&, &after = after, &skip = skip](const auto& entry) {
+    if (skip > 0) {
+      if (--skip == 0) after = entry.name;
+      return true;
+    }
+    return add(entry);
+  });
+  // The entries before a damaged one are listed; the next request fails.
+  if (!listed.has_value() && entries.empty()) return listed.error();
+  if (skip > 0) return entries;  // the position is beyond the end
+  std::vector<std::string_view> recorded;
+  recorded.reserve(entries.size() - names);
+  for (size_t index = names; index < entries.size(); ++index) recorded.push_back(entries[index].name);
+  listing.directory->listing.Record(std::max(listing.position, kDots), std::move(after), recorded);
+  return entries;
+}
 
 fuse_entry_param OnlyType(const DirectoryEntry& entry) {
   fuse_entry_param only_type{};
@@ -51,7 +114,7 @@ fuse_entry_param OnlyType(const DirectoryEntry& entry) {
 }
 
 // The kernel caches the name and attributes of an entry for a long time, so look them up now: the name may belong to
-// another file than in the snapshot. Inode 0 makes the kernel ignore a name that is gone.
+// another file by now. Inode 0 makes the kernel ignore a name that is gone.
 fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& directory, const DirectoryEntry& entry) {
   if (!IsDots(entry.name)) {
     const Result<Attributes> found = filesystem.names().Lookup(directory->inode->id, entry.name);
@@ -60,36 +123,33 @@ fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& director
   return OnlyType(entry);
 }
 
-// Positions are indexes in the snapshot plus one; position 0 is the beginning and takes a new snapshot. `plus` adds the
-// attributes of each entry.
-void ReadDirectory(Filesystem& filesystem, Reply reply, const DirectoryPtr& directory, uint64_t position, size_t size,
-                   fuse_req_t request, bool plus) {
-  const auto entries = directory->Snapshot(filesystem.names(), position == 0);
+void ReadDirectory(Filesystem& filesystem, Reply reply, const ListingRequest& listing) {
+  const auto entries = ReadEntries(filesystem, listing);
   if (!entries.has_value()) {
     reply.Fail(entries.error());
     return;
   }
-  std::vector<char> out(size);
+  std::vector<char> out(listing.size);
   std::vector<InodeId> known;  // the kernel counts a lookup for each
   size_t used = 0;
-  for (uint64_t i = position; i < (*entries)->size(); ++i) {
-    const DirectoryEntry& entry = (**entries)[i];
-    const auto put = [&](char* to, size_t room, const fuse_entry_param& shown) {
-      const char* name = entry.name.c_str();
-      const auto next = static_cast<off_t>(i + 1);
-      return plus ? fuse_add_direntry_plus(request, to, room, name, &shown, next)
-                  : fuse_add_direntry(request, to, room, name, &shown.attr, next);
-    };
-    // Without a buffer libfuse only returns the required size, so that an entry that does not fit is not looked up.
-    if (put(nullptr, 0, {}) > size - used) break;
-    const fuse_entry_param shown = plus ? FreshEntry(filesystem, directory, entry) : OnlyType(entry);
-    used += put(out.data() + used, size - used, shown);
+  uint64_t next = listing.position;
+  for (const DirectoryEntry& entry : *entries) {
+    const fuse_entry_param shown = listing.plus ? FreshEntry(filesystem, listing.directory, entry) : OnlyType(entry);
+    used += listing.Put(out.data() + used, out.size() - used, entry.name, shown, ++next);
     if (shown.ino == 0) continue;
     filesystem.store().inodes().AddLookups(InodeId{shown.ino}, 1);
     known.push_back(InodeId{shown.ino});
   }
   if (reply.Bytes({out.data(), used})) return;
   for (const InodeId ino : known) filesystem.names().Forget(ino, 1);
+}
+
+ListingRequest ListingOf(fuse_req_t request, size_t size, off_t position, const fuse_file_info* file, bool plus) {
+  return {.directory = HandleOf(file),
+          .position = static_cast<uint64_t>(position),
+          .size = std::min(size, kLargestListing),
+          .request = request,
+          .plus = plus};
 }
 
 // Makes the names of a directory durable, with everything before them: one log holds all changes.
@@ -107,12 +167,10 @@ void AddDirectoryOperations(fuse_lowlevel_ops& operations) {
     Dispatch(request, ReleaseDirectory, file->fh);
   };
   operations.readdir = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position, fuse_file_info* file) {
-    Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request,
-             /*plus=*/false);
+    DispatchAside(request, ReadDirectory, ListingOf(request, size, position, file, /*plus=*/false));
   };
   operations.readdirplus = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position, fuse_file_info* file) {
-    Dispatch(request, ReadDirectory, HandleOf(file), static_cast<uint64_t>(position), size, request,
-             /*plus=*/true);
+    DispatchAside(request, ReadDirectory, ListingOf(request, size, position, file, /*plus=*/true));
   };
   operations.fsyncdir = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info* file) {
     Dispatch(request, SyncDirectory, HandleOf(file)->inode);

@@ -19,6 +19,11 @@ bool HasSetIds(Inode& inode) {
 }
 
 void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
+  auto share = filesystem.opens().Take(reply.caller().uid);
+  if (!share.has_value()) {
+    reply.Errno(EMFILE);
+    return;
+  }
   const auto open = [&]() -> Result<InodePtr> {
     const bool truncate = (file.flags & O_TRUNC) != 0;
     if (truncate) {
@@ -33,12 +38,13 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     reply.Fail(inode.error());
     return;
   }
-  const uint32_t open_flags = filesystem.AddHandle(*inode, file);
+  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(*share));
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
 
 // Opens a newly created file and replies with both. Reverts everything if the kernel rejects the reply.
-void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>& created, fuse_file_info file) {
+void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>& created, fuse_file_info file,
+                  UserLimit::Share share) {
   if (!created.has_value()) {
     reply.Fail(created.error());
     return;
@@ -51,7 +57,7 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
     reply.Fail(inode.error());
     return;
   }
-  const uint32_t open_flags = filesystem.AddHandle(*inode, file);
+  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(share));
   if (!reply.Create(*created, filesystem.cache_seconds(), file, open_flags)) {
     filesystem.DropHandle(file.fh);
     filesystem.names().Forget(ino, 1);
@@ -60,14 +66,26 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
 
 void Create(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
             fuse_file_info file) {
+  auto share = filesystem.opens().Take(reply.caller().uid);
+  if (!share.has_value()) {
+    reply.Errno(EMFILE);
+    return;
+  }
   const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
-  ReplyCreated(filesystem, std::move(reply), filesystem.names().Create(parent, name, request), file);
+  const auto created = filesystem.names().Create(parent, name, request);
+  ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share));
 }
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
 void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t mode, fuse_file_info file) {
+  auto share = filesystem.opens().Take(reply.caller().uid);
+  if (!share.has_value()) {
+    reply.Errno(EMFILE);
+    return;
+  }
   const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
-  ReplyCreated(filesystem, std::move(reply), filesystem.names().CreateUnnamed(parent, request), file);
+  const auto created = filesystem.names().CreateUnnamed(parent, request);
+  ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share));
 }
 #endif
 
@@ -238,14 +256,18 @@ void Sync(Filesystem& filesystem, Reply reply, const FilePtr& file) {
 
 void AddFileOperations(fuse_lowlevel_ops& operations) {
   operations.open = [](fuse_req_t request, fuse_ino_t ino, fuse_file_info* file) {
-    Dispatch(request, Open, InodeId{ino}, *file);
+    if ((file->flags & O_TRUNC) != 0 || FilesystemOf(request).store().OpensSlowly(InodeId{ino})) {
+      DispatchAside(request, Open, InodeId{ino}, *file);
+    } else {
+      Dispatch(request, Open, InodeId{ino}, *file);
+    }
   };
   operations.create = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* file) {
-    Dispatch(request, Create, InodeId{parent}, name, mode, *file);
+    DispatchAside(request, Create, InodeId{parent}, std::string(name), mode, *file);
   };
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
   operations.tmpfile = [](fuse_req_t request, fuse_ino_t parent, mode_t mode, fuse_file_info* file) {
-    Dispatch(request, CreateUnnamed, InodeId{parent}, mode, *file);
+    DispatchAside(request, CreateUnnamed, InodeId{parent}, mode, *file);
   };
 #endif
   operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {

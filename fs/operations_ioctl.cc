@@ -2,6 +2,7 @@
 // The ioctls of lease/ioctl.h. Any other is answered with ENOTTY at once (Python sends one for each file that it
 // opens).
 #include <linux/capability.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,6 +21,8 @@ static_assert(sizeof(weightfs_extent) == 32);
 static_assert(sizeof(weightfs_extents) == 32 + WEIGHTFS_EXTENTS_MAX * sizeof(weightfs_extent));
 static_assert(sizeof(weightfs_stats) == 8 + 25 * 8);
 static_assert(sizeof(weightfs_lease_ticket) == 120);
+static_assert(sizeof(weightfs_scrub_damage) == 256);
+static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
 
 struct IoctlRequest {
   unsigned command = 0;
@@ -35,25 +38,14 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   info.version = WEIGHTFS_IOC_VERSION;
   info.format = filesystem.options().store_format;
   std::memcpy(info.store_id, filesystem.options().store_id.data(), sizeof(info.store_id));
-  info.features = WEIGHTFS_FEATURE_EXTENTS | WEIGHTFS_FEATURE_STATS;
+  info.features = WEIGHTFS_FEATURE_EXTENTS | WEIGHTFS_FEATURE_STATS | WEIGHTFS_FEATURE_SCRUB;
   if (filesystem.leases() != nullptr) info.features |= WEIGHTFS_FEATURE_LEASES;
   if (filesystem.read_only()) info.features |= WEIGHTFS_FEATURE_READ_ONLY;
   info.inode = request.ino.value;
   reply.Ioctl(&info, sizeof(info));
 }
 
-void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  weightfs_extents out{};
-  if (request.directory || request.in.size() < sizeof(out)) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  std::memcpy(&out, request.in.data(), sizeof(out));
-  if (out.version != WEIGHTFS_IOC_VERSION || out.start > kMaximumFileSize) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<FileHandle>& file, weightfs_extents out) {
   const auto found = filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, WEIGHTFS_EXTENTS_MAX);
   if (!found.has_value()) {
     reply.Fail(found.error());
@@ -72,6 +64,22 @@ void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     out.start = entry.first + entry.length;
   }
   reply.Ioctl(&out, sizeof(out));
+}
+
+void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_extents out{};
+  if (request.directory || request.in.size() < sizeof(out)) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(&out, request.in.data(), sizeof(out));
+  if (out.version != WEIGHTFS_IOC_VERSION || out.start > kMaximumFileSize) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  filesystem.RunAside(std::move(reply),
+                      [&filesystem, file, out](Reply now) { ReplyExtents(filesystem, std::move(now), file, out); });
 }
 
 void Stats(Filesystem& filesystem, Reply reply) {
@@ -107,6 +115,52 @@ void Stats(Filesystem& filesystem, Reply reply) {
     out.write_buffers = pool.capacity() * pool.buffer_size().value;
     out.write_buffers_in_use = pool.in_use() * pool.buffer_size().value;
   }
+  reply.Ioctl(&out, sizeof(out));
+}
+
+weightfs_scrub_findings FindingsOf(const ScrubFindings& found) {
+  return {.blocks = found.blocks,
+          .files = found.files,
+          .catalog = found.catalog ? 1U : 0U,
+          .replica = found.replica ? 1U : 0U};
+}
+
+void AddDamages(const ScrubFindings& found, bool running, bool with_paths, weightfs_scrub* out) {
+  for (const DamagedFile& file : found.listed) {
+    if (out->count == WEIGHTFS_SCRUB_DAMAGES_MAX) return;
+    weightfs_scrub_damage& damage = out->damages[out->count++];
+    damage.inode = file.ino.value;
+    damage.offset = file.offset;
+    damage.blocks = file.blocks;
+    damage.running = running ? 1 : 0;
+    if (!with_paths || file.path.size() > sizeof(damage.path)) continue;
+    damage.path_size = static_cast<uint32_t>(file.path.size());
+    std::memcpy(damage.path, file.path.data(), file.path.size());
+  }
+}
+
+void Scrub(Filesystem& filesystem, Reply reply) {
+  const ScrubReport report = filesystem.store().Scrub();
+  weightfs_scrub out{};
+  out.version = WEIGHTFS_IOC_VERSION;
+  out.running = report.state.running() ? 1 : 0;
+  out.period_ms = static_cast<uint64_t>(report.period.count());
+  out.next_ns = report.next_ns;
+  if (report.state.running()) {
+    out.started_ns = report.state.started_ns;
+    out.remaining_ns = report.remaining_ns;
+    out.checked_bytes = report.state.checked_bytes;
+    out.total_bytes = report.state.total_bytes;
+    out.rate = report.rate.value;
+    out.found = FindingsOf(report.state.found);
+  }
+  out.last_started_ns = report.state.last_started_ns;
+  out.last_completed_ns = report.state.last_completed_ns;
+  out.last_found = FindingsOf(report.state.last_found);
+  // The names of files may be secret from other users of the mount.
+  const bool with_paths = reply.caller().uid == geteuid() || CallerOf(reply).Can(CAP_SYS_ADMIN);
+  if (report.state.running()) AddDamages(report.state.found, true, with_paths, &out);
+  AddDamages(report.state.last_found, false, with_paths, &out);
   reply.Ioctl(&out, sizeof(out));
 }
 
@@ -226,7 +280,10 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   switch (request.command) {
     case WEIGHTFS_IOC_INFO: Info(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_EXTENTS: Extents(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_STATS: Stats(filesystem, std::move(reply)); return;
+    case WEIGHTFS_IOC_STATS:
+      filesystem.RunAside(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
+      return;
+    case WEIGHTFS_IOC_SCRUB: Scrub(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_LEASE: Lease(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_READ_ONLY: ReadOnly(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;

@@ -101,22 +101,22 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
   };
   operations.readlink = [](fuse_req_t request, fuse_ino_t ino) { Dispatch(request, ReadLink, InodeId{ino}); };
   operations.mknod = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
-    Dispatch(request, MakeNode, InodeId{parent}, name, mode, device);
+    DispatchAside(request, MakeNode, InodeId{parent}, std::string(name), mode, device);
   };
   operations.mkdir = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode) {
-    Dispatch(request, MakeDirectory, InodeId{parent}, name, mode);
+    DispatchAside(request, MakeDirectory, InodeId{parent}, std::string(name), mode);
   };
   operations.symlink = [](fuse_req_t request, const char* target, fuse_ino_t parent, const char* name) {
-    Dispatch(request, MakeSymlink, InodeId{parent}, name, target);
+    DispatchAside(request, MakeSymlink, InodeId{parent}, std::string(name), std::string(target));
   };
   operations.link = [](fuse_req_t request, fuse_ino_t ino, fuse_ino_t parent, const char* name) {
     Dispatch(request, HardLink, InodeId{ino}, InodeId{parent}, name);
   };
   operations.unlink = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
-    Dispatch(request, Unlink, InodeId{parent}, name);
+    DispatchAside(request, Unlink, InodeId{parent}, std::string(name));
   };
   operations.rmdir = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
-    Dispatch(request, RemoveDirectory, InodeId{parent}, name);
+    DispatchAside(request, RemoveDirectory, InodeId{parent}, std::string(name));
   };
   operations.rename = [](fuse_req_t request, fuse_ino_t parent, const char* name, fuse_ino_t new_parent,
                          const char* new_name, unsigned flags) {

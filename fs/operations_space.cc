@@ -85,7 +85,7 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
     }
   };
   if (!file->pages->MayHoldChanges()) {
-    answer(std::move(reply));
+    filesystem.RunAside(std::move(reply), answer);
     return;
   }
   const InodeId ino = file->inode->id;

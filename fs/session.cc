@@ -29,8 +29,8 @@ constexpr unsigned kMaxBackground = 128;  // read-ahead and asynchronous direct 
 constexpr unsigned kCongestionThreshold = 96;
 constexpr size_t kInHeader = 40;  // struct fuse_in_header
 constexpr size_t kInOpcode = 4;   // offset of its u32 opcode
-// Opcodes of requests for which the kernel does not wait, of the request that must see their effect, and of reads.
-constexpr uint32_t kForget = 2, kRead = 15, kStatfs = 17, kRelease = 18, kBatchForget = 42;
+// Opcodes of requests for which the kernel does not wait, and of reads.
+constexpr uint32_t kForget = 2, kRead = 15, kRelease = 18, kBatchForget = 42;
 constexpr size_t kInitBuffer = 64 * kKiB;  // the kernel requires at least 8 KiB for any request
 
 // Interrupts a receiver's read; its handler does nothing. A real-time signal avoids conflicts with other uses.
@@ -268,17 +268,11 @@ Result<void> Session::Negotiate() {
   return {};
 }
 
-// The kernel does not wait until a file is closed or forgotten, and the last close or forget of a deleted file frees
-// its space. Another thread may still be processing one when a program asks for the free space after an unlink, so a
-// statfs waits for it.
+// Counts the ends of files for statfs: the last close or forget of a deleted file frees its space.
 void Session::Process(fuse_buf& request) {
   const uint32_t opcode = OpcodeOf(request);
   const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
-  if (ends) {
-    filesystem_.ends().Begin();
-  } else if (opcode == kStatfs) {
-    filesystem_.ends().WaitForNone();
-  }
+  if (ends) filesystem_.ends().Begin();
   fuse_session_process_buf(session_, &request);
   if (ends) filesystem_.ends().End();
 }

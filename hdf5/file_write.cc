@@ -166,7 +166,7 @@ Result<void> File::StartWriteBack() {
     if (segment.size < settings_.direct_size) continue;
     ASSIGN_OR_RETURN(const auto handle, GetHandle());
     const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
-    auto started = handle->StartWrite(TransferDescriptor(), memory, {.offset = begin, .own_errors = true});
+    auto started = handle->StartWrite(TransferDescriptor(), memory, {.offset = begin, .own_errors = true, .stable = true});
     if (!started.has_value()) return WithPath(std::move(started).error());
     segment.operation = *std::move(started);
   }
@@ -232,7 +232,7 @@ Result<void> File::WriteRunByHandle(Run run) {
   }
   const auto memory = parts.size() == 1 ? parts[0].view : client::MemoryView::Joined(std::move(parts), end - begin);
   ASSIGN_OR_RETURN(const auto handle, GetHandle());
-  return handle->Write(TransferDescriptor(), memory, {.offset = begin});
+  return handle->Write(TransferDescriptor(), memory, {.offset = begin, .stable = true});
 }
 
 Result<void> File::WriteRunByCalls(Run run) {

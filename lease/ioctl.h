@@ -25,6 +25,7 @@ struct weightfs_info {
 #define WEIGHTFS_FEATURE_STATS 2   /* WEIGHTFS_IOC_STATS answers */
 #define WEIGHTFS_FEATURE_READ_ONLY 4
 #define WEIGHTFS_FEATURE_LEASES 8 /* WEIGHTFS_IOC_LEASE answers trusted callers */
+#define WEIGHTFS_FEATURE_SCRUB 16 /* WEIGHTFS_IOC_SCRUB answers */
 
 /* One extent of a file. */
 struct weightfs_extent {
@@ -73,6 +74,42 @@ struct weightfs_stats {
   __u64 reserved[1];
 };
 
+#define WEIGHTFS_SCRUB_DAMAGES_MAX 32
+
+struct weightfs_scrub_findings {
+  __u64 blocks, files; /* damaged blocks, and files that have some */
+  __u32 catalog;       /* 1: the catalog is damaged */
+  __u32 replica;       /* 1: the catalog's replica on the devices was damaged */
+};
+
+/* A damaged file. */
+struct weightfs_scrub_damage {
+  __u64 inode;
+  __u64 offset;    /* bytes: of its first damaged block */
+  __u64 blocks;    /* damaged blocks */
+  __u32 running;   /* 1: found by the scrub in progress; 0: by the last complete one */
+  __u32 path_size; /* bytes; 0: unknown, too long, or hidden from callers who neither run the mount nor are root */
+  char path[224];  /* from the root of the mount, without a leading slash; not terminated */
+};
+
+/* For any file or directory of the mount: the scrubs of this store (mount option scrub=). Times are in nanoseconds
+ * since the epoch; 0: never. */
+struct weightfs_scrub {
+  __u32 version;
+  __u32 running;      /* 1: a scrub is in progress, or was interrupted and has not been continued */
+  __u64 period_ms;    /* between the starts of two scrubs; 0: this mount starts none */
+  __s64 started_ns;   /* of the scrub in progress */
+  __s64 next_ns;      /* when the next one begins; 0: unknown */
+  __s64 remaining_ns; /* of the scrub in progress, estimated; 0: unknown */
+  __u64 checked_bytes, total_bytes; /* of the scrub in progress; the total is estimated */
+  __u64 rate;                       /* bytes per second, planned */
+  __s64 last_started_ns, last_completed_ns; /* of the last complete scrub */
+  struct weightfs_scrub_findings found, last_found;
+  __u32 count; /* of entries in damages */
+  __u32 reserved;
+  struct weightfs_scrub_damage damages[WEIGHTFS_SCRUB_DAMAGES_MAX]; /* the first of each scrub */
+};
+
 /* For a regular file; takes no argument. Drops its clean data from the caches of the daemon and of the kernel, so that
  * the next read is cold. For benchmarks. EPERM: the descriptor is not open for writing, and the caller neither owns the
  * file nor has CAP_FOWNER. */
@@ -98,6 +135,7 @@ struct weightfs_lease_ticket {
 
 #define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)
 #define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
+#define WEIGHTFS_IOC_SCRUB _IOR(WEIGHTFS_IOC_MAGIC, 7, struct weightfs_scrub)
 #define WEIGHTFS_IOC_STATS _IOR(WEIGHTFS_IOC_MAGIC, 3, struct weightfs_stats)
 
 #endif

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "common/units.h"
 
 namespace weightfs {
 
@@ -88,12 +90,18 @@ class KvStore {
   // Makes everything durable that was written before the call. Concurrent calls share the work.
   virtual Result<void> Sync() = 0;
 
-  // Returns an iterator at the first key that begins with `prefix`. Valid() becomes false after the last such key.
-  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) = 0;
+  // Returns an iterator at the first key that begins with `prefix` and is not less than `first`. Valid() becomes false
+  // after the last such key.
+  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) = 0;
 
   // Estimates the bytes of the keys that begin with `prefix` and of their values; 0 when unknown. Fast; precise enough
   // for a progress bar only.
   virtual uint64_t EstimateSize(std::string_view prefix) const = 0;
+
+  // Reads everything that is stored, past all caches, and compares it with its checksums, except the log of the batches
+  // since the last flush. Fills no cache. Calls `next` without locks after each part (at most about 64 MiB) with its
+  // size, and returns early when that returns false. Returns kCorrupt, as a full line, for the first damaged part.
+  virtual Result<void> Verify(const std::function<bool(ByteCount)>& next) = 0;
 };
 
 }  // namespace weightfs

@@ -9,6 +9,7 @@
 #include <rocksdb/listener.h>
 #include <rocksdb/options.h>
 #include <rocksdb/perf_level.h>
+#include <rocksdb/sst_file_reader.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 #include <rocksdb/write_buffer_manager.h>
@@ -19,6 +20,7 @@
 #include <rocksdb/advanced_cache.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -40,6 +42,7 @@ namespace {
 constexpr int kOpenTables = 512;
 constexpr int kReadOnlyAttempts = 16;
 constexpr size_t kScanReadAhead = 2 * kMiB;
+constexpr size_t kVerifyReadAhead = kMiB;
 constexpr size_t kBatchHeaderSize = 12;
 constexpr size_t kChangeOverhead = 11;  // per change in a RocksDB batch: tag and two lengths
 
@@ -233,6 +236,11 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.info_log = std::make_shared<Messages>(database.directory);
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
+  if (wanted.damaged_too) {
+    options.paranoid_checks = false;
+    options.skip_checking_sst_file_sizes_on_db_open = true;
+    return options;  // tables are opened when they are read
+  }
   if (wanted.read_only) options.max_open_files = -1;  // open all now: a concurrent mount may delete them
   return options;
 }
@@ -278,7 +286,7 @@ rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Option
 
 class Iterator final : public KvIterator {
  public:
-  Iterator(std::shared_ptr<const Database> database, std::string_view prefix)
+  Iterator(std::shared_ptr<const Database> database, std::string_view prefix, std::string_view first)
       : database_(std::move(database)), prefix_(prefix), end_(keys::PrefixEnd(prefix_)), upper_bound_(ToSlice(end_)) {
     rocksdb::ReadOptions options;
     if (!end_.empty()) options.iterate_upper_bound = &upper_bound_;
@@ -290,7 +298,7 @@ class Iterator final : public KvIterator {
     // The iterator pins the current sequence number, as a snapshot would.
     CountNothing();
     iterator_.reset(database_->db->NewIterator(options));
-    iterator_->Seek(ToSlice(prefix_));
+    Seek(first);
   }
   Iterator(const Iterator&) = delete;
   Iterator& operator=(const Iterator&) = delete;
@@ -299,7 +307,7 @@ class Iterator final : public KvIterator {
   void Next() override {
     if (iterator_->Valid()) iterator_->Next();
   }
-  void Seek(std::string_view key) override {
+  void Seek(std::string_view key) final {
     iterator_->Seek(ToSlice(key < std::string_view(prefix_) ? std::string_view(prefix_) : key));
   }
   std::string_view key() const override { return ToView(iterator_->key()); }
@@ -331,6 +339,23 @@ Result<void> Translate(const KvBatch& from, rocksdb::WriteBatch* to) {
     if (!status.ok()) return Error{ErrorCode::kInvalid, "catalog batch: " + status.ToString()};
   }
   return {};
+}
+
+// Reads a table from the disk and not from the page cache, which may hold better bytes, where the filesystem can.
+rocksdb::Status VerifyTable(const std::string& path) {
+  rocksdb::Options options;
+  options.use_direct_reads = true;
+  auto table = std::make_unique<rocksdb::SstFileReader>(options);
+  if (auto status = table->Open(path); !status.ok()) {
+    options.use_direct_reads = false;
+    table = std::make_unique<rocksdb::SstFileReader>(options);
+    status = table->Open(path);
+    if (!status.ok()) return status;
+  }
+  rocksdb::ReadOptions reading;
+  reading.readahead_size = kVerifyReadAhead;
+  reading.fill_cache = false;
+  return table->VerifyChecksum(reading);
 }
 
 uint64_t PropertyOf(rocksdb::DB& db, const std::string& name) {
@@ -467,9 +492,9 @@ Result<void> RocksKvStore::Sync() {
   return impl_->sync.Sync();  // read-only: nothing was written, so nothing to sync
 }
 
-std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix) {
+std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix, std::string_view first) {
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
-  return std::make_unique<Iterator>(impl_->database, prefix);
+  return std::make_unique<Iterator>(impl_->database, prefix, first);
 }
 
 uint64_t RocksKvStore::EstimateSize(std::string_view prefix) const {
@@ -481,6 +506,27 @@ uint64_t RocksKvStore::EstimateSize(std::string_view prefix) const {
   uint64_t size = 0;
   const auto status = db.GetApproximateSizes(options, db.DefaultColumnFamily(), &range, 1, &size);
   return status.ok() ? size : 0;
+}
+
+Result<void> RocksKvStore::Verify(const std::function<bool(ByteCount)>& next) {
+  rocksdb::DB& db = *impl_->database->db;
+  std::vector<rocksdb::LiveFileMetaData> tables;
+  db.GetLiveFilesMetaData(&tables);
+  for (const auto& table : tables) {
+    CountNothing();
+    const auto status = VerifyTable(table.db_path + table.name);
+    if (!status.ok()) {
+      // A compaction may have deleted the table meanwhile.
+      std::vector<rocksdb::LiveFileMetaData> now;
+      db.GetLiveFilesMetaData(&now);
+      const auto is_same = [&](const rocksdb::LiveFileMetaData& other) { return other.name == table.name; };
+      if (std::any_of(now.begin(), now.end(), is_same)) {
+        return Error{ErrorCode::kCorrupt, fmt::format("{}{}: {}", table.db_path, table.name, status.ToString())};
+      }
+    }
+    if (!next(ByteCount{table.size})) return {};
+  }
+  return {};
 }
 
 }  // namespace weightfs

@@ -21,6 +21,8 @@ class RocksKvStore final : public KvStore {
     // For fsck and info: changes nothing in the directory and takes no lock, so a mount may be active. Shows the
     // batches that the log has at the time of Open. Write returns kReadOnly.
     bool read_only = false;
+    // With read_only: opens a catalog although some of its tables cannot be opened. Reads that need them fail.
+    bool damaged_too = false;
     ByteCount cache{32 * kMiB};         // block cache, index and filter blocks included
     ByteCount write_buffer{16 * kMiB};  // one memtable; at most two exist
     // Asked before a file of the catalog is created, renamed or deleted, which fails if it returns false. Another
@@ -44,8 +46,9 @@ class RocksKvStore final : public KvStore {
   Result<void> CheckSpace(KvChange change) override;
   std::optional<uint64_t> FreeSpace() override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
   uint64_t EstimateSize(std::string_view prefix) const override;
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override;
 
  private:
   class Impl;

@@ -15,10 +15,14 @@
 #include "store/file/reader.h"
 #include "store/file/write_back.h"
 #include "store/replica/replica_writer.h"
+#include "store/scrub/scrubber.h"
 #include "store/space/space_manager.h"
 
 namespace weightfs {
 namespace {
+
+// The mapping of a file of so many blocks is read quickly, however fragmented it is.
+constexpr uint64_t kSmallMapping = 64 * kMiB / kBlockSize;
 
 constexpr ByteCount kLargeBuffer = kStripeStaging, kSmallBuffer = kSmallStaging;
 
@@ -74,6 +78,7 @@ struct Store::Parts {
   std::unique_ptr<FileIo> files;
   std::unique_ptr<Namespace> names;
   std::unique_ptr<replica::ReplicaWriter> replica;
+  std::unique_ptr<Scrubber> scrubber;
   StoreOptions options;
   bool read_only = false;
 };
@@ -121,10 +126,15 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->inodes = std::make_unique<InodeTable>(*parts->catalog, FileServices{*parts->space, *parts->cache},
                                                options.resident_inodes);
 
-  ASSIGN_OR_RETURN(const SpaceRecovery recovery, RecoverSpace(*parts->catalog, *parts->space));
-  if (recovery.damaged > 0) {
+  const auto recovery = RecoverSpace(*parts->catalog, *parts->space);
+  if (!recovery && recovery.error().code != ErrorCode::kCorrupt) return recovery.error();
+  if (!recovery) {
+    // The free space is unknown, but every file whose own records can be read can be served.
+    spdlog::error("{}; serving the store read-only: files with lost records fail with EIO", recovery.error().what);
+    parts->read_only = true;
+  } else if (recovery->damaged > 0) {
     spdlog::error("{} extent records are damaged or overlap: serving the store read-only; run weightfs fsck --repair",
-                  recovery.damaged);
+                  recovery->damaged);
     parts->read_only = true;
   }
   parts->write_back = std::make_unique<WriteBack>(*parts->device_set);
@@ -141,6 +151,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
   if (options.replica) StartReplica(*parts);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
+  RETURN_IF_ERROR(StartScrubs(*parts));
   return std::unique_ptr<Store>(new Store(std::move(parts)));
 }
 
@@ -172,6 +183,23 @@ void Store::StartReplica(Parts& parts) {
   parts.mirrored->Attach(parts.replica.get());
 }
 
+Result<void> Store::StartScrubs(Parts& parts) {
+  Parts* raw = &parts;
+  Scrubber::Parts scrub{.catalog = *parts.catalog, .devices = *parts.device_set, .space = *parts.space};
+  for (const auto& device : parts.devices) scrub.device_list.push_back(device.get());
+  scrub.foreground_bytes = [raw] { return raw->reader->counters().device_bytes + raw->write_back->written_bytes(); };
+  if (parts.options.replica) {
+    scrub.replica_of = parts.options.replica->store_id;
+    scrub.replica_expected = [raw] {
+      return raw->replica != nullptr ? raw->replica->statistics().current : raw->options.replica->root.has_value();
+    };
+    if (parts.replica != nullptr) scrub.renew_replica = [raw] { raw->replica->Renew(); };
+  }
+  scrub.read_only = parts.read_only;
+  ASSIGN_OR_RETURN(parts.scrubber, Scrubber::Create(std::move(scrub), parts.options.scrub));
+  return {};
+}
+
 Store::~Store() {
   if (auto closed = Close(); !closed) spdlog::error("closing the store: {}", ToString(closed.error()));
   // A device waits for its requests, and their completions use everything else.
@@ -180,6 +208,7 @@ Store::~Store() {
 
 Result<void> Store::Close() {
   if (closed_.exchange(true)) return {};
+  p_->scrubber->Stop();
   auto stopped = p_->committer->Stop();
   if (p_->replica == nullptr) return stopped;
   p_->replica->Stop();
@@ -209,9 +238,18 @@ Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& chan
   return p_->names->SetAttributes(ino, change);
 }
 
+bool Store::OpensSlowly(InodeId ino) {
+  const InodePtr inode = p_->inodes->Find(ino);
+  if (inode == nullptr) return true;  // perhaps
+  MutexLock lock(inode->mutex);
+  return inode->file && !inode->file->loaded() && inode->committed_blocks > kSmallMapping;
+}
+
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
   if (truncate) RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));
+  // The reads and writes of a damaged file report its error.
+  if (OpensSlowly(ino)) static_cast<void>(p_->files->Load(inode).has_value());
   if (truncate) {
     if (auto truncated = p_->files->Truncate(inode, 0, true); !truncated) {
       p_->names->Close(inode);
@@ -412,6 +450,10 @@ Result<void> Store::Sync(const InodePtr& inode) {
 Result<void> Store::SyncAll() {
   return SyncWait([&](Done done) { SyncAll(std::move(done)); });
 }
+
+ScrubReport Store::Scrub() const { return p_->scrubber->report(); }
+
+Scrubber& Store::scrubber() { return *p_->scrubber; }
 
 SpaceStatistics Store::Space() const {
   // Repeat if a file was deleted between the two reads, because it would count twice.

@@ -17,6 +17,7 @@
 #include "store/file/lease.h"
 #include "store/names/namespace.h"
 #include "store/replica/replica_options.h"
+#include "store/scrub/scrub_state.h"
 #include "store/types.h"
 
 namespace weightfs {
@@ -38,7 +39,10 @@ struct StoreOptions {
   std::vector<ByteCount> device_sizes = {};
   // The replica of the catalog on the devices, which the store keeps current unless it is read-only; nullopt: none.
   std::optional<replica::WriterOptions> replica = {};
+  ScrubOptions scrub = {};
 };
+
+class Scrubber;
 
 // Counters since Open, and gauges. Units are bytes unless the name says otherwise.
 struct StoreStatistics {
@@ -75,7 +79,9 @@ class Store {
   // Applies all members of `change`; truncates first when it has a size.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
 
-  // `truncate` implements O_TRUNC: the file is emptied in memory, and its old content stays committed until the new
+  // True if OpenFile may read many records of the catalog: the mapping of a large file that is not in memory.
+  bool OpensSlowly(InodeId ino);
+  // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is emptied in memory, and its old content stays committed until the new
   // content is committed (at close, at fsync, or after 30 s).
   Result<InodePtr> OpenFile(InodeId ino, bool truncate);
   // Called for each close(2) of a descriptor. Reports an error of earlier writes; with sync_on_close it also waits for
@@ -158,6 +164,10 @@ class Store {
 
   SpaceStatistics Space() const;
   StoreStatistics statistics() const;
+  // The scrub in progress, and the last complete one, also if this mount starts none.
+  ScrubReport Scrub() const;
+  // For tests that take the steps of scrubs themselves (ScrubOptions::own_thread).
+  Scrubber& scrubber();
   bool read_only() const;
 
   // For the owner's last steps after Close, such as marking the superblocks clean.
@@ -167,6 +177,7 @@ class Store {
   struct Parts;
   explicit Store(std::unique_ptr<Parts> parts);
   static void StartReplica(Parts& parts);
+  static Result<void> StartScrubs(Parts& parts);
   // Also returns kNoSpace when the catalog has no space for a change of this kind.
   Result<void> CheckWritable(KvChange change) const;
 

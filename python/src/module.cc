@@ -265,9 +265,13 @@ ReadOptions MakeReadOptions(uint64_t offset, const py::object& progress, bool ve
 }
 
 WriteOptions MakeWriteOptions(std::optional<uint64_t> offset, const py::object& progress, bool durable, bool atomic,
-                              bool checksum) {
-  return {
-      .offset = offset, .durable = durable, .atomic = atomic, .progress = MakeProgress(progress), .checksum = checksum};
+                              bool checksum, bool stable) {
+  return {.offset = offset,
+          .durable = durable,
+          .atomic = atomic,
+          .progress = MakeProgress(progress),
+          .checksum = checksum,
+          .stable = stable};
 }
 
 void BindReads(HandleClass& type) {
@@ -304,19 +308,20 @@ void BindReads(HandleClass& type) {
 void BindWrites(HandleClass& type) {
   type.def("write",
            [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic, bool checksum) {
+              const py::object& progress, bool durable, bool atomic, bool checksum, bool stable) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum);
+             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum, stable);
              options.interrupted = &SignalRaised;
              Check(WithoutGil(self, [&](Handle& handle) { return handle.Write(name, memory, options); }));
            })
       .def("start_write",
            [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic, bool checksum, bool own_errors) {
+              const py::object& progress, bool durable, bool atomic, bool checksum, bool stable,
+              bool own_errors) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum);
+             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum, stable);
              options.own_errors = own_errors;
              return Check(WithoutGil(self, [&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
            });

@@ -23,7 +23,7 @@ class _Whole(int):
 
 
 WHOLE = _Whole(0)
-DEFAULTS = (None, False, False, False)   # for a write: progress, durable, atomic, checksum
+DEFAULTS = (None, False, False, False, False)   # for a write: progress, durable, atomic, checksum, stable
 
 
 def one_of(filename, fd):

@@ -204,16 +204,17 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         return Future(operation, memory, self._pending.forget_done)
 
     def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False,
-                    progress=None):
+                    progress=None, stable=False):
         """Starts a write and returns its Future. Without file_offset the file will contain exactly these bytes. Changes
         made to the tensor before the write is done may or may not be in the file.
 
         durable: fsync before the write is done. atomic: write a temporary file, then rename it over the target.
         checksum: for a whole file, store checksums for `verify` in its extended attribute user.weightfs.crc32c (not on
-        a weightfs mount, which has its own). progress: as in read_async."""
+        a weightfs mount, which has its own). progress: as in read_async. stable: nobody changes the tensor before the
+        write is done, so a lease needs no copy of it; if somebody does, the file may become unreadable (EIO)."""
         memory = describe(buffer)
         operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress,
-                                      durable, atomic, checksum, own_errors=True)
+                                      durable, atomic, checksum, stable, own_errors=True)
         return Future(operation, memory, self._pending.forget_done)
 
     def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):
@@ -234,11 +235,12 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
             self._native.read_ranges(file_name(file), memory.arguments, ranges)
         return memory.nbytes
 
-    def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None):
+    def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None,
+                   stable=False):
         """Writes as write_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer)
         self._write_now(memory, file, WHOLE if file_offset is None else file_offset, False, progress, durable, atomic,
-                        checksum)
+                        checksum, stable)
         return memory.nbytes
 
     @property

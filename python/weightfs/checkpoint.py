@@ -245,7 +245,7 @@ class Manager:
 
     def _publish(self, step):
         content = self._snapshot.view()
-        return self._steps.publish(step, lambda file: self._handle.write_from(content, file, durable=True))
+        return self._steps.publish(step, lambda file: self._handle.write_from(content, file, durable=True, stable=True))
 
     def _from_file(self, step, fallback, read):
         """Returns (step, read(path of its file)). With `fallback` tries lower steps after an exception."""

@@ -163,6 +163,7 @@ std::string_view FindingKindName(FindingKind kind) {
     case FindingKind::kExtentOverlap: return "extent overlap";
     case FindingKind::kStrayRecord: return "stray record";
     case FindingKind::kWrongBlockCount: return "wrong block count";
+    case FindingKind::kMissingExtents: return "missing extents";
     case FindingKind::kWrongFlags: return "wrong flags";
     case FindingKind::kMissingChecksums: return "missing checksums";
     case FindingKind::kWrongFact: return "wrong fact";

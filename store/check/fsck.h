@@ -44,6 +44,7 @@ enum class FindingKind : unsigned char {
   kExtentOverlap,  // shares blocks of a device or of a file with another extent
   kStrayRecord,    // an extent, checksum or attribute of an inode that does not exist or cannot have it
   kWrongBlockCount,
+  kMissingExtents,  // fewer blocks than the inode records: data is lost
   kWrongFlags,
   kMissingChecksums,
   kWrongFact,       // a counter of the whole store

@@ -265,7 +265,11 @@ void Checker::CheckCounts() {
     if (!quiet && node.links != links) {
       Report(FindingKind::kWrongLinkCount, node.ino, fmt::format("{} links, not {}", node.links, links));
     }
-    if (!node.damaged && node.blocks != blocks) {
+    if (!node.damaged && node.blocks > blocks) {
+      Report(FindingKind::kMissingExtents, node.ino,
+             fmt::format("{} of its {} blocks are lost, and read as zeros: restore it from a backup",
+                         node.blocks - blocks, node.blocks));
+    } else if (!node.damaged && node.blocks != blocks) {
       Report(FindingKind::kWrongBlockCount, node.ino, fmt::format("{} blocks, not {}", node.blocks, blocks));
     }
     if (!quiet && node.flags != flags) Report(FindingKind::kWrongFlags, node.ino, "its flags do not fit what it has");

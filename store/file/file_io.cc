@@ -245,7 +245,13 @@ Result<DataRecords> FileIo::ReadRecords(const InodePtr& inode) { return ReadData
 bool FileIo::DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch) {
   if (!inode->file) return true;
   if (inode->committed_version != records.version) return false;
-  for (const std::string& key : records.extents) batch->Delete(key);
+  // A batch of many deletions delays the batches of others.
+  constexpr size_t kSingleDeletes = 4096;
+  if (records.extents.size() > kSingleDeletes) {
+    batch->DeleteRange(keys::ExtentPrefix(inode->id), keys::PrefixEnd(keys::ExtentPrefix(inode->id)));
+  } else {
+    for (const std::string& key : records.extents) batch->Delete(key);
+  }
   DeleteChecksums(inode->id, 0, keys::SegmentsOf(records.size), batch);
   return true;
 }

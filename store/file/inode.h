@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string_view>
 
 #include "common/mutex.h"
 #include "common/units.h"
@@ -13,6 +15,21 @@ namespace weightfs {
 
 class File;
 struct FileServices;
+
+// The sizes of an inode's extended attributes, ACLs included.
+struct AttributeSizes {
+  uint64_t list = 0;   // the names, each with a zero byte, as listxattr(2) returns them
+  uint64_t bytes = 0;  // names and values
+
+  void Add(std::string_view name, size_t value) {
+    list += name.size() + 1;
+    bytes += name.size() + value;
+  }
+  void Remove(std::string_view name, size_t value) {
+    list -= name.size() + 1;
+    bytes -= name.size() + value;
+  }
+};
 
 // Shared by all users of the inode (open handles, the committer, requests in progress). The table keeps one object per
 // inode, so the shared_ptr identifies the inode while anybody holds it.
@@ -34,6 +51,9 @@ class Inode {
   uint64_t committed_version GUARDED_BY(mutex) = 0;
   // The number of changes by InodeTransactions. For a directory this includes every change of its entries.
   uint64_t changes GUARDED_BY(mutex) = 0;
+  // The sizes of its attributes in the catalog as of `changes`; nullopt until something needs them. Only
+  // InodeTransactions change attributes, and they keep this current.
+  std::optional<AttributeSizes> attribute_sizes GUARDED_BY(mutex);
   // Open handles. An inode without links is kept while this is not 0.
   uint32_t open_handles GUARDED_BY(mutex) = 0;
   // True when the records are gone from the catalog. Nothing may be written for the inode any more.

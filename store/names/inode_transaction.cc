@@ -19,7 +19,8 @@ InodeTransaction::InodeTransaction(KvStore& catalog, const std::vector<InodePtr>
   for (InodePtr& inode : ordered) {
     inode->mutex.lock();
     const InodeRecord& record = inode->attributes;
-    members_.push_back({std::move(inode), record});
+    const std::optional<AttributeSizes> sizes = inode->attribute_sizes;
+    members_.push_back({.inode = std::move(inode), .record = record, .data = {}, .attribute_sizes = sizes});
   }
 }
 
@@ -41,6 +42,25 @@ bool InodeTransaction::InUse(const InodePtr& inode, const InodeTable& inodes) co
 }
 
 uint64_t InodeTransaction::changes(const InodePtr& inode) const { return inode->changes; }
+
+void InodeTransaction::PutAttribute(const InodePtr& inode, std::string_view name, std::string value,
+                                    const std::optional<std::string>& old) {
+  Member& member = Find(inode);
+  if (member.attribute_sizes) {
+    if (old) member.attribute_sizes->Remove(name, old->size());
+    member.attribute_sizes->Add(name, value.size());
+  }
+  member.record.flags |= kInodeHasAttributes;
+  batch_.Put(keys::Attribute(inode->id, name), std::move(value));
+}
+
+void InodeTransaction::DeleteAttribute(const InodePtr& inode, std::string_view name,
+                                       const std::optional<std::string>& old) {
+  if (!old) return;
+  Member& member = Find(inode);
+  if (member.attribute_sizes) member.attribute_sizes->Remove(name, old->size());
+  batch_.Delete(keys::Attribute(inode->id, name));
+}
 
 Result<DeletionRecords> InodeTransaction::ReadDeletion(KvStore& catalog, const InodePtr& inode, DataOwner& data) {
   DeletionRecords records;
@@ -84,6 +104,7 @@ Result<void> InodeTransaction::Commit() {
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
     ++member.inode->changes;
+    if (written) member.inode->attribute_sizes = member.attribute_sizes;
     if (!written || member.deletes_from == nullptr) continue;
     member.inode->deleted = true;
     if (S_ISREG(member.inode->attributes.mode)) member.deletes_from->DropData(member.inode, member.data);

@@ -2,7 +2,9 @@
 // One atomic change of several inodes: their new attributes and one batch for the catalog.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/result.h"
@@ -41,6 +43,11 @@ class InodeTransaction {
   // Further changes of the catalog. Commit adds the records of the changed inodes.
   KvBatch& batch() { return batch_; }
 
+  // Adds or removes an extended attribute. `old` is its value in the catalog before, nullopt if there was none.
+  void PutAttribute(const InodePtr& inode, std::string_view name, std::string value,
+                    const std::optional<std::string>& old);
+  void DeleteAttribute(const InodePtr& inode, std::string_view name, const std::optional<std::string>& old);
+
   // The number of changes of the inode (Inode::changes). Data read earlier is still valid if this number is unchanged
   // since then.
   uint64_t changes(const InodePtr& inode) const NO_THREAD_SAFETY_ANALYSIS;
@@ -63,6 +70,7 @@ class InodeTransaction {
     InodeRecord record;
     DataOwner* deletes_from = nullptr;  // the owner of the data of an inode to be deleted
     DataRecords data;                   // the catalog records of that data
+    std::optional<AttributeSizes> attribute_sizes;  // the new Inode::attribute_sizes
   };
   Member& Find(const InodePtr& inode);
 

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <set>
+
 #include "common/log.h"
 #include "meta/facts.h"
 #include "meta/keys.h"
@@ -60,13 +62,19 @@ Result<void> Namespace::Initialize(KvStore& catalog, uint32_t root_uid, uint32_t
 Result<void> Namespace::Recover(bool read_only) {
   read_only_ = read_only;
   const auto bound = ReadFact(catalog_, kNextInodeFact);
-  if (!bound || !*bound || **bound <= kRootInode.value) {
-    return Error{ErrorCode::kCorrupt, "the catalog does not say which inode numbers are used; run weightfs fsck"};
+  const bool known = bound && *bound && **bound > kRootInode.value;
+  const auto count = CountInodes(catalog_);
+  // A read-only mount creates no inodes, so damage of these facts is no reason to serve nothing.
+  if (!read_only_) {
+    if (!known) {
+      return Error{ErrorCode::kCorrupt, "the catalog does not say which inode numbers are used; run weightfs fsck"};
+    }
+    if (!count) return count.error();
   }
-  ASSIGN_OR_RETURN(inode_count_, CountInodes(catalog_));
+  inode_count_ = count.value_or(0);
   {
     MutexLock lock(mutex_);
-    next_ino_ = ino_bound_ = **bound;
+    next_ino_ = ino_bound_ = known ? **bound : 0;
   }
   if (auto root = GetDirectory(kRootInode); !root) {
     return Error{ErrorCode::kCorrupt, "the root directory is missing or damaged; run weightfs fsck"};
@@ -91,10 +99,15 @@ Result<void> Namespace::RecoverOrphan(InodeId ino) {
     spdlog::error("inode {}: listed as deleted, but its record is missing or damaged; run weightfs fsck", ino.value);
     return {};
   }
-  MutexLock lock(mutex_);
-  orphans_.emplace(ino, *inode);
-  auto deleted = DeleteOrphansLocked({*inode});
-  orphans_.erase(ino);
+  {
+    MutexLock lock(mutex_);
+    orphans_.emplace(ino, *inode);
+  }
+  auto deleted = DeleteGroup({&*inode, 1});
+  {
+    MutexLock lock(mutex_);
+    orphans_.erase(ino);
+  }
   const bool damaged =
       !deleted && (deleted.error().code == ErrorCode::kCorrupt || deleted.error().code == ErrorCode::kVersion);
   if (!damaged) return deleted;
@@ -169,7 +182,7 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
       auto acl = Acl::Decode(*list.value);
       if (!acl) return Damaged(ino, "its access control list is damaged");
       acl->SetMode(record.mode);
-      transaction.batch().Put(keys::Attribute(ino, kAccessAclName), acl->Encode());
+      transaction.PutAttribute(inode, kAccessAclName, acl->Encode(), list.value);
     }
     RETURN_IF_ERROR(transaction.Commit());
     return transaction.Stat(inode);
@@ -184,23 +197,23 @@ Result<std::string> Namespace::ReadLink(InodeId ino) {
   return inode->attributes.symlink;
 }
 
-Result<std::vector<DirectoryEntry>> Namespace::ReadDirectory(InodeId ino) {
-  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
-  std::vector<DirectoryEntry> entries;
-  entries.push_back({".", ino, S_IFDIR});
-  {
-    MutexLock lock(directory->mutex);
-    entries.push_back({"..", InodeId{directory->attributes.parent}, S_IFDIR});
-  }
-  const auto iterator = catalog_.NewIterator(keys::EntryPrefix(ino));
+Result<void> Namespace::ListEntries(InodeId ino, std::string_view after,
+                                    const std::function<bool(const DirectoryEntry&)>& visit) {
+  RETURN_IF_ERROR(GetDirectory(ino));
+  // Names contain no zero byte, so this is the least key after that name.
+  const std::string first = after.empty() ? std::string() : keys::Entry(ino, after).append(1, '\0');
+  const auto iterator = catalog_.NewIterator(keys::EntryPrefix(ino), first);
+  DirectoryEntry entry;
   for (; iterator->Valid(); iterator->Next()) {
     const auto key = keys::ParseNamed(iterator->key());
-    const auto entry = EntryRecord::Decode(iterator->value());
-    if (!key || !entry) return Damaged(ino, "one of its entries is damaged");
-    entries.push_back({std::string(key->name), entry->ino, entry->type});
+    const auto record = EntryRecord::Decode(iterator->value());
+    if (!key || !record) return Damaged(ino, "one of its entries is damaged");
+    entry.name = key->name;
+    entry.ino = record->ino;
+    entry.type = record->type;
+    if (!visit(entry)) return {};
   }
-  RETURN_IF_ERROR(iterator->status());
-  return entries;
+  return iterator->status();
 }
 
 Result<InodePtr> Namespace::Open(InodeId ino) {
@@ -216,19 +229,28 @@ void Namespace::Close(const InodePtr& inode) {
     MutexLock lock(inode->mutex);
     if (--inode->open_handles > 0 || inode->attributes.links > 0) return;
   }
-  DeleteOrphan(inode);
+  OrphanUnused(inode);
 }
 
+// An orphan is in the table, because orphans_ keeps it in memory. It becomes one in a transaction that holds its mutex:
+// either this call sees it without links, or the transaction sees it without lookups.
 void Namespace::Forget(InodeId ino, uint64_t count) {
   if (inodes_.DropLookups(ino, count) > 0) return;
-  InodePtr inode;
+  const InodePtr inode = inodes_.Find(ino);
+  if (inode == nullptr) return;
   {
-    MutexLock lock(mutex_);
-    const auto found = orphans_.find(ino);
-    if (found == orphans_.end()) return;
-    inode = found->second;
+    MutexLock lock(inode->mutex);
+    if (inode->attributes.links > 0 || inode->open_handles > 0 || inode->deleted) return;
   }
-  DeleteOrphan(inode);
+  OrphanUnused(inode);
+}
+
+void Namespace::OrphanUnused(const InodePtr& inode) {
+  if (unused_) {
+    unused_(inode);
+  } else {
+    DeleteOrphan(inode);
+  }
 }
 
 BlockCount Namespace::LeavingBlocks() {
@@ -249,9 +271,7 @@ bool Namespace::HasOrphans() {
 
 void Namespace::DeleteOrphan(const InodePtr& inode) {
   if (read_only_) return;
-  MutexLock lock(mutex_);
-  if (!orphans_.contains(inode->id)) return;
-  if (auto deleted = DeleteOrphansLocked({inode}); !deleted) {
+  if (auto deleted = DeleteGroup({&inode, 1}); !deleted) {
     spdlog::error("inode {}: cannot be deleted ({}); the next mount tries again", inode->id.value,
                   ToString(deleted.error()));
   }
@@ -262,43 +282,44 @@ void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
   constexpr size_t kAtOnce = 32;  // per hold of the mutex
   for (size_t at = 0; at < inodes.size(); at += kAtOnce) {
     const auto some = inodes.subspan(at, std::min(kAtOnce, inodes.size() - at));
-    MutexLock lock(mutex_);
-    std::vector<InodePtr> group;
-    for (const InodePtr& inode : some) {
-      if (orphans_.contains(inode->id)) group.push_back(inode);
-    }
-    if (DeleteOrphansLocked(group)) continue;
-    lock.Unlock();
+    if (DeleteGroup(some)) continue;
     for (const InodePtr& inode : some) DeleteOrphan(inode);  // logs the ones that fail
   }
 }
 
-Result<void> Namespace::DeleteOrphansLocked(const std::vector<InodePtr>& inodes) {
-  return WhileStale([&] { return TryDeleteOrphansLocked(inodes); });
+// Reads the records without the mutex, because a large file has many. An inode may be there twice: once for its last
+// close, and once because the kernel forgot it.
+Result<void> Namespace::DeleteGroup(std::span<const InodePtr> inodes) {
+  const std::set<InodePtr> once(inodes.begin(), inodes.end());
+  return WhileStale([&] {
+    OrphanRecords group;
+    for (const InodePtr& inode : once) {
+      group.emplace_back(inode, InodeTransaction::ReadDeletion(catalog_, inode, data_));
+    }
+    MutexLock lock(mutex_);
+    std::erase_if(group, [this](const auto& member) REQUIRES(mutex_) { return !orphans_.contains(member.first->id); });
+    return DeleteGroupLocked(std::move(group));
+  });
 }
 
-// Returns kAgain when an inode changed between the reading of its records and their deletion.
-Result<void> Namespace::TryDeleteOrphansLocked(const std::vector<InodePtr>& inodes) {
+Result<void> Namespace::DeleteGroupLocked(OrphanRecords group) {
   Result<void> result;
-  std::vector<std::pair<InodePtr, DeletionRecords>> readable;
-  for (const InodePtr& inode : inodes) {
-    auto records = InodeTransaction::ReadDeletion(catalog_, inode, data_);
-    if (records) {
-      readable.emplace_back(inode, std::move(*records));
-    } else if (result) {
-      result = records.error();
-    }
-  }
+  std::vector<InodePtr> inodes;
+  for (const auto& [inode, records] : group) inodes.push_back(inode);
   InodeTransaction transaction(catalog_, inodes);
   std::vector<InodeId> gone;
-  for (auto& [inode, records] : readable) {
+  for (auto& [inode, records] : group) {
+    if (!records) {
+      if (result) result = records.error();
+      continue;
+    }
     const bool linked = transaction.record(inode).links > 0;
     if (!linked && (transaction.deleted(inode) || transaction.InUse(inode, inodes_))) continue;
     if (linked) {
       if (result) result = ErrorCode::kCorrupt;
       continue;
     }
-    if (!transaction.Delete(inode, data_, std::move(records))) return ErrorCode::kAgain;
+    if (!transaction.Delete(inode, data_, *std::move(records))) return ErrorCode::kAgain;
     transaction.batch().Delete(keys::Orphan(inode->id));
     gone.push_back(inode->id);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,7 +34,8 @@ class Namespace {
   // Writes the root directory and the store's facts to an empty catalog. Used by format.
   static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
 
-  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them. Call it once, before any other
+  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a
+  // catalog whose facts are damaged. Call it once, before any other
   // call.
   Result<void> Recover(bool read_only);
 
@@ -70,10 +72,15 @@ class Namespace {
 
   Result<std::string> ReadLink(InodeId ino);
 
-  // Returns every current entry, "." and ".." first.
-  Result<std::vector<DirectoryEntry>> ReadDirectory(InodeId ino);
+  // Calls `visit` for the entries after the name `after` (empty: for all) in the byte order of their names, until it
+  // returns false. "." and ".." are not among them. Reads the catalog as of the call, with an iterator: `visit` must be
+  // short and must not use the store.
+  Result<void> ListEntries(InodeId directory, std::string_view after,
+                           const std::function<bool(const DirectoryEntry&)>& visit);
 
   Result<std::string> GetExtendedAttribute(InodeId ino, std::string_view name);
+  // Returns kTooLarge for a value, and kNoSpace for an inode whose attributes would exceed their limits (store/types.h).
+  // ACLs and the attributes of every namespace count.
   // `keeps_set_group_id` is false for a caller who is neither in the file's group nor has CAP_FSETID. Setting an ACL
   // then clears the set-group-id bit.
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode,
@@ -84,13 +91,23 @@ class Namespace {
   // file that its group may execute, as a write by an unprivileged user does. Returns true when the mode has changed.
   Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // Adds or removes an open handle. Closing the last one deletes an inode that has no links and no lookups.
+  // Adds or removes an open handle. Closing the last one deletes an inode that has no links and no lookups, or passes it
+  // to the callback of OnOrphan.
   Result<InodePtr> Open(InodeId ino);
   void Close(const InodePtr& inode);
 
   // The kernel forgot `count` lookups. Each Attributes that Lookup, Create or Link returns to the kernel counts as one;
   // the caller adds it with InodeTable::AddLookups before it replies.
   void Forget(InodeId ino, uint64_t count);
+  // From now on, Close and Forget call `unused` for an unlinked inode that may be unused, instead of DeleteOrphan. The
+  // callback has DeleteOrphan called soon, on any thread. Set it, and reset it with null, only while the namespace is not
+  // in use.
+  void OnOrphan(std::function<void(const InodePtr&)> unused) { unused_ = std::move(unused); }
+  // Deletes the inode if it is unlinked and not in use. For a large file this takes long, but it does not delay other
+  // operations.
+  void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
+  // Same for many, a few at a time.
+  void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
   // The blocks of unlinked files that are not open. Such a file is deleted when the kernel forgets it, some time after
   // the unlink. Space reports these blocks as free.
   BlockCount LeavingBlocks() EXCLUDES(mutex_);
@@ -116,7 +133,17 @@ class Namespace {
   Result<InodePtr> GetDirectory(InodeId ino);
   Result<std::optional<EntryRecord>> FindEntry(InodeId parent, std::string_view name);
   Result<EntryLocation> FindEntryLocation(InodeId parent, std::string_view name) REQUIRES(mutex_);
-  Result<void> CheckEmpty(InodeId directory) REQUIRES(mutex_);
+  // What a look at a directory without locks has found. It is current while the directory has as many changes.
+  struct EmptinessCheck {
+    InodePtr directory;
+    uint64_t changes = 0;
+    bool empty = false;
+  };
+  // Skips what was deleted from the directory recently, which takes long after many deletions, so it takes no lock.
+  Result<EmptinessCheck> CheckEmpty(const InodePtr& directory) EXCLUDES(mutex_);
+  // Returns kNotEmpty, or kAgain when `check` is not of the directory or out of date.
+  static Result<void> RequireEmpty(const InodePtr& directory, const EmptinessCheck& check);
+  Result<void> TryRemoveDirectory(InodeId parent, std::string_view name, EmptinessCheck* check) EXCLUDES(mutex_);
   // Returns kInvalid when `directory` is `inode` or lies below it, so that it cannot move there.
   Result<void> CheckNotBelow(const InodePtr& inode, InodePtr directory) REQUIRES(mutex_);
 
@@ -148,7 +175,8 @@ class Namespace {
   Result<InodeId> CommitData(InodeId parent, std::string_view name);
   Result<void> CommitTree(InodeId directory);
   Result<std::optional<std::vector<InodePtr>>> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates);
-  Result<void> MoveLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
+  Result<void> MoveLocked(const EntryLocation& from, const EntryLocation& to, const EmptinessCheck& target)
+      REQUIRES(mutex_);
   Result<void> TryMoveLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
   Result<void> ExchangeLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
   Result<void> CheckMove(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
@@ -161,13 +189,12 @@ class Namespace {
   // are out of date.
   Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& replaced,
                             std::optional<DeletionRecords> records, Timestamp now) REQUIRES(mutex_);
-  // Deletes the orphan unless it is in use or linked again.
-  void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
-  // Same for many orphans, a few at a time.
-  void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
-  // Deletes those that can be deleted. Returns the error of the first one that cannot.
-  Result<void> DeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
-  Result<void> TryDeleteOrphansLocked(const std::vector<InodePtr>& inodes) REQUIRES(mutex_);
+  void OrphanUnused(const InodePtr& inode) EXCLUDES(mutex_);
+  // Deletes those orphans that can be deleted, in one batch. Returns the error of the first one that cannot. The second
+  // function returns kAgain when an inode has changed since its records were read.
+  Result<void> DeleteGroup(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
+  using OrphanRecords = std::vector<std::pair<InodePtr, Result<DeletionRecords>>>;
+  Result<void> DeleteGroupLocked(OrphanRecords group) REQUIRES(mutex_);
   Result<void> RecoverOrphan(InodeId ino) EXCLUDES(mutex_);
 
   Result<std::string> ReadAttribute(InodeId ino, std::string_view name);
@@ -180,13 +207,18 @@ class Namespace {
   Result<void> TrySetAttribute(const InodePtr& inode, std::string_view name, std::string_view value,
                                AttributeWrite mode);
   Result<void> TryRemoveAttribute(const InodePtr& inode, std::string_view name);
-  Result<void> SetAcl(const InodePtr& inode, std::string_view name, std::string_view value, bool keeps_set_group_id);
-  Result<void> CheckAttributeList(InodeId ino, std::string_view name);
+  Result<void> TrySetAcl(const InodePtr& inode, std::string_view name, const Acl& acl, bool keeps_set_group_id);
+  // Returns Inode::attribute_sizes, read from the catalog if they are not known; kAgain when `changes` is out of date.
+  Result<AttributeSizes> ReadAttributeSizes(const InodePtr& inode, uint64_t changes);
+  // Returns kNoSpace when the inode's attributes exceed their limits with a value of `size` bytes in place of `stored`.
+  Result<void> CheckAttributeSpace(const InodePtr& inode, std::string_view name, const StoredAttribute& stored,
+                                   size_t size);
 
   KvStore& catalog_;
   InodeTable& inodes_;
   DataOwner& data_;
   bool read_only_ = false;  // set by Recover, before any other call
+  std::function<void(const InodePtr&)> unused_;
   Mutex mutex_;
   uint64_t next_ino_ GUARDED_BY(mutex_) = 0;
   uint64_t ino_bound_ GUARDED_BY(mutex_) = 0;

@@ -9,9 +9,6 @@
 namespace weightfs {
 namespace {
 
-// XATTR_LIST_MAX of Linux: a longer list could be stored but not listed.
-constexpr size_t kMaximumAttributeList = 65536;
-
 bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
 
 // Follows xattr(7): a missing or overlong name is out of range, and names belong to the namespaces of Linux.
@@ -79,13 +76,36 @@ Result<std::vector<std::string>> Namespace::ListExtendedAttributes(InodeId ino) 
   return names;
 }
 
-Result<void> Namespace::CheckAttributeList(InodeId ino, std::string_view name) {
-  size_t size = name.size() + 1;
-  const auto attributes = catalog_.NewIterator(keys::AttributePrefix(ino));
-  const size_t prefix = keys::AttributePrefix(ino).size();
-  for (; attributes->Valid(); attributes->Next()) size += attributes->key().size() - prefix + 1;
+Result<AttributeSizes> Namespace::ReadAttributeSizes(const InodePtr& inode, uint64_t changes) {
+  AttributeSizes sizes;
+  {
+    MutexLock lock(inode->mutex);
+    if (inode->changes != changes) return ErrorCode::kAgain;
+    if (inode->attribute_sizes) return *inode->attribute_sizes;
+    if ((inode->attributes.flags & kInodeHasAttributes) == 0) return sizes;
+  }
+  const auto attributes = catalog_.NewIterator(keys::AttributePrefix(inode->id));
+  for (; attributes->Valid(); attributes->Next()) {
+    const auto key = keys::ParseNamed(attributes->key());
+    if (!key) return Damaged(inode->id, "the name of one of its attributes is damaged");
+    sizes.Add(key->name, attributes->value().size());
+  }
   RETURN_IF_ERROR(attributes->status());
-  if (size > kMaximumAttributeList) return ErrorCode::kNoSpace;
+  MutexLock lock(inode->mutex);
+  if (inode->changes != changes) return ErrorCode::kAgain;
+  inode->attribute_sizes = sizes;
+  return sizes;
+}
+
+// A value may be replaced by one that is not longer even where an older version has exceeded the limit.
+Result<void> Namespace::CheckAttributeSpace(const InodePtr& inode, std::string_view name, const StoredAttribute& stored,
+                                            size_t size) {
+  if (stored.value && size <= stored.value->size()) return {};
+  ASSIGN_OR_RETURN(AttributeSizes sizes, ReadAttributeSizes(inode, stored.changes));
+  if (stored.value) sizes.Remove(name, stored.value->size());
+  sizes.Add(name, size);
+  if (sizes.bytes > kMaximumAttributeBytes) return ErrorCode::kNoSpace;
+  if (!stored.value && sizes.list > kMaximumAttributeList) return ErrorCode::kNoSpace;
   return {};
 }
 
@@ -96,7 +116,10 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // ACLs do not follow the rules of xattr: the flags are meaningless for them.
-  if (IsAcl(name)) return SetAcl(inode, name, value, keeps_set_group_id);
+  if (IsAcl(name)) {
+    ASSIGN_OR_RETURN(const Acl acl, Acl::Decode(value));
+    return WhileStale([&] { return TrySetAcl(inode, name, acl, keeps_set_group_id); });
+  }
   return WhileStale([&] { return TrySetAttribute(inode, name, value, mode); });
 }
 
@@ -105,36 +128,36 @@ Result<void> Namespace::TrySetAttribute(const InodePtr& inode, std::string_view 
   ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
   if (stored.value && mode == AttributeWrite::kCreate) return ErrorCode::kExists;
   if (!stored.value && mode == AttributeWrite::kReplace) return ErrorCode::kNoAttribute;
-  if (!stored.value) RETURN_IF_ERROR(CheckAttributeList(inode->id, name));
+  RETURN_IF_ERROR(CheckAttributeSpace(inode, name, stored, value.size()));
+  InodeTransaction transaction(catalog_, {inode});
+  if (transaction.deleted(inode)) return ErrorCode::kStale;
+  if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
+  transaction.record(inode).changed = Timestamp::Now();
+  transaction.PutAttribute(inode, name, std::string(value), stored.value);
+  return transaction.Commit();
+}
+
+Result<void> Namespace::TrySetAcl(const InodePtr& inode, std::string_view name, const Acl& acl,
+                                  bool keeps_set_group_id) {
+  ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
+  const bool access = name == kAccessAclName;
+  // An access list that expresses no more than the mode is not stored, because it would become stale.
+  const bool store = !acl.empty() && !(access && acl.IsMode());
+  const std::string encoded = acl.Encode();
+  if (store) RETURN_IF_ERROR(CheckAttributeSpace(inode, name, stored, encoded.size()));
   InodeTransaction transaction(catalog_, {inode});
   if (transaction.deleted(inode)) return ErrorCode::kStale;
   if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
   InodeRecord& record = transaction.record(inode);
-  record.flags |= kInodeHasAttributes;
-  record.changed = Timestamp::Now();
-  transaction.batch().Put(keys::Attribute(inode->id, name), std::string(value));
-  return transaction.Commit();
-}
-
-Result<void> Namespace::SetAcl(const InodePtr& inode, std::string_view name, std::string_view value,
-                               bool keeps_set_group_id) {
-  ASSIGN_OR_RETURN(const Acl acl, Acl::Decode(value));
-  InodeTransaction transaction(catalog_, {inode});
-  if (transaction.deleted(inode)) return ErrorCode::kStale;
-  InodeRecord& record = transaction.record(inode);
-  const bool access = name == kAccessAclName;
   if (S_ISLNK(record.mode)) return ErrorCode::kNotSupported;
   if (!access && !acl.empty() && !S_ISDIR(record.mode)) return ErrorCode::kAccess;
   if (access) record.mode = acl.ApplyToMode(record.mode);
   // As in chmod(2). Removing a list does not change the permissions of the group.
   if (access && !acl.empty() && !keeps_set_group_id) record.mode &= ~static_cast<uint32_t>(S_ISGID);
-  // An access list that expresses no more than the mode is not stored, because it would become stale.
-  const bool store = !acl.empty() && !(access && acl.IsMode());
   if (store) {
-    transaction.batch().Put(keys::Attribute(inode->id, name), acl.Encode());
-    record.flags |= kInodeHasAttributes;
-  } else if ((record.flags & kInodeHasAttributes) != 0) {
-    transaction.batch().Delete(keys::Attribute(inode->id, name));
+    transaction.PutAttribute(inode, name, encoded, stored.value);
+  } else {
+    transaction.DeleteAttribute(inode, name, stored.value);
   }
   record.changed = Timestamp::Now();
   return transaction.Commit();
@@ -165,7 +188,7 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
     if (transaction.changes(inode) != capability.changes) return ErrorCode::kAgain;
     InodeRecord& record = transaction.record(inode);
     const bool changes = kept(record.mode) != record.mode;
-    if (capability.value) transaction.batch().Delete(keys::Attribute(inode->id, kCapability));
+    transaction.DeleteAttribute(inode, kCapability, capability.value);
     record.mode = kept(record.mode);
     record.changed = Timestamp::Now();
     RETURN_IF_ERROR(transaction.Commit());
@@ -178,7 +201,7 @@ Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view na
   RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // Removing a list that does not exist succeeds, as in the kernel's own filesystems.
-  if (IsAcl(name)) return SetAcl(inode, name, {}, /*keeps_set_group_id=*/true);
+  if (IsAcl(name)) return WhileStale([&] { return TrySetAcl(inode, name, Acl(), /*keeps_set_group_id=*/true); });
   return WhileStale([&] { return TryRemoveAttribute(inode, name); });
 }
 
@@ -189,7 +212,7 @@ Result<void> Namespace::TryRemoveAttribute(const InodePtr& inode, std::string_vi
   if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
   if (!stored.value) return ErrorCode::kNoAttribute;
   transaction.record(inode).changed = Timestamp::Now();
-  transaction.batch().Delete(keys::Attribute(inode->id, name));
+  transaction.DeleteAttribute(inode, name, stored.value);
   return transaction.Commit();
 }
 

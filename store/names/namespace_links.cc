@@ -36,10 +36,23 @@ Result<Namespace::EntryLocation> Namespace::FindEntryLocation(InodeId parent, st
   return location;
 }
 
-Result<void> Namespace::CheckEmpty(InodeId directory) {
-  const auto entries = catalog_.NewIterator(keys::EntryPrefix(directory));
-  if (entries->Valid()) return ErrorCode::kNotEmpty;
-  return entries->status();
+Result<Namespace::EmptinessCheck> Namespace::CheckEmpty(const InodePtr& directory) {
+  EmptinessCheck check{.directory = directory};
+  {
+    MutexLock lock(directory->mutex);
+    check.changes = directory->changes;
+  }
+  const auto entries = catalog_.NewIterator(keys::EntryPrefix(directory->id));
+  check.empty = !entries->Valid();
+  if (check.empty) RETURN_IF_ERROR(entries->status());
+  return check;
+}
+
+Result<void> Namespace::RequireEmpty(const InodePtr& directory, const EmptinessCheck& check) {
+  if (check.directory != directory) return ErrorCode::kAgain;
+  MutexLock lock(directory->mutex);
+  if (directory->changes != check.changes) return ErrorCode::kAgain;
+  return check.empty ? Result<void>() : ErrorCode::kNotEmpty;
 }
 
 Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory) {
@@ -102,12 +115,25 @@ Result<void> Namespace::RemoveDirectory(InodeId parent, std::string_view name) {
   RETURN_IF_ERROR(CheckName(name));
   RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   if (IsDots(name)) return name == "." ? ErrorCode::kInvalid : ErrorCode::kNotEmpty;
-  MutexLock lock(mutex_);
-  ASSIGN_OR_RETURN(const EntryLocation location, FindEntryLocation(parent, name));
-  if (location.inode == nullptr) return ErrorCode::kNotFound;
-  if (!S_ISDIR(location.type)) return ErrorCode::kNotDirectory;
-  RETURN_IF_ERROR(CheckEmpty(location.inode->id));
-  return RemoveLocked(location);
+  EmptinessCheck check;
+  return WhileStale([&] { return TryRemoveDirectory(parent, name, &check); });
+}
+
+// Returns kAgain after a new `check`.
+Result<void> Namespace::TryRemoveDirectory(InodeId parent, std::string_view name, EmptinessCheck* check) {
+  InodePtr directory;
+  {
+    MutexLock lock(mutex_);
+    ASSIGN_OR_RETURN(const EntryLocation location, FindEntryLocation(parent, name));
+    if (location.inode == nullptr) return ErrorCode::kNotFound;
+    if (!S_ISDIR(location.type)) return ErrorCode::kNotDirectory;
+    const auto empty = RequireEmpty(location.inode, *check);
+    if (empty) return RemoveLocked(location);
+    if (empty.error().code != ErrorCode::kAgain) return empty;
+    directory = location.inode;
+  }
+  ASSIGN_OR_RETURN(*check, CheckEmpty(directory));
+  return ErrorCode::kAgain;
 }
 
 Result<void> Namespace::RemoveLocked(const EntryLocation& location) {
@@ -186,6 +212,7 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
   const KvChange change = new_name.size() > name.size() ? KvChange::kGrow : KvChange::kUpdate;
   RETURN_IF_ERROR(CheckWritable(change));
   const bool exchange = mode == RenameMode::kExchange;
+  EmptinessCheck target;
   while (true) {
     ASSIGN_OR_RETURN(const InodeId committed, CommitData(parent, name));
     InodeId other_committed;
@@ -203,7 +230,12 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
     if (to.inode == to.directory) return Damaged(new_parent, "it is listed in itself");
     if (mode == RenameMode::kNoReplace && to.inode != nullptr) return ErrorCode::kExists;
     if (from.inode == to.inode) return {};
-    return exchange ? ExchangeLocked(from, to) : MoveLocked(from, to);
+    if (exchange) return ExchangeLocked(from, to);
+    const auto moved = MoveLocked(from, to, target);
+    if (moved || moved.error().code != ErrorCode::kAgain) return moved;
+    const InodePtr directory = to.inode;
+    lock.Unlock();
+    ASSIGN_OR_RETURN(target, CheckEmpty(directory));
   }
 }
 
@@ -213,13 +245,14 @@ Result<void> Namespace::CheckMove(const EntryLocation& from, const EntryLocation
   return CheckNotBelow(from.inode, to.directory);
 }
 
-Result<void> Namespace::MoveLocked(const EntryLocation& from, const EntryLocation& to) {
+// Returns kAgain when `target` is not what is known about the directory to be replaced.
+Result<void> Namespace::MoveLocked(const EntryLocation& from, const EntryLocation& to, const EmptinessCheck& target) {
   RETURN_IF_ERROR(CheckMove(from, to));
   const bool directory = S_ISDIR(from.type);
   if (to.inode != nullptr) {
     if (directory && !S_ISDIR(to.type)) return ErrorCode::kNotDirectory;
     if (!directory && S_ISDIR(to.type)) return ErrorCode::kIsDirectory;
-    if (directory) RETURN_IF_ERROR(CheckEmpty(to.inode->id));
+    if (directory) RETURN_IF_ERROR(RequireEmpty(to.inode, target));
   }
   return WhileStale([&] { return TryMoveLocked(from, to); });
 }

@@ -105,6 +105,12 @@ bool ReplicaWriter::HasDueEntriesLocked(Clock::time_point now) const {
   return stopping_ || pending_bytes_ >= kWriteNow || now >= write_due_;
 }
 
+void ReplicaWriter::Renew() {
+  MutexLock lock(mutex_);
+  renew_ = true;
+  wake_.notify_one();
+}
+
 void ReplicaWriter::Stop() {
   {
     MutexLock lock(mutex_);
@@ -228,7 +234,7 @@ Result<void> ReplicaWriter::Extend(StreamWriter& stream, uint64_t begun) {
 // The current log is too long, or there is none.
 bool ReplicaWriter::NeedsCheckpoint() const {
   if (checkpoint_ || memory_.data() == nullptr || flush_failed_ || catalog_.failed()) return false;
-  if (!root_ || !log_in_root_) return true;
+  if (!root_ || !log_in_root_ || renew_) return true;
   BlockCount checkpoint;
   for (const Segment& segment : root_->checkpoint_stream.segments) checkpoint += segment.run.run.count;
   const BlockCount least{kLeastLogSegments * segment_size_.value};
@@ -248,6 +254,7 @@ void ReplicaWriter::BeginCheckpoint() {
     MutexLock lock(mutex_);
     collecting_ = true;
   }
+  renew_ = false;
   auto snapshot = catalog_.TakeSnapshot();
   checkpoint_.emplace(Checkpoint{std::move(snapshot), NewStream()});
 }

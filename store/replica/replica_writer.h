@@ -6,6 +6,7 @@
 // new checkpoint is written beside the old one, and the root then refers to the new one.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -45,6 +46,9 @@ class ReplicaWriter final : public EntrySink {
 
   void Append(std::string entry, Version version) override EXCLUDES(mutex_);
   void NoteDurable(uint64_t sequence) override EXCLUDES(mutex_);
+
+  // Writes a new checkpoint soon, because the one on the devices is damaged.
+  void Renew() EXCLUDES(mutex_);
 
   // Writes everything that is durable, completes a checkpoint without which the replica is not current, and stops the
   // thread. The caller flushes the devices afterwards.
@@ -129,6 +133,7 @@ class ReplicaWriter final : public EntrySink {
   uint64_t durable_ GUARDED_BY(mutex_) = 0;
   bool collecting_ GUARDED_BY(mutex_) = false;  // entries are kept for the log
   bool sync_failed_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> renew_{false};              // a checkpoint is wanted; set under mutex_
   bool overflowed_ GUARDED_BY(mutex_) = false;  // entries were dropped because there were too many
   bool stopping_ GUARDED_BY(mutex_) = false;
   ReplicaStatistics statistics_ GUARDED_BY(mutex_);

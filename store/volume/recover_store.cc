@@ -2,14 +2,12 @@
 #include "store/volume/recover_store.h"
 
 #include <fcntl.h>
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -17,19 +15,17 @@
 #include "common/guarded_directory.h"
 #include "common/log.h"
 #include "common/shell_quote.h"
-#include "common/sync_directory.h"
 #include "engine/file_device.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/replica/mirrored_kv_store.h"
+#include "store/volume/catalog_swap.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kNewCatalogName = "meta.recovering";
 
 // One run of recover. Run sets the members step by step.
 class Recovery {
@@ -52,7 +48,9 @@ class Recovery {
     if (lost) RETURN_IF_ERROR(BuildCatalog());
     for (const size_t index : superblocks) RETURN_IF_ERROR(RebuildSuperblock(index));
     if (!listed_) RETURN_IF_ERROR(WriteDescription());
-    if (lost) RETURN_IF_ERROR(SwapCatalogs());
+    if (lost) {
+      ASSIGN_OR_RETURN(report_.kept, SwapCatalogs(directory_));
+    }
     lock_.Clear();
     return std::move(report_);
   }
@@ -76,7 +74,6 @@ class Recovery {
   Result<void> BuildCatalog();
   Result<void> RebuildSuperblock(size_t index);
   Result<void> WriteDescription();
-  Result<void> SwapCatalogs();
   std::string In(const std::string& name) const { return directory_ + "/" + name; }
   std::vector<BlockDevice*> Ordered() const;
 
@@ -262,13 +259,7 @@ Result<bool> Recovery::CatalogIsLost() {
 }
 
 Result<void> Recovery::BuildCatalog() {
-  const std::string path = In(kNewCatalogName);
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", path, error.message())};
-  RocksKvStore::Options options;
-  options.create = true;
-  ASSIGN_OR_RETURN(const auto catalog, RocksKvStore::Open(path, options));
+  ASSIGN_OR_RETURN(const auto catalog, CreateNewCatalog(directory_));
   ASSIGN_OR_RETURN(report_.restored, RestoreCatalog(Ordered(), root_, *catalog, known_, options_.progress));
   return {};
 }
@@ -310,19 +301,6 @@ Result<void> Recovery::WriteDescription() {
   RETURN_IF_ERROR(WriteStoreDescription(directory_, description_));
   report_.wrote_description = true;
   return {};
-}
-
-Result<void> Recovery::SwapCatalogs() {
-  const std::string catalog = In(kCatalogName);
-  if (access(catalog.c_str(), F_OK) == 0) {
-    const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-    report_.kept = In(fmt::format("{}.damaged-{:%Y%m%dT%H%M%SZ}", kCatalogName, fmt::gmtime(now)));
-    if (rename(catalog.c_str(), report_.kept.c_str()) != 0) return SystemError(catalog, "cannot be renamed");
-  }
-  if (rename(In(kNewCatalogName).c_str(), catalog.c_str()) != 0) {
-    return SystemError(In(kNewCatalogName), "cannot be renamed");
-  }
-  return SyncDirectory(directory_);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/guarded_directory.h"
+#include "common/log.h"
 #include "common/shell_quote.h"
 #include "common/sync_directory.h"
 #include "meta/keys.h"
@@ -151,8 +152,12 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
   return {};
 }
 
-Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uuid& store) {
-  ASSIGN_OR_RETURN(const auto id, catalog.Get(keys::Store(kStoreIdFact)));
+// `damaged_too`: accepts a catalog in which this fact cannot be read.
+Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uuid& store, bool damaged_too) {
+  const auto found = catalog.Get(keys::Store(kStoreIdFact));
+  if (!found && damaged_too && found.error().code == ErrorCode::kCorrupt) return {};
+  if (!found) return found.error();
+  const auto& id = *found;
   if (!id.has_value()) {
     return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog names no store; restore it "
                                                   "from a copy",
@@ -189,9 +194,21 @@ Result<void> OpenCatalog(const std::string& directory, const OpenOptions& option
   RocksKvStore::Options catalog_options;
   catalog_options.read_only = true;
   catalog_options.cache = options.catalog_cache;
-  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
-  RETURN_IF_ERROR(CheckCatalogId(*parts->catalog, path, parts->description.id));
-  ASSIGN_OR_RETURN(parts->replica, InspectReplica(Borrow(parts->devices), parts->superblocks, *parts->catalog));
+  auto opened = RocksKvStore::Open(path, catalog_options);
+  if (!opened && options.damaged_too && opened.error().code == ErrorCode::kCorrupt) {
+    spdlog::error("{}", opened.error().what);
+    catalog_options.damaged_too = true;
+    opened = RocksKvStore::Open(path, catalog_options);
+  }
+  if (!opened) return opened.error();
+  parts->catalog = std::move(*opened);
+  RETURN_IF_ERROR(CheckCatalogId(*parts->catalog, path, parts->description.id, options.damaged_too));
+  auto replica = InspectReplica(Borrow(parts->devices), parts->superblocks, *parts->catalog);
+  if (replica) {
+    parts->replica = std::move(*replica);
+  } else if (!options.damaged_too || replica.error().code != ErrorCode::kCorrupt) {
+    return replica.error();
+  }
   if (options.read_only) return {};
   if (parts->replica.CatalogIsBehind() && !options.repair) {
     return Error{ErrorCode::kCorrupt, DescribeBehind(directory, parts->replica)};

@@ -158,6 +158,8 @@ struct OpenOptions {
   unsigned queue_depth = 256;
   ByteCount catalog_cache{32 * kMiB};
   bool lock = true;     // false: open without the lock (info next to a mount); implies read_only
+  // With read_only: open a catalog that can be read only in part (a read-only mount). Reads of the rest fail.
+  bool damaged_too = false;
   bool repair = false;  // open a catalog for writing even if it is older than its replica (ReplicaState)
   bool guard = false;   // guard the store even if it is on local filesystems; for tests
 };

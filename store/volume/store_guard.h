@@ -85,8 +85,11 @@ class GuardedKvStore final : public KvStore {
   Result<void> CheckSpace(KvChange change) override { return catalog_->CheckSpace(change); }
   std::optional<uint64_t> FreeSpace() override { return catalog_->FreeSpace(); }
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override { return catalog_->NewIterator(prefix); }
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override {
+    return catalog_->NewIterator(prefix, first);
+  }
   uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return catalog_->Verify(next); }
 
  private:
   const std::unique_ptr<KvStore> catalog_;

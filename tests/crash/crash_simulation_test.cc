@@ -11,6 +11,7 @@
 #include "tests/crash/history.h"
 #include "tests/support/seeds.h"
 #include "tests/support/test_store.h"
+#include "tests/support/whole_directory.h"
 
 namespace weightfs {
 namespace {
@@ -282,7 +283,7 @@ class Workload {
 };
 
 void ReadTree(TestStore& store, InodeId directory, const std::string& prefix, History::Tree* tree) {
-  const auto entries = store->names().ReadDirectory(directory);
+  const auto entries = ReadDirectory(store->names(), directory);
   ASSERT_TRUE(entries.has_value());
   for (const auto& entry : *entries) {
     if (entry.name == "." || entry.name == "..") continue;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -81,7 +82,9 @@ class Client {
   }
 
   void Run() {
-    for (int step = 0; step < kSteps && !store_->read_only(); ++step) Step(files_[random_() % files_.size()]);
+    for (int step = 0; step < kSteps && !store_->read_only() && !lost_track_; ++step) {
+      Step(files_[random_() % files_.size()]);
+    }
   }
   const std::vector<ExpectedFile>& files() const { return files_; }
   const std::string& complaint() const { return complaint_; }
@@ -100,7 +103,7 @@ class Client {
     if (done && random_() % 2 == 0) {
       Sync(file, inode);
     } else if (!done && !store_->read_only()) {
-      Settle(file, inode);
+      Settle(file);
     }
     if (random_() % 4 == 0) Compare(file, inode);
     store_->CloseFile(inode);
@@ -154,20 +157,29 @@ class Client {
     if (store_->Sync(inode)) {
       file.Synced(Now());
     } else if (!store_->read_only()) {
-      Settle(file, inode);
+      Settle(file);
     }
   }
 
-  // After an error: waits until the file has returned to a commit, which must be one that it had.
-  void Settle(ExpectedFile& file, const InodePtr&) {
-    for (int attempt = 0; attempt < 20 && !store_->read_only(); ++attempt) {
+  // In one call, because the size may change between two.
+  Result<std::string> Read(const InodePtr& inode) { return store_.ReadAt(inode, 0, kMiB); }
+
+  // After an error: waits until the file has returned to a commit, which must be one that it had. Gives up if the file
+  // can never be read again.
+  void Settle(ExpectedFile& file) {
+    lost_track_ = true;
+    for (int attempt = 0; attempt < 200 && !store_->read_only(); ++attempt) {
       const auto opened = store_.OpenPath(file.path());
       if (!opened) return;
       const size_t began = Now();
       const bool synced = store_->Sync(*opened).has_value();
-      const auto found = synced ? store_.ReadAll(*opened) : Result<std::string>(ErrorCode::kIo);
+      const auto found = synced ? Read(*opened) : Result<std::string>(ErrorCode::kIo);
       store_->CloseFile(*opened);
-      if (!found) continue;
+      if (!found) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        continue;
+      }
+      lost_track_ = false;
       if (!file.MayRevertTo(*found)) complaint_ = file.path() + " has bytes after an error that it never had";
       file.Wrote(began, *found);
       file.Synced(Now());
@@ -175,10 +187,12 @@ class Client {
     }
   }
 
-  void Compare(const ExpectedFile& file, const InodePtr&) {
-    const auto found = store_.ReadPath(file.path());
-    if (found && *found != file.content() && !store_->read_only() && !file.MayRevertTo(*found)) {
-      complaint_ = file.path() + " reads bytes that it never had";
+  void Compare(const ExpectedFile& file, const InodePtr& inode) {
+    const auto now = store_.Resolve(file.path());
+    if (!now || *now != inode->id) return;
+    const auto found = Read(inode);
+    if (found && !store_->read_only() && !file.MayRevertTo(*found)) {
+      complaint_ = fmt::format("{} reads {} bytes that it never had:{}", file.path(), found->size(), file.Describe());
     }
   }
 
@@ -186,6 +200,7 @@ class Client {
   std::mt19937_64 random_;
   std::vector<ExpectedFile> files_;
   std::string complaint_;
+  bool lost_track_ = false;  // of the content of a file
   uint64_t changes_ = 0, failures_ = 0;
 };
 

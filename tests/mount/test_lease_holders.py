@@ -253,8 +253,8 @@ def test_connections_are_bounded_and_all_come_back(work, mounted):
             assert error.errno in (errno.ECONNRESET, errno.EPIPE)
             lease.close()
             refused += 1
-    assert len(held) == 1024 and refused == 6
-    assert comes_to(mounted, leases=1024)
+    assert len(held) == 896 and refused == 134   # of 1,024 connections, 128 are left to other users
+    assert comes_to(mounted, leases=896)
     for lease in held:
         lease.close()
     assert comes_to(mounted, leases=0)
@@ -269,7 +269,7 @@ def test_the_connection_without_a_lease_for_longest_is_replaced(work, mounted):
     descriptors_at_rest(mounted)
     with Lease(name) as holds:
         leased = holds.read(token)
-        idle = [Lease(name) for _ in range(1023)]
+        idle = [Lease(name) for _ in range(895)]   # the most of one user
         assert refusal(idle[-1].read, bytes(16)) == errno.EBADF, "all are in"
         with Lease(name) as late:
             late.read(token)

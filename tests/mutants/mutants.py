@@ -294,7 +294,7 @@ MUTANTS = [
            ("tests/python/test_checkpoint_manager.py",)),
     Mutant("checkpoint-durable", "A checkpoint is durable before it gets its name.",
            "python/weightfs/checkpoint.py",
-           "self._handle.write_from(content, file, durable=True)", "self._handle.write_from(content, file, durable=False)",
+           "file, durable=True, stable=True)", "file, durable=False, stable=True)",
            ("tests/python/test_checkpoint_manager.py",)),
     Mutant("shared-tensors", "Tensors that share memory are refused by save_file.",
            "python/weightfs/_shared_tensors.py",

@@ -12,6 +12,7 @@
 #include "tests/support/file_services.h"
 #include "tests/support/memory_kv_store.h"
 #include "tests/support/seeds.h"
+#include "tests/support/whole_directory.h"
 
 namespace weightfs {
 namespace {
@@ -340,7 +341,7 @@ class Harness {
   }
 
   void CheckDirectory(Node* node) {
-    const auto entries = names_->ReadDirectory(node->ino);
+    const auto entries = ReadDirectory(*names_, node->ino);
     ASSERT_TRUE(entries);
     ASSERT_EQ(entries->size(), node->children.size() + 2);
     ASSERT_EQ((*entries)[1].ino, node->parent->ino);

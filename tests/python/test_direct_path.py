@@ -80,15 +80,16 @@ def test_a_cached_directory_listing_shows_the_files_of_save_many(work, direct):
     assert sorted(os.listdir(work)) == ["a", "b", "c"]
 
 
-def test_every_size_offset_and_alignment(work, direct):
+@pytest.mark.parametrize("stable", [False, True], ids=["copied", "stable"])
+def test_every_size_offset_and_alignment(work, direct, stable):
     whole = random_tensor(3_000_000)
     for size in (1, 4095, 4096, 100_001, 2 * MIB, 2_500_123):
         for offset in (0, 1, 4096, 123_456):
-            for by in (0, 1, 64):
+            for by in sorted({0, 1, 64, offset % 4096}):   # O_DIRECT can use the last one without a copy
                 (work / "file").write_bytes(content(whole))
                 tensor = misaligned(random_tensor(size, seed=size + offset), by)
                 if offset % 4096 == 0 and size >= 4096 or size > 8192:
-                    direct.write_from(tensor, work / "file", offset)
+                    direct.write_from(tensor, work / "file", offset, stable=stable)
                 else:   # less than a block
                     with open(work / "file", "r+b") as stream:
                         stream.seek(offset)

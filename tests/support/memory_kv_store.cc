@@ -11,9 +11,9 @@ namespace weightfs {
 class MemoryKvStore::Iterator final : public KvIterator {
  public:
   Iterator(std::shared_ptr<State> state, std::shared_ptr<const KvContent> content, std::string_view prefix,
-           uint64_t keys_until_failure)
+           std::string_view first, uint64_t keys_until_failure)
       : state_(std::move(state)), content_(std::move(content)), prefix_(prefix), left_(keys_until_failure) {
-    MoveTo(content_->lower_bound(prefix_));
+    MoveTo(content_->lower_bound(first < std::string_view(prefix_) ? std::string_view(prefix_) : first));
   }
   // Under the lock, so that a writer that finds itself the only owner has seen the last read of this iterator.
   ~Iterator() override {
@@ -66,7 +66,8 @@ Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
   const auto found = state_->content->find(key);
   std::optional<std::string> value;
   if (found != state_->content->end()) value = found->second;
-  const auto then = std::exchange(after_get_, nullptr);
+  const auto then = after_get_;
+  if (after_get_once_) after_get_ = nullptr;
   lock.Unlock();
   if (then) then();
   return value;
@@ -105,11 +106,11 @@ Result<void> MemoryKvStore::Sync() {
   return {};
 }
 
-std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix) {
+std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix, std::string_view first) {
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   MutexLock lock(state_->mutex);
   const uint64_t keys = Due(iterator_failure_) ? iterator_keys_ : std::numeric_limits<uint64_t>::max();
-  return std::make_unique<Iterator>(state_, state_->content, prefix, keys);
+  return std::make_unique<Iterator>(state_, state_->content, prefix, first, keys);
 }
 
 uint64_t MemoryKvStore::EstimateSize(std::string_view prefix) const {
@@ -142,9 +143,10 @@ void MemoryKvStore::DuringSync(std::function<void()> then) {
   during_sync_ = std::move(then);
 }
 
-void MemoryKvStore::AfterGet(std::function<void()> then) {
+void MemoryKvStore::AfterGet(std::function<void()> then, bool once) {
   MutexLock lock(state_->mutex);
   after_get_ = std::move(then);
+  after_get_once_ = once;
 }
 
 void MemoryKvStore::FailIterator(uint64_t nth, uint64_t keys) {
@@ -161,6 +163,20 @@ KvContent MemoryKvStore::content() const {
 bool MemoryKvStore::failed() const {
   MutexLock lock(state_->mutex);
   return failed_;
+}
+
+Result<void> MemoryKvStore::Verify(const std::function<bool(ByteCount)>& next) {
+  {
+    MutexLock lock(state_->mutex);
+    if (tables_damaged_) return Error{ErrorCode::kCorrupt, "table 1: block checksum mismatch"};
+  }
+  next(ByteCount{EstimateSize({})});
+  return {};
+}
+
+void MemoryKvStore::DamageTables(bool damaged) {
+  MutexLock lock(state_->mutex);
+  tables_damaged_ = damaged;
 }
 
 }  // namespace weightfs

@@ -20,20 +20,23 @@ class MemoryKvStore final : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override;
   Result<void> Write(KvBatch batch) override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
   uint64_t EstimateSize(std::string_view prefix) const override;  // exact
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override EXCLUDES(state_->mutex);  // one part
 
   // Makes the `nth` operation of a kind from now on (the first is 1) fail with kIo. A failed Write or Sync makes the
   // store read-only permanently. A failed batch stays invisible here, but a crash image may contain it.
   void FailWrite(uint64_t nth) EXCLUDES(state_->mutex);
   void FailSync(uint64_t nth) EXCLUDES(state_->mutex);
   void FailGet(uint64_t nth) EXCLUDES(state_->mutex);
+  // Makes Verify find damage, or none again.
+  void DamageTables(bool damaged) EXCLUDES(state_->mutex);
   // Makes the `nth` iterator created from now on end with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
-  // Runs `then` once, without locks, at the end of the next Get, or during the next Sync, which does not cover what
-  // `then` writes.
-  void AfterGet(std::function<void()> then) EXCLUDES(state_->mutex);
+  // Runs `then`, without locks, at the end of the next Get, or of every Get.
+  void AfterGet(std::function<void()> then, bool once = true) EXCLUDES(state_->mutex);
+  // Runs `then` once during the next Sync, which does not cover what it writes.
   void DuringSync(std::function<void()> then) EXCLUDES(state_->mutex);
 
   KvContent content() const EXCLUDES(state_->mutex);
@@ -55,9 +58,11 @@ class MemoryKvStore final : public KvStore {
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // number of operations until one fails; 0: none fails
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
+  bool after_get_once_ GUARDED_BY(state_->mutex) = true;
   std::function<void()> after_get_ GUARDED_BY(state_->mutex), during_sync_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;
+  bool tables_damaged_ GUARDED_BY(state_->mutex) = false;
 };
 
 }  // namespace weightfs

@@ -28,14 +28,15 @@ STORE = {
     "space": {""},
     "file": {"", "space"},
     "replica": {"", "space"},
+    "scrub": {"replica", "space"},
     "commit": {"", "file", "space"},
     "names": {"", "file"},
-    "": {"commit", "file", "names", "replica", "space"},
+    "": {"commit", "file", "names", "replica", "scrub", "space"},
     "volume": {"", "names", "replica"},
     "check": {"", "names"},
 }
 # Of store/ itself these folders may include only the types.
-BELOW_STORE = {"space", "file", "replica", "commit", "names"}
+BELOW_STORE = {"space", "file", "replica", "scrub", "commit", "names"}
 # The places that may include a library, by a pattern of its headers.
 LIBRARIES = {
     r"rocksdb/": r"meta/rocks_\w+\.(cc|h)",

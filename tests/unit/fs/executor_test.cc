@@ -5,38 +5,80 @@
 
 #include <atomic>
 #include <future>
+#include <memory>
 
 namespace weightfs {
 namespace {
 
+// A task that runs until the test ends it.
+class Gate {
+ public:
+  std::function<void()> Task() {
+    return [this] {
+      started_.set_value();
+      opened_.wait();
+    };
+  }
+  void WaitForStart() { started_.get_future().wait(); }
+  void Open() { open_.set_value(); }
+
+ private:
+  std::promise<void> started_, open_;
+  std::shared_future<void> opened_ = open_.get_future().share();
+};
+
 TEST(Executor, RunsEverythingBeforeItEnds) {
   std::atomic<int> done{0};
   {
-    Executor executor(3, 8);
-    for (int i = 0; i < 1000; ++i) executor.Run([&done] { ++done; });
+    Executor executor(3, 1);
+    for (uint32_t i = 0; i < 1000; ++i) executor.Run(i % 5, [&done] { ++done; });
   }
   EXPECT_EQ(done, 1000);
 }
 
-TEST(Executor, FullQueueSlowsTheCallerDownInsteadOfGrowing) {
-  std::promise<void> go;
-  std::shared_future<void> gate = go.get_future().share();
-  std::promise<void> started;
-  Executor executor(1, 1);
-  executor.Run([&started, gate] {
-    started.set_value();
-    gate.wait();
-  });
-  started.get_future().wait();
-  executor.Run([gate] { gate.wait(); });  // fills the queue
-  std::thread::id ran_on;
-  executor.Run([&ran_on] { ran_on = std::this_thread::get_id(); });
-  EXPECT_EQ(ran_on, std::this_thread::get_id());
+TEST(Executor, NeverRunsATaskOnTheCaller) {
+  Executor executor(1);
+  Gate gate;
+  executor.Run(1, gate.Task());
+  std::promise<std::thread::id> ran_on;
+  for (int i = 0; i < 1000; ++i) executor.Run(1, [] {});
+  executor.Run(1, [&ran_on] { ran_on.set_value(std::this_thread::get_id()); });
+  gate.Open();
+  EXPECT_NE(ran_on.get_future().get(), std::this_thread::get_id());
+}
 
-  std::promise<std::thread::id> elsewhere;
-  executor.RunElsewhere([&elsewhere] { elsewhere.set_value(std::this_thread::get_id()); });
-  go.set_value();
-  EXPECT_NE(elsewhere.get_future().get(), std::this_thread::get_id());
+TEST(Executor, UsersTakeTurns) {
+  std::vector<uint32_t> order;
+  Gate gate;
+  {
+    Executor executor(1);
+    executor.Run(1, gate.Task());
+    gate.WaitForStart();
+    for (int i = 0; i < 100; ++i) executor.Run(1, [&order] { order.push_back(1); });
+    for (int i = 0; i < 2; ++i) executor.Run(2, [&order] { order.push_back(2); });
+    executor.Run(3, [&order] { order.push_back(3); });
+    gate.Open();
+  }
+  ASSERT_EQ(order.size(), 103U);
+  // The running task was the first turn of user 1.
+  EXPECT_EQ(std::vector<uint32_t>(order.begin(), order.begin() + 6), (std::vector<uint32_t>{2, 3, 1, 2, 1, 1}));
+}
+
+TEST(Executor, OneUserLeavesAThreadToOthers) {
+  Executor executor(3, 1);
+  Gate first, second, third;
+  executor.Run(1, first.Task());
+  executor.Run(1, second.Task());
+  executor.Run(1, third.Task());
+  first.WaitForStart();
+  second.WaitForStart();
+  std::promise<void> ran;
+  executor.Run(2, [&ran] { ran.set_value(); });
+  ran.get_future().wait();  // beside the two tasks of user 1
+  first.Open();
+  third.WaitForStart();
+  second.Open();
+  third.Open();
 }
 
 }  // namespace

@@ -59,8 +59,10 @@ class FakeKernel {
   KernelReply AskWith(uint32_t opcode, uint64_t node, const In& in, std::string_view rest = {}) {
     return Ask(opcode, node, std::string(reinterpret_cast<const char*>(&in), sizeof(in)).append(rest));
   }
-  // Sends a request that has no answer.
+  // Sends a request without waiting for its answer, if it has one.
   void Tell(uint32_t opcode, uint64_t node, std::string_view body);
+  // Waits for the next message, of any request that Tell has sent.
+  KernelReply Next() { return Receive(); }
   std::vector<KernelReply> notifications;
 
   // Shortcuts. Names and modes are passed as the kernel sends them.

@@ -9,7 +9,8 @@ namespace {
 TEST(LeaseTickets, AreOneForEachHandleAndUser) {
   LeaseTickets tickets;
   const auto file = std::make_shared<FileHandle>(), other = std::make_shared<FileHandle>();
-  const auto directory = std::make_shared<DirectoryHandle>();
+  std::atomic<uint64_t> listing_memory{0};
+  const auto directory = std::make_shared<DirectoryHandle>(nullptr, listing_memory);
   const auto first = tickets.Issue({file, nullptr}, 1).value();
   EXPECT_EQ(tickets.Issue({file, nullptr}, 1).value(), first);
   EXPECT_NE(tickets.Issue({file, nullptr}, 2).value(), first);
@@ -35,6 +36,17 @@ TEST(LeaseTickets, CarryTheCapabilitiesOfTheCaller) {
   EXPECT_EQ(tickets.Find(without, 0).capabilities, 0U);
   EXPECT_EQ(tickets.Find(with, 0).capabilities, 2U);
   EXPECT_EQ(tickets.Issue({file, nullptr, 2}, 0).value(), with);
+}
+
+TEST(LeaseTickets, AreFewOfOneHandle) {
+  LeaseTickets tickets;
+  const auto file = std::make_shared<FileHandle>(), other = std::make_shared<FileHandle>();
+  for (uint64_t capabilities = 0; capabilities < LeaseTickets::kMostOfHandle; ++capabilities) {
+    ASSERT_TRUE(tickets.Issue({file, nullptr, capabilities}, 0).has_value());
+  }
+  EXPECT_EQ(tickets.Issue({file, nullptr, 1000}, 0).error().code, ErrorCode::kAgain);
+  EXPECT_TRUE(tickets.Issue({file, nullptr, 5}, 0).has_value()) << "it has this one";
+  EXPECT_TRUE(tickets.Issue({other, nullptr, 1000}, 0).has_value());
 }
 
 TEST(LeaseTickets, EndWithTheirHandle) {

@@ -6,6 +6,7 @@
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 #include "tests/support/thread_state.h"
+#include "tests/support/whole_directory.h"
 
 namespace weightfs {
 namespace {
@@ -359,7 +360,7 @@ TEST(Publishing, IsAllOrNothing) {
   EXPECT_EQ(refused({{"a", "new"}, {"..", "new"}}), "is a directory");
   EXPECT_EQ(refused({{"a", "new"}, {std::string(256, 'n'), "new"}}), "name too long");
   EXPECT_EQ(Must(store.ReadPath("a")), "old a");
-  EXPECT_EQ(store->names().ReadDirectory(kRootInode)->size(), 4U);
+  EXPECT_EQ(ReadDirectory(store->names(), kRootInode)->size(), 4U);
   SyncTwice(store);
   EXPECT_EQ(Available(store), before);
 }

@@ -86,6 +86,95 @@ TEST_F(NamespaceAttributes, TheNamesOfAFileStayWithinTheLimitOfListxattr) {
   EXPECT_GT(size, 65000u);
 }
 
+TEST_F(NamespaceAttributes, NamesAndValuesOfAFileStayWithinTheLimit) {
+  const std::string large(kMaximumAttributeValue, 'v');
+  for (const char* name : {"user.1", "user.2", "user.3"}) EXPECT_EQ(Set(name, large), std::nullopt);
+  // Names count, too: of the last 64 KiB these attributes use 4 times 6 bytes.
+  EXPECT_EQ(Set("user.4", large), ErrorCode::kNoSpace);
+  EXPECT_EQ(Set("user.4", large.substr(24)), std::nullopt);
+  EXPECT_EQ(Set("user.5", ""), ErrorCode::kNoSpace);
+  EXPECT_EQ(Set("security.capability", "c"), ErrorCode::kNoSpace);
+  EXPECT_EQ(Set(kAccessAclName, NamedUser()), ErrorCode::kNoSpace);
+  EXPECT_EQ(Stat(file_).mode, S_IFREG | 0644u);
+  EXPECT_EQ(Set(kAccessAclName, AclBytes({{1, 7, kNobody}, {4, 5, kNobody}, {0x20, 0, kNobody}})), std::nullopt)
+      << "this list is only a mode";
+  EXPECT_EQ(Set(kAccessAclName, ""), std::nullopt);
+
+  // A replacement counts the difference.
+  EXPECT_EQ(Set("user.1", large), std::nullopt);
+  EXPECT_EQ(Set("user.1", "short"), std::nullopt);
+  EXPECT_EQ(Set("user.5", large), ErrorCode::kNoSpace);
+  EXPECT_EQ(Set("user.5", large.substr(11)), std::nullopt);
+  EXPECT_EQ(Set("user.1", "longer"), ErrorCode::kNoSpace);
+  EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, "user.5"));
+  EXPECT_EQ(Set("user.5", large.substr(11)), std::nullopt);
+  Restart();
+  EXPECT_EQ(Set("user.6", ""), ErrorCode::kNoSpace);
+}
+
+TEST_F(NamespaceAttributes, ChangingOneDoesNotReadTheOthers) {
+  EXPECT_EQ(Set("user.a", "1"), std::nullopt);
+  Restart();
+  EXPECT_EQ(Set("user.b", "2"), std::nullopt);  // reads the sizes once
+  kv_->FailIterator(1);
+  EXPECT_EQ(Set("user.c", "3"), std::nullopt);
+  EXPECT_EQ(Set("user.c", "longer"), std::nullopt);
+  EXPECT_EQ(Set(kAccessAclName, NamedUser()), std::nullopt);
+  EXPECT_TRUE(names_->SetAttributes(file_, {.mode = 0600}));
+  EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, "user.a"));
+  EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, kAccessAclName));
+  EXPECT_EQ(Set("user.d", std::string(kMaximumAttributeValue, 'v')), std::nullopt);
+  EXPECT_EQ(Code(names_->ListExtendedAttributes(file_)), ErrorCode::kIo) << "the first iterator since then";
+}
+
+TEST_F(NamespaceAttributes, SizesInMemoryAgreeWithTheCatalog) {
+  const auto expect_current = [&] {
+    uint64_t list = 0, bytes = 0;
+    for (const auto& [key, value] : kv_->content()) {
+      if (!key.starts_with(keys::AttributePrefix(file_))) continue;
+      const size_t name = key.size() - keys::AttributePrefix(file_).size();
+      list += name + 1;
+      bytes += name + value.size();
+    }
+    const InodePtr inode = *inodes_->Get(file_);
+    MutexLock lock(inode->mutex);
+    ASSERT_TRUE(inode->attribute_sizes.has_value());
+    EXPECT_EQ(inode->attribute_sizes->list, list);
+    EXPECT_EQ(inode->attribute_sizes->bytes, bytes);
+  };
+  Set("user.a", "1");
+  Set("user.b", "some text");
+  expect_current();
+  Set("user.a", "replaced");
+  Set(kAccessAclName, NamedUser());
+  expect_current();
+  EXPECT_TRUE(names_->SetAttributes(file_, {.mode = 0640}));
+  EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, "user.b"));
+  expect_current();
+  Set("security.capability", "c");
+  EXPECT_TRUE(names_->ClearPrivileges(*inodes_->Get(file_), true));
+  Set(kAccessAclName, "");
+  expect_current();
+  kv_->FailWrite(1);
+  EXPECT_EQ(Set("user.c", "v"), ErrorCode::kIo);
+  expect_current();
+}
+
+TEST_F(NamespaceAttributes, OlderFilesBeyondTheLimitCanBeReadAndReduced) {
+  const std::string large(kMaximumAttributeValue, 'v');
+  EXPECT_EQ(Set("user.0", large), std::nullopt);
+  for (int i = 1; i < 6; ++i) Put(keys::Attribute(file_, "user." + std::to_string(i)), large);
+  Restart();
+  EXPECT_EQ(names_->ListExtendedAttributes(file_)->size(), 6u);
+  EXPECT_EQ(*names_->GetExtendedAttribute(file_, "user.5"), large);
+  EXPECT_EQ(Set("user.6", ""), ErrorCode::kNoSpace);
+  EXPECT_EQ(Set("user.5", std::string(kMaximumAttributeValue, 'w')), std::nullopt);
+  EXPECT_EQ(Set("user.5", "short"), std::nullopt);
+  EXPECT_EQ(Set("user.5", "longer"), ErrorCode::kNoSpace);
+  for (const char* name : {"user.0", "user.1"}) EXPECT_TRUE(names_->RemoveExtendedAttribute(file_, name));
+  EXPECT_EQ(Set("user.5", "longer"), std::nullopt);
+}
+
 TEST_F(NamespaceAttributes, ChangesTouchTheInode) {
   Age(file_);
   EXPECT_EQ(Set("user.a", "v"), std::nullopt);

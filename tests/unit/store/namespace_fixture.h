@@ -16,6 +16,7 @@
 #include "tests/support/catalog_check.h"
 #include "tests/support/file_services.h"
 #include "tests/support/memory_kv_store.h"
+#include "tests/support/whole_directory.h"
 
 namespace weightfs {
 
@@ -120,7 +121,7 @@ class NamespaceTest : public ::testing::Test {
   }
   std::vector<std::string> List(InodeId ino) {
     std::vector<std::string> list;
-    const auto entries = names_->ReadDirectory(ino);
+    const auto entries = ReadDirectory(*names_, ino);
     EXPECT_TRUE(entries);
     if (!entries) return list;
     for (const auto& entry : *entries) list.push_back(entry.name);

@@ -121,12 +121,12 @@ TEST_F(NamespaceBasics, ReadDirectoryListsDotsThenNamesInOrder) {
   const InodeId file = MakeFile(directory, "b");
   MakeDirectory(directory, "a");
   EXPECT_THAT(List(directory), ElementsAre(".", "..", "a", "b"));
-  const auto entries = names_->ReadDirectory(directory);
+  const auto entries = ReadDirectory(*names_, directory);
   EXPECT_EQ((*entries)[0].ino, directory);
   EXPECT_EQ((*entries)[1].ino, kRootInode);
   EXPECT_EQ((*entries)[2].type, static_cast<uint32_t>(S_IFDIR));
   EXPECT_EQ((*entries)[3].ino, file);
-  EXPECT_EQ(Code(names_->ReadDirectory(file)), ErrorCode::kNotDirectory);
+  EXPECT_EQ(Code(ReadDirectory(*names_, file)), ErrorCode::kNotDirectory);
 }
 
 TEST_F(NamespaceBasics, SetAttributesSetsOnlyTheGivenFields) {
@@ -369,7 +369,7 @@ TEST_F(NamespaceDamage, DamagedRecordsAreErrorsOfTheirOwnAlone) {
   EXPECT_EQ(Code(names_->Unlink(directory, "file")), ErrorCode::kCorrupt);
   EXPECT_EQ(Code(names_->Rename(directory, "nowhere", kRootInode, "x", RenameMode::kReplace)), ErrorCode::kCorrupt);
   EXPECT_EQ(Code(names_->Create(directory, "torn", File())), ErrorCode::kCorrupt);
-  EXPECT_EQ(Code(names_->ReadDirectory(directory)), ErrorCode::kCorrupt);
+  EXPECT_EQ(Code(ReadDirectory(*names_, directory)), ErrorCode::kCorrupt);
   EXPECT_TRUE(names_->Lookup(directory, "good"));
 }
 
@@ -418,11 +418,37 @@ TEST_F(NamespaceDamage, ErrorsOfTheCatalogAreReturned) {
   kv_->FailGet(1);
   EXPECT_EQ(Code(names_->Lookup(kRootInode, "f")), ErrorCode::kIo);
   kv_->FailIterator(1);
-  EXPECT_EQ(Code(names_->ReadDirectory(kRootInode)), ErrorCode::kIo);
+  EXPECT_EQ(Code(ReadDirectory(*names_, kRootInode)), ErrorCode::kIo);
   const InodeId directory = MakeDirectory(kRootInode, "d");
   kv_->FailIterator(1);
   EXPECT_EQ(Code(names_->RemoveDirectory(kRootInode, "d")), ErrorCode::kIo);
   EXPECT_EQ(Stat(directory).links, 2u);
+}
+
+TEST_F(NamespaceBasics, UnusedOrphansArePassedOnAndDeletedOnce) {
+  std::vector<InodePtr> unused;
+  names_->OnOrphan([&unused](const InodePtr& inode) { unused.push_back(inode); });
+  for (const char* name : {"a", "b"}) {
+    const InodeId file = MakeFile(kRootInode, name);
+    inodes_->AddLookups(file, 1);
+    const InodePtr opened = *names_->Open(file);
+    EXPECT_TRUE(names_->Unlink(kRootInode, name));
+    names_->Forget(file, 1);
+    EXPECT_TRUE(unused.empty() || unused.back()->id != file) << "it is open";
+    names_->Close(opened);
+    ASSERT_EQ(unused.back()->id, file);
+    unused.push_back(opened);
+  }
+  EXPECT_TRUE(names_->HasOrphans());
+  const InodeId linked = MakeFile(kRootInode, "c");
+  inodes_->AddLookups(linked, 1);
+  names_->Forget(linked, 1);
+  EXPECT_EQ(unused.size(), 4u);
+  names_->DeleteOrphans(unused);
+  names_->DeleteOrphans(unused);
+  EXPECT_FALSE(names_->HasOrphans());
+  EXPECT_EQ(names_->inode_count(), 2u);
+  EXPECT_EQ(data_.deleted().size(), 2u);
 }
 
 TEST_F(NamespaceBasics, ThreadsSeeEachNameOnceOrNotAtAll) {
@@ -446,7 +472,7 @@ TEST_F(NamespaceBasics, ThreadsSeeEachNameOnceOrNotAtAll) {
         }
         names_->Rename(directory, name, kRootInode, name, RenameMode::kReplace).has_value();
         names_->Rename(kRootInode, name, directory, name, RenameMode::kNoReplace).has_value();
-        EXPECT_TRUE(names_->ReadDirectory(directory));
+        EXPECT_TRUE(ReadDirectory(*names_, directory));
       }
     });
   }

@@ -187,18 +187,20 @@ TEST(Replica, HasNoBatchThatTheCatalogHasNotSynced) {
   TestStore store(options);
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());
-  const InodeId ino = store.Create("a").value()->id;
+  const InodeId other = store.Create("b").value()->id, ino = store.Create("a").value()->id;
   ASSERT_OK(store->SyncAll());
   // So much that the replica is written at once.
   const std::string value(60 * kKiB, 'x');
-  for (const char* name : {"user.1", "user.2", "user.3", "user.4", "user.5"}) {
-    ASSERT_OK(store->names().SetExtendedAttribute(ino, name, value, AttributeWrite::kAny));
+  for (const InodeId of : {other, ino}) {
+    for (const char* name : {"user.1", "user.2", "user.3"}) {
+      ASSERT_OK(store->names().SetExtendedAttribute(of, name, value, AttributeWrite::kAny));
+    }
   }
   store.kv().DuringSync([&] {
     ASSERT_OK(store->names().SetExtendedAttribute(ino, "user.late", "x", AttributeWrite::kAny));
   });
   ASSERT_OK(store->SyncAll());
-  const std::string last = keys::Attribute(ino, "user.5"), late = keys::Attribute(ino, "user.late");
+  const std::string last = keys::Attribute(ino, "user.3"), late = keys::Attribute(ino, "user.late");
   KvContent restored;
   while (!restored.contains(last)) restored = Restored(ImageOf(store));
   EXPECT_FALSE(restored.contains(late));
@@ -225,7 +227,7 @@ TEST(Replica, ACheckpointIsNotNewerThanTheSyncedCatalog) {
   const InodeId ino = store.Create("a").value()->id;
   const std::string value(60 * kKiB, 'x');
   for (int round = 0; round < 2000 && store->statistics().replica.checkpoints < 8; ++round) {
-    const std::string name = "user." + std::to_string(round % 8);
+    const std::string name = "user." + std::to_string(round % 4);
     ASSERT_OK(store->names().SetExtendedAttribute(ino, name, value, AttributeWrite::kAny));
     if (round % 40 == 39) ASSERT_OK(store->SyncAll());
   }

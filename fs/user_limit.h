@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A limit of what each user holds of one resource. Private to fs/.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "common/mutex.h"
+
+namespace weightfs {
+
+// Thread-safe.
+class UserLimit {
+ public:
+  explicit UserLimit(uint64_t limit) : limit_(limit) {}
+
+  // Gives an amount back on destruction. Move-only; the limit outlives it.
+  class Share {
+   public:
+    Share() = default;
+    Share(Share&& other) noexcept { *this = std::move(other); }
+    Share& operator=(Share&& other) noexcept {
+      std::swap(limit_, other.limit_);
+      std::swap(user_, other.user_);
+      std::swap(amount_, other.amount_);
+      return *this;
+    }
+    ~Share() {
+      if (limit_ != nullptr) limit_->Give(user_, amount_);
+    }
+
+   private:
+    friend class UserLimit;
+    Share(UserLimit& limit, uint32_t user, uint64_t amount) : limit_(&limit), user_(user), amount_(amount) {}
+    UserLimit* limit_ = nullptr;
+    uint32_t user_ = 0;
+    uint64_t amount_ = 0;
+  };
+
+  // Returns nullopt if the user would hold more than the limit.
+  std::optional<Share> Take(uint32_t user, uint64_t amount = 1) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    uint64_t& held = held_[user];
+    if (amount > limit_ - held) {
+      if (held == 0) held_.erase(user);
+      return std::nullopt;
+    }
+    held += amount;
+    return Share(*this, user, amount);
+  }
+
+ private:
+  void Give(uint32_t user, uint64_t amount) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    const auto held = held_.find(user);
+    held->second -= amount;
+    if (held->second == 0) held_.erase(held);
+  }
+
+  const uint64_t limit_;
+  Mutex mutex_;
+  std::unordered_map<uint32_t, uint64_t> held_ GUARDED_BY(mutex_);
+};
+
+}  // namespace weightfs

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/scrub/replica_check.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace weightfs::replica {
+namespace {
+
+// The number of roots that are followed before the check gives up without a result.
+constexpr int kAttempts = 8;
+
+std::string Where(const Stream& stream, const FrameReader::Position& position, Devices devices) {
+  if (position.segment >= stream.segments.size()) return "at its end";
+  const DeviceRun& run = stream.segments[position.segment].run;
+  const std::string_view path = run.device.value < devices.size() ? devices[run.device.value]->path() : "missing";
+  return fmt::format("at device {} ({}), byte {}", run.device.value, path,
+                     ToBytes(run.run.start + position.block).value);
+}
+
+// One pass over the replica of one root.
+class Pass {
+ public:
+  Pass(Devices devices, const Root& root, const std::function<bool(ByteCount)>& next)
+      : devices_(devices), root_(root), next_(next) {}
+
+  Result<CheckResult> Run() {
+    RETURN_IF_ERROR(CheckCheckpoint());
+    if (!result_.stopped && !result_.damage) RETURN_IF_ERROR(CheckLog());
+    return std::move(result_);
+  }
+
+ private:
+  Result<void> CheckCheckpoint() {
+    ASSIGN_OR_RETURN(auto frames, FrameReader::Create(devices_, root_.store_id, root_.checkpoint_stream));
+    while (true) {
+      ASSIGN_OR_RETURN(const auto frame, frames.Next());
+      if (!frame) break;
+      if (!Continue(frame->payload.size())) return {};
+    }
+    if (frames.position().frame >= root_.checkpoint_frames) return {};
+    result_.damage =
+        "its checkpoint differs from its checksums " + Where(root_.checkpoint_stream, frames.position(), devices_);
+    return {};
+  }
+
+  // The log ends where no frame follows. Entries before the checkpoint have no meaning any more.
+  Result<void> CheckLog() {
+    ASSIGN_OR_RETURN(auto frames, FrameReader::Create(devices_, root_.store_id, root_.log));
+    EntryReader entries(std::move(frames));
+    std::optional<FrameReader::Position> gap;
+    uint64_t frame = entries.position().frame;
+    while (true) {
+      ASSIGN_OR_RETURN(const auto entry, entries.Next());
+      if (entry) {
+        if (gap && entry->version.sequence > root_.checkpoint.sequence + 1) {
+          result_.damage = "its log differs from its checksums " + Where(root_.log, *gap, devices_);
+          return {};
+        }
+        gap.reset();
+        if (std::exchange(frame, entries.position().frame) != frame && !Continue(kMiB)) return {};
+        continue;
+      }
+      gap = entries.position();
+      ASSIGN_OR_RETURN(const bool more, entries.SkipDamage());
+      if (!more) return {};
+    }
+  }
+
+  bool Continue(uint64_t bytes) {
+    result_.stopped = !next_(ByteCount{bytes});
+    return !result_.stopped;
+  }
+
+  const Devices devices_;
+  const Root& root_;
+  const std::function<bool(ByteCount)>& next_;
+  CheckResult result_;
+};
+
+}  // namespace
+
+Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& store_id,
+                                 const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next) {
+  std::optional<uint64_t> damaged_root;  // the sequence of the root of the last pass, if that found damage
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const auto root = FindRoot(devices, store_id);
+    if (!root && !expected()) return CheckResult{};
+    CheckResult result{.damage = "no valid root is left on any device"};
+    if (root) {
+      ASSIGN_OR_RETURN(result, Pass(devices, *root, next).Run());
+    }
+    const uint64_t sequence = root ? root->sequence : 0;
+    if (result.stopped || !result.damage || damaged_root == sequence) return result;
+    damaged_root = sequence;
+  }
+  return CheckResult{};
+}
+
+}  // namespace weightfs::replica

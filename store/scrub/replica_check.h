@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the whole replica of the catalog from the devices and checks every frame, while a ReplicaWriter may continue
+// it.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/result.h"
+#include "store/replica/replica_reader.h"
+
+namespace weightfs::replica {
+
+struct CheckResult {
+  bool stopped = false;
+  std::optional<std::string> damage;  // the first one: what and where, without the next step
+};
+
+// Calls `next` with the bytes of each frame that was read; stops when it returns false. `expected`: without a valid
+// root, the replica is damaged. A difference counts only if it is found again while the root stays the same, because
+// the writer extends the log, and frees segments that a new root does not list. Returns errors of memory.
+Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& store_id,
+                                 const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next);
+
+}  // namespace weightfs::replica

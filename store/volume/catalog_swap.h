@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// A new catalog that is built beside the old one, and then takes its place.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "common/result.h"
+#include "meta/kv_store.h"
+
+namespace weightfs {
+
+// Creates an empty catalog beside that of the store. Removes one that an interrupted call has left.
+Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory);
+
+// Puts the new catalog, which must be closed, in the place of the old one. Returns where the old one is now; empty if
+// there was none.
+Result<std::string> SwapCatalogs(const std::string& directory);
+
+}  // namespace weightfs

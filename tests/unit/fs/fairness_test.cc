@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slow requests of one client, as the kernel sends them, and quick requests of others meanwhile.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+
+#include "tests/unit/fs/fake_kernel.h"
+
+namespace weightfs {
+namespace {
+
+MountOptions Options(unsigned threads) {
+  MountOptions options;
+  options.without = {"max_pages_limit"};  // independent of this machine's sysctl
+  options.write_buffers = ByteCount{8 * kMiB};
+  options.threads = threads;
+  return options;
+}
+
+// Makes reads of the catalog wait until it is destroyed or opened.
+class SlowCatalog {
+ public:
+  explicit SlowCatalog(MemoryKvStore& kv) : state_(std::make_shared<State>(kv)) {
+    const auto hold = [state = state_] {
+      if (!state->held.exchange(true)) state->first.set_value();
+      state->opened.wait();
+    };
+    kv.AfterGet(hold, /*once=*/false);
+  }
+  ~SlowCatalog() { Open(); }
+  // Waits until a read waits.
+  void WaitForFirst() { state_->first.get_future().wait(); }
+  // Further reads do not wait.
+  void HoldNoMore() { state_->kv.AfterGet(nullptr); }
+  void Open() {
+    if (!state_->is_open.exchange(true)) state_->open.set_value();
+  }
+
+ private:
+  struct State {
+    explicit State(MemoryKvStore& store) : kv(store) {}
+    MemoryKvStore& kv;
+    std::promise<void> first, open;
+    std::shared_future<void> opened = open.get_future().share();
+    std::atomic<bool> held{false}, is_open{false};
+  };
+  const std::shared_ptr<State> state_;
+};
+
+std::string MakeDirectoryBody(std::string_view name) {
+  fuse_mkdir_in in{};
+  in.mode = 0755;
+  return std::string(reinterpret_cast<const char*>(&in), sizeof(in)).append(name).append(1, '\0');
+}
+
+class Fairness : public testing::TestWithParam<unsigned> {};
+
+TEST_P(Fairness, LookupsAreAnsweredWhileChangesWait) {
+  FakeKernel kernel({}, Options(GetParam()));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  SlowCatalog slow(kernel.store().kv());
+  constexpr int kChanges = 20;
+  kernel.Tell(FUSE_MKDIR, FUSE_ROOT_ID, MakeDirectoryBody("0"));
+  slow.WaitForFirst();  // it holds the namespace's mutex
+  slow.HoldNoMore();
+  for (int i = 1; i < kChanges; ++i) kernel.Tell(FUSE_MKDIR, FUSE_ROOT_ID, MakeDirectoryBody(std::to_string(i)));
+  for (int i = 0; i < 3; ++i) {
+    const KernelReply found = kernel.Lookup(FUSE_ROOT_ID, "none");
+    EXPECT_EQ(found.error, 0);
+    EXPECT_EQ(found.As<fuse_entry_out>().nodeid, 0U) << "a negative entry, which only a look-up returns";
+  }
+  slow.Open();
+  for (int i = 0; i < kChanges; ++i) {
+    const KernelReply made = kernel.Next();
+    EXPECT_EQ(made.error, 0);
+    EXPECT_NE(made.As<fuse_entry_out>().nodeid, 0U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Receivers, Fairness, testing::Values(1, 2, 4));
+
+TEST(FairnessLimits, WaitingAttributeValuesOfAUserAreLimited) {
+  FakeKernel kernel({}, Options(2));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  const auto node = kernel.Create("a", O_RDWR).As<fuse_entry_out>().nodeid;
+  const auto set = [](const std::string& name, size_t size) {
+    const uint32_t in[2] = {static_cast<uint32_t>(size), 0};  // struct fuse_setxattr_in of the kernels before 5.12
+    return std::string(reinterpret_cast<const char*>(in), sizeof(in)) + name + std::string(1, '\0') +
+           std::string(size, 'v');
+  };
+  ASSERT_EQ(kernel.Ask(FUSE_SETXATTR, node, set("user.a", 1)).error, 0);
+  SlowCatalog slow(kernel.store().kv());
+  constexpr int kFitting = 16 * kMiB / 65536;
+  for (int i = 0; i < kFitting; ++i) kernel.Tell(FUSE_SETXATTR, node, set("user.a", 65536));
+  EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, set("user.b", 1)).error, -ENOMEM);
+  slow.Open();
+  for (int i = 0; i < kFitting; ++i) EXPECT_EQ(kernel.Next().error, 0);
+  EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, set("user.b", 1)).error, 0);
+}
+
+TEST(FairnessLimits, OpensOfAUserAreLimited) {
+  FakeKernel kernel({}, Options(2));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  const KernelReply created = kernel.Create("a", O_RDWR);
+  const auto node = created.As<fuse_entry_out>().nodeid;
+  for (int i = 1; i < 65536; ++i) ASSERT_EQ(kernel.Open(node, O_RDONLY).error, 0) << i;
+  EXPECT_EQ(kernel.Open(node, O_RDONLY).error, -EMFILE);
+  EXPECT_EQ(kernel.Create("b", O_RDWR).error, -EMFILE);
+  EXPECT_EQ(kernel.Lookup(FUSE_ROOT_ID, "b").As<fuse_entry_out>().nodeid, 0U) << "nothing was created";
+  fuse_open_in open{};
+  EXPECT_EQ(kernel.AskWith(FUSE_OPENDIR, FUSE_ROOT_ID, open).error, -EMFILE);
+  kernel.Release(node, created.As<fuse_open_out>(sizeof(fuse_entry_out)).fh);
+  EXPECT_EQ(kernel.Open(node, O_RDONLY).error, 0);
+}
+
+}  // namespace
+}  // namespace weightfs

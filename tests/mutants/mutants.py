@@ -291,7 +291,7 @@ MUTANTS = [
            "python/weightfs/_steps.py",
            "                write(file)\n                sync_folder(hidden)\n                self._rename(hidden, final)\n",
            "                self._rename(hidden, final)\n                write(self.file_of(step))\n",
-           ("tests/python/test_checkpoint_kills.py -k between_any_two_calls",)),
+           ("tests/python/test_checkpoint_manager.py",)),
     Mutant("checkpoint-durable", "A checkpoint is durable before it gets its name.",
            "python/weightfs/checkpoint.py",
            "file, durable=True, stable=True)", "file, durable=False, stable=True)",

@@ -60,6 +60,31 @@ def test_a_step_is_the_file_of_torch_save(folder):
     assert names(folder / "run") == ["step-00000007"]
 
 
+def test_a_step_gets_its_name_when_it_is_complete_and_durable(local, monkeypatch):
+    """After a power loss, a step with its name must be whole on filesystems that do not order data before names."""
+    durable, renamed, rename = [], [], os.rename
+    handle = weightfs.aio_handle()
+    write = handle.write_from
+
+    def writes(content, path, **options):
+        written = write(content, path, **options)
+        durable.append((path, options.get("durable")))
+        return written
+
+    def renames(source, target):
+        file = os.path.join(source, "state.pt")
+        assert durable == [(file, True)]
+        assert same(torch.load(file, weights_only=True), state(7))
+        renamed.append(target)
+        rename(source, target)
+
+    handle.write_from = writes
+    monkeypatch.setattr(os, "rename", renames)
+    with handle, checkpoint.Manager(local / "run", handle=handle) as manager:
+        path = manager.save(7, state(7)).result()
+    assert renamed == [path]
+
+
 def test_objects_need_weights_only_false(local):
     with checkpoint.Manager(local) as manager:
         manager.save(1, {"error": ValueError("an object")}, wait=True)

@@ -50,7 +50,9 @@ class CatalogSpaceTest : public testing::Test {
     const int file = open((path() / "filler").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ASSERT_GE(file, 0);
     const uint64_t free = FreeBytes();
-    if (free > rest) ASSERT_EQ(posix_fallocate(file, 0, static_cast<off_t>(free - rest)), 0);
+    if (free > rest) {
+      ASSERT_EQ(posix_fallocate(file, 0, static_cast<off_t>(free - rest)), 0);
+    }
     close(file);
   }
   void Unfill() { fs::remove(path() / "filler"); }

@@ -10,7 +10,7 @@
 namespace weightfs {
 namespace {
 
-// A task that runs until the test ends it.
+// A task that runs until the test ends it. Outlives its executor.
 class Gate {
  public:
   std::function<void()> Task() {
@@ -37,10 +37,10 @@ TEST(Executor, RunsEverythingBeforeItEnds) {
 }
 
 TEST(Executor, NeverRunsATaskOnTheCaller) {
-  Executor executor(1);
   Gate gate;
-  executor.Run(1, gate.Task());
   std::promise<std::thread::id> ran_on;
+  Executor executor(1);
+  executor.Run(1, gate.Task());
   for (int i = 0; i < 1000; ++i) executor.Run(1, [] {});
   executor.Run(1, [&ran_on] { ran_on.set_value(std::this_thread::get_id()); });
   gate.Open();
@@ -65,14 +65,14 @@ TEST(Executor, UsersTakeTurns) {
 }
 
 TEST(Executor, OneUserLeavesAThreadToOthers) {
-  Executor executor(3, 1);
   Gate first, second, third;
+  std::promise<void> ran;
+  Executor executor(3, 1);
   executor.Run(1, first.Task());
   executor.Run(1, second.Task());
   executor.Run(1, third.Task());
   first.WaitForStart();
   second.WaitForStart();
-  std::promise<void> ran;
   executor.Run(2, [&ran] { ran.set_value(); });
   ran.get_future().wait();  // beside the two tasks of user 1
   first.Open();

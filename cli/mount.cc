@@ -125,7 +125,7 @@ void RaiseDescriptorLimit() {
 Result<UniqueFd> StartLog(const Plan& plan) {
   spdlog::set_level(spdlog::level::info);
   if (plan.foreground) return UniqueFd();
-  for (const auto& sink : spdlog::default_logger()->sinks()) sink->set_level(spdlog::level::warn);
+  LimitStderr(spdlog::level::warn);
   auto log = OpenLog(plan.store);
   if (!log.has_value()) {
     // A symbolic link or another user's file is refused. A full or read-only filesystem must not prevent the mount.
@@ -139,7 +139,7 @@ Result<UniqueFd> StartLog(const Plan& plan) {
 }
 
 void LeaveCaller(const Plan& plan, const UniqueFd& log, StartReport& report) {
-  if (!plan.foreground) spdlog::default_logger()->sinks().front()->set_level(spdlog::level::off);
+  if (!plan.foreground) LimitStderr(spdlog::level::off);
   report.Ready(log.get());
 }
 

@@ -3,6 +3,7 @@
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/dist_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 
 #include <cerrno>
@@ -55,20 +56,29 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   const UniqueFd file_;
 };
 
+// Other threads may be logging, so sinks are only added inside this one, which has a mutex.
+spdlog::sinks::dist_sink_mt& Sinks() {
+  return dynamic_cast<spdlog::sinks::dist_sink_mt&>(*spdlog::default_logger()->sinks().front());
+}
+
 }  // namespace
 
 void LogToStderr(spdlog::level::level_enum level) {
   auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   sink->set_formatter(std::make_unique<LineFormatter>("weightfs: %l: %v"));
-  auto logger = std::make_shared<spdlog::logger>("weightfs", std::move(sink));
+  auto sinks = std::make_shared<spdlog::sinks::dist_sink_mt>();
+  sinks->add_sink(std::move(sink));
+  auto logger = std::make_shared<spdlog::logger>("weightfs", std::move(sinks));
   logger->set_level(level);
   spdlog::set_default_logger(std::move(logger));
 }
 
+void LimitStderr(spdlog::level::level_enum level) { Sinks().sinks().front()->set_level(level); }
+
 void LogToFile(UniqueFd file) {
   auto sink = std::make_shared<FileSink>(std::move(file));
   sink->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
-  spdlog::default_logger()->sinks().push_back(std::move(sink));
+  Sinks().add_sink(std::move(sink));
 }
 
 }  // namespace weightfs

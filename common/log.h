@@ -12,8 +12,11 @@ namespace weightfs {
 // Sends the log of this process to standard error as "weightfs: level: text". Call it once, at the start of main.
 void LogToStderr(spdlog::level::level_enum level);
 
+// Limits what standard error gets; the file is not affected. Call it after LogToStderr.
+void LimitStderr(spdlog::level::level_enum level);
+
 // Also appends the log to `file`, which is open for appending; for a mount in the background. Lines that do not fit on
-// the filesystem are lost.
+// the filesystem are lost. Call it after LogToStderr; other threads may be logging.
 void LogToFile(UniqueFd file);
 
 }  // namespace weightfs

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/result.h"
@@ -102,6 +103,27 @@ class KvStore {
   // since the last flush. Fills no cache. Calls `next` without locks after each part (at most about 64 MiB) with its
   // size, and returns early when that returns false. Returns kCorrupt, as a full line, for the first damaged part.
   virtual Result<void> Verify(const std::function<bool(ByteCount)>& next) = 0;
+};
+
+// Forwards every call to another store. Derive from it to change some of them.
+class KvStoreWrapper : public KvStore {
+ public:
+  explicit KvStoreWrapper(std::unique_ptr<KvStore> wrapped) : wrapped_(std::move(wrapped)) {}
+
+  Result<std::optional<std::string>> Get(std::string_view key) override { return wrapped_->Get(key); }
+  bool failed() const override { return wrapped_->failed(); }
+  Result<void> Write(KvBatch batch) override { return wrapped_->Write(std::move(batch)); }
+  Result<void> CheckSpace(KvChange change) override { return wrapped_->CheckSpace(change); }
+  std::optional<uint64_t> FreeSpace() override { return wrapped_->FreeSpace(); }
+  Result<void> Sync() override { return wrapped_->Sync(); }
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override {
+    return wrapped_->NewIterator(prefix, first);
+  }
+  uint64_t EstimateSize(std::string_view prefix) const override { return wrapped_->EstimateSize(prefix); }
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return wrapped_->Verify(next); }
+
+ private:
+  const std::unique_ptr<KvStore> wrapped_;
 };
 
 }  // namespace weightfs

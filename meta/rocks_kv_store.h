@@ -35,7 +35,8 @@ class RocksKvStore final : public KvStore {
   // belongs to another user: common/guarded_directory.h), kIo. After an error no batch is lost; a later attempt finds
   // them all.
   //
-  // Unless read_only, keeps a reserve of the filesystem's space in the file `reserve`, removes all permissions of other users from the directory and its files, and sets the umask of
+  // Unless read_only, keeps a reserve of the filesystem's space in the file `reserve`, removes all permissions of other
+  // users from the directory and its files, and sets the umask of
   // the process to 077 for good, because RocksDB creates files at any time.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
   ~RocksKvStore() override;

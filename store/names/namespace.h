@@ -34,9 +34,8 @@ class Namespace {
   // Writes the root directory and the store's facts to an empty catalog. Used by format.
   static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
 
-  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a
-  // catalog whose facts are damaged. Call it once, before any other
-  // call.
+  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a catalog whose facts
+  // are damaged. Call it once, before any other call.
   Result<void> Recover(bool read_only);
 
   Result<Attributes> Lookup(InodeId parent, std::string_view name);

@@ -23,6 +23,9 @@ constexpr uint64_t kMostOpens = 65536;              // of a user
 constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
 // The deletion of a larger file takes longer than a receiver may be busy.
 constexpr uint64_t kQuickDeletion = 64 * kMiB / kBlockSize;
+// After a deletion that took longer, the deleter has the work for a while: the catalog is busy.
+constexpr std::chrono::milliseconds kQuickly{4};
+constexpr std::chrono::milliseconds kSlowCatalog{250};
 constexpr uint32_t kNobody = UINT32_MAX;  // a user of the executors, for the work of no user
 // The maximum wait for a release or forget that has not arrived yet: on a busy machine, and soon after such a wait
 // timed out, because somebody may just have a deleted file open.
@@ -75,8 +78,10 @@ void Filesystem::DeleteUnused(const InodePtr& inode) {
     MutexLock lock(inode->mutex);
     quick = inode->attributes.blocks <= kQuickDeletion;
   }
-  if (const BusyReceiver busy(*this); quick && busy.admitted()) {
+  using Clock = std::chrono::steady_clock;
+  if (const auto begin = Clock::now(); quick && begin - slow_deletion_.load() > kSlowCatalog) {
     names().DeleteOrphan(inode);
+    if (const auto end = Clock::now(); end - begin > kQuickly) slow_deletion_ = end;
     return;
   }
   {

@@ -25,11 +25,8 @@ void CloseDirectory(Filesystem& filesystem, uint64_t number) {
 }
 
 void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
-  auto share = filesystem.opens().Take(reply.caller().uid);
-  if (!share.has_value()) {
-    reply.Errno(EMFILE);
-    return;
-  }
+  auto share = TakeOpen(filesystem, reply);
+  if (!share.has_value()) return;
   Result<InodePtr> inode = filesystem.names().Open(ino);
   if (!inode.has_value()) {
     reply.Fail(inode.error());

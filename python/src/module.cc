@@ -19,6 +19,7 @@
 #include "client/final_path.h"
 #include "client/handle.h"
 #include "client/locked_memory.h"
+#include "common/checksum.h"
 #include "python/src/gil.h"
 
 namespace py = pybind11;
@@ -493,6 +494,10 @@ void BindMemory(py::module_& module) {
     const uintptr_t end = (address + size) / page * page;
     const ReleaseGil nogil;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  });
+  module.def("zip_crc32", [](uintptr_t address, size_t size) {
+    const ReleaseGil nogil;
+    return ZipCrc32(0, {reinterpret_cast<const std::byte*>(address), size});  // NOLINT(performance-no-int-to-ptr)
   });
   module.def("copy", [](const Memory& to, const Memory& from) {
     const auto target = MakeHostMemory(to);

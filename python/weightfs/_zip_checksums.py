@@ -2,7 +2,6 @@
 """Adds checksums to an archive of torch.save. torch itself computes them at 1 to 2 GB/s, before each write; here a
 thread computes them at 10 GB/s or more, during the write."""
 
-import concurrent.futures
 import io
 import struct
 
@@ -18,7 +17,7 @@ _ID_NAME, _ID_DIGITS = b"/.data/serialization_id", 20
 
 
 class ZipChecksums(io.RawIOBase):
-    """A stream for torch.save that writes to another one, a DirectWriter. torch must not compute checksums (compute_crc32=False).
+    """A stream for torch.save that writes to a DirectWriter. torch must not compute checksums (compute_crc32=False).
 
     It follows torch's writes, which are one for each part of a record: header, name, extra field, data, descriptor. At
     the end there is one write for the directory. ValueError when a write does not fit: torch has changed its layout."""
@@ -30,7 +29,6 @@ class ZipChecksums(io.RawIOBase):
         self._checksums = []   # of all records, in order
         self._combined = 0     # from those of the records with data
         self._size = 0         # of the last record
-        self._thread = None
 
     def writable(self):
         return True
@@ -44,14 +42,8 @@ class ZipChecksums(io.RawIOBase):
         return view.nbytes
 
     def flush(self):
-        if not self.closed:
+        if not self.closed:   # close() flushes, too, and leaves the other stream open
             self._stream.flush()
-
-    def close(self):
-        """Leaves the other stream open."""
-        if self._thread is not None:
-            self._thread.shutdown()
-        super().close()
 
     def _take_header(self, view):
         if view[:4] == _ENTRY:
@@ -91,12 +83,11 @@ class ZipChecksums(io.RawIOBase):
             self._stream.write(view)
             checksum = _checksum(view)
         else:
-            self._thread = self._thread or concurrent.futures.ThreadPoolExecutor(1)
-            computed = self._thread.submit(_checksum, view)
+            thread = _native.ZipCrc32Thread(describe(view).address, view.nbytes)
             try:
                 self._stream.write(view)
             finally:
-                checksum = computed.result()   # the thread no longer uses the memory
+                checksum = thread.result()   # it no longer uses the memory
         self._checksums.append(checksum)
         self._combined = _combine(self._combined, checksum)
         self._next = self._take_descriptor

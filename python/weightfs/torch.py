@@ -9,8 +9,8 @@
 The files are byte for byte those of torch.save(obj, stream), so torch.load reads them anywhere. If torch.save is given
 a path instead, it puts the file's name into the archive; the files differ only in that name."""
 
-import concurrent.futures
 import contextlib
+import contextvars
 import functools
 import io
 import os
@@ -105,8 +105,8 @@ def _settings_are_of_the_thread():
     try:
         from torch.utils.serialization import config
         before = config.save.compute_crc32
-        with config.patch({"save.compute_crc32": not before}), concurrent.futures.ThreadPoolExecutor(1) as other:
-            return other.submit(lambda: config.save.compute_crc32).result() == before
+        with config.patch({"save.compute_crc32": not before}):
+            return contextvars.Context().run(lambda: config.save.compute_crc32) == before
     except (ImportError, AttributeError):
         return False   # this version is older than the setting
 

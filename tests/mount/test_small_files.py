@@ -230,6 +230,35 @@ def test_a_replacement_is_seen_under_the_name_and_the_old_file_in_its_descriptor
         assert os.pread(descriptor, 1 << 20, 0) == old
 
 
+LISTER = """
+import os, sys
+print("ready", flush=True)
+while os.getppid() == int(sys.argv[2]):
+    os.close(os.open(sys.argv[1] + "/change", os.O_CREAT | os.O_WRONLY))
+    names = os.listdir(sys.argv[1])   # With attributes, which the kernel caches with the names.
+    os.unlink(sys.argv[1] + "/change")
+    assert {"file-0", "file-1", "file-2", "file-3"} <= set(names), names
+"""
+
+
+def test_listings_do_not_keep_names_that_a_leased_commit_replaced(work):
+    """A listing is not synchronized with a leased commit, which drops the entries that a listing brings back."""
+    write_many(work, {f"file-{number}".encode(): b"" for number in range(4)})
+    with subprocess.Popen([sys.executable, "-c", LISTER, work, str(os.getpid())], stdout=subprocess.PIPE,
+                          text=True) as lister:
+        try:
+            assert lister.stdout.readline() == "ready\n"
+            for version in range(200):
+                files = {f"file-{number}": os.urandom(version + number + 1) for number in range(4)}
+                write_many(work, {name.encode(): data for name, data in files.items()}, durable=False)
+                for name, data in files.items():
+                    assert (work / name).stat().st_size == len(data)
+                    assert read(work / name) == data
+            assert lister.poll() is None
+        finally:
+            lister.kill()
+
+
 def test_pages_outlive_a_remount_as_read_only_and_show_changes_after_it(mount, work):
     if os.geteuid() != 0:
         pytest.skip("needs root to remount")

@@ -66,6 +66,10 @@ class KvIterator {
   virtual Result<void> status() const = 0;  // check when Valid() is false: it may be an error instead of the end
 };
 
+// How many keys the user of an iterator reads. With kFew the iterator keeps the blocks of these keys in memory until it
+// is destroyed, instead of copying each key.
+enum class KvScan : unsigned char { kMany, kFew };
+
 // Thread-safe. A failed write makes the store read-only: later writes fail with kReadOnly. Reads assert
 // Mutex::MayReadCatalog, that is, the thread holds no inode's mutex.
 class KvStore {
@@ -93,7 +97,8 @@ class KvStore {
 
   // Returns an iterator at the first key that begins with `prefix` and is not less than `first`. Valid() becomes false
   // after the last such key.
-  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) = 0;
+  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
+                                                  KvScan scan = KvScan::kMany) = 0;
 
   // Estimates the bytes of the keys that begin with `prefix` and of their values; 0 when unknown. Fast; precise enough
   // for a progress bar only.
@@ -116,8 +121,9 @@ class KvStoreWrapper : public KvStore {
   Result<void> CheckSpace(KvChange change) override { return wrapped_->CheckSpace(change); }
   std::optional<uint64_t> FreeSpace() override { return wrapped_->FreeSpace(); }
   Result<void> Sync() override { return wrapped_->Sync(); }
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override {
-    return wrapped_->NewIterator(prefix, first);
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
+                                          KvScan scan = KvScan::kMany) override {
+    return wrapped_->NewIterator(prefix, first, scan);
   }
   uint64_t EstimateSize(std::string_view prefix) const override { return wrapped_->EstimateSize(prefix); }
   Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return wrapped_->Verify(next); }

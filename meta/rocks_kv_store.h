@@ -47,7 +47,8 @@ class RocksKvStore final : public KvStore {
   Result<void> CheckSpace(KvChange change) override;
   std::optional<uint64_t> FreeSpace() override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
+                                          KvScan scan = KvScan::kMany) override;
   uint64_t EstimateSize(std::string_view prefix) const override;
   Result<void> Verify(const std::function<bool(ByteCount)>& next) override;
 

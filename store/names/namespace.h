@@ -72,8 +72,8 @@ class Namespace {
   Result<std::string> ReadLink(InodeId ino);
 
   // Calls `visit` for the entries after the name `after` (empty: for all) in the byte order of their names, until it
-  // returns false. "." and ".." are not among them. Reads the catalog as of the call, with an iterator: `visit` must be
-  // short and must not use the store.
+  // returns false. "." and ".." are not among them. Reads the catalog as of the call, with an iterator that keeps what it
+  // has read in memory: visit part of a large directory per call. `visit` must be short and must not use the store.
   Result<void> ListEntries(InodeId directory, std::string_view after,
                            const std::function<bool(const DirectoryEntry&)>& visit);
 

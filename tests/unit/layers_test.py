@@ -16,7 +16,7 @@ ALLOWED = {
     "lease": {"common", "lease"},
     "client": {"common", "io", "lease", "client"},
     "hdf5": {"common", "client", "hdf5"},
-    "python": {"client", "python"},
+    "python": {"client", "common", "python"},
     "store": {"common", "io", "engine", "meta", "store"},
     "fs": {"common", "io", "store", "lease", "fs"},
     "bench": {"common", "io", "engine", "lease", "client", "bench"},

@@ -105,7 +105,7 @@ TEST_F(FileLeaseTest, RequestsAfterASwmrSuperblockRunInTheOrderGiven) {
 
 TEST_F(FileLeaseTest, ForkedChildHasNoOperationsOfItsParent) {
   auto file = Open({.write = true, .create = true});
-  ASSERT_TRUE(file->Write(Content::kRaw, 0, RandomBytes(4 * kMiB)).has_value());
+  ASSERT_TRUE(file->Write(Content::kRaw, 0, RandomBytes(17 * kMiB)).has_value());
   EXPECT_GT(Engine::Shared().direct_operations(), 0U);
   const pid_t child = fork();
   if (child == 0) _exit(Engine::Shared().direct_operations() == 0 ? 0 : 1);

@@ -171,7 +171,22 @@ def random_cases(run):
             if depth == 1:
                 cases.append(reads("host", run.host, row, call, depth))
             cases += fio(run, row, "randread", call, depth, seconds)
-    return cases
+    return cases + reader_cases(run, seconds)
+
+
+def reader_cases(run, seconds):
+    """Random reads by leases, through the client library's reader, which stays open during a measurement."""
+    def work_of(depth):
+        def work(turn):
+            answer = run.worker.ask("reader", path=run.weightfs.large_file, call=4096, depth=depth, duration=seconds,
+                                    seed=turn.seed, check=turn.warm_up)
+            return {**answer, "bytes": answer["amount"] * 4096}
+
+        return work
+
+    steps = [Step(f"reader-4k-{depth}", work_of(depth), lambda _: run.weightfs.make_large_file_cold())
+             for depth in (1, 32)]
+    return [Case("weightfs", run.weightfs, [step]) for step in steps]
 
 
 def write_cases(run):

@@ -437,19 +437,27 @@ bool TakeNumbers(const py::buffer_info& info, std::vector<int64_t>* numbers) {
   return true;
 }
 
-// The offset base + number * step of each number, in bytes. EINVAL for one that no file has.
+// The offset base + number * step of each number, in bytes. EINVAL for an offset that no file has.
 std::vector<uint64_t> MakeOffsets(const py::object& sequence, int64_t base, int64_t step) {
+  const auto invalid = [](const std::string& number) {
+    Raise({ErrorCode::kInvalid, number + " cannot be an offset or a row of a file: it is negative or too large"});
+  };
   std::vector<int64_t> numbers;
   if (!py::isinstance<py::buffer>(sequence) || !TakeNumbers(py::cast<py::buffer>(sequence).request(), &numbers)) {
-    numbers = sequence.cast<std::vector<int64_t>>();
+    for (const py::handle item : sequence) {
+      const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(item.ptr()));
+      if (!number) throw py::error_already_set();
+      int overflow = 0;
+      numbers.push_back(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
+      if (overflow != 0) invalid(py::str(number));
+    }
   }
   std::vector<uint64_t> offsets;
   offsets.reserve(numbers.size());
   for (const int64_t number : numbers) {
     int64_t offset = 0;
     if (number < 0 || __builtin_mul_overflow(number, step, &offset) || __builtin_add_overflow(offset, base, &offset)) {
-      Raise({ErrorCode::kInvalid, std::to_string(number) + " is no row and no offset of a file: it is negative, or too "
-                                                           "large"});
+      invalid(std::to_string(number));
     }
     offsets.push_back(static_cast<uint64_t>(offset));
   }

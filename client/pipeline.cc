@@ -17,13 +17,10 @@ namespace {
 
 using Direction = Operation::Direction;
 
-// Size of the buffers for transfers that cannot use the caller's memory. There are enough of them to keep a device busy
-// while others are copied (see PipelineOptions).
-constexpr uint64_t kBounceSize = DeviceLane::kBounceSize;
 // Maximum number of queued blocking transfers. More of them would only occupy pieces that others need.
 constexpr size_t kBufferedLimit = 8;
 
-// Number of polls of the GPU before the thread sleeps between polls, and the sleep time: a copy of kBounceSize takes
+// Number of polls of the GPU before the thread sleeps between polls, and the sleep time: a copy of a bounce buffer takes
 // tens of microseconds.
 constexpr unsigned kPolls = 64;
 constexpr auto kPollPause = std::chrono::microseconds(20);
@@ -256,19 +253,21 @@ bool Pipeline::FindBounce(Piece& piece) {
   if (!*bounce) return false;
   piece.bounce = std::move(*bounce);
   piece.data = piece.bounce.data();
-  piece.transfer = std::min(piece.transfer, kBounceSize);
+  const uint64_t size = operation.device() != nullptr ? DeviceLane::kBounceSize : options_.bounce_size;
+  piece.transfer = std::min(piece.transfer, size);
   piece.size = std::min(piece.size, piece.transfer - piece.lead);
   return true;
 }
 
 Result<Buffer> Pipeline::TryBounce() {
   if (bounces_ == nullptr) {
-    auto made = BufferPool::Create({.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
+    auto made = BufferPool::Create(
+        {.buffer_size = {options_.bounce_size}, .count = options_.bounces, .name = "bounce buffers"});
     if (!made.has_value()) {
       return Error{ErrorCode::kNoMemory,
                    fmt::format("no memory for the {} MiB of bounce buffers that the operation takes: "
                                "free some, or raise the limit of this process (ulimit -v)",
-                               options_.bounces * kBounceSize / kMiB)};
+                               options_.bounces * options_.bounce_size / kMiB)};
     }
     bounces_ = std::move(*made);
   }

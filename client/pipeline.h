@@ -21,7 +21,10 @@ namespace weightfs::client {
 
 struct PipelineOptions {
   HandleOptions handle = {};
-  size_t bounces = 32;  // 1 MiB buffers for memory that O_DIRECT cannot use, and for writes with checksums
+  // Buffers for memory that O_DIRECT cannot use, and for writes with checksums: how many, and the bytes of each, a
+  // multiple of the alignment of every file.
+  size_t bounces = 32;
+  uint64_t bounce_size = DeviceLane::kBounceSize;
   DeviceMemory::LaneOptions device = {};
 };
 

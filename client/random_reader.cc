@@ -196,6 +196,10 @@ Result<void> RandomReader::Impl::Check(const OpenedFile& opened, std::span<const
                              memory.size()));
   }
   if (length == 0) return {};
+  const bool contiguous = memory.Direct(0, total) != nullptr;
+  for (size_t at = 0; !contiguous && at < total; at += length) {
+    if (memory.Direct(at, length) == nullptr) return wrong("the bytes of a row are not contiguous in memory");
+  }
   uint64_t size = opened.has_size ? opened.size : INT64_MAX;
   for (const uint64_t offset : offsets) {
     if (offset <= size && length <= size - offset) continue;
@@ -228,11 +232,6 @@ Result<RandomReader::Impl::Part> RandomReader::Impl::MakeLeasedPart(const Opened
     parts.reserve(count);
     for (size_t i = 0; i < count; ++i) {
       std::byte* data = memory.Direct((rows.empty() ? i : rows[i]) * length, length);
-      if (data == nullptr) {
-        return Error{ErrorCode::kInvalid,
-                     fmt::format("read of {}: the bytes of a row are not contiguous in memory", opened.path),
-                     opened.path};
-      }
       parts.push_back({i * layout.stride + layout.offsets[i] % kBlockSize, MemoryView(std::span(data, length))});
     }
     view = MemoryView::Joined(std::move(parts), count * layout.stride);

@@ -99,6 +99,7 @@ class Pipeline {
   bool bouncing() const { return bounces_ != nullptr && bounces_->in_use() > 0; }
 
   const PipelineOptions options_;
+  const uint64_t group_;  // number of leased transfers that are handled and submitted together
   std::unique_ptr<BufferPool> bounces_;  // allocated when the first piece needs one
   const std::unique_ptr<FileLane> file_;
   std::unique_ptr<DeviceLane> device_;  // created for the first GPU memory

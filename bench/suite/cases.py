@@ -176,17 +176,21 @@ def random_cases(run):
 
 def reader_cases(run, seconds):
     """Random reads by leases, through the client library's reader, which stays open during a measurement."""
-    def work_of(depth):
-        def work(turn):
-            answer = run.worker.ask("reader", path=run.weightfs.large_file, call=4096, depth=depth, duration=seconds,
-                                    seed=turn.seed, check=turn.warm_up)
-            return {**answer, "bytes": answer["amount"] * 4096}
+    def reads(depth, duration, **job):
+        answer = run.worker.ask("reader", path=run.weightfs.large_file, call=4096, depth=depth, duration=duration, **job)
+        return {**answer, "bytes": answer["amount"] * 4096}
 
-        return work
+    def step(depth):
+        return Step(f"reader-4k-{depth}", lambda turn: reads(depth, seconds, seed=turn.seed, check=turn.warm_up),
+                    before=lambda _: run.weightfs.make_large_file_cold())
 
-    steps = [Step(f"reader-4k-{depth}", work_of(depth), lambda _: run.weightfs.make_large_file_cold())
-             for depth in (1, 32)]
-    return [Case("weightfs", run.weightfs, [step]) for step in steps]
+    try:
+        reads(1, 0)
+    except Failure as error:
+        for depth in (1, 32):
+            run.results.not_measured(f"reader-4k-{depth}", "weightfs", str(error))
+        return []
+    return [Case("weightfs", run.weightfs, [step(depth)]) for depth in (1, 32)]
 
 
 def write_cases(run):

@@ -6,13 +6,14 @@
 
 namespace weightfs::bench {
 
-// Aligned reads of `call` bytes at random offsets for `seconds`, after the lease was taken: one at a time with depth 1,
-// otherwise in batches, with `depth` reads in the kernel. A lease is required. The amount is the number of reads.
-// `timed` is set to the duration without opening the file, and to that part's CPU time.
+// The duration and CPU time of the reads, without those of opening the file and taking the lease.
 struct Timed {
   double seconds = 0;
   double cpu = 0;
 };
+
+// Aligned reads of `call` bytes at random offsets for `seconds`: one at a time with depth 1, otherwise in batches, with
+// `depth` reads in the kernel. A lease is required. The amount is the number of reads.
 Amount ReadByReader(const FileJob& job, Timed* timed);
 
 }  // namespace weightfs::bench

@@ -22,7 +22,7 @@
 namespace weightfs::client {
 namespace {
 
-// Transfers of at most this size: small enough that the pipeline submits small rows in groups.
+// Transfers of at most this size: small enough that the pipeline handles small rows in groups.
 constexpr uint64_t kTransfer = 128 * kKiB;
 
 constexpr unsigned kMaxDepth = 65'536;
@@ -154,8 +154,12 @@ class __attribute__((visibility("hidden"))) RandomReader::Impl {
 
 Result<void> RandomReader::Impl::Start(const FileName& file, const RandomReaderOptions& options) {
   options_ = options;
-  RETURN_IF_ERROR(handle_.Start(
-      {.block_size = kTransfer, .queue_depth = options.queue_depth, .overlap_events = true, .direct = options.direct}));
+  // Each transfer is submitted alone: a disk that completes a batch as a whole would be idle between batches.
+  RETURN_IF_ERROR(handle_.Start({.block_size = kTransfer,
+                                 .queue_depth = options.queue_depth,
+                                 .single_submit = true,
+                                 .overlap_events = true,
+                                 .direct = options.direct}));
   where_ = {.path = file.path, .where = FromTheRoot(file.path), .descriptor = file.descriptor, .size = kBlockSize};
   ASSIGN_OR_RETURN(auto opened, OpenFile(where_, options_, handle_.connections()));
   MutexLock lock(mutex_);

@@ -138,9 +138,8 @@ Result<void> Handle::Impl::Start(const HandleOptions& options) {
   cufile_library_ = options.cufile_library;
   if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
   const size_t rings = options.intra_op_parallelism;
-  const uint64_t bounce_size =
-      std::clamp(RoundUp(std::min(options.block_size, DeviceLane::kBounceSize), kBlockSize), kLeastBounceSize,
-                 DeviceLane::kBounceSize);
+  const uint64_t needed = RoundUp(std::min(options.block_size, DeviceLane::kBounceSize), kBlockSize);
+  const uint64_t bounce_size = std::clamp(needed, kLeastBounceSize, DeviceLane::kBounceSize);
   const size_t bounces = std::max(kBounces / rings, kLeastBounces);
   const PipelineOptions ring{.handle = options,
                              .bounces = std::clamp<size_t>(size_t{2} * options.queue_depth, bounces,

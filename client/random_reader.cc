@@ -33,8 +33,8 @@ struct OpenedFile {
   std::shared_ptr<const Target> file;
   std::shared_ptr<LeaseWindows> leases;  // null: read the file itself
   std::optional<Error> no_lease;
-  uint64_t size = 0;        // bytes
-  bool has_size = true;     // false for a device, whose end only a read finds
+  uint64_t size = 0;     // bytes
+  bool has_size = true;  // false for a device, whose end only a read finds
 };
 using OpenedFilePtr = std::shared_ptr<const OpenedFile>;
 
@@ -196,8 +196,8 @@ Result<void> RandomReader::Impl::Check(const OpenedFile& opened, std::span<const
   if (memory.may_overlap()) return wrong("elements of this tensor share memory: nothing can be read into it");
   uint64_t total = 0;
   if (__builtin_mul_overflow(length, offsets.size(), &total) || total != memory.size()) {
-    return wrong(fmt::format("{} rows of {} bytes do not fill a memory of {} bytes", offsets.size(), length,
-                             memory.size()));
+    return wrong(
+        fmt::format("{} rows of {} bytes do not fill a memory of {} bytes", offsets.size(), length, memory.size()));
   }
   if (length == 0) return {};
   const bool contiguous = memory.Direct(0, total) != nullptr;
@@ -290,8 +290,8 @@ Result<void> RandomReader::Impl::ForSomeWindows(const OpenedFile& opened, std::s
       if (windows.size() + (last + 1 - std::min(next, last + 1)) > LeaseWindows::kMost) break;
       for (uint64_t index = next; index <= last; ++index) windows.push_back(index);
     }
-    ASSIGN_OR_RETURN(Part part, MakeLeasedPart(opened, offsets, length, memory,
-                                               Rows(rows).subspan(begin, end - begin), windows));
+    ASSIGN_OR_RETURN(Part part,
+                     MakeLeasedPart(opened, offsets, length, memory, Rows(rows).subspan(begin, end - begin), windows));
     RETURN_IF_ERROR(run(std::move(part), end == rows.size()));
     begin = end;
   }

@@ -4,8 +4,8 @@
 //
 // On a weightfs mount the reader keeps read leases of the file: the locations and checksums of its blocks. A read then
 // makes no request to the mount. It transfers whole blocks of 4 KiB from the devices by libaio, and compares each with
-// its checksum. On other filesystems, and if the mount grants no lease, whole blocks are read by libaio and O_DIRECT and
-// the rest through the page cache.
+// its checksum. On other filesystems, and if the mount grants no lease, whole blocks are read by libaio and O_DIRECT
+// and the rest through the page cache.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@ struct RandomReaderOptions {
   Direct direct = Direct::kAuto;
 };
 
-// With leases, every read returns the bytes of one state of the file: that of Open, or of the last Refresh. Their blocks
-// stay as they were, whatever others write, truncate, rename over it or delete. Only a file larger than `memory` allows
-// for is not leased completely: once it has been changed, reads that need another window of it fail with ESTALE. Without
-// leases, a read sees the file as pread(2) does.
+// With leases, every read returns the bytes of one state of the file: that of Open, or of the last Refresh. Their
+// blocks stay as they were, whatever others write, truncate, rename over it or delete. Only a file larger than `memory`
+// allows for is not leased completely: once it has been changed, reads that need another window of it fail with ESTALE.
+// Without leases, a read sees the file as pread(2) does.
 //
 // A block that differs from its checksum is an error (EIO), which names the file and the offset of the block. It is
 // damaged, and not changed by another program, because leased blocks are not overwritten.
@@ -72,9 +72,9 @@ class WEIGHTFS_EXPORT RandomReader {
   Result<std::shared_ptr<Operation>> StartRows(std::span<const uint64_t> offsets, uint64_t length,
                                                const MemoryView& memory);
 
-  // Opens the path again and takes new leases, so that later reads see the file as it is now, also if it was replaced or
-  // if the mount was restarted. A reader of a descriptor stays at its file. Reads under way end in the old state. After
-  // an error the reader is unchanged.
+  // Opens the path again and takes new leases, so that later reads see the file as it is now, also if it was replaced
+  // or if the mount was restarted. A reader of a descriptor stays at its file. Reads under way end in the old state.
+  // After an error the reader is unchanged.
   Result<void> Refresh();
 
   // The size of the file as of Open or Refresh, in bytes.

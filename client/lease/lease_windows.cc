@@ -44,8 +44,8 @@ Result<std::shared_ptr<LeaseWindows>> LeaseWindows::Open(std::shared_ptr<const T
 Result<LeaseWindows::Version> LeaseWindows::CurrentVersion() const {
   struct statx status {};
   if (statx(target_->any(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_MTIME, &status) != 0) {
-    return Error{ErrorCode{errno}, fmt::format("{}: cannot look at the file: {}", target_->path(),
-                                               std::strerror(errno)),
+    return Error{ErrorCode{errno},
+                 fmt::format("{}: cannot look at the file: {}", target_->path(), std::strerror(errno)),
                  target_->path()};
   }
   return Version{status.stx_size, status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec};
@@ -82,8 +82,7 @@ Result<LeaseWindows::WindowPtr> LeaseWindows::Take(uint64_t index, uint64_t* fil
   auto window = std::make_shared<Window>();
   window->index = index;
   ASSIGN_OR_RETURN(window->lease, Lease::Connect(connections_, ticket_, target_->any()));
-  const lease::ReadRequest request{
-      .token = ticket_.token, .offset = index * window_size_, .length = window_size_};
+  const lease::ReadRequest request{.token = ticket_.token, .offset = index * window_size_, .length = window_size_};
   ASSIGN_OR_RETURN(auto message, window->lease->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
   ASSIGN_OR_RETURN(*file_size, window->blocks.TakeReadAnswer(std::move(message), request.offset, request.length));
   return WindowPtr(std::move(window));
@@ -92,8 +91,8 @@ Result<LeaseWindows::WindowPtr> LeaseWindows::Take(uint64_t index, uint64_t* fil
 std::vector<LeaseWindows::WindowPtr> LeaseWindows::FindLocked(std::span<const uint64_t> indices) {
   std::vector<WindowPtr> found(indices.size());
   for (size_t i = 0; i < indices.size(); ++i) {
-    const auto at = std::find_if(kept_.begin(), kept_.end(),
-                                 [&](const WindowPtr& window) { return window->index == indices[i]; });
+    const auto at =
+        std::find_if(kept_.begin(), kept_.end(), [&](const WindowPtr& window) { return window->index == indices[i]; });
     if (at == kept_.end()) continue;
     found[i] = *at;
     std::rotate(at, std::next(at), kept_.end());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The read leases of a file that stays open for many small reads. A file whose checksums fit in the memory limit has one
-// lease, of the whole file. A larger file is leased in windows of equal size, when they are first used; the windows that
-// were used longest ago are given back.
+// The read leases of a file that stays open for many small reads. A file whose checksums fit in the memory limit has
+// one lease, of the whole file. A larger file is leased in windows of equal size, when they are first used; the windows
+// that were used longest ago are given back.
 #pragma once
 
 #include <condition_variable>
@@ -64,12 +64,13 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   static Result<std::shared_ptr<LeaseWindows>> Open(std::shared_ptr<const Target> file,
                                                     std::shared_ptr<LeaseConnections> connections, uint64_t memory);
 
-  uint64_t file_size() const { return file_.size; }     // bytes, at the time of Open
+  uint64_t file_size() const { return file_.size; }      // bytes, at the time of Open
   uint64_t window_size() const { return window_size_; }  // bytes, a multiple of kBlockSize
 
-  // Leases the windows that are not leased yet. `indices` are ascending, different, and at most kMost. Waits until other
-  // operations have ended if together they would hold more than kMost windows; in a callback of an operation, returns
-  // EAGAIN instead. ESTALE: the file has changed since Open, so a window of that state cannot be leased any more.
+  // Leases the windows that are not leased yet. `indices` are ascending, different, and at most kMost. Waits until
+  // other operations have ended if together they would hold more than kMost windows; in a callback of an operation,
+  // returns EAGAIN instead. ESTALE: the file has changed since Open, so a window of that state cannot be leased any
+  // more.
   Result<Pins> Pin(std::span<const uint64_t> indices) EXCLUDES(mutex_);
 
  private:
@@ -104,7 +105,7 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   uint64_t window_size_ = 0;  // immutable after Open
   Mutex mutex_;
   std::condition_variable changed_;
-  bool leasing_ GUARDED_BY(mutex_) = false;           // a thread is taking leases
+  bool leasing_ GUARDED_BY(mutex_) = false;         // a thread is taking leases
   std::vector<WindowPtr> kept_ GUARDED_BY(mutex_);  // most recently used last
 };
 

@@ -23,7 +23,7 @@ struct RowLayout {
 };
 
 // The windows of all rows must be pinned.
-std::unique_ptr<Target> MakeLeasedRows(std::string path, const LeaseWindows& leases,
-                                       LeaseWindows::Pins pins, RowLayout layout);
+std::unique_ptr<Target> MakeLeasedRows(std::string path, const LeaseWindows& leases, LeaseWindows::Pins pins,
+                                       RowLayout layout);
 
 }  // namespace weightfs::client

@@ -23,7 +23,7 @@ namespace {
 
 using lease::Kind;
 
-constexpr uint64_t kSmallMemory = 4096;                     // bytes of checksums: of 4 MiB, in windows of 128 KiB
+constexpr uint64_t kSmallMemory = 4096;  // bytes of checksums: of 4 MiB, in windows of 128 KiB
 constexpr uint64_t kSmallWindow = kSmallMemory / 4 / LeaseWindows::kMost * kBlockSize;
 
 class RandomReaderTest : public KernelHooksTest {
@@ -212,8 +212,8 @@ TEST_F(RandomReaderTest, ChangesOfOthersAreSeenAfterARefresh) {
   WriteFile(mount_ / "file", old);
   const auto reader = Open(mount_ / "file");
   const auto is = [&](const Bytes& content) {
-    return reader->file_size() == content.size() && ReadAt(*reader, 12'345, 200'000) ==
-                                                        Bytes(content.begin() + 12'345, content.begin() + 212'345);
+    return reader->file_size() == content.size() &&
+           ReadAt(*reader, 12'345, 200'000) == Bytes(content.begin() + 12'345, content.begin() + 212'345);
   };
   WriteFile(mount_ / "file", other);  // rewritten
   EXPECT_TRUE(is(old));

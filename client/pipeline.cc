@@ -20,8 +20,8 @@ using Direction = Operation::Direction;
 // Maximum number of queued blocking transfers. More of them would only occupy pieces that others need.
 constexpr size_t kBufferedLimit = 8;
 
-// Number of polls of the GPU before the thread sleeps between polls, and the sleep time: a copy of a bounce buffer takes
-// tens of microseconds.
+// Number of polls of the GPU before the thread sleeps between polls, and the sleep time: a copy of a bounce buffer
+// takes tens of microseconds.
 constexpr unsigned kPolls = 64;
 constexpr auto kPollPause = std::chrono::microseconds(20);
 // A longer wait means that the program's own work on a tensor is still running, so the thread sleeps longer.

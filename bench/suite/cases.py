@@ -177,7 +177,8 @@ def random_cases(run):
 def reader_cases(run, seconds):
     """Random reads by leases, through the client library's reader, which stays open during a measurement."""
     def reads(depth, duration, **job):
-        answer = run.worker.ask("reader", path=run.weightfs.large_file, call=4096, depth=depth, duration=duration, **job)
+        answer = run.worker.ask("reader", path=run.weightfs.large_file, call=4096, depth=depth, duration=duration,
+                                **job)
         return {**answer, "bytes": answer["amount"] * 4096}
 
     def step(depth):

@@ -163,8 +163,8 @@ Direct MakeDirect(const std::string& name) {
   throw py::value_error("direct is 'auto', 'never' or 'require'");
 }
 
-// The class behind a Python class of a handle or a reader. Guarded by the GIL: close() may be called while other threads
-// are in a call.
+// The class behind a Python class of a handle or a reader. Guarded by the GIL: close() may be called while other
+// threads are in a call.
 template <typename T>
 class Closable {
  public:

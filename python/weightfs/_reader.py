@@ -27,8 +27,8 @@ def _close_all():
 
 
 class reader:  # noqa: N801  (like aio_handle)
-    """An open file for small reads at random offsets: rows of an embedding table, pages of a key-value cache, entries of
-    an index.
+    """An open file for small reads at random offsets: rows of an embedding table, pages of a key-value cache, entries
+    of an index.
 
     On a weightfs mount the reader holds a lease of the file, with the checksums of its blocks. A read then makes no
     request to the mount: it transfers whole blocks of 4 KiB from the devices and verifies each of them. All reads

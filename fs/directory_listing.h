@@ -43,7 +43,7 @@ class DirectoryListing {
     uint64_t skip = 0;
     bool operator==(const Cursor&) const = default;
   };
-  // Returns where `position` is. Positions 0, 1 and 2 are the begin of the names.
+  // Returns where `position` is. Positions 0, 1 and 2 are the beginning of the names.
   Cursor Find(uint64_t position) const EXCLUDES(mutex_);
 
   // Notes a reply with the entries `names`, the first one of which has the ordinal `position` (at least 2) and follows

@@ -23,6 +23,11 @@ constexpr uint64_t kMostOpens = 65536;              // of a user
 constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
 // The deletion of a larger file takes longer than a receiver may be busy.
 constexpr uint64_t kQuickDeletion = 64 * kMiB / kBlockSize;
+// After a deletion that took longer, the deleter has the work for a while: the catalog is busy.
+constexpr std::chrono::milliseconds kQuickly{4};
+constexpr std::chrono::milliseconds kSlowCatalog{250};
+// One request reads a smaller file either way, so even its first read fills the page cache.
+constexpr uint64_t kSmallFile = 128 * kKiB;
 constexpr uint32_t kNobody = UINT32_MAX;  // a user of the executors, for the work of no user
 // The maximum wait for a release or forget that has not arrived yet: on a busy machine, and soon after such a wait
 // timed out, because somebody may just have a deleted file open.
@@ -75,8 +80,10 @@ void Filesystem::DeleteUnused(const InodePtr& inode) {
     MutexLock lock(inode->mutex);
     quick = inode->attributes.blocks <= kQuickDeletion;
   }
-  if (const BusyReceiver busy(*this); quick && busy.admitted()) {
+  using Clock = std::chrono::steady_clock;
+  if (const auto begin = Clock::now(); quick && begin - slow_deletion_.load() > kSlowCatalog) {
     names().DeleteOrphan(inode);
+    if (const auto end = Clock::now(); end - begin > kQuickly) slow_deletion_ = end;
     return;
   }
   {
@@ -144,6 +151,8 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, User
     // Pages of a hot file are valid, because direct writes drop the pages that they make stale.
     file.keep_cache = handle->mode == OpenMode::kHot || opened.keep ? 1 : 0;
   }
+  // A close of a handle that cannot write has nothing to report (Flush), so the kernel need not send it.
+  file.noflush = handle->writable() ? 0 : 1;
   file.fh = files_.Add(std::move(handle));
   return open_flags;
 }
@@ -152,7 +161,8 @@ OpenMode Filesystem::ChooseMode(const InodePtr& inode, int flags) {
   const OpenMode mode = ChooseOpenMode(flags, features.direct_io_allow_mmap);
   if (mode != OpenMode::kDirect || !features.direct_io_allow_mmap || !options_.page_cache) return mode;
   if ((flags & O_ACCMODE) != O_RDONLY || (flags & O_DIRECT) != 0) return mode;
-  return read_history_.IsHot(inode->id, SizeOf(*inode)) ? OpenMode::kHot : mode;
+  const uint64_t size = SizeOf(*inode);
+  return size <= kSmallFile || read_history_.IsHot(inode->id, size) ? OpenMode::kHot : mode;
 }
 
 void Filesystem::DropHandle(uint64_t number) {

@@ -154,7 +154,8 @@ class Filesystem {
     bool admitted_ = false;
   };
 
-  // Deletes an unlinked inode that is no longer used: here or soon.
+  // Deletes an unlinked inode that is no longer used. A quick deletion runs on the calling receiver, because handing
+  // over costs more; one at most delays look-ups when the catalog becomes slow.
   void DeleteUnused(const InodePtr& inode);
   // Waits for releases and forgets of deleted files that have not arrived yet, and for the deletions that have begun.
   void WaitForOrphans();
@@ -166,19 +167,20 @@ class Filesystem {
   UserLimit opens_, waiting_values_;
   Mutex unused_mutex_;
   std::vector<InodePtr> unused_ GUARDED_BY(unused_mutex_);  // for the deleter
-  std::atomic<int> spare_receivers_;  // that may run long operations while one more stays free
+  std::atomic<int> spare_receivers_;                        // that may run long operations while one more stays free
   HandleRegistry<FileHandle> files_;
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
   RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false};
-  std::atomic<bool> ending_{false};                                      // no more pages are dropped
-  std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};  // last timeout of WaitForOrphans
-  Executor executor_;                                                    // its threads use the members above
-  Executor page_executor_;                                               // same, and may wait for replies of executor_
-  Executor deleter_;                                                     // one thread; waits for none of the others
-  std::unique_ptr<LeaseServer> leases_;                                  // same
+  std::atomic<bool> ending_{false};                                       // no more pages are dropped
+  std::atomic<std::chrono::steady_clock::time_point> slow_deletion_{{}};  // last deletion that took long
+  std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};   // last timeout of WaitForOrphans
+  Executor executor_;                                                     // its threads use the members above
+  Executor page_executor_;                                                // same, and may wait for replies of executor_
+  Executor deleter_;                                                      // one thread; waits for none of the others
+  std::unique_ptr<LeaseServer> leases_;                                   // same
 };
 
 }  // namespace weightfs

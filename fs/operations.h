@@ -3,11 +3,14 @@
 // its libfuse callback only converts types. Private to fs/.
 #pragma once
 
+#include <cerrno>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "fs/filesystem.h"
+#include "fs/user_limit.h"
 
 namespace weightfs {
 
@@ -28,6 +31,13 @@ inline Filesystem& FilesystemOf(fuse_req_t request) { return *static_cast<Filesy
 using FilePtr = std::shared_ptr<FileHandle>;
 
 inline FilePtr FileOf(const fuse_file_info* file) { return HandleRegistry<FileHandle>::Get(file->fh); }
+
+// Counts one more open file of the caller. Replies EMFILE and returns nullopt when the caller has too many.
+inline std::optional<UserLimit::Share> TakeOpen(Filesystem& filesystem, Reply& reply) {
+  auto share = filesystem.opens().Take(reply.caller().uid);
+  if (!share.has_value()) reply.Errno(EMFILE);
+  return share;
+}
 
 // The inode that the caller wants to create; `mode` includes the type.
 inline CreateRequest RequestOf(const Reply& reply, uint32_t mode) {

@@ -25,11 +25,8 @@ void CloseDirectory(Filesystem& filesystem, uint64_t number) {
 }
 
 void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
-  auto share = filesystem.opens().Take(reply.caller().uid);
-  if (!share.has_value()) {
-    reply.Errno(EMFILE);
-    return;
-  }
+  auto share = TakeOpen(filesystem, reply);
+  if (!share.has_value()) return;
   Result<InodePtr> inode = filesystem.names().Open(ino);
   if (!inode.has_value()) {
     reply.Fail(inode.error());
@@ -113,11 +110,13 @@ fuse_entry_param OnlyType(const DirectoryEntry& entry) {
   return only_type;
 }
 
-// The kernel caches the name and attributes of an entry for a long time, so look them up now: the name may belong to
-// another file by now. Inode 0 makes the kernel ignore a name that is gone.
-fuse_entry_param FreshEntry(Filesystem& filesystem, const DirectoryPtr& directory, const DirectoryEntry& entry) {
+// The kernel caches the name and attributes of an entry for a long time. The name still leads to the inode, without a
+// second look-up: the kernel holds the lock of the directory until it has the reply, so no other request changes the
+// directory. A leased commit may, but then it drops the entry, for which the kernel takes the same lock
+// (Filesystem::DropEntries). Inode 0 makes the kernel ignore the name of a file that the commit replaced.
+fuse_entry_param EntryWithAttributes(Filesystem& filesystem, const DirectoryEntry& entry) {
   if (!IsDots(entry.name)) {
-    const Result<Attributes> found = filesystem.names().Lookup(directory->inode->id, entry.name);
+    const Result<Attributes> found = filesystem.names().GetAttributes(entry.ino);
     if (found.has_value()) return ToEntry(*found, filesystem.cache_seconds());
   }
   return OnlyType(entry);
@@ -134,7 +133,7 @@ void ReadDirectory(Filesystem& filesystem, Reply reply, const ListingRequest& li
   size_t used = 0;
   uint64_t next = listing.position;
   for (const DirectoryEntry& entry : *entries) {
-    const fuse_entry_param shown = listing.plus ? FreshEntry(filesystem, listing.directory, entry) : OnlyType(entry);
+    const fuse_entry_param shown = listing.plus ? EntryWithAttributes(filesystem, entry) : OnlyType(entry);
     used += listing.Put(out.data() + used, out.size() - used, entry.name, shown, ++next);
     if (shown.ino == 0) continue;
     filesystem.store().inodes().AddLookups(InodeId{shown.ino}, 1);

@@ -19,11 +19,8 @@ bool HasSetIds(Inode& inode) {
 }
 
 void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file) {
-  auto share = filesystem.opens().Take(reply.caller().uid);
-  if (!share.has_value()) {
-    reply.Errno(EMFILE);
-    return;
-  }
+  auto share = TakeOpen(filesystem, reply);
+  if (!share.has_value()) return;
   const auto open = [&]() -> Result<InodePtr> {
     const bool truncate = (file.flags & O_TRUNC) != 0;
     if (truncate) {
@@ -66,11 +63,8 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
 
 void Create(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
             fuse_file_info file) {
-  auto share = filesystem.opens().Take(reply.caller().uid);
-  if (!share.has_value()) {
-    reply.Errno(EMFILE);
-    return;
-  }
+  auto share = TakeOpen(filesystem, reply);
+  if (!share.has_value()) return;
   const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
   const auto created = filesystem.names().Create(parent, name, request);
   ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share));
@@ -78,11 +72,8 @@ void Create(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
 void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t mode, fuse_file_info file) {
-  auto share = filesystem.opens().Take(reply.caller().uid);
-  if (!share.has_value()) {
-    reply.Errno(EMFILE);
-    return;
-  }
+  auto share = TakeOpen(filesystem, reply);
+  if (!share.has_value()) return;
   const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
   const auto created = filesystem.names().CreateUnnamed(parent, request);
   ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share));

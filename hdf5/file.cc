@@ -104,7 +104,7 @@ Result<void> File::Truncate(uint64_t size) {
   RETURN_IF_ERROR(AwaitWrites(0, UINT64_MAX));
   RETURN_IF_ERROR(WithPath(writes_.Discard(size, UINT64_MAX)));
   cache_.Drop(std::min(size, size_), UINT64_MAX);
-  reads_ = {};
+  next_read_ = UINT64_MAX;
   if (file_size_ != size && ftruncate(descriptor_.get(), static_cast<off_t>(size)) != 0) {
     return Failed("truncation", size, 0, errno);
   }

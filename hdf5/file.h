@@ -103,20 +103,12 @@ class File {
   int TransferDescriptor();
 
   // --- reads (file_read.cc)
-  struct Stream {
-    uint64_t next = UINT64_MAX;  // offset of a sequential read
-    uint64_t ahead = 0;          // end of the read-ahead
-    uint64_t window = 0;         // bytes of the next read-ahead window; 0 without sequential reads
-  };
   Result<void> ReadThrough(uint64_t offset, std::span<std::byte> out);
   Result<void> ReadLarge(uint64_t offset, std::span<std::byte> out);
   Result<void> ReadCached(Content content, uint64_t offset, std::span<std::byte> out, bool sequential);
   Result<void> ReadExactly(uint64_t offset, std::span<std::byte> out);
   Result<void> ReadDevice(uint64_t offset, std::span<std::byte> out);
   Result<bool> Load(uint64_t begin, uint64_t end, uint64_t offset);
-  bool Await(ReadCache::Extents::iterator extent);
-  void AwaitReads(uint64_t begin, uint64_t end);
-  void ReadAhead();
   Result<void> PositionalRead(uint64_t offset, std::span<std::byte> out);
   bool IsInPageCache(uint64_t offset, uint64_t size) const;
 
@@ -150,12 +142,10 @@ class File {
   bool write_through_ = false;  // SWMR: other programs read meanwhile
   bool name_is_new_ = false;    // the directory was not synced since the file was created
   bool unsynced_ = false;
-  Stream reads_;
-  uint64_t next_write_ = UINT64_MAX;  // offset of a sequential raw write
-  MemoryPool pool_;
-  // A read in flight never overlaps a segment: read-ahead stops before the next segment, and a write waits for the
-  // reads in its range before it is buffered. Therefore a segment may be written and removed at any time, and no cached
-  // extent lacks its bytes.
+  uint64_t next_read_ = UINT64_MAX;   // offset of a sequential raw read
+  uint64_t next_write_ = UINT64_MAX;  // and of a write
+  MemoryPool& pool_ = MemoryPool::Shared();
+  // No cached extent lacks the bytes of a segment, so a segment may be written and removed at any time.
   WriteBuffer writes_;
   ReadCache cache_;
 };

@@ -20,9 +20,9 @@ namespace {
 
 constexpr uint64_t kMetadataPage = 16 * kKiB;    // minimum bytes that a metadata read loads
 constexpr uint64_t kLongestMetadata = 1 * kMiB;  // maximum, for consecutive reads
-constexpr uint64_t kShortRead = 128 * kKiB;      // for shorter sequential reads, the calling thread reads ahead
-constexpr uint64_t kShortWindow = 1 * kMiB;      // maximum bytes that the calling thread reads ahead
-constexpr uint64_t kWindowsInCache = 8;
+// The filesystem reads ahead for longer sequential reads: a mount of weightfs as fast as its devices.
+constexpr uint64_t kShortRead = 128 * kKiB;
+constexpr uint64_t kFirstWindow = 128 * kKiB;
 
 }  // namespace
 
@@ -39,17 +39,10 @@ Result<void> File::Read(Content content, uint64_t offset, std::span<std::byte> o
     out = out.first(available);
     if (out.empty()) return {};
   }
+  const bool sequential = content == Content::kRaw && offset == next_read_;
+  if (content == Content::kRaw) next_read_ = offset + out.size();
   if (out.size() >= settings_.direct_size) return ReadLarge(offset, out);
-  const bool sequential = content == Content::kRaw && offset == reads_.next;
-  RETURN_IF_ERROR(ReadCached(content, offset, out, sequential));
-  if (content == Content::kMetadata) return {};
-  if (!sequential) {
-    reads_ = {.next = end, .ahead = end};
-    return {};
-  }
-  reads_.next = end;
-  ReadAhead();
-  return {};
+  return ReadCached(content, offset, out, sequential);
 }
 
 // For an SWMR reader: reads the current content of the file.
@@ -63,7 +56,6 @@ Result<void> File::ReadThrough(uint64_t offset, std::span<std::byte> out) {
 }
 
 Result<void> File::ReadLarge(uint64_t offset, std::span<std::byte> out) {
-  reads_ = {.next = offset + out.size(), .ahead = offset + out.size()};
   RETURN_IF_ERROR(ReadExactly(offset, out));
   writes_.Overlay(offset, out);
   return {};
@@ -118,8 +110,7 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
   while (!out.empty()) {
     const auto next = cache_.FirstFrom(offset);
     if (next != cache_.end() && next->first <= offset) {
-      auto& [begin, extent] = *next;
-      if (!Await(next)) continue;  // The failed extent is removed; the read below reports the error.
+      const auto& [begin, extent] = *next;
       const size_t count = std::min<uint64_t>(out.size(), begin + extent.size - offset);
       std::memcpy(out.data(), extent.buffer.data() + (offset - begin), count);
       cache_.Touch(next);
@@ -136,10 +127,14 @@ Result<void> File::ReadCached(Content content, uint64_t offset, std::span<std::b
       const uint64_t length = before == cache_.end() ? 0 : std::min(2 * before->second.size, kLongestMetadata);
       const uint64_t end = std::max(RoundUp(offset + gap.size(), kMetadataPage), page + length);
       ASSIGN_OR_RETURN(loaded, Load(page, end, offset));
-    } else if (sequential && gap.size() < kShortRead && settings_.read_ahead > 0) {
-      const uint64_t ahead = std::clamp<uint64_t>(reads_.window, gap.size(), kShortWindow);
-      ASSIGN_OR_RETURN(loaded,
-                       Load(offset, offset + std::max(std::min(ahead, settings_.read_ahead), gap.size()), offset));
+    } else if (sequential && gap.size() < kShortRead) {
+      // Windows double while the reads stay sequential.
+      const auto before = offset == 0 ? cache_.end() : cache_.Find(offset - 1);
+      const uint64_t window = before == cache_.end() ? kFirstWindow : 2 * before->second.size;
+      const uint64_t ahead = std::min(window, settings_.read_ahead);
+      if (ahead > gap.size()) {
+        ASSIGN_OR_RETURN(loaded, Load(offset, offset + ahead, offset));
+      }
     }
     if (loaded) continue;
     RETURN_IF_ERROR(ReadExactly(offset, gap));
@@ -163,61 +158,6 @@ Result<bool> File::Load(uint64_t begin, uint64_t end, uint64_t offset) {
   writes_.Overlay(begin, bytes);
   cache_.Add(begin, std::move(extent));
   return true;
-}
-
-// Waits for the read-ahead of an extent. False: it failed, and the extent is removed.
-bool File::Await(ReadCache::Extents::iterator at) {
-  auto& [begin, extent] = *at;
-  if (extent.operation == nullptr) return true;
-  extent.operation->Wait();
-  const bool failed = extent.operation->error().has_value();
-  extent.operation.reset();
-  if (failed) {
-    cache_.Remove(at);
-    return false;
-  }
-  WEIGHTFS_ASSERT(writes_.NextFrom(begin) >= begin + extent.size);
-  return true;
-}
-
-// Waits for the read-ahead in the range.
-void File::AwaitReads(uint64_t begin, uint64_t end) {
-  for (auto at = cache_.FirstFrom(begin); at != cache_.end() && at->first < end;) {
-    const uint64_t behind = at->first + at->second.size;
-    Await(at);
-    at = cache_.FirstFrom(behind);
-  }
-}
-
-// Keeps a window of read-ahead in flight beyond a sequential read, up to the next segment of buffered writes.
-void File::ReadAhead() {
-  const uint64_t most = std::min(settings_.read_ahead, settings_.cache / 2 / kWindowsInCache * 2);
-  if (most == 0) return;
-  reads_.ahead = std::max(reads_.ahead, reads_.next);
-  reads_.window = std::clamp<uint64_t>(2 * reads_.window, kShortRead, most);
-  // For smaller windows, the calling thread or the kernel reads ahead.
-  if (reads_.window < settings_.direct_size) return;
-  while (reads_.ahead < reads_.next + reads_.window) {
-    uint64_t end = std::min({reads_.ahead + reads_.window, file_size_, writes_.NextFrom(reads_.ahead)});
-    const auto next = cache_.FirstFrom(reads_.ahead);
-    if (next != cache_.end() && next->first <= reads_.ahead) {
-      reads_.ahead = next->first + next->second.size;
-      continue;
-    }
-    if (next != cache_.end()) end = std::min(end, next->first);
-    if (end < reads_.ahead + kShortRead || IsInPageCache(reads_.ahead, end - reads_.ahead)) return;
-    const auto handle = GetHandle();
-    if (!handle.has_value()) return;  // Read-ahead is optional; a read that needs the handle reports the error.
-    ReadCache::Extent extent{.buffer = pool_.Take(end - reads_.ahead), .size = end - reads_.ahead};
-    if (extent.buffer.data() == nullptr) return;
-    auto started =
-        (*handle)->StartRead(TransferDescriptor(), client::MemoryView(std::span(extent.buffer.data(), extent.size)),
-                             {.offset = reads_.ahead, .own_errors = true});
-    if (!started.has_value()) return;
-    extent.operation = *std::move(started);
-    cache_.Add(reads_.ahead, std::move(extent));
-    reads_.ahead = end;
-  }
 }
 
 // True if at least 15/16 of the range is in the page cache. Always false before Linux 6.5.

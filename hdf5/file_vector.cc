@@ -83,6 +83,7 @@ Result<void> File::CheckRanges(const char* action, std::span<const Request> requ
 Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
   RETURN_IF_ERROR(CheckRanges("read", requests));
   auto sorted = SortedWithoutEmpty(requests);
+  if (sorted.size() == 1) return Read(sorted[0].content, sorted[0].offset, sorted[0].memory);
   if (options_.shared_reader || MustRunSerially(sorted)) {
     for (const auto& request : requests) RETURN_IF_ERROR(Read(request.content, request.offset, request.memory));
     return {};
@@ -113,6 +114,7 @@ Result<void> File::ReadMany(std::span<const ReadRequest> requests) {
 Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
   RETURN_IF_ERROR(CheckRanges("write", requests));
   auto sorted = SortedWithoutEmpty(requests);
+  if (sorted.size() == 1) return Write(sorted[0].content, sorted[0].offset, sorted[0].memory);
   // With concurrent readers, which a superblock in this call may start, writes must reach the file in the order given.
   const bool in_order = write_through_ || std::any_of(requests.begin(), requests.end(), [](const auto& request) {
                           return StartsSwmr(request.content, request.memory);

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/assert.h"
 #include "common/result.h"
 #include "common/sync_directory.h"
 #include "common/units.h"
@@ -24,9 +23,11 @@
 namespace weightfs::hdf5 {
 namespace {
 
-// A raw write of at least this size that is not sequential goes to the file at once, because it cannot be merged.
+// A raw write of at least this size that is neither sequential nor large goes to the file at once, because it cannot be
+// merged.
 constexpr size_t kLoneWrite = 256 * kKiB;
-constexpr size_t kMostBuffers = 512;  // per pwritev
+constexpr uint64_t kLeastLease = 4 * kMiB;  // for less, a handle takes no lease
+constexpr size_t kMostBuffers = 512;        // per pwritev
 
 // True for a superblock whose SWMR flag is set: version 3, byte 11, bit 2.
 bool HasSwmrFlag(std::span<const std::byte> bytes) {
@@ -65,11 +66,13 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   const uint64_t end = offset + bytes.size();
   const bool sequential = offset == next_write_;
   if (content == Content::kRaw) next_write_ = end;
-  if (bytes.size() >= settings_.direct_size) return WriteLarge(offset, client::MemoryView(bytes));
-  const bool lone = content == Content::kRaw && bytes.size() >= kLoneWrite && !sequential;
+  // A buffered write overlaps with the program, so it pays for moderately large requests, too.
+  const bool buffered = content == Content::kRaw && !write_through_ && bytes.size() < settings_.cache / 4;
+  if (bytes.size() >= settings_.direct_size && !buffered) return WriteLarge(offset, client::MemoryView(bytes));
+  const bool medium = bytes.size() >= kLoneWrite && bytes.size() < settings_.direct_size;
+  const bool lone = content == Content::kRaw && medium && !sequential;
   if (!write_through_ && !lone) return WriteBuffered(content, offset, bytes);
   RETURN_IF_ERROR(DiscardBuffered(offset, end));
-  AwaitReads(offset, end);
   if (auto written = NoteWrite(PositionalWrite(offset, bytes), end); !written.has_value()) {
     cache_.Drop(offset, end);
     return written;
@@ -106,19 +109,25 @@ Result<void> File::WriteLarge(uint64_t offset, const client::MemoryView& memory)
 }
 
 Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes) {
-  const uint64_t end = offset + bytes.size();
-  RETURN_IF_ERROR(AwaitWrites(offset, end));
-  AwaitReads(offset, end);
-  unsynced_ = true;
-  if (auto put = writes_.Put(offset, bytes, content == Content::kRaw); !put.has_value()) {
-    // Some of the bytes may be buffered.
-    size_ = std::max(size_, writes_.end());
-    cache_.Drop(offset, end);
-    return WithPath(std::move(put));
+  // In parts, so that the device begins with the first one while the next one is copied.
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min(bytes.size(), writes_.segment_size()));
+    const uint64_t end = offset + part.size();
+    RETURN_IF_ERROR(AwaitWrites(offset, end));
+    unsynced_ = true;
+    if (auto put = writes_.Put(offset, part, content == Content::kRaw); !put.has_value()) {
+      // Some of the bytes may be buffered.
+      size_ = std::max(size_, writes_.end());
+      cache_.Drop(offset, end);
+      return WithPath(std::move(put));
+    }
+    size_ = std::max(size_, end);
+    cache_.Patch(offset, part);
+    RETURN_IF_ERROR(LimitBufferedBytes());
+    offset = end;
+    bytes = bytes.subspan(part.size());
   }
-  size_ = std::max(size_, end);
-  cache_.Patch(offset, bytes);
-  return LimitBufferedBytes();
+  return {};
 }
 
 Result<void> File::PositionalWrite(uint64_t offset, std::span<const std::byte> bytes) {
@@ -146,7 +155,6 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
     segment.operation->Wait();
     auto error = segment.operation->error();
     segment.operation.reset();
-    WEIGHTFS_ASSERT(!cache_.IsBusy(from, from + segment.size));
     auto written = NoteWrite(error ? Result<void>(*std::move(error)) : Result<void>(), from + segment.size);
     if (!written.has_value()) {
       if (!first) first = std::move(written).error();
@@ -163,10 +171,11 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
 Result<void> File::StartWriteBack() {
   for (auto& [begin, segment] : writes_.segments()) {
     if (segment.operation != nullptr || !segment.raw || !writes_.IsFull(begin, segment)) continue;
-    if (segment.size < settings_.direct_size) continue;
+    if (segment.size < std::min<uint64_t>(settings_.direct_size, kLeastLease)) continue;
     ASSIGN_OR_RETURN(const auto handle, GetHandle());
     const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
-    auto started = handle->StartWrite(TransferDescriptor(), memory, {.offset = begin, .own_errors = true, .stable = true});
+    auto started =
+        handle->StartWrite(TransferDescriptor(), memory, {.offset = begin, .own_errors = true, .stable = true});
     if (!started.has_value()) return WithPath(std::move(started).error());
     segment.operation = *std::move(started);
   }
@@ -177,9 +186,10 @@ Result<void> File::LimitBufferedBytes() {
   const size_t limit = settings_.cache / 2;
   if (writes_.TakeFilled()) RETURN_IF_ERROR(StartWriteBack());
   if (writes_.bytes() <= limit) return {};
-  // In the order of offsets. The wait for a completed operation returns at once.
+  // In the order of offsets. The wait for a completed operation returns at once. The other operations go on, so that
+  // the device stays busy.
   auto& segments = writes_.segments();
-  for (auto at = segments.begin(); at != segments.end() && writes_.bytes() > limit / 2;) {
+  for (auto at = segments.begin(); at != segments.end() && writes_.bytes() > limit;) {
     const auto [begin, size, busy] = std::tuple(at->first, at->second.size, at->second.operation != nullptr);
     if (busy) RETURN_IF_ERROR(AwaitWrites(begin, begin + size));
     at = busy ? segments.lower_bound(begin + size) : std::next(at);
@@ -215,8 +225,7 @@ Result<void> File::WriteOut(bool raw_only) {
 Result<void> File::WriteRun(Run run) {
   const uint64_t begin = run.front()->first;
   const uint64_t end = run.back()->first + run.back()->second.size;
-  WEIGHTFS_ASSERT(!cache_.IsBusy(begin, end));
-  const bool large = end - begin >= settings_.direct_size;
+  const bool large = end - begin >= std::min<uint64_t>(settings_.direct_size, kLeastLease);
   RETURN_IF_ERROR(NoteWrite(large ? WriteRunByHandle(run) : WriteRunByCalls(run), end));
   for (const auto& segment : run) writes_.Remove(segment);
   return {};
@@ -261,7 +270,6 @@ Result<void> File::WriteRunByCalls(Run run) {
 Result<void> File::Flush(bool durable) {
   if (!options_.write) return {};
   RETURN_IF_ERROR(WriteOut(false));
-  pool_.Clear();
   if (!durable || !unsynced_) return {};
   return MakeDurable();
 }

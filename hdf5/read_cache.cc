@@ -39,11 +39,6 @@ ReadCache::Extents::iterator ReadCache::Add(uint64_t begin, Extent extent) {
 
 ReadCache::Extents::iterator ReadCache::Remove(Extents::iterator extent) {
   auto& [begin, removed] = *extent;
-  // The operation accesses the buffer until it is done.
-  if (removed.operation != nullptr) {
-    removed.operation->Cancel();
-    removed.operation->Wait();
-  }
   bytes_ -= removed.size;
   pool_->Give(std::move(removed.buffer));
   return extents_.erase(extent);
@@ -53,17 +48,9 @@ void ReadCache::Drop(uint64_t begin, uint64_t end) {
   for (auto at = FirstFrom(begin); at != extents_.end() && at->first < end;) at = Remove(at);
 }
 
-bool ReadCache::IsBusy(uint64_t begin, uint64_t end) {
-  for (auto at = FirstFrom(begin); at != extents_.end() && at->first < end; ++at) {
-    if (at->second.operation != nullptr) return true;
-  }
-  return false;
-}
-
 void ReadCache::Patch(uint64_t offset, std::span<const std::byte> bytes) {
   const uint64_t end = offset + bytes.size();
   for (auto at = FirstFrom(offset); at != extents_.end() && at->first < end; ++at) {
-    WEIGHTFS_ASSERT(at->second.operation == nullptr);
     const uint64_t from = std::max(at->first, offset);
     const uint64_t to = std::min(at->first + at->second.size, end);
     std::memcpy(at->second.buffer.data() + (from - at->first), bytes.data() + (from - offset), to - from);

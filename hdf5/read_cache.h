@@ -1,26 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cached extents of a file: pages of metadata, and read-ahead windows, which may still be in flight.
+// Cached extents of a file: pages of metadata, and read-ahead windows.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <span>
 
-#include "client/operation.h"
 #include "hdf5/memory_pool.h"
 
 namespace weightfs::hdf5 {
 
-// Externally synchronized. Extents never overlap. A loaded extent includes buffered writes.
+// Externally synchronized. Extents never overlap, and include buffered writes.
 class ReadCache {
  public:
   struct Extent {
     MemoryPool::Buffer buffer;
     size_t size = 0;  // bytes
     uint64_t last_use = 0;
-    std::shared_ptr<client::Operation> operation;  // the read from the file; null once it is done
   };
   using Extents = std::map<uint64_t, Extent>;  // by the offset of the first byte
 
@@ -37,13 +34,11 @@ class ReadCache {
   uint64_t EndBefore(uint64_t offset) const;
   // Adds an extent that overlaps no other. Evicts the least recently used extents if the cache exceeds its limit.
   Extents::iterator Add(uint64_t begin, Extent extent);
-  // Removes an extent. Cancels its read, and waits until it has ended.
+  // Removes an extent.
   Extents::iterator Remove(Extents::iterator extent);
   // Removes all extents that overlap the range.
   void Drop(uint64_t begin, uint64_t end);
-  // True while a read is in flight in the range.
-  bool IsBusy(uint64_t begin, uint64_t end);
-  // Copies written bytes into loaded extents. No read may be in flight in the range.
+  // Copies written bytes into the extents.
   void Patch(uint64_t offset, std::span<const std::byte> bytes);
   void Clear() { Drop(0, UINT64_MAX); }
 

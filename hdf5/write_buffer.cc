@@ -101,15 +101,17 @@ Result<void> WriteBuffer::Discard(uint64_t begin, uint64_t end) {
   return {};
 }
 
-Result<void> WriteBuffer::Reserve(Segment* segment, size_t size, size_t longest) {
-  const size_t needed = segment->skip + size;
-  if (needed <= segment->buffer.capacity) return {};
-  const size_t doubled = std::min(2 * needed, segment->skip + longest);
-  auto larger = pool_->Take(size >= kStreamSegment ? std::max(longest, size) : std::max(doubled, size));
+// The bytes of a large segment have the same offsets within a block in memory as in the file. O_DIRECT needs that.
+Result<void> WriteBuffer::Reserve(uint64_t begin, Segment* segment, size_t size) {
+  if (segment->skip + size <= segment->buffer.capacity) return {};
+  const size_t longest = LongestFrom(begin);
+  const bool stream = size >= kStreamSegment;
+  const size_t skip = stream ? begin % kBlockSize : 0;
+  auto larger = pool_->Take(skip + std::max(stream ? longest : std::min(2 * size, longest), size));
   if (larger.data() == nullptr) return NoMemory();
-  if (segment->size > 0) std::memcpy(larger.data(), segment->data(), segment->size);
+  if (segment->size > 0) std::memcpy(larger.data() + skip, segment->data(), segment->size);
   pool_->Give(std::exchange(segment->buffer, std::move(larger)));
-  segment->skip = 0;
+  segment->skip = skip;
   return {};
 }
 
@@ -131,7 +133,7 @@ Result<void> WriteBuffer::Put(uint64_t offset, std::span<const std::byte> bytes,
     at = continues ? std::prev(at) : segments_.emplace_hint(at, offset, Segment{.raw = raw});
     auto& [begin, segment] = *at;
     const size_t count = std::min(bytes.size(), LongestFrom(begin) - segment.size);
-    if (auto reserved = Reserve(&segment, segment.size + count, LongestFrom(begin)); !reserved.has_value()) {
+    if (auto reserved = Reserve(begin, &segment, segment.size + count); !reserved.has_value()) {
       if (segment.size == 0) segments_.erase(at);
       return reserved;
     }

@@ -49,6 +49,7 @@ class WriteBuffer {
   // Removes a segment that has been written to the file.
   Segments::iterator Remove(Segments::iterator segment);
 
+  size_t segment_size() const { return segment_size_; }
   bool empty() const { return segments_.empty(); }
   size_t bytes() const { return bytes_; }
   uint64_t end() const;  // end of the last segment; 0 when empty
@@ -58,7 +59,7 @@ class WriteBuffer {
  private:
   Segments::const_iterator FirstFrom(uint64_t offset) const;
   size_t LongestFrom(uint64_t begin) const;
-  Result<void> Reserve(Segment* segment, size_t size, size_t longest);
+  Result<void> Reserve(uint64_t begin, Segment* segment, size_t size);
 
   MemoryPool* const pool_;
   const size_t segment_size_;

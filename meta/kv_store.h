@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/result.h"
@@ -65,6 +66,10 @@ class KvIterator {
   virtual Result<void> status() const = 0;  // check when Valid() is false: it may be an error instead of the end
 };
 
+// How many keys the user of an iterator reads. With kFew the iterator keeps the blocks of these keys in memory until it
+// is destroyed, instead of copying each key.
+enum class KvScan : unsigned char { kMany, kFew };
+
 // Thread-safe. A failed write makes the store read-only: later writes fail with kReadOnly. Reads assert
 // Mutex::MayReadCatalog, that is, the thread holds no inode's mutex.
 class KvStore {
@@ -92,7 +97,8 @@ class KvStore {
 
   // Returns an iterator at the first key that begins with `prefix` and is not less than `first`. Valid() becomes false
   // after the last such key.
-  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) = 0;
+  virtual std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
+                                                  KvScan scan = KvScan::kMany) = 0;
 
   // Estimates the bytes of the keys that begin with `prefix` and of their values; 0 when unknown. Fast; precise enough
   // for a progress bar only.
@@ -102,6 +108,28 @@ class KvStore {
   // since the last flush. Fills no cache. Calls `next` without locks after each part (at most about 64 MiB) with its
   // size, and returns early when that returns false. Returns kCorrupt, as a full line, for the first damaged part.
   virtual Result<void> Verify(const std::function<bool(ByteCount)>& next) = 0;
+};
+
+// Forwards every call to another store. Derive from it to change some of them.
+class KvStoreWrapper : public KvStore {
+ public:
+  explicit KvStoreWrapper(std::unique_ptr<KvStore> wrapped) : wrapped_(std::move(wrapped)) {}
+
+  Result<std::optional<std::string>> Get(std::string_view key) override { return wrapped_->Get(key); }
+  bool failed() const override { return wrapped_->failed(); }
+  Result<void> Write(KvBatch batch) override { return wrapped_->Write(std::move(batch)); }
+  Result<void> CheckSpace(KvChange change) override { return wrapped_->CheckSpace(change); }
+  std::optional<uint64_t> FreeSpace() override { return wrapped_->FreeSpace(); }
+  Result<void> Sync() override { return wrapped_->Sync(); }
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
+                                          KvScan scan = KvScan::kMany) override {
+    return wrapped_->NewIterator(prefix, first, scan);
+  }
+  uint64_t EstimateSize(std::string_view prefix) const override { return wrapped_->EstimateSize(prefix); }
+  Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return wrapped_->Verify(next); }
+
+ private:
+  const std::unique_ptr<KvStore> wrapped_;
 };
 
 }  // namespace weightfs

@@ -286,7 +286,7 @@ rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Option
 
 class Iterator final : public KvIterator {
  public:
-  Iterator(std::shared_ptr<const Database> database, std::string_view prefix, std::string_view first)
+  Iterator(std::shared_ptr<const Database> database, std::string_view prefix, std::string_view first, KvScan scan)
       : database_(std::move(database)), prefix_(prefix), end_(keys::PrefixEnd(prefix_)), upper_bound_(ToSlice(end_)) {
     rocksdb::ReadOptions options;
     if (!end_.empty()) options.iterate_upper_bound = &upper_bound_;
@@ -295,6 +295,7 @@ class Iterator final : public KvIterator {
       options.readahead_size = kScanReadAhead;
       options.fill_cache = false;
     }
+    options.pin_data = scan == KvScan::kFew;
     // The iterator pins the current sequence number, as a snapshot would.
     CountNothing();
     iterator_.reset(database_->db->NewIterator(options));
@@ -492,9 +493,9 @@ Result<void> RocksKvStore::Sync() {
   return impl_->sync.Sync();  // read-only: nothing was written, so nothing to sync
 }
 
-std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix, std::string_view first) {
+std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix, std::string_view first, KvScan scan) {
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
-  return std::make_unique<Iterator>(impl_->database, prefix, first);
+  return std::make_unique<Iterator>(impl_->database, prefix, first, scan);
 }
 
 uint64_t RocksKvStore::EstimateSize(std::string_view prefix) const {

@@ -35,7 +35,8 @@ class RocksKvStore final : public KvStore {
   // belongs to another user: common/guarded_directory.h), kIo. After an error no batch is lost; a later attempt finds
   // them all.
   //
-  // Unless read_only, keeps a reserve of the filesystem's space in the file `reserve`, removes all permissions of other users from the directory and its files, and sets the umask of
+  // Unless read_only, keeps a reserve of the filesystem's space in the file `reserve`, removes all permissions of other
+  // users from the directory and its files, and sets the umask of
   // the process to 077 for good, because RocksDB creates files at any time.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
   ~RocksKvStore() override;
@@ -46,7 +47,8 @@ class RocksKvStore final : public KvStore {
   Result<void> CheckSpace(KvChange change) override;
   std::optional<uint64_t> FreeSpace() override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
+                                          KvScan scan = KvScan::kMany) override;
   uint64_t EstimateSize(std::string_view prefix) const override;
   Result<void> Verify(const std::function<bool(ByteCount)>& next) override;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shares one sync among many callers: a caller that arrives while a sync is running waits for the next one, which a
 // single caller runs for all of them.
-// runs for all of them.
 #pragma once
 
 #include <atomic>

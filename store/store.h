@@ -81,8 +81,9 @@ class Store {
 
   // True if OpenFile may read many records of the catalog: the mapping of a large file that is not in memory.
   bool OpensSlowly(InodeId ino);
-  // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is emptied in memory, and its old content stays committed until the new
-  // content is committed (at close, at fsync, or after 30 s).
+  // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is
+  // emptied in memory, and its old content stays committed until the new content is committed (at close, at fsync, or
+  // after 30 s).
   Result<InodePtr> OpenFile(InodeId ino, bool truncate);
   // Called for each close(2) of a descriptor. Reports an error of earlier writes; with sync_on_close it also waits for
   // a commit. A process that exits or execs closes its copies of a descriptor without looking at the error. Therefore

@@ -9,6 +9,7 @@ from typing import Callable
 from suite.system import MIB, Client, Failure, children_cpu_seconds, command, free_space, kernel_figure
 
 SMALL_FILE = 64 << 10
+SMALL_READ = 4 << 10
 
 
 def nothing(_):
@@ -244,7 +245,24 @@ def small_cases(run):
             step("list", "list", drop_names), step("list-again", "list", after=compare),
             step("unlink", "unlink", after=lambda _: directory.sync("small"))])
 
-    return [life(way, directory) for way, directory in compared(run)]
+    def reads(way, directory):
+        """Files that one request reads, opened, read and closed: first from the disk, then from the kernel's cache."""
+        files = {"path": directory.file("small-reads"), "count": 200 if run.options.quick else 2000, "size": SMALL_READ}
+
+        def make_files(_):
+            run.worker.ask("create", **files)
+            directory.sync("small-reads")
+            directory.make_cold(*(f"{files['path']}/{name}" for name in os.listdir(files["path"])))
+
+        def read(turn):
+            answer = run.worker.ask("read-all", check=turn.warm_up, **files)
+            return {**answer, "bytes": files["count"] * SMALL_READ}
+
+        return Case(way, directory, [
+            Step("small-read-cold", read, make_files),
+            Step("small-read", read, after=lambda _: run.worker.ask("unlink", **files))])
+
+    return [case(way, directory) for case in (life, reads) for way, directory in compared(run)]
 
 
 # Whole tensors through the client library: on the mount by leases of the store's blocks, and with the same handle on

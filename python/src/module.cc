@@ -15,7 +15,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -23,6 +25,7 @@
 #include "client/handle.h"
 #include "client/locked_memory.h"
 #include "client/random_reader.h"
+#include "common/checksum.h"
 #include "python/src/gil.h"
 
 namespace py = pybind11;
@@ -324,8 +327,7 @@ void BindWrites(HandleClass& type) {
            })
       .def("start_write",
            [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic, bool checksum, bool stable,
-              bool own_errors) {
+              const py::object& progress, bool durable, bool atomic, bool checksum, bool stable, bool own_errors) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
              WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum, stable);
@@ -544,6 +546,32 @@ void BindOperation(py::module_& module) {
       .def_static("in_callback", &Operation::CallbackScope::active);
 }
 
+// Computes the CRC-32 of memory on a thread of its own, which Python could not start while it exits. The memory must
+// stay valid until the result is there, or until this object is destroyed.
+class ZipCrc32Thread {
+ public:
+  ZipCrc32Thread(uintptr_t address, size_t size)
+      : bytes_(reinterpret_cast<const std::byte*>(address), size),  // NOLINT(performance-no-int-to-ptr)
+        thread_([this] { crc_ = ZipCrc32(0, bytes_); }) {}
+  ~ZipCrc32Thread() { Join(); }
+  ZipCrc32Thread(const ZipCrc32Thread&) = delete;
+  ZipCrc32Thread& operator=(const ZipCrc32Thread&) = delete;
+
+  uint32_t Result() {
+    Join();
+    return crc_;
+  }
+
+ private:
+  void Join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  const std::span<const std::byte> bytes_;
+  uint32_t crc_ = 0;
+  std::thread thread_;  // uses the members above
+};
+
 void BindMemory(py::module_& module) {
   py::class_<LockedMemory, std::shared_ptr<LockedMemory>>(module, "LockedMemory", py::buffer_protocol())
       .def(py::init([](size_t size) {
@@ -590,6 +618,16 @@ void BindMemory(py::module_& module) {
     const ReleaseGil nogil;
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   });
+  module.def("zip_crc32", [](uintptr_t address, size_t size) {
+    const ReleaseGil nogil;
+    return ZipCrc32(0, {reinterpret_cast<const std::byte*>(address), size});  // NOLINT(performance-no-int-to-ptr)
+  });
+  py::class_<ZipCrc32Thread>(module, "ZipCrc32Thread")
+      .def(py::init<uintptr_t, size_t>())
+      .def("result", [](ZipCrc32Thread& thread) {
+        const ReleaseGil nogil;
+        return thread.Result();
+      });
   module.def("copy", [](const Memory& to, const Memory& from) {
     const auto target = MakeHostMemory(to);
     const auto source = MakeHostMemory(from);

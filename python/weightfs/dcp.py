@@ -51,7 +51,7 @@ class StorageWriter(FileSystemWriter):
 
     def write_data(self, plan, planner):
         # Computing the CRC-32 takes longer than the transfer, and no torch.load compares it.
-        with without_crc32:
+        with without_crc32():
             return super().write_data(plan, planner)
 
     def finish(self, metadata, results):

@@ -10,6 +10,9 @@ The files are byte for byte those of torch.save(obj, stream), so torch.load read
 a path instead, it puts the file's name into the archive; the files differ only in that name."""
 
 import contextlib
+import contextvars
+import functools
+import io
 import os
 import threading
 
@@ -18,6 +21,7 @@ import torch
 from weightfs._numbers import whole
 from weightfs._replace import writing
 from weightfs._stream import DirectReader, the_handle
+from weightfs._zip_checksums import ZipChecksums
 
 
 def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
@@ -32,11 +36,17 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
     regular, is a mount point or is in a directory where the process may not replace it, the file itself is truncated
     and overwritten: until it is complete it has no head, and torch.load fails. storage_alignment: a power of two;
     storages begin at multiples of it. torch's default is 64; 4096 avoids a copy into aligned memory, and needs torch
-    2.7. crc32: torch computes a checksum of each storage, at a few GB/s. Without it, unzip complains but torch.load
-    does not."""
+    2.7. crc32: the file has a checksum of each storage. It is computed during the write; by torch itself, at 1 to 2 GB/s
+    before the write, if f is a stream or torch is older than 2.9. Without it, unzip complains but torch.load does
+    not."""
     with contextlib.ExitStack() as around:
-        around.enter_context(_settings(storage_alignment, crc32))
+        around.enter_context(_settings(storage_alignment))
+        computes = crc32 and not hasattr(f, "write") and _computes_checksums(arguments, options)
         stream = f if hasattr(f, "write") else around.enter_context(writing(f, handle, durable, atomic))
+        if computes:
+            stream = around.enter_context(ZipChecksums(stream))
+        if computes or not crc32:
+            around.enter_context(without_crc32())
         torch.save(obj, stream, *arguments, **options)
 
 
@@ -74,8 +84,8 @@ def _maps(mmap):
 
 
 @contextlib.contextmanager
-def _settings(storage_alignment, crc32):
-    """Sets torch's process-wide settings and restores them afterwards."""
+def _settings(storage_alignment):
+    """Sets torch's setting and restores it afterwards."""
     with contextlib.ExitStack() as before:
         if storage_alignment is not None:
             alignment = whole("storage_alignment", storage_alignment, 1, 1 << 30)
@@ -86,12 +96,22 @@ def _settings(storage_alignment, crc32):
                 before.enter_context(config.patch({"save.storage_alignment": storage_alignment}))
             except (ImportError, AttributeError) as error:
                 raise NotImplementedError("storage_alignment needs torch 2.7 or newer") from error
-        if not crc32:
-            before.enter_context(without_crc32)
         yield
 
 
-class _WithoutCrc32:
+@functools.cache
+def _settings_are_of_the_thread():
+    """Newer versions of torch keep their settings for each thread."""
+    try:
+        from torch.utils.serialization import config
+        before = config.save.compute_crc32
+        with config.patch({"save.compute_crc32": not before}):
+            return contextvars.Context().run(lambda: config.save.compute_crc32) == before
+    except (ImportError, AttributeError):
+        return False   # this version is older than the setting
+
+
+class _WithoutCrc32InProcess:
     """Switches torch's process-wide setting off while at least one thread is in the block."""
 
     def __init__(self):
@@ -111,4 +131,41 @@ class _WithoutCrc32:
                 torch.serialization.set_crc32_options(self._before)
 
 
-without_crc32 = _WithoutCrc32()
+_without_crc32_in_process = _WithoutCrc32InProcess()
+
+
+def without_crc32():
+    """Makes torch.save omit the checksums in the block."""
+    if not _settings_are_of_the_thread():
+        return _without_crc32_in_process
+    from torch.utils.serialization import config
+    return config.patch({"save.compute_crc32": False})
+
+
+class _MemoryStream(io.BytesIO):
+    error = None   # as of a DirectWriter
+
+
+@functools.cache
+def _knows_layout():
+    """True if ZipChecksums makes what this version of torch makes."""
+    saved = {"some": torch.arange(5), "none": torch.empty(0), "large": torch.zeros(1 << 20, dtype=torch.uint8)}
+    try:
+        from torch.utils.serialization import config
+        theirs, ours = io.BytesIO(), _MemoryStream()
+        with config.patch({"save.compute_crc32": True}):
+            torch.save(saved, theirs)
+        with without_crc32():
+            torch.save(saved, ZipChecksums(ours))
+        return ours.getvalue() == theirs.getvalue()
+    except Exception:   # whatever it is, torch's own checksums remain
+        return False
+
+
+def _computes_checksums(arguments, options):
+    """True if the checksums of torch.save with these arguments can be computed here instead."""
+    zipped = options.get("_use_new_zipfile_serialization", arguments[2] if len(arguments) > 2 else True)
+    skips = getattr(getattr(torch.serialization, "_serialization_tls", None), "skip_data", False)
+    if not zipped or skips or not _settings_are_of_the_thread() or not torch.serialization.get_crc32_options():
+        return False
+    return _knows_layout()

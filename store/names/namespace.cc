@@ -202,7 +202,7 @@ Result<void> Namespace::ListEntries(InodeId ino, std::string_view after,
   RETURN_IF_ERROR(GetDirectory(ino));
   // Names contain no zero byte, so this is the least key after that name.
   const std::string first = after.empty() ? std::string() : keys::Entry(ino, after).append(1, '\0');
-  const auto iterator = catalog_.NewIterator(keys::EntryPrefix(ino), first);
+  const auto iterator = catalog_.NewIterator(keys::EntryPrefix(ino), first, KvScan::kFew);
   DirectoryEntry entry;
   for (; iterator->Valid(); iterator->Next()) {
     const auto key = keys::ParseNamed(iterator->key());

@@ -34,9 +34,8 @@ class Namespace {
   // Writes the root directory and the store's facts to an empty catalog. Used by format.
   static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
 
-  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a
-  // catalog whose facts are damaged. Call it once, before any other
-  // call.
+  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a catalog whose facts
+  // are damaged. Call it once, before any other call.
   Result<void> Recover(bool read_only);
 
   Result<Attributes> Lookup(InodeId parent, std::string_view name);
@@ -73,8 +72,8 @@ class Namespace {
   Result<std::string> ReadLink(InodeId ino);
 
   // Calls `visit` for the entries after the name `after` (empty: for all) in the byte order of their names, until it
-  // returns false. "." and ".." are not among them. Reads the catalog as of the call, with an iterator: `visit` must be
-  // short and must not use the store.
+  // returns false. "." and ".." are not among them. Reads the catalog as of the call, with an iterator that keeps what it
+  // has read in memory: visit part of a large directory per call. `visit` must be short and must not use the store.
   Result<void> ListEntries(InodeId directory, std::string_view after,
                            const std::function<bool(const DirectoryEntry&)>& visit);
 

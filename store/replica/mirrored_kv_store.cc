@@ -27,7 +27,7 @@ void MirroredKvStore::Attach(EntrySink* sink) {
 
 MirroredKvStore::Snapshot MirroredKvStore::TakeSnapshot() {
   MutexLock lock(mutex_);
-  return {catalog_->NewIterator({}), version_};
+  return {NewIterator({}), version_};
 }
 
 Result<void> MirroredKvStore::Write(KvBatch batch) {
@@ -35,7 +35,7 @@ Result<void> MirroredKvStore::Write(KvBatch batch) {
   MutexLock lock(mutex_);
   Version next = version_;
   std::string entry = EncodeNext(batch, &next);
-  RETURN_IF_ERROR(catalog_->Write(WithVersion(std::move(batch), next)));
+  RETURN_IF_ERROR(KvStoreWrapper::Write(WithVersion(std::move(batch), next)));
   version_ = next;
   if (sink_ != nullptr) sink_->Append(std::move(entry), next);
   return {};
@@ -47,7 +47,7 @@ Result<void> MirroredKvStore::Sync() {
     MutexLock lock(mutex_);
     sequence = version_.sequence;
   }
-  RETURN_IF_ERROR(catalog_->Sync());
+  RETURN_IF_ERROR(KvStoreWrapper::Sync());
   MutexLock lock(mutex_);
   if (sink_ != nullptr) sink_->NoteDurable(sequence);
   return {};

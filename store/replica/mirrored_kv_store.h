@@ -3,9 +3,7 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
 
 #include "common/mutex.h"
 #include "meta/kv_store.h"
@@ -28,10 +26,10 @@ Result<Version> ReadVersion(KvStore& catalog);
 KvBatch WithVersion(KvBatch batch, Version version);
 
 // Thread-safe. Writes are serialized, so that the entries are in the order of the catalog.
-class MirroredKvStore final : public KvStore {
+class MirroredKvStore final : public KvStoreWrapper {
  public:
   MirroredKvStore(std::unique_ptr<KvStore> catalog, Version version)
-      : catalog_(std::move(catalog)), version_(version) {}
+      : KvStoreWrapper(std::move(catalog)), version_(version) {}
 
   // Entries go to `sink` from now on. Null: to nobody; no call to the earlier sink is running then.
   void Attach(EntrySink* sink) EXCLUDES(mutex_);
@@ -43,20 +41,10 @@ class MirroredKvStore final : public KvStore {
   };
   Snapshot TakeSnapshot() EXCLUDES(mutex_);
 
-  Result<std::optional<std::string>> Get(std::string_view key) override { return catalog_->Get(key); }
-  bool failed() const override { return catalog_->failed(); }
   Result<void> Write(KvBatch batch) override EXCLUDES(mutex_);
-  Result<void> CheckSpace(KvChange change) override { return catalog_->CheckSpace(change); }
-  std::optional<uint64_t> FreeSpace() override { return catalog_->FreeSpace(); }
   Result<void> Sync() override EXCLUDES(mutex_);
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override {
-    return catalog_->NewIterator(prefix, first);
-  }
-  uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }
-  Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return catalog_->Verify(next); }
 
  private:
-  const std::unique_ptr<KvStore> catalog_;
   Mutex mutex_;
   Version version_ GUARDED_BY(mutex_);
   EntrySink* sink_ GUARDED_BY(mutex_) = nullptr;

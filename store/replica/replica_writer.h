@@ -133,7 +133,7 @@ class ReplicaWriter final : public EntrySink {
   uint64_t durable_ GUARDED_BY(mutex_) = 0;
   bool collecting_ GUARDED_BY(mutex_) = false;  // entries are kept for the log
   bool sync_failed_ GUARDED_BY(mutex_) = false;
-  std::atomic<bool> renew_{false};              // a checkpoint is wanted; set under mutex_
+  std::atomic<bool> renew_{false};              // a checkpoint is wanted; set under mutex_, for wake_
   bool overflowed_ GUARDED_BY(mutex_) = false;  // entries were dropped because there were too many
   bool stopping_ GUARDED_BY(mutex_) = false;
   ReplicaStatistics statistics_ GUARDED_BY(mutex_);

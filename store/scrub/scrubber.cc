@@ -210,6 +210,7 @@ bool Scrubber::CheckReplica() {
     const auto checked = replica::CheckReplica(parts_.device_list, parts_.replica_of, parts_.replica_expected,
                                                [this](ByteCount size) { return Pace(size); });
     if (stopping()) return false;
+    if (!checked) spdlog::warn("scrub: the replica of the catalog cannot be checked: {}", ToString(checked.error()));
     if (checked && checked->damage) {
       spdlog::error(
           "scrub: the replica of the catalog on the devices is damaged: {}; the catalog and all files are not "

@@ -14,7 +14,6 @@ namespace weightfs {
 
 struct RecoverOptions {
   std::vector<std::string> devices;  // in any order; empty: those of store.json
-  bool replace = false;              // also replace a catalog that can be read and lacks nothing
   ProgressFunction progress = nullptr;
 };
 

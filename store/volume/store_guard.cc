@@ -20,8 +20,9 @@ namespace {
 
 // Filesystems whose locks are in this kernel. The locks of all others may be on a server.
 constexpr std::array<uint64_t, 12> kLocalFilesystems = {
-    EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC, TMPFS_MAGIC,          RAMFS_MAGIC,       F2FS_SUPER_MAGIC,
-    ZONEFS_MAGIC,     0x2fc12fc1,      0xca451a4e,        OVERLAYFS_SUPER_MAGIC, HUGETLBFS_MAGIC,  0x3153464a};  // ZFS, bcachefs, JFS
+    EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC,       BTRFS_SUPER_MAGIC, TMPFS_MAGIC,
+    RAMFS_MAGIC,      F2FS_SUPER_MAGIC,      ZONEFS_MAGIC,      0x2fc12fc1,
+    0xca451a4e,       OVERLAYFS_SUPER_MAGIC, HUGETLBFS_MAGIC,   0x3153464a};  // ZFS, bcachefs, JFS
 
 std::chrono::nanoseconds BootTime() {
   timespec now{};
@@ -106,9 +107,9 @@ Result<void> StoreGuard::Check(std::chrono::nanoseconds validity) {
   if (auto owned = Examine(); !owned) {
     const bool first = !std::exchange(reported_, true);
     if (first || lost()) {
-      spdlog::critical("{}: {}{}", directory_, owned.error().what,
-                       lost() ? "; this mount writes nothing any more: unmount it"
-                              : "; nothing is written until this is known");
+      spdlog::critical(
+          "{}: {}{}", directory_, owned.error().what,
+          lost() ? "; this mount writes nothing any more: unmount it" : "; nothing is written until this is known");
     }
     return owned;
   }
@@ -132,8 +133,9 @@ Result<void> StoreGuard::Examine() {
     if (!owner) return Error{owner.error().code, "the superblocks of the store cannot be read to find its owner"};
     if (*owner == owner_) continue;
     lost_ = true;
-    return Error{ErrorCode::kReadOnly, "another process has taken over the store, probably on another machine, after "
-                                       "the filesystem dropped the locks of this one"};
+    return Error{ErrorCode::kReadOnly,
+                 "another process has taken over the store, probably on another machine, after "
+                 "the filesystem dropped the locks of this one"};
   }
   if (held) return {};
   return Error{ErrorCode::kBusy, "the filesystem dropped the locks of the store, and another process has them"};
@@ -141,11 +143,11 @@ Result<void> StoreGuard::Examine() {
 
 Result<void> GuardedKvStore::Write(KvBatch batch) {
   if (!guard_.MayWrite()) return ErrorCode::kReadOnly;
-  return catalog_->Write(std::move(batch));
+  return KvStoreWrapper::Write(std::move(batch));
 }
 
 Result<void> GuardedKvStore::Sync() {
-  RETURN_IF_ERROR(catalog_->Sync());
+  RETURN_IF_ERROR(KvStoreWrapper::Sync());
   return guard_.Verify();
 }
 

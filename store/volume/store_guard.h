@@ -74,25 +74,17 @@ class StoreGuard {
 
 // The catalog of a guarded store. Thread-safe. A batch is rejected when the store may not be written. A sync succeeds
 // only if the store was still owned after it: a log that another machine has replaced can be synced, too.
-class GuardedKvStore final : public KvStore {
+class GuardedKvStore final : public KvStoreWrapper {
  public:
   // `guard` must outlive this object.
-  GuardedKvStore(std::unique_ptr<KvStore> catalog, StoreGuard& guard) : catalog_(std::move(catalog)), guard_(guard) {}
+  GuardedKvStore(std::unique_ptr<KvStore> catalog, StoreGuard& guard)
+      : KvStoreWrapper(std::move(catalog)), guard_(guard) {}
 
-  Result<std::optional<std::string>> Get(std::string_view key) override { return catalog_->Get(key); }
-  bool failed() const override { return guard_.lost() || catalog_->failed(); }
+  bool failed() const override { return guard_.lost() || KvStoreWrapper::failed(); }
   Result<void> Write(KvBatch batch) override;
-  Result<void> CheckSpace(KvChange change) override { return catalog_->CheckSpace(change); }
-  std::optional<uint64_t> FreeSpace() override { return catalog_->FreeSpace(); }
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override {
-    return catalog_->NewIterator(prefix, first);
-  }
-  uint64_t EstimateSize(std::string_view prefix) const override { return catalog_->EstimateSize(prefix); }
-  Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return catalog_->Verify(next); }
 
  private:
-  const std::unique_ptr<KvStore> catalog_;
   StoreGuard& guard_;
 };
 

@@ -157,6 +157,13 @@ MUTANTS = [
            "fs/page_cache.cc",
            "must_drop_ = policy == DropPolicy::kAlways || pages.filled_ || pages.cached_ > 0;",
            "must_drop_ = policy == DropPolicy::kAlways;", ("unit_fs",)),
+    Mutant("commit-drops-pages", "A leased commit drops the pages that readers of a small file keep.",
+           "fs/lease_requests.cc",
+           "Result<void> committed = filesystem_.DropPages(*inode, direct);", "Result<void> committed;",
+           (ROOT + "test_small_files.py",)),
+    Mutant("close-of-writers", "The close of a handle for writing reaches the mount, which reports a failed write.",
+           "fs/filesystem.cc",
+           "file.noflush = handle->writable() ? 0 : 1;", "file.noflush = 1;", ("unit_fs",)),
 
     # Space.
     Mutant("read-epoch", "Freed blocks are not reused while an earlier reader is in its read epoch.",

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs.torch and weightfs.safetensors, compared with the libraries whose formats they write."""
 
+import concurrent.futures
 import errno
 import os
 import pickle
 import signal
 import threading
+import zipfile
 
 import pytest
 import safetensors.torch
@@ -16,6 +18,7 @@ import weightfs.torch
 from harness import needs
 from harness.users import NOBODY, OTHER, call_as
 from tensors import random_tensor
+from weightfs._zip_checksums import ZipChecksums
 from weightfs.safetensors._files import view as view_of
 
 STORE_SIZE = "512M"
@@ -46,6 +49,81 @@ def test_torch_save_writes_the_bytes_of_torch(folder):
         torch.save(saved, stream)
     weightfs.torch.save(saved, folder / "ours")
     assert (folder / "ours").read_bytes() == (folder / "theirs").read_bytes()
+
+
+def test_the_checksums_are_computed_during_the_write(local, monkeypatch):
+    if not weightfs.torch._settings_are_of_the_thread():
+        pytest.skip("this version of torch keeps its settings for the process")
+    assert weightfs.torch._knows_layout()
+    off = []
+    write = ZipChecksums.write
+    monkeypatch.setattr(ZipChecksums, "write",
+                        lambda self, data: off.append(torch.serialization.get_crc32_options()) or write(self, data))
+    weightfs.torch.save(checkpoint(), local / "file")
+    assert off and not any(off)
+    assert torch.serialization.get_crc32_options()
+    assert zipfile.ZipFile(local / "file").testzip() is None
+
+
+def test_archives_of_more_than_4_gib_have_the_checksums_of_torch():
+    class Sink:
+        """Keeps all but the data."""
+        error = None
+
+        def __init__(self):
+            self.parts, self.at = [], 0
+
+        def write(self, data):
+            view = memoryview(data).cast("B")
+            self.at += view.nbytes
+            if view.nbytes < 1 << 20:
+                self.parts.append(bytes(view))
+            return view.nbytes
+
+        def tell(self):
+            return self.at
+
+        def flush(self):
+            pass
+
+    # Memory that nothing has touched, so it takes none.
+    saved = {"a": torch.zeros(5 << 29, dtype=torch.uint8), "b": torch.zeros(4 << 29, dtype=torch.uint8)}
+    theirs, ours = Sink(), Sink()
+    torch.save(saved, theirs)
+    with weightfs.torch.without_crc32():
+        torch.save(saved, ZipChecksums(ours))
+    assert ours.parts == theirs.parts
+
+
+def test_an_unknown_layout_is_an_error_that_names_the_way_out(local, monkeypatch):
+    weightfs.torch.save([1], local / "file")
+    monkeypatch.setattr(weightfs.torch, "_knows_layout", lambda: True)
+    monkeypatch.setattr("weightfs._zip_checksums._DESCRIPTOR", b"PK\7\7")
+    with pytest.raises(ValueError, match="did not write a descriptor where it was expected.*crc32=False"):
+        weightfs.torch.save([2], local / "file")
+    assert torch.load(local / "file") == [1]
+
+
+def test_threads_keep_their_own_setting(local):
+    begun, ended = threading.Event(), threading.Event()
+
+    class Slow:
+        def __reduce__(self):
+            begun.set()
+            assert ended.wait(60)
+            return list, ()
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(weightfs.torch.save, [Slow(), torch.ones(10)], local / "slow", crc32=False)
+        assert begun.wait(60)
+        fast = pool.submit(lambda: (weightfs.torch.save(torch.ones(10), local / "fast", crc32=False),
+                                    torch.serialization.get_crc32_options()))
+        if weightfs.torch._settings_are_of_the_thread():
+            assert fast.result()[1], "the setting of the thread is as before"
+        ended.set()
+        slow.result()
+        assert all(pool.map(lambda _: torch.serialization.get_crc32_options(), range(8)))
+    assert torch.serialization.get_crc32_options()
 
 
 @pytest.mark.parametrize("options", [{}, {"durable": True}, {"atomic": False}, {"atomic": False, "durable": True},

@@ -106,7 +106,7 @@ Result<void> MemoryKvStore::Sync() {
   return {};
 }
 
-std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix, std::string_view first) {
+std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix, std::string_view first, KvScan) {
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   MutexLock lock(state_->mutex);
   const uint64_t keys = Due(iterator_failure_) ? iterator_keys_ : std::numeric_limits<uint64_t>::max();

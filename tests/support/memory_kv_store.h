@@ -20,7 +20,8 @@ class MemoryKvStore final : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override;
   Result<void> Write(KvBatch batch) override;
   Result<void> Sync() override;
-  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {}) override;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
+                                          KvScan scan = KvScan::kMany) override;
   uint64_t EstimateSize(std::string_view prefix) const override;  // exact
   Result<void> Verify(const std::function<bool(ByteCount)>& next) override EXCLUDES(state_->mutex);  // one part
 

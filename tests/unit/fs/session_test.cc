@@ -78,20 +78,51 @@ TEST(SessionInit, UnknownFeatureIsAnError) {
   EXPECT_EQ(kernel.negotiated().error().code, ErrorCode::kInvalid);
 }
 
-TEST(SessionOpen, EveryOpenIsDirectAndWritesRunInParallel) {
+constexpr uint32_t kDirectFlags = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
+
+TEST(SessionOpen, OpensForWritingAndOfLargeFilesAreDirectAndWritesRunInParallel) {
   FakeKernel kernel({}, Options());
   const Opened created = CreatedBy(kernel.Create("a", O_RDWR));
-  EXPECT_EQ(created.flags, uint32_t{FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES});
-  for (const uint32_t flags : {O_RDONLY, O_WRONLY, O_RDWR})
-    EXPECT_EQ(OpenedBy(kernel.Open(created.node, flags)).flags,
-              uint32_t{FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES});
+  EXPECT_EQ(created.flags, kDirectFlags);
+  for (const uint32_t flags : {O_WRONLY, O_RDWR})
+    EXPECT_EQ(OpenedBy(kernel.Open(created.node, flags)).flags, kDirectFlags) << "the close may report a failed write";
+  ASSERT_EQ(kernel.Write(created.node, created.handle, 128 * kKiB, "x").error, 0);
+  EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDONLY)).flags, kDirectFlags | FOPEN_NOFLUSH);
+}
+
+TEST(SessionOpen, SmallFileIsReadThroughThePageCacheFromTheFirstOpen) {
+  FakeKernel kernel({}, Options());
+  const Opened created = CreatedBy(kernel.Create("a", O_RDWR));
+  ASSERT_EQ(kernel.Write(created.node, created.handle, 128 * kKiB - 1, "x").error, 0);
+  EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDONLY)).flags, uint32_t{FOPEN_KEEP_CACHE | FOPEN_NOFLUSH});
+  EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDONLY | O_DIRECT)).flags, kDirectFlags | FOPEN_NOFLUSH);
+  MountOptions never = Options();
+  never.page_cache = false;
+  FakeKernel without({}, never);
+  EXPECT_EQ(OpenedBy(without.Open(CreatedBy(without.Create("a", O_RDWR)).node, O_RDONLY)).flags,
+            kDirectFlags | FOPEN_NOFLUSH);
+}
+
+TEST(SessionOpen, DirectWriteDropsPagesThatReadersOfASmallFileFilled) {
+  FakeKernel kernel({}, Options());
+  const Opened writer = CreatedBy(kernel.Create("a", O_WRONLY));
+  ASSERT_EQ(kernel.Write(writer.node, writer.handle, 0, "before").error, 0);
+  EXPECT_TRUE(kernel.notifications.empty());
+  const Opened reader = OpenedBy(kernel.Open(writer.node, O_RDONLY));
+  EXPECT_EQ(kernel.Fill(writer.node, reader.handle, 0, 4096).body, "before");
+  for (const std::string_view text : {"after", "again"}) {
+    ASSERT_EQ(kernel.Write(writer.node, writer.handle, 0, std::string(text)).error, 0);
+    ASSERT_EQ(kernel.notifications.size(), 1U) << "the next open keeps the pages";
+    EXPECT_EQ(kernel.notifications[0].As<fuse_notify_inval_inode_out>().len, 5);
+  }
 }
 
 TEST(SessionOpen, OlderKernelReadsThroughItsPageCache) {
   FakeKernel kernel({}, Options({"direct_io_allow_mmap"}));
   const Opened created = CreatedBy(kernel.Create("a", O_WRONLY));
   EXPECT_TRUE(created.flags & FOPEN_DIRECT_IO);
-  EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDONLY)).flags, 0U) << "what the kernel has is not known";
+  EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDONLY)).flags, uint32_t{FOPEN_NOFLUSH})
+      << "what the kernel has is not known";
   EXPECT_EQ(OpenedBy(kernel.Open(created.node, O_RDWR)).flags, uint32_t{FOPEN_KEEP_CACHE});
   EXPECT_TRUE(OpenedBy(kernel.Open(created.node, O_RDWR | O_DIRECT)).flags & FOPEN_DIRECT_IO);
 }

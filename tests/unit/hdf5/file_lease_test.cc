@@ -38,7 +38,7 @@ class FileLeaseTest : public testing::Test {
 };
 
 TEST_F(FileLeaseTest, LargeRequestTakesOneLease) {
-  const Bytes bytes = RandomBytes(9 * kMiB);
+  const Bytes bytes = RandomBytes(17 * kMiB);
   auto file = Open({.write = true, .create = true});
   const auto before = Engine::Shared().direct_operations();
   ASSERT_TRUE(file->Write(Content::kRaw, 2048, bytes).has_value());
@@ -91,7 +91,7 @@ TEST_F(FileLeaseTest, ContiguousRequestsOfOneCallShareOneLease) {
 TEST_F(FileLeaseTest, RequestsAfterASwmrSuperblockRunInTheOrderGiven) {
   Bytes superblock = RandomBytes(48);
   std::memcpy(superblock.data(), "\x89HDF\r\n\x1a\n\x03\x08\x08\x05", 12);
-  const Bytes bytes = RandomBytes(4 * kMiB);
+  const Bytes bytes = RandomBytes(8 * kMiB);
   mount_.on_request = [](Kind kind) { return kind == Kind::kCommit ? ENOSPC : 0; };
   auto file = Open({.write = true, .create = true});
   const std::vector<File::WriteRequest> writes{{.content = Content::kMetadata, .offset = 0, .memory = superblock},

@@ -272,6 +272,19 @@ TEST(Files, ReadersOfOneStreamShareTheDeviceReads) {
   EXPECT_LE(store.device().counts().read.value - before, data.size() + 4 * kMiB);
 }
 
+TEST(Files, AWholeSmallFileIsReadWithoutAChunk) {
+  TestStore store;
+  const auto in_use_after_reading = [&](const char* name, uint64_t size, uint64_t asked) {
+    const InodePtr file = store.Create(name).value();
+    const std::string data = Pattern(size, size);
+    EXPECT_TRUE(store.WriteAt(file, 0, data).has_value() && store->Sync(file).has_value());
+    EXPECT_TRUE(store.ReadAt(file, 0, asked).value() == data.substr(0, asked));
+    return store->statistics().buffer_in_use;
+  };
+  EXPECT_EQ(in_use_after_reading("whole", 128 * kKiB, 128 * kKiB), 0U);
+  EXPECT_EQ(in_use_after_reading("part", 128 * kKiB, 4 * kKiB), 2 * kMiB) << "the rest is read ahead";
+}
+
 TEST(Files, ManyStreamsDoNotEvictEachOthersReadAhead) {
   constexpr size_t kStreams = 6, kSize = 24 * kMiB;  // larger than the memory for read-ahead, 24 MiB, can hold of each
   TestStore store({.device_size = ByteCount{256 * kMiB}, .store = {.memory = ByteCount{48 * kMiB}}});

@@ -30,9 +30,11 @@ constexpr uint64_t kSliceUnit = kBlockSize;
 // Smaller operations use no lease: its round trips to the mount would cost more than it saves.
 constexpr uint64_t kLeaseFrom = 4 * kMiB;
 
-// Bounce buffers of all rings together, and the minimum per ring.
+// Bounce buffers of all rings together, and the minimum per ring. There are enough of them to keep a device busy while
+// others are copied. Smaller transfers need smaller ones, but more, in the same memory.
 constexpr size_t kBounces = 32;
 constexpr size_t kLeastBounces = 8;
+constexpr uint64_t kLeastBounceSize = 128 * kKiB;
 
 // Likewise for GPUs, whose copies run concurrently with transfers, and for cuFile's threads, which carry out one
 // transfer each.
@@ -136,8 +138,13 @@ Result<void> Handle::Impl::Start(const HandleOptions& options) {
   cufile_library_ = options.cufile_library;
   if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
   const size_t rings = options.intra_op_parallelism;
+  const uint64_t needed = RoundUp(std::min(options.block_size, DeviceLane::kBounceSize), kBlockSize);
+  const uint64_t bounce_size = std::clamp(needed, kLeastBounceSize, DeviceLane::kBounceSize);
+  const size_t bounces = std::max(kBounces / rings, kLeastBounces);
   const PipelineOptions ring{.handle = options,
-                             .bounces = std::max(kBounces / rings, kLeastBounces),
+                             .bounces = std::clamp<size_t>(size_t{2} * options.queue_depth, bounces,
+                                                           bounces * (DeviceLane::kBounceSize / bounce_size)),
+                             .bounce_size = bounce_size,
                              .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
                                         .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
   for (size_t i = 0; i < rings; ++i) {

@@ -98,16 +98,17 @@ void CountTransferred(Operation& operation, bool by_cufile, uint64_t size) {
 
 void FailAt(Operation& operation, uint64_t position, const Error& error) {
   const Target& target = operation.target();
+  const uint64_t begin = operation.size() > 0 ? target.FileOffset(operation.offset()) : operation.offset();
   const uint64_t offset = target.FileOffset(position);
   if (error.code == kEndOfFile) {
     const auto size = target.Size();
-    return operation.Fail(PastTheEnd(target, operation.size(), operation.offset(), size.value_or(offset)));
+    return operation.Fail(PastTheEnd(target, operation.size(), begin, size.value_or(offset)));
   }
   const std::string& reason = error.what.empty() ? std::strerror(error.error_number()) : error.what;
   operation.Fail({error.code,
                   fmt::format("{} of {} bytes at offset {} of {} failed at offset {}: {}",
                               operation.direction() == Operation::Direction::kWrite ? "write" : "read",
-                              operation.size(), operation.offset(), target.path(), offset, reason),
+                              operation.size(), begin, target.path(), offset, reason),
                   target.path(), offset});
 }
 

@@ -17,14 +17,11 @@ namespace {
 
 using Direction = Operation::Direction;
 
-// Size of the buffers for transfers that cannot use the caller's memory. There are enough of them to keep a device busy
-// while others are copied (see PipelineOptions).
-constexpr uint64_t kBounceSize = DeviceLane::kBounceSize;
 // Maximum number of queued blocking transfers. More of them would only occupy pieces that others need.
 constexpr size_t kBufferedLimit = 8;
 
-// Number of polls of the GPU before the thread sleeps between polls, and the sleep time: a copy of kBounceSize takes
-// tens of microseconds.
+// Number of polls of the GPU before the thread sleeps between polls, and the sleep time: a copy of a bounce buffer
+// takes tens of microseconds.
 constexpr unsigned kPolls = 64;
 constexpr auto kPollPause = std::chrono::microseconds(20);
 // A longer wait means that the program's own work on a tensor is still running, so the thread sleeps longer.
@@ -33,7 +30,8 @@ constexpr auto kLongPollPause = std::chrono::microseconds(200);
 // The longest time for which a ring that waits only for cuFile does not check its queue.
 constexpr auto kTransferPause = std::chrono::milliseconds(1);
 
-// Small transfers are submitted in groups of this many bytes or this many transfers.
+// Small transfers with checksums are handled and submitted in groups of this many bytes or this many transfers: a
+// system call for each of them would cost more than the wait for the others.
 constexpr uint64_t kGroupSize = 1 << 20;
 constexpr uint64_t kGroup = 8;
 
@@ -55,7 +53,10 @@ Result<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& option
 
 // Twice as many pieces as the kernel takes; see MayCut.
 Pipeline::Pipeline(const PipelineOptions& options, std::unique_ptr<FileLane> file)
-    : options_(options), file_(std::move(file)), pieces_(size_t{2} * file_->depth()) {
+    : options_(options),
+      group_(std::clamp<uint64_t>(kGroupSize / options.handle.block_size, 1, kGroup)),
+      file_(std::move(file)),
+      pieces_(size_t{2} * file_->depth()) {
   for (auto piece = pieces_.rbegin(); piece != pieces_.rend(); ++piece) free_.push_back(&*piece);
 }
 
@@ -102,7 +103,7 @@ void Pipeline::CutSlices() {
     if (!MayCut(slice) || !CutPiece(slice)) break;
     // Submit a piece that took time to copy or to checksum before preparing the next one.
     const bool leased_write = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
-    if (bouncing() && !leased_write) Submit();
+    if (bouncing() && !leased_write && (leased_pieces_ == 0 || group_ == 1)) Submit();
     if (leased_pieces_ == 0) continue;
     if (leased_write) {
       SubmitGroup();
@@ -122,11 +123,10 @@ void Pipeline::CutSlices() {
 // than the wait for the rest of the group, as long as the device has enough to do. That is checked by reaping: a
 // virtual disk may report no completion until all of its transfers have ended, and would then be idle.
 void Pipeline::SubmitGroup() {
-  const uint64_t group = std::clamp<uint64_t>(kGroupSize / options_.handle.block_size, 1, kGroup);
-  if (leased_pieces_ == 0 || file_->queued() >= group) return Submit();
+  if (leased_pieces_ == 0 || file_->queued() >= group_) return Submit();
   if (file_->queued() == 0) return;
   file_->Reap(0, kNow);
-  if (file_->in_kernel() < 2 * group) Submit();
+  if (file_->in_kernel() < 2 * group_) Submit();
 }
 
 void Pipeline::Submit() {
@@ -256,19 +256,21 @@ bool Pipeline::FindBounce(Piece& piece) {
   if (!*bounce) return false;
   piece.bounce = std::move(*bounce);
   piece.data = piece.bounce.data();
-  piece.transfer = std::min(piece.transfer, kBounceSize);
+  const uint64_t size = operation.device() != nullptr ? DeviceLane::kBounceSize : options_.bounce_size;
+  piece.transfer = std::min(piece.transfer, size);
   piece.size = std::min(piece.size, piece.transfer - piece.lead);
   return true;
 }
 
 Result<Buffer> Pipeline::TryBounce() {
   if (bounces_ == nullptr) {
-    auto made = BufferPool::Create({.buffer_size = {kBounceSize}, .count = options_.bounces, .name = "bounce buffers"});
+    auto made = BufferPool::Create(
+        {.buffer_size = {options_.bounce_size}, .count = options_.bounces, .name = "bounce buffers"});
     if (!made.has_value()) {
       return Error{ErrorCode::kNoMemory,
                    fmt::format("no memory for the {} MiB of bounce buffers that the operation takes: "
                                "free some, or raise the limit of this process (ulimit -v)",
-                               options_.bounces * kBounceSize / kMiB)};
+                               options_.bounces * options_.bounce_size / kMiB)};
     }
     bounces_ = std::move(*made);
   }
@@ -307,8 +309,9 @@ void Pipeline::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
   if (!others && !polls && file_->idle()) return;
   file_->Reap(others ? 0 : 1, others ? kNow : polls ? PauseAfter(polls_) : limit);
   Submit();
-  // One at a time if handling is expensive, so that the next transfer starts before the next copy does.
-  for (size_t left = bouncing() || leased_pieces_ > 0 ? 1 : file_->ended(); left > 0 && HandleOne(); --left) {
+  // One or one group at a time if handling is expensive, so that the next transfer starts before the next copy does.
+  const size_t at_once = leased_pieces_ > 0 ? group_ : bouncing() ? 1 : file_->ended();
+  for (size_t left = at_once; left > 0 && HandleOne(); --left) {
   }
 }
 

@@ -21,7 +21,10 @@ namespace weightfs::client {
 
 struct PipelineOptions {
   HandleOptions handle = {};
-  size_t bounces = 32;  // 1 MiB buffers for memory that O_DIRECT cannot use, and for writes with checksums
+  // Buffers for memory that O_DIRECT cannot use, and for writes with checksums: how many, and the bytes of each, a
+  // multiple of the alignment of every file.
+  size_t bounces = 32;
+  uint64_t bounce_size = DeviceLane::kBounceSize;
   DeviceMemory::LaneOptions device = {};
 };
 
@@ -96,6 +99,7 @@ class Pipeline {
   bool bouncing() const { return bounces_ != nullptr && bounces_->in_use() > 0; }
 
   const PipelineOptions options_;
+  const uint64_t group_;  // number of leased transfers that are handled and submitted together
   std::unique_ptr<BufferPool> bounces_;  // allocated when the first piece needs one
   const std::unique_ptr<FileLane> file_;
   std::unique_ptr<DeviceLane> device_;  // created for the first GPU memory

@@ -172,7 +172,30 @@ def random_cases(run):
             if depth == 1:
                 cases.append(reads("host", run.host, row, call, depth))
             cases += fio(run, row, "randread", call, depth, seconds)
-    return cases
+    return cases + reader_cases(run, seconds)
+
+
+def reader_cases(run, seconds):
+    """Random reads by leases, through the client library's reader, which stays open during a measurement."""
+    def reads(depth, duration, **job):
+        answer = run.worker.ask("reader", path=run.weightfs.large_file, call=4096, depth=depth, duration=duration,
+                                **job)
+        return {**answer, "bytes": answer["amount"] * 4096}
+
+    def step(depth):
+        return Step(f"reader-4k-{depth}", lambda turn: reads(depth, seconds, seed=turn.seed, check=turn.warm_up),
+                    before=lambda _: run.weightfs.make_large_file_cold())
+
+    if not any(run.is_needed(f"reader-4k-{depth}") for depth in (1, 32)):
+        return []
+    run.weightfs.make_large_file_cold()
+    try:
+        reads(1, 0)
+    except Failure as error:
+        for depth in (1, 32):
+            run.results.not_measured(f"reader-4k-{depth}", "weightfs", str(error))
+        return []
+    return [Case("weightfs", run.weightfs, [step(depth)]) for depth in (1, 32)]
 
 
 def write_cases(run):

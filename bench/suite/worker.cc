@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "bench/suite/reader_job.h"
 #include "bench/suite/tensors.h"
 #include "lease/ioctl.h"
 
@@ -69,7 +70,7 @@ class Worker {
     const double end = Now();
     if (!amount.has_value()) return {{"error", amount.error().what}};
     answer["amount"] = *amount;
-    answer["cpu"] = OwnCpuSeconds() - cpu;
+    if (!answer.contains("cpu")) answer["cpu"] = OwnCpuSeconds() - cpu;
     if (!answer.contains("seconds")) answer["seconds"] = std::max(end - begin, 1e-9);
     return answer;
   }
@@ -82,6 +83,7 @@ class Worker {
     if (name == "locate") return Locate(job);
     if (name == "counters") return ReadCounters(job, answer);
     if (name == "together") return DoTogether(job, answer);
+    if (name == "reader") return DoWithReader(job, answer);
     if (const auto found = kFileJobs.find(name); found != kFileJobs.end()) return found->second(FileJobOf(job));
     if (const auto found = kSmallFileJobs.find(name); found != kSmallFileJobs.end()) {
       return found->second(SmallFilesOf(job));
@@ -149,6 +151,14 @@ class Worker {
       sum += *amount;
     }
     return sum;
+  }
+
+  Amount DoWithReader(const Json& job, Json* answer) {
+    Timed timed;
+    ASSIGN_OR_RETURN(const uint64_t reads, ReadByReader(FileJobOf(job), &timed));
+    (*answer)["seconds"] = timed.seconds;
+    (*answer)["cpu"] = timed.cpu;
+    return reads;
   }
 
   // Handles are created on first use.

@@ -43,6 +43,16 @@ Result<void> CheckServer(int socket, int descriptor) {
                            user, peer.uid, peer.pid)};
 }
 
+// True while the other end of an idle connection is open. It receives no messages, so readable means closed.
+bool IsOpen(const UniqueFd& connection) {
+  pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
+  int ready = 0;
+  do {
+    ready = poll(&state, 1, 0);
+  } while (ready < 0 && errno == EINTR);
+  return ready == 0;
+}
+
 }  // namespace
 
 Result<void> CheckBody(uint64_t size) {
@@ -129,6 +139,8 @@ Result<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<ui
   return std::move(*answer);
 }
 
+bool Lease::alive() const { return connection_ && IsOpen(connection_); }
+
 bool LeaseConnections::Begin() {
   MutexLock lock(mutex_);
   if (in_use_ == kMost) return false;
@@ -147,9 +159,7 @@ UniqueFd LeaseConnections::Take(const std::string& socket) {
     if (idle_[i - 1].first != socket) continue;
     UniqueFd connection = std::move(idle_[i - 1].second);
     idle_.erase(idle_.begin() + static_cast<long>(i - 1));
-    // An idle connection receives no messages, so readable means closed.
-    pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
-    if (poll(&state, 1, 0) == 0) return connection;
+    if (IsOpen(connection)) return connection;
   }
   return {};
 }

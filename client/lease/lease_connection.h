@@ -49,6 +49,9 @@ class Lease {
   // EPIPE if the mount went away. If a kCommitMany is refused because of one entry, `failed` is set to its index.
   Result<lease::Message> Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed = nullptr);
 
+  // False once the mount has ended the connection, and with it the lease. Thread-safe between two calls of Call.
+  bool alive() const;
+
  private:
   Lease(std::shared_ptr<LeaseConnections> connections, std::string socket, UniqueFd connection)
       : connections_(std::move(connections)), socket_(std::move(socket)), connection_(std::move(connection)) {}

@@ -54,20 +54,10 @@ Result<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseCo
 Result<void> LeasedFile::BeginRead() {
   const lease::ReadRequest request{.token = ticket_.token, .offset = options_.offset, .length = options_.size};
   ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
-  lease::BodyReader body(message.body());
-  lease::ReadAnswer answer;
-  std::vector<lease::Extent> extents;
-  if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
+  ASSIGN_OR_RETURN(const uint64_t file_size,
+                   blocks_.TakeReadAnswer(std::move(message), options_.offset, options_.size));
   // The file has been truncated since it was opened.
-  if (answer.file_size < end())
-    return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
-  const uint64_t first = options_.offset / kBlockSize;
-  const uint64_t count = RoundUp(end(), kBlockSize) / kBlockSize - first;
-  if (answer.first_block != first || answer.blocks != count) return MalformedAnswer();
-  RETURN_IF_ERROR(blocks_.Reset(first, count));
-  blocks_.Adopt(std::move(message.descriptors));
-  RETURN_IF_ERROR(blocks_.Add(extents, 0));
-  if (!body.Take(std::span(blocks_.checksums(), count))) return MalformedAnswer();
+  if (file_size < end()) return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
   return {};
 }
 

@@ -72,6 +72,23 @@ Result<void> LeasedBlocks::Add(std::span<const lease::Extent> extents, uint64_t 
   return {};
 }
 
+Result<uint64_t> LeasedBlocks::TakeReadAnswer(lease::Message message, uint64_t offset, uint64_t length) {
+  lease::BodyReader body(message.body());
+  lease::ReadAnswer answer;
+  std::vector<lease::Extent> extents;
+  if (!body.Take(&answer) || !body.Take(answer.extents, &extents)) return MalformedAnswer();
+  const uint64_t end = std::min(offset + length, answer.file_size);
+  const uint64_t first = offset / kBlockSize;
+  const uint64_t count = end > offset ? RoundUp(end, kBlockSize) / kBlockSize - first : 0;
+  if (count > 0 && answer.first_block != first) return MalformedAnswer();
+  if (answer.blocks != count) return MalformedAnswer();
+  RETURN_IF_ERROR(Reset(first, count));
+  Adopt(std::move(message.descriptors));
+  RETURN_IF_ERROR(Add(extents, 0));
+  if (!body.Take(std::span(checksums(), count))) return MalformedAnswer();
+  return answer.file_size;
+}
+
 Result<void> LeasedBlocks::CheckWritable() const {
   const uint64_t limit = FileSizeLimit();
   for (const Run& run : runs_) {

@@ -28,6 +28,9 @@ class LeasedBlocks {
   // Adds the extents of a message, in the order of the operation; their block numbers are relative to `first`. EPROTO
   // for extents that no correct mount sends.
   Result<void> Add(std::span<const lease::Extent> extents, uint64_t first);
+  // Takes the mount's answer to a kRead of `length` bytes at `offset`, which may reach past the end of the file.
+  // Returns the size of the file. EPROTO for an answer that no correct mount sends.
+  Result<uint64_t> TakeReadAnswer(lease::Message message, uint64_t offset, uint64_t length);
 
   // EFBIG if the kernel would refuse to write the blocks: it compares offsets in a pool file with the process's
   // RLIMIT_FSIZE as if they were offsets in the file itself.

@@ -13,7 +13,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <span>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -21,6 +24,7 @@
 #include "client/final_path.h"
 #include "client/handle.h"
 #include "client/locked_memory.h"
+#include "client/random_reader.h"
 #include "common/checksum.h"
 #include "python/src/gil.h"
 
@@ -162,17 +166,16 @@ Direct MakeDirect(const std::string& name) {
   throw py::value_error("direct is 'auto', 'never' or 'require'");
 }
 
-// The class behind the Python class. Guarded by the GIL: close() may be called while other threads are in a call.
-class PyHandle {
+// The class behind a Python class of a handle or a reader. Guarded by the GIL: close() may be called while other
+// threads are in a call.
+template <typename T>
+class Closable {
  public:
-  explicit PyHandle(const HandleOptions& options) {
-    auto made = [&] {
-      const ReleaseGil nogil;
-      return Handle::Create(options);
-    }();
-    handle_ = Check(std::move(made));
-  }
-  ~PyHandle() { Close(); }
+  // `name`: "handle" or "reader".
+  Closable(std::unique_ptr<T> opened, const char* name) : handle_(std::move(opened)), name_(name) {}
+  ~Closable() { Close(); }
+  Closable(const Closable&) = delete;
+  Closable& operator=(const Closable&) = delete;
 
   // The GIL is released, because the destructor of a handle waits for the kernel and its callbacks need the GIL.
   void Close() {
@@ -189,8 +192,8 @@ class PyHandle {
     for (int calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
   }
 
-  std::shared_ptr<Handle> get() const {
-    if (handle_ == nullptr) throw py::value_error("the handle is closed");
+  std::shared_ptr<T> get() const {
+    if (handle_ == nullptr) throw py::value_error(std::string("the ") + name_ + " is closed");
     return handle_;
   }
 
@@ -212,7 +215,7 @@ class PyHandle {
  private:
   class EndCall {
    public:
-    EndCall(std::atomic<int>& calls, std::shared_ptr<Handle>& handle) : calls_(calls), handle_(handle) {}
+    EndCall(std::atomic<int>& calls, std::shared_ptr<T>& handle) : calls_(calls), handle_(handle) {}
     ~EndCall() {
       handle_.reset();
       --calls_;
@@ -223,12 +226,16 @@ class PyHandle {
 
    private:
     std::atomic<int>& calls_;
-    std::shared_ptr<Handle>& handle_;
+    std::shared_ptr<T>& handle_;
   };
 
-  std::shared_ptr<Handle> handle_;
+  std::shared_ptr<T> handle_;
+  const char* const name_;
   mutable std::atomic<int> calls_{0};
 };
+
+using PyHandle = Closable<Handle>;
+using PyReader = Closable<RandomReader>;
 
 template <typename Call>
 auto WithoutGil(const PyHandle& self, Call call) {
@@ -386,14 +393,19 @@ void BindHandle(py::module_& module) {
   type.def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
                        unsigned intra_op_parallelism, const std::string& direct, const std::string& mode,
                        const std::string& cufile_library) {
-        return std::make_shared<PyHandle>(HandleOptions{.block_size = block_size,
-                                                        .queue_depth = queue_depth,
-                                                        .single_submit = single_submit,
-                                                        .overlap_events = overlap_events,
-                                                        .intra_op_parallelism = intra_op_parallelism,
-                                                        .direct = MakeDirect(direct),
-                                                        .gpu = MakeMode(mode),
-                                                        .cufile_library = cufile_library});
+        const HandleOptions options{.block_size = block_size,
+                                    .queue_depth = queue_depth,
+                                    .single_submit = single_submit,
+                                    .overlap_events = overlap_events,
+                                    .intra_op_parallelism = intra_op_parallelism,
+                                    .direct = MakeDirect(direct),
+                                    .gpu = MakeMode(mode),
+                                    .cufile_library = cufile_library};
+        auto made = [&] {
+          const ReleaseGil nogil;
+          return Handle::Create(options);
+        }();
+        return std::make_shared<PyHandle>(Check(std::move(made)), "handle");
       }))
       .def("close", &PyHandle::Close)
       .def("join", &PyHandle::Join)
@@ -407,6 +419,90 @@ void BindHandle(py::module_& module) {
   BindWrites(type);
   BindMany(type);
   BindGpu(type);
+}
+
+// Reads numbers of 4 or 8 bytes from a one-dimensional buffer. False for other buffers.
+bool TakeNumbers(const py::buffer_info& info, std::vector<int64_t>* numbers) {
+  const char kind = info.format.empty() ? '\0' : info.format.back();
+  const bool is_signed = std::strchr("ilq", kind) != nullptr, is_unsigned = std::strchr("ILQ", kind) != nullptr;
+  if (kind == '\0' || info.ndim != 1 || (!is_signed && !is_unsigned) || (info.itemsize != 4 && info.itemsize != 8)) {
+    return false;
+  }
+  numbers->reserve(static_cast<size_t>(info.shape[0]));
+  for (py::ssize_t i = 0; i < info.shape[0]; ++i) {
+    const char* at = static_cast<const char*>(info.ptr) + i * info.strides[0];
+    int64_t number = 0;
+    std::memcpy(&number, at, static_cast<size_t>(info.itemsize));
+    if (info.itemsize == 4) number = is_signed ? static_cast<int32_t>(number) : static_cast<uint32_t>(number);
+    numbers->push_back(number);
+  }
+  return true;
+}
+
+// The offset base + number * step of each number, in bytes. EINVAL for an offset that no file has.
+std::vector<uint64_t> MakeOffsets(const py::object& sequence, int64_t base, int64_t step) {
+  const auto invalid = [](const std::string& number) {
+    Raise({ErrorCode::kInvalid, number + " cannot be an offset or a row of a file: it is negative or too large"});
+  };
+  std::vector<int64_t> numbers;
+  if (!py::isinstance<py::buffer>(sequence) || !TakeNumbers(py::cast<py::buffer>(sequence).request(), &numbers)) {
+    for (const py::handle item : sequence) {
+      const auto number = py::reinterpret_steal<py::object>(PyNumber_Index(item.ptr()));
+      if (!number) throw py::error_already_set();
+      int overflow = 0;
+      numbers.push_back(PyLong_AsLongLongAndOverflow(number.ptr(), &overflow));
+      if (overflow != 0) invalid(py::str(number));
+    }
+  }
+  std::vector<uint64_t> offsets;
+  offsets.reserve(numbers.size());
+  for (const int64_t number : numbers) {
+    int64_t offset = 0;
+    if (number < 0 || __builtin_mul_overflow(number, step, &offset) || __builtin_add_overflow(offset, base, &offset)) {
+      invalid(std::to_string(number));
+    }
+    offsets.push_back(static_cast<uint64_t>(offset));
+  }
+  return offsets;
+}
+
+void BindReader(py::module_& module) {
+  py::class_<PyReader, std::shared_ptr<PyReader>>(module, "Reader")
+      .def(py::init([](const py::object& file, unsigned queue_depth, uint64_t memory, const std::string& direct) {
+        const auto name = MakeFile(file);
+        const RandomReaderOptions options{.queue_depth = queue_depth, .memory = memory, .direct = MakeDirect(direct)};
+        auto made = [&] {
+          const ReleaseGil nogil;
+          return RandomReader::Open(name, options);
+        }();
+        return std::make_shared<PyReader>(Check(std::move(made)), "reader");
+      }))
+      .def("close", &PyReader::Close)
+      .def("join", &PyReader::Join)
+      .def("read",
+           [](const PyReader& self, const py::object& numbers, int64_t base, int64_t step, uint64_t length,
+              const Memory& arguments) {
+             const auto offsets = MakeOffsets(numbers, base, step);
+             const auto memory = MakeHostMemory(arguments);
+             Check(self.WithoutGil(
+                 [&](RandomReader& reader) { return reader.ReadRows(offsets, length, memory, &SignalRaised); }));
+           })
+      .def("start_read",
+           [](const PyReader& self, const py::object& numbers, int64_t base, int64_t step, uint64_t length,
+              const Memory& arguments) {
+             const auto offsets = MakeOffsets(numbers, base, step);
+             const auto memory = MakeHostMemory(arguments);
+             return Check(
+                 self.WithoutGil([&](RandomReader& reader) { return reader.StartRows(offsets, length, memory); }));
+           })
+      .def("refresh",
+           [](const PyReader& self) { Check(self.WithoutGil([](RandomReader& reader) { return reader.Refresh(); })); })
+      .def("size", [](const PyReader& self) { return self.get()->file_size(); })
+      .def("leased", [](const PyReader& self) { return self.get()->leased(); })
+      .def("no_lease", [](const PyReader& self) {
+        const auto reason = self.get()->no_lease();
+        return ToStr(reason ? reason->what : "");
+      });
 }
 
 // Python's signal handlers run during the wait.
@@ -564,6 +660,7 @@ void BindFiles(py::module_& module) {
 
 PYBIND11_MODULE(_native, module) {
   weightfs::client::BindHandle(module);
+  weightfs::client::BindReader(module);
   weightfs::client::BindOperation(module);
   weightfs::client::BindMemory(module);
   weightfs::client::BindFiles(module);

@@ -20,12 +20,13 @@ class Future:
     operation is already done, on the thread that adds the callback). They must be quick, may start operations, and must
     not wait for one."""
 
-    __slots__ = ("_started", "_memory", "_let_go", "_outcome", "_process", "__weakref__")
+    __slots__ = ("_started", "_memory", "_let_go", "_outcome", "_process", "_nbytes", "__weakref__")
 
     def __init__(self, operation, memory, let_go):
         """let_go() makes the handle forget operations that are done."""
         self._started, self._memory, self._let_go = operation, memory, let_go
         self._outcome, self._process = None, _process.pid
+        self._nbytes = memory.nbytes
 
     @property
     def _operation(self):
@@ -35,12 +36,15 @@ class Future:
     @property
     def nbytes(self):
         """The number of bytes of the whole operation."""
-        return self._operation.size()
+        check_process(self._process)
+        return self._nbytes
 
     @property
     def bytes_done(self):
         """The number of bytes transferred so far."""
-        return self._operation.transferred()
+        done, size = self._operation.transferred(), self._operation.size()
+        # A reader's operation counts the whole blocks of its rows.
+        return done if size == self._nbytes else done * self._nbytes // size
 
     def done(self):
         return self._operation.done() and self._settled()

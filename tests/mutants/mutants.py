@@ -116,6 +116,13 @@ MUTANTS = [
            "{content.bytes.get(), kBlockSize}));",
            "static_cast<void>(\n      p_.reader.ReadBlock(inode->id, block, content.extent, checksum, "
            "{content.bytes.get(), kBlockSize}).has_value());", ("unit_store_files",)),
+    Mutant("reader-lease-ended", "A reader returns no bytes of blocks whose lease ended before they were read.",
+           "client/lease/leased_rows.cc",
+           "  if (success) result = CheckMount();\n", "  if (success) result = {};\n", ("unit_client_lease",)),
+    Mutant("reader-one-state", "All windows of a reader are of one state of the file.",
+           "client/lease/lease_windows.cc",
+           "if (now == file_ && leased_size == file_.size) return {};",
+           "if (now == file_ || leased_size == file_.size) return {};", ("unit_client_lease",)),
     Mutant("pending-checksums", "An older write never sets its checksums after those of a lease.",
            "store/file/file.cc",
            "  ComputePendingChecksums(first, count);\n  Unmap", "  Unmap", ("unit_store_classes", "unit_store_leases")),

@@ -3,7 +3,6 @@
 
 import errno
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -18,8 +17,7 @@ import weightfs.safetensors
 import weightfs.torch
 from harness import needs
 from harness.filesystems import wait_until
-from harness.filesystems import weightfs as command
-from tensors import content, misaligned, random_tensor
+from tensors import content, flip_on_device, misaligned, random_tensor
 
 STORE_SIZE = "512M"
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -32,23 +30,6 @@ def direct():
     """A handle that fails instead of going through the mount."""
     with weightfs.aio_handle(direct="require", intra_op_parallelism=2) as made:
         yield made
-
-
-def flip_on_device(store, path, offset):
-    """Changes a byte of a file at its location on the device."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
-    extents = json.loads(command("info", "--json", path).out)["extents"]
-    extent = next(extent for extent in extents if 0 <= offset - extent["logical"] < extent["length"])
-    at = extent["physical"] + offset - extent["logical"]
-    pool = os.open(store.directory / "pool", os.O_RDWR)
-    try:
-        byte = os.pread(pool, 1, at)[0]
-        os.pwrite(pool, bytes([byte ^ 1]), at)
-        os.fsync(pool)
-    finally:
-        os.close(pool)
 
 
 def test_large_operations_bypass_the_mount_automatically(work, handle):

@@ -48,9 +48,9 @@ LIBRARIES = {
     r"CLI/": r"cli/.*|bench/\w+\.cc",
     r"cuda|cufile|nv": r"no file: NVIDIA's libraries are found at run time",
 }
-# The core of the client knows its plug-ins only through interfaces; the handle assembles them.
+# The core of the client knows its plug-ins only through interfaces; the handle and the reader assemble them.
 PLUGINS = ("client/gpu/", "client/lease/")
-ASSEMBLY = r"client/handle\w*\.(cc|h)"
+ASSEMBLY = r"client/(handle\w*|random_reader)\.(cc|h)"
 INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 

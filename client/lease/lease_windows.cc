@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/lease/lease_windows.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
+#include "client/operation.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+// Blocks. More checksums do not fit into an answer.
+constexpr uint64_t kLargestLease = lease::kMaximumBody / sizeof(uint32_t) / 2;
+
+}  // namespace
+
+LeaseWindows::Pins::~Pins() {
+  if (owner_ != nullptr) owner_->Unpin(std::move(windows_));
+}
+
+const LeaseWindows::Window& LeaseWindows::Pins::Find(uint64_t index) const {
+  if (windows_.size() == 1) return *windows_.front();
+  return **std::partition_point(windows_.begin(), windows_.end(),
+                                [index](const WindowPtr& window) { return window->index < index; });
+}
+
+Result<std::shared_ptr<LeaseWindows>> LeaseWindows::Open(std::shared_ptr<const Target> file,
+                                                         std::shared_ptr<LeaseConnections> connections,
+                                                         uint64_t memory) {
+  ASSIGN_OR_RETURN(auto ticket, AskForTicket(file->any()));
+  std::shared_ptr<LeaseWindows> made(new LeaseWindows(std::move(file), std::move(ticket), std::move(connections)));
+  RETURN_IF_ERROR(made->TakeFirst(memory));
+  return made;
+}
+
+Result<LeaseWindows::Version> LeaseWindows::CurrentVersion() const {
+  struct statx status {};
+  if (statx(target_->any(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_MTIME, &status) != 0) {
+    return Error{ErrorCode{errno},
+                 fmt::format("{}: cannot look at the file: {}", target_->path(), std::strerror(errno)),
+                 target_->path()};
+  }
+  return Version{status.stx_size, status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec};
+}
+
+// In the version of Open, or ESTALE. Called after a lease: a change before the lease has another version by now.
+Result<void> LeaseWindows::CheckUnchanged(uint64_t leased_size) const {
+  ASSIGN_OR_RETURN(const Version now, CurrentVersion());
+  if (now == file_ && leased_size == file_.size) return {};
+  return Error{ErrorCode::kStale,
+               fmt::format("{}: the file was changed after the reader had opened it, and not all of it was leased: "
+                           "refresh the reader, or give it memory for all checksums of the file",
+                           target_->path()),
+               target_->path()};
+}
+
+Result<void> LeaseWindows::TakeFirst(uint64_t memory) {
+  const uint64_t blocks = std::max<uint64_t>(memory / sizeof(uint32_t), kMost);
+  const uint64_t whole = std::min(blocks, kLargestLease) * kBlockSize;
+  ASSIGN_OR_RETURN(file_, CurrentVersion());
+  const bool one = file_.size <= whole;
+  window_size_ = one ? whole : std::min(blocks / kMost, kLargestLease) * kBlockSize;
+  uint64_t size = 0;
+  ASSIGN_OR_RETURN(WindowPtr first, Take(0, &size));
+  // One lease of everything is of one state, whatever was changed before it.
+  if (!one || size > whole) RETURN_IF_ERROR(CheckUnchanged(size));
+  file_.size = size;
+  MutexLock lock(mutex_);
+  kept_.push_back(std::move(first));
+  return {};
+}
+
+Result<LeaseWindows::WindowPtr> LeaseWindows::Take(uint64_t index, uint64_t* file_size) const {
+  auto window = std::make_shared<Window>();
+  window->index = index;
+  ASSIGN_OR_RETURN(window->lease, Lease::Connect(connections_, ticket_, target_->any()));
+  const lease::ReadRequest request{.token = ticket_.token, .offset = index * window_size_, .length = window_size_};
+  ASSIGN_OR_RETURN(auto message, window->lease->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
+  ASSIGN_OR_RETURN(*file_size, window->blocks.TakeReadAnswer(std::move(message), request.offset, request.length));
+  return WindowPtr(std::move(window));
+}
+
+std::vector<LeaseWindows::WindowPtr> LeaseWindows::FindLocked(std::span<const uint64_t> indices) {
+  std::vector<WindowPtr> found(indices.size());
+  for (size_t i = 0; i < indices.size(); ++i) {
+    const auto at =
+        std::find_if(kept_.begin(), kept_.end(), [&](const WindowPtr& window) { return window->index == indices[i]; });
+    if (at == kept_.end()) continue;
+    found[i] = *at;
+    std::rotate(at, std::next(at), kept_.end());
+  }
+  return found;
+}
+
+bool LeaseWindows::MakeSpaceLocked(size_t more, std::vector<WindowPtr>* dropped) {
+  const auto unused = [](const WindowPtr& window) { return window.use_count() == 1; };
+  const auto droppable = static_cast<size_t>(std::count_if(kept_.begin(), kept_.end(), unused));
+  if (kept_.size() + more > kMost + droppable) return false;
+  while (kept_.size() + more > kMost) {
+    const auto window = std::find_if(kept_.begin(), kept_.end(), unused);
+    dropped->push_back(std::move(*window));
+    kept_.erase(window);
+  }
+  return true;
+}
+
+Result<LeaseWindows::Pins> LeaseWindows::Pin(std::span<const uint64_t> indices) {
+  std::vector<WindowPtr> windows;
+  std::vector<WindowPtr> dropped;  // their leases end when no lock is held
+  size_t missing = 0;
+  {
+    MutexLock lock(mutex_);
+    for (;;) {
+      windows = FindLocked(indices);
+      missing = static_cast<size_t>(std::count(windows.begin(), windows.end(), nullptr));
+      if (missing == 0) return Pins(shared_from_this(), std::move(windows));
+      if (!leasing_ && MakeSpaceLocked(missing, &dropped)) break;
+      windows.clear();  // while this thread waits, others may need their space
+      if (Operation::CallbackScope::active()) {
+        return Error{ErrorCode::kAgain,
+                     fmt::format("{}: operations that have not ended use all {} leases of the reader, and a callback "
+                                 "may not wait for them",
+                                 target_->path(), kMost),
+                     target_->path()};
+      }
+      changed_.wait(lock.native());
+    }
+    leasing_ = true;
+  }
+  dropped.clear();
+  auto taken = TakeMissing(indices, windows);
+  {
+    MutexLock lock(mutex_);
+    leasing_ = false;
+    // Also those that were leased before an error.
+    for (size_t i = 0; i < windows.size(); ++i) {
+      const bool is_new = windows[i] != nullptr && std::find(kept_.begin(), kept_.end(), windows[i]) == kept_.end();
+      if (is_new) kept_.push_back(windows[i]);
+    }
+  }
+  changed_.notify_all();
+  Pins pins(shared_from_this(), std::move(windows));
+  RETURN_IF_ERROR(taken);
+  return pins;
+}
+
+Result<void> LeaseWindows::TakeMissing(std::span<const uint64_t> indices, std::vector<WindowPtr>& windows) const {
+  for (size_t i = 0; i < indices.size(); ++i) {
+    if (windows[i] != nullptr) continue;
+    uint64_t size = 0;
+    ASSIGN_OR_RETURN(auto window, Take(indices[i], &size));
+    RETURN_IF_ERROR(CheckUnchanged(size));
+    windows[i] = std::move(window);
+  }
+  return {};
+}
+
+void LeaseWindows::Unpin(std::vector<WindowPtr> windows) {
+  {
+    MutexLock lock(mutex_);
+    windows.clear();  // none of them is the last reference: kept_ has another
+  }
+  changed_.notify_all();
+}
+
+}  // namespace weightfs::client

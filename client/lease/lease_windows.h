@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The read leases of a file that stays open for many small reads. A file whose checksums fit in the memory limit has
+// one lease, of the whole file. A larger file is leased in windows of equal size, when they are first used; the windows
+// that were used longest ago are given back.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "client/lease/lease_connection.h"
+#include "client/lease/leased_blocks.h"
+#include "client/target.h"
+#include "common/mutex.h"
+#include "common/result.h"
+
+namespace weightfs::client {
+
+// Thread-safe. All windows are of one state of the file, that of Open.
+class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
+ public:
+  // The maximum number of windows held at once: leases and file descriptors are limited.
+  static constexpr size_t kMost = 32;
+
+  struct Window {
+    uint64_t index = 0;  // it begins at byte index * window_size()
+    std::unique_ptr<Lease> lease;
+    LeasedBlocks blocks;
+  };
+  using WindowPtr = std::shared_ptr<const Window>;
+
+  // Windows that an operation uses. They stay leased until its destructor. Move-only; externally synchronized.
+  class Pins {
+   public:
+    Pins() = default;
+    Pins(Pins&&) = default;
+    Pins& operator=(Pins&& other) noexcept {
+      std::swap(owner_, other.owner_);
+      std::swap(windows_, other.windows_);
+      return *this;
+    }
+    Pins(const Pins&) = delete;
+    Pins& operator=(const Pins&) = delete;
+    ~Pins();
+
+    // Ascending, by index.
+    std::span<const WindowPtr> windows() const { return windows_; }
+    const Window& Find(uint64_t index) const;
+
+   private:
+    friend class LeaseWindows;
+    Pins(std::shared_ptr<LeaseWindows> owner, std::vector<WindowPtr> windows)
+        : owner_(std::move(owner)), windows_(std::move(windows)) {}
+
+    std::shared_ptr<LeaseWindows> owner_;
+    std::vector<WindowPtr> windows_;
+  };
+
+  // `file` is open for reading on a weightfs mount. `memory` limits the checksums that are kept, in bytes; a window has
+  // at least one block. Takes the first lease; the errors are those of a lease. EAGAIN: the file changed meanwhile.
+  static Result<std::shared_ptr<LeaseWindows>> Open(std::shared_ptr<const Target> file,
+                                                    std::shared_ptr<LeaseConnections> connections, uint64_t memory);
+
+  uint64_t file_size() const { return file_.size; }      // bytes, at the time of Open
+  uint64_t window_size() const { return window_size_; }  // bytes, a multiple of kBlockSize
+
+  // Leases the windows that are not leased yet. `indices` are ascending, different, and at most kMost. Waits until
+  // other operations have ended if together they would hold more than kMost windows; in a callback of an operation,
+  // returns EAGAIN instead. ESTALE: the file has changed since Open, so a window of that state cannot be leased any
+  // more.
+  Result<Pins> Pin(std::span<const uint64_t> indices) EXCLUDES(mutex_);
+
+ private:
+  // Changes whenever the content does.
+  struct Version {
+    uint64_t size = 0;
+    int64_t seconds = 0;
+    uint32_t nanoseconds = 0;
+    bool operator==(const Version&) const = default;
+  };
+
+  LeaseWindows(std::shared_ptr<const Target> file, LeaseTicket ticket, std::shared_ptr<LeaseConnections> connections)
+      : target_(std::move(file)), ticket_(std::move(ticket)), connections_(std::move(connections)) {}
+
+  Result<Version> CurrentVersion() const;
+  Result<void> TakeFirst(uint64_t memory);
+  Result<WindowPtr> Take(uint64_t index, uint64_t* file_size) const;
+  Result<void> CheckUnchanged(uint64_t leased_size) const;
+  // Fills in the null elements, until an error.
+  Result<void> TakeMissing(std::span<const uint64_t> indices, std::vector<WindowPtr>& windows) const;
+  // Moves the windows of `indices` to the end of kept_, and returns them; null for those that are not there.
+  std::vector<WindowPtr> FindLocked(std::span<const uint64_t> indices) REQUIRES(mutex_);
+  // Moves the oldest unused windows to `dropped` until `more` fit beside the others. Returns false, and drops nothing,
+  // if too many are in use.
+  bool MakeSpaceLocked(size_t more, std::vector<WindowPtr>* dropped) REQUIRES(mutex_);
+  void Unpin(std::vector<WindowPtr> windows) EXCLUDES(mutex_);
+
+  const std::shared_ptr<const Target> target_;
+  const LeaseTicket ticket_;
+  const std::shared_ptr<LeaseConnections> connections_;
+  Version file_;              // immutable after Open
+  uint64_t window_size_ = 0;  // immutable after Open
+  Mutex mutex_;
+  std::condition_variable changed_;
+  bool leasing_ GUARDED_BY(mutex_) = false;         // a thread is taking leases
+  std::vector<WindowPtr> kept_ GUARDED_BY(mutex_);  // most recently used last
+};
+
+}  // namespace weightfs::client

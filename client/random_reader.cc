@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/random_reader.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/file_target.h"
+#include "client/handle_impl.h"
+#include "client/lease/lease_windows.h"
+#include "client/lease/leased_rows.h"
+#include "common/mutex.h"
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+// Transfers of at most this size: small enough that the pipeline handles small rows in groups.
+constexpr uint64_t kTransfer = 128 * kKiB;
+
+constexpr unsigned kMaxDepth = 65'536;
+
+// An open file, with its leases if there are any. Immutable; operations keep it open.
+struct OpenedFile {
+  std::string path;
+  std::shared_ptr<const Target> file;
+  std::shared_ptr<LeaseWindows> leases;  // null: read the file itself
+  std::optional<Error> no_lease;
+  uint64_t size = 0;     // bytes
+  bool has_size = true;  // false for a device, whose end only a read finds
+};
+using OpenedFilePtr = std::shared_ptr<const OpenedFile>;
+
+// Reads rows of a file without leases. The rows follow each other in a virtual file, without gaps.
+class FileRows final : public Target {
+ public:
+  FileRows(OpenedFilePtr opened, std::span<const uint64_t> offsets, uint64_t length)
+      : opened_(std::move(opened)), offsets_(offsets.begin(), offsets.end()), length_(length) {}
+
+  const std::string& path() const override { return opened_->path; }
+  Run Locate(uint64_t offset, uint64_t length) const override {
+    return opened_->file->Locate(FileOffset(offset), std::min(length, length_ - offset % length_));
+  }
+  uint64_t FileOffset(uint64_t offset) const override { return offsets_[offset / length_] + offset % length_; }
+  DirectAlignment alignment() const override { return opened_->file->alignment(); }
+  int any() const override { return opened_->file->any(); }
+  int Buffered(int* error_number) const override { return opened_->file->Buffered(error_number); }
+  Result<uint64_t> Size() const override { return opened_->file->Size(); }
+  Result<void> Finish(bool /*success*/) override { return {}; }
+
+ private:
+  const OpenedFilePtr opened_;
+  const std::vector<uint64_t> offsets_;
+  const uint64_t length_;
+};
+
+// Reads nothing, successfully.
+class NoRows final : public Target {
+ public:
+  explicit NoRows(std::string path) : path_(std::move(path)) {}
+  const std::string& path() const override { return path_; }
+  Run Locate(uint64_t /*offset*/, uint64_t length) const override { return {-1, 0, length}; }
+  DirectAlignment alignment() const override { return {}; }
+  int Buffered(int* error_number) const override {
+    *error_number = EIO;
+    return -1;
+  }
+  Result<uint64_t> Size() const override { return 0; }
+  Result<void> Finish(bool /*success*/) override { return {}; }
+
+ private:
+  const std::string path_;
+};
+
+// Returns the file, opened by its path or, if `descriptor` is not -1, by that.
+Result<OpenedFilePtr> OpenFile(const FileTarget::Options& where, const RandomReaderOptions& options,
+                               const std::shared_ptr<LeaseConnections>& connections) {
+  auto opened = std::make_shared<OpenedFile>();
+  ASSIGN_OR_RETURN(opened->file, FileTarget::Open(where));
+  opened->path = opened->file->path();
+  if (options.direct != Direct::kNever) {
+    auto leases = LeaseWindows::Open(opened->file, connections, options.memory);
+    if (leases.has_value()) {
+      opened->leases = std::move(*leases);
+      opened->size = opened->leases->file_size();
+      return OpenedFilePtr(std::move(opened));
+    }
+    opened->no_lease = std::move(leases).error();
+    opened->no_lease->path = opened->path;
+    if (options.direct == Direct::kRequire) {
+      Error error = *opened->no_lease;
+      error.what = fmt::format("reader of {}: {}", opened->path, error.what);
+      return error;
+    }
+  }
+  ASSIGN_OR_RETURN(opened->size, opened->file->Size());
+  struct stat status {};
+  opened->has_size = fstat(opened->file->any(), &status) == 0 && S_ISREG(status.st_mode);
+  return OpenedFilePtr(std::move(opened));
+}
+
+}  // namespace
+
+class __attribute__((visibility("hidden"))) RandomReader::Impl {
+ public:
+  Result<void> Start(const FileName& file, const RandomReaderOptions& options);
+  Result<void> Refresh() EXCLUDES(mutex_);
+  Result<void> Read(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
+                    const Interrupted& interrupted);
+  Result<std::shared_ptr<Operation>> Start(std::span<const uint64_t> offsets, uint64_t length,
+                                           const MemoryView& memory);
+  bool forked() const { return handle_.forked(); }
+  OpenedFilePtr opened() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return opened_;
+  }
+
+ private:
+  using Rows = std::span<const size_t>;  // indices of rows
+
+  // One operation: all rows of a call, or those of some windows.
+  struct Part {
+    std::unique_ptr<Target> target;
+    MemoryView memory;
+  };
+  // Checks a call, and calls `run` with each part and whether it is the last one.
+  template <typename Run>
+  Result<void> ForEachPart(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory, Run run);
+  Result<void> Check(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
+                     const MemoryView& memory) const;
+  // The parts of a call whose rows are in more windows than may be held at once. Each window is leased for one part.
+  template <typename Run>
+  Result<void> ForSomeWindows(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
+                              const MemoryView& memory, Run run);
+  // `rows`: indices of the rows of the part, in any order; empty: all rows.
+  static Result<Part> MakeLeasedPart(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
+                                     const MemoryView& memory, Rows rows, std::span<const uint64_t> windows);
+  static Handle::Impl::Request MakeRequest(Part part);
+  Result<void> CheckProcess() const;
+
+  Handle::Impl handle_;
+  RandomReaderOptions options_;
+  FileTarget::Options where_;
+  mutable Mutex mutex_;
+  OpenedFilePtr opened_ GUARDED_BY(mutex_);
+};
+
+Result<void> RandomReader::Impl::Start(const FileName& file, const RandomReaderOptions& options) {
+  options_ = options;
+  // Each transfer is submitted alone: a disk that completes a batch as a whole would be idle between batches.
+  RETURN_IF_ERROR(handle_.Start({.block_size = kTransfer,
+                                 .queue_depth = options.queue_depth,
+                                 .single_submit = true,
+                                 .overlap_events = true,
+                                 .direct = options.direct}));
+  where_ = {.path = file.path, .where = FromTheRoot(file.path), .descriptor = file.descriptor, .size = kBlockSize};
+  ASSIGN_OR_RETURN(auto opened, OpenFile(where_, options_, handle_.connections()));
+  MutexLock lock(mutex_);
+  opened_ = std::move(opened);
+  return {};
+}
+
+Result<void> RandomReader::Impl::Refresh() {
+  RETURN_IF_ERROR(CheckProcess());
+  OpenedFilePtr old = opened();
+  FileTarget::Options where = where_;
+  if (where.descriptor >= 0) {
+    where.path = old->path;
+    where.descriptor = old->file->any();
+  }
+  ASSIGN_OR_RETURN(auto opened, OpenFile(where, options_, handle_.connections()));
+  MutexLock lock(mutex_);
+  opened_ = std::move(opened);
+  return {};
+}
+
+Result<void> RandomReader::Impl::CheckProcess() const {
+  if (!forked()) return {};
+  return Error{ErrorCode::kPermission,
+               "this reader belongs to the process that forked this one; open another reader here", where_.path};
+}
+
+Result<void> RandomReader::Impl::Check(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
+                                       const MemoryView& memory) const {
+  const auto wrong = [&opened](std::string what) {
+    return Error{ErrorCode::kInvalid, fmt::format("read of {}: {}", opened.path, what), opened.path};
+  };
+  if (memory.on_device()) return wrong("rows are read into host memory only");
+  if (memory.may_overlap()) return wrong("elements of this tensor share memory: nothing can be read into it");
+  uint64_t total = 0;
+  if (__builtin_mul_overflow(length, offsets.size(), &total) || total != memory.size()) {
+    return wrong(
+        fmt::format("{} rows of {} bytes do not fill a memory of {} bytes", offsets.size(), length, memory.size()));
+  }
+  if (length == 0) return {};
+  const bool contiguous = memory.Direct(0, total) != nullptr;
+  for (size_t at = 0; !contiguous && at < total; at += length) {
+    if (memory.Direct(at, length) == nullptr) return wrong("the bytes of a row are not contiguous in memory");
+  }
+  uint64_t size = opened.has_size ? opened.size : INT64_MAX;
+  for (const uint64_t offset : offsets) {
+    if (offset <= size && length <= size - offset) continue;
+    // Without a lease the file may have grown.
+    if (opened.leases == nullptr && opened.has_size) {
+      ASSIGN_OR_RETURN(size, opened.file->Size());
+    }
+    if (offset > size || length > size - offset) return PastTheEnd(*opened.file, length, offset, size);
+  }
+  return {};
+}
+
+// The memory is used as it is if the rows consist of whole blocks: the virtual file then has no gaps.
+Result<RandomReader::Impl::Part> RandomReader::Impl::MakeLeasedPart(const OpenedFile& opened,
+                                                                    std::span<const uint64_t> offsets, uint64_t length,
+                                                                    const MemoryView& memory, Rows rows,
+                                                                    std::span<const uint64_t> windows) {
+  ASSIGN_OR_RETURN(auto pins, opened.leases->Pin(windows));
+  RowLayout layout{.length = length};
+  uint64_t lead = 0;  // the longest
+  const size_t count = rows.empty() ? offsets.size() : rows.size();
+  for (size_t i = 0; i < count; ++i) {
+    layout.offsets.push_back(offsets[rows.empty() ? i : rows[i]]);
+    lead = std::max(lead, layout.offsets.back() % kBlockSize);
+  }
+  layout.stride = RoundUp(lead + length, kBlockSize);
+  MemoryView view = memory;
+  if (!rows.empty() || layout.stride != length) {
+    std::vector<MemoryView::Part> parts;
+    parts.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      std::byte* data = memory.Direct((rows.empty() ? i : rows[i]) * length, length);
+      parts.push_back({i * layout.stride + layout.offsets[i] % kBlockSize, MemoryView(std::span(data, length))});
+    }
+    view = MemoryView::Joined(std::move(parts), count * layout.stride);
+  }
+  auto target = MakeLeasedRows(opened.path, *opened.leases, std::move(pins), std::move(layout));
+  return Part{std::move(target), std::move(view)};
+}
+
+template <typename Run>
+Result<void> RandomReader::Impl::ForEachPart(std::span<const uint64_t> offsets, uint64_t length,
+                                             const MemoryView& memory, Run run) {
+  const OpenedFilePtr opened = this->opened();
+  RETURN_IF_ERROR(Check(*opened, offsets, length, memory));
+  if (memory.size() == 0) return run(Part{std::make_unique<NoRows>(opened->path), memory}, true);
+  if (opened->leases == nullptr) return run(Part{std::make_unique<FileRows>(opened, offsets, length), memory}, true);
+  const uint64_t window = opened->leases->window_size();
+  std::vector<uint64_t> windows;
+  for (const uint64_t offset : offsets) {
+    for (uint64_t index = offset / window; index <= (offset + length - 1) / window; ++index) {
+      if (windows.empty() || windows.back() != index) windows.push_back(index);
+    }
+  }
+  std::sort(windows.begin(), windows.end());
+  windows.erase(std::unique(windows.begin(), windows.end()), windows.end());
+  if (windows.size() <= LeaseWindows::kMost) {
+    ASSIGN_OR_RETURN(Part part, MakeLeasedPart(*opened, offsets, length, memory, {}, windows));
+    return run(std::move(part), true);
+  }
+  return ForSomeWindows(*opened, offsets, length, memory, run);
+}
+
+template <typename Run>
+Result<void> RandomReader::Impl::ForSomeWindows(const OpenedFile& opened, std::span<const uint64_t> offsets,
+                                                uint64_t length, const MemoryView& memory, Run run) {
+  const uint64_t window = opened.leases->window_size();
+  if ((length - 1) / window + 2 > LeaseWindows::kMost) {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("read of {}: a row of {} bytes is more than the reader may lease at once: give it more "
+                             "memory, or read the row in parts",
+                             opened.path, length),
+                 opened.path};
+  }
+  std::vector<size_t> rows(offsets.size());
+  std::iota(rows.begin(), rows.end(), size_t{0});
+  std::sort(rows.begin(), rows.end(), [&](size_t a, size_t b) { return offsets[a] < offsets[b]; });
+  for (size_t begin = 0; begin < rows.size();) {
+    std::vector<uint64_t> windows;
+    size_t end = begin;
+    for (; end < rows.size(); ++end) {
+      const uint64_t first = offsets[rows[end]] / window, last = (offsets[rows[end]] + length - 1) / window;
+      const uint64_t next = windows.empty() ? first : std::max(first, windows.back() + 1);
+      if (windows.size() + (last + 1 - std::min(next, last + 1)) > LeaseWindows::kMost) break;
+      for (uint64_t index = next; index <= last; ++index) windows.push_back(index);
+    }
+    ASSIGN_OR_RETURN(Part part,
+                     MakeLeasedPart(opened, offsets, length, memory, Rows(rows).subspan(begin, end - begin), windows));
+    RETURN_IF_ERROR(run(std::move(part), end == rows.size()));
+    begin = end;
+  }
+  return {};
+}
+
+Handle::Impl::Request RandomReader::Impl::MakeRequest(Part part) {
+  Handle::Impl::Request request;
+  request.file.direction = Operation::Direction::kRead;
+  request.file.path = part.target->path();
+  request.target = std::move(part.target);
+  request.memory = std::move(part.memory);
+  return request;
+}
+
+Result<void> RandomReader::Impl::Read(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
+                                      const Interrupted& interrupted) {
+  RETURN_IF_ERROR(CheckProcess());
+  RETURN_IF_ERROR(handle_.CheckMayWait(where_.path));
+  return ForEachPart(offsets, length, memory, [&](Part part, bool /*last*/) {
+    auto request = MakeRequest(std::move(part));
+    request.interrupted = interrupted;
+    return handle_.BeginAndHelp(std::move(request));
+  });
+}
+
+Result<std::shared_ptr<Operation>> RandomReader::Impl::Start(std::span<const uint64_t> offsets, uint64_t length,
+                                                             const MemoryView& memory) {
+  RETURN_IF_ERROR(CheckProcess());
+  std::shared_ptr<Operation> started;
+  RETURN_IF_ERROR(ForEachPart(offsets, length, memory, [&](Part part, bool last) -> Result<void> {
+    if (!last) return handle_.BeginAndHelp(MakeRequest(std::move(part)));
+    ASSIGN_OR_RETURN(started, handle_.Begin(MakeRequest(std::move(part)), nullptr));
+    return {};
+  }));
+  return started;
+}
+
+RandomReader::RandomReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+RandomReader::~RandomReader() {
+  // A forked child has neither the threads nor the aio contexts, and the leases are its parent's.
+  if (impl_->forked()) [[maybe_unused]]
+    auto* left = impl_.release();
+}
+
+Result<std::unique_ptr<RandomReader>> RandomReader::Open(const FileName& file, const RandomReaderOptions& options) {
+  if (options.queue_depth == 0 || options.queue_depth > kMaxDepth) {
+    return Error{ErrorCode::kInvalid, fmt::format("a reader needs a queue_depth from 1 to {}", kMaxDepth), file.path};
+  }
+  auto impl = std::make_unique<Impl>();
+  RETURN_IF_ERROR(impl->Start(file, options));
+  return std::unique_ptr<RandomReader>(new RandomReader(std::move(impl)));
+}
+
+Result<void> RandomReader::ReadRows(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
+                                    const Interrupted& interrupted) {
+  return impl_->Read(offsets, length, memory, interrupted);
+}
+
+Result<std::shared_ptr<Operation>> RandomReader::StartRows(std::span<const uint64_t> offsets, uint64_t length,
+                                                           const MemoryView& memory) {
+  return impl_->Start(offsets, length, memory);
+}
+
+Result<void> RandomReader::Refresh() { return impl_->Refresh(); }
+
+uint64_t RandomReader::file_size() const { return impl_->opened()->size; }
+
+bool RandomReader::leased() const { return impl_->opened()->leases != nullptr; }
+
+std::optional<Error> RandomReader::no_lease() const { return impl_->opened()->no_lease; }
+
+}  // namespace weightfs::client

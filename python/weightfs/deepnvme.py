@@ -68,6 +68,10 @@ class AsyncIOBuilder:
 
     BUILD_VAR, NAME = "DS_BUILD_AIO", "async_io"
 
+    @property
+    def name(self):
+        return self.NAME
+
     def absolute_name(self):
         return __name__
 

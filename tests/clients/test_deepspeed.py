@@ -49,3 +49,14 @@ def test_fast_file_writer_writes_the_same_bytes(mount, work):
     before = leased(mount)[1]
     assert run("write", work) is True
     assert leased(mount)[1] - before >= 4 << 20
+
+
+def test_the_example_compares_the_swappers(mount, work):
+    example = Path(__file__).resolve().parents[2] / "examples/offload_deepspeed.py"
+    done = subprocess.run([sys.executable, example, work, "--layers", "2", "--width", "256", "--memory", "24M", "--steps",
+                           "2", "--json"], capture_output=True, text=True, timeout=400, check=False,
+                          env=os.environ | {"DS_ACCELERATOR": "cpu"})
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    found = json.loads(done.stdout)
+    assert {len(times) for times in found["seconds"].values()} == {2}
+    assert os.listdir(work) == []

@@ -15,7 +15,7 @@ def test_the_builder_loads_a_module_with_everything_programs_ask_for():
     module = builder.load()
     assert module.aio_handle is weightfs.aio_handle
     assert deepnvme.AsyncIOBuilder().load(verbose=False) is module
-    assert deepnvme.AsyncIOBuilder.NAME == "async_io"
+    assert deepnvme.AsyncIOBuilder.NAME == deepnvme.AsyncIOBuilder().name == "async_io"
     for name in ("aio_read", "aio_write", "deepspeed_memcpy", "gds_handle"):
         assert callable(getattr(module, name))
 

@@ -114,8 +114,8 @@ def main():
         options.error(f"--steps is {args.steps}: it must be at least 1")
     if importlib.util.find_spec("deepspeed") is None:
         options.error(NEEDED)
-    weightfs.deepnvme.install()
     with Folder(args.folder) as folder, contextlib.redirect_stdout(sys.stderr):   # DeepSpeed prints its warnings
+        weightfs.deepnvme.install()
         found = compare(args, folder, Bar(args.steps + 1))
     print(json.dumps(found, indent=1)) if args.json else report(found)
     wrong = differences(found)

@@ -75,10 +75,10 @@ def test_the_lines_of_the_page_of_applications(factory):
     column = re.findall(r"^\|[^|]*\|[^|]*\| `([^`]+)` \|", text, re.MULTILINE)
     lines = [line.replace("…", "pass").replace(MOUNT, str(mount.path)) for line in column
              if re.match(r"weightfs\.|dcp\.|\w+ = |for |from |handle\.", line)]
-    assert len(lines) == 10, lines
+    assert len(lines) == 11, lines
     prepare = f"""
 import os, torch, torch.distributed.checkpoint as dcp
-import weightfs.offload, weightfs.safetensors, weightfs.torch
+import weightfs, weightfs.offload, weightfs.safetensors, weightfs.torch
 from weightfs import checkpoint
 from weightfs.dcp import StorageWriter
 
@@ -88,9 +88,12 @@ model, handle = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(5
 os.mkdir("{mount.path}/model")
 for path in ("model.safetensors", "model/part.safetensors"):
     weightfs.safetensors.save_file(tensors, "{mount.path}/" + path)
+indices, out = [3, 1], torch.empty(2, 64)
+handle.write_from(tensor, "{mount.path}/table.bin")
 """
+    check = "\nassert torch.equal(out, tensor[[3, 1]])"
     # The page of offloading has 2G of memory, for a larger model than this one.
-    run(sys.executable, "-c", prepare + "\n".join(lines).replace('"2G"', '"16M"'))
+    run(sys.executable, "-c", prepare + "\n".join(lines).replace('"2G"', '"16M"') + check)
 
 
 def test_the_links_of_the_documents_lead_somewhere():

@@ -340,7 +340,7 @@ TEST_F(RandomReaderTest, ManyThreadsReadAndRefreshTogether) {
     threads.emplace_back([&, seed] {
       std::mt19937_64 generator(seed);
       Bytes bytes(40 * 5'000);
-      for (int i = 0; i < 20; ++i) {
+      for (int i = 0; i < 5; ++i) {
         std::vector<uint64_t> offsets(40);
         for (uint64_t& offset : offsets) offset = generator() % (content.size() - 5'000);
         const auto read = reader->ReadRows(offsets, 5'000, View(bytes));

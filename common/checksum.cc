@@ -3,7 +3,6 @@
 
 #include <isa-l/crc.h>
 
-#include <algorithm>
 #include <array>
 
 #include "common/units.h"
@@ -11,13 +10,11 @@
 namespace weightfs {
 namespace {
 
-constexpr size_t kLongestStep = kGiB;  // a length of ISA-L may be an int
-
 // ISA-L takes a pointer to non-const data and the running state before the final inversion.
 uint32_t Run(uint32_t state, const std::byte* data, size_t size) {
   auto* bytes = const_cast<unsigned char*>(reinterpret_cast<const unsigned char*>(data));
-  while (size > 0) {
-    const size_t step = size < kLongestStep ? size : kLongestStep;
+  while (size > 0) {  // the length of this function is an int
+    const size_t step = size < kGiB ? size : kGiB;
     state = crc32_iscsi(bytes, static_cast<int>(step), state);
     bytes += step;
     size -= step;
@@ -70,12 +67,8 @@ void Crc32cBlocks(std::span<const std::byte> blocks, uint32_t* out) {
 }
 
 // This function of ISA-L inverts by itself.
-uint32_t ZipCrc32(uint32_t crc, std::span<const std::byte> bytes) {
-  for (; !bytes.empty(); bytes = bytes.subspan(std::min(bytes.size(), kLongestStep))) {
-    const auto step = bytes.first(std::min(bytes.size(), kLongestStep));
-    crc = crc32_gzip_refl(crc, reinterpret_cast<const unsigned char*>(step.data()), step.size());
-  }
-  return crc;
+uint32_t ZipCrc32(std::span<const std::byte> bytes) {
+  return crc32_gzip_refl(0, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 }  // namespace weightfs

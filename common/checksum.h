@@ -23,8 +23,8 @@ uint32_t Crc32cOfZeros(uint64_t size);
 // Writes one CRC per kBlockSize block of `blocks` (a multiple of kBlockSize) to `out`.
 void Crc32cBlocks(std::span<const std::byte> blocks, uint32_t* out);
 
-// Continues a CRC-32 of zip (ISO 3309: reflected polynomial 0xEDB88320, initial value and final xor ~0) from that of the
-// bytes before; 0 for none. ZipCrc32(0, "123456789") == 0xCBF43926.
-uint32_t ZipCrc32(uint32_t crc, std::span<const std::byte> bytes);
+// The CRC-32 of zip (ISO 3309: reflected polynomial 0xEDB88320, initial value and final xor ~0);
+// ZipCrc32("123456789") == 0xCBF43926.
+uint32_t ZipCrc32(std::span<const std::byte> bytes);
 
 }  // namespace weightfs

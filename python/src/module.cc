@@ -552,7 +552,7 @@ class ZipCrc32Thread {
  public:
   ZipCrc32Thread(uintptr_t address, size_t size)
       : bytes_(reinterpret_cast<const std::byte*>(address), size),  // NOLINT(performance-no-int-to-ptr)
-        thread_([this] { crc_ = ZipCrc32(0, bytes_); }) {}
+        thread_([this] { crc_ = ZipCrc32(bytes_); }) {}
   ~ZipCrc32Thread() { Join(); }
   ZipCrc32Thread(const ZipCrc32Thread&) = delete;
   ZipCrc32Thread& operator=(const ZipCrc32Thread&) = delete;
@@ -620,7 +620,7 @@ void BindMemory(py::module_& module) {
   });
   module.def("zip_crc32", [](uintptr_t address, size_t size) {
     const ReleaseGil nogil;
-    return ZipCrc32(0, {reinterpret_cast<const std::byte*>(address), size});  // NOLINT(performance-no-int-to-ptr)
+    return ZipCrc32({reinterpret_cast<const std::byte*>(address), size});  // NOLINT(performance-no-int-to-ptr)
   });
   py::class_<ZipCrc32Thread>(module, "ZipCrc32Thread")
       .def(py::init<uintptr_t, size_t>())

@@ -37,8 +37,8 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
     and overwritten: until it is complete it has no head, and torch.load fails. storage_alignment: a power of two;
     storages begin at multiples of it. torch's default is 64; 4096 avoids a copy into aligned memory, and needs torch
     2.7. crc32: the file has a checksum of each storage. It is computed during the write; by torch itself, at 1 to 2 GB/s
-    before the write, if f is a stream or torch is older than 2.9. Without it, unzip complains but torch.load does
-    not."""
+    before the write, if f is a stream or this version of torch has its settings for the whole process. Without it,
+    unzip complains but torch.load does not."""
     with contextlib.ExitStack() as around:
         around.enter_context(_settings(storage_alignment))
         computes = crc32 and not hasattr(f, "write") and _computes_checksums(arguments, options)
@@ -104,9 +104,10 @@ def _settings_are_of_the_thread():
     """Newer versions of torch keep their settings for each thread."""
     try:
         from torch.utils.serialization import config
-        before = config.save.compute_crc32
+        elsewhere = functools.partial(contextvars.Context().run, lambda: config.save.compute_crc32)
+        before = elsewhere()
         with config.patch({"save.compute_crc32": not before}):
-            return contextvars.Context().run(lambda: config.save.compute_crc32) == before
+            return elsewhere() == before
     except (ImportError, AttributeError):
         return False   # this version is older than the setting
 

@@ -104,6 +104,18 @@ def test_an_unknown_layout_is_an_error_that_names_the_way_out(local, monkeypatch
     assert torch.load(local / "file") == [1]
 
 
+def test_the_kind_of_the_setting_is_found_whatever_its_value():
+    is_of_the_thread = weightfs.torch._settings_are_of_the_thread.__wrapped__
+    expected, before = is_of_the_thread(), torch.serialization.get_crc32_options()
+    for value in (False, True):
+        torch.serialization.set_crc32_options(value)
+        try:
+            assert is_of_the_thread() == expected
+            assert torch.serialization.get_crc32_options() == value
+        finally:
+            torch.serialization.set_crc32_options(before)
+
+
 def test_threads_keep_their_own_setting(local):
     begun, ended = threading.Event(), threading.Event()
 

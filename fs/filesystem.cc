@@ -25,7 +25,7 @@ constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
 constexpr uint64_t kQuickDeletion = 64 * kMiB / kBlockSize;
 // After a deletion that took longer, the deleter has the work for a while: the catalog is busy.
 constexpr std::chrono::milliseconds kQuickly{4};
-constexpr std::chrono::milliseconds kSlowCatalog{250};
+constexpr std::chrono::seconds kSlowCatalog{5};
 // One request reads a smaller file either way, so even its first read fills the page cache.
 constexpr uint64_t kSmallFile = 128 * kKiB;
 constexpr uint32_t kNobody = UINT32_MAX;  // a user of the executors, for the work of no user

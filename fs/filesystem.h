@@ -155,7 +155,7 @@ class Filesystem {
   };
 
   // Deletes an unlinked inode that is no longer used. A quick deletion runs on the calling receiver, because handing
-  // over costs more; one at most delays look-ups when the catalog becomes slow.
+  // over costs more. If the catalog is slow, one deletion in five seconds may delay look-ups.
   void DeleteUnused(const InodePtr& inode);
   // Waits for releases and forgets of deleted files that have not arrived yet, and for the deletions that have begun.
   void WaitForOrphans();

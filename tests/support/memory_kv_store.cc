@@ -110,7 +110,11 @@ std::unique_ptr<KvIterator> MemoryKvStore::NewIterator(std::string_view prefix, 
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   MutexLock lock(state_->mutex);
   const uint64_t keys = Due(iterator_failure_) ? iterator_keys_ : std::numeric_limits<uint64_t>::max();
-  return std::make_unique<Iterator>(state_, state_->content, prefix, first, keys);
+  auto iterator = std::make_unique<Iterator>(state_, state_->content, prefix, first, keys);
+  const auto then = after_new_iterator_;
+  lock.Unlock();
+  if (then) then();
+  return iterator;
 }
 
 uint64_t MemoryKvStore::EstimateSize(std::string_view prefix) const {
@@ -147,6 +151,11 @@ void MemoryKvStore::AfterGet(std::function<void()> then, bool once) {
   MutexLock lock(state_->mutex);
   after_get_ = std::move(then);
   after_get_once_ = once;
+}
+
+void MemoryKvStore::AfterNewIterator(std::function<void()> then) {
+  MutexLock lock(state_->mutex);
+  after_new_iterator_ = std::move(then);
 }
 
 void MemoryKvStore::FailIterator(uint64_t nth, uint64_t keys) {

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <memory>
+#include <string>
+#include <thread>
 
 #include "tests/unit/fs/fake_kernel.h"
 
@@ -28,12 +31,16 @@ class SlowCatalog {
       state->opened.wait();
     };
     kv.AfterGet(hold, /*once=*/false);
+    kv.AfterNewIterator(hold);
   }
   ~SlowCatalog() { Open(); }
   // Waits until a read waits.
   void WaitForFirst() { state_->first.get_future().wait(); }
   // Further reads do not wait.
-  void HoldNoMore() { state_->kv.AfterGet(nullptr); }
+  void HoldNoMore() {
+    state_->kv.AfterGet(nullptr);
+    state_->kv.AfterNewIterator(nullptr);
+  }
   void Open() {
     if (!state_->is_open.exchange(true)) state_->open.set_value();
   }
@@ -48,6 +55,12 @@ class SlowCatalog {
   };
   const std::shared_ptr<State> state_;
 };
+
+std::string SetAttributeBody(const std::string& name, size_t size) {
+  const uint32_t in[2] = {static_cast<uint32_t>(size), 0};  // struct fuse_setxattr_in of the kernels before 5.12
+  return std::string(reinterpret_cast<const char*>(in), sizeof(in)) + name + std::string(1, '\0') +
+         std::string(size, 'v');
+}
 
 std::string MakeDirectoryBody(std::string_view name) {
   fuse_mkdir_in in{};
@@ -79,25 +92,51 @@ TEST_P(Fairness, LookupsAreAnsweredWhileChangesWait) {
   }
 }
 
+TEST(Deletions, LeaveTheReceiverAfterASlowOne) {
+  FakeKernel kernel({}, Options(1));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  const auto make_orphan = [&kernel](const std::string& name) {
+    const KernelReply created = kernel.Create(name, O_RDWR);
+    const auto node = created.As<fuse_entry_out>().nodeid;
+    kernel.Release(node, created.As<fuse_open_out>(sizeof(fuse_entry_out)).fh);
+    EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, SetAttributeBody("user.a", 1)).error, 0);  // to be read by its deletion
+    EXPECT_EQ(kernel.Ask(FUSE_UNLINK, FUSE_ROOT_ID, name + std::string(1, '\0')).error, 0);
+    return node;
+  };
+  const auto forget = [&kernel](uint64_t node) {
+    fuse_forget_in in{};
+    in.nlookup = 1;
+    kernel.Tell(FUSE_FORGET, node, {reinterpret_cast<const char*>(&in), sizeof(in)});
+  };
+  const auto first = make_orphan("a"), second = make_orphan("b");
+  SlowCatalog slow(kernel.store().kv());
+  forget(first);
+  slow.WaitForFirst();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  slow.HoldNoMore();
+  slow.Open();
+  EXPECT_EQ(kernel.Lookup(FUSE_ROOT_ID, "none").error, 0) << "the receiver is free again";
+  SlowCatalog slow_again(kernel.store().kv());
+  forget(second);
+  slow_again.WaitForFirst();
+  slow_again.HoldNoMore();
+  EXPECT_EQ(kernel.Lookup(FUSE_ROOT_ID, "none").error, 0) << "while the deletion waits";
+}
+
 INSTANTIATE_TEST_SUITE_P(Receivers, Fairness, testing::Values(1, 2, 4));
 
 TEST(FairnessLimits, WaitingAttributeValuesOfAUserAreLimited) {
   FakeKernel kernel({}, Options(2));
   ASSERT_TRUE(kernel.negotiated().has_value());
   const auto node = kernel.Create("a", O_RDWR).As<fuse_entry_out>().nodeid;
-  const auto set = [](const std::string& name, size_t size) {
-    const uint32_t in[2] = {static_cast<uint32_t>(size), 0};  // struct fuse_setxattr_in of the kernels before 5.12
-    return std::string(reinterpret_cast<const char*>(in), sizeof(in)) + name + std::string(1, '\0') +
-           std::string(size, 'v');
-  };
-  ASSERT_EQ(kernel.Ask(FUSE_SETXATTR, node, set("user.a", 1)).error, 0);
+  ASSERT_EQ(kernel.Ask(FUSE_SETXATTR, node, SetAttributeBody("user.a", 1)).error, 0);
   SlowCatalog slow(kernel.store().kv());
   constexpr int kFitting = 16 * kMiB / 65536;
-  for (int i = 0; i < kFitting; ++i) kernel.Tell(FUSE_SETXATTR, node, set("user.a", 65536));
-  EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, set("user.b", 1)).error, -ENOMEM);
+  for (int i = 0; i < kFitting; ++i) kernel.Tell(FUSE_SETXATTR, node, SetAttributeBody("user.a", 65536));
+  EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, SetAttributeBody("user.b", 1)).error, -ENOMEM);
   slow.Open();
   for (int i = 0; i < kFitting; ++i) EXPECT_EQ(kernel.Next().error, 0);
-  EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, set("user.b", 1)).error, 0);
+  EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, SetAttributeBody("user.b", 1)).error, 0);
 }
 
 TEST(FairnessLimits, OpensOfAUserAreLimited) {

@@ -26,10 +26,14 @@
 
 namespace weightfs::client {
 
+// Operations of at least this many bytes use a lease by default. For smaller ones its round trips to the mount would cost
+// more than it saves.
+inline constexpr uint64_t kLeaseFrom = 4 << 20;
+
 // Whether transfers bypass a weightfs mount by a lease of the file's blocks. A lease covers at most 512 GiB. For a
 // larger operation kAuto goes through the mount and kRequire fails; read or write such a file in parts, by offsets.
 enum class Direct : unsigned char {
-  kAuto,     // operations of at least 4 MiB bypass the mount if it grants a lease; all others go through the mount
+  kAuto,     // operations of at least kLeaseFrom bypass the mount if it grants a lease; all others go through the mount
   kNever,    // everything goes through the mount
   kRequire,  // every operation that is not empty bypasses the mount, or fails with an error that says why it cannot
 };

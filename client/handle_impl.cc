@@ -27,9 +27,6 @@ namespace {
 // Slices begin on block boundaries of the file, so no block is written by two threads.
 constexpr uint64_t kSliceUnit = kBlockSize;
 
-// Smaller operations use no lease: its round trips to the mount would cost more than it saves.
-constexpr uint64_t kLeaseFrom = 4 * kMiB;
-
 // Bounce buffers of all rings together, and the minimum per ring. There are enough of them to keep a device busy while
 // others are copied. Smaller transfers need smaller ones, but more, in the same memory.
 constexpr size_t kBounces = 32;

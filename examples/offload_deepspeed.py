@@ -15,26 +15,13 @@ import torch
 
 import weightfs.deepnvme
 import weightfs.offload
-from offload_model import Bar, Folder, made, parser, seconds, size_of
+from offload_model import Bar, Folder, loss_of, made, parser, seconds, size_of, train_step
 
 NEEDED = "this example needs deepspeed: DS_BUILD_OPS=0 python -m pip install deepspeed"
 
 
-def loss_of(model, number, args):
-    """The loss on data that the number determines."""
-    generator = torch.Generator().manual_seed(number)
-    tokens = torch.randint(0, 4096, (args.batch, 64), generator=generator)
-    return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-
-
 def plain_step(model, optimizer):
-    def step(number, args):
-        optimizer.zero_grad()
-        loss = loss_of(model, number, args)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-    return step
+    return lambda number, args: train_step(model, optimizer, number, args)
 
 
 def deepspeed_step(engine):

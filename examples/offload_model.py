@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What offload_generate.py and offload_train.py share: a transformer with random weights, and the output."""
+"""What the offload examples share: a transformer with random weights, a training step, and the output."""
 
 import argparse
 import os
@@ -37,6 +37,22 @@ class Transformer(torch.nn.Module):
 def made(args):
     torch.manual_seed(0)
     return Transformer(args.layers, args.width)
+
+
+def loss_of(model, number, args):
+    """The loss on data that the number determines."""
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, 4096, (args.batch, 64), generator=generator)
+    return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def train_step(model, optimizer, number, args):
+    """One training step with data that the number determines. Returns the loss."""
+    optimizer.zero_grad()
+    loss = loss_of(model, number, args)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
 
 def size_of(model):

@@ -13,18 +13,7 @@ import sys
 import torch
 
 import weightfs.offload
-from offload_model import Bar, Folder, made, parser, seconds, size_of
-
-
-def step(model, optimizer, number, args):
-    """One training step with data that the number determines. Returns the loss."""
-    generator = torch.Generator().manual_seed(number)
-    tokens = torch.randint(0, 4096, (args.batch, 64), generator=generator)
-    optimizer.zero_grad()
-    loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-    loss.backward()
-    optimizer.step()
-    return loss.item()
+from offload_model import Bar, Folder, made, parser, seconds, size_of, train_step
 
 
 def offloaded(args, directory):
@@ -39,8 +28,8 @@ def compare(args, directory, bar):
     model, ours = offloaded(args, directory)
     times, same = ([], []), True
     for number in range(args.steps):
-        expected, plain_s = seconds(lambda: step(plain, theirs, number, args))
-        loss, offloaded_s = seconds(lambda: step(model, ours, number, args))
+        expected, plain_s = seconds(lambda: train_step(plain, theirs, number, args))
+        loss, offloaded_s = seconds(lambda: train_step(model, ours, number, args))
         same = same and loss == expected
         if number:   # the first step learns the order
             times[0].append(plain_s)
@@ -86,7 +75,7 @@ def kill_and_resume(args, directory, expected, bar):
     complete = optimizer.steps
     killed = status == -signal.SIGKILL and 0 < complete < args.steps
     for number in range(complete, args.steps):
-        step(model, optimizer, number, args)
+        train_step(model, optimizer, number, args)
     bar.advance("continued")
     same = all(torch.equal(tensor, expected[name]) for name, tensor in weightfs.offload.tensors(model))
     weightfs.offload.close(model)
@@ -96,7 +85,7 @@ def kill_and_resume(args, directory, expected, bar):
 def train_and_die(args):
     model, optimizer = offloaded(args, args.child)
     for number in range(args.steps - 1):
-        step(model, optimizer, number, args)
+        train_step(model, optimizer, number, args)
     before = model.offload_stats.bytes_written
     advance = optimizer._update
 
@@ -106,7 +95,7 @@ def train_and_die(args):
             os.kill(os.getpid(), signal.SIGKILL)
 
     optimizer._update = deadly
-    step(model, optimizer, args.steps - 1, args)
+    train_step(model, optimizer, args.steps - 1, args)
 
 
 def main():

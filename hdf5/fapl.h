@@ -40,7 +40,8 @@ typedef struct weightfs_fapl_t {
   uint32_t direct;        /* weightfs_direct_t */
   uint32_t no_read_ahead; /* 1: no read-ahead */
   uint64_t block_size;    /* bytes per transfer; 1 MiB */
-  uint64_t direct_size;   /* bytes; requests of at least this size bypass the cache; 8 MiB */
+  uint64_t direct_size;   /* bytes; reads of at least this size bypass the cache, and so do writes that are also at
+                             least a quarter of `cache`; 8 MiB */
   uint64_t cache;         /* bytes per file: half for buffered writes, half for reads; 64 MiB */
   uint64_t read_ahead;    /* bytes; maximum window of short sequential reads; 1 MiB */
 } weightfs_fapl_t;

@@ -26,8 +26,10 @@ namespace {
 // A raw write of at least this size that is neither sequential nor large goes to the file at once, because it cannot be
 // merged.
 constexpr size_t kLoneWrite = 256 * kKiB;
-constexpr uint64_t kLeastLease = 4 * kMiB;  // for less, a handle takes no lease
-constexpr size_t kMostBuffers = 512;        // per pwritev
+constexpr size_t kMostBuffers = 512;  // per pwritev
+
+// Buffered writes of at least this many contiguous bytes are sent by the handle.
+uint64_t LeastByHandle(const Settings& settings) { return std::min(settings.direct_size, client::kLeaseFrom); }
 
 // True for a superblock whose SWMR flag is set: version 3, byte 11, bit 2.
 bool HasSwmrFlag(std::span<const std::byte> bytes) {
@@ -171,7 +173,7 @@ Result<void> File::AwaitWrites(uint64_t begin, uint64_t end) {
 Result<void> File::StartWriteBack() {
   for (auto& [begin, segment] : writes_.segments()) {
     if (segment.operation != nullptr || !segment.raw || !writes_.IsFull(begin, segment)) continue;
-    if (segment.size < std::min<uint64_t>(settings_.direct_size, kLeastLease)) continue;
+    if (segment.size < LeastByHandle(settings_)) continue;
     ASSIGN_OR_RETURN(const auto handle, GetHandle());
     const client::MemoryView memory(std::span<const std::byte>(segment.data(), segment.size));
     auto started =
@@ -225,7 +227,7 @@ Result<void> File::WriteOut(bool raw_only) {
 Result<void> File::WriteRun(Run run) {
   const uint64_t begin = run.front()->first;
   const uint64_t end = run.back()->first + run.back()->second.size;
-  const bool large = end - begin >= std::min<uint64_t>(settings_.direct_size, kLeastLease);
+  const bool large = end - begin >= LeastByHandle(settings_);
   RETURN_IF_ERROR(NoteWrite(large ? WriteRunByHandle(run) : WriteRunByCalls(run), end));
   for (const auto& segment : run) writes_.Remove(segment);
   return {};

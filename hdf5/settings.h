@@ -21,7 +21,8 @@ struct Settings {
   unsigned num_threads = 2;        // slices of a large request, each with its own thread and ring
   uint64_t block_size = 1 << 20;   // bytes per transfer
   unsigned queue_depth = 32;       // maximum number of transfers in the kernel, per thread
-  uint64_t direct_size = 8 << 20;  // bytes; requests of at least this size bypass the cache
+  uint64_t direct_size = 8 << 20;  // bytes; reads of at least this size bypass the cache, and so do writes that are
+                                   // also at least a quarter of `cache`
   uint64_t cache = 64 << 20;       // bytes per open file: half for buffered writes, half for reads
   uint64_t read_ahead = 1 << 20;   // bytes; maximum window of short sequential reads; 0: no read-ahead
   Sync sync = Sync::kFlush;

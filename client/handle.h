@@ -26,9 +26,8 @@
 
 namespace weightfs::client {
 
-// Operations of at least this many bytes use a lease by default. For smaller ones its round trips to the mount would cost
-// more than it saves.
-inline constexpr uint64_t kLeaseFrom = 4 << 20;
+// Operations of at least this many bytes use a lease by default. For smaller ones it would cost more than it saves.
+inline constexpr uint64_t kLeaseFrom = 1 << 20;
 
 // Whether transfers bypass a weightfs mount by a lease of the file's blocks. A lease covers at most 512 GiB. For a
 // larger operation kAuto goes through the mount and kRequire fails; read or write such a file in parts, by offsets.

@@ -16,8 +16,14 @@ namespace weightfs {
 namespace {
 
 bool IsInOurUserNamespace(pid_t thread) {
-  struct stat ours = {}, theirs = {};
-  if (stat("/proc/self/ns/user", &ours) != 0) return false;
+  struct Namespace {
+    struct stat status = {};
+    bool known = stat("/proc/self/ns/user", &status) == 0;
+  };
+  static const Namespace own;  // a process with several threads cannot change it
+  if (!own.known) return false;
+  const struct stat& ours = own.status;
+  struct stat theirs = {};
   if (stat(fmt::format("/proc/{}/ns/user", thread).c_str(), &theirs) == 0) {
     return ours.st_dev == theirs.st_dev && ours.st_ino == theirs.st_ino;
   }

@@ -214,9 +214,13 @@ void Filesystem::EndDropping() {
   dropping_.WaitForNone();
 }
 
-Result<void> Filesystem::TakeMappedChanges(InodeId ino) {
+bool Filesystem::MayHaveMappedChanges(InodeId ino) {
   const auto pages = page_cache_.Find(ino);
-  if (pages == nullptr || !pages->MayHoldChanges()) return {};
+  return pages != nullptr && pages->MayHoldChanges();
+}
+
+Result<void> Filesystem::TakeMappedChanges(InodeId ino) {
+  if (!MayHaveMappedChanges(ino)) return {};
   return DropPages(ino, kWholeFile);  // the kernel writes dirty pages back first
 }
 

@@ -112,6 +112,8 @@ class Filesystem {
   // Waits for these calls and makes later ones do nothing. A drop may make the kernel write dirty pages first, and soon
   // no receiver serves those. Call it once, before the receivers end.
   void EndDropping();
+  // True if a shared mapping may have changed the inode since the store got its changes.
+  bool MayHaveMappedChanges(InodeId ino);
   // Fetches the changes that shared mappings made to the inode; they are in the store on return. Waits like DropPages.
   Result<void> TakeMappedChanges(InodeId ino);
   // Same for every open file, because closing the connection would lose pages that the kernel has not written yet. Uses

@@ -21,12 +21,20 @@ namespace weightfs {
 using LeaseDevices = std::vector<UniqueFd>;
 using LeaseDevicesPtr = std::shared_ptr<const LeaseDevices>;
 
+// A kRead or kReserve that a program asked for by an ioctl on the open file.
+struct AskedLease {
+  lease::Kind kind{};
+  lease::Token token{};
+  uint64_t offset = 0;  // bytes
+  uint64_t length = 0;  // bytes of a kRead, blocks of a kReserve
+};
+
 // Thread-safe. Destroying the connection ends its lease. `leases` counts the leases held and must outlive it.
 class LeaseConnection {
  public:
   // `share` is of the connections of the peer's user.
-  LeaseConnection(UniqueFd socket, Credentials peer, std::atomic<uint64_t>& leases, UserLimit::Share share)
-      : socket_(std::move(socket)), peer_(std::move(peer)), leases_(leases), share_(std::move(share)) {}
+  LeaseConnection(UniqueFd socket, uint64_t id, Credentials peer, std::atomic<uint64_t>& leases, UserLimit::Share share)
+      : socket_(std::move(socket)), id_(id), peer_(std::move(peer)), leases_(leases), share_(std::move(share)) {}
   ~LeaseConnection() { Abandon(); }
   LeaseConnection(const LeaseConnection&) = delete;
   LeaseConnection& operator=(const LeaseConnection&) = delete;
@@ -34,6 +42,7 @@ class LeaseConnection {
   using Time = std::chrono::steady_clock::time_point;
 
   int socket() const { return socket_.get(); }
+  uint64_t id() const { return id_; }  // lease::Identity
   const Credentials& peer() const { return peer_; }
 
   // Begins a read or write lease; the connection must have none. A read lease keeps `devices` open.
@@ -45,14 +54,25 @@ class LeaseConnection {
     held_ = true;
     ++leases_;
   }
-  // Mark the time during which a request of the connection is served.
-  void BeginRequest() EXCLUDES(mutex_) {
+  // A connection serves one request at a time. BeginRequest returns false while one is served. EndRequest returns the
+  // asked request that waited for this end, which begins now.
+  bool BeginRequest() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    serving_ = true;
+    return !std::exchange(serving_, true);
   }
-  void EndRequest() EXCLUDES(mutex_) {
+  std::optional<AskedLease> EndRequest() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    serving_ = false;
+    serving_ = asked_.has_value();
+    return std::exchange(asked_, std::nullopt);
+  }
+  enum class Asked : unsigned char { kBegins, kWaits, kBusy };
+  // Begins a request that came by an ioctl, or lets it wait for the end of the current one; one may wait.
+  Asked Ask(const AskedLease& asked) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (asked_) return Asked::kBusy;
+    if (!std::exchange(serving_, true)) return Asked::kBegins;
+    asked_ = asked;
+    return Asked::kWaits;
   }
   // The time since which the connection has had neither a lease nor a request; nullopt while it has one.
   std::optional<Time> IdleSince() const EXCLUDES(mutex_) {
@@ -90,11 +110,13 @@ class LeaseConnection {
   }
 
   const UniqueFd socket_;
+  const uint64_t id_;
   const Credentials peer_;
   std::atomic<uint64_t>& leases_;
   const UserLimit::Share share_;
   mutable Mutex mutex_;
   bool serving_ GUARDED_BY(mutex_) = false;
+  std::optional<AskedLease> asked_ GUARDED_BY(mutex_);
   Time idle_since_ GUARDED_BY(mutex_) = std::chrono::steady_clock::now();
   SpacePin pin_ GUARDED_BY(mutex_);
   BlockReservation grant_ GUARDED_BY(mutex_);

@@ -49,10 +49,10 @@ Result<void> AnswerMemory::Add(BlockCount blocks) {
   return Error{ErrorCode::kAgain, "other programs are being answered with all the memory that there is for it"};
 }
 
-void LeaseRequests::Handle(const LeaseConnectionPtr& connection, const lease::Message& message) {
+void LeaseRequests::Handle(const LeaseConnectionPtr& connection, lease::Kind kind, std::span<const std::byte> body) {
   open_.Begin();
-  Request request{connection, static_cast<lease::Kind>(message.header.kind)};
-  const auto handled = Dispatch(request, lease::BodyReader(message.body()));
+  Request request{connection, kind};
+  const auto handled = Dispatch(request, lease::BodyReader(body));
   if (!handled.has_value()) Fail(request, handled.error());
 }
 
@@ -67,6 +67,11 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
       request.connection->TakeGrant();  // frees the blocks
       SendDone(request, {});
       return {};
+    case lease::Kind::kIdentify: {
+      const lease::Identity identity{request.connection->id()};
+      Send(request, 0, {lease::BytesOf(identity)}, nullptr);
+      return {};
+    }
   }
   return Error{ErrorCode::kInvalid, fmt::format("no request has the kind {}", static_cast<uint32_t>(request.kind))};
 }

@@ -50,7 +50,9 @@ class LeaseRequests {
       : filesystem_(filesystem), tickets_(tickets), answered_(std::move(answered)) {}
 
   // Handles the request and answers it, now or from a thread of the store. May wait for devices.
-  void Handle(const LeaseConnectionPtr& connection, const lease::Message& message);
+  void Handle(const LeaseConnectionPtr& connection, lease::Kind kind, std::span<const std::byte> body);
+
+  RequestCounter& open() { return open_; }
 
   // Waits until every request has been answered, and closes the devices. The caller makes no new requests.
   void Stop() EXCLUDES(mutex_);

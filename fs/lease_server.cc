@@ -87,7 +87,10 @@ LeaseServer::LeaseServer(Filesystem& filesystem)
 Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) {
   std::unique_ptr<LeaseServer> server(new LeaseServer(filesystem));
   RETURN_IF_ERROR(server->Listen());
-  server->executor_ = std::make_unique<Executor>(kThreads);
+  {
+    MutexLock lock(server->mutex_);
+    server->executor_ = std::make_unique<Executor>(kThreads);
+  }
   server->thread_ = std::thread([raw = server.get()] {
     pthread_setname_np(pthread_self(), "weightfs-lease");
     raw->Run();
@@ -125,7 +128,12 @@ void LeaseServer::Stop() {
     Wake();
     thread_.join();
   }
-  executor_.reset();
+  std::unique_ptr<Executor> executor;
+  {
+    MutexLock lock(mutex_);
+    executor = std::move(executor_);
+  }
+  executor.reset();
   requests_.Stop();
   MutexLock lock(mutex_);
   connections_.clear();
@@ -159,9 +167,8 @@ void LeaseServer::Run() {
       if (source == listener_.get()) {
         waiting = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
-        connection->BeginRequest();
-        // One request per connection at a time.
-        executor_->Run(connection->peer().uid, [this, connection] { Serve(connection); });
+        // Otherwise the end of the current request expects this one again.
+        if (connection->BeginRequest()) RunRequest(connection, [this, connection] { Serve(connection); });
       }
     }
     // Accept last: it may end connections and reuse their descriptor numbers.
@@ -215,8 +222,12 @@ void LeaseServer::Accept(UniqueFd socket) {
     spdlog::warn("uid {}: no connection for leases: this user has {} already", peer->uid, kMostOfUser);
     return;
   }
+  uint64_t id = 0;
+  while (id == 0) {
+    if (getrandom(&id, sizeof(id), 0) != static_cast<ssize_t>(sizeof(id))) return;
+  }
   const int descriptor = socket.get();
-  const auto connection = std::make_shared<LeaseConnection>(std::move(socket), *peer, leases_, std::move(*share));
+  const auto connection = std::make_shared<LeaseConnection>(std::move(socket), id, *peer, leases_, std::move(*share));
   LeaseConnectionPtr dropped;  // destroyed after the mutex is released
   {
     MutexLock lock(mutex_);
@@ -255,7 +266,10 @@ LeaseConnectionPtr LeaseServer::TakeIdleLocked(std::optional<uint32_t> user) {
 }
 
 void LeaseServer::Expect(const LeaseConnectionPtr& connection, int operation) {
-  connection->EndRequest();
+  if (const auto asked = connection->EndRequest()) {
+    RunRequest(connection, [this, connection, asked = *asked] { ServeAsked(connection, asked); });
+    return;
+  }
   epoll_event event{.events = kEvents, .data = {.fd = connection->socket()}};
   if (epoll_ctl(epoll_.get(), operation, connection->socket(), &event) == 0) return;
   spdlog::error("a program's connection for leases is lost: epoll_ctl: {}", std::strerror(errno));
@@ -279,13 +293,62 @@ void LeaseServer::Drop(int socket) {
   if (filesystem_.store().CollectOrphanedReservations()) Wake();
 }
 
-void LeaseServer::Serve(const LeaseConnectionPtr& connection) {
-  if (stopping_.load()) return;
-  // The program has not read the last answer. It sends more than one request at a time, and could fill our memory.
+void LeaseServer::RunRequest(const LeaseConnectionPtr& connection, std::function<void()> step) {
+  MutexLock lock(mutex_);
+  if (executor_ != nullptr) executor_->Run(connection->peer().uid, std::move(step));
+}
+
+// Drops a connection whose program has not read the last answer. It makes more than one request at a time, and could
+// fill our memory.
+bool LeaseServer::HasReadAnswers(const LeaseConnectionPtr& connection) {
   int unread = 0;
-  if (ioctl(connection->socket(), SIOCOUTQ, &unread) != 0 || unread != 0) return Drop(connection->socket());
+  if (ioctl(connection->socket(), SIOCOUTQ, &unread) == 0 && unread == 0) return true;
+  Drop(connection->socket());
+  return false;
+}
+
+int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked, bool here) {
+  LeaseConnectionPtr found;
+  std::optional<CountedScope> counted;  // Stop waits for it
+  {
+    MutexLock lock(mutex_);
+    const auto at = std::find_if(connections_.begin(), connections_.end(), [&](const auto& candidate) {
+      return candidate.second->id() == connection && candidate.second->peer().uid == user;
+    });
+    if (at == connections_.end() || executor_ == nullptr) return ENOTCONN;
+    found = at->second;
+    counted.emplace(requests_.open());
+  }
+  switch (found->Ask(asked)) {
+    case LeaseConnection::Asked::kBusy: return EBUSY;
+    case LeaseConnection::Asked::kWaits: return 0;
+    case LeaseConnection::Asked::kBegins: break;
+  }
+  if (here) {
+    ServeAsked(found, asked);
+  } else {
+    RunRequest(found, [this, found, asked] { ServeAsked(found, asked); });
+  }
+  return 0;
+}
+
+void LeaseServer::ServeAsked(const LeaseConnectionPtr& connection, const AskedLease& asked) {
+  if (stopping_.load() || !HasReadAnswers(connection)) return;
+  if (asked.kind == lease::Kind::kRead) {
+    const lease::ReadRequest request{asked.token, asked.offset, asked.length};
+    requests_.Handle(connection, asked.kind, lease::BytesOf(request));
+  } else {
+    const lease::ReserveRequest request{asked.token, asked.offset, asked.length};
+    requests_.Handle(connection, asked.kind, lease::BytesOf(request));
+  }
+}
+
+void LeaseServer::Serve(const LeaseConnectionPtr& connection) {
+  if (stopping_.load() || !HasReadAnswers(connection)) return;
   const auto message = lease::Receive(connection->socket(), {.body = lease::kMaximumBody, .descriptors = 0});
-  if (message.has_value()) return requests_.Handle(connection, *message);
+  if (message.has_value()) {
+    return requests_.Handle(connection, static_cast<lease::Kind>(message->header.kind), message->body());
+  }
   if (message.error().code == ErrorCode::kAgain) return Expect(connection, EPOLL_CTL_MOD);
   if (message.error().code != ErrorCode::kShutdown) {
     spdlog::warn("uid {}: its connection for leases is ended: {}", connection->peer().uid, ToString(message.error()));

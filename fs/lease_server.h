@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,6 +48,10 @@ class LeaseServer {
   // The name of the socket in the abstract namespace.
   const std::string& name() const { return name_; }
   LeaseTickets& tickets() { return tickets_; }
+  // Serves the request of this user through the connection of that id: on the calling thread if `here`, otherwise on a
+  // thread of the server; after the connection's current request if there is one. ENOTCONN: the user has no such
+  // connection; EBUSY: another asked request waits there.
+  int Ask(uint32_t user, uint64_t connection, const AskedLease& asked, bool here) EXCLUDES(mutex_);
   uint64_t leases() const { return leases_.load(); }  // number of leases held now
 
  private:
@@ -57,7 +62,11 @@ class LeaseServer {
   int LookAtWriters();
   void AcceptSome();
   void Accept(UniqueFd socket);
+  // Runs a step of a request on the executor; nothing once the server has stopped.
+  void RunRequest(const LeaseConnectionPtr& connection, std::function<void()> step) EXCLUDES(mutex_);
   void Serve(const LeaseConnectionPtr& connection);
+  void ServeAsked(const LeaseConnectionPtr& connection, const AskedLease& asked);
+  bool HasReadAnswers(const LeaseConnectionPtr& connection);
   // Waits for the connection's next request or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);
   void Drop(int socket) EXCLUDES(mutex_);
@@ -78,7 +87,7 @@ class LeaseServer {
   Mutex mutex_;
   std::unordered_map<int, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);
   LeaseRequests requests_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> executor_ GUARDED_BY(mutex_);  // until Stop
   std::thread thread_;
 };
 

@@ -21,6 +21,7 @@ static_assert(sizeof(weightfs_extent) == 32);
 static_assert(sizeof(weightfs_extents) == 32 + WEIGHTFS_EXTENTS_MAX * sizeof(weightfs_extent));
 static_assert(sizeof(weightfs_stats) == 8 + 25 * 8);
 static_assert(sizeof(weightfs_lease_ticket) == 120);
+static_assert(sizeof(weightfs_lease_request) == 64);
 static_assert(sizeof(weightfs_scrub_damage) == 256);
 static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
 
@@ -197,44 +198,70 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
   });
 }
 
-void Lease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  weightfs_lease_ticket out{};
+// Copies the argument of a lease ioctl into `argument` and issues the ticket of its caller.
+template <typename T>
+Result<lease::Token> IssueTicket(Filesystem& filesystem, const Reply& reply, const IoctlRequest& request, T* argument) {
   LeaseServer* leases = filesystem.leases();
-  if (leases == nullptr) {
-    reply.Errno(EOPNOTSUPP);
-    return;
-  }
+  if (leases == nullptr) return ErrorCode{EOPNOTSUPP};
   // Does not look up credentials of users who may not hold tickets.
   const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
   const Credentials caller = may_ask ? CallerOf(reply) : Credentials{};
-  if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) {
-    reply.Errno(EPERM);
-    return;
-  }
-  if (request.in.size() < sizeof(out)) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  std::memcpy(&out, request.in.data(), sizeof(out));
-  if (out.version != WEIGHTFS_IOC_VERSION) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) return ErrorCode{EPERM};
+  if (request.in.size() < sizeof(T)) return ErrorCode::kInvalid;
+  std::memcpy(argument, request.in.data(), sizeof(T));
+  if (argument->version != WEIGHTFS_IOC_VERSION) return ErrorCode::kInvalid;
   LeaseTickets::Opened opened{nullptr, nullptr, caller.capabilities};
   if (request.directory) {
     opened.directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
   } else {
     opened.file = HandleRegistry<FileHandle>::Get(request.file->fh);
   }
-  const auto token = leases->tickets().Issue(opened, caller.uid);
+  return leases->tickets().Issue(opened, caller.uid);
+}
+
+void Ticket(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_lease_ticket out{};
+  const auto token = IssueTicket(filesystem, reply, request, &out);
   if (!token.has_value()) {
     reply.Fail(token.error());
     return;
   }
+  const std::string& name = filesystem.leases()->name();
   out = {.version = WEIGHTFS_IOC_VERSION, .protocol = lease::kProtocolVersion};
   std::memcpy(out.token, token->data(), sizeof(out.token));
-  std::memcpy(out.socket, leases->name().data(), std::min(leases->name().size(), sizeof(out.socket) - 1));
+  std::memcpy(out.socket, name.data(), std::min(name.size(), sizeof(out.socket) - 1));
   reply.Ioctl(&out, sizeof(out));
+}
+
+void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_lease_request asked{};
+  const auto token = IssueTicket(filesystem, reply, request, &asked);
+  if (!token.has_value()) {
+    reply.Fail(token.error());
+    return;
+  }
+  const auto kind = static_cast<lease::Kind>(asked.kind);
+  if (kind != lease::Kind::kRead && kind != lease::Kind::kReserve) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(asked.token, token->data(), sizeof(asked.token));
+  const AskedLease lease{kind, *token, asked.offset, asked.length};
+  const uint32_t user = reply.caller().uid;
+  const auto ask = [&filesystem, asked, lease, user](Reply now, bool here) {
+    const int error = filesystem.leases()->Ask(user, asked.connection, lease, here);
+    if (error != 0) {
+      now.Errno(error);
+    } else {
+      now.Ioctl(&asked, sizeof(asked));
+    }
+  };
+  // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes.
+  if (kind == lease::Kind::kReserve || filesystem.MayHaveMappedChanges(request.ino)) {
+    ask(std::move(reply), false);
+    return;
+  }
+  filesystem.RunAside(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
 }
 
 void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
@@ -284,7 +311,8 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
       filesystem.RunAside(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
       return;
     case WEIGHTFS_IOC_SCRUB: Scrub(filesystem, std::move(reply)); return;
-    case WEIGHTFS_IOC_LEASE: Lease(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_LEASE: Ticket(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_LEASE_REQUEST: RequestLease(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_READ_ONLY: ReadOnly(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;
     default: reply.Errno(ENOTTY); return;

@@ -128,6 +128,21 @@ struct weightfs_lease_ticket {
 
 #define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
 
+/* A ticket and a lease in one call: the mount serves the request as if it had come through a connection of the caller to
+ * the socket, and sends its answer there. ENOTCONN: this user has no such connection. EBUSY: the connection has a request
+ * waiting. Otherwise as WEIGHTFS_IOC_LEASE; refusals of the lease itself are in the answer. */
+struct weightfs_lease_request {
+  __u32 version;    /* in */
+  __u32 kind;       /* in: kRead or kReserve of lease/protocol.h */
+  __u64 connection; /* in: Identity::connection */
+  __u64 offset;     /* in: bytes; of ReadRequest or ReserveRequest */
+  __u64 length;     /* in: bytes of a ReadRequest, blocks of a ReserveRequest */
+  __u8 token[16];   /* out: valid while the descriptor is open */
+  __u64 reserved[2];
+};
+
+#define WEIGHTFS_IOC_LEASE_REQUEST _IOWR(WEIGHTFS_IOC_MAGIC, 8, struct weightfs_lease_request)
+
 /* For any file or directory of the mount; needs CAP_SYS_ADMIN. The daemon refuses all changes (1), or allows changes
  * again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. `mount -o remount`
  * uses this call and also updates the kernel. */

@@ -7,7 +7,8 @@
 // Messages are datagrams of a SOCK_SEQPACKET socket in the abstract namespace: a Header, then the body. A body larger
 // than kInlineBody travels in a memfd, which is the first descriptor of the message and is sealed against every change
 // (shrink, grow, write); device descriptors follow it. A connection holds at most one lease and carries one request at
-// a time; when it ends, its lease ends. Numbers are in native byte order, without padding.
+// a time; when it ends, its lease ends. A program may send a kRelease and read its answer later, before its next
+// request. Numbers are in native byte order, without padding.
 #pragma once
 
 #include <array>
@@ -35,6 +36,7 @@ enum class Kind : uint32_t {
   kReadMany = 5,    // ReadManyRequest, names → ReadManyAnswer, FileAnswer[], Extent[], checksums; descriptors as for
                     // kRead
   kCommitMany = 6,  // CommitManyRequest, FileEntry[], names, checksums → CommitManyAnswer
+  kIdentify = 7,    // nothing → Identity
 };
 
 struct Header {
@@ -55,6 +57,12 @@ struct Extent {
   uint32_t reserved = 0;
 };
 static_assert(sizeof(Extent) == 32);
+
+// What WEIGHTFS_IOC_LEASE_REQUEST calls the connection. With that ioctl a kRead or kReserve needs no ticket before it
+// and no message: its answer arrives here as if the request had been sent here.
+struct Identity {
+  uint64_t connection = 0;  // random, never 0
+};
 
 // Requests the current bytes, including those that others wrote and did not sync. While the lease lasts, the blocks of
 // the extents keep their content, whatever happens to the file. EFBIG: the range exceeds what one answer can describe

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/lease/lease_connection.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "client/file_limit.h"
 #include "client/lease/mount_user.h"
@@ -43,7 +49,8 @@ Result<void> CheckServer(int socket, int descriptor) {
                            user, peer.uid, peer.pid)};
 }
 
-// True while the other end of an idle connection is open. It receives no messages, so readable means closed.
+// True while the other end of a connection without an expected answer is open. It receives no messages, so readable
+// means closed.
 bool IsOpen(const UniqueFd& connection) {
   pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
   int ready = 0;
@@ -51,6 +58,30 @@ bool IsOpen(const UniqueFd& connection) {
     ready = poll(&state, 1, 0);
   } while (ready < 0 && errno == EINTR);
   return ready == 0;
+}
+
+// Reads the answer that an idle connection owes, which has usually arrived. Returns false if the connection has ended.
+bool MakeReady(IdleConnection& connection) {
+  if (std::exchange(connection.owes_an_answer, false)) {
+    const auto answer = lease::Receive(connection.socket.get(), {});
+    if (!answer.has_value() || answer->header.kind != static_cast<uint32_t>(lease::Kind::kRelease)) return false;
+  }
+  return IsOpen(connection.socket);
+}
+
+// Returns st_dev, without a request to the mount; 0 if the kernel does not tell.
+dev_t DeviceOf(int descriptor) {
+  struct statx status {};
+  if (statx(descriptor, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &status) != 0) return 0;
+  return makedev(status.stx_dev_major, status.stx_dev_minor);
+}
+
+Error RefusedTicket(int error_number) {
+  const char* why = error_number == ENOTTY       ? "it is on no weightfs mount"
+                    : error_number == EPERM      ? "the mount's option direct= does not trust this user"
+                    : error_number == EOPNOTSUPP ? "the mount's option direct= is off"
+                                                 : std::strerror(error_number);
+  return {ErrorCode{error_number}, fmt::format("no lease: {}", why)};
 }
 
 }  // namespace
@@ -67,14 +98,7 @@ Result<void> CheckBody(uint64_t size) {
 Result<LeaseTicket> AskForTicket(int descriptor) {
   weightfs_lease_ticket ticket{};
   ticket.version = WEIGHTFS_IOC_VERSION;
-  if (ioctl(descriptor, WEIGHTFS_IOC_LEASE, &ticket) != 0) {
-    const int error_number = errno;
-    const char* why = error_number == ENOTTY       ? "it is on no weightfs mount"
-                      : error_number == EPERM      ? "the mount's option direct= does not trust this user"
-                      : error_number == EOPNOTSUPP ? "the mount's option direct= is off"
-                                                   : std::strerror(error_number);
-    return Error{ErrorCode{error_number}, fmt::format("no lease: {}", why)};
-  }
+  if (ioctl(descriptor, WEIGHTFS_IOC_LEASE, &ticket) != 0) return RefusedTicket(errno);
   if (ticket.protocol != lease::kProtocolVersion) {
     return Error{ErrorCode{EPROTO},
                  fmt::format("no lease: the mount speaks version {} of the protocol, and this library {}",
@@ -88,47 +112,112 @@ Result<LeaseTicket> AskForTicket(int descriptor) {
 
 Result<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnections>& connections,
                                               const LeaseTicket& ticket, int descriptor) {
-  if (!connections->Begin()) {
-    return Error{ErrorCode::kAgain, fmt::format("no lease: the handle has {} under way", LeaseConnections::kMost)};
-  }
+  RETURN_IF_ERROR(connections->Begin());
   // From here on the destructor of Lease maintains the count.
-  std::unique_ptr<Lease> lease(new Lease(connections, ticket.socket, connections->Take(ticket.socket)));
-  if (!lease->connection_) {
-    auto made = lease::Connect(ticket.socket);
-    if (!made.has_value()) return Convert(made.error());
-    RETURN_IF_ERROR(CheckServer(made->get(), descriptor));
-    lease->connection_ = std::move(*made);
-  }
+  auto idle = connections->Take([&](const IdleConnection& other) { return other.name == ticket.socket; });
+  const bool made = !idle.has_value();
+  std::unique_ptr<Lease> lease(new Lease(connections, made ? IdleConnection{.name = ticket.socket} : *std::move(idle)));
+  if (!made) return lease;
+  auto connected = lease::Connect(ticket.socket);
+  if (!connected.has_value()) return Convert(connected.error());
+  RETURN_IF_ERROR(CheckServer(connected->get(), descriptor));
+  lease->connection_.socket = std::move(*connected);
+  lease->connection_.device = DeviceOf(descriptor);
+  RETURN_IF_ERROR(lease->Identify());
   return lease;
 }
 
+// A mount of an older version refuses, and leases then need tickets.
+Result<void> Lease::Identify() {
+  auto answer = Call(lease::Kind::kIdentify, {});
+  if (!connection_.socket) return std::move(answer).error();
+  lease::Identity identity;
+  if (answer.has_value() && lease::BodyReader(answer->body()).Take(&identity)) connection_.id = identity.connection;
+  return {};
+}
+
+Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor,
+                                  lease::Kind kind, uint64_t offset, uint64_t length) {
+  const dev_t device = DeviceOf(descriptor);
+  const auto of_mount = [device](const IdleConnection& other) { return other.id != 0 && other.device == device; };
+  RETURN_IF_ERROR(connections->Begin());
+  if (auto idle = connections->Take(of_mount)) {
+    std::unique_ptr<Lease> lease(new Lease(connections, *std::move(idle)));
+    weightfs_lease_request asked{};
+    asked.version = WEIGHTFS_IOC_VERSION;
+    asked.kind = static_cast<uint32_t>(kind);
+    asked.connection = lease->connection_.id;
+    asked.offset = offset;
+    asked.length = length;
+    if (ioctl(descriptor, WEIGHTFS_IOC_LEASE_REQUEST, &asked) == 0) {
+      Begun begun{.lease = std::move(lease)};
+      std::memcpy(begun.token.data(), asked.token, begun.token.size());
+      ASSIGN_OR_RETURN(begun.answer, begun.lease->Receive(kind));
+      return begun;
+    }
+    // Another mount may have the device number by now.
+    if (errno != ENOTCONN && errno != ENOTTY) return RefusedTicket(errno);
+    lease->connection_.socket = {};
+  } else {
+    connections->End();
+  }
+  ASSIGN_OR_RETURN(const LeaseTicket ticket, AskForTicket(descriptor));
+  Begun begun{.token = ticket.token};
+  ASSIGN_OR_RETURN(begun.lease, Connect(connections, ticket, descriptor));
+  if (kind == lease::Kind::kRead) {
+    const lease::ReadRequest request{ticket.token, offset, length};
+    ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
+  } else {
+    const lease::ReserveRequest request{ticket.token, offset, length};
+    ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
+  }
+  return begun;
+}
+
+// A connection that is closed ends its lease, too.
 Lease::~Lease() {
-  // If the release gets no answer, closing the connection ends the lease.
-  if (held_ && connection_ && !Call(lease::Kind::kRelease, {}).has_value()) connection_ = {};
-  if (connection_) connections_->GiveBack(socket_, std::move(connection_));
+  if (held_ == lease::Kind::kReserve) {
+    if (!Call(lease::Kind::kRelease, {}).has_value()) connection_.socket = {};
+  } else if (held_) {
+    connection_.owes_an_answer = Send(lease::Kind::kRelease, {}).has_value();
+    if (!connection_.owes_an_answer) connection_.socket = {};
+  }
+  if (connection_.socket) connections_->GiveBack(std::move(connection_));
   connections_->End();
 }
 
 Result<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<uint64_t>* failed) {
-  if (!connection_) return Error{ErrorCode{EPIPE}, "the mount went away"};
+  RETURN_IF_ERROR(Send(kind, body));
+  return Receive(kind, failed);
+}
+
+Result<void> Lease::Send(lease::Kind kind, Body body) {
+  if (!connection_.socket) return Error{ErrorCode{EPIPE}, "the mount went away"};
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
   RETURN_IF_ERROR(CheckBody(size));
   lease::Header header;
   header.kind = static_cast<uint32_t>(kind);
-  auto sent = lease::Send(connection_.get(), header, body, {});
-  auto answer = sent.has_value() ? lease::Receive(connection_.get(), {}) : Result<lease::Message>(sent.error());
-  if (answer.has_value() && answer->header.kind != header.kind) {
-    answer = Error{ErrorCode::kInvalid,
-                   fmt::format("an answer of kind {} to a request of kind {}", answer->header.kind, header.kind)};
+  auto sent = lease::Send(connection_.socket.get(), header, body, {});
+  if (sent.has_value()) return {};
+  connection_.socket = {};
+  return Convert(sent.error());
+}
+
+Result<lease::Message> Lease::Receive(lease::Kind kind, std::optional<uint64_t>* failed) {
+  auto answer = lease::Receive(connection_.socket.get(), {});
+  if (answer.has_value() && answer->header.kind != static_cast<uint32_t>(kind)) {
+    answer = Error{ErrorCode::kInvalid, fmt::format("an answer of kind {} to a request of kind {}", answer->header.kind,
+                                                    static_cast<uint32_t>(kind))};
   }
   if (!answer.has_value()) {
     // The mount may or may not hold a lease. It releases the lease when it finds the connection closed.
-    connection_ = {};
+    connection_.socket = {};
     return Convert(answer.error());
   }
   const bool ends = kind == lease::Kind::kCommit || kind == lease::Kind::kCommitMany || kind == lease::Kind::kRelease;
-  if (answer->header.error == 0 || ends) held_ = !ends;
+  if (ends) held_.reset();
+  if (answer->header.error == 0 && !ends && kind != lease::Kind::kIdentify) held_ = kind;
   if (answer->header.error != 0) {
     lease::BodyReader refusal(answer->body());
     lease::CommitManyAnswer many;
@@ -139,13 +228,15 @@ Result<lease::Message> Lease::Call(lease::Kind kind, Body body, std::optional<ui
   return std::move(*answer);
 }
 
-bool Lease::alive() const { return connection_ && IsOpen(connection_); }
+bool Lease::alive() const { return connection_.socket && IsOpen(connection_.socket); }
 
-bool LeaseConnections::Begin() {
+Result<void> LeaseConnections::Begin() {
   MutexLock lock(mutex_);
-  if (in_use_ == kMost) return false;
+  if (in_use_ == kMost) {
+    return Error{ErrorCode::kAgain, fmt::format("no lease: the handle has {} under way", kMost)};
+  }
   ++in_use_;
-  return true;
+  return {};
 }
 
 void LeaseConnections::End() {
@@ -153,21 +244,25 @@ void LeaseConnections::End() {
   --in_use_;
 }
 
-UniqueFd LeaseConnections::Take(const std::string& socket) {
-  MutexLock lock(mutex_);
-  for (size_t i = idle_.size(); i > 0; --i) {
-    if (idle_[i - 1].first != socket) continue;
-    UniqueFd connection = std::move(idle_[i - 1].second);
-    idle_.erase(idle_.begin() + static_cast<long>(i - 1));
-    if (IsOpen(connection)) return connection;
+template <typename Fits>
+std::optional<IdleConnection> LeaseConnections::Take(Fits fits) {
+  while (true) {
+    std::optional<IdleConnection> found;
+    {
+      MutexLock lock(mutex_);
+      const auto last = std::find_if(idle_.rbegin(), idle_.rend(), fits);
+      if (last == idle_.rend()) return std::nullopt;
+      found = std::move(*last);
+      idle_.erase(std::next(last).base());
+    }
+    if (MakeReady(*found)) return found;
   }
-  return {};
 }
 
-void LeaseConnections::GiveBack(std::string socket, UniqueFd connection) {
+void LeaseConnections::GiveBack(IdleConnection connection) {
   MutexLock lock(mutex_);
   if (idle_.size() == kMostIdle) idle_.erase(idle_.begin());
-  idle_.emplace_back(std::move(socket), std::move(connection));
+  idle_.push_back(std::move(connection));
 }
 
 }  // namespace weightfs::client

@@ -2,6 +2,8 @@
 // How a program requests leases from a mount (lease/protocol.h): tickets, connections, requests.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -31,9 +33,25 @@ Result<void> CheckBody(uint64_t size);
 
 class LeaseConnections;
 
+// A connection to a mount that carries no lease.
+struct IdleConnection {
+  UniqueFd socket;
+  std::string name;             // of the mount's socket
+  dev_t device = 0;             // st_dev of the mount's files
+  uint64_t id = 0;              // lease::Identity; 0: the mount gives none
+  bool owes_an_answer = false;  // the answer to a kRelease has not been read
+};
+
 // A connection to a mount, and the lease that it carries. The lease ends with the connection. Externally synchronized.
 class Lease {
  public:
+  struct Begun;
+  // Asks for a lease of the open file: kRead of `length` bytes from `offset` on, or kReserve of `length` blocks there.
+  // Takes one exchange with the mount, or four where the handle has no idle connection to it. Errors: those of
+  // AskForTicket, Connect and Call.
+  static Result<Begun> Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor, lease::Kind kind,
+                             uint64_t offset, uint64_t length);
+
   // Takes an idle connection from `connections`, or opens a new one, to the mount that the ticket and the open file
   // belong to. It carries no lease yet. Errors: ECONNREFUSED if no process listens (another network namespace, or the
   // mount is gone); EACCES if the listening process does not belong to the user who serves the mount, or if that user
@@ -53,13 +71,21 @@ class Lease {
   bool alive() const;
 
  private:
-  Lease(std::shared_ptr<LeaseConnections> connections, std::string socket, UniqueFd connection)
-      : connections_(std::move(connections)), socket_(std::move(socket)), connection_(std::move(connection)) {}
+  Lease(std::shared_ptr<LeaseConnections> connections, IdleConnection connection)
+      : connections_(std::move(connections)), connection_(std::move(connection)) {}
+  Result<void> Identify();
+  Result<void> Send(lease::Kind kind, Body body);
+  Result<lease::Message> Receive(lease::Kind kind, std::optional<uint64_t>* failed = nullptr);
 
   const std::shared_ptr<LeaseConnections> connections_;
-  const std::string socket_;
-  UniqueFd connection_;  // closed after a failed call
-  bool held_ = false;    // the mount holds a lease for this connection
+  IdleConnection connection_;        // its socket is closed after a failed call
+  std::optional<lease::Kind> held_;  // the mount holds a lease of this kind for the connection
+};
+
+struct Lease::Begun {
+  std::unique_ptr<Lease> lease;
+  lease::Token token{};  // a ticket of the descriptor
+  lease::Message answer;
 };
 
 // The connections of a handle that carry no lease at the moment. Thread-safe. A forked child inherits copies of the
@@ -73,15 +99,17 @@ class LeaseConnections {
   friend class Lease;
   static constexpr size_t kMostIdle = 16;
 
-  bool Begin() EXCLUDES(mutex_);
+  // EAGAIN for one more than kMost.
+  Result<void> Begin() EXCLUDES(mutex_);
   void End() EXCLUDES(mutex_);
-  // Returns a connection whose other end is still open, or none.
-  UniqueFd Take(const std::string& socket) EXCLUDES(mutex_);
-  void GiveBack(std::string socket, UniqueFd connection) EXCLUDES(mutex_);
+  // Returns a connection that fits and whose other end is still open, or none.
+  template <typename Fits>
+  std::optional<IdleConnection> Take(Fits fits) EXCLUDES(mutex_);
+  void GiveBack(IdleConnection connection) EXCLUDES(mutex_);
 
   Mutex mutex_;
   size_t in_use_ GUARDED_BY(mutex_) = 0;
-  std::vector<std::pair<std::string, UniqueFd>> idle_ GUARDED_BY(mutex_);  // most recently used last
+  std::vector<IdleConnection> idle_ GUARDED_BY(mutex_);  // most recently used last
 };
 
 }  // namespace weightfs::client

@@ -35,40 +35,34 @@ class LeasedFile : public LeasedTarget {
  private:
   bool writes() const { return options_.direction == Direction::kWrite; }
   uint64_t end() const { return options_.offset + options_.size; }
-  Result<void> BeginRead();
-  Result<void> BeginWrite();
   Result<void> Commit();
 
   const FileTarget::Options options_;
   std::unique_ptr<Target> file_;
-  LeaseTicket ticket_;
+  lease::Token token_{};
 };
 
 Result<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections) {
   if (options_.size == 0) return Error{ErrorCode::kInvalid, "no lease: there is nothing to transfer"};
-  ASSIGN_OR_RETURN(ticket_, AskForTicket(file.any()));
-  ASSIGN_OR_RETURN(lease_, Lease::Connect(connections, ticket_, file.any()));
-  return writes() ? BeginWrite() : BeginRead();
-}
-
-Result<void> LeasedFile::BeginRead() {
-  const lease::ReadRequest request{.token = ticket_.token, .offset = options_.offset, .length = options_.size};
-  ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
-  ASSIGN_OR_RETURN(const uint64_t file_size,
-                   blocks_.TakeReadAnswer(std::move(message), options_.offset, options_.size));
+  const auto take = [&](lease::Kind kind, uint64_t offset, uint64_t length) -> Result<lease::Message> {
+    ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections, file.any(), kind, offset, length));
+    lease_ = std::move(begun.lease);
+    token_ = begun.token;
+    return std::move(begun.answer);
+  };
+  if (writes()) {
+    const uint64_t first = RoundUp(options_.offset, kBlockSize) / kBlockSize;
+    const uint64_t last =
+        (options_.whole_file ? RoundUp(end(), kBlockSize) : RoundDown(end(), kBlockSize)) / kBlockSize;
+    if (last <= first) return Error{ErrorCode::kInvalid, "no lease: the write fills no block"};
+    ASSIGN_OR_RETURN(auto answer, take(lease::Kind::kReserve, first * kBlockSize, last - first));
+    return TakeReservation(std::move(answer), first, last - first);
+  }
+  ASSIGN_OR_RETURN(auto answer, take(lease::Kind::kRead, options_.offset, options_.size));
+  ASSIGN_OR_RETURN(const uint64_t file_size, blocks_.TakeReadAnswer(std::move(answer), options_.offset, options_.size));
   // The file has been truncated since it was opened.
   if (file_size < end()) return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
   return {};
-}
-
-Result<void> LeasedFile::BeginWrite() {
-  const uint64_t first = RoundUp(options_.offset, kBlockSize) / kBlockSize;
-  const uint64_t last = (options_.whole_file ? RoundUp(end(), kBlockSize) : RoundDown(end(), kBlockSize)) / kBlockSize;
-  if (last <= first) return Error{ErrorCode::kInvalid, "no lease: the write fills no block"};
-  const lease::ReserveRequest request{
-      .token = ticket_.token, .file_offset = first * kBlockSize, .blocks = last - first};
-  ASSIGN_OR_RETURN(auto message, lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)}));
-  return TakeReservation(std::move(message), first, last - first);
 }
 
 Result<void> LeasedFile::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool /*last*/) const {
@@ -90,7 +84,7 @@ Result<void> LeasedFile::Finish(bool success) {
 Result<void> LeasedFile::Commit() {
   const uint64_t begin = blocks_.first() * kBlockSize;
   const uint64_t length = options_.whole_file ? options_.size : blocks_.count() * kBlockSize;
-  const lease::CommitRequest request{.token = ticket_.token,
+  const lease::CommitRequest request{.token = token_,
                                      .file_offset = begin,
                                      .length = length,
                                      .new_size = options_.whole_file ? options_.size : lease::kToEnd};

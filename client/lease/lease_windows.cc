@@ -35,8 +35,7 @@ const LeaseWindows::Window& LeaseWindows::Pins::Find(uint64_t index) const {
 Result<std::shared_ptr<LeaseWindows>> LeaseWindows::Open(std::shared_ptr<const Target> file,
                                                          std::shared_ptr<LeaseConnections> connections,
                                                          uint64_t memory) {
-  ASSIGN_OR_RETURN(auto ticket, AskForTicket(file->any()));
-  std::shared_ptr<LeaseWindows> made(new LeaseWindows(std::move(file), std::move(ticket), std::move(connections)));
+  std::shared_ptr<LeaseWindows> made(new LeaseWindows(std::move(file), std::move(connections)));
   RETURN_IF_ERROR(made->TakeFirst(memory));
   return made;
 }
@@ -81,10 +80,10 @@ Result<void> LeaseWindows::TakeFirst(uint64_t memory) {
 Result<LeaseWindows::WindowPtr> LeaseWindows::Take(uint64_t index, uint64_t* file_size) const {
   auto window = std::make_shared<Window>();
   window->index = index;
-  ASSIGN_OR_RETURN(window->lease, Lease::Connect(connections_, ticket_, target_->any()));
-  const lease::ReadRequest request{.token = ticket_.token, .offset = index * window_size_, .length = window_size_};
-  ASSIGN_OR_RETURN(auto message, window->lease->Call(lease::Kind::kRead, std::array{lease::BytesOf(request)}));
-  ASSIGN_OR_RETURN(*file_size, window->blocks.TakeReadAnswer(std::move(message), request.offset, request.length));
+  const uint64_t offset = index * window_size_;
+  ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections_, target_->any(), lease::Kind::kRead, offset, window_size_));
+  window->lease = std::move(begun.lease);
+  ASSIGN_OR_RETURN(*file_size, window->blocks.TakeReadAnswer(std::move(begun.answer), offset, window_size_));
   return WindowPtr(std::move(window));
 }
 

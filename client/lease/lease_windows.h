@@ -82,8 +82,8 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
     bool operator==(const Version&) const = default;
   };
 
-  LeaseWindows(std::shared_ptr<const Target> file, LeaseTicket ticket, std::shared_ptr<LeaseConnections> connections)
-      : target_(std::move(file)), ticket_(std::move(ticket)), connections_(std::move(connections)) {}
+  LeaseWindows(std::shared_ptr<const Target> file, std::shared_ptr<LeaseConnections> connections)
+      : target_(std::move(file)), connections_(std::move(connections)) {}
 
   Result<Version> CurrentVersion() const;
   Result<void> TakeFirst(uint64_t memory);
@@ -99,7 +99,6 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   void Unpin(std::vector<WindowPtr> windows) EXCLUDES(mutex_);
 
   const std::shared_ptr<const Target> target_;
-  const LeaseTicket ticket_;
   const std::shared_ptr<LeaseConnections> connections_;
   Version file_;              // immutable after Open
   uint64_t window_size_ = 0;  // immutable after Open

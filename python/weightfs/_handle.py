@@ -43,7 +43,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     block_size: bytes per transfer. queue_depth: maximum number of transfers in the kernel, per slice. single_submit:
     submit each transfer in a system call of its own. overlap_events: refill the queue after each completion; if false,
     submit in batches of queue_depth. intra_op_parallelism (or num_threads): number of slices per operation, each with
-    its own thread. direct: on a weightfs mount, "auto" transfers operations of at least 4 MiB directly between memory
+    its own thread. direct: on a weightfs mount, "auto" transfers operations of at least 1 MiB directly between memory
     and the devices of the store, bypassing the mount, if the mount allows it. "never" disables this. "require" bypasses
     the mount for operations of every size and raises an error if that is not possible. An operation can lease at most
     512 GiB. direct_operations counts the operations that bypassed the mount.

@@ -21,9 +21,9 @@
 namespace weightfs {
 namespace {
 
-constexpr std::array<unsigned, 7> kCommands = {WEIGHTFS_IOC_INFO,  WEIGHTFS_IOC_EXTENTS, WEIGHTFS_IOC_STATS,
-                                               WEIGHTFS_IOC_SCRUB, WEIGHTFS_IOC_LEASE,   WEIGHTFS_IOC_READ_ONLY,
-                                               WEIGHTFS_IOC_DROP_CACHE};
+constexpr std::array<unsigned, 8> kCommands = {
+    WEIGHTFS_IOC_INFO,  WEIGHTFS_IOC_EXTENTS,   WEIGHTFS_IOC_STATS,         WEIGHTFS_IOC_SCRUB,
+    WEIGHTFS_IOC_LEASE, WEIGHTFS_IOC_READ_ONLY, WEIGHTFS_IOC_LEASE_REQUEST, WEIGHTFS_IOC_DROP_CACHE};
 constexpr unsigned kAnyCommand = 0x80, kDirectory = 1, kRightSize = 2;
 constexpr uint64_t kRoot = 1;
 

@@ -56,6 +56,9 @@ FakeLeaseMount::FakeLeaseMount() {
   Require(device_descriptor_ && pipe2(ends, O_CLOEXEC) == 0);
   wake_[0] = UniqueFd(ends[0]);
   wake_[1] = UniqueFd(ends[1]);
+  Require(pipe2(ends, O_CLOEXEC) == 0);
+  asked_[0] = UniqueFd(ends[0]);
+  asked_[1] = UniqueFd(ends[1]);
   thread_ = std::thread([this] { Serve(); });
   the_mount = this;
 }
@@ -77,6 +80,13 @@ size_t FakeLeaseMount::requests(lease::Kind kind) const {
   return at == requests_.end() ? 0 : at->second;
 }
 size_t FakeLeaseMount::leases() const { return leases_; }
+void FakeLeaseMount::WaitForNoLease() const {
+  while (const size_t held = leases_.load()) leases_.wait(held);
+}
+void FakeLeaseMount::CountLease(bool begins) {
+  begins ? ++leases_ : --leases_;
+  leases_.notify_all();
+}
 size_t FakeLeaseMount::connections() const {
   MutexLock lock(mutex_);
   return connections_;
@@ -95,12 +105,31 @@ bool FakeLeaseMount::Ask(int descriptor, void* ticket, int* result) {
   Require(out->version == WEIGHTFS_IOC_VERSION);
   out->protocol = lease::kProtocolVersion;
   std::strcpy(out->socket, name_.c_str());
+  const lease::Token token = MakeTicket(path, descriptor);
+  std::memcpy(out->token, token.data(), token.size());
+  return true;
+}
+
+lease::Token FakeLeaseMount::MakeTicket(const std::string& path, int descriptor) {
   MutexLock lock(mutex_);
   lease::Token token{};
   const uint64_t number = tickets_.size() + 1;
   std::memcpy(token.data(), &number, sizeof(number));
-  std::memcpy(out->token, token.data(), token.size());
   tickets_[token] = {path, descriptor};
+  return token;
+}
+
+bool FakeLeaseMount::AskLease(int descriptor, void* request, int* result) {
+  if (!Has(descriptor)) return false;
+  *result = ticket_error;
+  if (ticket_error != 0) return true;
+  auto* in = static_cast<weightfs_lease_request*>(request);
+  Require(in->version == WEIGHTFS_IOC_VERSION);
+  const lease::Token token = MakeTicket(NameOf(descriptor), descriptor);
+  std::memcpy(in->token, token.data(), token.size());
+  const Asked asked{in->connection, static_cast<lease::Kind>(in->kind), {token, in->offset, in->length}};
+  ++asks_;
+  Require(write(asked_[1].get(), &asked, sizeof(asked)) == sizeof(asked));
   return true;
 }
 
@@ -113,33 +142,45 @@ std::string FakeLeaseMount::PathOf(const lease::Token& token) const {
 void FakeLeaseMount::Serve() {
   std::list<Connection> connections;
   for (;;) {
-    std::vector<pollfd> polled{{wake_[0].get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    std::vector<pollfd> polled{{wake_[0].get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}, {asked_[0].get(), POLLIN, 0}};
     for (const auto& connection : connections) polled.push_back({connection.socket.get(), POLLIN, 0});
     Require(poll(polled.data(), polled.size(), -1) > 0);
     if (polled[0].revents != 0) break;
-    size_t i = 2;
+    if (polled[2].revents != 0) {
+      Asked asked;
+      Require(read(asked_[0].get(), &asked, sizeof(asked)) == sizeof(asked));
+      for (auto& connection : connections) {
+        // A connection that has ended is found by the next poll.
+        if (connection.id == asked.connection)
+          Answer(connection, asked.kind, lease::BodyReader(lease::BytesOf(asked.request)));
+      }
+      continue;
+    }
+    size_t i = 3;
     for (auto connection = connections.begin(); connection != connections.end(); ++i) {
-      if (polled[i].revents != 0 && !Answer(*connection)) {
-        if (connection->held) --leases_;
+      if (polled[i].revents != 0 && !Receive(*connection)) {
+        if (connection->held) CountLease(false);
         connection = connections.erase(connection);
       } else {
         ++connection;
       }
     }
     if (polled[1].revents == 0) continue;
-    connections.push_back({.socket = std::move(*lease::Accept(listener_.get()))});
     MutexLock lock(mutex_);
-    ++connections_;
+    connections.push_back({.socket = std::move(*lease::Accept(listener_.get())), .id = ++connections_});
   }
   for (const auto& connection : connections) {
-    if (connection.held) --leases_;
+    if (connection.held) CountLease(false);
   }
 }
 
-bool FakeLeaseMount::Answer(Connection& connection) {
+bool FakeLeaseMount::Receive(Connection& connection) {
   auto message = lease::Receive(connection.socket.get(), {});
   if (!message.has_value()) return false;
-  const auto kind = static_cast<lease::Kind>(message->header.kind);
+  return Answer(connection, static_cast<lease::Kind>(message->header.kind), lease::BodyReader(message->body()));
+}
+
+bool FakeLeaseMount::Answer(Connection& connection, lease::Kind kind, lease::BodyReader body) {
   {
     MutexLock lock(mutex_);
     ++requests_[kind];
@@ -150,19 +191,20 @@ bool FakeLeaseMount::Answer(Connection& connection) {
   if (refusal != 0) {
     reply.error = refusal;
   } else {
-    reply = Carry(connection, kind, lease::BodyReader(message->body()));
+    reply = Carry(connection, kind, body);
   }
-  const bool held = ends ? false : connection.held || reply.error == 0;
-  if (held != connection.held) held ? ++leases_ : --leases_;
+  const bool takes = reply.error == 0 && kind != lease::Kind::kIdentify;
+  const bool held = !ends && (connection.held || takes);
+  if (held != connection.held) CountLease(held);
   connection.held = held;
   if (reply.error != 0) Append(reply.body, std::as_bytes(std::span(std::string_view("the fake refuses"))));
-  lease::Header header{.kind = message->header.kind, .error = reply.error};
-  const std::span<const std::byte> body(reply.body);
-  if (!reply.devices) return lease::Send(connection.socket.get(), header, std::array{body}, {}).has_value();
+  lease::Header header{.kind = static_cast<uint32_t>(kind), .error = reply.error};
+  const std::span<const std::byte> answer(reply.body);
+  if (!reply.devices) return lease::Send(connection.socket.get(), header, std::array{answer}, {}).has_value();
   const int access = kind == lease::Kind::kReserve ? O_RDWR : O_RDONLY;
   const UniqueFd device(open(device_.path().c_str(), access | O_DIRECT | O_CLOEXEC));
   Require(static_cast<bool>(device));
-  return lease::Send(connection.socket.get(), header, std::array{body}, std::array{device.get()}).has_value();
+  return lease::Send(connection.socket.get(), header, std::array{answer}, std::array{device.get()}).has_value();
 }
 
 FakeLeaseMount::Reply FakeLeaseMount::Carry(Connection& connection, lease::Kind kind, lease::BodyReader body) {
@@ -172,6 +214,11 @@ FakeLeaseMount::Reply FakeLeaseMount::Carry(Connection& connection, lease::Kind 
     case lease::Kind::kCommit: return Commit(connection, body);
     case lease::Kind::kReadMany: return ReadMany(connection, body);
     case lease::Kind::kCommitMany: return CommitMany(connection, body);
+    case lease::Kind::kIdentify: {
+      Reply reply;
+      Append(reply.body, lease::BytesOf(lease::Identity{connection.id}));
+      return reply;
+    }
     default: return {};
   }
 }
@@ -361,6 +408,10 @@ extern "C" int ioctl(int descriptor, unsigned long request, ...) noexcept {
   int result = 0;
   auto* mount = weightfs::client::the_mount.load();
   if (request == WEIGHTFS_IOC_LEASE && mount != nullptr && mount->Ask(descriptor, argument, &result)) {
+    errno = result;
+    return result == 0 ? 0 : -1;
+  }
+  if (request == WEIGHTFS_IOC_LEASE_REQUEST && mount != nullptr && mount->AskLease(descriptor, argument, &result)) {
     errno = result;
     return result == 0 ? 0 : -1;
   }

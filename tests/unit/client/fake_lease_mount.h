@@ -43,22 +43,36 @@ class FakeLeaseMount {
   void Stop();
 
   size_t requests(lease::Kind kind) const;
-  size_t leases() const;       // number of connections that hold a lease now
-  size_t connections() const;  // number of connections made so far
+  size_t leases() const;                  // number of connections that hold a lease now
+  void WaitForNoLease() const;            // a release is sent without waiting for its answer
+  size_t connections() const;             // number of connections made so far
+  size_t asked() const { return asks_; }  // number of requests that came by ioctl
   // True for a descriptor of a file in this folder.
   bool Has(int descriptor) const;
-  // Answers the ioctl for a descriptor. Returns false if the descriptor is not in this folder.
+  // Answer the ioctls for a descriptor. They return false if the descriptor is not in this folder.
   bool Ask(int descriptor, void* ticket, int* result);
+  bool AskLease(int descriptor, void* request, int* result);
 
  private:
   struct Connection {
     UniqueFd socket;
+    uint64_t id = 0;
     std::vector<lease::Extent> reserved;
     bool held = false;
   };
 
+  // A request by an ioctl.
+  struct Asked {
+    uint64_t connection = 0;
+    lease::Kind kind{};
+    lease::ReadRequest request;  // or a lease::ReserveRequest of the same layout
+  };
+
   void Serve();
-  bool Answer(Connection& connection);
+  bool Receive(Connection& connection);
+  bool Answer(Connection& connection, lease::Kind kind, lease::BodyReader body);
+  void CountLease(bool begins);
+  lease::Token MakeTicket(const std::string& path, int descriptor);
   // The body of the answer, or an errno.
   struct Reply {
     int error = 0;
@@ -83,6 +97,7 @@ class FakeLeaseMount {
   std::string name_;
   UniqueFd listener_;
   UniqueFd wake_[2];
+  UniqueFd asked_[2];  // a pipe of Asked
   uint64_t next_block_ = 1;
 
   mutable Mutex mutex_;
@@ -95,7 +110,7 @@ class FakeLeaseMount {
   std::map<lease::Token, Ticket> tickets_ GUARDED_BY(mutex_);
   std::map<lease::Kind, size_t> requests_ GUARDED_BY(mutex_);
   size_t connections_ GUARDED_BY(mutex_) = 0;
-  std::atomic<size_t> leases_{0};
+  std::atomic<size_t> leases_{0}, asks_{0};
   std::thread thread_;
 };
 

@@ -90,7 +90,7 @@ TEST_F(LeaseManyTest, OneLeaseAndOneCommitSaveAllFiles) {
     EXPECT_EQ(handle->Wait().count, 0U);
   }
   EXPECT_EQ(std::filesystem::status(mount_ / "tensor.7").permissions(), std::filesystem::perms(0640));
-  EXPECT_EQ(mount_.leases(), 0U);
+  mount_.WaitForNoLease();
 }
 
 TEST_F(LeaseManyTest, EmptyFilesAreSavedAndLoaded) {
@@ -99,7 +99,7 @@ TEST_F(LeaseManyTest, EmptyFilesAreSavedAndLoaded) {
   ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_)).has_value());
   EXPECT_EQ(mount_.entries(), 3U);
   EXPECT_TRUE(handle->LoadMany(mount_.folder(), Files(contents_)).value().empty());
-  EXPECT_EQ(mount_.leases(), 0U);
+  mount_.WaitForNoLease();
 }
 
 TEST_F(LeaseManyTest, ManyNamesAreLoadedInBatches) {
@@ -157,7 +157,7 @@ TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheRestIsLoaded) {
       EXPECT_EQ(loaded[i], contents_[i]) << i;
     }
   }
-  EXPECT_EQ(mount_.leases(), 0U);
+  mount_.WaitForNoLease();
 }
 
 TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
@@ -180,7 +180,7 @@ TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
   EXPECT_NE(refused.error().what.find("the mount did not commit tensor.2, and so none of the files: the fake refuses"),
             std::string::npos)
       << refused.error().what;
-  EXPECT_EQ(mount_.leases(), 0U);
+  mount_.WaitForNoLease();
 }
 
 TEST_F(LeaseManyTest, ASaveLargerThanOneCommitIsRefusedBeforeAnythingIsReserved) {
@@ -244,7 +244,7 @@ TEST_F(LeaseManyTest, TheFileSizeLimitOfTheProcessAppliesToADeviceThatIsAFile) {
   EXPECT_TRUE(saved);
   EXPECT_EQ(ReadFile(mount_ / "tensor.2"), contents_[2]);
   EXPECT_EQ(mount_.requests(Kind::kCommitMany), 0U);
-  EXPECT_EQ(mount_.leases(), 0U);
+  mount_.WaitForNoLease();
 }
 
 TEST_F(LeaseManyTest, ABatchThatFailsIsLoadedOneByOneUnlessALeaseIsRequired) {
@@ -265,7 +265,7 @@ TEST_F(LeaseManyTest, ABatchThatFailsIsLoadedOneByOneUnlessALeaseIsRequired) {
   EXPECT_TRUE(handle->LoadMany(mount_.folder(), Files(loaded)).value().empty());
   EXPECT_TRUE(handle->SaveMany(mount_.folder(), Files(loaded)).has_value());
   EXPECT_EQ(handle->direct_operations(), 1U);
-  EXPECT_EQ(mount_.leases(), 0U);
+  mount_.WaitForNoLease();
 }
 
 }  // namespace

@@ -83,9 +83,13 @@ class LeaseServerTest : public testing::Test {
       header.kind = static_cast<uint32_t>(kind);
       error = ECONNRESET;  // the server has closed the connection, in one of two ways
       if (!lease::Send(socket.get(), header, body, {}).has_value()) return {};
+      return Receive(kind);
+    }
+    lease::Message Receive(lease::Kind kind) {
+      error = ECONNRESET;
       auto answer = lease::Receive(socket.get(), {});
       if (!answer.has_value()) return {};
-      EXPECT_EQ(answer->header.kind, header.kind);
+      EXPECT_EQ(answer->header.kind, static_cast<uint32_t>(kind));
       error = answer->header.error;
       if (!answer->descriptors.empty()) devices = std::move(answer->descriptors);
       return std::move(*answer);
@@ -93,7 +97,9 @@ class LeaseServerTest : public testing::Test {
     // Returns the bytes of the whole file after verifying each block.
     std::string Read(const lease::Token& token) {
       const lease::ReadRequest request{token, 0, lease::kToEnd};
-      const lease::Message message = Ask(lease::Kind::kRead, {lease::BytesOf(request)});
+      return TextOf(Ask(lease::Kind::kRead, {lease::BytesOf(request)}));
+    }
+    std::string TextOf(const lease::Message& message) {
       if (error != 0) return {};
       lease::BodyReader body(message.body());
       lease::ReadAnswer answer;
@@ -161,6 +167,55 @@ TEST_F(LeaseServerTest, CommittedDataIsRead) {
   EXPECT_EQ(ToText(store().Read(file->inode, ByteOffset{0}, ByteCount{kMiB}).value()),
             std::string(100 * kBlockSize, 'd'));
   store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
+  const auto file = Open("a", O_RDWR);
+  const lease::Token token = Ticket(file);
+  Program program(server());
+  program.Write(token, 'x', 100, false);
+  const lease::Message named = program.Ask(lease::Kind::kIdentify, {});
+  lease::Identity identity;
+  ASSERT_TRUE(lease::BodyReader(named.body()).Take(&identity));
+  EXPECT_EQ(server().leases(), 0U);
+  const AskedLease read{lease::Kind::kRead, token, 0, lease::kToEnd};
+  for (const bool here : {false, true}) {
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection, read, here), 0);
+    EXPECT_EQ(program.TextOf(program.Receive(lease::Kind::kRead)), std::string(100 * kBlockSize, 'x'));
+    EXPECT_EQ(server().leases(), 1U);
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection, read, here), 0);
+    program.Receive(lease::Kind::kRead);
+    EXPECT_EQ(program.error, EBUSY) << "it has a lease";
+    program.Ask(lease::Kind::kRelease, {});
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection, {lease::Kind::kReserve, token, 0, 10}, here), 0);
+    program.Receive(lease::Kind::kReserve);
+    EXPECT_EQ(program.error, 0);
+    EXPECT_EQ(store().statistics().granted_bytes, 10 * kBlockSize);
+    program.Ask(lease::Kind::kRelease, {});
+    EXPECT_EQ(server().Ask(geteuid() + 1, identity.connection, read, here), ENOTCONN);
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection + 1, read, here), ENOTCONN);
+  }
+  server().Stop();
+  EXPECT_EQ(server().Ask(geteuid(), identity.connection, read, true), ENOTCONN);
+  store().CloseFile(file->inode);
+}
+
+TEST(LeaseConnection, ServesOneRequestAtATimeAndLetsOneWait) {
+  std::atomic<uint64_t> leases{0};
+  UserLimit limit(1);
+  LeaseConnection connection({}, 7, {}, leases, limit.Take(0).value());
+  const AskedLease read{lease::Kind::kRead, {}, 1, 2};
+  EXPECT_EQ(connection.Ask(read), LeaseConnection::Asked::kBegins);
+  EXPECT_FALSE(connection.BeginRequest());
+  EXPECT_EQ(connection.Ask({lease::Kind::kReserve, {}, 3, 4}), LeaseConnection::Asked::kWaits);
+  EXPECT_EQ(connection.Ask(read), LeaseConnection::Asked::kBusy);
+  const auto next = connection.EndRequest();
+  ASSERT_TRUE(next.has_value());
+  EXPECT_EQ(next->kind, lease::Kind::kReserve);
+  EXPECT_FALSE(connection.IdleSince().has_value());
+  EXPECT_FALSE(connection.EndRequest().has_value());
+  EXPECT_TRUE(connection.IdleSince().has_value());
+  EXPECT_TRUE(connection.BeginRequest());
 }
 
 TEST_F(LeaseServerTest, TheEndOfAConnectionEndsItsLease) {

@@ -41,6 +41,13 @@ class ReleaseGil {
   PyThreadState* const state_;
 };
 
+// Calls `call` with the GIL released, and returns its result.
+template <typename Call>
+auto WithoutGil(Call call) {
+  const ReleaseGil nogil;
+  return call();
+}
+
 // For any thread, including one that has released the GIL.
 class AcquireGil {
  public:

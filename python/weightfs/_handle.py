@@ -1,42 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The handle, with DeepNVMe's methods, and methods with futures, exceptions and durability."""
 
-import atexit
 import contextlib
 import errno
 import logging
 import operator
 import os
-import sys
-import weakref
 
-from weightfs import _native, _process
+from weightfs import _native
 from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile, labelled, one_of, os_error, to_keep,
                                  written_offset)
 from weightfs._future import Future
 from weightfs._many import ManyFiles
 from weightfs._memory import describe
 from weightfs._numbers import file_name, flag, offset_in_file, whole
-from weightfs._pending import Pending
-from weightfs._process import check_process
+from weightfs._opened import Opened
 
 log = logging.getLogger("weightfs")
-_handles: "weakref.WeakSet[aio_handle]" = weakref.WeakSet()
 _VALIDATED_AT_ONCE = 4 << 20
 _MOST_BLOCK_SIZE, _MOST_QUEUE_DEPTH, _MOST_PARALLELISM = 1 << 40, 1 << 16, 1 << 10
 
 
-@atexit.register
-def _close_all():
-    # Runs before the interpreter ends, because the threads of a handle may still call back, and program threads in a
-    # call must still return.
-    for handle in list(_handles):
-        handle.close()
-        if _process.pid == handle._process:
-            handle._opened.join()
-
-
-class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
+class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
     """Reads and writes tensors between memory and files, at the speed of the device. GPU tensors pass through
     page-locked buffers, which are copied concurrently with other transfers; gds_handle may avoid that copy.
 
@@ -67,6 +52,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
 
     Any thread and any signal handler may use a handle. A forked child must not use its parent's handle."""
 
+    _KIND, _CREATE = "handle", "create"
+
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
                  intra_op_parallelism=None, *, num_threads=None, direct="auto"):
         if intra_op_parallelism is not None and num_threads is not None:
@@ -76,11 +63,8 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
                          whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), flag("single_submit", single_submit),
                          flag("overlap_events", overlap_events),
                          whole("intra_op_parallelism", threads, 1, _MOST_PARALLELISM))
-        self._pending = Pending()
         self._last_error = None
-        self._process = _process.pid
-        self._opened = self._open(direct)
-        _handles.add(self)
+        super().__init__(self._open(direct))
 
     # --- DeepNVMe's methods ---
 
@@ -120,7 +104,7 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         """Reads a file that has exactly the buffer's size from file_offset on. Returns 0 or -1."""
         memory = describe(buffer, writable=True)
         with self._reporting():
-            check_process(self._process)
+            self._check_process()
             file_offset = offset_in_file(file_offset)
             name = file_name(filename)
             name, shown = (name, f"descriptor {name}") if isinstance(name, int) else (os.fsdecode(name),) * 2
@@ -154,19 +138,19 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         example = example_tensor if example_tensor is not None else example_tenosr
         if example is None:
             raise TypeError("new_cpu_locked_tensor() missing required argument: 'example_tensor'")
-        check_process(self._process)
+        self._check_process()
         return new_like(num_elem, example)
 
     def free_cpu_locked_tensor(self, tensor):
         """Unlocks the memory of a tensor that any handle's new_cpu_locked_tensor made. Returns False for other tensors.
         The memory is freed with the last tensor that uses it."""
-        check_process(self._process)
+        self._check_process()
         return unlock(tensor)
 
     def is_pinned(self, buffer):
         """True if torch pinned the tensor, or if it is in locked memory of any handle of this process. Views count too.
         """
-        check_process(self._process)
+        self._check_process()
         return is_pinned(buffer)
 
     def get_block_size(self):
@@ -258,50 +242,11 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
         """The number of asynchronous operations under way."""
         return self._native.pending()
 
-    def close(self):
-        """Waits for the transfers in the kernel, cancels everything else and frees all resources. Later calls raise
-        ValueError."""
-        self._opened.close()
-        if _process.pid != self._process:
-            return   # in a forked child: the operations and their locks belong to the parent
-        errors = self._pending.collect()[0]   # nothing will wait for them
-        cancelled = [error for error in errors if error.errno == errno.ECANCELED]
-        for error in errors:
-            if error not in cancelled:
-                self._report(error)
-        if cancelled:
-            log.warning("%d operations were canceled: the handle was closed before wait()", len(cancelled))
-
-    def __del__(self):
-        # At interpreter exit, the locks of a handle that is still open cannot be trusted.
-        if hasattr(self, "_opened") and not sys.is_finalizing():
-            self.close()
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError("a handle cannot be copied or pickled; create one in each process")
-
-    def __copy__(self):
-        return self.__reduce_ex__(2)
-
-    def __deepcopy__(self, memo):
-        return self.__reduce_ex__(2)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
     def __repr__(self):
         names = ("block_size", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in zip(names, self._options))})"
 
     # --- Internals ---
-
-    @property
-    def _native(self):
-        check_process(self._process)
-        return self._opened
 
     def _open(self, direct):
         return _native.Handle(*self._options, direct, "", find_cufile())
@@ -404,6 +349,14 @@ class aio_handle(ManyFiles):  # noqa: N801  (DeepNVMe's name)
     def _report(self, error):
         self._last_error = error
         log.error("%s", error.strerror or error)
+
+    def _report_all(self, errors):
+        cancelled = [error for error in errors if error.errno == errno.ECANCELED]
+        for error in errors:
+            if error not in cancelled:
+                self._report(error)
+        if cancelled:
+            log.warning("%d operations were canceled: the handle was closed before wait()", len(cancelled))
 
 
 def unlock(tensor):

@@ -1,32 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many small reads of one file."""
 
-import atexit
-import sys
-import weakref
-
-from weightfs import _native, _process
+from weightfs import _native
 from weightfs._arguments import labelled
 from weightfs._future import Future
 from weightfs._memory import describe
 from weightfs._numbers import file_name, whole
-from weightfs._pending import Pending
-from weightfs._process import check_process
+from weightfs._opened import Opened
 
-_readers: "weakref.WeakSet[reader]" = weakref.WeakSet()
 _MOST_QUEUE_DEPTH, _MOST_MEMORY, _MOST_FILE_BYTES = 1 << 16, 1 << 40, (1 << 63) - 1
 
 
-@atexit.register
-def _close_all():
-    # Before the interpreter ends, because callbacks of a reader need it.
-    for one in list(_readers):
-        one.close()
-        if _process.pid == one._process:
-            one._opened.join()
-
-
-class reader:  # noqa: N801  (like aio_handle)
+class reader(Opened):  # noqa: N801  (like aio_handle)
     """An open file for small reads at random offsets: rows of an embedding table, pages of a key-value cache, entries
     of an index.
 
@@ -36,6 +21,8 @@ class reader:  # noqa: N801  (like aio_handle)
     rename over it or delete. On other filesystems, and without a lease, a read sees the file as pread(2) does.
 
     Any thread may use a reader. A forked child must not use its parent's reader."""
+
+    _KIND, _CREATE = "reader", "open"
 
     def __init__(self, file, *, direct="auto", queue_depth=64, memory=64 << 20):
         """Opens the file and takes the first lease.
@@ -51,11 +38,8 @@ class reader:  # noqa: N801  (like aio_handle)
         Raises:
             OSError: the file cannot be opened, or with "require" not leased.
         """
-        self._process = _process.pid
-        self._pending = Pending()
-        self._opened = _native.Reader(file_name(file), whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH),
-                                      whole("memory", memory, 1, _MOST_MEMORY), direct)
-        _readers.add(self)
+        super().__init__(_native.Reader(file_name(file), whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH),
+                                        whole("memory", memory, 1, _MOST_MEMORY), direct))
 
     def read(self, offsets, out):
         """Reads bytes of the file into `out`.
@@ -123,38 +107,6 @@ class reader:  # noqa: N801  (like aio_handle)
     def direct_reason(self):
         """Why there is no lease; empty with a lease and with direct="never"."""
         return self._native.no_lease()
-
-    def close(self):
-        """Waits for the transfers in the kernel, cancels everything else and gives back the leases. Later calls raise
-        ValueError."""
-        self._opened.close()
-        if _process.pid == self._process:
-            self._pending.collect()   # their futures report the errors
-
-    def __del__(self):
-        # At interpreter exit, the locks of a reader that is still open cannot be trusted.
-        if hasattr(self, "_opened") and not sys.is_finalizing():
-            self.close()
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError("a reader cannot be copied or pickled; open one in each process")
-
-    def __copy__(self):
-        return self.__reduce_ex__(2)
-
-    def __deepcopy__(self, memo):
-        return self.__reduce_ex__(2)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    @property
-    def _native(self):
-        check_process(self._process, "reader")
-        return self._opened
 
     def _read(self, numbers, out, base, step, is_rows=False):
         native, memory = self._native, describe(out, writable=True)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from contextlib import AbstractContextManager
 from os import PathLike
 from typing import IO, Any
 
@@ -11,3 +12,4 @@ def save(obj: object, f: _File, *arguments: Any, handle: aio_handle | None = Non
          atomic: bool = True, storage_alignment: int | None = None, crc32: bool = True, **options: Any) -> None: ...
 def load(f: _File, map_location: Any = None, *arguments: Any, handle: aio_handle | None = None,
          **options: Any) -> Any: ...
+def without_crc32() -> AbstractContextManager[Any]: ...

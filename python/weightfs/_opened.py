@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lifecycle of handles and readers. Each belongs to the process that created it, and is closed before the
+interpreter ends."""
+
+import atexit
+import sys
+import weakref
+
+from weightfs import _process
+from weightfs._pending import Pending
+from weightfs._process import check_process
+
+_all_opened: "weakref.WeakSet[Opened]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all():
+    # Runs before the interpreter ends, because the threads of a handle or a reader may still call back, and program
+    # threads in a call must still return.
+    for opened in list(_all_opened):
+        opened.close()
+        if _process.pid == opened._process:
+            opened._opened.join()
+
+
+class Opened:
+    """A native object that must be closed, with its asynchronous operations. A context manager; it cannot be copied or
+    pickled. As thread-safe as the native object. Each subclass has _KIND and _CREATE, the noun and the verb of error
+    messages."""
+
+    def __init__(self, native):
+        self._pending = Pending()
+        self._process = _process.pid
+        self._opened = native
+        _all_opened.add(self)
+
+    def close(self):
+        """Waits for the transfers in the kernel, cancels everything else and frees all resources, including leases.
+        Later calls raise ValueError."""
+        self._opened.close()
+        if _process.pid == self._process:   # in a forked child, the operations and their locks belong to the parent
+            self._report_all(self._pending.collect()[0])   # nothing will wait for them
+
+    def __del__(self):
+        # At interpreter exit, the locks of an object that is still open cannot be trusted.
+        if hasattr(self, "_opened") and not sys.is_finalizing():
+            self.close()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(f"a {self._KIND} cannot be copied or pickled; {self._CREATE} one in each process")
+
+    def __copy__(self):
+        return self.__reduce_ex__(2)
+
+    def __deepcopy__(self, memo):
+        return self.__reduce_ex__(2)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def _native(self):
+        self._check_process()
+        return self._opened
+
+    def _check_process(self):
+        check_process(self._process, self._KIND)
+
+    def _report_all(self, errors):
+        """Called by close() with the errors of operations that wait() has not reported and no future reports."""

@@ -2,7 +2,6 @@
 #include "store/scrub/scrubber.h"
 
 #include <fmt/format.h>
-#include <linux/ioprio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -32,8 +31,10 @@ int64_t Nanoseconds(std::chrono::milliseconds duration) { return std::chrono::na
 
 // Reads of this thread give way to all others, where the block layer has priorities. Failure is harmless.
 void LowerPriority() {
-  constexpr int kThread = 1;  // IOPRIO_WHO_PROCESS, which means one thread
-  static_cast<void>(syscall(SYS_ioprio_set, kThread, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0)));
+  // Constants of linux/ioprio.h, which some kernels' versions of it keep from C++: they name a parameter `class`.
+  constexpr int kThread = 1;      // IOPRIO_WHO_PROCESS, which means one thread
+  constexpr int kIdle = 3 << 13;  // IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0)
+  static_cast<void>(syscall(SYS_ioprio_set, kThread, 0, kIdle));
 }
 
 std::string_view Describe(DamagedRun::Problem problem) {

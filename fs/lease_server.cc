@@ -38,10 +38,12 @@ Error CannotStart(const char* what) {
                                       what, std::strerror(errno))};
 }
 
-Result<Credentials> PeerOf(int socket) {
+// Sets `process` to the one that connected.
+Result<Credentials> PeerOf(int socket, pid_t* process) {
   ucred user{};
   socklen_t size = sizeof(user);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return ErrorCode::kIo;
+  *process = user.pid;
   Credentials peer{user.uid, user.gid};
   constexpr size_t kMostGroups = 65536;  // NGROUPS_MAX
   peer.groups.resize(32);
@@ -211,7 +213,8 @@ void LeaseServer::AcceptSome() {
 // Checks the peer before reading anything from it: even the descriptors in a stranger's message could block this
 // thread.
 void LeaseServer::Accept(UniqueFd socket) {
-  const auto peer = PeerOf(socket.get());
+  pid_t process = 0;
+  const auto peer = PeerOf(socket.get(), &process);
   if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
   auto share = most_of_user_.Take(peer->uid);
   if (!share.has_value()) {
@@ -227,7 +230,8 @@ void LeaseServer::Accept(UniqueFd socket) {
     if (getrandom(&id, sizeof(id), 0) != static_cast<ssize_t>(sizeof(id))) return;
   }
   const int descriptor = socket.get();
-  const auto connection = std::make_shared<LeaseConnection>(std::move(socket), id, *peer, leases_, std::move(*share));
+  const auto connection =
+      std::make_shared<LeaseConnection>(std::move(socket), id, *peer, process, leases_, std::move(*share));
   LeaseConnectionPtr dropped;  // destroyed after the mutex is released
   {
     MutexLock lock(mutex_);

@@ -170,6 +170,14 @@ constexpr Option kOptions[] = {
        ASSIGN_OR_RETURN(target.store.scrub.rate, ParseBytes(name, value, ByteCount{kMiB}));
        return {};
      }},
+    {"metrics", "ADDRESS", "serve metrics for Prometheus over HTTP at HOST:PORT, or at a Unix socket /PATH (off)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       if (value.find(':') == std::string_view::npos && !value.starts_with('/')) {
+         return Impossible(name, value, "must be HOST:PORT, such as 127.0.0.1:9464, or an absolute path");
+       }
+       target.mount.metrics = value;
+       return {};
+     }},
     {"noverify", "", "do not verify checksums on reads; for measurements only",
      [](Target target, std::string_view, std::string_view) -> Result<void> {
        target.store.verify = false;

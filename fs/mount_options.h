@@ -40,6 +40,7 @@ struct MountOptions {
   uint32_t cache_seconds = 86400;           // validity of names and attributes in the kernel's cache
   std::vector<std::string> without;         // features (fs/kernel_features.h) to disable
   std::vector<std::string> kernel_options;  // noatime, noexec, dev, suid, …: passed to the kernel
+  std::string metrics;                      // where metrics are served (fs/metrics_server.h); empty: nowhere
   bool remount = false;                     // change a mount in use
   std::vector<std::string> own_options;     // names of options that the mount has and a remount cannot change
 

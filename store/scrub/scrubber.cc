@@ -2,7 +2,6 @@
 #include "store/scrub/scrubber.h"
 
 #include <fmt/format.h>
-#include <linux/ioprio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -30,10 +29,12 @@ int64_t NowNs() {
 
 int64_t Nanoseconds(std::chrono::milliseconds duration) { return std::chrono::nanoseconds(duration).count(); }
 
-// Reads of this thread give way to all others, where the block layer has priorities. Failure is harmless.
+// Reads of this thread give way to all others, where the block layer has priorities. Failure is harmless. The values
+// are those of <linux/ioprio.h>, which C++ cannot include in some versions (6.1.192 names a parameter `class`).
 void LowerPriority() {
-  constexpr int kThread = 1;  // IOPRIO_WHO_PROCESS, which means one thread
-  static_cast<void>(syscall(SYS_ioprio_set, kThread, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0)));
+  constexpr int kThread = 1;      // IOPRIO_WHO_PROCESS, which means one thread
+  constexpr int kIdle = 3 << 13;  // IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0)
+  static_cast<void>(syscall(SYS_ioprio_set, kThread, 0, kIdle));
 }
 
 std::string_view Describe(DamagedRun::Problem problem) {

@@ -9,7 +9,6 @@ from typing import Callable
 from suite.system import MIB, Client, Failure, children_cpu_seconds, command, free_space, kernel_figure
 
 SMALL_FILE = 64 << 10
-SMALL_READ = 4 << 10
 
 
 def nothing(_):
@@ -222,49 +221,6 @@ def write_cases(run):
     return cases
 
 
-def small_cases(run):
-    """The life cycle of many small files. Names and attributes are cold only if the caches of the whole machine may be
-    dropped; otherwise the rows measure the requests that the kernel's caches let through."""
-    def life(way, directory):
-        files = {"path": directory.file("small"), "count": 200 if run.options.quick else 2000, "size": SMALL_FILE}
-
-        def step(row, do, before=nothing, after=nothing):
-            moved = files["count"] * SMALL_FILE if do == "create" else 0
-            return Step(row, lambda _: {**run.worker.ask(do, **files), "bytes": moved}, before, after)
-
-        def drop_names(_):
-            os.sync() if run.options.drop_caches else None
-            run.drop_caches()
-
-        def compare(turn):
-            if turn.warm_up:
-                run.worker.ask("read-all", check=True, **files)
-
-        return Case(way, directory, [
-            step("create", "create"), step("stat", "stat", drop_names), step("stat-again", "stat"),
-            step("list", "list", drop_names), step("list-again", "list", after=compare),
-            step("unlink", "unlink", after=lambda _: directory.sync("small"))])
-
-    def reads(way, directory):
-        """Files that one request reads, opened, read and closed: first from the disk, then from the kernel's cache."""
-        files = {"path": directory.file("small-reads"), "count": 200 if run.options.quick else 2000, "size": SMALL_READ}
-
-        def make_files(_):
-            run.worker.ask("create", **files)
-            directory.sync("small-reads")
-            directory.make_cold(*(f"{files['path']}/{name}" for name in os.listdir(files["path"])))
-
-        def read(turn):
-            answer = run.worker.ask("read-all", check=turn.warm_up, **files)
-            return {**answer, "bytes": files["count"] * SMALL_READ}
-
-        return Case(way, directory, [
-            Step("small-read-cold", read, make_files),
-            Step("small-read", read, after=lambda _: run.worker.ask("unlink", **files))])
-
-    return [case(way, directory) for case in (life, reads) for way, directory in compared(run)]
-
-
 # Whole tensors through the client library: on the mount by leases of the store's blocks, and with the same handle on
 # the host's files; also thousands of small tensors in one commit.
 
@@ -301,12 +257,9 @@ def direct_cases(run):
         save, load = ("save-many", "load-many") if way == "weightfs" else ("create", "read-all")
         moved = {"bytes": count * SMALL_FILE}
 
-        def make_cold(_):
-            directory.make_cold(*(f"{files['path']}/{name}" for name in os.listdir(files["path"])))
-
         return [Step("save-many", lambda _: {**run.worker.ask(save, **files), **moved}),
                 Step("load-many", lambda turn: {**run.worker.ask(load, check=turn.warm_up, **files), **moved},
-                     make_cold, after=lambda _: run.worker.ask("unlink", **files))]
+                     lambda _: directory.make_cold(files["path"]), after=lambda _: run.worker.ask("unlink", **files))]
 
     cases = raw_read(run, "reference-direct-read") + raw_write(run, "reference-direct-write")
     for do in ("read", "write"):
@@ -412,5 +365,5 @@ def python_group(name):
 
 # Name, cases, and the cleanup after them, in the order of a run.
 GROUPS = [("read", read_cases, nothing), ("random", random_cases, nothing), ("write", write_cases, nothing),
-          *(python_group(name) for name in ("torch", "safetensors", "numpy")), ("small", small_cases, nothing),
-          ("direct", direct_cases, finish_direct), python_group("handles")]
+          *(python_group(name) for name in ("torch", "safetensors", "numpy")), ("direct", direct_cases, finish_direct),
+          python_group("handles")]

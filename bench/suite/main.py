@@ -13,10 +13,10 @@ import sys
 import time
 import types
 
-from suite import cases, devices, scaling, system, verdict
+from suite import cases, devices, scaling, small, system, verdict
 from suite.system import GIB, MIB, Client, Directory, Failure, Interrupted, Store, command, kernel_figure
 
-GROUPS = [*cases.GROUPS, devices.GROUP]
+GROUPS = [*cases.GROUPS, *small.GROUPS, devices.GROUP]
 
 
 class Run:

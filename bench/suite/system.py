@@ -226,6 +226,11 @@ def facts(run):
 
 # Directories
 
+def files_of(path):
+    """The path of a file, or those of the files in a directory."""
+    return [entry.path for entry in os.scandir(path)] if os.path.isdir(path) else [path]
+
+
 class Directory:
     """A directory in which files are measured: in a weightfs mount (`daemon` is its process), or on the host's
     filesystem."""
@@ -247,8 +252,10 @@ class Directory:
         return self.run.worker.ask("counters", path=self.path) if self.daemon else {}
 
     def make_cold(self, *paths):
-        """Writes the dirty data of files and drops their pages from the kernel's and the daemon's caches."""
-        self.run.worker.ask("cold", paths=paths, on_mount=self.daemon is not None)
+        """Writes the dirty data of files, or of the files in directories, and drops their pages from the kernel's and
+        the daemon's caches."""
+        files = [file for path in paths for file in files_of(path)]
+        self.run.worker.ask("cold", paths=files, on_mount=self.daemon is not None)
         self.run.drop_caches()
 
     def make_large_file_cold(self):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of small files."""
+"""The rows of small files, and of small writes."""
 
 import os
 
 from suite.cases import SMALL_FILE, Case, Step, compared, nothing
+from suite.system import MIB
 
 SMALL_READ = 4 << 10
 
@@ -51,4 +52,58 @@ def small_cases(run):
     return [case(way, directory) for case in (life, reads) for way, directory in compared(run)]
 
 
-GROUPS = [("small", small_cases, nothing)]
+def small_write_cases(run):
+    """Writes of a few bytes or of one block by ordinary calls, without fsync and with one after each."""
+    seconds = 0.1 if run.options.quick else 1.0
+
+    def append(way, directory, row, call):
+        """A new file from open to close."""
+        count = 2000 if run.options.quick else 50000
+        path, size = directory.file("appended"), count * call
+
+        def work(_):
+            answer = run.worker.ask("write", path=path, size=size, call=call, sync=False)
+            return {**answer, "amount": count, "bytes": size}
+
+        def after(turn):
+            if turn.warm_up:
+                directory.make_cold(path)
+                run.worker.ask("read", path=path, size=size, check=True)
+            directory.remove("appended")
+
+        return Case(way, directory, [Step(row, work, lambda _: directory.remove("appended"), after)])
+
+    def overwrite(way, directory, row, threads=1, sync=True):
+        """Blocks at random offsets, in a file of each thread's own that was just written: the host's cache has its
+        pages, and all that an overwrite of them needs."""
+        size = min(run.size, 256 * MIB) // threads
+        paths = [directory.file(f"{row}-{number}") for number in range(threads)]
+
+        def make_files(_):
+            for path in paths:
+                run.worker.ask("write", path=path, size=size)
+
+        def work(turn):
+            jobs = [{"do": "random-write", "path": path, "size": size, "call": SMALL_READ, "sync": sync,
+                     "duration": seconds, "seed": (turn.seed + number) % (1 << 64)}
+                    for number, path in enumerate(paths)]
+            answer = run.worker.ask("together", jobs=jobs)
+            return {**answer, "bytes": answer["amount"] * SMALL_READ}
+
+        def check_and_remove(turn):
+            for path in paths * turn.warm_up:
+                directory.make_cold(path)
+                run.worker.ask("read", path=path, size=size, check=True)
+            for path in paths:
+                os.unlink(path)
+            directory.sync()
+
+        return Case(way, directory, [Step(row, work, make_files, check_and_remove)])
+
+    return [case for way, directory in compared(run) for case in (
+        append(way, directory, "append-4", 4), append(way, directory, "append-4k", SMALL_READ),
+        overwrite(way, directory, "write-4k-random", sync=False), overwrite(way, directory, "fsync-4k"),
+        overwrite(way, directory, "fsync-4k-8", threads=8))]
+
+
+GROUPS = [("small", small_cases, nothing), ("small-writes", small_write_cases, nothing)]

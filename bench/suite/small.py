@@ -2,9 +2,10 @@
 """The rows of small files, and of small writes."""
 
 import os
+import shutil
 
 from suite.cases import SMALL_FILE, Case, Step, compared, nothing
-from suite.system import MIB
+from suite.system import MIB, Failure, children_cpu_seconds, command
 
 SMALL_READ = 4 << 10
 
@@ -49,7 +50,40 @@ def small_cases(run):
             Step("small-read-cold", read, make_files),
             Step("small-read", read, after=lambda _: run.worker.ask("unlink", **files))])
 
-    return [case(way, directory) for case in (life, reads) for way, directory in compared(run)]
+    return [case(way, directory) for case in (life, reads) for way, directory in compared(run)] + git_cases(run)
+
+
+def git_cases(run):
+    """`git add` of many small files in a new repository."""
+    count = 500
+
+    def git(directory, *words):
+        return command("git", "-C", directory.file("git"), *words)
+
+    def case(way, directory):
+        def make_repository(_):
+            directory.remove("git")
+            command("git", "init", "--quiet", "--template=", directory.file("git"))
+            run.worker.ask("create", path=directory.file("git/files"), count=count, size=SMALL_READ)
+
+        def add(_):
+            cpu = children_cpu_seconds()
+            git(directory, "add", ".")
+            return {"amount": count, "cpu": children_cpu_seconds() - cpu, "bytes": count * SMALL_READ}
+
+        def after(turn):
+            if turn.warm_up:
+                git(directory, "fsck", "--strict")
+                if len(git(directory, "ls-files").splitlines()) != count:
+                    raise Failure(f"git add did not add all of {count} files")
+            directory.remove("git")
+
+        return Case(way, directory, [Step("git-add", add, make_repository, after)])
+
+    if shutil.which("git") is None:
+        run.results.not_measured("git-add", "weightfs", "git is not installed")
+        return []
+    return [case(way, directory) for way, directory in compared(run)]
 
 
 def small_write_cases(run):

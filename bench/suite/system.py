@@ -265,9 +265,9 @@ class Directory:
         self.make_cold(self.large_file)
 
     def remove(self, name):
-        """Deletes a file, if it exists, and waits until the filesystem has processed the deletion."""
+        """Deletes a file or a directory, if it exists, and waits until the filesystem has processed the deletion."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.file(name))
+            shutil.rmtree(self.file(name)) if os.path.isdir(self.file(name)) else os.unlink(self.file(name))
         self.sync()
 
     def sync(self, name="."):

@@ -93,7 +93,7 @@ def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
     return [Case("fio", run.host, [Step(row, work, before=lambda _: run.raw_file())])]
 
 
-# Whole reads of the large file, cold except for `reread`
+# Whole reads of the large file, cold except for `reread` and `mmap-again`
 
 def read_cases(run):
     def cold_pass(way, directory, row, do, **job):
@@ -103,9 +103,9 @@ def read_cases(run):
 
         return Case(way, directory, [Step(row, work, before=lambda _: directory.make_large_file_cold())])
 
-    def reread(way, directory):
+    def third_pass(way, directory, row, do):
         """Three passes without dropping caches in between; the third one counts."""
-        case = cold_pass(way, directory, "reread", "read")
+        case = cold_pass(way, directory, row, do)
         step = case.steps[0]
 
         def before(turn):
@@ -113,7 +113,7 @@ def read_cases(run):
             step.work(turn)
             step.work(turn)
 
-        case.steps = [Step("reread", step.work, before)]
+        case.steps = [Step(row, step.work, before)]
         return case
 
     def readers(way, directory):
@@ -130,7 +130,8 @@ def read_cases(run):
 
     cases = raw_read(run, "reference-read") + fio(run, "read-1m", "read")
     for way, directory in compared(run):
-        cases += [*whole_reads(way, directory), cold_pass(way, directory, "mmap", "map"), reread(way, directory),
+        cases += [*whole_reads(way, directory), cold_pass(way, directory, "mmap", "map"),
+                  third_pass(way, directory, "reread", "read"), third_pass(way, directory, "mmap-again", "map"),
                   readers(way, directory)]
     cases += [cold_pass("weightfs", run.weightfs, f"aio-{depth}", "aio-read", depth=depth) for depth in (1, 32, 128)]
     if not run.is_needed("read-1m") and not run.is_needed("read-whole"):

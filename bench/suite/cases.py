@@ -288,13 +288,28 @@ def finish_direct(run):
 
 
 # Python's libraries, and handles with DeepNVMe's interface, each in a process that has already imported it
-# (clients.py). The libraries of one group are compared with each other in the same rounds.
+# (clients.py). The libraries of one group are compared with each other in the same rounds. Those that read the same
+# format load the same file.
 
-LIBRARIES = {"torch": [("torch", "torch-save", "torch-load")],
-             "safetensors": [("safetensors", "safetensors-save", "safetensors-load")],
-             "numpy": [("numpy", "numpy-save", "numpy-load")],
-             "handles": [("deepspeed", "deepspeed-write", "deepspeed-read"),
-                         ("weightfs", "aio-handle-write", "aio-handle-read")]}
+@dataclasses.dataclass
+class Library:
+    name: str
+    save_row: str   # "": it only loads
+    load_row: str
+    format: str
+
+
+LIBRARIES = {
+    "torch": [Library("torch", "torch-save", "torch-load", "torch"),
+              Library("weightfs.torch", "weightfs-torch-save", "weightfs-torch-load", "torch"),
+              Library("torch.distributed.checkpoint", "dcp-save", "dcp-load", "dcp")],
+    "safetensors": [Library("safetensors", "safetensors-save", "safetensors-load", "safetensors"),
+                    Library("weightfs.safetensors", "", "weightfs-safetensors-load", "safetensors"),
+                    Library("fastsafetensors", "", "fastsafetensors-load", "safetensors"),
+                    Library("runai_model_streamer", "", "runai-load", "safetensors")],
+    "numpy": [Library("numpy", "numpy-save", "numpy-load", "numpy")],
+    "handles": [Library("deepspeed", "deepspeed-write", "deepspeed-read", "deepspeed"),
+                Library("weightfs", "aio-handle-write", "aio-handle-read", "weightfs")]}
 
 
 def find_python(options):
@@ -313,10 +328,13 @@ def start_client(run, library):
     return (None, f"{missing}; --python names a Python that has {library}") if missing else (client, "")
 
 
-def library_cases(run, library, save_row, load_row):
-    client, why = start_client(run, library)
+def library_cases(run, library):
+    rows = [row for row in (library.save_row, library.load_row) if row and run.is_needed(row)]
+    if not rows:
+        return []
+    client, why = start_client(run, library.name)
     if why:
-        for row in (save_row, load_row):
+        for row in rows:
             run.results.not_measured(row, "weightfs", why)
         return []
 
@@ -324,8 +342,11 @@ def library_cases(run, library, save_row, load_row):
         return {**client.ask(do, path=path, check=check), "amount": run.size, "bytes": run.size}
 
     def save(directory):
+        name = f"saved-{library.name}"
+        path = directory.file(name)
+
         def remove(_):
-            directory.remove(f"saved-{library}")
+            directory.remove(name)
 
         def check_and_remove(turn):
             if turn.warm_up:
@@ -333,19 +354,23 @@ def library_cases(run, library, save_row, load_row):
                 work("load", path, check=True)
             remove(turn)
 
-        path = directory.file(f"saved-{library}")
-        return Step(save_row, lambda _: work("save", path), remove, check_and_remove)
+        return Step(library.save_row, lambda _: work("save", path), remove, check_and_remove)
 
     def load(directory):
-        path = directory.file(f"loaded-{library}")
-        work("save", path)
-        return Step(load_row, lambda turn: work("load", path, turn.warm_up), lambda _: directory.make_cold(path))
+        path = directory.file(f"loaded-{library.format}")
+        if not os.path.exists(path):
+            work("save", path)
+        return Step(library.load_row, lambda turn: work("load", path, turn.warm_up),
+                    lambda _: directory.make_cold(path))
 
-    cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in (save, load)]
+    steps = [step for step, row in ((save, library.save_row), (load, library.load_row)) if row in rows]
+    cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in steps]
+    if load not in steps:
+        return cases
     needed = run.size * 5 // 4
     if (not os.access("/dev/shm", os.W_OK) or free_space("/dev/shm") < needed or
             kernel_figure("MemAvailable") < 3 * needed):
-        run.results.not_measured(load_row, "memory", "/dev/shm has no space for the file")
+        run.results.not_measured(library.load_row, "memory", "/dev/shm has no space for the file")
         return cases
     memory = run.memory_directory()
     return [*cases, Case("memory", memory, [load(memory)])]
@@ -353,13 +378,13 @@ def library_cases(run, library, save_row, load_row):
 
 def python_group(name):
     def prepare(run):
-        return [case for library in LIBRARIES[name] for case in library_cases(run, *library)]
+        return [case for library in LIBRARIES[name] for case in library_cases(run, library)]
 
     def finish(run):
         run.end_clients()
-        for library, *_ in LIBRARIES[name]:
+        for name_of_file in {f"loaded-{library.format}" for library in LIBRARIES[name]}:
             for directory in filter(None, (run.weightfs, run.host, run.memory)):
-                directory.remove(f"loaded-{library}")
+                directory.remove(name_of_file)
 
     return name, prepare, finish
 

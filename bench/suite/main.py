@@ -42,8 +42,8 @@ class Run:
         self.make_directories()
         self.inspect_pool()
 
-    # The additional space that a run needs, besides three times the large file: for the small files and the store
-    # itself.
+    # The additional space that a run needs, besides four times the large file (itself, what the libraries of a group
+    # load in two formats, and what one of them saves): for the small files and the store itself.
     @property
     def beside(self):
         return 576 * MIB if self.options.quick else GIB
@@ -53,15 +53,16 @@ class Run:
         if self.in_memory:
             free = min(free, memory)
         if not size:
-            most = min(2 * GIB, memory // 6, max(free - 2 * self.beside, 0) // 15)
+            # In memory: our two buffers, the states of the four libraries of a group, and what one of them loads.
+            most = min(2 * GIB, memory // 7, max(free - 2 * self.beside, 0) // 17)
             size = max(min(most, 256 * MIB) if self.options.quick else most, 64 * MIB)
             size = 1 << (size.bit_length() - 1)
         if 0 < self.options.large_size < size:
             raise Failure(f"--large-size {self.options.large_size // MIB}M: smaller than the big file, which has "
                           f"{size // MIB} MiB here; give a larger one, or a smaller --size")
-        # The pool, two files on the host, and the store of the second mount; if the host's filesystem is in memory,
+        # The pool, five files on the host, and the store of the second mount; if the host's filesystem is in memory,
         # also our own buffers.
-        needed = (15 if self.in_memory else 9) * size + 2 * self.beside
+        needed = (17 if self.in_memory else 10) * size + 2 * self.beside
         if free < needed:
             raise Failure(f"{self.host_root}: {free // MIB} MiB free, and a run with --size {size // MIB}M needs about "
                           f"{needed // MIB}; give a smaller --size, or another directory")
@@ -74,7 +75,7 @@ class Run:
         if self.has_own_store:
             self.show("making a store")
             self.store = f"{self.base}/main/store"
-            self.weightfs = self.stack.enter_context(Store(self, "main", 3 * self.size + self.beside))
+            self.weightfs = self.stack.enter_context(Store(self, "main", 4 * self.size + self.beside))
             if not self.options.quick:
                 self.write_over_pool()
         else:

@@ -75,26 +75,14 @@ class Run:
         if self.has_own_store:
             self.show("making a store")
             self.store = f"{self.base}/main/store"
-            self.weightfs = self.stack.enter_context(Store(self, "main", 4 * self.size + self.beside))
-            if not self.options.quick:
-                self.write_over_pool()
+            # A virtual disk may write a location without data far more slowly.
+            fill = "auto" if self.options.quick else "data"
+            self.weightfs = self.stack.enter_context(Store(self, "main", 4 * self.size + self.beside, fill=fill))
         else:
             self.store = self.options.store
             daemon = system.daemon_of(self.store)
             path = self.stack.enter_context(system.scratch_directory(self.options.directory))
             self.weightfs = Directory(self, path, daemon)
-
-    def write_over_pool(self):
-        """Writes over the whole pool. Virtual and thin disks write a location for the first time at a third of the
-        later speed; the zeros of a new pool do not count as data to them."""
-        self.show("writing over the store once")
-        left, names = 64 * MIB, []   # reserved for the data of a full store
-        while (free := system.free_space(self.weightfs.path)) > left + MIB:
-            names.append(f"over-{len(names)}")
-            self.worker.ask("write", path=self.weightfs.file(names[-1]),
-                            size=min(self.size, (free - left) // MIB * MIB))
-        for name in names:
-            self.weightfs.remove(name)
 
     def inspect_pool(self):
         """If the pool is a block device, the reference reads the same blocks of it as the large file occupies."""

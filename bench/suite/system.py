@@ -307,10 +307,11 @@ def daemon_of(store):
 class Store:
     """A store that is created and mounted below the scratch directory, and unmounted and deleted at the end."""
 
-    def __init__(self, run, name, size=0, devices=(), extra_options="", cgroup=None):
+    def __init__(self, run, name, size=0, devices=(), fill="auto", extra_options="", cgroup=None):
         self.run, self.path, self.cgroup = run, f"{run.base}/{name}", cgroup
         self.mount = f"{self.path}/mount"
         self.format_words = [word for device in devices for word in ("--device", device)] or ["--size", str(size)]
+        self.format_words += ["--fill", fill]
         self.options = ",".join(filter(None, (run.options.mount_options, extra_options)))
 
     def __enter__(self):

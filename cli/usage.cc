@@ -22,6 +22,7 @@ using Words = std::span<const std::string>;
 
 constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--size", "8G"},
                                                                             {"--device", "/dev/nvme1n1"},
+                                                                            {"--fill", "data"},
                                                                             {"-o", "allow_other,commit=1"},
                                                                             {"--rounds", "5"},
                                                                             {"--only", "'read*,write-1m'"},

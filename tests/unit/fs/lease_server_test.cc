@@ -31,7 +31,7 @@ class LeaseServerTest : public testing::Test {
     const std::string path = (scratch_.path() / "store").string();
     FormatOptions format;
     format.size = ByteCount{64 * kMiB};
-    format.preallocate = false;
+    format.fill = PoolFill::kNone;
     ASSERT_TRUE(FormatStore(path, format).has_value());
     auto session = StoreSession::Open(path, {}, {.memory = ByteCount{48 * kMiB}});
     ASSERT_TRUE(session.has_value()) << ToString(session.error());

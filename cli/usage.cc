@@ -36,6 +36,8 @@ constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--
                                                                             {"--timeout", "60"},
                                                                             {"--namespace", "4711"},
                                                                             {"--rate", "200M"},
+                                                                            {"--interval", "2"},
+                                                                            {"--count", "10"},
                                                                             {"--state", "/var/tmp/tensors.scrub"}};
 
 size_t EditDistance(std::string_view a, std::string_view b) {

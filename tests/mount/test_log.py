@@ -2,6 +2,7 @@
 """The log of a mount: its levels, its rotation, and its form in the journal of systemd."""
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -81,7 +82,7 @@ def test_the_level_of_the_log(factory, options, there, gone):
     assert levels >= set(there) and not levels & set(gone), text
 
 
-def in_foreground(factory, tmp_path, environment, **streams):
+def in_foreground(factory, environment, **streams):
     store, path = factory.store("64M"), factory.directory("foreground")
     daemon = subprocess.Popen([program(), "mount", store.directory, path, "-f"], stdin=subprocess.DEVNULL,
                               env={**os.environ, **environment}, start_new_session=True, **streams)
@@ -100,7 +101,7 @@ def in_foreground(factory, tmp_path, environment, **streams):
 def test_lines_for_the_journal_have_a_priority_and_no_time(factory, tmp_path):
     with open(tmp_path / "journal", "w+", encoding="utf-8") as journal:
         status = os.fstat(journal.fileno())
-        in_foreground(factory, tmp_path, {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}, stderr=journal)
+        in_foreground(factory, {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}, stderr=journal)
         journal.seek(0)
         lines = journal.read().splitlines()
     assert lines and all(re.match(r"<[2-7]>\D", line) for line in lines), lines
@@ -108,10 +109,37 @@ def test_lines_for_the_journal_have_a_priority_and_no_time(factory, tmp_path):
     assert not any("Hangup" in line for line in lines)
 
 
+def test_an_error_of_a_command_has_a_priority_too(tmp_path, factory):
+    with open(tmp_path / "journal", "w+", encoding="utf-8") as journal:
+        status = os.fstat(journal.fileno())
+        command = [program(), "mount", tmp_path / "none", factory.directory("point"), "-f"]
+        done = subprocess.run(command, stderr=journal, check=False,
+                              env={**os.environ, "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"})
+        journal.seek(0)
+        assert done.returncode == 1 and re.fullmatch(r"<3>.*none.*\n", journal.read())
+
+
+def test_sighup_ends_a_mount_in_the_foreground_of_a_terminal(factory):
+    store, path = factory.store("64M"), factory.directory("foreground")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(program(), [program(), "mount", store.directory, path, "-f"])
+    try:
+        assert wait_until(lambda: is_mounted(path))
+        (path / "file").write_bytes(b"content")
+        process.kill(pid, signal.SIGHUP)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+        process.kill(pid)
+    assert not is_mounted(path)
+    store.fsck()
+
+
 def test_lines_elsewhere_have_no_priority(factory, tmp_path):
     """The variable is inherited by every program of the session, also by those whose output goes elsewhere."""
     with open(tmp_path / "output", "w+", encoding="utf-8") as output:
-        in_foreground(factory, tmp_path, {"JOURNAL_STREAM": "1:2"}, stderr=output)
+        in_foreground(factory, {"JOURNAL_STREAM": "1:2"}, stderr=output)
         output.seek(0)
         lines = output.read().splitlines()
     assert lines and all(line.startswith("weightfs: ") for line in lines), lines

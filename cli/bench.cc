@@ -24,7 +24,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kNoisy = 0.20;
-constexpr const char *kBytes = "GB/s", *kReads = "reads/s", *kFiles = "files/s";
+constexpr const char *kBytes = "GB/s", *kFiles = "files/s";
 
 // "3.71", "26.1k": three digits.
 std::string Rate(const std::string& unit, double rate) {
@@ -136,7 +136,7 @@ void PrintOutcome(const Json& outcome) {
     Print(stdout, fmt::format("{:<18} {}\n", name, value.get<std::string>()));
   Print(stdout, fmt::format("\nGB/s is 10^9 bytes per second; medians of {} rounds (minimum–maximum).\n\n",
                             outcome["rounds"].get<unsigned>()));
-  for (const char* unit : {kBytes, kReads, kFiles}) PrintRows(outcome, unit);
+  for (const char* unit : {kBytes, "reads/s", kFiles, "writes/s", "syncs/s"}) PrintRows(outcome, unit);
   for (const Json& curve : outcome["curves"]) PrintCurve(curve);
   PrintBeside(outcome);
   const Json& daemon = outcome["daemon"];

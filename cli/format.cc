@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs format: creates a store.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -18,25 +23,71 @@
 namespace weightfs::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct Arguments {
-  std::string store, size;
+  std::string store, size, fill;
   std::vector<std::string> devices;
   bool force = false, sparse = false, json = false;
 };
 
-void Report(const Arguments& arguments, const StoreDescription& description) {
+// A value of --fill; nullopt for any other text.
+std::optional<PoolFill> ParseFill(std::string_view text) {
+  if (text == "auto") return PoolFill::kAuto;
+  if (text == "zeros") return PoolFill::kZeros;
+  if (text == "data") return PoolFill::kData;
+  return std::nullopt;
+}
+
+std::string CheckFill(const std::string& text) {
+  if (ParseFill(text).has_value()) return {};
+  return fmt::format("'{}' is not one of auto, zeros and data", text);
+}
+
+std::string_view NameOf(PoolFill content) {
+  return content == PoolFill::kZeros ? "zeros" : content == PoolFill::kData ? "data" : "nothing";
+}
+
+// The description, and what the devices were filled with.
+Json ReportAsJson(const NewStore& made) {
+  Json report = Json::parse(ToJson(made.description));
+  for (size_t index = 0; index < made.fill.devices.size(); ++index) {
+    const FillReport::Device& device = made.fill.devices[index];
+    report["devices"][index]["fill"] = NameOf(device.content);
+    if (device.first_write_slowdown) report["devices"][index]["first_write_slowdown"] = *device.first_write_slowdown;
+  }
+  report["fill_seconds"] = made.fill.seconds;
+  return report;
+}
+
+// One line: the content, the time, and the result of the probe; of several devices the greatest slowdown.
+std::string FillText(const FillReport& fill) {
+  std::set<std::string_view> contents;
+  std::optional<double> slowdown;
+  for (const FillReport::Device& device : fill.devices) {
+    if (device.content != PoolFill::kNone) contents.insert(NameOf(device.content));
+    slowdown = std::max(slowdown, device.first_write_slowdown);  // nullopt is the least
+  }
+  if (contents.empty()) return "Not filled: the first writes may be slower than later ones";
+  const std::string text = fmt::format("Filled with {} in {:.1f} s", fmt::join(contents, " and "), fill.seconds);
+  if (!slowdown) return text;
+  return fmt::format("{}; over zeros, a first write takes {:.2f} times as long as a later one", text, *slowdown);
+}
+
+void Report(const Arguments& arguments, const NewStore& made) {
   if (arguments.json) {
-    Print(stdout, ToJson(description));
+    Print(stdout, JsonText(ReportAsJson(made)) + "\n");
     return;
   }
   ByteCount total;
-  for (const auto& device : description.devices) total += device.size;
+  for (const auto& device : made.description.devices) total += device.size;
   Print(stdout, fmt::format("Created a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store));
   Table table({{"device", true}, {"size", true}, {"path"}});
-  for (const auto& device : description.devices) {
+  for (const auto& device : made.description.devices) {
     table.Add({fmt::format("{}", device.index.value), FormatSize(device.size), DevicePath(arguments.store, device)});
   }
-  Print(stdout, fmt::format("{}Mount it with: weightfs mount {} DIR\n", table.ToString(), ShellQuote(arguments.store)));
+  Print(stdout, fmt::format("{}{}\nMount it with: weightfs mount {} DIR\n", table.ToString(), FillText(made.fill),
+                            ShellQuote(arguments.store)));
 }
 
 int Run(const Arguments& arguments) {
@@ -50,19 +101,21 @@ int Run(const Arguments& arguments) {
   }
   options.devices = arguments.devices;
   options.force = arguments.force;
-  options.preallocate = !arguments.sparse;
+  if (arguments.sparse && !arguments.fill.empty()) {
+    return FailUsage("format", "--sparse leaves the pool unfilled, and --fill fills it; omit one of them");
+  }
+  if (arguments.sparse) options.fill = PoolFill::kNone;
+  if (!arguments.fill.empty()) options.fill = *ParseFill(arguments.fill);
   options.root_uid = geteuid();
   options.root_gid = getegid();
   options.cancel = &CatchInterrupts();
   if (arguments.force) {
     if (const auto released = WaitUntilReleased(arguments.store); !released.has_value()) return Fail(released.error());
   }
-  Result<StoreDescription> made = ErrorCode::kInvalid;
+  Result<NewStore> made = ErrorCode::kInvalid;
   {
     ProgressBar bar("format");
-    options.progress = [&bar](ByteCount done, ByteCount total) {
-      bar.Update({.step = "writing zeros", .done = done.value, .total = total.value});
-    };
+    options.progress = [&bar](const Progress& progress) { bar.Update(progress); };
     made = FormatStore(arguments.store, options);
   }
   if (!made.has_value()) return Fail(made.error());
@@ -88,14 +141,25 @@ void AddFormat(CLI::App& app, int* exit_code) {
       ->type_name("PATH")
       ->allow_extra_args(false);
   command->add_flag("--force", arguments->force, "Overwrite an existing store, and any other content of the devices");
+  command
+      ->add_option(
+          "--fill", arguments->fill,
+          "Initial content of the pool: zeros; data, which is random bytes; or auto, which leaves block devices "
+          "as they are, and fills files with data if a probe of at most two seconds finds that the disk does "
+          "not store zeros (some virtual and thin disks), because such a disk writes more slowly to a location "
+          "without data, otherwise with zeros. Default: auto")
+      ->type_name("WHAT")
+      ->check(CheckFill);
   command->add_flag("--sparse", arguments->sparse,
-                    "Do not allocate the pool file, and do not fill it with zeros: fast, but the first "
-                    "writes are slower and may fail because the disk is full");
-  command->add_flag("--json", arguments->json, "Print the new store's description as JSON");
+                    "Do not allocate the pool file, and do not fill it: fast, but the first writes are slower and may "
+                    "fail because the disk is full");
+  command->add_flag("--json", arguments->json,
+                    "Print the new store's description as JSON, with what its devices were filled with");
   command->footer(
       "Examples:\n"
       "  weightfs format /srv/tensors --size 200G\n"
-      "  weightfs format /srv/tensors --device /dev/nvme1n1 --device /dev/nvme2n1");
+      "  weightfs format /srv/tensors --device /dev/nvme1n1 --device /dev/nvme2n1\n"
+      "  weightfs format /srv/tensors --device /dev/vdb --fill data");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }
 

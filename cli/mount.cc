@@ -18,13 +18,16 @@
 #include "cli/background.h"
 #include "cli/commands.h"
 #include "cli/crash_report.h"
+#include "cli/daemon_log.h"
 #include "cli/mount_namespace.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/remount.h"
+#include "cli/service_notifier.h"
 #include "cli/signal_thread.h"
 #include "cli/store_wait.h"
 #include "common/log.h"
+#include "common/printable.h"
 #include "common/shell_quote.h"
 #include "fs/mount.h"
 #include "fs/mountpoint.h"
@@ -119,28 +122,30 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
 }
 
-// In the foreground the log goes to the terminal. In the background it goes to a file; until the mount is ready,
-// warnings also go to the caller. Returns the file's descriptor, or none in the foreground or if there can be no such
-// file.
-Result<UniqueFd> StartLog(const Plan& plan) {
-  spdlog::set_level(spdlog::level::info);
-  if (plan.foreground) return UniqueFd();
-  LimitStderr(spdlog::level::warn);
-  auto log = OpenLog(plan.store);
-  if (!log.has_value()) {
-    // A symbolic link or another user's file is refused. A full or read-only filesystem must not prevent the mount.
-    if (log.error().code != ErrorCode::kNoSpace && log.error().code != ErrorCode::kReadOnly) return log.error();
-    spdlog::warn("{}; this mount has no log", log.error().what);
-    return UniqueFd();
-  }
-  UniqueFd copy(fcntl(log->get(), F_DUPFD_CLOEXEC, 0));
-  LogToFile(std::move(*log));
-  return copy;
+// In the foreground the log goes to the terminal or to the journal. In the background it goes to a file; until the
+// mount is ready, warnings also go to the caller.
+Result<DaemonLog> StartLog(const Plan& plan) {
+  spdlog::set_level(plan.mount.log_level);
+  if (plan.foreground) return DaemonLog();
+  LimitStderr(std::max(plan.mount.log_level, spdlog::level::warn));
+  return DaemonLog::Start(plan.store);
 }
 
-void LeaveCaller(const Plan& plan, const UniqueFd& log, StartReport& report) {
+// Only the process that systemd has started reports to it.
+Result<std::unique_ptr<ServiceNotifier>> ConnectToManager(const Plan& plan) {
+  const char* const address = plan.foreground ? std::getenv("NOTIFY_SOCKET") : nullptr;
+  return ServiceNotifier::Connect(address == nullptr ? "" : address);
+}
+
+void LeaveCaller(const Plan& plan, const DaemonLog& log, StartReport& report) {
   if (!plan.foreground) LimitStderr(spdlog::level::off);
-  report.Ready(log.get());
+  report.Ready(log.descriptor());
+}
+
+// A mount in the foreground of a terminal ends with it. All others outlive terminals, so for them SIGHUP is free to
+// mean what it means to most daemons.
+bool EndsOnHangup(const Plan& plan) {
+  return plan.foreground && UniqueFd(open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC));
 }
 
 void LogStart(const Plan& plan, const Mount& mount) {
@@ -152,30 +157,43 @@ void LogStart(const Plan& plan, const Mount& mount) {
   spdlog::info("direct path: {}", DirectAccessName(plan.mount.direct));
 }
 
+Result<std::unique_ptr<SignalThread>> WatchSignals(bool hangup_ends, const DaemonLog& log, Mount& mount) {
+  return SignalThread::Start([hangup_ends, &log, &mount](int signal) {
+    if (signal == SIGHUP && !hangup_ends) return log.Reopen();
+    spdlog::info("{}: unmounting", strsignal(signal));
+    mount.Stop();
+  });
+}
+
 // Serves the store until the mount ends. Mount's contract requires the order Run, close the store, ~Mount, ~Store.
 Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
   RaiseDescriptorLimit();
   RETURN_IF_ERROR(WaitUntilReleased(plan.store));
-  BlockEndSignals();  // called this late, because the wait takes up to a minute and must be interruptible
+  const bool hangup_ends = EndsOnHangup(plan);
+  BlockEndSignals(hangup_ends);  // called this late, because the wait takes up to a minute and must be interruptible
+  ASSIGN_OR_RETURN(const auto manager, ConnectToManager(plan));
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Called this late, because a store that cannot be opened must be left unchanged.
-  ASSIGN_OR_RETURN(const UniqueFd log, StartLog(plan));
+  ASSIGN_OR_RETURN(const DaemonLog log, StartLog(plan));
   if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store);
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
-  plan.mount.ready = [&plan, &log, &report] { LeaveCaller(plan, log, report); };
-  plan.mount.ended = [&session] { session->NoteClosing(); };
+  plan.mount.ready = [&plan, &log, &report, &manager] {
+    LeaveCaller(plan, log, report);
+    manager->Ready(fmt::format("Serves {} on {}", Printable(plan.store), Printable(plan.mount.mountpoint)));
+  };
+  plan.mount.ended = [&session, &manager] {
+    session->NoteClosing();
+    manager->Stopping("Writes the last data to the device");
+  };
   ASSIGN_OR_RETURN(auto mount, Mount::Create(session->store(), plan.mount));
   session->NoteServing(mount->device(), plan.mount.mountpoint);
   LogStart(plan, *mount);
   Result<void> served;
   {
-    ASSIGN_OR_RETURN(const auto signals, SignalThread::Start([&mount](int signal) {
-                       spdlog::info("{}: unmounting", strsignal(signal));
-                       mount->Stop();
-                     }));
+    ASSIGN_OR_RETURN(const auto signals, WatchSignals(hangup_ends, log, *mount));
     served = mount->Run();
   }
   auto closed = session->Close();

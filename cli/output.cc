@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "common/log.h"
 #include "common/printable.h"
 
 namespace weightfs::cli {
@@ -43,7 +44,7 @@ std::string Line(const Error& error) {
 }
 
 int Fail(const Error& error, int exit_code) {
-  Print(stderr, fmt::format("weightfs: {}\n", Line(error)));
+  Print(stderr, fmt::format("{}{}\n", LogsToJournal() ? "<3>" : "weightfs: ", Line(error)));
   return exit_code;
 }
 

@@ -25,8 +25,9 @@ sigset_t EndSignalSet() {
 
 }  // namespace
 
-void BlockEndSignals() {
+void BlockEndSignals(bool hangup_ends) {
   signal(SIGTERM, SIG_DFL);  // so that `weightfs umount -f` can end any daemon, however it was started
+  if (!hangup_ends) signal(SIGHUP, SIG_DFL);
   const sigset_t set = EndSignalSet();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }

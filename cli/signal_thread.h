@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread that handles the signals meaning "end cleanly".
+// A thread that handles the signals of a mount: those meaning "end cleanly", and SIGHUP.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,9 @@
 namespace weightfs::cli {
 
 // Blocks EndSignals() (cli/interrupt.h), and always SIGTERM, in the calling thread and in the threads it creates later,
-// so that only SignalThread receives them. Must be called before any other thread is created.
-void BlockEndSignals();
+// so that only SignalThread receives them. Without `hangup_ends`, SIGHUP means "open the log again", and is received
+// even if the caller ignores it. Must be called before any other thread is created.
+void BlockEndSignals(bool hangup_ends);
 
 // Calls `on_signal`, on its own thread, for each of these signals as long as this object lives.
 class SignalThread {

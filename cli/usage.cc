@@ -4,15 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "cli/output.h"
+#include "common/nearest_name.h"
 #include "common/size_text.h"
 
 namespace weightfs::cli {
@@ -22,6 +21,7 @@ using Words = std::span<const std::string>;
 
 constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--size", "8G"},
                                                                             {"--device", "/dev/nvme1n1"},
+                                                                            {"--fill", "data"},
                                                                             {"-o", "allow_other,commit=1"},
                                                                             {"--rounds", "5"},
                                                                             {"--only", "'read*,write-1m'"},
@@ -35,21 +35,9 @@ constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--
                                                                             {"--timeout", "60"},
                                                                             {"--namespace", "4711"},
                                                                             {"--rate", "200M"},
+                                                                            {"--interval", "2"},
+                                                                            {"--count", "10"},
                                                                             {"--state", "/var/tmp/tensors.scrub"}};
-
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({substituted, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row[b.size()];
-}
 
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
@@ -90,7 +78,7 @@ const CLI::App* FindCommand(const CLI::App& app, std::string_view name) {
 }
 
 std::string Guess(std::string_view word, const std::vector<std::string>& known) {
-  const std::string_view meant = DidYouMean(word, known);
+  const std::string_view meant = NearestName(word, known);
   return meant.empty() ? std::string() : fmt::format(" (did you mean '{}'?)", meant);
 }
 
@@ -199,18 +187,6 @@ std::string_view ExampleValue(std::string_view option) {
     if (name == option) return value;
   }
   return {};
-}
-
-std::string_view DidYouMean(std::string_view word, std::span<const std::string> known) {
-  std::string_view best;
-  size_t distance = std::max<size_t>(word.size() / 3, 1) + 1;
-  for (const std::string& one : known) {
-    // A prefix of a long name is taken for an abbreviation.
-    const bool begins = word.size() >= 3 && one.starts_with(word);
-    const size_t here = begins ? 0 : EditDistance(word, one);
-    if (here < distance) best = one, distance = here;
-  }
-  return best;
 }
 
 UsageError DescribeUsageError(const CLI::App& app, const std::vector<std::string>& arguments,

@@ -40,7 +40,4 @@ void RefuseOptionsAsValues(CLI::App& app);
 // An example value of an option for error messages, e.g. "8G" for "--size"; empty if the option is not in the table.
 std::string_view ExampleValue(std::string_view option);
 
-// The element of `known` that `word` probably means; empty if none is similar.
-std::string_view DidYouMean(std::string_view word, std::span<const std::string> known);
-
 }  // namespace weightfs::cli

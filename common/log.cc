@@ -5,16 +5,41 @@
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/dist_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <sys/stat.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "common/printable.h"
 
 namespace weightfs {
 namespace {
+
+// The priorities of syslog(3) that the journal understands, by level of spdlog.
+int PriorityOf(spdlog::level::level_enum level) {
+  switch (level) {
+    case spdlog::level::critical: return 2;
+    case spdlog::level::err: return 3;
+    case spdlog::level::warn: return 4;
+    case spdlog::level::info: return 6;
+    default: return 7;
+  }
+}
+
+// Formats a line for the journal, with its text made printable.
+class JournalFormatter final : public spdlog::formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const std::string line = "<" + std::to_string(PriorityOf(message.level)) + ">" +
+                             Printable({message.payload.data(), message.payload.size()}) + "\n";
+    out.append(line.data(), line.data() + line.size());
+  }
+  std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<JournalFormatter>(); }
+};
 
 // Formats a line by a pattern, with its text made printable.
 class LineFormatter final : public spdlog::formatter {
@@ -40,6 +65,11 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
   explicit FileSink(UniqueFd file) : file_(std::move(file)) {}
 
+  void Replace(UniqueFd file) {
+    const std::lock_guard lock(mutex_);
+    file_ = std::move(file);
+  }
+
  private:
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
@@ -53,7 +83,7 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   }
   void flush_() override {}
 
-  const UniqueFd file_;
+  UniqueFd file_;
 };
 
 // Other threads may be logging, so sinks are only added inside this one, which has a mutex.
@@ -65,7 +95,11 @@ spdlog::sinks::dist_sink_mt& Sinks() {
 
 void LogToStderr(spdlog::level::level_enum level) {
   auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-  sink->set_formatter(std::make_unique<LineFormatter>("weightfs: %l: %v"));
+  if (LogsToJournal()) {
+    sink->set_formatter(std::make_unique<JournalFormatter>());
+  } else {
+    sink->set_formatter(std::make_unique<LineFormatter>("weightfs: %l: %v"));
+  }
   auto sinks = std::make_shared<spdlog::sinks::dist_sink_mt>();
   sinks->add_sink(std::move(sink));
   auto logger = std::make_shared<spdlog::logger>("weightfs", std::move(sinks));
@@ -79,6 +113,24 @@ void LogToFile(UniqueFd file) {
   auto sink = std::make_shared<FileSink>(std::move(file));
   sink->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
   Sinks().add_sink(std::move(sink));
+}
+
+void ReplaceLogFile(UniqueFd file) {
+  // Sinks are only added at the start of a mount, so the list itself does not change here.
+  for (const auto& sink : Sinks().sinks()) {
+    if (auto* const log = dynamic_cast<FileSink*>(sink.get()); log != nullptr) return log->Replace(std::move(file));
+  }
+}
+
+bool LogsToJournal() {
+  struct stat status = {};
+  if (fstat(STDERR_FILENO, &status) != 0) return false;
+  const char* const stream = std::getenv("JOURNAL_STREAM");
+  if (stream != nullptr && stream == std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino)) return true;
+  // A file or a pipe would keep the prefixes, and a terminal would show them.
+  const bool is_read_by_lines = S_ISSOCK(status.st_mode) || (S_ISCHR(status.st_mode) && isatty(STDERR_FILENO) == 0);
+  const char* const started = std::getenv("SYSTEMD_EXEC_PID");
+  return is_read_by_lines && started != nullptr && started == std::to_string(getpid());
 }
 
 }  // namespace weightfs

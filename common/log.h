@@ -9,8 +9,14 @@
 
 namespace weightfs {
 
-// Sends the log of this process to standard error as "weightfs: level: text". Call it once, at the start of main.
+// Sends the log of this process to standard error as "weightfs: level: text"; for the journal (LogsToJournal) as
+// "<N>text" with the syslog priority N of sd-daemon(3), because the journal stores time, name and level itself. Call it
+// once, at the start of main.
 void LogToStderr(spdlog::level::level_enum level);
+
+// True if systemd reads standard error line by line: it is the journal's stream ($JOURNAL_STREAM), or systemd started
+// this process itself ($SYSTEMD_EXEC_PID) with another socket or the kernel's log there.
+bool LogsToJournal();
 
 // Limits what standard error gets; the file is not affected. Call it after LogToStderr.
 void LimitStderr(spdlog::level::level_enum level);
@@ -18,5 +24,9 @@ void LimitStderr(spdlog::level::level_enum level);
 // Also appends the log to `file`, which is open for appending; for a mount in the background. Lines that do not fit on
 // the filesystem are lost. Call it after LogToStderr; other threads may be logging.
 void LogToFile(UniqueFd file);
+
+// Continues the log in `file`, which is open for appending, after the old file was renamed. Each line is in one of the
+// two. Call it after LogToFile; other threads may be logging.
+void ReplaceLogFile(UniqueFd file);
 
 }  // namespace weightfs

@@ -48,6 +48,9 @@ class BlockDevice {
   // not fit in the ring are queued. Submission errors arrive through OnComplete.
   virtual void Submit(std::span<IoRequest* const> requests) = 0;
 
+  // The number of requests submitted and not complete.
+  virtual size_t outstanding() const { return 0; }
+
   // Makes every write that completed before the call durable. After a failure earlier writes may be lost, and a later
   // success does not change that.
   virtual Result<void> Flush() = 0;

@@ -32,6 +32,12 @@ Result<size_t> DeviceSet::FlushWritten() {
   return written.size();
 }
 
+size_t DeviceSet::outstanding() const {
+  size_t requests = 0;
+  for (const BlockDevice* device : devices_) requests += device->outstanding();
+  return requests;
+}
+
 IoBatch::~IoBatch() {
   for (const auto& requests : requests_) WEIGHTFS_ASSERT(requests.empty());
 }

@@ -19,6 +19,7 @@ class DeviceSet {
 
   BlockDevice& operator[](DeviceId id) { return *devices_[id.value]; }
   size_t size() const { return devices_.size(); }
+  size_t outstanding() const;  // requests submitted to all devices and not complete
   void NoteWrite(DeviceId id) { written_[id.value].store(true); }
   // Flushes every device written since the last call. Returns their number.
   Result<size_t> FlushWritten();

@@ -41,6 +41,7 @@ class FileDevice final : public BlockDevice {
   ByteCount size() const override { return size_; }  // a multiple of kBlockSize, rounded down
   std::string_view path() const override { return path_; }
   void Submit(std::span<IoRequest* const> requests) override;
+  size_t outstanding() const override { return ring_->outstanding(); }
   Result<void> Flush() override;  // fdatasync; kIo when the file was deleted meanwhile
 
   // Returns a new descriptor of the same file or device (same O_DIRECT, close-on-exec), to be passed to other

@@ -41,6 +41,11 @@ class ThreadedRing {
   // Never blocks on a full ring and never runs OnComplete. The ring's thread reports completions.
   void Submit(std::span<IoRequest* const> requests) EXCLUDES(mutex_);
 
+  size_t outstanding() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return outstanding_;
+  }
+
   // Completes the request with `code` on the ring's thread, without I/O.
   void Reject(IoRequest* request, ErrorCode code) EXCLUDES(mutex_);
 
@@ -58,7 +63,7 @@ class ThreadedRing {
 
   const Options options_;
   const std::unique_ptr<IoRing> ring_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<Rejected> rejected_ GUARDED_BY(mutex_);  // for the ring's thread to complete
   size_t outstanding_ GUARDED_BY(mutex_) = 0;
   bool stopping_ GUARDED_BY(mutex_) = false;

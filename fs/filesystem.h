@@ -49,6 +49,9 @@ class Filesystem {
   PageCacheTracker& page_cache() { return page_cache_; }
   ReadHistory& read_history() { return read_history_; }
   RequestCounter& requests() { return requests_; }
+  Reply MakeReply(fuse_req_t request) { return {request, requests_, metrics_, activity_}; }
+  RequestMetrics& metrics() { return metrics_; }
+  Activity& activity() { return activity_; }
   // Releases and forgets in progress. The last one of a deleted file frees its space.
   RequestCounter& ends() { return ends_; }
 
@@ -174,6 +177,8 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
+  RequestMetrics metrics_;
+  Activity activity_;
   RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false};
   std::atomic<bool> ending_{false};                                       // no more pages are dropped

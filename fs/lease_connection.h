@@ -33,8 +33,14 @@ struct AskedLease {
 class LeaseConnection {
  public:
   // `share` is of the connections of the peer's user.
-  LeaseConnection(UniqueFd socket, uint64_t id, Credentials peer, std::atomic<uint64_t>& leases, UserLimit::Share share)
-      : socket_(std::move(socket)), id_(id), peer_(std::move(peer)), leases_(leases), share_(std::move(share)) {}
+  LeaseConnection(UniqueFd socket, uint64_t id, Credentials peer, pid_t process, std::atomic<uint64_t>& leases,
+                  UserLimit::Share share)
+      : socket_(std::move(socket)),
+        id_(id),
+        peer_(std::move(peer)),
+        process_(process),
+        leases_(leases),
+        share_(std::move(share)) {}
   ~LeaseConnection() { Abandon(); }
   LeaseConnection(const LeaseConnection&) = delete;
   LeaseConnection& operator=(const LeaseConnection&) = delete;
@@ -44,6 +50,7 @@ class LeaseConnection {
   int socket() const { return socket_.get(); }
   uint64_t id() const { return id_; }  // lease::Identity
   const Credentials& peer() const { return peer_; }
+  pid_t process() const { return process_; }  // that connected
 
   // Begins a read or write lease; the connection must have none. A read lease keeps `devices` open.
   void Begin(SpacePin pin, BlockReservation grant, LeaseDevicesPtr devices) EXCLUDES(mutex_) {
@@ -112,6 +119,7 @@ class LeaseConnection {
   const UniqueFd socket_;
   const uint64_t id_;
   const Credentials peer_;
+  const pid_t process_;
   std::atomic<uint64_t>& leases_;
   const UserLimit::Share share_;
   mutable Mutex mutex_;

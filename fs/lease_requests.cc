@@ -52,6 +52,7 @@ Result<void> AnswerMemory::Add(BlockCount blocks) {
 void LeaseRequests::Handle(const LeaseConnectionPtr& connection, lease::Kind kind, std::span<const std::byte> body) {
   open_.Begin();
   Request request{connection, kind};
+  request.origin = {RequestKind::kLease, RequestOrigin::Clock::now(), 0, connection->process()};
   const auto handled = Dispatch(request, lease::BodyReader(body));
   if (!handled.has_value()) Fail(request, handled.error());
 }
@@ -97,8 +98,16 @@ void LeaseRequests::Send(const Request& request, int error, const Body& body, co
     spdlog::warn("uid {}: an answer about leases could not be sent: {}", request.connection->peer().uid,
                  ToString(sent.error()));
   }
+  filesystem_.metrics().Record(request.origin, 0, error != 0);
   answered_(request.connection, sent.has_value());
   open_.End();
+}
+
+void LeaseRequests::Note(const Request& request, RequestKind kind, InodeId inode, uint64_t bytes) {
+  RequestOrigin origin = request.origin;
+  origin.kind = kind;
+  origin.inode = inode.value;
+  filesystem_.activity().RecordLease(origin, bytes);
 }
 
 void LeaseRequests::Fail(const Request& request, const Error& error) {
@@ -204,6 +213,8 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   std::vector<lease::Extent> extents;
   for (const FileExtent& extent : lease.extents) extents.push_back(ToWire(extent));
   const lease::ReadAnswer answer{lease.file_size, lease.first.value, lease.count.value, extents.size()};
+  const uint64_t from = std::min(asked.offset, lease.file_size);
+  Note(request, RequestKind::kRead, file->inode->id, std::min(asked.length, lease.file_size - from));
   request.connection->Begin(std::move(lease.pin), {}, devices);
   Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents), lease::Bytes(lease.checksums)}, devices);
   return {};
@@ -256,6 +267,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
       continue;
     }
     file.file_size = lease->file_size;
+    Note(request, RequestKind::kRead, directory->id, lease->file_size);
     file.extents = lease->extents.size();
     file.checksums = lease->checksums.size();
     for (const FileExtent& extent : lease->extents) extents.push_back(ToWire(extent));
@@ -333,6 +345,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
   RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));
   RETURN_IF_ERROR(CommitWithoutPages(inode, write, std::move(grant)));
+  Note(request, RequestKind::kWrite, inode->id, asked.length);
   SendWhenDurable(request, inode, asked.durable != 0);
   return {};
 }
@@ -360,6 +373,9 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
   filesystem_.DropEntries(directory->id, files, *published);
+  uint64_t bytes = 0;
+  for (const lease::FileEntry& entry : entries) bytes += entry.size;
+  Note(request, RequestKind::kWrite, directory->id, bytes);
   SendWhenDurable(request, directory, asked.durable != 0);
   return {};
 }

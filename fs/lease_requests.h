@@ -65,6 +65,7 @@ class LeaseRequests {
     int error = 0;                      // an errno without an ErrorCode; overrides the error's own
     uint64_t failed = lease::kNoEntry;  // kCommitMany: index of the entry at fault
     Credentials who;                    // the peer, with the capabilities of its ticket
+    RequestOrigin origin;
   };
 
   // Each handler answers, or returns the error to answer with.
@@ -76,6 +77,8 @@ class LeaseRequests {
   Result<void> CommitWithoutPages(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
   Result<void> Dispatch(Request& request, lease::BodyReader body);
 
+  // Records bytes that the request leased or committed.
+  void Note(const Request& request, RequestKind kind, InodeId inode, uint64_t bytes);
   void Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices);
   void Fail(const Request& request, const Error& error);
   void SendDone(const Request& request, const Result<void>& result);

@@ -10,11 +10,13 @@
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -38,10 +40,12 @@ Error CannotStart(const char* what) {
                                       what, std::strerror(errno))};
 }
 
-Result<Credentials> PeerOf(int socket) {
+// Sets `process` to the one that connected.
+Result<Credentials> PeerOf(int socket, pid_t* process) {
   ucred user{};
   socklen_t size = sizeof(user);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return ErrorCode::kIo;
+  *process = user.pid;
   Credentials peer{user.uid, user.gid};
   constexpr size_t kMostGroups = 65536;  // NGROUPS_MAX
   peer.groups.resize(32);
@@ -53,6 +57,18 @@ Result<Credentials> PeerOf(int socket) {
   }
   peer.groups.resize(size / sizeof(gid_t));
   return peer;
+}
+
+// Removes the sockets of mounts that were killed.
+void RemoveDeadSockets(const std::string& directory) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string path = entry->path().string();
+    if (!entry->path().filename().string().starts_with("weightfs-")) continue;
+    const auto connected = lease::Connect(path);
+    if (!connected.has_value() && connected.error().code == ErrorCode{ECONNREFUSED}) unlink(path.c_str());
+  }
 }
 
 // True when the socket has a request that was not received yet. Also true when that cannot be determined.
@@ -113,10 +129,39 @@ Result<void> LeaseServer::Listen() {
   if (!wake_) return CannotStart("eventfd");
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_) return CannotStart("epoll_create1");
-  for (const UniqueFd* source : {&listener_, &wake_}) {
+  if (const auto listening = ListenAtPath(); !listening.has_value()) {
+    spdlog::info("programs in other network namespaces have no direct path: {}", ToString(listening.error()));
+  }
+  for (const UniqueFd* source : {&listener_, &path_listener_, &wake_}) {
+    if (!*source) continue;
     epoll_event event{.events = EPOLLIN, .data = {.fd = source->get()}};
     if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->get(), &event) != 0) return CannotStart("epoll_ctl");
   }
+  return {};
+}
+
+// Listens in a directory that other network namespaces may see, too.
+Result<void> LeaseServer::ListenAtPath() {
+  const std::vector<std::string> directories = lease::SocketDirectories();
+  if (geteuid() != 0 && directories.size() < 2) {
+    return Error{ErrorCode::kNotFound, "XDG_RUNTIME_DIR is not set"};
+  }
+  const std::string& directory = geteuid() == 0 ? directories[0] : directories[1];
+  const bool made = mkdir(directory.c_str(), 0755) == 0;
+  if (!made && errno != EEXIST) return SystemError(directory, "cannot be made");
+  if (made && chmod(directory.c_str(), 0755) != 0)
+    return SystemError(directory, "cannot be opened to others");  // umask
+  struct stat status {};
+  if (lstat(directory.c_str(), &status) != 0) return SystemError(directory, "cannot be looked at");
+  if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return Error{ErrorCode::kAccess, directory + ": not a directory that only this user may write to"};
+  }
+  RemoveDeadSockets(directory);
+  const std::string path = fmt::format("{}/{}", directory, name_);
+  ASSIGN_OR_RETURN(path_listener_, lease::Listen(path, kBacklog));
+  path_ = path;
+  // Accept checks the user of each program.
+  if (chmod(path.c_str(), 0666) != 0) return SystemError(path, "cannot be opened to other users");
   return {};
 }
 
@@ -135,6 +180,7 @@ void LeaseServer::Stop() {
   }
   executor.reset();
   requests_.Stop();
+  if (!path_.empty()) unlink(path_.c_str());
   MutexLock lock(mutex_);
   connections_.clear();
 }
@@ -153,7 +199,7 @@ void LeaseServer::Run() {
       spdlog::error("the lease server has stopped: epoll_wait: {}", std::strerror(errno));
       return;
     }
-    bool waiting = false;
+    bool waiting = false, waiting_at_path = false;
     for (int index = 0; index < count; ++index) {
       const int source = events[index].data.fd;
       if (source == wake_.get()) {
@@ -166,13 +212,16 @@ void LeaseServer::Run() {
       }
       if (source == listener_.get()) {
         waiting = true;
+      } else if (source == path_listener_.get()) {
+        waiting_at_path = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
         // Otherwise the end of the current request expects this one again.
         if (connection->BeginRequest()) RunRequest(connection, [this, connection] { Serve(connection); });
       }
     }
     // Accept last: it may end connections and reuse their descriptor numbers.
-    if (waiting) AcceptSome();
+    if (waiting) AcceptSome(listener_);
+    if (waiting_at_path) AcceptSome(path_listener_);
   }
 }
 
@@ -189,9 +238,9 @@ int LeaseServer::LookAtWriters() {
   return look_after_ == milliseconds(0) ? -1 : static_cast<int>(look_after_.count());
 }
 
-void LeaseServer::AcceptSome() {
+void LeaseServer::AcceptSome(const UniqueFd& listener) {
   for (int accepted = 0; accepted < kAcceptedAtOnce; ++accepted) {
-    auto socket = lease::Accept(listener_.get());
+    auto socket = lease::Accept(listener.get());
     if (socket.has_value()) {
       turned_away_ = false;
       Accept(std::move(*socket));
@@ -211,7 +260,8 @@ void LeaseServer::AcceptSome() {
 // Checks the peer before reading anything from it: even the descriptors in a stranger's message could block this
 // thread.
 void LeaseServer::Accept(UniqueFd socket) {
-  const auto peer = PeerOf(socket.get());
+  pid_t process = 0;
+  const auto peer = PeerOf(socket.get(), &process);
   if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
   auto share = most_of_user_.Take(peer->uid);
   if (!share.has_value()) {
@@ -227,7 +277,8 @@ void LeaseServer::Accept(UniqueFd socket) {
     if (getrandom(&id, sizeof(id), 0) != static_cast<ssize_t>(sizeof(id))) return;
   }
   const int descriptor = socket.get();
-  const auto connection = std::make_shared<LeaseConnection>(std::move(socket), id, *peer, leases_, std::move(*share));
+  const auto connection =
+      std::make_shared<LeaseConnection>(std::move(socket), id, *peer, process, leases_, std::move(*share));
   LeaseConnectionPtr dropped;  // destroyed after the mutex is released
   {
     MutexLock lock(mutex_);

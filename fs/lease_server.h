@@ -57,10 +57,11 @@ class LeaseServer {
  private:
   explicit LeaseServer(Filesystem& filesystem);
   Result<void> Listen();
+  Result<void> ListenAtPath();
   void Run();
   void Wake();
   int LookAtWriters();
-  void AcceptSome();
+  void AcceptSome(const UniqueFd& listener);
   void Accept(UniqueFd socket);
   // Runs a step of a request on the executor; nothing once the server has stopped.
   void RunRequest(const LeaseConnectionPtr& connection, std::function<void()> step) EXCLUDES(mutex_);
@@ -76,7 +77,8 @@ class LeaseServer {
 
   Filesystem& filesystem_;
   std::string name_;
-  UniqueFd listener_, wake_, epoll_;
+  std::string path_;  // of the second listener; empty: none
+  UniqueFd listener_, path_listener_, wake_, epoll_;
   LeaseTickets tickets_;
   UserLimit most_of_user_;  // connections
   std::atomic<uint64_t> leases_{0};

@@ -2,15 +2,19 @@
 #include "fs/mount.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "common/log.h"
 #include "fs/filesystem.h"
+#include "fs/metrics_server.h"
+#include "fs/mount_stats.h"
 #include "fs/mountpoint.h"
 #include "fs/session.h"
 
@@ -25,6 +29,7 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
   mount->filesystem_ = std::make_unique<Filesystem>(store, mount->options_);
   ASSIGN_OR_RETURN(mount->session_, Session::Create(*mount->filesystem_, mount->options_));
   RETURN_IF_ERROR(mount->filesystem_->StartLeases());
+  RETURN_IF_ERROR(mount->StartMetrics());
   RETURN_IF_ERROR(mount->session_->Mount());
   RETURN_IF_ERROR(mount->session_->Negotiate());
   for (const std::string& line : mount->Features()) spdlog::debug("kernel: {}", line);
@@ -32,12 +37,37 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
 }
 
 // The session ends first, because it unmounts and uses the filesystem.
-Mount::~Mount() { session_.reset(); }
+Mount::~Mount() {
+  metrics_.reset();
+  session_.reset();
+}
 
 Result<void> Mount::Run() {
   if (const auto mounted = session_->FindOwnMount(); mounted.has_value() && !session_->mask().read_ahead)
     RaiseReadAhead(*mounted, options_.read_ahead);
-  return session_->Run();
+  auto served = session_->Run();
+  metrics_.reset();  // the store is closed next
+  return served;
+}
+
+Result<void> Mount::StartMetrics() {
+  if (options_.metrics.empty()) return {};
+  ASSIGN_OR_RETURN(metrics_, MetricsServer::Start(options_.metrics, [this](MetricsFormat format) {
+                     MetricsSource source;
+                     source.stats = StatsOf(*filesystem_);
+                     source.requests = filesystem_->metrics().Snapshot();
+                     source.store = options_.store_directory;
+                     struct rusage usage {};
+                     getrusage(RUSAGE_SELF, &usage);
+                     for (const timeval& time : {usage.ru_utime, usage.ru_stime}) {
+                       source.processor_seconds += static_cast<double>(time.tv_sec) + time.tv_usec / 1e6;
+                     }
+                     uint64_t pages = 0, resident = 0;
+                     std::ifstream("/proc/self/statm") >> pages >> resident;
+                     source.resident_bytes = resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+                     return MetricsText(source, format);
+                   }));
+  return {};
 }
 
 void Mount::Stop() { session_->Stop(); }

@@ -13,6 +13,7 @@
 namespace weightfs {
 
 class Filesystem;
+class MetricsServer;
 class Session;
 
 // Thread-safe as follows: any thread or signal handler may call Stop; all other calls come from one thread.
@@ -44,10 +45,12 @@ class Mount {
 
  private:
   Mount();
+  Result<void> StartMetrics();
 
   MountOptions options_;
   std::unique_ptr<Filesystem> filesystem_;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<MetricsServer> metrics_;
 };
 
 // Returns the features that this kernel offers, one line each ("direct_io_allow_mmap: used", "passthrough: offered, not

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "common/machine_memory.h"
+#include "common/nearest_name.h"
 #include "common/size_text.h"
 #include "fs/kernel_features.h"
 #include "fs/mount_flags.h"
@@ -170,6 +171,28 @@ constexpr Option kOptions[] = {
        ASSIGN_OR_RETURN(target.store.scrub.rate, ParseBytes(name, value, ByteCount{kMiB}));
        return {};
      }},
+    {"metrics", "ADDRESS", "serve metrics for Prometheus over HTTP at HOST:PORT, or at a Unix socket /PATH (off)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       if (value.find(':') == std::string_view::npos && !value.starts_with('/')) {
+         return Impossible(name, value, "must be HOST:PORT, such as 127.0.0.1:9464, or an absolute path");
+       }
+       target.mount.metrics = value;
+       return {};
+     }},
+    {"log", "error|warn|info|debug", "the least important messages of the log (info)",
+     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
+       static constexpr std::pair<std::string_view, spdlog::level::level_enum> kLevels[] = {
+           {"error", spdlog::level::err},
+           {"warn", spdlog::level::warn},
+           {"info", spdlog::level::info},
+           {"debug", spdlog::level::debug}};
+       for (const auto& [level, meaning] : kLevels) {
+         if (value != level) continue;
+         target.mount.log_level = meaning;
+         return {};
+       }
+       return Impossible(name, value, "must be error, warn, info or debug");
+     }},
     {"noverify", "", "do not verify checksums on reads; for measurements only",
      [](Target target, std::string_view, std::string_view) -> Result<void> {
        target.store.verify = false;
@@ -237,6 +260,15 @@ bool HasPrefix(std::string_view text, const std::string_view (&prefixes)[N]) {
   return false;
 }
 
+// The names that a user may have meant, without their values.
+std::vector<std::string> AllNames() {
+  std::vector<std::string> names;
+  for (const MountOptionHelp& option : DescribeMountOptions()) names.emplace_back(option.name);
+  for (const std::string_view option : KernelMountOptions()) names.emplace_back(option.substr(0, option.find('=')));
+  names.insert(names.end(), std::begin(kIgnored), std::end(kIgnored));
+  return names;
+}
+
 Result<void> ApplyOne(const std::string& option, Target target) {
   const size_t equals = option.find('=');
   const bool has_value = equals != std::string::npos;
@@ -260,8 +292,11 @@ Result<void> ApplyOne(const std::string& option, Target target) {
   }
   if (OneOf(option, kIgnored) || HasPrefix(option, kIgnoredPrefixes)) return {};
   if (target.mount.remount && (OneOf(option, kTableWords) || HasPrefix(option, kTablePrefixes))) return {};
+  const std::vector<std::string> names = AllNames();
+  const std::string_view meant = NearestName(name, names);
+  const std::string hint = meant.empty() ? std::string() : fmt::format(" (did you mean '{}'?)", meant);
   return Error{ErrorCode::kInvalid,
-               fmt::format("unknown mount option '{}'; `weightfs mount --help` lists them", option)};
+               fmt::format("unknown mount option '{}'{}; `weightfs mount --help` lists them", option, hint)};
 }
 
 }  // namespace
@@ -332,18 +367,28 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
   return {};
 }
 
+std::vector<MountOptionHelp> DescribeMountOptions() {
+  std::vector<MountOptionHelp> options;
+  for (const Option& option : kOptions) options.push_back({option.name, option.value, option.meaning});
+  options.push_back({"remount", "", "change ro, rw and the kernel's options of an active mount"});
+  return options;
+}
+
+std::vector<std::string_view> KernelMountOptions() {
+  std::vector<std::string_view> names = MountFlagNames();
+  names.insert(names.end(), std::begin(kKernelOptions), std::end(kKernelOptions));
+  names.insert(names.end(), std::begin(kKernelPrefixes), std::end(kKernelPrefixes));
+  return names;
+}
+
 std::string MountOptionsHelp() {
   std::string help;
-  for (const Option& option : kOptions) {
+  for (const MountOptionHelp& option : DescribeMountOptions()) {
     const std::string shown =
         option.value.empty() ? std::string(option.name) : fmt::format("{}={}", option.name, option.value);
     help += fmt::format("  {:<32} {}\n", shown, option.meaning);
   }
-  help += fmt::format("  {:<32} {}\n", "remount", "change ro, rw and the kernel's options of an active mount");
-  std::vector<std::string_view> kernel = MountFlagNames();
-  kernel.insert(kernel.end(), std::begin(kKernelOptions), std::end(kKernelOptions));
-  kernel.insert(kernel.end(), std::begin(kKernelPrefixes), std::end(kKernelPrefixes));
-  return help + HelpLine("of the kernel", kernel) + HelpLine("features of without=", KnownFeatures());
+  return help + HelpLine("of the kernel", KernelMountOptions()) + HelpLine("features of without=", KnownFeatures());
 }
 
 }  // namespace weightfs

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/log.h"
 #include "common/result.h"
 #include "common/units.h"
 #include "store/store.h"
@@ -40,8 +41,12 @@ struct MountOptions {
   uint32_t cache_seconds = 86400;           // validity of names and attributes in the kernel's cache
   std::vector<std::string> without;         // features (fs/kernel_features.h) to disable
   std::vector<std::string> kernel_options;  // noatime, noexec, dev, suid, …: passed to the kernel
+  std::string metrics;                      // where metrics are served (fs/metrics_server.h); empty: nowhere
   bool remount = false;                     // change a mount in use
   std::vector<std::string> own_options;     // names of options that the mount has and a remount cannot change
+
+  // Less important messages are dropped.
+  spdlog::level::level_enum log_level = spdlog::level::info;
 
   // Called once from Run when the mount starts to serve requests.
   std::function<void()> ready;
@@ -57,6 +62,17 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store);
 // Returns kInvalid with a full line that names an unknown option or one with an invalid value; the options before it
 // are applied. Options that mount(8) and fstab add (defaults, auto, _netdev, nofail, x-…) are ignored.
 Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, StoreOptions& store);
+
+// The table behind the help, the man pages and the completions.
+struct MountOptionHelp {
+  std::string_view name;
+  std::string_view value;  // "SIZE", or "auto|never"; empty if the option takes no value
+  std::string_view meaning;
+};
+std::vector<MountOptionHelp> DescribeMountOptions();
+
+// The names of the options that are passed to the kernel; those that take a value end with '='.
+std::vector<std::string_view> KernelMountOptions();
 
 // Returns one "name: meaning" line per option, for --help.
 std::string MountOptionsHelp();

@@ -54,7 +54,7 @@ inline CreateRequest RequestOf(const Reply& reply, uint32_t mode) {
 template <typename Operation, typename... Arguments>
 void Dispatch(fuse_req_t request, Operation operation, Arguments&&... arguments) noexcept {
   Filesystem& filesystem = FilesystemOf(request);
-  operation(filesystem, Reply(request, filesystem.requests()), std::forward<Arguments>(arguments)...);
+  operation(filesystem, filesystem.MakeReply(request), std::forward<Arguments>(arguments)...);
 }
 
 // Same for an operation that may take long (Filesystem::RunAside). The arguments are copied, because it may run after
@@ -62,7 +62,7 @@ void Dispatch(fuse_req_t request, Operation operation, Arguments&&... arguments)
 template <typename Operation, typename... Arguments>
 void DispatchAside(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
   Filesystem& filesystem = FilesystemOf(request);
-  filesystem.RunAside(Reply(request, filesystem.requests()),
+  filesystem.RunAside(filesystem.MakeReply(request),
                       [&filesystem, operation, ... arguments = std::move(arguments)](Reply reply) {
                         operation(filesystem, std::move(reply), arguments...);
                       });

@@ -10,6 +10,7 @@
 
 #include "fs/caller.h"
 #include "fs/lease_server.h"
+#include "fs/mount_stats.h"
 #include "fs/operations.h"
 #include "lease/ioctl.h"
 
@@ -22,6 +23,8 @@ static_assert(sizeof(weightfs_extents) == 32 + WEIGHTFS_EXTENTS_MAX * sizeof(wei
 static_assert(sizeof(weightfs_stats) == 8 + 25 * 8);
 static_assert(sizeof(weightfs_lease_ticket) == 120);
 static_assert(sizeof(weightfs_lease_request) == 64);
+static_assert(sizeof(weightfs_metrics) == 9992);
+static_assert(sizeof(weightfs_top) == 11224);
 static_assert(sizeof(weightfs_scrub_damage) == 256);
 static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
 
@@ -84,38 +87,22 @@ void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
 }
 
 void Stats(Filesystem& filesystem, Reply reply) {
-  const StoreStatistics store = filesystem.store().statistics();
-  const SpaceStatistics space = filesystem.store().Space();
-  weightfs_stats out{};
-  out.version = WEIGHTFS_IOC_VERSION;
-  out.read_only = filesystem.read_only() ? 1 : 0;
-  out.read_bytes = store.read_bytes;
-  out.written_bytes = store.written_bytes;
-  out.device_read_bytes = store.device_read_bytes;
-  out.device_written_bytes = store.device_written_bytes;
-  out.commits = store.commits;
-  out.flushes = store.flushes;
-  out.checksum_errors = store.checksum_errors;
-  out.buffer_capacity = store.buffer_capacity;
-  out.buffer_in_use = store.buffer_in_use;
-  out.dirty_bytes = store.dirty_bytes;
-  out.resident_inodes = store.resident_inodes;
-  out.total_bytes = ToBytes(space.total).value;
-  out.free_bytes = ToBytes(space.free).value;
-  out.available_bytes = ToBytes(space.available).value;
-  if (filesystem.leases() != nullptr) out.leases = filesystem.leases()->leases();
-  out.pinned_bytes = store.pinned_bytes;
-  out.granted_bytes = store.granted_bytes;
-  out.leased_read_bytes = store.leased_read_bytes;
-  out.leased_written_bytes = store.leased_written_bytes;
-  out.replica_bytes = store.replica.bytes;
-  out.replica_current = store.replica.current ? 1 : 0;
-  out.requests = filesystem.requests().begun();
-  if (filesystem.buffers != nullptr) {
-    const BufferPool& pool = filesystem.buffers->shared();
-    out.write_buffers = pool.capacity() * pool.buffer_size().value;
-    out.write_buffers_in_use = pool.in_use() * pool.buffer_size().value;
+  const weightfs_stats out = StatsOf(filesystem);
+  reply.Ioctl(&out, sizeof(out));
+}
+
+void Metrics(Filesystem& filesystem, Reply reply) {
+  const weightfs_metrics out = filesystem.metrics().Snapshot();
+  reply.Ioctl(&out, sizeof(out));
+}
+
+// It tells of everybody's processes and files, so only those who may see them anyway may ask.
+void Top(Filesystem& filesystem, Reply reply) {
+  if (reply.caller().uid != 0 && reply.caller().uid != geteuid()) {
+    reply.Errno(EPERM);
+    return;
   }
+  const weightfs_top out = filesystem.activity().Look();
   reply.Ioctl(&out, sizeof(out));
 }
 
@@ -310,6 +297,8 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_STATS:
       filesystem.RunAside(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
       return;
+    case WEIGHTFS_IOC_METRICS: Metrics(filesystem, std::move(reply)); return;
+    case WEIGHTFS_IOC_TOP: Top(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_SCRUB: Scrub(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_LEASE: Ticket(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_LEASE_REQUEST: RequestLease(filesystem, std::move(reply), request); return;

@@ -66,9 +66,17 @@ fuse_entry_param ToEntry(const Attributes& attributes, double valid_seconds) {
   return entry;
 }
 
-Reply::Reply(fuse_req_t request, RequestCounter& counter) : request_(request), counter_(counter) { counter_.Begin(); }
+Reply::Reply(fuse_req_t request, RequestCounter& counter, RequestMetrics& metrics, Activity& activity)
+    : request_(request), counter_(counter), metrics_(metrics), activity_(activity), origin_(CurrentRequest()) {
+  counter_.Begin();
+}
 
-Reply::Reply(Reply&& other) noexcept : request_(std::exchange(other.request_, nullptr)), counter_(other.counter_) {}
+Reply::Reply(Reply&& other) noexcept
+    : request_(std::exchange(other.request_, nullptr)),
+      counter_(other.counter_),
+      metrics_(other.metrics_),
+      activity_(other.activity_),
+      origin_(other.origin_) {}
 
 Reply::~Reply() {
   if (request_ == nullptr) return;
@@ -81,7 +89,9 @@ fuse_req_t Reply::Take() {
   return std::exchange(request_, nullptr);
 }
 
-bool Reply::Ended(int status) {
+bool Reply::Ended(int status, uint64_t bytes, bool failed) {
+  metrics_.Record(origin_, bytes, failed);
+  activity_.Record(origin_, bytes);
   counter_.End();
   // libfuse has logged every other error. The request ends in any case.
   return status == 0;
@@ -90,7 +100,7 @@ bool Reply::Ended(int status) {
 void Reply::Ok() { Errno(0); }
 
 void Reply::Errno(int error) {
-  if (fuse_req_t request = Take()) Ended(fuse_reply_err(request, error));
+  if (fuse_req_t request = Take()) Ended(fuse_reply_err(request, error), 0, error != 0);
 }
 
 void Reply::Fail(const Error& error) {
@@ -155,7 +165,7 @@ void Reply::Data(const ReadView& view) {
   fuse_req_t request = Take();
   if (request == nullptr) return;
   if (view.pieces.size() <= kMaximumPieces) {
-    Ended(fuse_reply_iov(request, view.pieces.data(), static_cast<int>(view.pieces.size())));
+    Ended(fuse_reply_iov(request, view.pieces.data(), static_cast<int>(view.pieces.size())), view.size.value);
     return;
   }
   std::vector<char> whole;
@@ -164,7 +174,7 @@ void Reply::Data(const ReadView& view) {
     const char* bytes = static_cast<const char*>(piece.iov_base);
     whole.insert(whole.end(), bytes, bytes + piece.iov_len);
   }
-  Ended(fuse_reply_buf(request, whole.data(), whole.size()));
+  Ended(fuse_reply_buf(request, whole.data(), whole.size()), view.size.value);
 }
 
 bool Reply::Bytes(std::string_view bytes) {
@@ -173,7 +183,7 @@ bool Reply::Bytes(std::string_view bytes) {
 }
 
 void Reply::Written(size_t size) {
-  if (fuse_req_t request = Take()) Ended(fuse_reply_write(request, size));
+  if (fuse_req_t request = Take()) Ended(fuse_reply_write(request, size), size);
 }
 
 void Reply::Statistics(const struct statvfs& statistics) {

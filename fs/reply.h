@@ -8,6 +8,7 @@
 
 #include "common/result.h"
 #include "fs/fuse_api.h"
+#include "fs/request_metrics.h"
 #include "store/types.h"
 
 namespace weightfs {
@@ -51,7 +52,8 @@ class CountedScope {
 // the reply because the program was interrupted. The caller then reverts its count.
 class Reply {
  public:
-  Reply(fuse_req_t request, RequestCounter& counter);
+  // Answers the request that this thread is processing (CurrentRequest), and records it in `metrics` then.
+  Reply(fuse_req_t request, RequestCounter& counter, RequestMetrics& metrics, Activity& activity);
   Reply(Reply&& other) noexcept;
   Reply& operator=(Reply&&) = delete;
   ~Reply();
@@ -84,10 +86,14 @@ class Reply {
 
  private:
   fuse_req_t Take();
-  bool Ended(int status);  // counts the request as answered
+  // Counts the request as answered; `bytes` are those read or written.
+  bool Ended(int status, uint64_t bytes = 0, bool failed = false);
 
   fuse_req_t request_;
   RequestCounter& counter_;
+  RequestMetrics& metrics_;
+  Activity& activity_;
+  const RequestOrigin origin_;
 };
 
 // The stat(2) attributes of an inode.

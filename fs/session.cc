@@ -270,6 +270,7 @@ Result<void> Session::Negotiate() {
 
 // Counts the ends of files for statfs: the last close or forget of a deleted file frees its space.
 void Session::Process(fuse_buf& request) {
+  CurrentRequest() = OriginOf(request.mem);
   const uint32_t opcode = OpcodeOf(request);
   const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
   if (ends) filesystem_.ends().Begin();

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <limits>
 #include <new>
 
@@ -40,7 +41,9 @@ Result<Address> AddressOf(std::string_view name) {
         fmt::format("a socket's name has 1 to {} bytes, not {}", sizeof(out.address.sun_path) - 1, name.size()));
   }
   out.address.sun_family = AF_UNIX;
-  std::memcpy(out.address.sun_path + 1, name.data(), name.size());
+  const bool path = name.front() == '/';
+  // A name in the abstract namespace follows a NUL, a path is followed by one.
+  std::memcpy(out.address.sun_path + (path ? 0 : 1), name.data(), name.size());
   out.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return out;
 }
@@ -126,6 +129,13 @@ bool BodyReader::TakeText(std::string_view* text) {
 std::string_view BodyReader::RestAsText() {
   const auto rest = std::exchange(rest_, {});
   return {reinterpret_cast<const char*>(rest.data()), rest.size()};
+}
+
+std::vector<std::string> SocketDirectories() {
+  std::vector<std::string> directories{"/run/weightfs"};
+  const char* own = std::getenv("XDG_RUNTIME_DIR");
+  if (own != nullptr && *own == '/') directories.push_back(fmt::format("{}/weightfs", own));
+  return directories;
 }
 
 Result<UniqueFd> Listen(std::string_view name, int backlog) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -93,11 +94,15 @@ class BodyReader {
 // non-blocking socket is not ready); kShutdown once the peer has closed the connection; EPROTO for invalid messages and
 // for messages beyond the limits.
 
-// Sockets are close-on-exec. `name` is in the abstract namespace, without its leading NUL. A listener, and the sockets
-// it accepts, are non-blocking.
+// Sockets are close-on-exec. `name` is in the abstract namespace, without its leading NUL, or an absolute path. A
+// listener, and the sockets it accepts, are non-blocking.
 Result<UniqueFd> Listen(std::string_view name, int backlog);
 Result<UniqueFd> Accept(int listener);
 Result<UniqueFd> Connect(std::string_view name);
+
+// The directories in which a mount's socket may also be, under its name: that of root's mounts first, then that of this
+// user's. A program in another network namespace reaches it there.
+std::vector<std::string> SocketDirectories();
 
 // Sends `header` (Send sets its `body` and `in_memfd`), the parts of the body in sequence, and copies of the
 // descriptors.

@@ -68,10 +68,47 @@ struct weightfs_stats {
   /* The parts of device_read_bytes and device_written_bytes that are due to leases: the bytes covered by each lease for
    * reading, and the bytes committed by leases. Always 0 from older mounts, which did not count them. */
   __u64 leased_read_bytes, leased_written_bytes;
-  __u64 replica_bytes;    /* of the catalog's replica on the devices */
-  __u32 replica_current;  /* 1: it has every durable change, at most a second later */
+  __u64 replica_bytes;   /* of the catalog's replica on the devices */
+  __u32 replica_current; /* 1: it has every durable change, at most a second later */
   __u32 replica_reserved;
-  __u64 reserved[1];
+  __u64 device_requests; /* in flight now. Always 0 from mounts of version 0.1 */
+};
+
+#define WEIGHTFS_METRICS_KINDS 24
+#define WEIGHTFS_METRICS_BUCKETS 96
+#define WEIGHTFS_METRICS_STEPS 4 /* buckets from a latency to twice that */
+
+struct weightfs_kind_metrics {
+  __u64 count, errors, bytes, nanoseconds; /* since the mount; the time from the arrival of a request to its answer */
+  __u32 buckets[WEIGHTFS_METRICS_BUCKETS]; /* of latencies: number i counts those above bound(i - 1) and up to bound(i),
+                                              where bound(i) is 2^(i / WEIGHTFS_METRICS_STEPS) microseconds; the last
+                                              has no bound. They wrap around */
+};
+
+/* For any file or directory of the mount: its requests by kind. The kinds are, in order: lookup, getattr, setattr,
+ * create, open, read, write, sync, close, list, remove, rename, xattr, other, lease. */
+struct weightfs_metrics {
+  __u32 version;
+  __u32 count; /* of kinds */
+  struct weightfs_kind_metrics kinds[WEIGHTFS_METRICS_KINDS];
+};
+
+#define WEIGHTFS_TOP_MAX 100
+
+struct weightfs_top_entry {
+  __u64 id; /* a process, as the mount's process sees it, or an inode; 0: all that found no place */
+  __u64 read_bytes, written_bytes, leased_read_bytes, leased_written_bytes;
+  __u64 requests, nanoseconds;
+};
+
+/* For any file or directory of the mount; for root and the user who runs the mount (EPERM). What processes and files
+ * have done since the first of these calls; the counts begin again when none came for ten seconds. The busiest ones. */
+struct weightfs_top {
+  __u32 version;
+  __u32 processes, files; /* number of entries */
+  __u32 reserved;
+  __u64 watched_ns; /* since the counts began */
+  struct weightfs_top_entry process[WEIGHTFS_TOP_MAX], file[WEIGHTFS_TOP_MAX];
 };
 
 #define WEIGHTFS_SCRUB_DAMAGES_MAX 32
@@ -96,11 +133,11 @@ struct weightfs_scrub_damage {
  * since the epoch; 0: never. */
 struct weightfs_scrub {
   __u32 version;
-  __u32 running;      /* 1: a scrub is in progress, or was interrupted and has not been continued */
-  __u64 period_ms;    /* between the starts of two scrubs; 0: this mount starts none */
-  __s64 started_ns;   /* of the scrub in progress */
-  __s64 next_ns;      /* when the next one begins; 0: unknown */
-  __s64 remaining_ns; /* of the scrub in progress, estimated; 0: unknown */
+  __u32 running;                    /* 1: a scrub is in progress, or was interrupted and has not been continued */
+  __u64 period_ms;                  /* between the starts of two scrubs; 0: this mount starts none */
+  __s64 started_ns;                 /* of the scrub in progress */
+  __s64 next_ns;                    /* when the next one begins; 0: unknown */
+  __s64 remaining_ns;               /* of the scrub in progress, estimated; 0: unknown */
   __u64 checked_bytes, total_bytes; /* of the scrub in progress; the total is estimated */
   __u64 rate;                       /* bytes per second, planned */
   __s64 last_started_ns, last_completed_ns; /* of the last complete scrub */
@@ -128,9 +165,9 @@ struct weightfs_lease_ticket {
 
 #define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
 
-/* A ticket and a lease in one call: the mount serves the request as if it had come through a connection of the caller to
- * the socket, and sends its answer there. ENOTCONN: this user has no such connection. EBUSY: the connection has a request
- * waiting. Otherwise as WEIGHTFS_IOC_LEASE; refusals of the lease itself are in the answer. */
+/* A ticket and a lease in one call: the mount serves the request as if it had come through a connection of the caller
+ * to the socket, and sends its answer there. ENOTCONN: this user has no such connection. EBUSY: the connection has a
+ * request waiting. Otherwise as WEIGHTFS_IOC_LEASE; refusals of the lease itself are in the answer. */
 struct weightfs_lease_request {
   __u32 version;    /* in */
   __u32 kind;       /* in: kRead or kReserve of lease/protocol.h */
@@ -151,6 +188,8 @@ struct weightfs_lease_request {
 #define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)
 #define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
 #define WEIGHTFS_IOC_SCRUB _IOR(WEIGHTFS_IOC_MAGIC, 7, struct weightfs_scrub)
+#define WEIGHTFS_IOC_METRICS _IOR(WEIGHTFS_IOC_MAGIC, 9, struct weightfs_metrics)
+#define WEIGHTFS_IOC_TOP _IOR(WEIGHTFS_IOC_MAGIC, 10, struct weightfs_top)
 #define WEIGHTFS_IOC_STATS _IOR(WEIGHTFS_IOC_MAGIC, 3, struct weightfs_stats)
 
 #endif

@@ -4,11 +4,13 @@
 // So open(2) decides who may read and write what. Through the socket the program receives descriptors of the devices
 // and the locations of the file's bytes, and it transfers the bytes itself.
 //
-// Messages are datagrams of a SOCK_SEQPACKET socket in the abstract namespace: a Header, then the body. A body larger
-// than kInlineBody travels in a memfd, which is the first descriptor of the message and is sealed against every change
-// (shrink, grow, write); device descriptors follow it. A connection holds at most one lease and carries one request at
-// a time; when it ends, its lease ends. A program may send a kRelease and read its answer later, before its next
-// request. Numbers are in native byte order, without padding.
+// Messages are datagrams of a SOCK_SEQPACKET socket in the abstract namespace, and where the mount could create it also
+// at /run/weightfs/NAME (mounts of root) or $XDG_RUNTIME_DIR/weightfs/NAME, because each network namespace has an
+// abstract namespace of its own: a Header, then the body. A body larger than kInlineBody travels in a memfd, which is
+// the first descriptor of the message and is sealed against every change (shrink, grow, write); device descriptors
+// follow it. A connection holds at most one lease and carries one request at a time; when it ends, its lease ends. A
+// program may send a kRelease and read its answer later, before its next request. Numbers are in native byte order,
+// without padding.
 #pragma once
 
 #include <array>

@@ -488,6 +488,7 @@ StoreStatistics Store::statistics() const {
   statistics.dirty_bytes = p_->stripes->in_use() * p_->stripes->buffer_size().value +
                            p_->small_writes->in_use() * p_->small_writes->buffer_size().value;
   statistics.resident_inodes = p_->inodes->size();
+  statistics.device_requests = p_->device_set->outstanding();
   statistics.pinned_bytes = ToBytes(p_->space->pinned()).value;
   statistics.granted_bytes = ToBytes(p_->space->granted()).value;
   if (p_->replica) statistics.replica = p_->replica->statistics();

@@ -52,6 +52,7 @@ struct StoreStatistics {
   uint64_t commits = 0, flushes = 0, checksum_errors = 0;
   uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;  // dirty: in staging buffers, without adopted ones
   uint64_t resident_inodes = 0;
+  uint64_t device_requests = 0;  // in flight
   uint64_t pinned_bytes = 0, granted_bytes = 0;  // by read leases; by write leases
   replica::ReplicaStatistics replica;
   bool read_only = false;

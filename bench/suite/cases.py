@@ -9,7 +9,6 @@ from typing import Callable
 from suite.system import MIB, Client, Failure, children_cpu_seconds, command, free_space, kernel_figure
 
 SMALL_FILE = 64 << 10
-SMALL_READ = 4 << 10
 
 
 def nothing(_):
@@ -94,7 +93,7 @@ def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
     return [Case("fio", run.host, [Step(row, work, before=lambda _: run.raw_file())])]
 
 
-# Whole reads of the large file, cold except for `reread`
+# Whole reads of the large file, cold except for `reread` and `mmap-again`
 
 def read_cases(run):
     def cold_pass(way, directory, row, do, **job):
@@ -104,9 +103,9 @@ def read_cases(run):
 
         return Case(way, directory, [Step(row, work, before=lambda _: directory.make_large_file_cold())])
 
-    def reread(way, directory):
+    def third_pass(way, directory, row, do):
         """Three passes without dropping caches in between; the third one counts."""
-        case = cold_pass(way, directory, "reread", "read")
+        case = cold_pass(way, directory, row, do)
         step = case.steps[0]
 
         def before(turn):
@@ -114,7 +113,7 @@ def read_cases(run):
             step.work(turn)
             step.work(turn)
 
-        case.steps = [Step("reread", step.work, before)]
+        case.steps = [Step(row, step.work, before)]
         return case
 
     def readers(way, directory):
@@ -131,7 +130,8 @@ def read_cases(run):
 
     cases = raw_read(run, "reference-read") + fio(run, "read-1m", "read")
     for way, directory in compared(run):
-        cases += [*whole_reads(way, directory), cold_pass(way, directory, "mmap", "map"), reread(way, directory),
+        cases += [*whole_reads(way, directory), cold_pass(way, directory, "mmap", "map"),
+                  third_pass(way, directory, "reread", "read"), third_pass(way, directory, "mmap-again", "map"),
                   readers(way, directory)]
     cases += [cold_pass("weightfs", run.weightfs, f"aio-{depth}", "aio-read", depth=depth) for depth in (1, 32, 128)]
     if not run.is_needed("read-1m") and not run.is_needed("read-whole"):
@@ -222,49 +222,6 @@ def write_cases(run):
     return cases
 
 
-def small_cases(run):
-    """The life cycle of many small files. Names and attributes are cold only if the caches of the whole machine may be
-    dropped; otherwise the rows measure the requests that the kernel's caches let through."""
-    def life(way, directory):
-        files = {"path": directory.file("small"), "count": 200 if run.options.quick else 2000, "size": SMALL_FILE}
-
-        def step(row, do, before=nothing, after=nothing):
-            moved = files["count"] * SMALL_FILE if do == "create" else 0
-            return Step(row, lambda _: {**run.worker.ask(do, **files), "bytes": moved}, before, after)
-
-        def drop_names(_):
-            os.sync() if run.options.drop_caches else None
-            run.drop_caches()
-
-        def compare(turn):
-            if turn.warm_up:
-                run.worker.ask("read-all", check=True, **files)
-
-        return Case(way, directory, [
-            step("create", "create"), step("stat", "stat", drop_names), step("stat-again", "stat"),
-            step("list", "list", drop_names), step("list-again", "list", after=compare),
-            step("unlink", "unlink", after=lambda _: directory.sync("small"))])
-
-    def reads(way, directory):
-        """Files that one request reads, opened, read and closed: first from the disk, then from the kernel's cache."""
-        files = {"path": directory.file("small-reads"), "count": 200 if run.options.quick else 2000, "size": SMALL_READ}
-
-        def make_files(_):
-            run.worker.ask("create", **files)
-            directory.sync("small-reads")
-            directory.make_cold(*(f"{files['path']}/{name}" for name in os.listdir(files["path"])))
-
-        def read(turn):
-            answer = run.worker.ask("read-all", check=turn.warm_up, **files)
-            return {**answer, "bytes": files["count"] * SMALL_READ}
-
-        return Case(way, directory, [
-            Step("small-read-cold", read, make_files),
-            Step("small-read", read, after=lambda _: run.worker.ask("unlink", **files))])
-
-    return [case(way, directory) for case in (life, reads) for way, directory in compared(run)]
-
-
 # Whole tensors through the client library: on the mount by leases of the store's blocks, and with the same handle on
 # the host's files; also thousands of small tensors in one commit.
 
@@ -301,12 +258,9 @@ def direct_cases(run):
         save, load = ("save-many", "load-many") if way == "weightfs" else ("create", "read-all")
         moved = {"bytes": count * SMALL_FILE}
 
-        def make_cold(_):
-            directory.make_cold(*(f"{files['path']}/{name}" for name in os.listdir(files["path"])))
-
         return [Step("save-many", lambda _: {**run.worker.ask(save, **files), **moved}),
                 Step("load-many", lambda turn: {**run.worker.ask(load, check=turn.warm_up, **files), **moved},
-                     make_cold, after=lambda _: run.worker.ask("unlink", **files))]
+                     lambda _: directory.make_cold(files["path"]), after=lambda _: run.worker.ask("unlink", **files))]
 
     cases = raw_read(run, "reference-direct-read") + raw_write(run, "reference-direct-write")
     for do in ("read", "write"):
@@ -334,13 +288,28 @@ def finish_direct(run):
 
 
 # Python's libraries, and handles with DeepNVMe's interface, each in a process that has already imported it
-# (clients.py). The libraries of one group are compared with each other in the same rounds.
+# (clients.py). The libraries of one group are compared with each other in the same rounds. Those that read the same
+# format load the same file.
 
-LIBRARIES = {"torch": [("torch", "torch-save", "torch-load")],
-             "safetensors": [("safetensors", "safetensors-save", "safetensors-load")],
-             "numpy": [("numpy", "numpy-save", "numpy-load")],
-             "handles": [("deepspeed", "deepspeed-write", "deepspeed-read"),
-                         ("weightfs", "aio-handle-write", "aio-handle-read")]}
+@dataclasses.dataclass
+class Library:
+    name: str
+    save_row: str   # "": it only loads
+    load_row: str
+    format: str
+
+
+LIBRARIES = {
+    "torch": [Library("torch", "torch-save", "torch-load", "torch"),
+              Library("weightfs.torch", "weightfs-torch-save", "weightfs-torch-load", "torch"),
+              Library("torch.distributed.checkpoint", "dcp-save", "dcp-load", "dcp")],
+    "safetensors": [Library("safetensors", "safetensors-save", "safetensors-load", "safetensors"),
+                    Library("weightfs.safetensors", "", "weightfs-safetensors-load", "safetensors"),
+                    Library("fastsafetensors", "", "fastsafetensors-load", "safetensors"),
+                    Library("runai_model_streamer", "", "runai-load", "safetensors")],
+    "numpy": [Library("numpy", "numpy-save", "numpy-load", "numpy")],
+    "handles": [Library("deepspeed", "deepspeed-write", "deepspeed-read", "deepspeed"),
+                Library("weightfs", "aio-handle-write", "aio-handle-read", "weightfs")]}
 
 
 def find_python(options):
@@ -359,10 +328,13 @@ def start_client(run, library):
     return (None, f"{missing}; --python names a Python that has {library}") if missing else (client, "")
 
 
-def library_cases(run, library, save_row, load_row):
-    client, why = start_client(run, library)
+def library_cases(run, library):
+    rows = [row for row in (library.save_row, library.load_row) if row and run.is_needed(row)]
+    if not rows:
+        return []
+    client, why = start_client(run, library.name)
     if why:
-        for row in (save_row, load_row):
+        for row in rows:
             run.results.not_measured(row, "weightfs", why)
         return []
 
@@ -370,8 +342,11 @@ def library_cases(run, library, save_row, load_row):
         return {**client.ask(do, path=path, check=check), "amount": run.size, "bytes": run.size}
 
     def save(directory):
+        name = f"saved-{library.name}"
+        path = directory.file(name)
+
         def remove(_):
-            directory.remove(f"saved-{library}")
+            directory.remove(name)
 
         def check_and_remove(turn):
             if turn.warm_up:
@@ -379,19 +354,23 @@ def library_cases(run, library, save_row, load_row):
                 work("load", path, check=True)
             remove(turn)
 
-        path = directory.file(f"saved-{library}")
-        return Step(save_row, lambda _: work("save", path), remove, check_and_remove)
+        return Step(library.save_row, lambda _: work("save", path), remove, check_and_remove)
 
     def load(directory):
-        path = directory.file(f"loaded-{library}")
-        work("save", path)
-        return Step(load_row, lambda turn: work("load", path, turn.warm_up), lambda _: directory.make_cold(path))
+        path = directory.file(f"loaded-{library.format}")
+        if not os.path.exists(path):
+            work("save", path)
+        return Step(library.load_row, lambda turn: work("load", path, turn.warm_up),
+                    lambda _: directory.make_cold(path))
 
-    cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in (save, load)]
+    steps = [step for step, row in ((save, library.save_row), (load, library.load_row)) if row in rows]
+    cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in steps]
+    if load not in steps:
+        return cases
     needed = run.size * 5 // 4
     if (not os.access("/dev/shm", os.W_OK) or free_space("/dev/shm") < needed or
             kernel_figure("MemAvailable") < 3 * needed):
-        run.results.not_measured(load_row, "memory", "/dev/shm has no space for the file")
+        run.results.not_measured(library.load_row, "memory", "/dev/shm has no space for the file")
         return cases
     memory = run.memory_directory()
     return [*cases, Case("memory", memory, [load(memory)])]
@@ -399,18 +378,18 @@ def library_cases(run, library, save_row, load_row):
 
 def python_group(name):
     def prepare(run):
-        return [case for library in LIBRARIES[name] for case in library_cases(run, *library)]
+        return [case for library in LIBRARIES[name] for case in library_cases(run, library)]
 
     def finish(run):
         run.end_clients()
-        for library, *_ in LIBRARIES[name]:
+        for name_of_file in {f"loaded-{library.format}" for library in LIBRARIES[name]}:
             for directory in filter(None, (run.weightfs, run.host, run.memory)):
-                directory.remove(f"loaded-{library}")
+                directory.remove(name_of_file)
 
     return name, prepare, finish
 
 
 # Name, cases, and the cleanup after them, in the order of a run.
 GROUPS = [("read", read_cases, nothing), ("random", random_cases, nothing), ("write", write_cases, nothing),
-          *(python_group(name) for name in ("torch", "safetensors", "numpy")), ("small", small_cases, nothing),
-          ("direct", direct_cases, finish_direct), python_group("handles")]
+          *(python_group(name) for name in ("torch", "safetensors", "numpy")), ("direct", direct_cases, finish_direct),
+          python_group("handles")]

@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import time
+import warnings
 
 PIECES = 16
 
@@ -27,13 +28,13 @@ def sync(path):
 
 
 class Torch:
-    """A state dict with a few large tensors and as many small ones, like a model's."""
+    """A state dict with a few large tensors and as many small ones, like a model's. All processes make the same one."""
 
     def __init__(self, size):
         self.torch = importlib.import_module("torch")
         self.version = self.torch.__version__
-        count = max(size // PIECES // 8, 1)
-        first = self.torch.empty(count, dtype=self.torch.int64).random_()
+        count, generator = max(size // PIECES // 8, 1), self.torch.Generator().manual_seed(1)
+        first = self.torch.empty(count, dtype=self.torch.int64).random_(generator=generator)
         self.state = {f"layer{index}.weight": first + index for index in range(PIECES)}
         self.state |= {f"layer{index}.bias": self.torch.arange(64) + index for index in range(PIECES)}
 
@@ -48,21 +49,76 @@ class Torch:
             self.torch.equal(loaded[name], tensor) for name, tensor in self.state.items())
 
 
-class Safetensors(Torch):
+class WeightfsTorch(Torch):
     def __init__(self, size):
-        self.files = importlib.import_module("safetensors.torch")
+        self.files = importlib.import_module("weightfs.torch")
         super().__init__(size)
-        self.version = f"{importlib.import_module('safetensors').__version__}, torch {self.version}"
+
+    def save(self, path):
+        self.files.save(self.state, path, durable=True)
+
+    def load(self, path):
+        return self.files.load(path, map_location="cpu", weights_only=True)
+
+
+class DistributedCheckpoint(Torch):
+    """torch.distributed.checkpoint in one process. A checkpoint is a directory."""
+
+    def __init__(self, size):
+        super().__init__(size)
+        from torch.distributed.checkpoint import load, save   # torch 2.2 or newer
+        self.save_state, self.load_state = save, load
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")   # that there is one process
+
+    def save(self, path):
+        self.save_state(self.state, checkpoint_id=path)
+
+    def load(self, path):
+        loaded = {name: self.torch.empty_like(tensor) for name, tensor in self.state.items()}
+        self.load_state(loaded, checkpoint_id=path)
+        return loaded
+
+
+class Safetensors(Torch):
+    """`module` has save_file and load_file."""
+
+    def __init__(self, size, module="safetensors.torch"):
+        self.files = importlib.import_module(module)
+        super().__init__(size)
 
     def save(self, path):
         self.files.save_file(self.state, path)
 
     def load(self, path):
-        """load_file only maps the file; the tensors are loaded on first access."""
-        loaded = self.files.load_file(path)
+        """Some loaders only map the file; the tensors are loaded on first access."""
+        loaded = self.load_tensors(path)
         for tensor in loaded.values():
             tensor.view(self.torch.uint8)[::4096].sum()
         return loaded
+
+    def load_tensors(self, path):
+        return self.files.load_file(path)
+
+
+class Fastsafetensors(Safetensors):
+    def __init__(self, size):
+        self.open = importlib.import_module("fastsafetensors").fastsafe_open
+        super().__init__(size)
+
+    def load_tensors(self, path):
+        with self.open([path], nogds=True, device="cpu") as model:
+            return {name: model.get_tensor(name) for name in model.keys()}
+
+
+class ModelStreamer(Safetensors):
+    def __init__(self, size):
+        self.streamer = importlib.import_module("runai_model_streamer").SafetensorsStreamer
+        super().__init__(size)
+
+    def load_tensors(self, path):
+        with self.streamer() as streamer:
+            streamer.stream_file(path)
+            return dict(streamer.get_tensors())
 
 
 class Numpy:
@@ -105,7 +161,10 @@ class Handle:
         return self.loaded
 
 
-LIBRARIES = {"torch": Torch, "safetensors": Safetensors, "numpy": Numpy,
+LIBRARIES = {"torch": Torch, "weightfs.torch": WeightfsTorch, "torch.distributed.checkpoint": DistributedCheckpoint,
+             "safetensors": Safetensors,
+             "weightfs.safetensors": lambda size: Safetensors(size, "weightfs.safetensors"),
+             "fastsafetensors": Fastsafetensors, "runai_model_streamer": ModelStreamer, "numpy": Numpy,
              "deepspeed": lambda size: Handle(size, "deepspeed", "deepspeed.ops.op_builder"),
              "weightfs": lambda size: Handle(size, "weightfs", "weightfs.deepnvme")}
 

@@ -13,10 +13,10 @@ import sys
 import time
 import types
 
-from suite import cases, devices, scaling, system, verdict
+from suite import cases, devices, scaling, small, system, verdict
 from suite.system import GIB, MIB, Client, Directory, Failure, Interrupted, Store, command, kernel_figure
 
-GROUPS = [*cases.GROUPS, devices.GROUP]
+GROUPS = [*cases.GROUPS, *small.GROUPS, devices.GROUP]
 
 
 class Run:
@@ -42,8 +42,8 @@ class Run:
         self.make_directories()
         self.inspect_pool()
 
-    # The additional space that a run needs, besides three times the large file: for the small files and the store
-    # itself.
+    # The additional space that a run needs, besides four times the large file (itself, what the libraries of a group
+    # load in two formats, and what one of them saves): for the small files and the store itself.
     @property
     def beside(self):
         return 576 * MIB if self.options.quick else GIB
@@ -53,15 +53,16 @@ class Run:
         if self.in_memory:
             free = min(free, memory)
         if not size:
-            most = min(2 * GIB, memory // 6, max(free - 2 * self.beside, 0) // 15)
+            # In memory: our two buffers, the states of the four libraries of a group, and what one of them loads.
+            most = min(2 * GIB, memory // 7, max(free - 2 * self.beside, 0) // 17)
             size = max(min(most, 256 * MIB) if self.options.quick else most, 64 * MIB)
             size = 1 << (size.bit_length() - 1)
         if 0 < self.options.large_size < size:
             raise Failure(f"--large-size {self.options.large_size // MIB}M: smaller than the big file, which has "
                           f"{size // MIB} MiB here; give a larger one, or a smaller --size")
-        # The pool, two files on the host, and the store of the second mount; if the host's filesystem is in memory,
+        # The pool, five files on the host, and the store of the second mount; if the host's filesystem is in memory,
         # also our own buffers.
-        needed = (15 if self.in_memory else 9) * size + 2 * self.beside
+        needed = (17 if self.in_memory else 10) * size + 2 * self.beside
         if free < needed:
             raise Failure(f"{self.host_root}: {free // MIB} MiB free, and a run with --size {size // MIB}M needs about "
                           f"{needed // MIB}; give a smaller --size, or another directory")
@@ -74,26 +75,14 @@ class Run:
         if self.has_own_store:
             self.show("making a store")
             self.store = f"{self.base}/main/store"
-            self.weightfs = self.stack.enter_context(Store(self, "main", 3 * self.size + self.beside))
-            if not self.options.quick:
-                self.write_over_pool()
+            # A virtual disk may write a location without data far more slowly.
+            fill = "auto" if self.options.quick else "data"
+            self.weightfs = self.stack.enter_context(Store(self, "main", 4 * self.size + self.beside, fill=fill))
         else:
             self.store = self.options.store
             daemon = system.daemon_of(self.store)
             path = self.stack.enter_context(system.scratch_directory(self.options.directory))
             self.weightfs = Directory(self, path, daemon)
-
-    def write_over_pool(self):
-        """Writes over the whole pool. Virtual and thin disks write a location for the first time at a third of the
-        later speed; the zeros of a new pool do not count as data to them."""
-        self.show("writing over the store once")
-        left, names = 64 * MIB, []   # reserved for the data of a full store
-        while (free := system.free_space(self.weightfs.path)) > left + MIB:
-            names.append(f"over-{len(names)}")
-            self.worker.ask("write", path=self.weightfs.file(names[-1]),
-                            size=min(self.size, (free - left) // MIB * MIB))
-        for name in names:
-            self.weightfs.remove(name)
 
     def inspect_pool(self):
         """If the pool is a block device, the reference reads the same blocks of it as the large file occupies."""

@@ -226,6 +226,11 @@ def facts(run):
 
 # Directories
 
+def files_of(path):
+    """The path of a file, or those of the files in a directory."""
+    return [entry.path for entry in os.scandir(path)] if os.path.isdir(path) else [path]
+
+
 class Directory:
     """A directory in which files are measured: in a weightfs mount (`daemon` is its process), or on the host's
     filesystem."""
@@ -247,8 +252,10 @@ class Directory:
         return self.run.worker.ask("counters", path=self.path) if self.daemon else {}
 
     def make_cold(self, *paths):
-        """Writes the dirty data of files and drops their pages from the kernel's and the daemon's caches."""
-        self.run.worker.ask("cold", paths=paths, on_mount=self.daemon is not None)
+        """Writes the dirty data of files, or of the files in directories, and drops their pages from the kernel's and
+        the daemon's caches."""
+        files = [file for path in paths for file in files_of(path)]
+        self.run.worker.ask("cold", paths=files, on_mount=self.daemon is not None)
         self.run.drop_caches()
 
     def make_large_file_cold(self):
@@ -258,9 +265,9 @@ class Directory:
         self.make_cold(self.large_file)
 
     def remove(self, name):
-        """Deletes a file, if it exists, and waits until the filesystem has processed the deletion."""
+        """Deletes a file or a directory, if it exists, and waits until the filesystem has processed the deletion."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.file(name))
+            shutil.rmtree(self.file(name)) if os.path.isdir(self.file(name)) else os.unlink(self.file(name))
         self.sync()
 
     def sync(self, name="."):
@@ -300,10 +307,11 @@ def daemon_of(store):
 class Store:
     """A store that is created and mounted below the scratch directory, and unmounted and deleted at the end."""
 
-    def __init__(self, run, name, size=0, devices=(), extra_options="", cgroup=None):
+    def __init__(self, run, name, size=0, devices=(), fill="auto", extra_options="", cgroup=None):
         self.run, self.path, self.cgroup = run, f"{run.base}/{name}", cgroup
         self.mount = f"{self.path}/mount"
         self.format_words = [word for device in devices for word in ("--device", device)] or ["--size", str(size)]
+        self.format_words += ["--fill", fill]
         self.options = ",".join(filter(None, (run.options.mount_options, extra_options)))
 
     def __enter__(self):

@@ -22,9 +22,9 @@ namespace {
 using Json = nlohmann::json;
 
 const std::map<std::string, Amount (*)(const FileJob&)> kFileJobs = {
-    {"read", ReadFile},          {"write", WriteFile},      {"map", MapFile},
-    {"aio-read", ReadByAio},     {"aio-write", WriteByAio}, {"random", ReadRandomly},
-    {"raw-file", PrepareRawFile}};
+    {"read", ReadFile},           {"write", WriteFile},           {"map", MapFile},
+    {"aio-read", ReadByAio},      {"aio-write", WriteByAio},      {"random", ReadRandomly},
+    {"raw-file", PrepareRawFile}, {"random-write", WriteRandomly}};
 const std::map<std::string, Amount (*)(const SmallFiles&)> kSmallFileJobs = {
     {"create", CreateAll}, {"stat", StatAll}, {"list", ListAll}, {"read-all", ReadAll}, {"unlink", RemoveAll}};
 
@@ -188,6 +188,7 @@ class Worker {
     if (job.value("located", false)) file.device_offsets = device_offsets_;
     file.check = job.value("check", false);
     file.over_existing = job.value("over_existing", false);
+    file.sync = job.value("sync", true);
     file.depth = job.value("depth", 32U);
     file.seconds = job.value("duration", 0.0);
     file.seed = job.value("seed", uint64_t{0});

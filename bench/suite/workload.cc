@@ -26,6 +26,14 @@ namespace {
 
 using NextOffset = std::function<std::optional<uint64_t>()>;
 
+// Random offsets of calls, for the duration of the job.
+NextOffset RandomOffsets(const FileJob& job) {
+  return [&job, random = std::mt19937_64(job.seed), end = Now() + job.seconds]() mutable -> std::optional<uint64_t> {
+    if (Now() >= end) return std::nullopt;
+    return random() % (job.size / job.call) * job.call;
+  };
+}
+
 Error WrongBytes(const std::string& path, uint64_t offset) {
   return {ErrorCode::kCorrupt,
           fmt::format("{}: wrong bytes at {}: the benchmark measures nothing that is not right", path, offset)};
@@ -119,7 +127,7 @@ Amount WriteFile(const FileJob& job) {
     if (put <= 0) return SystemError(job.path, "cannot be written");
     at += static_cast<uint64_t>(put);
   }
-  RETURN_IF_ERROR(Sync(file, job.path));
+  if (job.sync) RETURN_IF_ERROR(Sync(file, job.path));
   RETURN_IF_ERROR(Close(file, job.path));
   return job.size;
 }
@@ -147,14 +155,23 @@ Amount ReadByAio(const FileJob& job) { return MoveByAio(job, false); }
 Amount WriteByAio(const FileJob& job) { return MoveByAio(job, true); }
 
 Amount ReadRandomly(const FileJob& job) {
-  const auto next = [&job, random = std::mt19937_64(job.seed),
-                     end = Now() + job.seconds]() mutable -> std::optional<uint64_t> {
-    if (Now() >= end) return std::nullopt;
-    return random() % (job.size / job.call) * job.call;
-  };
+  const NextOffset next = RandomOffsets(job);
   if (job.buffered) return ReadBuffered(job, next);
   ASSIGN_OR_RETURN(const UniqueFd file, OpenDirect(job.path, O_RDONLY));
   return RunAio(job, file.get(), false, next);
+}
+
+Amount WriteRandomly(const FileJob& job) {
+  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY));
+  const NextOffset next = RandomOffsets(job);
+  uint64_t done = 0;
+  for (; const auto offset = next(); ++done) {
+    const ssize_t put = pwrite(file.get(), job.content.At(*offset), job.call, static_cast<off_t>(*offset));
+    if (put != static_cast<ssize_t>(job.call)) return SystemError(job.path, "cannot be written");
+    if (job.sync) RETURN_IF_ERROR(Sync(file, job.path));
+  }
+  RETURN_IF_ERROR(Close(file, job.path));
+  return done;
 }
 
 Amount PrepareRawFile(const FileJob& job) {

@@ -27,21 +27,23 @@ struct FileJob {
   std::vector<uint64_t> device_offsets;  // if `path` is a device: the location of each MiB of the file
   bool check = false;                    // verify the data read; never set while timed
   bool over_existing = false;            // write: keep the file's blocks
+  bool sync = true;                      // write: fsync before the close; random writes: after each write
   unsigned depth = 1;                    // libaio requests in flight
-  double seconds = 1;                    // duration of random reads
+  double seconds = 1;                    // duration of random reads and writes
   uint64_t seed = 0;
   bool buffered = false;  // random reads by pread through the page cache
 };
 
-// The amount of work done: bytes, reads or files. kCorrupt if the bytes differ from the content.
+// The amount of work done: bytes, reads, writes or files. kCorrupt if the bytes differ from the content.
 using Amount = Result<uint64_t>;
 Amount ReadFile(const FileJob& job);      // read(2) from the first byte to the last
-Amount WriteFile(const FileJob& job);     // write(2), fsync, close; the file is new or truncated, or `over_existing`
+Amount WriteFile(const FileJob& job);     // write(2), `sync`, close; the file is new or truncated, or `over_existing`
 Amount MapFile(const FileJob& job);       // mmap, and access every word in order
 Amount ReadByAio(const FileJob& job);     // read the file in order by libaio, with O_DIRECT if the filesystem supports
                                           // it
 Amount WriteByAio(const FileJob& job);    // like ReadByAio, but overwrites an existing file; then fsync
 Amount ReadRandomly(const FileJob& job);  // aligned reads at random offsets, by libaio with O_DIRECT, or `buffered`
+Amount WriteRandomly(const FileJob& job);  // pwrite(2) at aligned random offsets of an existing file of `content`
 
 // Allocates and writes all blocks of a file, so that later writes measure the disk rather than the filesystem's
 // allocation.

@@ -27,7 +27,10 @@ namespace {
 Error Convert(Error error) {
   if (error.code == ErrorCode::kShutdown) return {ErrorCode{EPIPE}, "the mount went away: " + error.what};
   if (error.code == ErrorCode{ECONNREFUSED}) {
-    error.what = "the mount's socket for leases cannot be reached (another network namespace?): " + error.what;
+    error.what =
+        "the mount's socket for leases cannot be reached (in another network namespace the program must see "
+        "/run/weightfs): " +
+        error.what;
   }
   return error;
 }
@@ -76,6 +79,25 @@ dev_t DeviceOf(int descriptor) {
   return makedev(status.stx_dev_major, status.stx_dev_minor);
 }
 
+Result<UniqueFd> ConnectTo(const std::string& name, int descriptor) {
+  auto connected = lease::Connect(name);
+  if (!connected.has_value()) return Convert(connected.error());
+  RETURN_IF_ERROR(CheckServer(connected->get(), descriptor));
+  return connected;
+}
+
+// Connects to the mount of the open file: by its name in the abstract namespace, of which each network namespace has
+// one of its own, or by a path. Returns the first error.
+Result<UniqueFd> ConnectToMount(const std::string& name, int descriptor) {
+  auto connected = ConnectTo(name, descriptor);
+  if (connected.has_value()) return connected;
+  for (const std::string& directory : lease::SocketDirectories()) {
+    auto there = ConnectTo(fmt::format("{}/{}", directory, name), descriptor);
+    if (there.has_value()) return there;
+  }
+  return connected;
+}
+
 Error RefusedTicket(int error_number) {
   const char* why = error_number == ENOTTY       ? "it is on no weightfs mount"
                     : error_number == EPERM      ? "the mount's option direct= does not trust this user"
@@ -118,10 +140,7 @@ Result<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnect
   const bool made = !idle.has_value();
   std::unique_ptr<Lease> lease(new Lease(connections, made ? IdleConnection{.name = ticket.socket} : *std::move(idle)));
   if (!made) return lease;
-  auto connected = lease::Connect(ticket.socket);
-  if (!connected.has_value()) return Convert(connected.error());
-  RETURN_IF_ERROR(CheckServer(connected->get(), descriptor));
-  lease->connection_.socket = std::move(*connected);
+  ASSIGN_OR_RETURN(lease->connection_.socket, ConnectToMount(ticket.socket, descriptor));
   lease->connection_.device = DeviceOf(descriptor);
   RETURN_IF_ERROR(lease->Identify());
   return lease;

@@ -9,8 +9,8 @@
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -18,7 +18,6 @@
 #include "common/log.h"
 #include "common/size_text.h"
 #include "common/sync_directory.h"
-#include "io/buffer.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/names/namespace.h"
@@ -30,8 +29,6 @@ namespace weightfs {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr uint64_t kZeroChunk = 8 * kMiB;
 
 // Runs the cleanup steps in reverse order unless everything succeeded.
 class Rollback {
@@ -68,7 +65,7 @@ class Formatter {
   Formatter(std::string directory, const FormatOptions& options)
       : directory_(std::move(directory)), options_(options) {}
 
-  Result<StoreDescription> Run() {
+  Result<NewStore> Run() {
     RETURN_IF_ERROR(CheckOptions());
     RETURN_IF_ERROR(PrepareDirectory());
     if (options_.devices.empty()) {
@@ -77,20 +74,20 @@ class Formatter {
       RETURN_IF_ERROR(OpenGivenDevices());
     }
     RETURN_IF_ERROR(RemoveOldStore());
-    RETURN_IF_ERROR(ZeroDevices());
+    RETURN_IF_ERROR(FillDevices());
     RETURN_IF_ERROR(WriteSuperblocks());
     RETURN_IF_ERROR(MakeCatalog());
     RETURN_IF_ERROR(WriteDescription());
     rollback_.Dismiss();
     lock_.Clear();
-    return description_;
+    return NewStore{description_, fill_};
   }
 
  private:
   struct Target {
     std::unique_ptr<FileDevice> device;
     ByteCount size;
-    bool zero = false;  // zero the whole device instead of its head and tail
+    PoolFill fill = PoolFill::kNone;
   };
 
   Result<void> CheckOptions();
@@ -102,13 +99,13 @@ class Formatter {
   Result<void> CheckEmpty(const std::string& path);
   Result<void> AddTarget(const std::string& path, std::string recorded_path, ByteCount size);
   Result<void> RemoveOldStore();
-  Result<void> ZeroDevices();
-  Result<void> ZeroRange(FileDevice& device, std::span<const std::byte> zeros, uint64_t first, uint64_t end);
+  Result<void> FillDevices();
   Result<void> WriteSuperblocks();
   Result<void> MakeCatalog();
   Result<void> WriteDescription();
   std::string In(const char* name) const { return directory_ + "/" + name; }
   bool Cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
+  bool Preallocates() const { return options_.fill != PoolFill::kNone; }
 
   const std::string directory_;
   const FormatOptions& options_;
@@ -118,7 +115,7 @@ class Formatter {
   bool pool_is_given_ = false;  // given as a --device
   std::vector<Target> targets_;
   StoreDescription description_;
-  ByteCount zeroed_, to_zero_;
+  FillReport fill_;
 };
 
 Result<void> Formatter::CheckOptions() {
@@ -194,7 +191,7 @@ Result<void> Formatter::ReservePool() {
     RETURN_IF_ERROR(CheckEmpty(path));
   }
   bool made = false;
-  RETURN_IF_ERROR(ReservePoolFile(*store_, kPoolName, size, options_.preallocate, &made));
+  RETURN_IF_ERROR(ReservePoolFile(*store_, kPoolName, size, Preallocates(), &made));
   if (made) {
     rollback_.Add([path] { Remove(path); });
   } else {
@@ -237,7 +234,7 @@ Result<void> Formatter::OpenGivenDevices() {
     std::error_code error;
     pool_is_given_ = pool_is_given_ || fs::equivalent(given, In(kPoolName), error);
     const std::string path = WithoutDots(fs::absolute(given)).string();
-    if (!block && options_.preallocate) {
+    if (!block && Preallocates()) {
       RETURN_IF_ERROR(ReserveGivenFile(path, ByteCount{static_cast<uint64_t>(status.st_size)}));
     }
     RETURN_IF_ERROR(AddTarget(path, path, ByteCount{}));
@@ -254,7 +251,8 @@ Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_
     return Error{ErrorCode::kInvalid, fmt::format("{}: {} is too small; a device has at least {}", path,
                                                   FormatSize(target.size), FormatSize(ByteCount{kMinimumDeviceSize}))};
   }
-  target.zero = options_.preallocate && !target.device->is_block_device();
+  const bool leave = options_.fill == PoolFill::kAuto && target.device->is_block_device();
+  target.fill = leave ? PoolFill::kNone : options_.fill;
   description_.devices.push_back(
       {DeviceId{static_cast<uint16_t>(targets_.size())}, NewUuid(), std::move(recorded_path), target.size});
   targets_.push_back(std::move(target));
@@ -286,38 +284,10 @@ Result<void> Formatter::RemoveOldStore() {
   return {};
 }
 
-Result<void> Formatter::ZeroRange(FileDevice& device, std::span<const std::byte> zeros, uint64_t first, uint64_t end) {
-  for (uint64_t at = first; at < end;) {
-    if (Cancelled()) return Error{ErrorCode::kShutdown, "format was interrupted; the incomplete store is removed"};
-    const uint64_t step = std::min<uint64_t>(zeros.size(), end - at);
-    if (auto written = device.Write(ByteOffset{at}, zeros.first(step)); !written.has_value()) {
-      return Error{written.error().code, fmt::format("{}: cannot be written at byte {}: {}; check the device and the "
-                                                     "space of its filesystem",
-                                                     device.path(), at, ToString(written.error()))};
-    }
-    at += step;
-    zeroed_ += ByteCount{step};
-    if (options_.progress) options_.progress(zeroed_, to_zero_);
-  }
-  return {};
-}
-
-Result<void> Formatter::ZeroDevices() {
-  ASSIGN_OR_RETURN(auto pool, BufferPool::Create({.buffer_size = ByteCount{kZeroChunk}, .count = 1}));
-  Buffer buffer = pool->Allocate();
-  std::memset(buffer.data(), 0, buffer.size().value);
-  for (const Target& target : targets_) {
-    to_zero_ += target.zero ? target.size : ByteCount{std::min(2 * kDataOffset, target.size.value)};
-  }
-  for (Target& target : targets_) {
-    const uint64_t size = target.size.value;
-    // Old superblocks, and filesystem signatures at either end, must not outlive the new superblocks. The tail of a new
-    // sparse file is zeroed too, although it is empty, at the cost of 2 MiB.
-    const uint64_t head = target.zero ? size : kDataOffset;
-    RETURN_IF_ERROR(ZeroRange(*target.device, buffer.bytes(), 0, head));
-    if (!target.zero) RETURN_IF_ERROR(ZeroRange(*target.device, buffer.bytes(), size - kDataOffset, size));
-    RETURN_IF_ERROR(target.device->Flush());
-  }
+Result<void> Formatter::FillDevices() {
+  std::vector<FillTarget> targets;
+  for (const Target& target : targets_) targets.push_back({target.device.get(), target.size, target.fill});
+  ASSIGN_OR_RETURN(fill_, FillPool(targets, {.progress = options_.progress, .cancel = options_.cancel}));
   return {};
 }
 
@@ -358,7 +328,7 @@ Result<void> Formatter::WriteDescription() {
 
 }  // namespace
 
-Result<StoreDescription> FormatStore(const std::string& directory, const FormatOptions& options) {
+Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& options) {
   return Formatter(WithoutDots(directory).string(), options).Run();
 }
 

@@ -6,13 +6,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/progress.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
 #include "common/units.h"
@@ -21,6 +21,7 @@
 #include "meta/kv_store.h"
 #include "store/replica/replica_options.h"
 #include "store/volume/catalog_replica.h"
+#include "store/volume/pool_fill.h"
 #include "store/volume/store_guard.h"
 
 namespace weightfs {
@@ -60,17 +61,22 @@ struct FormatOptions {
   ByteCount size;                    // of the pool file; 0 with `devices`
   std::vector<std::string> devices;  // raw block devices or files; empty: the store's own `pool` file
   bool force = false;                // overwrite existing content
-  bool preallocate = true;           // zero pool files in advance; false: sparse
+  PoolFill fill = PoolFill::kAuto;
   uint32_t root_uid = 0, root_gid = 0;
-  std::function<void(ByteCount done, ByteCount total)> progress;  // of the zeroing; may be empty
+  ProgressFunction progress;                  // of the filling; may be empty
   const std::atomic<bool>* cancel = nullptr;  // when true, format removes what it created and fails; may be null
+};
+
+struct NewStore {
+  StoreDescription description;
+  FillReport fill;  // of its devices, in the order of the description
 };
 
 // Creates a store. Errors have full messages. Returns kExists when the directory, a pool file or a device has content
 // and `force` is not set (libblkid names a signature that it knows), kBusy when the store or a device is in use, even
 // with `force`. All checks and the space reservation come before any change of existing content. On an error everything
 // that this call created is removed.
-Result<StoreDescription> FormatStore(const std::string& directory, const FormatOptions& options);
+Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& options);
 
 // Returns kNotFound when `directory` is not a store, kCorrupt when store.json is damaged, kVersion when it is newer
 // than this program.

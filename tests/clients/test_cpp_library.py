@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs built with the installed libweightfs: the README's example, and what the headers expose to programs."""
+"""Programs built with the installed libweightfs: the example of docs/CPP.md, and what the headers expose to programs."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def installed(prefix, name):
 
 
 def example(language):
-    return re.search(rf"## From C\+\+.*?```{language}\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[1]
+    return re.search(rf"```{language}\n(.*?)```", (REPOSITORY / "docs/CPP.md").read_text(), re.DOTALL)[1]
 
 
 def run_example(prefix, binary, work):

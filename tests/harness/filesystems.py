@@ -70,14 +70,14 @@ class Mount:
 class WeightfsStore:
     kind = "weightfs"
 
-    def __init__(self, directory, size="256M", devices=(), sparse=True, force=False):
+    def __init__(self, directory, size="256M", devices=(), sparse=True, fill=None, force=False):
         self.directory, self.size, self.devices = Path(directory), size, [Path(path) for path in devices]
         command = ["format", self.directory]
         for device in self.devices:
             command += ["--device", device]
         if not self.devices:
             command += ["--size", size]
-        command += ["--sparse"] if sparse else []
+        command += ["--fill", fill] if fill else ["--sparse"] if sparse else []
         command += ["--force"] if force else []
         weightfs(*command, limit=300)
 

@@ -55,7 +55,7 @@ class Program:
 
 
 # Signals.
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_unmounts_cleanly(mount, number):
     data = data_of(1, 20 * MIB + 5)
     with open(mount.path / "file", "wb", buffering=0) as stream:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -368,6 +369,35 @@ def test_a_forked_child_uses_no_lease_of_its_parent(work, direct):
     direct.read_into(torch.empty_like(tensor), work / "other")
 
 
+@needs.root
+@needs.program("unshare")
+@pytest.mark.parametrize("namespaces", [["--net"], ["--net", "--pid", "--fork", "--ipc", "--uts"]])
+def test_leases_reach_other_network_namespaces(work, namespaces):
+    program = """
+import sys, torch, weightfs
+with weightfs.aio_handle(direct="require") as handle:
+    handle.sync_pwrite(torch.zeros(3_000_000, dtype=torch.uint8), sys.argv[1])
+    read = bytearray(b"x" * 3_000_000)
+    handle.read_into(read, sys.argv[1])
+    print(handle.direct_operations, read == bytes(len(read)))
+"""
+    done = subprocess.run(["unshare", *namespaces, sys.executable, "-c", program, work / "file"], capture_output=True,
+                          text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "2 True\n"), done.stderr
+
+
+def test_the_socket_of_a_killed_mount_is_removed_by_the_next(factory):
+    directory = Path("/run/weightfs") if os.geteuid() == 0 else Path(os.environ["XDG_RUNTIME_DIR"]) / "weightfs"
+    mount = factory.mount(factory.store("128M"))
+    before = set(directory.iterdir())
+    mount.kill9()
+    mount.mount()
+    after = set(directory.iterdir())
+    assert len(before - after) == 1 and len(after - before) == 1
+    mount.umount()
+    assert not (after - before) & set(directory.iterdir())
+
+
 # Each network namespace has its own abstract sockets. Outside the mount's namespace the name of its socket is free, and
 # a process of any user may listen there. The squatter does so and prints what it receives.
 SQUATTED = """
@@ -408,8 +438,9 @@ with weightfs.aio_handle() as handle:
 @needs.program("unshare")
 def test_nothing_is_sent_to_a_squatter_at_the_mounts_socket(work):
     (work / "file").write_bytes(b"x" * 5_000_000)
-    done = subprocess.run(["unshare", "--net", sys.executable, "-c", SQUATTED, work / "file"], capture_output=True,
-                          text=True, timeout=100, check=False)
+    hidden = ["unshare", "--net", "--mount", "sh", "-c", 'mount -t tmpfs none /run/weightfs && exec "$@"', "sh"]
+    done = subprocess.run([*hidden, sys.executable, "-c", SQUATTED, work / "file"], capture_output=True, text=True,
+                          timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     refusal, told, rest = done.stdout.splitlines()
     assert refusal.startswith(f"{errno.EACCES} read of 5000000 bytes")

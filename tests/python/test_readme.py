@@ -18,11 +18,11 @@ pytest.importorskip("torch", reason="needs torch: scripts/setup installs it")
 STORE, MOUNT = "/srv/tensors", "/mnt/tensors"
 
 
-def blocks(section, language):
+def blocks(page, section, language):
     """The code blocks of one section, joined."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
-    assert found, f"README has no section {section}"
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    found = re.search(rf"^##? {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{page} has no section {section}"
     code = "\n".join(re.findall(rf"^```{language}\n(.*?)^```$", found[1], re.MULTILINE | re.DOTALL))
     assert code, f"{section} has no block of {language}"
     return code
@@ -42,7 +42,7 @@ def run(*words):
 def test_the_commands_of_a_store_of_your_own(factory):
     folder = factory.directory("readme")
     store, mount = folder / "store", folder / "deep/mount"
-    code = replaced(blocks("A store of your own", "sh"), (STORE, store), (MOUNT, mount),
+    code = replaced(blocks("README.md", "A store of your own", "sh"), (STORE, store), (MOUNT, mount),
                     ("--size 8G", "--size 256M --sparse"),
                     ("scripts/setup && scripts/build ", "test -x scripts/setup -a -x scripts/build "),
                     ("$PWD/build/release/bin", program().parent), (".venv/bin/python", sys.executable))
@@ -57,7 +57,7 @@ def test_the_commands_of_a_store_of_your_own(factory):
 
 def test_the_python_of_the_direct_path(factory):
     mount = factory.mount(factory.store("256M"))
-    code = replaced(blocks("From Python, without the page cache", "python"), (MOUNT, mount.path))
+    code = replaced(blocks("docs/PYTHON.md", "From Python", "python"), (MOUNT, mount.path))
     checks = f"""
 assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
 assert torch.equal(torch.frombuffer(open("{mount.path}/w.bin", "rb").read(), dtype=torch.float32), tensor.flatten())
@@ -67,6 +67,11 @@ for name, saved in tensors.items():
 """
     run(sys.executable, "-c", code + checks)
     assert len(os.listdir(mount.path / "step-100")) > 1
+
+
+def test_the_readme_shows_the_beginning_of_the_page_of_python():
+    shown = blocks("README.md", "From Python", "python")
+    assert blocks("docs/PYTHON.md", "From Python", "python").startswith(shown)
 
 
 def test_the_lines_of_the_page_of_applications(factory):

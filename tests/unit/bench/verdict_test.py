@@ -94,7 +94,8 @@ class Ratios(unittest.TestCase):
     def test_in_memory_the_reference_alone_has_a_target(self):
         row = judged("read-1m", in_memory=True, weightfs=[60], reference=[100], host=[300])
         self.assertEqual(states(row), [("reference", "ok"), ("host", "shown")])
-        self.assertEqual(states(judged("stat", in_memory=True, weightfs=[10], host=[100])), [("host", "short")])
+        self.assertEqual(states(judged("create", in_memory=True, weightfs=[10], host=[100])), [("host", "short")])
+        self.assertEqual(states(judged("fsync-4k", in_memory=True, weightfs=[10], host=[100])), [("host", "shown")])
 
     def test_a_handle_is_compared_on_the_host_too(self):
         row = judged("direct-read", weightfs=[100], reference=[100], host=[90])

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <vector>
+
 #include "tests/support/temporary_directory.h"
 
 namespace weightfs::bench {
@@ -20,6 +23,34 @@ TEST(WorkloadTest, SmallFilesAreComparedOnlyWhereThatIsAsked) {
   const auto read = ReadAll(files);
   ASSERT_FALSE(read.has_value());
   EXPECT_EQ(read.error().code, ErrorCode::kCorrupt);
+}
+
+TEST(WorkloadTest, RandomWritesPutEachBlockWhereItBelongs) {
+  const TemporaryDirectory scratch;
+  constexpr uint64_t kBlock = 4096, kBlocks = 8;
+  std::vector<std::byte> old(kBlocks * kBlock), bytes(kBlocks * kBlock), found(kBlocks * kBlock);
+  for (size_t index = 0; index < bytes.size(); ++index) bytes[index] = static_cast<std::byte>(1 + index / kBlock);
+  FileJob job{.path = scratch.path().string() + "/file", .size = old.size(), .call = kBlock};
+  job.content = {old.data(), old.size()};
+  ASSERT_TRUE(WriteFile(job).has_value());
+  job.content = {bytes.data(), bytes.size()};
+  job.seconds = 0.01;
+  for (const bool sync : {true, false}) {
+    job.sync = sync;
+    const auto writes = WriteRandomly(job);
+    ASSERT_TRUE(writes.has_value());
+    EXPECT_GT(*writes, 0U);
+  }
+  std::ifstream(job.path, std::ios::binary)
+      .read(reinterpret_cast<char*>(found.data()), static_cast<std::streamsize>(found.size()));
+  uint64_t written = 0;
+  for (size_t at = 0; at < found.size(); at += kBlock) {
+    const std::vector<std::byte> block(found.begin() + at, found.begin() + at + kBlock);
+    if (block == std::vector<std::byte>(kBlock)) continue;
+    EXPECT_EQ(block, std::vector<std::byte>(kBlock, bytes[at])) << at;
+    ++written;
+  }
+  EXPECT_GT(written, 0U);
 }
 
 }  // namespace

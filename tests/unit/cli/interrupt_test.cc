@@ -37,12 +37,20 @@ TEST_F(InterruptTest, AnIgnoredSignalStaysIgnored) {
 TEST_F(InterruptTest, AMountIgnoresWhatItsCallerIgnoresButSigterm) {
   signal(SIGHUP, SIG_IGN);
   signal(SIGTERM, SIG_IGN);
-  BlockEndSignals();
+  BlockEndSignals(/*hangup_ends=*/true);
   sigset_t blocked;
   pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
   EXPECT_FALSE(sigismember(&blocked, SIGHUP));
   EXPECT_TRUE(sigismember(&blocked, SIGINT));
   EXPECT_TRUE(sigismember(&blocked, SIGTERM));
+}
+
+TEST_F(InterruptTest, AMountThatReopensItsLogOnSighupNeverIgnoresIt) {
+  signal(SIGHUP, SIG_IGN);
+  BlockEndSignals(/*hangup_ends=*/false);
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  EXPECT_TRUE(sigismember(&blocked, SIGHUP));
 }
 
 }  // namespace

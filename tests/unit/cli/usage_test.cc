@@ -84,6 +84,7 @@ INSTANTIATE_TEST_SUITE_P(
     Program, UsageTest,
     testing::Values(Refused{{"formt"}, "no command 'formt' (did you mean 'format'?)"},
                     Refused{{"xyzzy"}, "no command 'xyzzy';"},
+                    Refused{{"unmout"}, "no command 'unmout' (did you mean 'umount'?)"},
                     Refused{{"--verison"}, "unknown option '--verison' (did you mean '--version'?)"},
                     Refused{{"-x", "format"}, "unknown option '-x'"}, Refused{{"--"}, "a command must come first"}),
     NameOf);
@@ -101,6 +102,10 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{{"format", "/proc/s", "--size", "1G", "--size", "2G"}, "--size is given 2 times; give it once"},
         Refused{{"format", "/proc/s", "--device"}, "--device needs a value, e.g. --device /dev/nvme1n1"},
         Refused{{"format", "/proc/s", "--device", "--sparse"}, "--device needs a value"},
+        Refused{{"format", "/proc/s", "--size", "8G", "--fill", "ones"},
+                "--fill: 'ones' is not one of auto, zeros and"},
+        Refused{{"format", "/proc/s", "--size", "8G", "--fill"}, "--fill needs a value, e.g. --fill data"},
+        Refused{{"format", "/proc/s", "--size", "8G", "--fill", "data", "--sparse"}, "omit one of them"},
         Refused{{"format", "/proc/s", "--sise", "8G"}, "unknown option '--sise' (did you mean '--size'?)"},
         Refused{{"format", "/proc/s", "--dev=/x"}, "unknown option '--dev' (did you mean '--device'?)"},
         Refused{{"format", "/proc/s", "--force=much", "--size", "8G"}, "--force takes no value: '--force=much'"},
@@ -204,13 +209,6 @@ TEST(UsageOfEveryCommandTest, NoCommandShowsTheMessagesOfTheParser) {
       EXPECT_THAT(line, testing::ContainsRegex("unknown option|too many arguments|needs a value")) << words.back();
     }
   }
-}
-
-TEST(DidYouMeanTest, ComesNearOrSaysNothing) {
-  const std::vector<std::string> known = {"--size", "--sparse", "--device", "-o"};
-  EXPECT_EQ(DidYouMean("--szie", known), "--size");
-  EXPECT_EQ(DidYouMean("--dev", known), "--device");
-  EXPECT_EQ(DidYouMean("--compression", known), "");
 }
 
 TEST(CheckSecondsTest, TakesFractionsAndNothingBelowZero) {

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <spdlog/sinks/sink.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -55,6 +57,58 @@ TEST_F(LogTest, LinesComeInTheirOrder) {
   EXPECT_LT(text.find("first"), text.find(" error second\n")) << text;
   EXPECT_EQ(text.find("left out"), std::string::npos) << text;
   close(file);
+}
+
+TEST_F(LogTest, ContinuesInAnotherFile) {
+  LogToStderr(spdlog::level::info);
+  LimitStderr(spdlog::level::off);
+  const UniqueFd first(memfd_create("first", MFD_CLOEXEC)), second(memfd_create("second", MFD_CLOEXEC));
+  LogToFile(UniqueFd(dup(first.get())));
+  spdlog::info("before");
+  ReplaceLogFile(UniqueFd(dup(second.get())));
+  spdlog::info("after");
+  EXPECT_TRUE(Content(first.get()).ends_with(" info before\n"));
+  EXPECT_TRUE(Content(second.get()).ends_with(" info after\n"));
+  EXPECT_EQ(Content(second.get()).find("before"), std::string::npos);
+}
+
+// Standard error is a file, which is the journal's stream if $JOURNAL_STREAM names it.
+class JournalTest : public LogTest {
+ protected:
+  void SetUp() override {
+    LogTest::SetUp();
+    ASSERT_GE(dup2(file_.get(), STDERR_FILENO), 0);
+    struct stat status = {};
+    ASSERT_EQ(fstat(file_.get(), &status), 0);
+    stream_ = std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino);
+  }
+  void TearDown() override {
+    unsetenv("JOURNAL_STREAM");
+    dup2(stderr_.get(), STDERR_FILENO);
+    LogTest::TearDown();
+  }
+  const UniqueFd stderr_{dup(STDERR_FILENO)};
+  const UniqueFd file_{memfd_create("journal", MFD_CLOEXEC)};
+  std::string stream_;
+};
+
+TEST_F(JournalTest, GetsPrioritiesAndNoLevels) {
+  setenv("JOURNAL_STREAM", stream_.c_str(), 1);
+  LogToStderr(spdlog::level::debug);
+  spdlog::error("one");
+  spdlog::warn("two\nlines");
+  spdlog::info("three");
+  spdlog::debug("four");
+  spdlog::default_logger()->flush();
+  EXPECT_EQ(Content(file_.get()), "<3>one\n<4>two\\x0alines\n<6>three\n<7>four\n");
+}
+
+TEST_F(JournalTest, AnotherStreamGetsTheLevel) {
+  setenv("JOURNAL_STREAM", (stream_ + "0").c_str(), 1);
+  LogToStderr(spdlog::level::info);
+  spdlog::warn("one");
+  spdlog::default_logger()->flush();
+  EXPECT_EQ(Content(file_.get()), "weightfs: warning: one\n");
 }
 
 }  // namespace

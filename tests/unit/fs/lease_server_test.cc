@@ -31,7 +31,7 @@ class LeaseServerTest : public testing::Test {
     const std::string path = (scratch_.path() / "store").string();
     FormatOptions format;
     format.size = ByteCount{64 * kMiB};
-    format.preallocate = false;
+    format.fill = PoolFill::kNone;
     ASSERT_TRUE(FormatStore(path, format).has_value());
     auto session = StoreSession::Open(path, {}, {.memory = ByteCount{48 * kMiB}});
     ASSERT_TRUE(session.has_value()) << ToString(session.error());
@@ -203,7 +203,7 @@ TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
 TEST(LeaseConnection, ServesOneRequestAtATimeAndLetsOneWait) {
   std::atomic<uint64_t> leases{0};
   UserLimit limit(1);
-  LeaseConnection connection({}, 7, {}, leases, limit.Take(0).value());
+  LeaseConnection connection({}, 7, {}, 0, leases, limit.Take(0).value());
   const AskedLease read{lease::Kind::kRead, {}, 1, 2};
   EXPECT_EQ(connection.Ask(read), LeaseConnection::Asked::kBegins);
   EXPECT_FALSE(connection.BeginRequest());

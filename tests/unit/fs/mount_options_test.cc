@@ -182,5 +182,26 @@ TEST(MountOptions, HelpNamesEachOption) {
     EXPECT_THAT(help, HasSubstr(name));
 }
 
+TEST(MountOptions, LogHasFourLevels) {
+  EXPECT_EQ(Parse("").mount.log_level, spdlog::level::info);
+  EXPECT_EQ(Parse("log=error").mount.log_level, spdlog::level::err);
+  EXPECT_EQ(Parse("log=warn").mount.log_level, spdlog::level::warn);
+  EXPECT_EQ(Parse("log=debug").mount.log_level, spdlog::level::debug);
+  const Parsed wrong = Parse("log=loud");
+  ASSERT_FALSE(wrong.result.has_value());
+  EXPECT_THAT(ToString(wrong.result.error()), HasSubstr("option log=loud: must be error, warn, info or debug"));
+}
+
+TEST(MountOptions, AnUnknownOptionNamesTheNearest) {
+  const std::pair<const char*, const char*> misspelled[] = {
+      {"allow_ohter", "allow_other"}, {"thread=4", "threads"}, {"noatme", "noatime"}, {"nofial", "nofail"}};
+  for (const auto& [option, meant] : misspelled) {
+    const Parsed parsed = Parse(option);
+    ASSERT_FALSE(parsed.result.has_value()) << option;
+    EXPECT_THAT(ToString(parsed.result.error()), HasSubstr(std::string("(did you mean '") + meant + "'?)"));
+  }
+  EXPECT_THAT(ToString(Parse("xyzzy").result.error()), HasSubstr("unknown mount option 'xyzzy'; `weightfs mount"));
+}
+
 }  // namespace
 }  // namespace weightfs

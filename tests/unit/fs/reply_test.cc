@@ -32,7 +32,7 @@ class ReplyTest : public testing::Test {
   ReplyTest() {
     operations_.statfs = [](fuse_req_t request, fuse_ino_t) {
       auto* self = static_cast<ReplyTest*>(fuse_req_userdata(request));
-      self->handle_(Reply(request, self->counter_));
+      self->handle_(Reply(request, self->counter_, self->metrics_, self->activity_));
     };
     char program[] = "test";
     char* arguments[] = {program, nullptr};
@@ -93,6 +93,8 @@ class ReplyTest : public testing::Test {
   fuse_lowlevel_ops operations_{};
   fuse_session* session_ = nullptr;
   RequestCounter counter_;
+  RequestMetrics metrics_;
+  Activity activity_;
   std::function<void(Reply)> handle_;
   std::vector<Answer> answers_;
   uint64_t unique_ = 0;

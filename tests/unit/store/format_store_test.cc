@@ -5,8 +5,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "tests/support/aligned_memory.h"
 #include "tests/unit/store/store_directory_fixture.h"
@@ -22,7 +24,7 @@ class FormatStoreTest : public StoreDirectoryTest {};
 TEST_F(FormatStoreTest, ThePoolIsReservedUnlessSparse) {
   Format("full");
   FormatOptions sparse = Sized(ByteCount{256 * kMiB});
-  sparse.preallocate = false;
+  sparse.fill = PoolFill::kNone;
   Format("sparse", sparse);
   struct stat full = {}, thin = {};
   ASSERT_EQ(stat(Path("full/pool").c_str(), &full), 0);
@@ -32,22 +34,54 @@ TEST_F(FormatStoreTest, ThePoolIsReservedUnlessSparse) {
   EXPECT_LT(static_cast<uint64_t>(thin.st_blocks) * 512, 16 * kMiB);
 }
 
+TEST_F(FormatStoreTest, OnlyTheDataAreaIsFilledWithData) {
+  FormatOptions options = Sized(kSmall);
+  options.fill = PoolFill::kData;
+  Format("s", options);
+  const std::string bytes = Slurp(Path("s/pool"));
+  ASSERT_EQ(bytes.size(), kSmall.value);
+  const std::string zeros(kBlockSize, '\0');
+  std::set<std::string> blocks;
+  for (uint64_t at = kDataOffset; at < kSmall.value - kDataOffset; at += kBlockSize) {
+    blocks.insert(bytes.substr(at, kBlockSize));
+  }
+  EXPECT_EQ(blocks.size(), (kSmall.value - 2 * kDataOffset) / kBlockSize);  // no two are alike
+  EXPECT_FALSE(blocks.contains(zeros));
+  for (uint64_t at = 0; at < kDataOffset; at += kBlockSize) {
+    const bool superblock = std::ranges::find(kSuperblockOffsets, at) != kSuperblockOffsets.end();
+    EXPECT_EQ(bytes.compare(at, kBlockSize, zeros) == 0, !superblock) << at;
+    EXPECT_EQ(bytes.compare(kSmall.value - kDataOffset + at, kBlockSize, zeros), 0) << at;
+  }
+  EXPECT_TRUE(OpenStoreParts(Path("s"), {}).has_value());
+}
+
+TEST_F(FormatStoreTest, AFormatWithDataLeavesNothingOfTheOldStore) {
+  const auto first = Format("s");
+  FormatOptions forced = Sized(kSmall);
+  forced.force = true;
+  forced.fill = PoolFill::kData;
+  const auto second = Format("s", forced);
+  EXPECT_EQ(SuperblockOf(Path("s/pool")).store_id, second.id);
+  const std::string old(reinterpret_cast<const char*>(first.id.data()), first.id.size());
+  EXPECT_EQ(Slurp(Path("s/pool")).find(old), std::string::npos);
+}
+
 TEST_F(FormatStoreTest, OtherUsersMayNotReadTheStore) {
   Format("s");
   EXPECT_EQ(fs::status(Path("s")).permissions() & (fs::perms::group_all | fs::perms::others_all), fs::perms::none);
 }
 
 TEST_F(FormatStoreTest, ProgressReachesTheTotal) {
-  ByteCount last, total;
+  uint64_t last = 0, total = 0;
   FormatOptions options = Sized(kSmall);
-  options.progress = [&](ByteCount done, ByteCount all) {
-    EXPECT_GT(done, last);
-    last = done;
-    total = all;
+  options.progress = [&](const Progress& progress) {
+    EXPECT_GT(progress.done, last);
+    last = progress.done;
+    total = progress.total;
   };
   Format("s", options);
   EXPECT_EQ(last, total);
-  EXPECT_EQ(total, kSmall);
+  EXPECT_EQ(total, kSmall.value);
 }
 
 TEST_F(FormatStoreTest, FormatUsesAnExistingEmptyDirectory) {
@@ -124,7 +158,7 @@ TEST_F(FormatStoreTest, AForcedFormatThatFailsLeavesNoNameInTheLock) {
   FormatOptions options = Sized(kSmall);
   options.force = true;
   options.cancel = &cancel;
-  options.progress = [&](ByteCount, ByteCount) { cancel = true; };
+  options.progress = [&](const Progress&) { cancel = true; };
   EXPECT_EQ(FormatError("s", options).code, ErrorCode::kShutdown);
   EXPECT_EQ(Slurp(Path("s/lock")), "");
 }
@@ -146,7 +180,7 @@ TEST_F(FormatStoreTest, ACanceledFormatLeavesNothing) {
   std::atomic<bool> cancel{false};
   FormatOptions options = Sized(ByteCount{64 * kMiB});
   options.cancel = &cancel;
-  options.progress = [&](ByteCount, ByteCount) { cancel = true; };
+  options.progress = [&](const Progress&) { cancel = true; };
   EXPECT_THAT(FormatError("s", options).what, HasSubstr("interrupted"));
   EXPECT_FALSE(fs::exists(Path("s")));
 }

@@ -33,7 +33,7 @@ class StoreDirectoryTest : public testing::Test {
       ADD_FAILURE() << ToString(made.error());
       return {};
     }
-    return *made;
+    return made->description;
   }
 
   Error FormatError(const std::string& name, const FormatOptions& options) const {

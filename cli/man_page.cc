@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/man_page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+#include "fs/kernel_features.h"
+#include "fs/mount_options.h"
+
+namespace weightfs::cli {
+namespace {
+
+// Plain text as roff: '-' is the character of options, and no line is taken for a request.
+std::string Escape(std::string_view text) {
+  std::string escaped;
+  for (const char letter : text) {
+    const bool begins_line = escaped.empty() || escaped.back() == '\n';
+    if (begins_line && (letter == '.' || letter == '\'')) escaped += "\\&";
+    if (letter == '\\') {
+      escaped += "\\e";
+    } else if (letter == '-') {
+      escaped += "\\-";
+    } else {
+      escaped += letter;
+    }
+  }
+  return escaped;
+}
+
+// Escapes a paragraph and breaks it into short lines, which man(7) joins again.
+std::string Fill(std::string_view text) {
+  constexpr size_t kWidth = 72;
+  std::string filled;
+  size_t column = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find_first_of(" \n", at), text.size());
+    if (end > at) {
+      const bool breaks = column > 0 && column + 1 + (end - at) > kWidth;
+      if (column > 0) filled += breaks ? "\n" : " ";
+      column = breaks ? 0 : column;
+      const std::string word = Escape(text.substr(at, end - at));
+      // Escape protects the start of a line; elsewhere the mark is not needed, and harmless.
+      filled += word;
+      column += word.size() + 1;
+    }
+    at = end + 1;
+  }
+  return filled + "\n";
+}
+
+std::string Bold(std::string_view text) { return fmt::format("\\fB{}\\fR", Escape(text)); }
+std::string Italic(std::string_view text) { return fmt::format("\\fI{}\\fR", Escape(text)); }
+
+std::string Upper(std::string_view text) {
+  std::string upper(text);
+  std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char letter) { return std::toupper(letter); });
+  return upper;
+}
+
+std::string Heading(std::string_view name, int section, std::string_view date, std::string_view summary) {
+  return fmt::format(
+      ".\\\" SPDX-License-Identifier: Apache-2.0\n.TH {} {} {} \"weightfs {}\" weightfs\n.SH NAME\n{} \\- {}\n",
+      Upper(name), section, date, WEIGHTFS_VERSION, Escape(name), Escape(summary));
+}
+
+// "format" and "umount" are pages of section 1 for commands.
+std::string PageOf(const CommandEntry& command) {
+  return command.name.empty() ? "weightfs" : "weightfs-" + command.name;
+}
+
+std::string SynopsisOf(const CommandEntry& command) {
+  std::string text = ".SH SYNOPSIS\n" + Bold(command.name.empty() ? "weightfs" : "weightfs " + command.name);
+  if (command.name.empty()) return text + " " + Italic("COMMAND") + " [" + Italic("OPTIONS") + "]\n";
+  for (const OptionEntry& option : command.options) {
+    if (!option.positional()) continue;
+    const std::string name = Italic(option.value) + (option.repeated ? " ..." : "");
+    text += option.required ? " " + name : " [" + name + "]";
+  }
+  return text + " [" + Italic("OPTIONS") + "]\n";
+}
+
+std::string Entry(const OptionEntry& option) {
+  std::string title;
+  for (const std::string& name : option.names) title += (title.empty() ? "" : ", ") + Bold(name);
+  if (!option.value.empty()) {
+    const std::string value = Italic(option.value);
+    if (!title.empty()) title += " ";
+    title += option.optional_value ? "[" + value + "]" : value;
+  }
+  std::string text = fmt::format(".TP\n{}\n{}", title, Fill(option.meaning));
+  if (!option.fallback.empty()) text += Fill("Default: " + option.fallback + ".");
+  return text;
+}
+
+std::string OptionsOf(const CommandEntry& command, bool positional) {
+  std::string text;
+  for (const OptionEntry& option : command.options) {
+    if (option.positional() == positional) text += Entry(option);
+  }
+  if (text.empty()) return text;
+  return (positional ? ".SH ARGUMENTS\n" : ".SH OPTIONS\n") + text;
+}
+
+std::string MountOptions() {
+  std::string text =
+      ".SH MOUNT OPTIONS\n"
+      "Options are separated by commas; the default is in parentheses.\n"
+      "Of several that contradict each other, the last one wins.\n";
+  for (const MountOptionHelp& option : DescribeMountOptions()) {
+    const std::string value = option.value.empty() ? "" : "=" + Italic(option.value);
+    text += fmt::format(".TP\n{}{}\n{}", Bold(option.name), value, Fill(option.meaning));
+  }
+  const auto list = [&text](std::string_view title, const std::vector<std::string_view>& names) {
+    std::string joined;
+    for (const std::string_view name : names) joined += (joined.empty() ? "" : ", ") + std::string(name);
+    text += fmt::format(".SS {}\n{}", title, Fill(joined));
+  };
+  list("Options of the kernel", KernelMountOptions());
+  const auto features = KnownFeatures();
+  list("Features of without=", {features.begin(), features.end()});
+  return text;
+}
+
+// The text below the options of --help: sections are separated by empty lines.
+struct Footer {
+  std::string paragraphs, exit_status, examples;
+};
+
+Footer TakeApart(std::string_view text) {
+  Footer footer;
+  while (!text.empty()) {
+    const size_t end = text.find("\n\n");
+    const std::string_view part = text.substr(0, end);
+    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 2);
+    if (part.starts_with("Options of -o:")) continue;  // MountOptions prints the same table
+    if (part.starts_with("Examples:") || part.starts_with("Start here:")) {
+      const std::string_view lines = part.substr(part.find('\n') + 1);
+      footer.examples = fmt::format(".SH EXAMPLES\n.nf\n{}\n.fi\n", Escape(lines));
+    } else if (part.starts_with("Exit codes") || part.starts_with("Exits with")) {
+      footer.exit_status = ".SH EXIT STATUS\n" + Fill(part);
+    } else {
+      footer.paragraphs += ".PP\n" + Fill(part);
+    }
+  }
+  return footer;
+}
+
+std::string Sentence(std::string_view summary) {
+  const bool ended = !summary.empty() && (summary.back() == '.' || summary.back() == '?');
+  return Fill(std::string(summary) + (ended ? "" : "."));
+}
+
+std::string SeeAlso(const std::vector<std::pair<std::string, int>>& pages) {
+  std::string text;
+  for (const auto& [name, section] : pages)
+    text += fmt::format("{}{}({})", text.empty() ? "" : ",\n", Bold(name), section);
+  return ".SH SEE ALSO\n" + text + "\n";
+}
+
+std::string CommandPage(const CommandEntry& command, const std::string& date) {
+  const Footer footer = TakeApart(command.footer);
+  std::string text = Heading(PageOf(command), 1, date, command.summary) + SynopsisOf(command);
+  text += ".SH DESCRIPTION\n" + Sentence(command.summary) + footer.paragraphs;
+  text += OptionsOf(command, true) + OptionsOf(command, false);
+  if (command.name == "mount") text += MountOptions();
+  return text + footer.exit_status + footer.examples + SeeAlso({{"weightfs", 1}, {"weightfs", 5}});
+}
+
+std::string ProgramPage(const std::vector<CommandEntry>& commands, const std::string& date) {
+  const CommandEntry& program = commands.front();
+  const Footer footer = TakeApart(program.footer);
+  const std::string summary = program.summary.substr(program.summary.find(": ") + 2);
+  std::string text = Heading("weightfs", 1, date, summary) + SynopsisOf(program);
+  text += ".SH DESCRIPTION\n";
+  text += Fill(
+      "Programs use a mounted store of weightfs as a directory. It writes large files directly to the device, "
+      "verifies every block that it reads, and never overwrites committed data.");
+  text += footer.paragraphs + ".SH COMMANDS\n";
+  std::vector<std::pair<std::string, int>> pages;
+  for (const CommandEntry& command : commands) {
+    if (command.name.empty()) continue;
+    text += fmt::format(".TP\n{}\n{}", Bold(command.name), Sentence(command.summary));
+    pages.emplace_back(PageOf(command), 1);
+  }
+  pages.insert(pages.end(), {{"weightfs", 5}, {"mount.weightfs", 8}});
+  text += OptionsOf(program, false) + footer.examples;
+  text +=
+      ".SH EXIT STATUS\n" + Fill("0 success, 1 failure, 2 wrong usage. The pages of fsck and umount list their own.");
+  return text + SeeAlso(pages);
+}
+
+std::string HelperPage(const std::string& date) {
+  std::string text = Heading("mount.weightfs", 8, date, "mount a store of weightfs by mount(8) and /etc/fstab");
+  text +=
+      ".SH SYNOPSIS\n\\fBmount \\-t weightfs\\fR [\\fB\\-o\\fR \\fIOPTIONS\\fR] \\fISTORE\\fR \\fIDIR\\fR\n.br\n"
+      "\\fBmount.weightfs\\fR \\fISTORE\\fR \\fIDIR\\fR [\\fB\\-sfnv\\fR] [\\fB\\-N\\fR \\fINAMESPACE\\fR] "
+      "[\\fB\\-o\\fR \\fIOPTIONS\\fR] [\\fB\\-t\\fR \\fITYPE\\fR]\n"
+      ".SH DESCRIPTION\n";
+  text += Fill(
+      "mount(8), umount(8) and fsck(8) call weightfs by the names mount.weightfs, umount.weightfs and "
+      "fsck.weightfs. The mount runs in the background and logs to STORE/weightfs.log. umount returns when "
+      "everything is on the device. The type is weightfs or fuse.weightfs.");
+  text += ".PP\n" + Fill(
+                        "Options that only mount(8) and fstab use (_netdev, nofail, noauto, user, x-...) are accepted "
+                        "and ignored.");
+  text += MountOptions();
+  text +=
+      ".SH EXAMPLES\nIn /etc/fstab:\n.PP\n.nf\n/srv/tensors  /mnt/tensors  weightfs  allow_other,nofail  0 0\n.fi\n";
+  return text + SeeAlso({{"weightfs", 1}, {"weightfs-mount", 1}, {"weightfs", 5}, {"fstab", 5}, {"mount", 8}});
+}
+
+std::string FormatPage(const std::string& date) {
+  constexpr std::pair<std::string_view, std::string_view> kFiles[] = {
+      {"store.json",
+       "The description of the store: its id, its format and its devices. Written last by weightfs format; "
+       "a directory without it is no store."},
+      {"meta/", "The catalog: a RocksDB with the names, attributes, extents and checksums of all files."},
+      {"pool", "The data, unless the store is on devices or files that were given with --device."},
+      {"lock", "Held by the process that serves or checks the store."},
+      {"weightfs.log",
+       "The log of mounts in the background. After SIGHUP a mount opens it again, so that logrotate(8) "
+       "can rename it."}};
+  std::string text = Heading("weightfs", 5, date, "files of a store, mount options and configuration of weightfs");
+  text +=
+      ".SH DESCRIPTION\n" + Fill("A store is a directory. Its files are for weightfs alone; programs use the mount.");
+  text += ".SH FILES OF A STORE\n";
+  for (const auto& [name, meaning] : kFiles) text += fmt::format(".TP\n{}\n{}", Italic(name), Fill(meaning));
+  text += MountOptions();
+  text += ".SH CONFIGURATION OF THE SERVICE\n";
+  text += Fill(
+      "The unit weightfs@NAME.service of systemd mounts what /etc/weightfs/NAME.conf names. The file has these "
+      "variables, in the syntax of EnvironmentFile= in systemd.exec(5):");
+  text += fmt::format(".TP\n{}\nThe directory of the store.\n.TP\n{}\nThe directory to mount on.\n.TP\n{}\n{}",
+                      Bold("STORE="), Bold("MOUNTPOINT="), Bold("OPTIONS="),
+                      Fill("Mount options, separated by commas. The default is rw."));
+  text += ".SH EXAMPLES\n" + Fill("In /etc/weightfs/tensors.conf, for systemctl enable --now weightfs@tensors:");
+  text += ".PP\n.nf\nSTORE=/srv/tensors\nMOUNTPOINT=/mnt/tensors\nOPTIONS=allow_other,commit=1\n.fi\n";
+  return text + SeeAlso({{"weightfs", 1}, {"weightfs-mount", 1}, {"mount.weightfs", 8}, {"systemd.exec", 5}});
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<CommandEntry>& commands,
+                                                              const std::string& date) {
+  std::vector<std::pair<std::string, std::string>> pages = {{"man1/weightfs.1", ProgramPage(commands, date)}};
+  for (const CommandEntry& command : commands) {
+    if (!command.name.empty()) pages.emplace_back("man1/" + PageOf(command) + ".1", CommandPage(command, date));
+  }
+  pages.emplace_back("man5/weightfs.5", FormatPage(date));
+  pages.emplace_back("man8/mount.weightfs.8", HelperPage(date));
+  for (const char* name : {"mount.fuse.weightfs", "umount.weightfs", "umount.fuse.weightfs", "fsck.weightfs"}) {
+    pages.emplace_back(fmt::format("man8/{}.8", name), ".so man8/mount.weightfs.8\n");
+  }
+  return pages;
+}
+
+}  // namespace weightfs::cli

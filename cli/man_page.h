@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Man pages in the language of man(7).
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/command_tree.h"
+
+namespace weightfs::cli {
+
+// Returns the pages by their path below share/man: weightfs(1), one page for each command, mount.weightfs(8) with the
+// names of the other helpers, and weightfs(5). `date` is that of the pages: YYYY-MM-DD.
+std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<CommandEntry>& commands,
+                                                              const std::string& date);
+
+}  // namespace weightfs::cli

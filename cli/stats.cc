@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// weightfs stats: what a mount does, once a second.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "cli/commands.h"
+#include "cli/mount_table.h"
+#include "cli/output.h"
+#include "cli/watch.h"
+#include "common/size_text.h"
+#include "fs/request_metrics.h"
+#include "lease/ioctl.h"
+
+namespace weightfs::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Sample {
+  std::chrono::steady_clock::time_point time;
+  weightfs_stats stats{};
+  weightfs_metrics requests{};
+};
+
+// The requests of one kind in an interval. Rates are per second, times in seconds.
+struct KindRates {
+  double requests = 0, errors = 0, bytes = 0;
+  double mean = 0, median = 0, p99 = 0;  // latency; 0: no request
+};
+
+// The difference of two samples.
+struct Rates {
+  double seconds = 0;
+  double read = 0, written = 0;  // bytes per second, by programs
+  double leased_read = 0, leased_written = 0, device_read = 0, device_written = 0;
+  double commits = 0, flushes = 0, requests = 0;
+  uint64_t checksum_errors = 0;
+  std::optional<double> from_memory;  // the share of the bytes read through the mount that needed no device
+  KindRates kinds[kRequestKinds];
+};
+
+// The latency that a share of the requests did not exceed, interpolated within its bucket.
+double Quantile(const weightfs_kind_metrics& before, const weightfs_kind_metrics& after, double share) {
+  uint64_t all = 0;
+  for (size_t i = 0; i < WEIGHTFS_METRICS_BUCKETS; ++i) all += after.buckets[i] - before.buckets[i];
+  if (all == 0) return 0;
+  const double wanted = share * static_cast<double>(all);
+  double below = 0;
+  for (size_t i = 0; i < WEIGHTFS_METRICS_BUCKETS; ++i) {
+    const uint32_t count = after.buckets[i] - before.buckets[i];
+    if (below + count < wanted || count == 0) {
+      below += count;
+      continue;
+    }
+    const double part = (wanted - below) / count;
+    const double bound = static_cast<double>(RequestMetrics::BoundOf(i).count()) / 1e9;
+    return bound * std::exp2((part - 1) / WEIGHTFS_METRICS_STEPS);
+  }
+  return 0;
+}
+
+Rates RatesOf(const Sample& before, const Sample& after) {
+  Rates rates;
+  rates.seconds = std::chrono::duration<double>(after.time - before.time).count();
+  const auto rate = [&](uint64_t from, uint64_t to) { return static_cast<double>(to - from) / rates.seconds; };
+  const weightfs_stats &a = before.stats, &b = after.stats;
+  rates.read = rate(a.read_bytes, b.read_bytes);
+  rates.written = rate(a.written_bytes, b.written_bytes);
+  rates.leased_read = rate(a.leased_read_bytes, b.leased_read_bytes);
+  rates.leased_written = rate(a.leased_written_bytes, b.leased_written_bytes);
+  rates.device_read = rate(a.device_read_bytes, b.device_read_bytes);
+  rates.device_written = rate(a.device_written_bytes, b.device_written_bytes);
+  rates.commits = rate(a.commits, b.commits);
+  rates.flushes = rate(a.flushes, b.flushes);
+  rates.checksum_errors = b.checksum_errors - a.checksum_errors;
+  for (size_t i = 0; i < kRequestKinds; ++i) {
+    const weightfs_kind_metrics &from = before.requests.kinds[i], &to = after.requests.kinds[i];
+    KindRates& kind = rates.kinds[i];
+    kind.requests = rate(from.count, to.count);
+    kind.errors = rate(from.errors, to.errors);
+    kind.bytes = rate(from.bytes, to.bytes);
+    rates.requests += kind.requests;
+    if (to.count == from.count) continue;
+    kind.mean =
+        static_cast<double>(to.nanoseconds - from.nanoseconds) / static_cast<double>(to.count - from.count) / 1e9;
+    kind.median = Quantile(from, to, 0.5);
+    kind.p99 = Quantile(from, to, 0.99);
+  }
+  const double through_mount = rates.kinds[static_cast<size_t>(RequestKind::kRead)].bytes;
+  if (through_mount > 0) {
+    rates.from_memory = std::max(0.0, 1 - std::max(0.0, rates.device_read - rates.leased_read) / through_mount);
+  }
+  return rates;
+}
+
+std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
+
+std::string Screen(const WatchArguments& arguments, const std::string& store, const Rates& rates, const Sample& now) {
+  const weightfs_stats& stats = now.stats;
+  std::string text = Paint(Tone::kBold, fmt::format("{}  {}", arguments.path, store)) +
+                     fmt::format("  in the last {:.1f} s\n\n", rates.seconds);
+  Table data({{"data"}, {"programs", true}, {"of that by leases", true}, {"devices", true}});
+  data.Add({"read", RateText(rates.read), RateText(rates.leased_read), RateText(rates.device_read)});
+  data.Add({"written", RateText(rates.written), RateText(rates.leased_written), RateText(rates.device_written)});
+  text += data.ToString() + "\n";
+  Table requests({{"requests"},
+                  {"per second", true},
+                  {"data", true},
+                  {"p50", true},
+                  {"p99", true},
+                  {"mean", true},
+                  {"errors per second", true}});
+  for (size_t i = 0; i < kRequestKinds; ++i) {
+    const KindRates& kind = rates.kinds[i];
+    requests.Add({std::string(RequestKindName(static_cast<RequestKind>(i))), CountText(kind.requests),
+                  RateText(kind.bytes), TimeText(kind.median), TimeText(kind.p99), TimeText(kind.mean),
+                  CountText(kind.errors)});
+  }
+  text += requests.ToString() + "\n";
+  Table rest({{""}, {"", true}, {""}});
+  if (rates.from_memory) rest.Add({"reads from memory", fmt::format("{:.0f} %", *rates.from_memory * 100), ""});
+  rest.Add({"device requests", fmt::format("{}", stats.device_requests), "in flight"});
+  rest.Add({"buffers", Bytes(stats.buffer_in_use), fmt::format("of {}", Bytes(stats.buffer_capacity))});
+  rest.Add({"dirty", Bytes(stats.dirty_bytes), ""});
+  rest.Add({"leases", fmt::format("{}", stats.leases),
+            fmt::format("{} pinned, {} granted", Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes))});
+  rest.Add({"commits", CountText(rates.commits), fmt::format("per second, {} flushes", CountText(rates.flushes))});
+  rest.Add({"free", Bytes(stats.free_bytes), fmt::format("of {}", Bytes(stats.total_bytes))});
+  text += rest.ToString(/*titles=*/false);
+  if (stats.checksum_errors > 0) {
+    text +=
+        Paint(Tone::kWarning, fmt::format("{} checksum errors since the mount; 'weightfs verify {}' finds the files\n",
+                                          stats.checksum_errors, arguments.path));
+  }
+  return text;
+}
+
+Json KindJson(const KindRates& kind) {
+  return {{"per_s", kind.requests}, {"errors_per_s", kind.errors}, {"bytes_per_s", kind.bytes},
+          {"mean_s", kind.mean},    {"p50_s", kind.median},        {"p99_s", kind.p99}};
+}
+
+std::string JsonLine(const Rates& rates, const Sample& now) {
+  const weightfs_stats& stats = now.stats;
+  const auto time = std::chrono::system_clock::now().time_since_epoch();
+  Json json = {{"time", std::chrono::duration<double>(time).count()},
+               {"interval_s", rates.seconds},
+               {"read_bytes_per_s", rates.read},
+               {"written_bytes_per_s", rates.written},
+               {"leased_read_bytes_per_s", rates.leased_read},
+               {"leased_written_bytes_per_s", rates.leased_written},
+               {"device_read_bytes_per_s", rates.device_read},
+               {"device_written_bytes_per_s", rates.device_written},
+               {"reads_from_memory", rates.from_memory ? Json(*rates.from_memory) : Json()},
+               {"commits_per_s", rates.commits},
+               {"flushes_per_s", rates.flushes},
+               {"requests_per_s", rates.requests},
+               {"checksum_errors", stats.checksum_errors},
+               {"device_requests", stats.device_requests},
+               {"buffer_bytes", stats.buffer_capacity},
+               {"buffer_used_bytes", stats.buffer_in_use},
+               {"dirty_bytes", stats.dirty_bytes},
+               {"leases", stats.leases},
+               {"pinned_bytes", stats.pinned_bytes},
+               {"granted_bytes", stats.granted_bytes},
+               {"free_bytes", stats.free_bytes},
+               {"requests", Json::object()}};
+  for (size_t i = 0; i < kRequestKinds; ++i) {
+    json["requests"][std::string(RequestKindName(static_cast<RequestKind>(i)))] = KindJson(rates.kinds[i]);
+  }
+  return json.dump() + "\n";
+}
+
+Result<Sample> Take(const WatchArguments& arguments, int descriptor) {
+  Sample sample;
+  ASSIGN_OR_RETURN(sample.stats, AskMount<weightfs_stats>(arguments, descriptor, WEIGHTFS_IOC_STATS));
+  ASSIGN_OR_RETURN(sample.requests, AskMount<weightfs_metrics>(arguments, descriptor, WEIGHTFS_IOC_METRICS));
+  sample.time = std::chrono::steady_clock::now();
+  return sample;
+}
+
+int Run(const WatchArguments& arguments) {
+  const auto file = OpenOnMount(arguments.path);
+  if (!file.has_value()) return Fail(file.error());
+  const auto mount = FindMountAbove(arguments.path);
+  auto before = Take(arguments, file->get());
+  if (!before.has_value()) return Fail(before.error());
+  return Watch(arguments, [&]() -> Result<std::string> {
+    ASSIGN_OR_RETURN(Sample now, Take(arguments, file->get()));
+    const Rates rates = RatesOf(*before, now);
+    std::string text = arguments.json
+                           ? JsonLine(rates, now)
+                           : Screen(arguments, mount.has_value() ? mount->source : std::string(), rates, now);
+    *before = now;
+    return text;
+  });
+}
+
+}  // namespace
+
+void AddStats(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("stats", "Show what a mount does: throughput, requests, latencies, memory");
+  auto arguments = AddWatchArguments(*command, 86400);
+  command->footer(
+      "A latency is the time from the arrival of a request in the mount's process to its answer. Reads that the "
+      "kernel\n"
+      "answers from its page cache reach no process and are not counted.\n\n"
+      "Examples:\n"
+      "  weightfs stats /mnt/tensors\n"
+      "  weightfs stats /mnt/tensors --interval 10 --json >> stats.jsonl");
+  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+}
+
+}  // namespace weightfs::cli

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/metrics_text.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <string_view>
+
+#include "fs/request_metrics.h"
+
+namespace weightfs {
+namespace {
+
+// Histograms show one bucket for each doubling, from 4 microseconds to 8 seconds: a client of a mount rarely needs
+// more, and every bucket of every kind is a time series.
+constexpr size_t kFirstShown = 2 * WEIGHTFS_METRICS_STEPS, kLastShown = 23 * WEIGHTFS_METRICS_STEPS;
+
+class Text {
+ public:
+  explicit Text(MetricsFormat format) : open_(format == MetricsFormat::kOpenMetrics) {}
+
+  void Counter(std::string_view name, std::string_view help, uint64_t value) {
+    BeginCounter(name, help);
+    Add("{}_total {}\n", name, value);
+  }
+  // Declares a counter whose samples follow.
+  void BeginCounter(std::string_view name, std::string_view help) {
+    // OpenMetrics declares the family without its suffix.
+    Declare(open_ ? std::string(name) : fmt::format("{}_total", name), "counter", help);
+  }
+  void Gauge(std::string_view name, std::string_view help, uint64_t value) {
+    Declare(name, "gauge", help);
+    Add("{} {}\n", name, value);
+  }
+  void Declare(std::string_view name, std::string_view type, std::string_view help) {
+    Add("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+  }
+  template <typename... T>
+  void Add(fmt::format_string<T...> format, T&&... values) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<T>(values)...);
+  }
+  std::string Finish() {
+    if (open_) text_ += "# EOF\n";
+    return std::move(text_);
+  }
+
+ private:
+  const bool open_;
+  std::string text_;
+};
+
+std::string LabelValue(std::string_view value) {
+  std::string out;
+  for (const char c : value) {
+    if (c == '\n') {
+      out += "\\n";
+      continue;
+    }
+    if (c == '\\' || c == '"') out.push_back('\\');
+    out.push_back(c);
+  }
+  return out;
+}
+
+void AddRequests(const weightfs_metrics& requests, Text* text) {
+  const auto kind_of = [](size_t index) { return RequestKindName(static_cast<RequestKind>(index)); };
+  text->BeginCounter("weightfs_request_errors", "Requests that were answered with an error, ENOENT included, by kind.");
+  for (size_t i = 0; i < kRequestKinds; ++i) {
+    text->Add("weightfs_request_errors_total{{kind=\"{}\"}} {}\n", kind_of(i), requests.kinds[i].errors);
+  }
+  text->BeginCounter("weightfs_request_bytes", "Bytes that requests to the mount read or wrote, by kind.");
+  for (const RequestKind kind : {RequestKind::kRead, RequestKind::kWrite}) {
+    const auto index = static_cast<size_t>(kind);
+    text->Add("weightfs_request_bytes_total{{kind=\"{}\"}} {}\n", kind_of(index), requests.kinds[index].bytes);
+  }
+  constexpr std::string_view kDuration = "weightfs_request_duration_seconds";
+  text->Declare(kDuration, "histogram", "Time from the arrival of a request to its answer, by kind.");
+  for (size_t i = 0; i < kRequestKinds; ++i) {
+    const weightfs_kind_metrics& kind = requests.kinds[i];
+    uint64_t below = 0, all = 0;
+    for (const uint32_t count : kind.buckets) all += count;
+    for (size_t bucket = 0; bucket <= kLastShown; ++bucket) {
+      below += kind.buckets[bucket];
+      if (bucket < kFirstShown || bucket % WEIGHTFS_METRICS_STEPS != 0) continue;
+      const double bound = static_cast<double>(RequestMetrics::BoundOf(bucket).count()) / 1e9;
+      text->Add("{}_bucket{{kind=\"{}\",le=\"{}\"}} {}\n", kDuration, kind_of(i), bound, below);
+    }
+    text->Add("{}_bucket{{kind=\"{}\",le=\"+Inf\"}} {}\n", kDuration, kind_of(i), all);
+    text->Add("{}_sum{{kind=\"{}\"}} {}\n", kDuration, kind_of(i), static_cast<double>(kind.nanoseconds) / 1e9);
+    text->Add("{}_count{{kind=\"{}\"}} {}\n", kDuration, kind_of(i), all);
+  }
+}
+
+}  // namespace
+
+std::string MetricsText(const MetricsSource& source, MetricsFormat format) {
+  const weightfs_stats& stats = source.stats;
+  Text text(format);
+  text.Declare("weightfs_mount_info", "gauge", "1 for the mount; its labels say what it is.");
+  text.Add("weightfs_mount_info{{version=\"{}\",store=\"{}\"}} 1\n", WEIGHTFS_VERSION, LabelValue(source.store));
+  text.Counter("weightfs_read_bytes", "Bytes read by programs, leases included.", stats.read_bytes);
+  text.Counter("weightfs_written_bytes", "Bytes written by programs, leases included.", stats.written_bytes);
+  text.Counter("weightfs_device_read_bytes", "Bytes read from the devices, leases included.", stats.device_read_bytes);
+  text.Counter("weightfs_device_written_bytes", "Bytes of data written to the devices, leases included.",
+               stats.device_written_bytes);
+  text.Counter("weightfs_leased_read_bytes", "Bytes of the blocks of leases for reading.", stats.leased_read_bytes);
+  text.Counter("weightfs_leased_written_bytes", "Bytes of the blocks committed by leases.", stats.leased_written_bytes);
+  text.Counter("weightfs_commits", "Commits of the catalog.", stats.commits);
+  text.Counter("weightfs_flushes", "Flushes of a device.", stats.flushes);
+  text.Counter("weightfs_checksum_errors", "Reads of a device whose checksum was wrong, retries included.",
+               stats.checksum_errors);
+  text.Gauge("weightfs_capacity_bytes", "Bytes of the devices for data.", stats.total_bytes);
+  text.Gauge("weightfs_free_bytes", "Bytes that are free.", stats.free_bytes);
+  text.Gauge("weightfs_available_bytes", "Bytes that programs may still allocate.", stats.available_bytes);
+  text.Gauge("weightfs_dirty_bytes", "Memory with data that no device has yet.", stats.dirty_bytes);
+  text.Gauge("weightfs_buffer_bytes", "Memory for data of files.", stats.buffer_capacity);
+  text.Gauge("weightfs_buffer_used_bytes", "The part of it in use.", stats.buffer_in_use);
+  text.Gauge("weightfs_write_buffer_bytes", "Memory that receives large writes.", stats.write_buffers);
+  text.Gauge("weightfs_write_buffer_used_bytes", "The part of it in use.", stats.write_buffers_in_use);
+  text.Gauge("weightfs_device_requests", "Requests to the devices in flight.", stats.device_requests);
+  text.Gauge("weightfs_resident_inodes", "Inodes in memory.", stats.resident_inodes);
+  text.Gauge("weightfs_leases", "Leases held by programs.", stats.leases);
+  text.Gauge("weightfs_pinned_bytes", "Bytes that leases for reading keep unchanged.", stats.pinned_bytes);
+  text.Gauge("weightfs_granted_bytes", "Bytes that leases for writing may write.", stats.granted_bytes);
+  text.Gauge("weightfs_replica_bytes", "Bytes of the catalog's replica on the devices.", stats.replica_bytes);
+  text.Gauge("weightfs_replica_current", "1: the replica has every durable change, at most a second later.",
+             stats.replica_current);
+  text.Gauge("weightfs_read_only", "1: the mount accepts no changes.", stats.read_only);
+  AddRequests(source.requests, &text);
+  text.BeginCounter("process_cpu_seconds", "Processor time of the mount's process.");
+  text.Add("process_cpu_seconds_total {}\n", source.processor_seconds);
+  text.Gauge("process_resident_memory_bytes", "Resident memory of the mount's process.", source.resident_bytes);
+  return text.Finish();
+}
+
+}  // namespace weightfs

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fs/request_metrics.h"
+
+#include <gtest/gtest.h>
+#include <linux/fuse.h>
+
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "fs/metrics_server.h"
+#include "fs/metrics_text.h"
+#include "tests/unit/fs/fake_kernel.h"
+
+namespace weightfs {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::nanoseconds;
+
+RequestOrigin At(RequestKind kind, uint64_t inode = 1, int32_t process = 1) {
+  return {kind, RequestOrigin::Clock::now(), inode, process};
+}
+
+TEST(RequestMetrics, EveryLatencyIsAtMostTheBoundOfItsBucketAndAboveTheOneBefore) {
+  for (int64_t value = 2; value < 11'000'000; value += 1 + value / 7) {
+    const size_t bucket = RequestMetrics::BucketOf(microseconds(value));
+    ASSERT_LT(bucket, size_t{WEIGHTFS_METRICS_BUCKETS} - 1) << value;
+    EXPECT_LE(microseconds(value), RequestMetrics::BoundOf(bucket) + nanoseconds(1)) << value;
+    EXPECT_GT(microseconds(value), RequestMetrics::BoundOf(bucket - 1) - nanoseconds(1)) << value;
+  }
+  EXPECT_EQ(RequestMetrics::BucketOf(nanoseconds(-5)), 0U);
+  EXPECT_EQ(RequestMetrics::BucketOf(nanoseconds(900)), 0U);
+  EXPECT_EQ(RequestMetrics::BucketOf(microseconds(4)), 2U * WEIGHTFS_METRICS_STEPS) << "a bound belongs to its bucket";
+  EXPECT_EQ(RequestMetrics::BucketOf(std::chrono::hours(1)), size_t{WEIGHTFS_METRICS_BUCKETS} - 1);
+}
+
+TEST(RequestMetrics, CountsByKind) {
+  RequestMetrics metrics;
+  metrics.Record(At(RequestKind::kRead), 4096, false);
+  metrics.Record(At(RequestKind::kRead), 1, false);
+  metrics.Record(At(RequestKind::kLookup), 0, true);
+  const weightfs_metrics found = metrics.Snapshot();
+  EXPECT_EQ(found.count, kRequestKinds);
+  const auto& read = found.kinds[static_cast<size_t>(RequestKind::kRead)];
+  EXPECT_EQ(read.count, 2U);
+  EXPECT_EQ(read.bytes, 4097U);
+  EXPECT_EQ(read.errors, 0U);
+  EXPECT_EQ(std::accumulate(std::begin(read.buckets), std::end(read.buckets), 0U), 2U);
+  EXPECT_EQ(found.kinds[static_cast<size_t>(RequestKind::kLookup)].errors, 1U);
+}
+
+TEST(RequestMetrics, KindsHaveDifferentNames) {
+  std::set<std::string_view> names;
+  for (size_t i = 0; i < kRequestKinds; ++i) names.insert(RequestKindName(static_cast<RequestKind>(i)));
+  EXPECT_EQ(names.size(), kRequestKinds);
+}
+
+TEST(RequestMetrics, ARequestIsReadFromItsHeader) {
+  fuse_in_header header{};
+  header.opcode = FUSE_WRITE;
+  header.nodeid = 77;
+  header.pid = 4321;
+  const RequestOrigin origin = OriginOf(&header);
+  EXPECT_EQ(origin.kind, RequestKind::kWrite);
+  EXPECT_EQ(origin.inode, 77U);
+  EXPECT_EQ(origin.process, 4321);
+}
+
+TEST(RequestMetrics, RequestsOfAMountAreCounted) {
+  FakeKernel kernel({}, {});
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  const KernelReply created = kernel.Create("a", O_RDWR);
+  ASSERT_EQ(created.error, 0);
+  kernel.Lookup(FUSE_ROOT_ID, "none");
+  kernel.Ask(FUSE_UNLINK, FUSE_ROOT_ID, std::string("none").append(1, '\0'));
+  weightfs_metrics found{};
+  const auto count = [&](RequestKind kind) { return found.kinds[static_cast<size_t>(kind)].count; };
+  // A request is counted just after its answer.
+  do {
+    found = kernel.filesystem().metrics().Snapshot();
+  } while (count(RequestKind::kCreate) < 1 || count(RequestKind::kLookup) < 1 || count(RequestKind::kRemove) < 1);
+  EXPECT_EQ(found.kinds[static_cast<size_t>(RequestKind::kRemove)].errors, 1U);
+  EXPECT_EQ(count(RequestKind::kRead), 0U);
+}
+
+TEST(Activity, CountsOnlyWhileSomebodyLooks) {
+  Activity activity;
+  activity.Record(At(RequestKind::kRead, 5, 50), 100);
+  EXPECT_EQ(activity.Look().processes, 0U) << "nobody looked";
+  activity.Record(At(RequestKind::kRead, 5, 50), 1000);
+  activity.Record(At(RequestKind::kWrite, 6, 50), 10);
+  activity.RecordLease(At(RequestKind::kWrite, 6, 51), 500);
+  const weightfs_top found = activity.Look();
+  ASSERT_EQ(found.processes, 2U);
+  EXPECT_EQ(found.process[0].id, 50U) << "the busiest is first";
+  EXPECT_EQ(found.process[0].read_bytes, 1000U);
+  EXPECT_EQ(found.process[0].written_bytes, 10U);
+  EXPECT_EQ(found.process[0].requests, 2U);
+  EXPECT_EQ(found.process[1].leased_written_bytes, 500U);
+  ASSERT_EQ(found.files, 2U);
+  EXPECT_EQ(found.file[0].id, 5U);
+  EXPECT_EQ(found.file[1].written_bytes, 10U);
+  EXPECT_EQ(found.file[1].leased_written_bytes, 500U);
+}
+
+TEST(Activity, ItsMemoryIsBounded) {
+  Activity activity;
+  activity.Look();
+  for (uint64_t i = 1; i <= 10'000; ++i) activity.Record(At(RequestKind::kWrite, i, 7), i < 9000 ? 1 : 5);
+  const weightfs_top found = activity.Look();
+  ASSERT_EQ(found.files, uint32_t{WEIGHTFS_TOP_MAX});
+  EXPECT_EQ(found.file[0].id, 0U) << "all that found no place";
+  EXPECT_EQ(found.process[0].written_bytes, 8999U + 5 * 1001U);
+}
+
+MetricsSource Example() {
+  MetricsSource source;
+  source.store = "/srv/a \"b\"\\c\nd";
+  source.stats.read_bytes = 12345;
+  RequestMetrics metrics;
+  RequestOrigin origin = At(RequestKind::kRead);
+  origin.begin -= microseconds(100);
+  metrics.Record(origin, 10, false);
+  origin.begin -= std::chrono::seconds(60);
+  metrics.Record(origin, 10, false);
+  source.requests = metrics.Snapshot();
+  return source;
+}
+
+TEST(MetricsText, HistogramsAreCumulativeAndEndWithAll) {
+  const std::string text = MetricsText(Example(), MetricsFormat::kPrometheus);
+  EXPECT_NE(text.find("weightfs_read_bytes_total 12345\n"), std::string::npos);
+  EXPECT_NE(text.find("store=\"/srv/a \\\"b\\\"\\\\c\\nd\""), std::string::npos) << text.substr(0, 300);
+  EXPECT_NE(text.find("duration_seconds_bucket{kind=\"read\",le=\"6.4e-05\"} 0\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("duration_seconds_bucket{kind=\"read\",le=\"8.388608\"} 1\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("duration_seconds_bucket{kind=\"read\",le=\"+Inf\"} 2\n"), std::string::npos);
+  EXPECT_NE(text.find("duration_seconds_count{kind=\"read\"} 2\n"), std::string::npos);
+  EXPECT_EQ(text.find("# EOF"), std::string::npos);
+}
+
+TEST(MetricsText, OpenMetricsDeclaresFamiliesAndEnds) {
+  const std::string text = MetricsText(Example(), MetricsFormat::kOpenMetrics);
+  EXPECT_NE(text.find("# TYPE weightfs_read_bytes counter\n"), std::string::npos);
+  EXPECT_TRUE(text.ends_with("# EOF\n"));
+}
+
+TEST(MetricsServer, AnswersHttp) {
+  const auto ask = [](const std::string& request) {
+    return AnswerHttp(request, [](MetricsFormat format) {
+      return std::string(format == MetricsFormat::kOpenMetrics ? "open" : "text");
+    });
+  };
+  EXPECT_TRUE(ask("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 OK\r\n"));
+  EXPECT_TRUE(ask("GET /metrics?x=1 HTTP/1.1\r\n\r\n").ends_with("\r\n\r\ntext"));
+  EXPECT_TRUE(ask("GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\n\r\n").ends_with("\r\n\r\nopen"));
+  EXPECT_TRUE(ask("HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
+  EXPECT_TRUE(ask("GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+  EXPECT_TRUE(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+  for (const char* wrong : {"\r\n\r\n", "GET\r\n\r\n", "GET /metrics\r\n\r\n", "GET /\r\nx HTTP/1.1\r\n\r\n"}) {
+    EXPECT_TRUE(ask(wrong).starts_with("HTTP/1.1 400 ")) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace weightfs

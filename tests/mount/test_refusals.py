@@ -12,7 +12,7 @@ import pytest
 
 import store_files
 from harness import needs, process
-from harness.filesystems import weightfs
+from harness.filesystems import wait_until, weightfs
 from store_files import check_usable, devices_of, filled_store, refused, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -90,6 +90,8 @@ def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, loca
     with open(mount.path / "file", "wb", buffering=0) as stream:
         stream.write(b"content")
         os.fsync(stream.fileno())   # otherwise the mount would write to the devices a second later
+    # So it does for the replica of the catalog.
+    assert wait_until(lambda: json.loads(weightfs("info", mount.path, "--json").out)["statistics"]["replica_current"])
     with unchanged(*devices):
         refused("format", local / "other", "--device", devices[0], "--force", "--sparse",
                 saying="locked by another process")

@@ -302,12 +302,19 @@ def test_short_connections_do_not_delay_others(work):
     (work / "a").write_bytes(pattern(BLOCK))
     file = os.open(work / "a", os.O_RDWR)
     token, name = ticket(file)
-    with Lease(name) as lease, Holder(CONNECTS, name.decode(), 6):
+    lost = 0
+    with contextlib.ExitStack() as leases, Holder(CONNECTS, name.decode(), 6):
+        lease = leases.enter_context(Lease(name))
         # When the server admitted all waiting clients first, each request took a second or more, far beyond the test's
         # limit in total.
         for _ in range(300):
-            lease.reserve(token, 1)
-            lease.release()
+            try:
+                lease.reserve(token, 1)
+                lease.release()
+            except ConnectionError:   # it was idle for longest when a user had too many
+                lost += 1
+                lease = leases.enter_context(Lease(name))
+    assert lost < 30
     os.close(file)
 
 

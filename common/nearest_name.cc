@@ -30,9 +30,9 @@ std::string_view NearestName(std::string_view word, std::span<const std::string>
   std::string_view best;
   size_t limit = word.size() <= kShort ? 1 : 2;
   for (const std::string& one : known) {
-    // A prefix of a long name is taken for an abbreviation.
-    // The difference of the lengths is a lower bound, and a word may be long.
+    // The difference of the lengths is a lower bound of the distance, and a word may be long.
     if (word.size() > one.size() + limit) continue;
+    // A prefix of a long name is taken for an abbreviation.
     const size_t distance = one.starts_with(word) ? 0 : EditDistance(word, one);
     if (distance > limit || (!best.empty() && distance == limit)) continue;
     best = one;

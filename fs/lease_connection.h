@@ -48,7 +48,7 @@ class LeaseConnection {
   using Time = std::chrono::steady_clock::time_point;
 
   int socket() const { return socket_.get(); }
-  uint64_t id() const { return id_; }  // lease::Identity
+  uint64_t id() const { return id_; }  // lease::Identity: a random number, then that of the socket
   const Credentials& peer() const { return peer_; }
   pid_t process() const { return process_; }  // that connected
 

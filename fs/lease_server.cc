@@ -272,11 +272,10 @@ void LeaseServer::Accept(UniqueFd socket) {
     spdlog::warn("uid {}: no connection for leases: this user has {} already", peer->uid, kMostOfUser);
     return;
   }
-  uint64_t id = 0;
-  while (id == 0) {
-    if (getrandom(&id, sizeof(id), 0) != static_cast<ssize_t>(sizeof(id))) return;
-  }
+  uint32_t random = 0;
+  if (getrandom(&random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return;
   const int descriptor = socket.get();
+  const uint64_t id = uint64_t{random} << 32 | static_cast<uint32_t>(descriptor);
   const auto connection =
       std::make_shared<LeaseConnection>(std::move(socket), id, *peer, process, leases_, std::move(*share));
   LeaseConnectionPtr dropped;  // destroyed after the mutex is released
@@ -363,10 +362,9 @@ int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked
   std::optional<CountedScope> counted;  // Stop waits for it
   {
     MutexLock lock(mutex_);
-    const auto at = std::find_if(connections_.begin(), connections_.end(), [&](const auto& candidate) {
-      return candidate.second->id() == connection && candidate.second->peer().uid == user;
-    });
+    const auto at = connections_.find(static_cast<int>(connection));  // the number in the id
     if (at == connections_.end() || executor_ == nullptr) return ENOTCONN;
+    if (at->second->id() != connection || at->second->peer().uid != user) return ENOTCONN;
     found = at->second;
     counted.emplace(requests_.open());
   }

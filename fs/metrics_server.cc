@@ -70,11 +70,16 @@ std::string AnswerHttp(const std::string& request, const MetricsServer::Render& 
   return method == "GET" ? answer : answer.substr(0, answer.size() - body.size());
 }
 
-Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address, Render render) {
-  std::unique_ptr<MetricsServer> server(new MetricsServer(address, std::move(render)));
-  RETURN_IF_ERROR(server->Listen());
-  ASSIGN_OR_RETURN(server->thread_, StartThread("weightfs-http", [raw = server.get()] { raw->Run(); }));
+Result<std::unique_ptr<MetricsServer>> MetricsServer::Listen(const std::string& address) {
+  std::unique_ptr<MetricsServer> server(new MetricsServer(address));
+  RETURN_IF_ERROR(server->Bind());
   return server;
+}
+
+Result<void> MetricsServer::Start(Render render) {
+  render_ = std::move(render);
+  ASSIGN_OR_RETURN(thread_, StartThread("weightfs-http", [this] { Run(); }));
+  return {};
 }
 
 MetricsServer::~MetricsServer() {
@@ -86,7 +91,7 @@ MetricsServer::~MetricsServer() {
   if (made_path_) unlink(address_.c_str());
 }
 
-Result<void> MetricsServer::Listen() {
+Result<void> MetricsServer::Bind() {
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) return CannotListen(address_, std::strerror(errno));
   RETURN_IF_ERROR(address_.starts_with('/') ? ListenAtPath() : ListenAtPort());

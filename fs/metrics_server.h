@@ -18,22 +18,24 @@ namespace weightfs {
 class MetricsServer {
  public:
   using Render = std::function<std::string(MetricsFormat)>;
-  // `address` is HOST:PORT, [IPV6]:PORT, or the absolute path of a Unix socket to create. Errors are full lines.
-  static Result<std::unique_ptr<MetricsServer>> Start(const std::string& address, Render render);
+  // `address` is HOST:PORT, [IPV6]:PORT, or the absolute path of a Unix socket to create. Clients wait until Start.
+  // Errors are full lines.
+  static Result<std::unique_ptr<MetricsServer>> Listen(const std::string& address);
+  Result<void> Start(Render render);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
  private:
-  MetricsServer(std::string address, Render render) : address_(std::move(address)), render_(std::move(render)) {}
-  Result<void> Listen();
+  explicit MetricsServer(std::string address) : address_(std::move(address)) {}
+  Result<void> Bind();
   Result<void> ListenAtPath();
   Result<void> ListenAtPort();
   void Run();
   void Serve(const UniqueFd& connection);
 
   const std::string address_;
-  const Render render_;
+  Render render_;  // set before the thread begins
   UniqueFd listener_, wake_;
   bool made_path_ = false;
   std::thread thread_;

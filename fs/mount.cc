@@ -29,9 +29,15 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
   mount->filesystem_ = std::make_unique<Filesystem>(store, mount->options_);
   ASSIGN_OR_RETURN(mount->session_, Session::Create(*mount->filesystem_, mount->options_));
   RETURN_IF_ERROR(mount->filesystem_->StartLeases());
-  RETURN_IF_ERROR(mount->StartMetrics());
+  if (!mount->options_.metrics.empty()) {
+    ASSIGN_OR_RETURN(mount->metrics_, MetricsServer::Listen(mount->options_.metrics));
+  }
   RETURN_IF_ERROR(mount->session_->Mount());
   RETURN_IF_ERROR(mount->session_->Negotiate());
+  if (mount->metrics_ != nullptr) {
+    RETURN_IF_ERROR(mount->metrics_->Start(
+        [raw = mount.get()](MetricsFormat format) { return MetricsText(raw->Measure(), format); }));
+  }
   for (const std::string& line : mount->Features()) spdlog::debug("kernel: {}", line);
   return mount;
 }
@@ -50,24 +56,20 @@ Result<void> Mount::Run() {
   return served;
 }
 
-Result<void> Mount::StartMetrics() {
-  if (options_.metrics.empty()) return {};
-  ASSIGN_OR_RETURN(metrics_, MetricsServer::Start(options_.metrics, [this](MetricsFormat format) {
-                     MetricsSource source;
-                     source.stats = StatsOf(*filesystem_);
-                     source.requests = filesystem_->metrics().Snapshot();
-                     source.store = options_.store_directory;
-                     struct rusage usage {};
-                     getrusage(RUSAGE_SELF, &usage);
-                     for (const timeval& time : {usage.ru_utime, usage.ru_stime}) {
-                       source.processor_seconds += static_cast<double>(time.tv_sec) + time.tv_usec / 1e6;
-                     }
-                     uint64_t pages = 0, resident = 0;
-                     std::ifstream("/proc/self/statm") >> pages >> resident;
-                     source.resident_bytes = resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-                     return MetricsText(source, format);
-                   }));
-  return {};
+MetricsSource Mount::Measure() const {
+  MetricsSource source;
+  source.stats = StatsOf(*filesystem_);
+  source.requests = filesystem_->metrics().Snapshot();
+  source.store = options_.store_directory;
+  struct rusage usage {};
+  getrusage(RUSAGE_SELF, &usage);
+  for (const timeval& time : {usage.ru_utime, usage.ru_stime}) {
+    source.processor_seconds += static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  }
+  uint64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  source.resident_bytes = resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return source;
 }
 
 void Mount::Stop() { session_->Stop(); }

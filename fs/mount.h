@@ -14,6 +14,7 @@ namespace weightfs {
 
 class Filesystem;
 class MetricsServer;
+struct MetricsSource;
 class Session;
 
 // Thread-safe as follows: any thread or signal handler may call Stop; all other calls come from one thread.
@@ -45,12 +46,12 @@ class Mount {
 
  private:
   Mount();
-  Result<void> StartMetrics();
+  MetricsSource Measure() const;
 
   MountOptions options_;
   std::unique_ptr<Filesystem> filesystem_;
   std::unique_ptr<Session> session_;
-  std::unique_ptr<MetricsServer> metrics_;
+  std::unique_ptr<MetricsServer> metrics_;  // null without -o metrics=
 };
 
 // Returns the features that this kernel offers, one line each ("direct_io_allow_mmap: used", "passthrough: offered, not

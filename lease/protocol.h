@@ -63,7 +63,7 @@ static_assert(sizeof(Extent) == 32);
 // What WEIGHTFS_IOC_LEASE_REQUEST calls the connection. With that ioctl a kRead or kReserve needs no ticket before it
 // and no message: its answer arrives here as if the request had been sent here.
 struct Identity {
-  uint64_t connection = 0;  // random, never 0
+  uint64_t connection = 0;  // partly random, never 0
 };
 
 // Requests the current bytes, including those that others wrote and did not sync. While the lease lasts, the blocks of

@@ -132,18 +132,27 @@ Result<LeaseTicket> AskForTicket(int descriptor) {
   return out;
 }
 
+Result<std::unique_ptr<Lease>> Lease::Make(const std::shared_ptr<LeaseConnections>& connections) {
+  RETURN_IF_ERROR(connections->Begin());
+  return std::unique_ptr<Lease>(new Lease(connections));  // its destructor maintains the count
+}
+
 Result<std::unique_ptr<Lease>> Lease::Connect(const std::shared_ptr<LeaseConnections>& connections,
                                               const LeaseTicket& ticket, int descriptor) {
-  RETURN_IF_ERROR(connections->Begin());
-  // From here on the destructor of Lease maintains the count.
-  auto idle = connections->Take([&](const IdleConnection& other) { return other.name == ticket.socket; });
-  const bool made = !idle.has_value();
-  std::unique_ptr<Lease> lease(new Lease(connections, made ? IdleConnection{.name = ticket.socket} : *std::move(idle)));
-  if (!made) return lease;
-  ASSIGN_OR_RETURN(lease->connection_.socket, ConnectToMount(ticket.socket, descriptor));
-  lease->connection_.device = DeviceOf(descriptor);
-  RETURN_IF_ERROR(lease->Identify());
+  ASSIGN_OR_RETURN(auto lease, Make(connections));
+  RETURN_IF_ERROR(lease->Open(ticket, descriptor));
   return lease;
+}
+
+Result<void> Lease::Open(const LeaseTicket& ticket, int descriptor) {
+  if (auto idle = connections_->Take([&](const IdleConnection& other) { return other.name == ticket.socket; })) {
+    connection_ = *std::move(idle);
+    return {};
+  }
+  ASSIGN_OR_RETURN(connection_.socket, ConnectToMount(ticket.socket, descriptor));
+  connection_.name = ticket.socket;
+  connection_.device = DeviceOf(descriptor);
+  return Identify();
 }
 
 // A mount of an older version refuses, and leases then need tickets.
@@ -157,32 +166,30 @@ Result<void> Lease::Identify() {
 
 Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor,
                                   lease::Kind kind, uint64_t offset, uint64_t length) {
+  Begun begun;
+  ASSIGN_OR_RETURN(begun.lease, Make(connections));
   const dev_t device = DeviceOf(descriptor);
   const auto of_mount = [device](const IdleConnection& other) { return other.id != 0 && other.device == device; };
-  RETURN_IF_ERROR(connections->Begin());
   if (auto idle = connections->Take(of_mount)) {
-    std::unique_ptr<Lease> lease(new Lease(connections, *std::move(idle)));
+    begun.lease->connection_ = *std::move(idle);
     weightfs_lease_request asked{};
     asked.version = WEIGHTFS_IOC_VERSION;
     asked.kind = static_cast<uint32_t>(kind);
-    asked.connection = lease->connection_.id;
+    asked.connection = begun.lease->connection_.id;
     asked.offset = offset;
     asked.length = length;
     if (ioctl(descriptor, WEIGHTFS_IOC_LEASE_REQUEST, &asked) == 0) {
-      Begun begun{.lease = std::move(lease)};
       std::memcpy(begun.token.data(), asked.token, begun.token.size());
       ASSIGN_OR_RETURN(begun.answer, begun.lease->Receive(kind));
       return begun;
     }
     // Another mount may have the device number by now.
     if (errno != ENOTCONN && errno != ENOTTY) return RefusedTicket(errno);
-    lease->connection_.socket = {};
-  } else {
-    connections->End();
+    begun.lease->connection_ = {};
   }
   ASSIGN_OR_RETURN(const LeaseTicket ticket, AskForTicket(descriptor));
-  Begun begun{.token = ticket.token};
-  ASSIGN_OR_RETURN(begun.lease, Connect(connections, ticket, descriptor));
+  begun.token = ticket.token;
+  RETURN_IF_ERROR(begun.lease->Open(ticket, descriptor));
   if (kind == lease::Kind::kRead) {
     const lease::ReadRequest request{ticket.token, offset, length};
     ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));

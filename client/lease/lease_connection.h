@@ -71,8 +71,10 @@ class Lease {
   bool alive() const;
 
  private:
-  Lease(std::shared_ptr<LeaseConnections> connections, IdleConnection connection)
-      : connections_(std::move(connections)), connection_(std::move(connection)) {}
+  explicit Lease(std::shared_ptr<LeaseConnections> connections) : connections_(std::move(connections)) {}
+  // A lease without a connection, which Open opens. EAGAIN as for Connect.
+  static Result<std::unique_ptr<Lease>> Make(const std::shared_ptr<LeaseConnections>& connections);
+  Result<void> Open(const LeaseTicket& ticket, int descriptor);
   Result<void> Identify();
   Result<void> Send(lease::Kind kind, Body body);
   Result<lease::Message> Receive(lease::Kind kind, std::optional<uint64_t>* failed = nullptr);

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The places in the listing of an open directory from which the kernel may go on. Private to fs/.
 //
-// The position of FUSE is the ordinal of the next entry in the listing of one handle; "." and ".." are the entries 0
-// and
+// The position of FUSE is the ordinal of the next entry in the listing of one handle; "." and ".." are the entries 0 and
 // 1. Entries are listed in the byte order of their names, so the name of the last entry before a position says where to
 // go on, whatever was created and deleted meanwhile: an entry that exists during the whole listing is listed exactly
 // once. A listing keeps these names:
 //
-//   - of the entries of the last reply, because the program's buffer may be smaller than the reply. The kernel then
-//   asks
+//   - of the entries of the last reply, because the program's buffer may be smaller than the reply. The kernel then asks
 //     again from one of its entries;
 //   - of a few earlier replies, for seekdir(3). From there on, the entries up to a position are counted, which is exact
 //     as long as nobody changes the part of the directory in between.
@@ -65,13 +63,13 @@ class DirectoryListing {
 
   std::atomic<uint64_t>& kept_;
   mutable Mutex mutex_;
-  uint64_t first_ GUARDED_BY(mutex_) = 2;    // the ordinal of the first entry of the last reply
-  uint64_t next_ GUARDED_BY(mutex_) = 2;     // and of the entry after it
-  std::string after_ GUARDED_BY(mutex_);     // the name before the first entry of the last reply
-  std::string last_ GUARDED_BY(mutex_);      // the name of its last entry, or after_
-  std::string names_ GUARDED_BY(mutex_);     // the names of its entries, each after its length; may be absent
-  uint64_t counted_ GUARDED_BY(mutex_) = 0;  // of kept_, for names_
-  uint64_t stride_ GUARDED_BY(mutex_) = 1;   // the distance of the checkpoints, at least
+  uint64_t first_ GUARDED_BY(mutex_) = 2;       // the ordinal of the first entry of the last reply
+  uint64_t next_ GUARDED_BY(mutex_) = 2;        // and of the entry after it
+  std::string after_ GUARDED_BY(mutex_);        // the name before the first entry of the last reply
+  std::string last_ GUARDED_BY(mutex_);         // the name of its last entry, or after_
+  std::string names_ GUARDED_BY(mutex_);        // the names of its entries, each after its length; may be absent
+  uint64_t counted_ GUARDED_BY(mutex_) = 0;     // of kept_, for names_
+  uint64_t stride_ GUARDED_BY(mutex_) = 1;      // the distance of the checkpoints, at least
   std::vector<Checkpoint> checkpoints_ GUARDED_BY(mutex_);  // begins of replies, in order
 };
 

@@ -25,7 +25,7 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   int flags = 0;  // flags of open(2)
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
-  UserLimit::Share share;                     // of Filesystem::opens
+  UserLimit::Share share;  // of Filesystem::opens
   std::atomic<uint64_t> read_bytes{0};        // read through the daemon
   std::atomic<uint64_t> reported_failure{0};  // Store::Flush
 

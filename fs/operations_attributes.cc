@@ -88,11 +88,11 @@ void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_v
                               : (flags & XATTR_REPLACE) != 0 ? AttributeWrite::kReplace
                                                              : AttributeWrite::kAny;
   const auto share = std::make_shared<UserLimit::Share>(std::move(*waiting));
-  filesystem.RunAside(std::move(reply),
-                      [&filesystem, ino, name = std::string(name), value = std::string(value), mode, share](Reply now) {
-                        const bool keeps = KeepsSetGroupId(filesystem, now, ino, name);
-                        now.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode, keeps));
-                      });
+  filesystem.RunAside(std::move(reply), [&filesystem, ino, name = std::string(name), value = std::string(value), mode,
+                                         share](Reply now) {
+    const bool keeps = KeepsSetGroupId(filesystem, now, ino, name);
+    now.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode, keeps));
+  });
 }
 
 void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
@@ -124,8 +124,8 @@ void RemoveExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::strin
   reply.Finish(filesystem.names().RemoveExtendedAttribute(ino, name));
 }
 
-// The kernel does not wait until a file is closed or forgotten. Another thread may still be processing the last one of
-// a deleted file when a program asks for the space that it frees.
+// The kernel does not wait until a file is closed or forgotten. Another thread may still be processing the last one of a
+// deleted file when a program asks for the space that it frees.
 void Statistics(Filesystem& filesystem, Reply reply) {
   filesystem.ends().WaitForNone();
   const SpaceStatistics space = filesystem.store().Space();

@@ -19,6 +19,11 @@ struct Fault {
 constexpr std::array kFaults = {Fault{SIGSEGV, "SIGSEGV"}, Fault{SIGBUS, "SIGBUS"}, Fault{SIGFPE, "SIGFPE"},
                                 Fault{SIGILL, "SIGILL"}, Fault{SIGABRT, "SIGABRT"}};
 constexpr int kMostCalls = 64;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // sanitizers print better reports of their own
+#else
+constexpr bool kSanitized = false;
+#endif
 
 void Say(std::string_view text) {
   // A failure cannot be reported any more.
@@ -40,7 +45,7 @@ void OnFault(int signal) {
 }  // namespace
 
 void ReportCrashes() {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // sanitizers print better reports of their own
+  if (kSanitized) return;
   // The first call loads a library, which a signal handler must not do.
   void* call = nullptr;
   backtrace(&call, 1);
@@ -48,7 +53,6 @@ void ReportCrashes() {
   action.sa_handler = OnFault;
   action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_NODEFER;
   for (const Fault& fault : kFaults) sigaction(fault.signal, &action, nullptr);
-#endif
 }
 
 }  // namespace weightfs::cli

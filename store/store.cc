@@ -398,9 +398,9 @@ Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write
   return {};
 }
 
-Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                                            std::span<const DirectFile> files, std::span<const uint32_t> checksums,
-                                            BlockReservation grant, size_t* failed) {
+Result<std::vector<InodeId>> Store::CreateMany(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                                               std::span<const DirectFile> files, std::span<const uint32_t> checksums,
+                                               BlockReservation grant, size_t* failed) {
   *failed = files.size();
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   BlockCount blocks;
@@ -415,7 +415,7 @@ Result<std::vector<InodeId>> Store::Publish(const InodePtr& directory, const Cre
   // The catalog may be synced at any time, so the content must be durable before the catalog refers to it.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(SyncWait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));
-  auto replaced = p_->names->Publish(directory->id, who, mode, files, grant.runs(), checksums, failed);
+  auto replaced = p_->names->CreateMany(directory->id, who, mode, files, grant.runs(), checksums, failed);
   if (!replaced) {
     // The next mount may find the batch, and then these blocks belong to files.
     if (p_->catalog->failed()) grant.Forget();

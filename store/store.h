@@ -144,11 +144,11 @@ class Store {
   // Makes the first blocks of the reservation, which already hold the data, part of the file atomically, and frees the
   // rest. The change is as durable as a write. On failure the file is unchanged.
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
-  // Makes the blocks of the reservation files of the directory (Namespace::Publish, which defines the result and
+  // Makes the blocks of the reservation files of the directory (Namespace::CreateMany, which defines the result and
   // `failed`). First flushes the devices, so that the content is on stable storage.
-  Result<std::vector<InodeId>> Publish(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                                       std::span<const DirectFile> files, std::span<const uint32_t> checksums,
-                                       BlockReservation grant, size_t* failed);
+  Result<std::vector<InodeId>> CreateMany(const InodePtr& directory, const Credentials& who, uint32_t mode,
+                                          std::span<const DirectFile> files, std::span<const uint32_t> checksums,
+                                          BlockReservation grant, size_t* failed);
   // Opens a new descriptor of a device for a lease holder (FileDevice::OpenAgain). A writer has an id of its own,
   // passed here as `writer` and noted in its reservation (BlockReservation::BeginWrites).
   Result<UniqueFd> OpenDevice(DeviceId device, bool write, uint64_t writer = 0);

@@ -61,9 +61,9 @@ class Namespace {
   // this atomic for all files. Checks the permissions of `who`, because nobody has checked them yet. Returns the
   // replaced inodes. On an error nothing has changed, and `failed` is the index of the file at fault, or the number of
   // files.
-  Result<std::vector<InodeId>> Publish(InodeId directory, const Credentials& who, uint32_t mode,
-                                       std::span<const DirectFile> files, std::span<const DeviceRun> runs,
-                                       std::span<const uint32_t> checksums, size_t* failed);
+  Result<std::vector<InodeId>> CreateMany(InodeId directory, const Credentials& who, uint32_t mode,
+                                          std::span<const DirectFile> files, std::span<const DeviceRun> runs,
+                                          std::span<const uint32_t> checksums, size_t* failed);
 
   // Returns kAccess when the mode or the ACL denies `who` the access `wanted`, a sum of these.
   static constexpr uint16_t kMayRead = 4, kMayWrite = 2, kMaySearch = 1;
@@ -161,13 +161,13 @@ class Namespace {
   // Takes unused numbers for the caller. They are never used again, even if the operation fails.
   Result<InodeId> TakeInodesLocked(uint64_t count) REQUIRES(mutex_);
 
-  struct Publication;
-  Result<InodePtr> FindReplacedInode(const Publication& work, std::string_view name);
-  Result<void> FindReplaced(Publication& work, size_t* failed);
-  Result<void> UpdateReplacedLocked(Publication& work, size_t* failed) REQUIRES(mutex_);
-  Result<void> BuildFiles(Publication& work, uint32_t mode, std::span<const DeviceRun> runs,
+  struct ManyFiles;
+  Result<InodePtr> FindReplacedInode(const ManyFiles& work, std::string_view name);
+  Result<void> FindReplaced(ManyFiles& work, size_t* failed);
+  Result<void> UpdateReplacedLocked(ManyFiles& work, size_t* failed) REQUIRES(mutex_);
+  Result<void> BuildFiles(ManyFiles& work, uint32_t mode, std::span<const DeviceRun> runs,
                           std::span<const uint32_t> checksums, InodeId first);
-  Result<void> PublishLocked(Publication& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
+  Result<void> CreateManyLocked(ManyFiles& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const EntryLocation& location) REQUIRES(mutex_);
   Result<void> TryRemoveLocked(const EntryLocation& location) REQUIRES(mutex_);

@@ -42,7 +42,7 @@ class Workload {
         case 15:
         case 16: ReplaceDirect(); break;
         case 17: Abandon(); break;
-        case 18: Publish(); break;
+        case 18: CreateMany(); break;
         case 19: RenameDirectory(); break;
         case 20: Link(); break;
         default: SyncEverything(); break;
@@ -246,8 +246,8 @@ class Workload {
     ASSERT_TRUE(store_.Fill(file, FileBlock{0}, Pattern(random_(), 1 + Size())).has_value());
     Close(file);
   }
-  // Publishes several files at once; one of them replaces another file.
-  void Publish() {
+  // Creates several files at once; one of them replaces another file.
+  void CreateMany() {
     std::vector<TestStore::NamedFile> files;
     auto names = history_.names();
     const std::string old = Any();
@@ -258,8 +258,8 @@ class Workload {
       names[path] = history_.NewFile(files.back().data);
     }
     const size_t began = Now();
-    const auto published = store_.Publish("", files);
-    ASSERT_TRUE(published.has_value()) << ToString(published.error());
+    const auto created = store_.CreateMany("", files);
+    ASSERT_TRUE(created.has_value()) << ToString(created.error());
     history_.Named(began, std::move(names));
     if (random_() % 2 == 0) SyncEverything();
   }

@@ -293,7 +293,7 @@ MUTANTS = [
            "return MayHoldTickets(direct, who.uid) && (who.uid != 0 || who.uid == 0 || who.Can(CAP_DAC_OVERRIDE));",
            (ROOT + "test_privileges.py -k ticket",)),
     Mutant("leased-folder-access", "Saving many files by a lease checks the directory's permissions.",
-           "store/names/namespace_publish.cc",
+           "store/names/namespace_create_many.cc",
            "if (who.Can(CAP_DAC_OVERRIDE)) return true;", "if (who.Can(CAP_DAC_OVERRIDE) || who.uid != 77) return true;",
            ("unit_store_leases",)),
 

@@ -199,7 +199,7 @@ Result<std::string> TestStore::ReadDirect(const InodePtr& inode, uint64_t offset
   return text.substr(offset - ToBytes(lease.first).value, end - offset);
 }
 
-Result<void> TestStore::Publish(std::string_view directory, const std::vector<NamedFile>& files) {
+Result<void> TestStore::CreateMany(std::string_view directory, const std::vector<NamedFile>& files) {
   ASSIGN_OR_RETURN(const InodeId ino, Resolve(directory));
   ASSIGN_OR_RETURN(const InodePtr inode, store_->inodes().Get(ino));
   std::string all;
@@ -211,7 +211,7 @@ Result<void> TestStore::Publish(std::string_view directory, const std::vector<Na
   }
   ASSIGN_OR_RETURN(Filled filled, Fill(inode, FileBlock{0}, all));
   size_t failed = 0;
-  RETURN_IF_ERROR(store_->Publish(inode, {}, 0644, named, filled.checksums, std::move(filled.grant), &failed));
+  RETURN_IF_ERROR(store_->CreateMany(inode, {}, 0644, named, filled.checksums, std::move(filled.grant), &failed));
   return {};
 }
 

@@ -66,7 +66,7 @@ class TestStore {
     std::string name, data;
   };
   // In one commit, as root.
-  Result<void> Publish(std::string_view directory, const std::vector<NamedFile>& files);
+  Result<void> CreateMany(std::string_view directory, const std::vector<NamedFile>& files);
 
  private:
   Result<void> OpenStore(std::unique_ptr<MemoryKvStore> kv, std::vector<std::unique_ptr<FaultDevice>> devices);

@@ -309,27 +309,27 @@ TEST(WriteLeases, AReservationFindsTheSpaceThatWaitsForACommit) {
   ASSERT_OK(store->Reserve(file, FileBlock{0}, BlockCount{40 * kMiB / kBlockSize}));
 }
 
-TEST(Publishing, ManyFilesAppearWithTheirContent) {
+TEST(CreateMany, ManyFilesAppearWithTheirContent) {
   TestStore store({.devices = 2});
   std::vector<TestStore::NamedFile> files;
   for (uint64_t index = 0; index < 40; ++index) {
     files.push_back({"f" + std::to_string(index), Pattern(index, index * 70000 % 1300000)});
   }
-  ASSERT_OK(store.Publish("", files));
+  ASSERT_OK(store.CreateMany("", files));
   for (const auto& file : files) EXPECT_TRUE(Must(store.ReadPath(file.name)) == file.data) << file.name;
   ASSERT_OK(store->SyncAll());
   ASSERT_OK(store.Remount());
   for (const auto& file : files) EXPECT_TRUE(Must(store.ReadPath(file.name)) == file.data) << file.name;
 }
 
-TEST(Publishing, ReplacesFilesOfTheSameNamesAndFreesTheirSpace) {
+TEST(CreateMany, ReplacesFilesOfTheSameNamesAndFreesTheirSpace) {
   TestStore store;
   ASSERT_OK(store.WriteFile("a", Pattern(1, 8 * kMiB)));
   ASSERT_OK(store.WriteFile("b", Pattern(2, 8 * kMiB)));
   const InodePtr open = store.OpenPath("a").value();
   ASSERT_OK(store->names().Link(store.Resolve("b").value(), kRootInode, "other"));
   ASSERT_OK(store->SyncAll());
-  ASSERT_OK(store.Publish("", {{"a", "new a"}, {"b", "new b"}, {"c", ""}}));
+  ASSERT_OK(store.CreateMany("", {{"a", "new a"}, {"b", "new b"}, {"c", ""}}));
   EXPECT_EQ(Must(store.ReadPath("a")), "new a");
   EXPECT_EQ(Must(store.ReadPath("b")), "new b");
   EXPECT_EQ(Must(store.ReadPath("c")), "");
@@ -342,7 +342,7 @@ TEST(Publishing, ReplacesFilesOfTheSameNamesAndFreesTheirSpace) {
   EXPECT_EQ(store->Space().inodes, 5U) << "the root, three new files, and the one with another name";
 }
 
-TEST(Publishing, IsAllOrNothing) {
+TEST(CreateMany, IsAllOrNothing) {
   TestStore store;
   ASSERT_OK(store.WriteFile("a", "old a"));
   CreateRequest directory;
@@ -351,7 +351,7 @@ TEST(Publishing, IsAllOrNothing) {
   ASSERT_OK(store->SyncAll());
   const uint64_t before = Available(store);
   const auto refused = [&](const std::vector<TestStore::NamedFile>& files) {
-    const auto result = store.Publish("", files);
+    const auto result = store.CreateMany("", files);
     return result.has_value() ? std::string("taken") : std::string(ErrorCodeName(result.error().code));
   };
   EXPECT_EQ(refused({{"a", "new"}, {"d", "new"}}), "is a directory");
@@ -365,7 +365,7 @@ TEST(Publishing, IsAllOrNothing) {
   EXPECT_EQ(Available(store), before);
 }
 
-TEST(Publishing, ATotalSizeThatOverflowsIsRefused) {
+TEST(CreateMany, ATotalSizeThatOverflowsIsRefused) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
   // In total 2^64 blocks, which wraps to none if unchecked.
@@ -374,12 +374,12 @@ TEST(Publishing, ATotalSizeThatOverflowsIsRefused) {
   size_t failed = 0;
   auto grant = store->Reserve(root, FileBlock{0}, BlockCount{1});
   ASSERT_OK(grant);
-  const auto result = store->Publish(root, {}, 0644, files, {}, std::move(*grant), &failed);
+  const auto result = store->CreateMany(root, {}, 0644, files, {}, std::move(*grant), &failed);
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().code, ErrorCode::kInvalid);
 }
 
-TEST(Publishing, ChecksTheSamePermissionsAsTheKernel) {
+TEST(CreateMany, ChecksTheSamePermissionsAsTheKernel) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
   const auto publish = [&](const Credentials& who, const char* name) {
@@ -387,7 +387,7 @@ TEST(Publishing, ChecksTheSamePermissionsAsTheKernel) {
     EXPECT_TRUE(grant.has_value());
     const DirectFile file{name, 0};
     size_t failed = 0;
-    const auto result = store->Publish(root, who, 0640, {&file, 1}, {}, std::move(*grant), &failed);
+    const auto result = store->CreateMany(root, who, 0640, {&file, 1}, {}, std::move(*grant), &failed);
     return result.has_value() ? std::string("made") : std::string(ErrorCodeName(result.error().code));
   };
   const Credentials owner{7, 8, {}}, member{9, 10, {8}}, stranger{11, 11, {}};
@@ -423,7 +423,7 @@ TEST(Publishing, ChecksTheSamePermissionsAsTheKernel) {
   EXPECT_EQ(publish({0, 0, {}, uint64_t{1} << CAP_DAC_OVERRIDE | uint64_t{1} << CAP_FOWNER}, "a"), "made");
 }
 
-TEST(Publishing, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
+TEST(CreateMany, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {  // The seed determines whether the batch survives.
     TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
     ASSERT_OK(store.WriteFile("a", Pattern(1, 20 * kMiB)));
@@ -431,7 +431,7 @@ TEST(Publishing, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
     const InodePtr file = store.OpenPath("a").value();
     ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 100000)));  // still in memory
     store.kv().FailWrite(1);
-    EXPECT_FALSE(store.Publish("", {{"a", Pattern(2, 20 * kMiB)}}).has_value());
+    EXPECT_FALSE(store.CreateMany("", {{"a", Pattern(2, 20 * kMiB)}}).has_value());
     EXPECT_TRUE(store->read_only());
     EXPECT_EQ(store.WriteAt(file, 0, "x").error().code, ErrorCode::kReadOnly);
     EXPECT_EQ(store->Reserve(file, FileBlock{0}, BlockCount{1}).error().code, ErrorCode::kReadOnly);
@@ -446,10 +446,10 @@ TEST(Publishing, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
   }
 }
 
-TEST(Publishing, AFailedFlushPublishesNothing) {
+TEST(CreateMany, AFailedFlushCreatesNothing) {
   TestStore store;
   store.device().Fail(FaultDevice::Target::kFlush, {.nth = 1, .and_later = true});
-  EXPECT_FALSE(store.Publish("", {{"a", "data"}}).has_value());
+  EXPECT_FALSE(store.CreateMany("", {{"a", "data"}}).has_value());
   EXPECT_FALSE(store.Resolve("a").has_value());
   EXPECT_TRUE(store->read_only());
 }

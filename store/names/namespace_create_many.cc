@@ -98,8 +98,8 @@ Result<void> Namespace::CheckAccess(const InodePtr& inode, const Credentials& wh
   return {};
 }
 
-// The files of one Publish call. Everything possible is looked up and prepared without Namespace::mutex_.
-struct Namespace::Publication {
+// The files of one CreateMany call. Everything possible is looked up and prepared without Namespace::mutex_.
+struct Namespace::ManyFiles {
   const Credentials& who;
   std::span<const DirectFile> files;
   InodePtr directory;
@@ -110,7 +110,7 @@ struct Namespace::Publication {
 };
 
 // Returns the inode that has the name of a file; null when there is none. Checks that the file may replace it.
-Result<InodePtr> Namespace::FindReplacedInode(const Publication& work, std::string_view name) {
+Result<InodePtr> Namespace::FindReplacedInode(const ManyFiles& work, std::string_view name) {
   ASSIGN_OR_RETURN(const auto entry, FindEntry(work.directory->id, name));
   if (!entry) return InodePtr();
   auto inode = inodes_.Get(entry->ino);
@@ -129,7 +129,7 @@ Result<InodePtr> Namespace::FindReplacedInode(const Publication& work, std::stri
   return inode;
 }
 
-Result<void> Namespace::FindReplaced(Publication& work, size_t* failed) {
+Result<void> Namespace::FindReplaced(ManyFiles& work, size_t* failed) {
   {
     MutexLock lock(work.directory->mutex);
     work.seen = work.directory->changes;
@@ -150,7 +150,7 @@ Result<void> Namespace::FindReplaced(Publication& work, size_t* failed) {
 }
 
 // Looks the names up again if the directory has changed.
-Result<void> Namespace::UpdateReplacedLocked(Publication& work, size_t* failed) {
+Result<void> Namespace::UpdateReplacedLocked(ManyFiles& work, size_t* failed) {
   {
     MutexLock lock(work.directory->mutex);
     if (work.directory->changes == work.seen) return {};
@@ -172,7 +172,7 @@ Result<void> Namespace::UpdateReplacedLocked(Publication& work, size_t* failed) 
 }
 
 // Builds the records of the new files, with inode numbers from `first` on.
-Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<const DeviceRun> runs,
+Result<void> Namespace::BuildFiles(ManyFiles& work, uint32_t mode, std::span<const DeviceRun> runs,
                                    std::span<const uint32_t> checksums, InodeId first) {
   CreateRequest request;
   request.mode = S_IFREG | (mode & 0777);
@@ -213,7 +213,7 @@ Result<void> Namespace::BuildFiles(Publication& work, uint32_t mode, std::span<c
   return {};
 }
 
-Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* orphans) {
+Result<void> Namespace::CreateManyLocked(ManyFiles& work, std::vector<InodePtr>* orphans) {
   std::vector<InodePtr> members = work.replaced;  // null for each unused name
   members.push_back(work.directory);
   InodeTransaction transaction(catalog_, members);
@@ -240,13 +240,13 @@ Result<void> Namespace::PublishLocked(Publication& work, std::vector<InodePtr>* 
   return {};
 }
 
-Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credentials& who, uint32_t mode,
-                                                std::span<const DirectFile> files, std::span<const DeviceRun> runs,
-                                                std::span<const uint32_t> checksums, size_t* failed) {
+Result<std::vector<InodeId>> Namespace::CreateMany(InodeId parent, const Credentials& who, uint32_t mode,
+                                                   std::span<const DirectFile> files, std::span<const DeviceRun> runs,
+                                                   std::span<const uint32_t> checksums, size_t* failed) {
   *failed = files.size();
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   RETURN_IF_ERROR(CheckNames(files, failed));
-  Publication work{who, files};
+  ManyFiles work{who, files};
   ASSIGN_OR_RETURN(work.directory, GetDirectory(parent));
   RETURN_IF_ERROR(CheckAccess(work.directory, who, kMayWrite | kMaySearch));
   RETURN_IF_ERROR(FindReplaced(work, failed));
@@ -260,7 +260,7 @@ Result<std::vector<InodeId>> Namespace::Publish(InodeId parent, const Credential
   {
     MutexLock lock(mutex_);
     RETURN_IF_ERROR(UpdateReplacedLocked(work, failed));
-    RETURN_IF_ERROR(PublishLocked(work, &orphans));
+    RETURN_IF_ERROR(CreateManyLocked(work, &orphans));
   }
   DeleteOrphans(orphans);
   std::vector<InodeId> replaced;

@@ -15,6 +15,8 @@ void AddRecover(CLI::App& app, int* exit_code);
 void AddScrub(CLI::App& app, int* exit_code);
 void AddVerify(CLI::App& app, int* exit_code);
 void AddInfo(CLI::App& app, int* exit_code);
+void AddPublish(CLI::App& app, int* exit_code);
+void AddUnpublish(CLI::App& app, int* exit_code);
 void AddStats(CLI::App& app, int* exit_code);
 void AddTop(CLI::App& app, int* exit_code);
 void AddDoctor(CLI::App& app, int* exit_code);

@@ -174,7 +174,7 @@ void Filesystem::DropHandle(uint64_t number) {
                          handle->mode == OpenMode::kHot);
   }
   page_cache_.Close(handle->inode->id, handle->mode, handle->mappable());
-  store_.CloseFile(handle->inode, handle->reported_failure.load());
+  store_.CloseFile(handle->inode, handle->reported_failure.load(), handle->writable());
 }
 
 Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
@@ -264,7 +264,7 @@ void Filesystem::Finish() {
   EndLeases();
   store_.OnReverted(nullptr);
   requests_.WaitForNone();
-  for (const auto& handle : files_.RemoveAll()) store_.CloseFile(handle->inode);
+  for (const auto& handle : files_.RemoveAll()) store_.CloseFile(handle->inode, 0, handle->writable());
   for (const auto& handle : directories_.RemoveAll()) names().Close(handle->inode);
   requests_.WaitForNone();  // the deletions that these closes began
 }

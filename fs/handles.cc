@@ -7,6 +7,6 @@ namespace weightfs {
 
 bool FileHandle::mappable() const { return (flags & O_ACCMODE) == O_RDWR; }
 
-bool FileHandle::writable() const { return (flags & O_ACCMODE) != O_RDONLY; }
+bool MayWrite(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
 
 }  // namespace weightfs

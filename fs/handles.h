@@ -17,6 +17,9 @@
 
 namespace weightfs {
 
+// True if a file that was opened with these flags of open(2) may be written through the descriptor.
+bool MayWrite(int flags);
+
 // Immutable except for the stream, which has its own lock, and the atomics. A request in progress holds a reference, so
 // a handle outlives its release.
 struct FileHandle : std::enable_shared_from_this<FileHandle> {
@@ -29,7 +32,7 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   std::atomic<uint64_t> read_bytes{0};        // read through the daemon
   std::atomic<uint64_t> reported_failure{0};  // Store::Flush
 
-  bool writable() const;
+  bool writable() const { return MayWrite(flags); }
   bool mappable() const;  // allows shared writable mappings: opened for reading and writing
 };
 

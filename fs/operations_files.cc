@@ -28,7 +28,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
       const bool set_ids = HasSetIds(*inode) && !CallerOf(reply).Can(CAP_FSETID);
       RETURN_IF_ERROR(filesystem.ClearPrivileges(inode, set_ids));
     }
-    return filesystem.store().OpenFile(ino, truncate);
+    return filesystem.store().OpenFile(ino, truncate, MayWrite(file.flags));
   };
   const Result<InodePtr> inode = open();
   if (!inode.has_value()) {
@@ -48,7 +48,7 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
   }
   const InodeId ino = created->ino;
   filesystem.store().inodes().AddLookups(ino, 1);
-  const Result<InodePtr> inode = filesystem.store().OpenFile(ino, false);
+  const Result<InodePtr> inode = filesystem.store().OpenFile(ino, false, MayWrite(file.flags));
   if (!inode.has_value()) {
     filesystem.names().Forget(ino, 1);
     reply.Fail(inode.error());

@@ -2,6 +2,7 @@
 // The ioctls of lease/ioctl.h. Any other is answered with ENOTTY at once (Python sends one for each file that it
 // opens).
 #include <linux/capability.h>
+#include <linux/fs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,7 @@ static_assert(sizeof(weightfs_lease_request) == 64);
 static_assert(sizeof(weightfs_metrics) == 9992);
 static_assert(sizeof(weightfs_top) == 11224);
 static_assert(sizeof(weightfs_scrub_damage) == 256);
+static_assert(sizeof(weightfs_publication) == 320);
 static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
 
 struct IoctlRequest {
@@ -251,6 +253,77 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
   filesystem.RunAside(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
 }
 
+weightfs_publication ToIoctl(const PublicationRecord& publication) {
+  weightfs_publication out{};
+  out.version = WEIGHTFS_IOC_VERSION;
+  out.number = publication.version;
+  std::copy(publication.id.begin(), publication.id.end(), std::begin(out.id));
+  out.time_ns = publication.time.seconds * 1'000'000'000 + publication.time.nanoseconds;
+  out.files = publication.files;
+  out.bytes = publication.bytes;
+  return out;
+}
+
+weightfs_publication ToIoctl(const Error& error, const std::string& path) {
+  weightfs_publication out{};
+  out.version = WEIGHTFS_IOC_VERSION;
+  out.error = static_cast<uint32_t>(error.error_number());
+  std::memcpy(out.path, path.data(), std::min(path.size(), sizeof(out.path) - 1));
+  return out;
+}
+
+void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_publication asked{};
+  if (!request.directory || request.in.size() < sizeof(asked)) {
+    reply.Errno(request.directory ? EINVAL : ENOTDIR);
+    return;
+  }
+  std::memcpy(&asked, request.in.data(), sizeof(asked));
+  if (asked.version != WEIGHTFS_IOC_VERSION) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  if (request.command == WEIGHTFS_IOC_PUBLICATION) {
+    const auto found = filesystem.names().GetPublication(request.ino);
+    if (!found.has_value()) {
+      reply.Fail(found.error());
+      return;
+    }
+    const weightfs_publication out = ToIoctl(*found);
+    reply.Ioctl(&out, sizeof(out));
+    return;
+  }
+  const bool publish = request.command == WEIGHTFS_IOC_PUBLISH;
+  const Credentials who = CallerOf(reply);
+  // A commit waits for pages, which the kernel may send to this thread.
+  filesystem.RunElsewhere(std::move(reply), [&filesystem, publish, asked, ino = request.ino, who](Reply later) {
+    std::string failed;
+    weightfs_publication out{};
+    if (publish) {
+      const auto version = asked.number == 0 ? std::nullopt : std::optional<uint64_t>(asked.number);
+      const auto published = filesystem.store().PublishTree(ino, who, version, &failed);
+      out = published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), failed);
+    } else {
+      const auto reverted = filesystem.store().UnpublishTree(ino, who, &failed);
+      out = reverted.has_value() ? ToIoctl(PublicationRecord()) : ToIoctl(reverted.error(), failed);
+    }
+    later.Ioctl(&out, sizeof(out));
+  });
+}
+
+// lsattr(1) shows immutable inodes by this.
+void Flags(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  const auto inode = filesystem.store().inodes().Get(request.ino);
+  if (!inode.has_value()) {
+    reply.Fail(inode.error());
+    return;
+  }
+  MutexLock lock((*inode)->mutex);
+  const uint32_t flags = (*inode)->IsImmutable() ? FS_IMMUTABLE_FL : 0;
+  lock.Unlock();
+  reply.Ioctl(&flags, sizeof(flags));
+}
+
 void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   uint32_t read_only = 0;
   if (request.in.size() < sizeof(read_only)) {
@@ -286,6 +359,10 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
 
 void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   // The kernel takes the sizes from the command's number, so they can be too small only in a forged request.
+  if (request.command == FS_IOC_GETFLAGS && request.out_size >= sizeof(uint32_t)) {
+    Flags(filesystem, std::move(reply), request);
+    return;
+  }
   const bool answers = (_IOC_DIR(request.command) & _IOC_READ) != 0;
   if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || (answers && request.out_size < _IOC_SIZE(request.command))) {
     reply.Errno(ENOTTY);
@@ -303,6 +380,9 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_LEASE: Ticket(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_LEASE_REQUEST: RequestLease(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_READ_ONLY: ReadOnly(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_PUBLISH:
+    case WEIGHTFS_IOC_UNPUBLISH:
+    case WEIGHTFS_IOC_PUBLICATION: Publication(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;
     default: reply.Errno(ENOTTY); return;
   }

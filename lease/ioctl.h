@@ -180,6 +180,30 @@ struct weightfs_lease_request {
 
 #define WEIGHTFS_IOC_LEASE_REQUEST _IOWR(WEIGHTFS_IOC_MAGIC, 8, struct weightfs_lease_request)
 
+/* A published directory: it and everything below it are immutable, and every change fails with EPERM. */
+struct weightfs_publication {
+  __u32 version; /* in: WEIGHTFS_IOC_VERSION */
+  __u32 error;   /* out: 0, or the errno of PUBLISH and UNPUBLISH; the ioctl itself then succeeds */
+  __u64 number;  /* the version of the publication, below 2^63. PUBLISH: in, 0: from the time; all: out */
+  __u8 id[16];   /* out: random, different for each publication */
+  __s64 time_ns; /* out: since the epoch */
+  __u64 files;   /* out: regular files */
+  __u64 bytes;   /* out: their sizes together */
+  __u64 reserved[2];
+  char path[248]; /* out: with an error, the inode at fault, relative to the directory; NUL-terminated, may be cut */
+};
+
+/* For a directory that the caller owns, with everything below it. Publishes it in one commit: on return it is complete,
+ * durable and immutable. A directory that is published already keeps its publication, which is returned. `error`:
+ * ETXTBSY: a file is open for writing. EBUSY: a part is published already. EEXIST: published with another number.
+ * EMLINK: a file has another name outside. E2BIG: more than 131,072 inodes. EPERM: of another user, and the caller lacks
+ * CAP_FOWNER. EINVAL: the root directory. */
+#define WEIGHTFS_IOC_PUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 11, struct weightfs_publication)
+/* Reverts it. `error` ENODATA: the directory was not published by itself. */
+#define WEIGHTFS_IOC_UNPUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 12, struct weightfs_publication)
+/* Returns the publication of a directory. ENODATA: the directory was not published by itself. */
+#define WEIGHTFS_IOC_PUBLICATION _IOWR(WEIGHTFS_IOC_MAGIC, 13, struct weightfs_publication)
+
 /* For any file or directory of the mount; needs CAP_SYS_ADMIN. The daemon refuses all changes (1), or allows changes
  * again (0). With 1 everything is durable on return. EROFS for 0: the store was opened read-only. `mount -o remount`
  * uses this call and also updates the kernel. */

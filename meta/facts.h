@@ -18,6 +18,9 @@ inline constexpr const char* kNextInodeFact = "next_ino";
 // The number of inode records. Every batch that adds or removes one updates it.
 inline constexpr const char* kInodeCountFact = "inodes";
 
+// The greatest version that a publication has got from the time (Namespace::PublishTree).
+inline constexpr const char* kLastVersionFact = "last_version";
+
 std::string EncodeFact(uint64_t number);
 // Returns kCorrupt or kVersion when the bytes are not a number.
 Result<uint64_t> DecodeFact(std::string_view bytes);

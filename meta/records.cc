@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <ctime>
 #include <limits>
 #include <span>
@@ -17,6 +18,8 @@ namespace {
 
 // The current format byte of each kind of record. A change of one kind's layout increments its own byte.
 constexpr uint8_t kInodeFormat = 1;
+constexpr uint8_t kPublishedInodeFormat = 2;  // the same layout; older programs must not change such an inode
+constexpr uint8_t kPublicationFormat = 1;
 constexpr uint8_t kEntryFormat = 1;
 constexpr uint8_t kExtentFormat = 1;
 constexpr uint8_t kChecksumsFormat = 1;
@@ -31,7 +34,7 @@ constexpr size_t kMaximumSymlinkSize = 4095;
 constexpr uint64_t kMaximumSize = std::numeric_limits<int64_t>::max();
 constexpr uint64_t kMaximumBlocks = kMaximumSize / kBlockSize;
 
-constexpr uint32_t kKnownInodeFlags = kInodeHasAttributes | kInodeUnnamed;
+constexpr uint32_t kKnownInodeFlags = kInodeHasAttributes | kInodeUnnamed | kInodePublished;
 constexpr uint32_t kKnownExtentFlags = kExtentUnwritten | kExtentShared;
 constexpr uint32_t kNanosecondsPerSecond = 1'000'000'000;
 constexpr unsigned kTypeShift = 12;  // from S_IFMT bits to a one-byte type as in d_type
@@ -50,12 +53,13 @@ bool IsFileType(uint32_t type) {
   }
 }
 
-// Consumes the format byte. The rest of a record of a newer format cannot be decoded, not even its checksum.
-Result<void> TakeFormat(Decoder& decoder, uint8_t known) {
+// Consumes the format byte and returns it. The rest of a record of a newer format cannot be decoded, not even its
+// checksum.
+Result<uint8_t> TakeFormat(Decoder& decoder, uint8_t known) {
   const auto format = decoder.Little<uint8_t>();
   if (!decoder.ok() || format == 0) return ErrorCode::kCorrupt;
   if (format > known) return ErrorCode::kVersion;
-  return {};
+  return format;
 }
 
 void AppendTimestamp(std::string& out, Timestamp time) {
@@ -100,7 +104,7 @@ std::string InodeRecord::Encode() const {
   WEIGHTFS_ASSERT(symlink.size() <= kMaximumSymlinkSize);
   std::string out;
   out.reserve(kInodeFixedSize + symlink.size());
-  AppendLittle(out, kInodeFormat);
+  AppendLittle(out, (flags & kInodePublished) != 0 ? kPublishedInodeFormat : kInodeFormat);
   for (const uint32_t field : {mode, uid, gid, links, device_major, device_minor, flags}) AppendLittle(out, field);
   for (const uint64_t field : {generation, size, blocks, data_version, parent}) AppendLittle(out, field);
   for (const Timestamp time : {accessed, modified, changed, created}) AppendTimestamp(out, time);
@@ -111,7 +115,7 @@ std::string InodeRecord::Encode() const {
 
 Result<InodeRecord> InodeRecord::Decode(std::string_view bytes) {
   Decoder decoder(bytes);
-  RETURN_IF_ERROR(TakeFormat(decoder, kInodeFormat));
+  ASSIGN_OR_RETURN(const uint8_t format, TakeFormat(decoder, kPublishedInodeFormat));
   InodeRecord record;
   for (uint32_t* field : {&record.mode, &record.uid, &record.gid, &record.links, &record.device_major,
                           &record.device_minor, &record.flags}) {
@@ -128,7 +132,33 @@ Result<InodeRecord> InodeRecord::Decode(std::string_view bytes) {
   const std::string_view symlink = decoder.Bytes(symlink_size);
   if (!decoder.Done()) return ErrorCode::kCorrupt;
   record.symlink = symlink;
-  if (!IsPossible(record)) return ErrorCode::kCorrupt;
+  const bool published = (record.flags & kInodePublished) != 0;
+  if (!IsPossible(record) || published != (format == kPublishedInodeFormat)) return ErrorCode::kCorrupt;
+  return record;
+}
+
+std::string PublicationRecord::Encode() const {
+  std::string out;
+  AppendLittle(out, kPublicationFormat);
+  AppendLittle(out, version);
+  out.append(id.begin(), id.end());
+  AppendTimestamp(out, time);
+  AppendLittle(out, files);
+  AppendLittle(out, bytes);
+  return out;
+}
+
+Result<PublicationRecord> PublicationRecord::Decode(std::string_view encoded) {
+  Decoder decoder(encoded);
+  RETURN_IF_ERROR(TakeFormat(decoder, kPublicationFormat));
+  PublicationRecord record;
+  record.version = decoder.Little<uint64_t>();
+  const std::string_view id = decoder.Bytes(record.id.size());
+  if (id.size() == record.id.size()) std::copy(id.begin(), id.end(), record.id.begin());
+  record.time = TakeTimestamp(decoder);
+  record.files = decoder.Little<uint64_t>();
+  record.bytes = decoder.Little<uint64_t>();
+  if (!decoder.Done() || record.version > kMaximumVersion || !IsPossible(record.time)) return ErrorCode::kCorrupt;
   return record;
 }
 

@@ -5,6 +5,7 @@
 // header and that section change together.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -45,7 +46,25 @@ struct InodeRecord {
 enum InodeFlags : uint32_t {
   kInodeHasAttributes = 1,  // an extended attribute was set at some time; without it ENODATA needs no lookup
   kInodeUnnamed = 2,        // never had a name (O_TMPFILE): may get its first link although it has none
+  kInodePublished = 4,      // part of a published directory: immutable. Only in records of format 2
 };
+
+// The publication of a directory: it and all inodes below it are immutable (kInodePublished). Stored as the extended
+// attribute kPublicationName of the directory, which programs cannot see.
+struct PublicationRecord {
+  uint64_t version = 0;          // chosen by the user, or derived from the time
+  std::array<uint8_t, 16> id{};  // random, different for each publication
+  Timestamp time;
+  uint64_t files = 0;  // regular files
+  uint64_t bytes = 0;  // their sizes together
+  bool operator==(const PublicationRecord&) const = default;
+
+  std::string Encode() const;
+  static Result<PublicationRecord> Decode(std::string_view bytes);
+};
+
+inline constexpr std::string_view kPublicationName = "system.weightfs.publication";
+inline constexpr uint64_t kMaximumVersion = INT64_MAX;
 
 struct EntryRecord {
   InodeId ino;

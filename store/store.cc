@@ -245,14 +245,26 @@ bool Store::OpensSlowly(InodeId ino) {
   return inode->file && !inode->file->loaded() && inode->committed_blocks > kSmallMapping;
 }
 
-Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate) {
+Result<PublicationRecord> Store::PublishTree(InodeId directory, const Credentials& who, std::optional<uint64_t> version,
+                                             std::string* failed) {
+  ASSIGN_OR_RETURN(const PublicationRecord publication, p_->names->PublishTree(directory, who, version, failed));
+  RETURN_IF_ERROR(SyncAll());
+  return publication;
+}
+
+Result<void> Store::UnpublishTree(InodeId directory, const Credentials& who, std::string* failed) {
+  RETURN_IF_ERROR(p_->names->UnpublishTree(directory, who, failed));
+  return SyncAll();
+}
+
+Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate, bool writes) {
   if (truncate) RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
-  ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino));
+  ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino, writes));
   // The reads and writes of a damaged file report its error.
   if (OpensSlowly(ino)) static_cast<void>(p_->files->Load(inode).has_value());
   if (truncate) {
     if (auto truncated = p_->files->Truncate(inode, 0, true); !truncated) {
-      p_->names->Close(inode);
+      p_->names->Close(inode, writes);
       return truncated.error();
     }
   }
@@ -286,8 +298,8 @@ void Store::Flush(const InodePtr& inode, std::atomic<uint64_t>* reported_failure
   p_->committer->Commit(inode, CommitLevel::kDurable, finish, /*kept=*/true);
 }
 
-void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure) {
-  p_->names->Close(inode);
+void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool writes) {
+  p_->names->Close(inode, writes);
   bool commit = false, last = false;
   {
     MutexLock lock(inode->mutex);

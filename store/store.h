@@ -76,6 +76,10 @@ class Store {
 
   // Names and attributes.
   Namespace& names();
+  // Namespace::PublishTree and UnpublishTree, durable on return.
+  Result<PublicationRecord> PublishTree(InodeId directory, const Credentials& who, std::optional<uint64_t> version,
+                                        std::string* failed);
+  Result<void> UnpublishTree(InodeId directory, const Credentials& who, std::string* failed);
   InodeTable& inodes();
   // Applies all members of `change`; truncates first when it has a size.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
@@ -84,15 +88,15 @@ class Store {
   bool OpensSlowly(InodeId ino);
   // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is
   // emptied in memory, and its old content stays committed until the new content is committed (at close, at fsync, or
-  // after 30 s).
-  Result<InodePtr> OpenFile(InodeId ino, bool truncate);
+  // after 30 s). `writes`: the caller may write; kPermission for an immutable file, also with `truncate`.
+  Result<InodePtr> OpenFile(InodeId ino, bool truncate, bool writes = false);
   // Called for each close(2) of a descriptor. Reports an error of earlier writes; with sync_on_close it also waits for
   // a commit. A process that exits or execs closes its copies of a descriptor without looking at the error. Therefore
   // the error stays pending until the CloseFile that gets `reported_failure`. The caller initializes that to 0 and
   // keeps it alive until then.
   void Flush(const InodePtr& inode, std::atomic<uint64_t>* reported_failure, Done done);
-  // Ends one OpenFile. The file is committed soon.
-  void CloseFile(const InodePtr& inode, uint64_t reported_failure = 0);
+  // Ends one OpenFile with the same `writes`. The file is committed soon.
+  void CloseFile(const InodePtr& inode, uint64_t reported_failure = 0, bool writes = false);
 
   // Reads at most `size` bytes (at most 8 MiB); fewer only at the end of the file. `stream` may be null.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locked memory; views, copies and checksums of memory; helpers for replacing files.
+// Locked memory; views, copies and checksums of memory; helpers for replacing files; publications.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <future>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "client/final_path.h"
 #include "client/locked_memory.h"
+#include "client/publication.h"
 #include "common/checksum.h"
 #include "common/result.h"
 #include "python/src/bind.h"
@@ -88,7 +90,25 @@ void BindMemory(py::module_& module) {
   });
 }
 
+namespace {
+
+// (version, id, time in nanoseconds since the epoch, files, bytes)
+py::tuple ToTuple(const Publication& publication) {
+  return py::make_tuple(publication.version,
+                        py::bytes(reinterpret_cast<const char*>(publication.id.data()), publication.id.size()),
+                        publication.time_ns, publication.files, publication.bytes);
+}
+
+}  // namespace
+
 void BindFiles(py::module_& module) {
+  module.def("publish", [](const std::string& directory, std::optional<uint64_t> version) {
+    return ToTuple(Check(WithoutGil([&] { return Publish(directory, version); })));
+  });
+  module.def("unpublish", [](const std::string& directory) { Check(WithoutGil([&] { return Unpublish(directory); })); });
+  module.def("publication", [](const std::string& directory) {
+    return ToTuple(Check(WithoutGil([&] { return PublicationOf(directory); })));
+  });
   module.def("final_path", [](const std::string& path) { return py::bytes(Check(FinalPath(path))); });
   module.def("take_over", [](int descriptor, uid_t user, gid_t group, mode_t mode) {
     struct stat old {};

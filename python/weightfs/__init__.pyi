@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
+import builtins
+import datetime
 from collections.abc import Callable, Generator, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from typing_extensions import Self
 
-__all__ = ["Future", "__version__", "aio_handle", "gds_handle", "is_pinned", "reader"]
+__all__ = ["Future", "Publication", "__version__", "aio_handle", "gds_handle", "is_pinned", "publication", "publish",
+           "reader", "unpublish"]
 
 __version__: str
 
@@ -15,6 +18,19 @@ __version__: str
 _Buffer = Any
 _File = str | bytes | PathLike[str] | PathLike[bytes] | int
 _Progress = Callable[[int, int], object] | None
+
+_Directory = str | builtins.bytes | PathLike[str] | PathLike[builtins.bytes]
+
+class Publication(NamedTuple):
+    version: int
+    id: str
+    time: datetime.datetime
+    files: int
+    bytes: int
+
+def publish(directory: _Directory, version: int | None = None) -> Publication: ...
+def unpublish(directory: _Directory) -> None: ...
+def publication(directory: _Directory) -> Publication | None: ...
 
 class Future:
     # Created by handles only.

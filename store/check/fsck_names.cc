@@ -249,6 +249,17 @@ void Checker::CheckLost() {
   std::erase_if(nodes_, [](const Node& node) { return node.mode == 0; });
 }
 
+// Everything below a published directory is published. CheckTree has removed the cycles.
+bool Checker::IsPublished(const Node& node) {
+  if (publications_ == 0) return false;
+  const Node* at = &node;
+  while (at != nullptr && !at->publication) {
+    if (at->lost || at->place == 0 || at->ino == kRootInode.value) return false;
+    at = Find(at->place);
+  }
+  return at != nullptr;
+}
+
 void Checker::CheckCounts() {
   for (Node& node : nodes_) {
     ++report_.inodes;
@@ -261,6 +272,7 @@ void Checker::CheckCounts() {
     uint32_t flags = node.flags;
     if (node.attributes) flags |= kInodeHasAttributes;
     if (!node.orphan) flags &= ~static_cast<uint32_t>(kInodeUnnamed);
+    flags = IsPublished(node) ? flags | kInodePublished : flags & ~static_cast<uint32_t>(kInodePublished);
     const bool quiet = node.damaged || node.lost;
     if (!quiet && node.links != links) {
       Report(FindingKind::kWrongLinkCount, node.ino, fmt::format("{} links, not {}", node.links, links));
@@ -285,15 +297,19 @@ Result<void> Checker::ScanAttributes() {
     const auto parsed = keys::ParseNamed(key);
     Node* node = parsed ? Find(parsed->ino.value) : nullptr;
     const bool is_acl = parsed && (parsed->name == kAccessAclName || parsed->name == kDefaultAclName);
+    const bool publishes = parsed && parsed->name == kPublicationName;
     if (!parsed) {
       Report(FindingKind::kDamagedKey, 0, fmt::format("the key {} names no attribute", Hex(key)));
     } else if (node == nullptr) {
       Report(FindingKind::kStrayRecord, parsed->ino.value,
              fmt::format("does not exist, but has an attribute {}", Quoted(parsed->name)));
-    } else if (value.size() > kMaximumAttributeValue || (is_acl && !Acl::Decode(value))) {
+    } else if (value.size() > kMaximumAttributeValue || (is_acl && !Acl::Decode(value)) ||
+               (publishes && (!node->IsDirectory() || !PublicationRecord::Decode(value)))) {
       Report(FindingKind::kDamagedRecord, node->ino, fmt::format("its attribute {} is damaged", Quoted(parsed->name)));
     } else {
       node->attributes = true;
+      if (publishes) node->publication = true;
+      if (publishes) ++publications_;
       return {};
     }
     Drop(key);

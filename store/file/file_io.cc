@@ -34,6 +34,7 @@ Result<void> FileIo::CheckWritable(Inode& inode) {
   if (inode.deleted) return ErrorCode::kStale;
   if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
   if (!inode.file) return ErrorCode::kInvalid;
+  if (inode.IsImmutable()) return ErrorCode::kPermission;
   if (auto error = inode.file->write_error().RefuseChange()) return *std::move(error);
   return {};
 }

@@ -56,6 +56,10 @@ class Inode {
   std::optional<AttributeSizes> attribute_sizes GUARDED_BY(mutex);
   // Open handles. An inode without links is kept while this is not 0.
   uint32_t open_handles GUARDED_BY(mutex) = 0;
+  // Those that may write.
+  uint32_t open_writers GUARDED_BY(mutex) = 0;
+  // True while Namespace::PublishTree makes the inode immutable. It then must not change, as if it were published.
+  bool publishing GUARDED_BY(mutex) = false;
   // True when the records are gone from the catalog. Nothing may be written for the inode any more.
   bool deleted GUARDED_BY(mutex) = false;
   // The data of a regular file; null for other types. The mutex also protects the File itself.
@@ -63,6 +67,7 @@ class Inode {
 
   bool IsDirectory() const REQUIRES(mutex) { return S_ISDIR(attributes.mode); }
   bool IsRegular() const REQUIRES(mutex) { return S_ISREG(attributes.mode); }
+  bool IsImmutable() const REQUIRES(mutex) { return publishing || (attributes.flags & kInodePublished) != 0; }
 
   // The record to write outside a data commit: the current attributes with the committed size and blocks. Every
   // namespace operation writes this record under `mutex`, so that records reach the catalog in the order of the

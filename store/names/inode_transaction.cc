@@ -94,6 +94,13 @@ bool InodeTransaction::Delete(const InodePtr& inode, DataOwner& data, DeletionRe
 }
 
 Result<void> InodeTransaction::Commit() {
+  for (const Member& member : members_) {
+    if (member.inode->IsImmutable()) return ErrorCode::kPermission;
+  }
+  return CommitPublication();
+}
+
+Result<void> InodeTransaction::CommitPublication() {
   // The inodes encode the records, because they know their committed state. Nobody else can see them yet.
   for (Member& member : members_) {
     std::swap(member.inode->attributes, member.record);

@@ -58,8 +58,11 @@ class InodeTransaction {
   // `records` are out of date; then read them again in a new transaction.
   [[nodiscard]] bool Delete(const InodePtr& inode, DataOwner& data, DeletionRecords records) NO_THREAD_SAFETY_ANALYSIS;
 
-  // Writes the batch, then publishes the new attributes. If the write fails, nothing changes.
+  // Writes the batch, then makes the new attributes visible. Returns kPermission when an inode of the transaction is
+  // immutable (published). On an error nothing changes.
   Result<void> Commit() NO_THREAD_SAFETY_ANALYSIS;
+  // Same for the transactions that publish and unpublish.
+  Result<void> CommitPublication() NO_THREAD_SAFETY_ANALYSIS;
 
   // Returns the new attributes for stat(2). Call it after Commit.
   Attributes Stat(const InodePtr& inode) const NO_THREAD_SAFETY_ANALYSIS;

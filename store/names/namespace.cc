@@ -216,17 +216,20 @@ Result<void> Namespace::ListEntries(InodeId ino, std::string_view after,
   return iterator->status();
 }
 
-Result<InodePtr> Namespace::Open(InodeId ino) {
+Result<InodePtr> Namespace::Open(InodeId ino, bool writes) {
   ASSIGN_OR_RETURN(InodePtr inode, inodes_.Get(ino));
   MutexLock lock(inode->mutex);
   if (inode->deleted) return ErrorCode::kStale;
+  if (writes && inode->IsImmutable()) return ErrorCode::kPermission;
   ++inode->open_handles;
+  if (writes) ++inode->open_writers;
   return inode;
 }
 
-void Namespace::Close(const InodePtr& inode) {
+void Namespace::Close(const InodePtr& inode, bool writes) {
   {
     MutexLock lock(inode->mutex);
+    if (writes) --inode->open_writers;
     if (--inode->open_handles > 0 || inode->attributes.links > 0) return;
   }
   OrphanUnused(inode);

@@ -90,10 +90,31 @@ class Namespace {
   // file that its group may execute, as a write by an unprivileged user does. Returns true when the mode has changed.
   Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // Adds or removes an open handle. Closing the last one deletes an inode that has no links and no lookups, or passes it
-  // to the callback of OnOrphan.
-  Result<InodePtr> Open(InodeId ino);
-  void Close(const InodePtr& inode);
+  // Makes the directory and everything below it immutable, in one batch: every change then fails with kPermission. The
+  // content of the files is committed before. The publication is durable after the next KvStore::Sync. `version` is at
+  // most kMaximumVersion; without one the publication gets the time (UTC) as the number YYYYMMDDhhmmss, or the next
+  // number that is greater than all such versions of the store. A directory that is published already keeps its
+  // publication, which is returned. On an error nothing has changed, and `failed` is the path of the inode at fault,
+  // relative to the directory (empty: the directory). Errors:
+  //   kInvalid      the root directory, or an impossible version
+  //   kPermission   an inode belongs to another user, and `who` lacks CAP_FOWNER
+  //   ETXTBSY       a file is open for writing
+  //   kBusy         an inode is published, or being published, by another call
+  //   kExists       the directory is published with another version
+  //   kTooManyLinks a file has another name outside the directory, and would be immutable there, too
+  //   kTooLarge     more than kMaximumTree inodes
+  Result<PublicationRecord> PublishTree(InodeId directory, const Credentials& who, std::optional<uint64_t> version,
+                                        std::string* failed);
+  // Reverts PublishTree. Returns kNoAttribute for a directory that is not published.
+  Result<void> UnpublishTree(InodeId directory, const Credentials& who, std::string* failed);
+  // Returns kNoAttribute for a directory that PublishTree was not called for.
+  Result<PublicationRecord> GetPublication(InodeId directory);
+  static constexpr size_t kMaximumTree = 131'072;
+
+  // Adds or removes an open handle, which may write if `writes`: kPermission for an immutable inode. Closing the last one
+  // deletes an inode that has no links and no lookups, or passes it to the callback of OnOrphan.
+  Result<InodePtr> Open(InodeId ino, bool writes = false);
+  void Close(const InodePtr& inode, bool writes = false);
 
   // The kernel forgot `count` lookups. Each Attributes that Lookup, Create or Link returns to the kernel counts as one;
   // the caller adds it with InodeTable::AddLookups before it replies.
@@ -168,6 +189,10 @@ class Namespace {
   Result<void> BuildFiles(ManyFiles& work, uint32_t mode, std::span<const DeviceRun> runs,
                           std::span<const uint32_t> checksums, InodeId first);
   Result<void> CreateManyLocked(ManyFiles& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
+
+  class Tree;
+  Result<void> CollectTree(const InodePtr& directory, Tree* tree) EXCLUDES(mutex_);
+  Result<uint64_t> NextVersionLocked() REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const EntryLocation& location) REQUIRES(mutex_);
   Result<void> TryRemoveLocked(const EntryLocation& location) REQUIRES(mutex_);

@@ -70,7 +70,7 @@ Result<std::vector<std::string>> Namespace::ListExtendedAttributes(InodeId ino) 
   for (; attributes->Valid(); attributes->Next()) {
     const auto key = keys::ParseNamed(attributes->key());
     if (!key) return Damaged(ino, "the name of one of its attributes is damaged");
-    names.emplace_back(key->name);
+    if (key->name != kPublicationName) names.emplace_back(key->name);
   }
   RETURN_IF_ERROR(attributes->status());
   return names;

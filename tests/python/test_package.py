@@ -17,7 +17,8 @@ import weightfs
 PACKAGE = Path(weightfs.__file__).parent
 STUBS = {".".join(stub.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): stub
          for stub in PACKAGE.rglob("*.pyi")}
-NOT_IN_STUBS = {"__copy__", "__deepcopy__"}   # they only refuse
+NOT_IN_STUBS = {"__copy__", "__deepcopy__",   # they only refuse
+                "__getnewargs__"}              # every NamedTuple has it
 NOT_BEFORE_3_12 = {"__buffer__"}              # C has always had it; Python shows it since 3.12
 
 

@@ -256,9 +256,43 @@ TEST(ChecksumsRecordTest, MoreThanASegmentIsRefused) {
   EXPECT_FALSE(DecodeChecksums(bytes).has_value());
 }
 
+TEST(InodeRecordTest, OnlyFormat2IsPublished) {
+  InodeRecord record = FileRecord();
+  record.flags |= kInodePublished;
+  std::string bytes = record.Encode();
+  EXPECT_EQ(bytes[0], 2);
+  EXPECT_EQ(InodeRecord::Decode(bytes).value(), record);
+  bytes[0] = 1;  // older programs know neither the flag nor the format
+  EXPECT_EQ(InodeRecord::Decode(bytes).error().code, ErrorCode::kCorrupt);
+  bytes = FileRecord().Encode();
+  bytes[0] = 2;
+  EXPECT_EQ(InodeRecord::Decode(bytes).error().code, ErrorCode::kCorrupt);
+}
+
+TEST(PublicationRecordTest, RoundTripAndImpossibleValues) {
+  PublicationRecord record;
+  record.version = 20'261'123'183'000;
+  for (size_t at = 0; at < record.id.size(); ++at) record.id[at] = static_cast<uint8_t>(16 + at);
+  record.time = {1'700'000'000, 5};
+  record.files = 12;
+  record.bytes = 1ULL << 40;
+  const std::string bytes = record.Encode();
+  EXPECT_EQ(PublicationRecord::Decode(bytes).value(), record);
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(PublicationRecord::Decode(bytes.substr(0, size)).error().code, ErrorCode::kCorrupt) << size;
+  }
+  EXPECT_FALSE(PublicationRecord::Decode(bytes + '\0'));
+  record.version = kMaximumVersion + 1;
+  EXPECT_FALSE(PublicationRecord::Decode(record.Encode()));
+  record.version = 1;
+  record.time.nanoseconds = 1'000'000'000;
+  EXPECT_FALSE(PublicationRecord::Decode(record.Encode()));
+}
+
 TEST(RecordFormatTest, AGreaterFormatByteIsAVersionErrorWhateverFollows) {
-  for (const std::string& bytes : {std::string("\x02"), std::string("\x02garbage"), std::string("\xFF")}) {
+  for (const std::string& bytes : {std::string("\x03"), std::string("\x03garbage"), std::string("\xFF")}) {
     EXPECT_EQ(InodeRecord::Decode(bytes).error().code, ErrorCode::kVersion);
+    EXPECT_EQ(PublicationRecord::Decode(bytes).error().code, ErrorCode::kVersion);
     EXPECT_EQ(EntryRecord::Decode(bytes).error().code, ErrorCode::kVersion);
     EXPECT_EQ(ExtentRecord::Decode(kExtentKey, bytes).error().code, ErrorCode::kVersion);
     EXPECT_EQ(DecodeChecksums(bytes).error().code, ErrorCode::kVersion);

@@ -283,6 +283,35 @@ TEST_F(Fsck, LoopsOfDirectoriesAreCut) {
   EXPECT_EQ(report.findings[0].severity, FindingSeverity::kMajor);
 }
 
+TEST_F(Fsck, PublishedFlagsFollowThePublications) {
+  {
+    TestStore store(image_, options_);
+    ASSERT_TRUE(store.opened());
+    const Credentials root{.capabilities = UINT64_MAX};
+    std::string failed;
+    ASSERT_TRUE(store->names().Unlink(kRootInode, "hard"));
+    ASSERT_TRUE(store->PublishTree(directory_, root, std::nullopt, &failed)) << failed;
+    ASSERT_TRUE(store->Close());
+    image_ = store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill});
+  }
+  EXPECT_TRUE(Check(/*repair=*/false).clean());
+  InodeRecord record = Record(small_);
+  EXPECT_NE(record.flags & kInodePublished, 0U);
+  record.flags &= ~static_cast<uint32_t>(kInodePublished);
+  SetRecord(small_, record);
+  record = Record(link_);  // outside
+  record.flags |= kInodePublished;
+  SetRecord(link_, record);
+  ExpectFoundAndRepaired({Kind::kWrongFlags, Kind::kWrongFlags});
+  EXPECT_NE(Record(small_).flags & kInodePublished, 0U);
+  EXPECT_EQ(Record(link_).flags & kInodePublished, 0U);
+  // Without the record of the publication, nothing is published.
+  kv()[keys::Attribute(directory_, kPublicationName)] = "damaged";
+  ExpectFoundAndRepaired(
+      {Kind::kDamagedRecord, Kind::kWrongFlags, Kind::kWrongFlags, Kind::kWrongFlags, Kind::kWrongFlags});
+  EXPECT_EQ(Record(big_).flags & kInodePublished, 0U);
+}
+
 TEST_F(Fsck, WrongOrphanRecordsAreRemoved) {
   kv()[keys::Orphan(InodeId{5000})] = "";
   kv()[keys::Orphan(big_)] = "";

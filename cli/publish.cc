@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// weightfs publish and unpublish: make a directory complete, durable and immutable, and revert that.
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/publication_text.h"
+#include "client/publication.h"
+#include "common/printable.h"
+#include "common/size_text.h"
+
+namespace weightfs::cli {
+namespace {
+
+struct Arguments {
+  std::string directory;
+  std::optional<uint64_t> version;
+  bool json = false;
+};
+
+int Publish(const Arguments& arguments) {
+  const auto published = client::Publish(arguments.directory, arguments.version);
+  if (!published.has_value()) return Fail(published.error());
+  if (arguments.json) {
+    Print(stdout, JsonText(PublicationJson(arguments.directory, *published)) + "\n");
+    return kSuccess;
+  }
+  Print(stdout, fmt::format("{}: version {}: {} file{}, {}; durable, and immutable until 'weightfs unpublish'\n",
+                            Printable(arguments.directory), published->version, published->files,
+                            published->files == 1 ? "" : "s", FormatSize(ByteCount{published->bytes})));
+  return kSuccess;
+}
+
+int Unpublish(const Arguments& arguments) {
+  const auto reverted = client::Unpublish(arguments.directory);
+  if (!reverted.has_value()) return Fail(reverted.error());
+  Print(stdout, fmt::format("{}: not published any more; its files may be changed\n", Printable(arguments.directory)));
+  return kSuccess;
+}
+
+}  // namespace
+
+nlohmann::ordered_json PublicationJson(const std::string& directory, const client::Publication& publication) {
+  std::string id;
+  for (const uint8_t byte : publication.id) id += fmt::format("{:02x}", byte);
+  return {{"directory", directory},
+          {"version", publication.version},
+          {"id", id},
+          {"published", fmt::format("{:%FT%TZ}", fmt::gmtime(publication.time_ns / 1'000'000'000))},
+          {"files", publication.files},
+          {"bytes", publication.bytes}};
+}
+
+void AddPublish(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("publish", "Make a directory complete, durable and immutable, in one commit");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("DIR", arguments->directory, "A directory of a mount, with all its files closed")
+      ->type_name("")
+      ->required();
+  command
+      ->add_option("--version", arguments->version,
+                   "Version of the publication, such as the number of the step; default: the time as YYYYMMDDhhmmss")
+      ->type_name("N")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{INT64_MAX}).description(""));
+  command->add_flag("--json", arguments->json, "Print the publication as JSON");
+  command->footer(
+      "Afterwards every change of the directory and of everything below it fails with EPERM, also for root, until it "
+      "is\n"
+      "unpublished. A save loop calls it at the end: a directory is published completely or not at all, also after a\n"
+      "crash. Publishing again changes nothing and prints the existing version.\n\n"
+      "Examples:\n"
+      "  weightfs publish /mnt/tensors/step-1000\n"
+      "  weightfs publish /mnt/tensors/step-1000 --version 1000");
+  command->callback([arguments, exit_code] { *exit_code = Publish(*arguments); });
+}
+
+void AddUnpublish(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("unpublish", "Allow changes of a published directory again");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("DIR", arguments->directory, "A published directory")->type_name("")->required();
+  command->footer(
+      "Copies of the version elsewhere (weightfs push) stay as they are.\n\n"
+      "Examples:\n"
+      "  weightfs unpublish /mnt/tensors/step-1000 && rm -r /mnt/tensors/step-1000");
+  command->callback([arguments, exit_code] { *exit_code = Unpublish(*arguments); });
+}
+
+}  // namespace weightfs::cli

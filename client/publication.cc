@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/publication.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+
+#include "common/result.h"
+#include "common/unique_fd.h"
+#include "lease/ioctl.h"
+
+namespace weightfs::client {
+namespace {
+
+// The reason and the next step, for an error that concerns the inode at a path.
+std::string_view Explain(int error) {
+  switch (error) {
+    case ETXTBSY: return "open for writing; close it and publish again";
+    case EBUSY: return "published already, as a part of another publication; unpublish that one first";
+    case EEXIST: return "published already with another version; unpublish it first";
+    case EMLINK: return "also has a name outside the directory, where it would become immutable, too; copy it first";
+    case E2BIG: return "more than 131,072 files and directories; publish its subdirectories instead";
+    case EPERM: return "belongs to another user; only its owner or root may publish and unpublish it";
+    case EINVAL: return "the root of a mount cannot be published; publish a directory in it";
+    case ENODATA: return "not published";
+    default: return {};
+  }
+}
+
+Error Explained(const std::string& path, int error) {
+  const std::string_view why = Explain(error);
+  if (why.empty()) return SystemError(path, "cannot be published or unpublished", error);
+  return {ErrorCode{error}, path + ": " + std::string(why), path};
+}
+
+Result<weightfs_publication> Ask(const std::string& directory, unsigned long request, uint64_t version) {
+  const UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!opened) return SystemError(directory, "cannot be opened");
+  weightfs_publication argument{};
+  argument.version = WEIGHTFS_IOC_VERSION;
+  argument.number = version;
+  if (ioctl(opened.get(), request, &argument) != 0) {
+    if (errno == ENOTTY || errno == ENOSYS) {
+      return Error{ErrorCode::kNotSupported, directory + ": not on a weightfs mount of this version", directory};
+    }
+    return Explained(directory, errno);
+  }
+  if (argument.error == 0) return argument;
+  argument.path[sizeof(argument.path) - 1] = '\0';
+  const std::string inside = argument.path;
+  return Explained(inside.empty() ? directory : directory + "/" + inside, static_cast<int>(argument.error));
+}
+
+Publication FromIoctl(const weightfs_publication& found) {
+  Publication out;
+  out.version = found.number;
+  std::copy(std::begin(found.id), std::end(found.id), out.id.begin());
+  out.time_ns = found.time_ns;
+  out.files = found.files;
+  out.bytes = found.bytes;
+  return out;
+}
+
+}  // namespace
+
+Result<Publication> Publish(const std::string& directory, std::optional<uint64_t> version) {
+  if (version == 0 || version > INT64_MAX) {
+    return Error{ErrorCode::kInvalid, directory + ": a version is a number from 1 to 2^63 - 1", directory};
+  }
+  ASSIGN_OR_RETURN(const auto found, Ask(directory, WEIGHTFS_IOC_PUBLISH, version.value_or(0)));
+  return FromIoctl(found);
+}
+
+Result<void> Unpublish(const std::string& directory) {
+  RETURN_IF_ERROR(Ask(directory, WEIGHTFS_IOC_UNPUBLISH, 0));
+  return {};
+}
+
+Result<Publication> PublicationOf(const std::string& directory) {
+  ASSIGN_OR_RETURN(const auto found, Ask(directory, WEIGHTFS_IOC_PUBLICATION, 0));
+  return FromIoctl(found);
+}
+
+}  // namespace weightfs::client

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Publications: directories of a mount that are complete, durable and immutable."""
+
+import datetime
+import errno
+import os
+import typing
+
+from weightfs import _native
+
+
+class Publication(typing.NamedTuple):
+    """A published directory.
+
+    Attributes:
+        version: an int below 2**63.
+        id: 32 hexadecimal digits, random, different for each publication.
+        time: when it was published (UTC).
+        files: number of regular files.
+        bytes: their sizes together."""
+
+    version: int
+    id: str
+    time: datetime.datetime
+    files: int
+    bytes: int
+
+
+def _made(version, number, time_ns, files, size):
+    time = datetime.datetime.fromtimestamp(time_ns / 1e9, datetime.timezone.utc)
+    return Publication(version, number.hex(), time, files, size)
+
+
+def publish(directory, version=None):
+    """Publishes a directory of a weightfs mount with everything below it, in one commit: when this returns, its files
+    are complete and durable, and every change of them, of their names and of their attributes fails with
+    PermissionError, also for root. A crash before leaves a directory that is not published. A directory that is
+    published already keeps its publication, which is returned. Close the files first.
+
+    Args:
+        directory: its path.
+        version: an int from 1 to 2**63 - 1, such as the number of the step; None: the time as YYYYMMDDhhmmss.
+    Returns:
+        a Publication.
+    Raises:
+        OSError: nothing has changed. ETXTBSY: a file is open for writing; EBUSY: a part is published already; EEXIST:
+            published with another version; EMLINK: a file has another name outside; EPERM: of another user;
+            EOPNOTSUPP: not on a weightfs mount. The message names the file."""
+    return _made(*_native.publish(os.fsencode(directory), version))
+
+
+def unpublish(directory):
+    """Reverts publish().
+
+    Raises:
+        OSError: ENODATA: the directory was not published by itself."""
+    _native.unpublish(os.fsencode(directory))
+
+
+def publication(directory):
+    """Returns the Publication of a directory, or None if it was not published by itself."""
+    try:
+        return _made(*_native.publication(os.fsencode(directory)))
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+            return None
+        raise

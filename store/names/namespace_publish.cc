@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Publications: immutable directory trees.
+#include <linux/capability.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <ctime>
+#include <random>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+
+#include "meta/facts.h"
+#include "meta/keys.h"
+#include "store/names/namespace.h"
+
+namespace weightfs {
+namespace {
+
+// The kernel does not wait until the last close of a file has reached this process.
+constexpr std::chrono::seconds kCloseWait{2};
+
+// The time in UTC as the decimal number YYYYMMDDhhmmss.
+uint64_t VersionOf(time_t seconds) {
+  tm utc{};
+  gmtime_r(&seconds, &utc);
+  uint64_t version = static_cast<uint64_t>(utc.tm_year) + 1900;
+  for (const int part : {utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec}) {
+    version = version * 100 + static_cast<uint64_t>(part);
+  }
+  return version;
+}
+
+std::array<uint8_t, 16> RandomId() {
+  std::random_device random;
+  std::array<uint8_t, 16> id;
+  for (uint8_t& byte : id) byte = static_cast<uint8_t>(random());
+  return id;
+}
+
+}  // namespace
+
+// A directory and everything below it.
+class Namespace::Tree {
+ public:
+  // `freeze`: sets Inode::publishing of each inode that is added, until the tree is destroyed.
+  Tree(const Credentials& who, bool freeze, std::string* failed) : who_(who), freeze_(freeze), failed_(*failed) {}
+  ~Tree() {
+    if (!freeze_) return;
+    for (const InodePtr& inode : inodes_) {
+      MutexLock lock(inode->mutex);
+      inode->publishing = false;
+    }
+  }
+  Tree(const Tree&) = delete;
+  Tree& operator=(const Tree&) = delete;
+
+  // Adds an inode under one of its names. The path is relative to the directory.
+  Result<void> Add(const InodePtr& inode, const std::string& path);
+  // Called after the last Add.
+  Result<void> CheckNames();
+  Result<void> Fail(const std::string& path, ErrorCode code) {
+    failed_ = path;
+    return code;
+  }
+
+  const std::vector<InodePtr>& inodes() const { return inodes_; }  // the directory is the first
+  // Those of the inodes that are among `candidates`.
+  std::vector<InodePtr> Among(const std::vector<InodePtr>& candidates) const {
+    std::vector<InodePtr> found;
+    for (const InodePtr& inode : candidates) {
+      if (numbers_.contains(inode->id)) found.push_back(inode);
+    }
+    return found;
+  }
+  uint64_t files() const { return files_; }
+
+ private:
+  // Returns kAgain while the file is open for writing.
+  Result<void> TryFreeze(const InodePtr& inode);
+
+  const Credentials& who_;
+  const bool freeze_;
+  std::string& failed_;
+  const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + kCloseWait;
+  std::vector<InodePtr> inodes_;
+  std::unordered_set<InodeId> numbers_;
+  struct Links {
+    std::string path;
+    uint32_t missing = 0;
+  };
+  std::unordered_map<InodeId, Links> links_;  // of files with several names
+  uint64_t files_ = 0;
+};
+
+Result<void> Namespace::Tree::TryFreeze(const InodePtr& inode) {
+  MutexLock lock(inode->mutex);
+  if (inode->deleted) return ErrorCode::kStale;
+  if (who_.uid != inode->attributes.uid && !who_.Can(CAP_FOWNER)) return ErrorCode::kPermission;
+  if (freeze_) {
+    if (inode->IsImmutable()) return ErrorCode::kBusy;
+    if (inode->open_writers > 0) return ErrorCode::kAgain;
+    inode->publishing = true;
+  }
+  if (inode->IsRegular()) ++files_;
+  if (!inode->IsDirectory() && inode->attributes.links > 1) links_[inode->id].missing = inode->attributes.links;
+  return {};
+}
+
+Result<void> Namespace::Tree::Add(const InodePtr& inode, const std::string& path) {
+  if (!numbers_.contains(inode->id)) {
+    if (inodes_.size() == kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
+    auto frozen = TryFreeze(inode);
+    while (!frozen && frozen.error().code == ErrorCode::kAgain) {
+      if (std::chrono::steady_clock::now() > deadline_) return Fail(path, ErrorCode{ETXTBSY});
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      frozen = TryFreeze(inode);
+    }
+    if (!frozen) return Fail(path, frozen.error().code);
+    inodes_.push_back(inode);
+    numbers_.insert(inode->id);
+  }
+  if (const auto links = links_.find(inode->id); links != links_.end()) {
+    links->second.path = path;
+    if (--links->second.missing == 0) links_.erase(links);
+  }
+  return {};
+}
+
+Result<void> Namespace::Tree::CheckNames() {
+  if (links_.empty()) return {};
+  return Fail(links_.begin()->second.path, ErrorCode::kTooManyLinks);
+}
+
+// A directory gets no new entries once it is immutable, so its entries are read after it was added.
+Result<void> Namespace::CollectTree(const InodePtr& top, Tree* tree) {
+  RETURN_IF_ERROR(tree->Add(top, {}));
+  std::vector<std::pair<InodeId, std::string>> directories = {{top->id, {}}};
+  while (!directories.empty()) {
+    const auto [directory, path] = std::move(directories.back());
+    directories.pop_back();
+    const auto entry = catalog_.NewIterator(keys::EntryPrefix(directory));
+    for (; entry->Valid(); entry->Next()) {
+      const auto key = keys::ParseNamed(entry->key());
+      const auto record = EntryRecord::Decode(entry->value());
+      if (!key || !record) {
+        static_cast<void>(Damaged(directory, "one of its entries is damaged"));
+        return tree->Fail(path, ErrorCode::kCorrupt);
+      }
+      const std::string name = path.empty() ? std::string(key->name) : path + "/" + std::string(key->name);
+      const auto inode = inodes_.Get(record->ino);
+      if (!inode) return tree->Fail(name, inode.error().code);
+      RETURN_IF_ERROR(tree->Add(*inode, name));
+      if (S_ISDIR(record->type)) directories.emplace_back(record->ino, name);
+    }
+    RETURN_IF_ERROR(entry->status());
+  }
+  return tree->CheckNames();
+}
+
+Result<uint64_t> Namespace::NextVersionLocked() {
+  ASSIGN_OR_RETURN(const auto last, ReadFact(catalog_, kLastVersionFact));
+  return std::max(VersionOf(Timestamp::Now().seconds), last.value_or(0) + 1);
+}
+
+Result<PublicationRecord> Namespace::GetPublication(InodeId ino) {
+  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
+  {
+    MutexLock lock(directory->mutex);
+    if ((directory->attributes.flags & kInodePublished) == 0) return ErrorCode::kNoAttribute;
+  }
+  ASSIGN_OR_RETURN(const std::string bytes, ReadAttribute(ino, kPublicationName));
+  const auto publication = PublicationRecord::Decode(bytes);
+  if (!publication && publication.error().code == ErrorCode::kCorrupt) {
+    return Damaged(ino, "the record of its publication is damaged");
+  }
+  return publication;
+}
+
+Result<PublicationRecord> Namespace::PublishTree(InodeId ino, const Credentials& who, std::optional<uint64_t> version,
+                                                 std::string* failed) {
+  failed->clear();
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  if (ino == kRootInode || version.value_or(0) > kMaximumVersion) return ErrorCode::kInvalid;
+  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
+  auto existing = GetPublication(ino);
+  if (existing && version && *version != existing->version) return ErrorCode::kExists;
+  if (existing || existing.error().code != ErrorCode::kNoAttribute) return existing;
+
+  Tree tree(who, /*freeze=*/true, failed);
+  RETURN_IF_ERROR(CollectTree(directory, &tree));
+  RETURN_IF_ERROR(data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles())));
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  PublicationRecord publication;
+  publication.id = RandomId();
+  publication.time = Timestamp::Now();
+  publication.files = tree.files();
+  MutexLock lock(mutex_);
+  ASSIGN_OR_RETURN(const uint64_t next, NextVersionLocked());
+  publication.version = version.value_or(next);
+  InodeTransaction transaction(catalog_, tree.inodes());
+  for (const InodePtr& inode : tree.inodes()) {
+    InodeRecord& record = transaction.record(inode);
+    record.flags |= kInodePublished;
+    if (S_ISREG(record.mode)) publication.bytes += record.size;
+  }
+  if (!version) transaction.batch().Put(keys::Store(kLastVersionFact), EncodeFact(next));
+  transaction.PutAttribute(directory, kPublicationName, publication.Encode(), std::nullopt);
+  RETURN_IF_ERROR(transaction.CommitPublication());
+  return publication;
+}
+
+Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::string* failed) {
+  failed->clear();
+  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
+  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
+  RETURN_IF_ERROR(GetPublication(ino));
+  Tree tree(who, /*freeze=*/false, failed);
+  RETURN_IF_ERROR(CollectTree(directory, &tree));
+  MutexLock lock(mutex_);
+  const auto publication = ReadAttribute(ino, kPublicationName);
+  if (!publication) return publication.error();  // another call was first
+  InodeTransaction transaction(catalog_, tree.inodes());
+  for (const InodePtr& inode : tree.inodes())
+    transaction.record(inode).flags &= ~static_cast<uint32_t>(kInodePublished);
+  transaction.DeleteAttribute(directory, kPublicationName, *publication);
+  return transaction.CommitPublication();
+}
+
+}  // namespace weightfs

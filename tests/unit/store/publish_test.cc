@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// Publications: directories that become immutable in one commit.
+#include <gtest/gtest.h>
+#include <linux/capability.h>
+
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "tests/support/result_asserts.h"
+#include "tests/support/test_store.h"
+
+namespace weightfs {
+namespace {
+
+const Credentials kRoot{.uid = 0, .capabilities = uint64_t{1} << CAP_FOWNER};
+
+// A store with d/f, d/sub/g (two blocks), d/link and, outside, o.
+class Publishing : public testing::Test {
+ protected:
+  Publishing() {
+    MakeDirectory("d");
+    MakeDirectory("d/sub");
+    EXPECT_TRUE(store_.WriteFile("d/f", "content"));
+    EXPECT_TRUE(store_.WriteFile("d/sub/g", Pattern(7, 8192)));
+    EXPECT_TRUE(store_.WriteFile("o", "outside"));
+    EXPECT_TRUE(names().Create(Find("d"), "link", {.mode = S_IFLNK | 0777, .symlink = "f"}));
+  }
+
+  Namespace& names() { return store_->names(); }
+  InodeId Find(std::string_view path) { return store_.Resolve(path).value(); }
+  void MakeDirectory(std::string_view path) {
+    const size_t slash = path.rfind('/');
+    const InodeId parent = slash == path.npos ? kRootInode : Find(path.substr(0, slash));
+    EXPECT_TRUE(names().Create(parent, path.substr(slash == path.npos ? 0 : slash + 1), {.mode = S_IFDIR | 0755}));
+  }
+  Result<PublicationRecord> Publish(std::string_view path, std::optional<uint64_t> version = std::nullopt) {
+    return store_->PublishTree(Find(path), who_, version, &failed_);
+  }
+  Result<void> Unpublish(std::string_view path) { return store_->UnpublishTree(Find(path), who_, &failed_); }
+  ErrorCode CodeOf(std::string_view path) {
+    const auto published = Publish(path);
+    return published ? ErrorCode{0} : published.error().code;
+  }
+  bool IsImmutable(std::string_view path) {
+    const InodePtr inode = store_->inodes().Get(Find(path)).value();
+    MutexLock lock(inode->mutex);
+    return inode->IsImmutable();
+  }
+  std::vector<bool> ImmutableParts() {
+    std::vector<bool> parts;
+    for (const char* path : {"d", "d/f", "d/sub", "d/sub/g", "d/link"}) parts.push_back(IsImmutable(path));
+    return parts;
+  }
+
+  TestStore store_;
+  Credentials who_ = kRoot;
+  std::string failed_;
+};
+
+#define EXPECT_REFUSED(expression) EXPECT_EQ((expression).error().code, ErrorCode::kPermission)
+
+TEST_F(Publishing, EveryChangeIsRefused) {
+  ASSERT_OK(Publish("d"));
+  const InodeId d = Find("d"), sub = Find("d/sub"), f = Find("d/f");
+  EXPECT_REFUSED(names().Create(d, "new", {.mode = S_IFREG | 0644}));
+  EXPECT_REFUSED(names().CreateUnnamed(d, {.mode = S_IFREG | 0644}));
+  EXPECT_REFUSED(names().Unlink(d, "f"));
+  EXPECT_REFUSED(names().Unlink(d, "link"));
+  EXPECT_REFUSED(names().Rename(d, "f", kRootInode, "moved", RenameMode::kReplace));
+  EXPECT_REFUSED(names().Rename(kRootInode, "o", d, "f", RenameMode::kReplace));
+  EXPECT_REFUSED(names().Rename(kRootInode, "o", d, "f", RenameMode::kExchange));
+  EXPECT_REFUSED(names().Rename(kRootInode, "d", kRootInode, "e", RenameMode::kReplace));
+  EXPECT_REFUSED(names().Rename(d, "sub", kRootInode, "sub", RenameMode::kReplace));
+  EXPECT_REFUSED(names().Link(f, kRootInode, "second"));
+  EXPECT_REFUSED(names().Link(Find("o"), d, "second"));
+  for (const InodeId ino : {d, sub, f, Find("d/link")}) {
+    EXPECT_REFUSED(names().SetAttributes(ino, {.mode = 0600}));
+    EXPECT_REFUSED(names().SetAttributes(ino, {.modified = Timestamp{1, 0}}));
+    EXPECT_REFUSED(names().SetExtendedAttribute(ino, "user.a", "b", AttributeWrite::kAny));
+  }
+  EXPECT_REFUSED(store_->OpenFile(f, false, /*writes=*/true));
+  EXPECT_REFUSED(store_->OpenFile(f, /*truncate=*/true));
+  EXPECT_REFUSED(store_.CreateMany("d", {{"new", "data"}}));
+  EXPECT_REFUSED(store_.CreateMany("d", {{"f", "data"}}));
+  const InodePtr open = store_.OpenPath("d/sub/g").value();
+  EXPECT_REFUSED(store_.WriteAt(open, 0, "x"));
+  EXPECT_REFUSED(store_->Append(open, AsBytes("x")));
+  EXPECT_REFUSED(store_->Truncate(open, 1));
+  EXPECT_REFUSED(store_->Fallocate(open, FallocateMode::kPunchHole, 0, 4096));
+  EXPECT_REFUSED(store_->Fallocate(open, FallocateMode::kAllocate, 0, 1 << 20));
+  EXPECT_REFUSED(store_->CopyRange(store_.OpenPath("o").value(), 0, open, 0, 4));
+  EXPECT_REFUSED(store_.WriteDirect(open, 0, Pattern(1, 4096), std::nullopt));
+  EXPECT_EQ(store_.ReadPath("d/sub/g").value(), Pattern(7, 8192));
+  EXPECT_TRUE(names().Create(kRootInode, "elsewhere", {.mode = S_IFREG | 0644}));
+}
+
+TEST_F(Publishing, DescribesThePublicationAndKeepsIt) {
+  const auto first = Publish("d");
+  ASSERT_OK(first);
+  EXPECT_EQ(first->files, 2U);
+  EXPECT_EQ(first->bytes, 7U + 8192);
+  EXPECT_GT(first->version, 20'260'000'000'000U);
+  EXPECT_EQ(Publish("d").value(), *first);
+  EXPECT_EQ(Publish("d", first->version).value(), *first);
+  EXPECT_EQ(Publish("d", 5).error().code, ErrorCode::kExists);
+  EXPECT_EQ(names().GetPublication(Find("d")).value(), *first);
+  EXPECT_EQ(names().GetPublication(Find("d/sub")).error().code, ErrorCode::kNoAttribute);
+}
+
+TEST_F(Publishing, VersionsFromTheTimeGrow) {
+  MakeDirectory("e");
+  const uint64_t first = Publish("d")->version, second = Publish("e")->version;
+  EXPECT_GT(second, first);
+  ASSERT_OK(Unpublish("d"));
+  EXPECT_GT(Publish("d")->version, second);
+  MakeDirectory("n");
+  EXPECT_EQ(Publish("n", 1000)->version, 1000U);
+  EXPECT_EQ(Publish("n", kMaximumVersion + 1).error().code, ErrorCode::kInvalid);
+}
+
+TEST_F(Publishing, SurvivesARemountAndCanBeReverted) {
+  const auto published = Publish("d");
+  ASSERT_OK(published);
+  ASSERT_OK(store_.Remount());
+  EXPECT_EQ(names().GetPublication(Find("d")).value(), *published);
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, true));
+  ASSERT_OK(Unpublish("d"));
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+  EXPECT_EQ(names().GetPublication(Find("d")).error().code, ErrorCode::kNoAttribute);
+  EXPECT_EQ(Unpublish("d").error().code, ErrorCode::kNoAttribute);
+  EXPECT_TRUE(store_.WriteFile("d/f", "new content"));
+  EXPECT_TRUE(names().Unlink(Find("d/sub"), "g"));
+}
+
+TEST_F(Publishing, TheRecordOfThePublicationIsHidden) {
+  ASSERT_OK(Publish("d"));
+  EXPECT_TRUE(names().ListExtendedAttributes(Find("d")).value().empty());
+  const std::string name(kPublicationName);
+  EXPECT_EQ(names().GetExtendedAttribute(Find("d"), name).error().code, ErrorCode::kNotSupported);
+  EXPECT_EQ(names().RemoveExtendedAttribute(Find("d"), name).error().code, ErrorCode::kNotSupported);
+}
+
+TEST_F(Publishing, AFileThatIsOpenForWritingIsNamed) {
+  const InodePtr open = store_->OpenFile(Find("d/sub/g"), false, /*writes=*/true).value();
+  EXPECT_EQ(CodeOf("d"), ErrorCode{ETXTBSY});
+  EXPECT_EQ(failed_, "sub/g");
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+  EXPECT_TRUE(store_.WriteAt(open, 0, "x"));
+  store_->CloseFile(open, 0, /*writes=*/true);
+  EXPECT_EQ(CodeOf("d"), ErrorCode{0});
+}
+
+TEST_F(Publishing, OtherNamesOfAFileMustBeInTheDirectory) {
+  ASSERT_OK(names().Link(Find("d/f"), Find("d/sub"), "inside"));
+  ASSERT_OK(names().Link(Find("d/f"), kRootInode, "outside"));
+  EXPECT_EQ(CodeOf("d"), ErrorCode::kTooManyLinks);
+  EXPECT_TRUE(failed_ == "f" || failed_ == "sub/inside") << failed_;
+  EXPECT_FALSE(IsImmutable("d/f"));
+  ASSERT_OK(names().Unlink(kRootInode, "outside"));
+  const auto published = Publish("d");
+  ASSERT_OK(published);
+  EXPECT_EQ(published->files, 2U);
+}
+
+TEST_F(Publishing, PublicationsAreNotNested) {
+  ASSERT_OK(Publish("d/sub"));
+  EXPECT_EQ(CodeOf("d"), ErrorCode::kBusy);
+  EXPECT_EQ(failed_, "sub");
+  EXPECT_FALSE(IsImmutable("d/f"));
+  ASSERT_OK(Unpublish("d/sub"));
+  ASSERT_OK(Publish("d"));
+  EXPECT_FALSE(Publish("d/sub"));
+  EXPECT_FALSE(Unpublish("d/sub"));
+  EXPECT_EQ(CodeOf("d"), ErrorCode{0});
+}
+
+TEST_F(Publishing, OnlyTheOwnerOfEverythingPublishes) {
+  who_ = {.uid = 1000, .gid = 1000};
+  for (const char* path : {"d", "d/sub", "d/link", "d/f"}) {
+    ASSERT_OK(names().SetAttributes(Find(path), {.uid = 1000}));
+  }
+  EXPECT_EQ(CodeOf("d"), ErrorCode::kPermission);
+  EXPECT_EQ(failed_, "sub/g");
+  ASSERT_OK(names().SetAttributes(Find("d/sub/g"), {.uid = 1000}));
+  ASSERT_OK(Publish("d"));
+  who_.uid = 1001;
+  EXPECT_REFUSED(Unpublish("d"));
+  who_.uid = 1000;
+  EXPECT_TRUE(Unpublish("d"));
+}
+
+TEST_F(Publishing, TheRootCannotBePublished) {
+  EXPECT_EQ(store_->PublishTree(kRootInode, kRoot, std::nullopt, &failed_).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(store_->PublishTree(Find("o"), kRoot, std::nullopt, &failed_).error().code, ErrorCode::kNotDirectory);
+}
+
+// The batch, and the sync that makes it durable.
+TEST_F(Publishing, ACrashLeavesAllOrNothing) {
+  ASSERT_OK(store_->SyncAll());
+  ASSERT_OK(store_.WriteFile("d/late", Pattern(3, 5000)));  // not durable yet
+  const size_t begun = store_.journal().size();
+  ASSERT_OK(Publish("d"));
+  const size_t done = store_.journal().size();
+  int before = 0;
+  for (size_t cut = begun; cut <= done; ++cut) {
+    for (uint64_t seed = 1; seed <= 6; ++seed) {
+      TestStore after(store_.journal().ImageAt(cut, {.seed = seed}), {});
+      ASSERT_OK(after.opened());
+      const bool published = after->names().GetPublication(after.Resolve("d").value()).has_value();
+      if (cut == done) {
+        ASSERT_TRUE(published);
+      }
+      before += published ? 0 : 1;
+      for (const char* path : {"d", "d/f", "d/sub", "d/sub/g", "d/link", "d/late"}) {
+        const auto ino = after.Resolve(path);
+        if (!published && !ino) continue;
+        const InodePtr inode = after->inodes().Get(ino.value()).value();
+        MutexLock lock(inode->mutex);
+        ASSERT_EQ(inode->IsImmutable(), published) << path << " after " << cut;
+      }
+      if (published) {
+        ASSERT_EQ(after.ReadPath("d/late").value(), Pattern(3, 5000)) << cut;
+      }
+    }
+  }
+  EXPECT_GT(before, 0);
+}
+
+TEST_F(Publishing, AFailedBatchPublishesNothing) {
+  ASSERT_OK(store_->SyncAll());
+  store_.kv().FailWrite(1);
+  EXPECT_FALSE(Publish("d"));
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -32,6 +32,8 @@ struct Request {
   std::optional<std::span<std::byte>> into = {};
   // The maximum size of a response body without `into`, in bytes. A larger one fails with kTooLarge.
   size_t body_limit = size_t{16} << 20;
+  // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it is given ten minutes.
+  bool slow_answer = false;
 };
 
 struct Response {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,8 @@ struct Credentials {
   std::string session_token = {};  // of temporary credentials
   std::optional<std::chrono::system_clock::time_point> expires = {};
 };
+
+class CredentialSources;
 
 // Finds credentials, keeps them, and loads them again five minutes before they expire. The first of these places that
 // has some is used; a place that has them but fails (a file with a wrong line, a process that exits with an error, an
@@ -48,15 +51,22 @@ class CredentialProvider {
   // Returns the credentials of the last Get while they are valid. Never blocks.
   std::optional<Credentials> Cached() const;
 
+  // True if Get would load credentials: there are none, or they expire within five minutes. Never blocks.
+  bool NeedsLoad() const;
+
   // Drops `rejected` if these are the current credentials, so that the next Get loads others. For a service that
   // reports expired credentials.
   void Invalidate(const Credentials& rejected);
 
- private:
-  class Source;
-  Result<Credentials> Load();
+  // Makes a Get that is loading, and all later ones that must load, fail soon with kCancelled.
+  void Cancel();
 
-  const std::unique_ptr<Source> source_;  // null: fixed credentials
+ private:
+  using Time = std::chrono::system_clock::time_point;
+  bool IsFreshLocked(Time now) const REQUIRES(mutex_);
+  bool IsValidLocked(Time now) const REQUIRES(mutex_);
+
+  const std::unique_ptr<CredentialSources> sources_;  // null: fixed credentials
   mutable Mutex mutex_;
   std::optional<Credentials> current_ GUARDED_BY(mutex_);
   bool loading_ GUARDED_BY(mutex_) = false;

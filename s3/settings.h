@@ -25,9 +25,10 @@ struct Settings {
   Addressing addressing = Addressing::kAuto;
   std::string ca_bundle = {};  // a file of certificates in PEM; empty: those of the system
   std::string profile = "default";
-  bool sign = true;           // false: anonymous requests, for public buckets
-  unsigned connections = 16;  // maximum number of concurrent requests; the others wait in a queue
-  unsigned attempts = 8;      // of one request, the first included
+  bool profile_given = false;  // the profile was named in an option, so the keys of the environment are ignored
+  bool sign = true;            // false: anonymous requests, for public buckets
+  unsigned connections = 16;   // maximum number of concurrent requests; the others wait in a queue
+  unsigned attempts = 10;      // of one request, the first included
   unsigned connect_timeout_s = 10;
   // A transfer that moves less than 1 KiB/s for so long is stalled and is retried, and so is a request that gets no
   // answer for so long after its last byte was sent.

@@ -5,7 +5,7 @@
         server.fail(3, "status", status=503)       the third request from now on
         server.fail(1, "reset", method="PUT")      the first PUT from now on
 
-As a program, which prints its URL: python -m harness.s3_server --port 9000 --bucket b --fault 3:status:status=503"""
+As a program, which prints its URL: python -m harness.s3_server --port 9000 --bucket tests --fault 3:status:status=503"""
 import argparse
 import contextlib
 import dataclasses
@@ -401,7 +401,7 @@ class Server(http.server.ThreadingHTTPServer):
 class S3Server:
     """A service on a free port of this machine. Attributes may be changed at any time; they apply to later requests."""
 
-    def __init__(self, port=0, buckets=("b",), radosgw=False, quota=None, region="us-east-1", tls=None):
+    def __init__(self, port=0, buckets=("tests",), radosgw=False, quota=None, region="us-east-1", tls=None):
         self.objects = Objects(radosgw, quota)
         for bucket in buckets:
             self.objects.create_bucket(bucket)
@@ -488,7 +488,7 @@ def main():
     parser.add_argument("--quota", type=int, help="bytes that the objects may have")
     parser.add_argument("--fault", action="append", default=[], metavar="NUMBER:KIND[:NAME=VALUE...]")
     options = parser.parse_args()
-    with S3Server(options.port, options.bucket or ["b"], options.radosgw, options.quota) as server:
+    with S3Server(options.port, options.bucket or ["tests"], options.radosgw, options.quota) as server:
         for text in options.fault:
             number, kind, arguments = parse_fault(text)
             server.fail(number, kind, **arguments)

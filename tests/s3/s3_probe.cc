@@ -33,7 +33,7 @@ namespace {
 using nlohmann::json;
 
 struct Arguments {
-  std::string command, bucket = "b", key, file, upload_id, delimiter, if_match, method = "GET", content_type;
+  std::string command, bucket = "tests", key, file, upload_id, delimiter, if_match, method = "GET", content_type;
   std::vector<std::string> keys;
   uint64_t part_size = 5 << 20, limit = 16 << 20, offset = 0, size = 0;
   unsigned attempts = 10, connections = 16, stall_s = 30, connect_s = 10, cancel_after_ms = 0, repeat = 1;
@@ -85,6 +85,31 @@ std::optional<Error> ErrorOf(const Result<T>& result) {
   return result ? std::nullopt : std::optional<Error>(result.error());
 }
 
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) { return double(time.tv_sec) + double(time.tv_usec) / 1e6; };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// Time since its construction, without that of files and fresh memory.
+class Cost {
+ public:
+  void Stop() {
+    if (stopped_) return;
+    stopped_ = true;
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    cpu_s_ = CpuSeconds() - cpu_start_;
+  }
+  double seconds() const { return seconds_; }
+  double cpu_s() const { return cpu_s_; }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double cpu_start_ = CpuSeconds(), seconds_ = 0, cpu_s_ = 0;
+  bool stopped_ = false;
+};
+
 class Probe {
  public:
   Probe(const Arguments& arguments, Client& client)
@@ -110,8 +135,11 @@ class Probe {
     };
     const auto found = kCommands.find(arguments_.command);
     if (found == kCommands.end()) return Error{ErrorCode::kInvalid, "no such command: " + arguments_.command};
-    return (this->*found->second)();
+    auto result = (this->*found->second)();
+    cost_.Stop();
+    return result;
   }
+  const Cost& cost() const { return cost_; }
 
  private:
   UploadInfo GivenUpload() const { return {arguments_.key, arguments_.upload_id}; }
@@ -149,6 +177,7 @@ class Probe {
   }
   Result<json> Upload() {
     const auto body = ReadFile(arguments_.file);
+    cost_ = Cost();
     UploadInfo upload{arguments_.key, arguments_.upload_id};
     if (upload.upload_id.empty()) {
       ASSIGN_OR_RETURN(upload.upload_id, bucket_.CreateMultipartUpload(upload.key, arguments_.content_type));
@@ -183,6 +212,7 @@ class Probe {
       size = info.size;
     }
     std::vector<std::byte> memory(size);
+    cost_ = Cost();
     const size_t ranges = (size + arguments_.part_size - 1) / arguments_.part_size;
     Countdown countdown(ranges);
     for (size_t i = 0; i < ranges; ++i) {
@@ -192,6 +222,7 @@ class Probe {
                             [&](const Result<RangeInfo>& info) { countdown.Done(ErrorOf(info)); });
     }
     RETURN_IF_ERROR(countdown.Wait());
+    cost_.Stop();
     if (!arguments_.file.empty()) WriteFile(arguments_.file, memory);
     return json{{"size", size}};
   }
@@ -243,14 +274,8 @@ class Probe {
   const Arguments& arguments_;
   Client& client_;
   const Bucket bucket_;
+  Cost cost_;
 };
-
-double CpuSeconds() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) { return double(time.tv_sec) + double(time.tv_usec) / 1e6; };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 // The options of the command line change the settings of the environment.
 Result<Settings> MakeSettings(const Arguments& arguments) {
@@ -278,17 +303,16 @@ Result<json> Answer(const Arguments& arguments) {
                 {"expires", credentials.expires ? std::chrono::system_clock::to_time_t(*credentials.expires) : 0}};
   }
   ASSIGN_OR_RETURN(const auto client, Client::Create(settings));
-  const auto start = std::chrono::steady_clock::now();
-  const auto cpu = CpuSeconds();
-  auto result = Probe(arguments, *client).Run();
+  Probe probe(arguments, *client);
+  auto result = probe.Run();
   json answer = result ? *result : json{{"error", ToString(result.error())}, {"code", result.error().error_number()}};
   const auto statistics = client->statistics();
   answer["requests"] = statistics.requests;
   answer["retries"] = statistics.retries;
   answer["bytes_sent"] = statistics.bytes_sent;
   answer["bytes_received"] = statistics.bytes_received;
-  answer["seconds"] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  answer["cpu_s"] = CpuSeconds() - cpu;
+  answer["seconds"] = probe.cost().seconds();
+  answer["cpu_s"] = probe.cost().cpu_s();
   return answer;
 }
 

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/bucket.h"
+
+#include <fmt/format.h>
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <utility>
+
+#include "common/printable.h"
+#include "common/result.h"
+#include "s3/http_time.h"
+#include "s3/responses.h"
+
+namespace weightfs::s3 {
+namespace {
+
+std::span<const std::byte> AsBytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
+
+std::string Base64(std::span<const unsigned char> bytes) {
+  std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');  // and a 0 byte, which EVP_EncodeBlock appends
+  const int size =
+      EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()), bytes.data(), static_cast<int>(bytes.size()));
+  text.resize(static_cast<size_t>(size));
+  return text;
+}
+
+std::string Crc32cHeader(uint32_t sum) {
+  const std::array<unsigned char, 4> bytes = {static_cast<unsigned char>(sum >> 24),
+                                              static_cast<unsigned char>(sum >> 16),
+                                              static_cast<unsigned char>(sum >> 8), static_cast<unsigned char>(sum)};
+  return Base64(bytes);
+}
+
+std::string Md5Header(std::string_view body) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned size = 0;
+  EVP_Digest(body.data(), body.size(), digest.data(), &size, EVP_md5(), nullptr);
+  return Base64(std::span(digest).first(size));
+}
+
+std::optional<uint64_t> ParseNumber(std::string_view text) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+Error ResponseError(const Request& request, std::string_view what) {
+  return {ErrorCode::kIo, fmt::format("{} {}: {}", request.method, ToString(request.object), what)};
+}
+
+// Adds what was requested to an error of the parser.
+template <typename T>
+Result<T> Named(Result<T> result, const Location& object) {
+  if (!result) return Error{result.error().code, fmt::format("{}: {}", ToString(object), result.error().what)};
+  return result;
+}
+
+Request PutRequest(Location object, std::span<const std::byte> body, const PutOptions& options) {
+  Request request{.method = "PUT", .object = std::move(object), .body = body};
+  if (options.if_none_match) request.headers.emplace_back("if-none-match", "*");
+  if (options.crc32c) request.headers.emplace_back("x-amz-checksum-crc32c", Crc32cHeader(*options.crc32c));
+  if (!options.content_type.empty()) request.headers.emplace_back("content-type", options.content_type);
+  return request;
+}
+
+// A service that does not know ranges returns the whole object, from its start.
+Result<RangeInfo> CheckRange(const Response& response, uint64_t offset, size_t size, const Location& object) {
+  RangeInfo info{std::string(response.header("etag"))};
+  const auto range = response.header("content-range");  // "bytes 0-99/1234"
+  if (response.status == 200 && range.empty() && offset == 0) {
+    info.object_size = size;
+    return info;
+  }
+  const auto start = fmt::format("bytes {}-{}/", offset, offset + size - 1);
+  const auto total = range.starts_with(start) ? ParseNumber(range.substr(start.size())) : std::nullopt;
+  if (!total) {
+    return Error{ErrorCode::kIo, fmt::format("GET {}: the service returned the range '{}' instead of '{}...'",
+                                             ToString(object), Printable(range), start)};
+  }
+  info.object_size = *total;
+  return info;
+}
+
+}  // namespace
+
+Result<std::string> Bucket::GetObject(const std::string& key, size_t limit, const Interrupted& interrupted) const {
+  ASSIGN_OR_RETURN(auto response,
+                   client_.Send({.method = "GET", .object = {name_, key}, .body_limit = limit}, interrupted));
+  return std::move(response.body);
+}
+
+RequestId Bucket::StartGetRange(const ObjectRange& range, std::span<std::byte> memory,
+                                std::function<void(Result<RangeInfo>)> done) const {
+  Request request{.method = "GET", .object = {name_, range.key}, .into = memory};
+  request.headers.emplace_back("range", fmt::format("bytes={}-{}", range.offset, range.offset + memory.size() - 1));
+  if (!range.if_match.empty()) request.headers.emplace_back("if-match", range.if_match);
+  return client_.Start(std::move(request), [object = Location{name_, range.key}, offset = range.offset,
+                                            size = memory.size(), done = std::move(done)](Result<Response> response) {
+    if (!response) return done(std::move(response).error());
+    done(CheckRange(*response, offset, size, object));
+  });
+}
+
+Result<ObjectInfo> Bucket::HeadObject(const std::string& key, const Interrupted& interrupted) const {
+  const Request request{.method = "HEAD", .object = {name_, key}};
+  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  const auto size = ParseNumber(response.header("content-length"));
+  if (!size) return ResponseError(request, "the response has no Content-Length");
+  ObjectInfo info{key, *size, std::string(response.header("etag"))};
+  info.modified = ParseHttpTime(std::string(response.header("last-modified"))).value_or(info.modified);
+  return info;
+}
+
+Result<std::string> Bucket::PutObject(const std::string& key, std::span<const std::byte> body,
+                                      const PutOptions& options, const Interrupted& interrupted) const {
+  ASSIGN_OR_RETURN(const auto response, client_.Send(PutRequest({name_, key}, body, options), interrupted));
+  return std::string(response.header("etag"));
+}
+
+Result<std::string> Bucket::PutObject(const std::string& key, std::string_view body, const PutOptions& options,
+                                      const Interrupted& interrupted) const {
+  return PutObject(key, AsBytes(body), options, interrupted);
+}
+
+RequestId Bucket::StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
+                           std::function<void(Result<std::string>)> done) const {
+  return client_.Start(PutRequest({name_, key}, body, options), [done = std::move(done)](Result<Response> response) {
+    if (!response) return done(std::move(response).error());
+    done(std::string(response->header("etag")));
+  });
+}
+
+Result<std::string> Bucket::CreateMultipartUpload(const std::string& key, const std::string& content_type,
+                                                  const Interrupted& interrupted) const {
+  Request request{.method = "POST", .object = {name_, key}, .query = {{"uploads", ""}}};
+  if (!content_type.empty()) request.headers.emplace_back("content-type", content_type);
+  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  return Named(ParseUploadId(response.body), request.object);
+}
+
+RequestId Bucket::StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
+                                  std::optional<uint32_t> crc32c, std::function<void(Result<std::string>)> done) const {
+  auto request = PutRequest({name_, upload.key}, body, {.crc32c = crc32c});
+  request.query = {{"partNumber", std::to_string(number)}, {"uploadId", upload.upload_id}};
+  return client_.Start(std::move(request), [object = Location{name_, upload.key}, number,
+                                            done = std::move(done)](Result<Response> response) {
+    if (!response) return done(std::move(response).error());
+    const auto etag = response->header("etag");
+    if (!etag.empty()) return done(std::string(etag));
+    done(Error{ErrorCode::kIo, fmt::format("PUT {}: the response for part {} has no ETag", ToString(object), number)});
+  });
+}
+
+Result<std::vector<PartInfo>> Bucket::ListParts(const UploadInfo& upload, const Interrupted& interrupted) const {
+  std::vector<PartInfo> parts;
+  std::string marker;
+  do {
+    Request request{.object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}, {"max-parts", "1000"}}};
+    if (!marker.empty()) request.query.emplace_back("part-number-marker", marker);
+    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+    ASSIGN_OR_RETURN(auto page, Named(ParseParts(response.body), request.object));
+    if (!page.next.empty() && page.parts.empty()) return ResponseError(request, "a page without parts is not the last");
+    parts.insert(parts.end(), page.parts.begin(), page.parts.end());
+    if (parts.size() > kMaxParts) return ResponseError(request, "the upload has too many parts");
+    marker = page.next;
+  } while (!marker.empty());
+  std::ranges::sort(parts, {}, &PartInfo::number);
+  return parts;
+}
+
+Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& prefix,
+                                                             const Interrupted& interrupted) const {
+  std::vector<UploadInfo> uploads;
+  std::string key, upload_id;
+  do {
+    Request request{.object = {name_, ""}, .query = {{"uploads", ""}, {"encoding-type", "url"}}};
+    if (!prefix.empty()) request.query.emplace_back("prefix", prefix);
+    if (!key.empty()) request.query.insert(request.query.end(), {{"key-marker", key}, {"upload-id-marker", upload_id}});
+    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+    ASSIGN_OR_RETURN(auto page, Named(ParseUploads(response.body), request.object));
+    const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_upload_id == upload_id;
+    if (repeats) return ResponseError(request, "the service returned the same page of uploads twice");
+    uploads.insert(uploads.end(), page.uploads.begin(), page.uploads.end());
+    key = page.next_key;
+    upload_id = page.next_upload_id;
+  } while (!key.empty());
+  return uploads;
+}
+
+Result<std::string> Bucket::CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
+                                                    bool if_none_match, const Interrupted& interrupted) const {
+  const auto document = CompleteDocument(parts);
+  Request request{.method = "POST", .object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}}};
+  request.headers = {{"content-type", "application/xml"}};
+  if (if_none_match) request.headers.emplace_back("if-none-match", "*");
+  request.body = AsBytes(document);
+  request.slow_answer = true;
+  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  return Named(ParseCompletedEtag(response.body), request.object);
+}
+
+Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted) const {
+  RETURN_IF_ERROR(client_.Send(
+      {.method = "DELETE", .object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}}}, interrupted));
+  return {};
+}
+
+Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupted& interrupted) const {
+  Listing listing;
+  std::string token;
+  do {
+    Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
+    if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
+    if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
+    if (!options.start_after.empty()) request.query.emplace_back("start-after", options.start_after);
+    if (!token.empty()) request.query.emplace_back("continuation-token", token);
+    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+    ASSIGN_OR_RETURN(auto page, Named(ParseListing(response.body), request.object));
+    if (!page.next.empty() && page.next == token)
+      return ResponseError(request, "the service repeats a page of the list");
+    token = page.next;
+    std::ranges::move(page.listing.objects, std::back_inserter(listing.objects));
+    std::ranges::move(page.listing.prefixes, std::back_inserter(listing.prefixes));
+    if (listing.objects.size() + listing.prefixes.size() > options.limit) {
+      return Error{ErrorCode::kTooLarge, fmt::format("{}: there are more than {} objects; give a longer prefix",
+                                                     ToString({name_, options.prefix}), options.limit)};
+    }
+  } while (!token.empty());
+  return listing;
+}
+
+Result<void> Bucket::DeleteObject(const std::string& key, const Interrupted& interrupted) const {
+  RETURN_IF_ERROR(client_.Send({.method = "DELETE", .object = {name_, key}}, interrupted));
+  return {};
+}
+
+Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted) const {
+  std::vector<std::string> batch;
+  const auto flush = [&]() -> Result<void> {
+    if (batch.empty()) return {};
+    const auto document = DeleteDocument(batch);
+    Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}};
+    request.headers = {{"content-type", "application/xml"}, {"content-md5", Md5Header(document)}};
+    request.body = AsBytes(document);
+    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+    ASSIGN_OR_RETURN(const auto failures, Named(ParseDeleteFailures(response.body), request.object));
+    batch.clear();
+    if (failures.empty()) return {};
+    const auto& first = failures.front();
+    const auto code = first.error.code == "AccessDenied" ? ErrorCode::kAccess : ErrorCode::kIo;
+    return Error{code, fmt::format("DELETE {}: {}: {} ({} objects of this request are not deleted)",
+                                   ToString({name_, first.key}), Printable(first.error.code),
+                                   Printable(first.error.message), failures.size())};
+  };
+  for (const auto& key : keys) {
+    if (!CanBeInXml(key)) {
+      RETURN_IF_ERROR(DeleteObject(key, interrupted));
+      continue;
+    }
+    batch.push_back(key);
+    if (batch.size() == kMaxDeletedKeys) RETURN_IF_ERROR(flush());
+  }
+  return flush();
+}
+
+}  // namespace weightfs::s3

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations on the objects of one bucket.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/error.h"
+#include "s3/client.h"
+
+namespace weightfs::s3 {
+
+// Limits of S3.
+inline constexpr uint64_t kMinPartSize = uint64_t{5} << 20;  // of every part but the last
+inline constexpr unsigned kMaxParts = 10'000;                // numbered from 1
+inline constexpr size_t kMaxDeletedKeys = 1'000;             // of one request
+
+struct ObjectInfo {
+  std::string key;
+  uint64_t size = 0;  // in bytes
+  std::string etag;   // with its quotes; may be empty
+  std::chrono::system_clock::time_point modified = {};
+};
+
+struct PutOptions {
+  bool if_none_match = false;           // fail with kExists if the object exists
+  std::optional<uint32_t> crc32c = {};  // of the body; a service that supports it verifies and stores it
+  std::string content_type = {};
+};
+
+struct ObjectRange {
+  std::string key;
+  uint64_t offset = 0;        // in the object, in bytes; the memory says how many
+  std::string if_match = {};  // an ETag: fail with kStale if the object has another; empty: any
+};
+
+// What a range said of its object.
+struct RangeInfo {
+  std::string etag;
+  uint64_t object_size = 0;
+};
+
+struct PartInfo {
+  unsigned number = 0;
+  uint64_t size = 0;  // 0 if unknown; CompleteMultipartUpload does not need it
+  std::string etag;
+};
+
+struct UploadInfo {
+  std::string key;
+  std::string upload_id;
+  std::chrono::system_clock::time_point started = {};
+};
+
+struct ListOptions {
+  std::string prefix = {};
+  std::string delimiter = {};    // "/": do not descend; empty: list everything
+  std::string start_after = {};  // a key
+  size_t limit = 1'000'000;      // fail with kTooLarge if there are more objects and prefixes
+};
+
+struct Listing {
+  std::vector<ObjectInfo> objects;    // in the order of the service, which for S3 is that of the bytes of the keys
+  std::vector<std::string> prefixes;  // with the delimiter at their end
+};
+
+// Typed requests; see Client for retries, errors and threads. The client must outlive the Bucket, and the callbacks
+// have the contract of ResponseCallback. Immutable, so thread-safe.
+class Bucket {
+ public:
+  Bucket(Client& client, std::string name) : client_(client), name_(std::move(name)) {}
+
+  const std::string& name() const { return name_; }
+  Client& client() const { return client_; }
+
+  // Returns a whole object of at most `limit` bytes; a larger one fails with kTooLarge.
+  Result<std::string> GetObject(const std::string& key, size_t limit, const Interrupted& interrupted = {}) const;
+  // Reads exactly memory.size() bytes; not for empty memory. A range that reaches past the end of the object fails with
+  // kRange. The memory must stay valid until the callback.
+  RequestId StartGetRange(const ObjectRange& range, std::span<std::byte> memory,
+                          std::function<void(Result<RangeInfo>)> done) const;
+  Result<ObjectInfo> HeadObject(const std::string& key, const Interrupted& interrupted = {}) const;
+
+  // Returns the ETag. See Client for kExists after a lost response.
+  Result<std::string> PutObject(const std::string& key, std::span<const std::byte> body, const PutOptions& options = {},
+                                const Interrupted& interrupted = {}) const;
+  Result<std::string> PutObject(const std::string& key, std::string_view body, const PutOptions& options = {},
+                                const Interrupted& interrupted = {}) const;
+  // The memory must stay valid until the callback.
+  RequestId StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
+                     std::function<void(Result<std::string>)> done) const;
+
+  // Returns the id of the upload.
+  Result<std::string> CreateMultipartUpload(const std::string& key, const std::string& content_type = {},
+                                            const Interrupted& interrupted = {}) const;
+  // Passes the ETag. A part with the same number is replaced. The memory must stay valid until the callback.
+  RequestId StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
+                            std::optional<uint32_t> crc32c, std::function<void(Result<std::string>)> done) const;
+  // Returns all parts, ordered by number. kNotFound: there is no such upload.
+  Result<std::vector<PartInfo>> ListParts(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
+  // Returns all unfinished uploads whose keys begin with `prefix`.
+  Result<std::vector<UploadInfo>> ListMultipartUploads(const std::string& prefix,
+                                                       const Interrupted& interrupted = {}) const;
+  // Returns the ETag of the object, which is empty with some services. Parts must be ordered by number. kNotFound:
+  // there is no such upload, perhaps because an earlier attempt completed it: HeadObject tells. Ceph ignores
+  // `if_none_match`.
+  Result<std::string> CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
+                                              bool if_none_match = false, const Interrupted& interrupted = {}) const;
+  // kNotFound: there is no such upload any more.
+  Result<void> AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
+
+  // Returns all pages. Keys may hold any character.
+  Result<Listing> ListObjects(const ListOptions& options, const Interrupted& interrupted = {}) const;
+
+  // Deleting an object that does not exist succeeds.
+  Result<void> DeleteObject(const std::string& key, const Interrupted& interrupted = {}) const;
+  // Deletes any number of objects, 1,000 in a request. On failure some are deleted; the error names the first that is
+  // not.
+  Result<void> DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted = {}) const;
+
+ private:
+  Client& client_;
+  const std::string name_;
+};
+
+}  // namespace weightfs::s3

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests to an S3 service, with retries.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/error.h"
+#include "s3/credentials.h"
+#include "s3/location.h"
+#include "s3/settings.h"
+#include "s3/signer.h"
+
+namespace weightfs::s3 {
+
+struct Request {
+  std::string method = "GET";
+  Location object;  // an empty key: the bucket itself
+  Fields query = {};
+  Fields headers = {};  // in addition to those of HTTP and of the signature
+  // The body. The memory must stay valid and unchanged until the callback. Up to 64 KiB are signed with their SHA-256;
+  // a larger body is not (UNSIGNED-PAYLOAD), so damage on a plain connection is found by checksums only.
+  std::span<const std::byte> body = {};
+  // Where the body of a successful response belongs. Its size must match exactly; otherwise the request is retried and
+  // fails. The memory must stay valid until the callback; before it, or after an error, its content is undefined.
+  std::optional<std::span<std::byte>> into = {};
+  // The maximum size of a response body without `into`, in bytes. A larger one fails with kTooLarge.
+  size_t body_limit = size_t{16} << 20;
+  // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it is given ten minutes.
+  bool slow_answer = false;
+};
+
+struct Response {
+  int status = 0;         // 200 to 299
+  Fields headers = {};    // names in lower case, in the order of arrival
+  std::string body = {};  // empty with Request::into
+  unsigned attempts = 1;
+
+  // The value of the first header with this name (lower case), or "".
+  std::string_view header(std::string_view name) const;
+};
+
+// Called exactly once for each request, on the client's thread, or in Cancel or in the destructor's wait. It must not
+// block or throw. It may start and cancel requests. It must not call Send or destroy the client.
+using ResponseCallback = std::function<void(Result<Response>)>;
+
+// Called every 100 ms by a waiting thread. Return true to end the wait.
+using Interrupted = std::function<bool()>;
+
+enum class RequestId : uint64_t {};
+
+struct ClientStatistics {
+  uint64_t requests = 0;        // attempts, all of them
+  uint64_t retries = 0;         // attempts after the first of a request
+  uint64_t bytes_sent = 0;      // bodies, those of failed attempts included
+  uint64_t bytes_received = 0;  // the same
+};
+
+// Sends requests over at most Settings::connections kept connections. The others wait in the order of Start.
+//
+// Retried, with exponential backoff and full jitter (at least what Retry-After says, at most 60 s): connections that
+// cannot be made or that break, stalls, bodies of a wrong length, the statuses 429, 500, 502, 503, 504, SlowDown,
+// RequestTimeout, InternalError, OperationAborted and ConditionalRequestConflict, also in the body of a response with
+// status 200. These are repeated at once, and only once each: a request whose time the service rejects (the clock is
+// corrected for all later ones), expired credentials (which are loaded again), and a redirect to another region.
+// A request therefore always ends: after Settings::attempts attempts at the latest, each of which ends when it stalls.
+//
+// A repeated request may meet the effect of its own lost predecessor: a conditional PUT may fail with kExists because
+// its first attempt succeeded, and CompleteMultipartUpload with kNotFound. The caller looks at the object to find out.
+//
+// Errors are one full line: method, object, reason, number of attempts and the next step. Codes:
+//   kNotFound   404: no such bucket, object or upload      kAccess     403, 401, or no credentials
+//   kExists     412 or a lasting 409 of a PUT or POST      kStale      412 of a GET or HEAD: the object was replaced
+//   kNoSpace    507, QuotaExceeded                         kTooLarge   see Request::body_limit
+//   kCancelled  Cancel, `interrupted`, or the destructor   kInvalid    the request cannot be sent (a line break)
+//   kRange      416: the object is shorter                 kIo         everything else
+//
+// Thread-safe. The thread of the client sends and receives; a second one loads credentials.
+class Client {
+ public:
+  // Fails with kInvalid for settings that cannot work (an endpoint that is not http or https, connections = 0), and
+  // with kNotFound if the file `ca_bundle` does not exist. Makes no connection. Without `credentials`, the provider of
+  // the settings is used; it is not asked before the first request.
+  static Result<std::unique_ptr<Client>> Create(const Settings& settings,
+                                                std::unique_ptr<CredentialProvider> credentials = nullptr);
+  // Cancels all requests and waits for their callbacks.
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  RequestId Start(Request request, ResponseCallback callback);
+  // Ends the request with kCancelled, unless it has ended. Its callback may run after this call returns.
+  void Cancel(RequestId id);
+  // Starts the request and waits for it. When it returns, the memory of the request is no longer used.
+  Result<Response> Send(Request request, const Interrupted& interrupted = {});
+
+  const Settings& settings() const;
+  ClientStatistics statistics() const;
+
+ private:
+  class Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weightfs::s3

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/client_loop.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/printable.h"
+#include "common/result.h"
+#include "common/start_thread.h"
+#include "s3/http_time.h"
+#include "s3/request_url.h"
+
+namespace weightfs::s3 {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstBackoff{200}, kMaxBackoff{20'000};
+constexpr unsigned kBriefAttempts = 4;
+constexpr unsigned kMaxRegionChanges = 2;
+constexpr size_t kSignedBody = size_t{64} << 10;
+constexpr int kIdlePollMs = 1000, kPausedPollMs = 10;
+
+std::string_view AsText(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+bool HasLineBreak(std::string_view text) { return text.find_first_of(std::string_view("\r\n\0", 3)) != text.npos; }
+
+Error Cancelled(const Request& request) {
+  return {ErrorCode::kCancelled, fmt::format("{} {}: cancelled", request.method, ToString(request.object))};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ClientLoop>> ClientLoop::Create(const Settings& settings,
+                                                       std::unique_ptr<CredentialProvider> credentials) {
+  InitializeCurl();
+  std::unique_ptr<ClientLoop> loop(new ClientLoop(settings));
+  if (loop->multi_ == nullptr) return ErrorCode::kNoMemory;
+  curl_multi_setopt(loop->multi_.get(), CURLMOPT_MAXCONNECTS, static_cast<long>(settings.connections));
+  if (settings.sign) {
+    auto wake_up = [multi = loop->multi_.get()] { curl_multi_wakeup(multi); };
+    ASSIGN_OR_RETURN(loop->loader_, CredentialLoader::Create(std::move(credentials), std::move(wake_up)));
+  }
+  ASSIGN_OR_RETURN(loop->thread_, StartThread("s3-client", [self = loop.get()] { self->Run(); }));
+  return loop;
+}
+
+ClientLoop::ClientLoop(const Settings& settings)
+    : settings_(settings), multi_(curl_multi_init()), rate_(settings.upload_rate) {}
+
+ClientLoop::~ClientLoop() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  if (thread_.joinable()) {
+    curl_multi_wakeup(multi_.get());
+    thread_.join();
+  }
+  loader_.reset();  // before multi_, which it wakes up
+}
+
+RequestId ClientLoop::Start(Request request, ResponseCallback callback) {
+  const RequestId id{next_id_.fetch_add(1)};
+  Submit(StartCommand{id, std::move(request), std::move(callback)});
+  return id;
+}
+
+void ClientLoop::Cancel(RequestId id) { Submit(CancelCommand{id}); }
+
+void ClientLoop::Submit(Command command) {
+  {
+    MutexLock lock(mutex_);
+    commands_.push_back(std::move(command));
+  }
+  curl_multi_wakeup(multi_.get());
+}
+
+ClientStatistics ClientLoop::statistics() const {
+  return {requests_.load(), retries_.load(), bytes_sent_.load(), bytes_received_.load()};
+}
+
+void ClientLoop::Run() {
+  while (TakeCommands()) {
+    RequeueDueJobs();
+    StartReadyJobs();
+    int running = 0;
+    curl_multi_perform(multi_.get(), &running);
+    ReapTransfers();
+    StartReadyJobs();
+    curl_multi_poll(multi_.get(), nullptr, 0, PollTimeoutMs(), nullptr);
+    ResumePaused();
+  }
+  CancelAll();
+}
+
+// Returns false if the client is being destroyed.
+bool ClientLoop::TakeCommands() {
+  std::vector<Command> commands;
+  bool stopping = false;
+  {
+    MutexLock lock(mutex_);
+    commands.swap(commands_);
+    stopping = stopping_;
+  }
+  for (auto& command : commands) {
+    if (auto* start = std::get_if<StartCommand>(&command)) {
+      Add(std::move(*start));
+    } else {
+      CancelJob(std::get<CancelCommand>(command).id);
+    }
+  }
+  return !stopping;
+}
+
+void ClientLoop::Add(StartCommand command) {
+  auto job = std::make_unique<Job>(
+      Job{.id = command.id, .request = std::move(command.request), .callback = std::move(command.callback)});
+  auto& added = *(jobs_[static_cast<uint64_t>(command.id)] = std::move(job));
+  const bool has_line_break = std::ranges::any_of(added.request.headers, [](const auto& header) {
+    return HasLineBreak(header.first) || HasLineBreak(header.second);
+  });
+  ready_.push_back(&added);
+  if (!has_line_break) return;
+  Finish(added, Error{ErrorCode::kInvalid, fmt::format("{} {}: a header has a line break", added.request.method,
+                                                       ToString(added.request.object))});
+}
+
+void ClientLoop::CancelJob(RequestId id) {
+  const auto found = jobs_.find(static_cast<uint64_t>(id));
+  if (found != jobs_.end()) Finish(*found->second, Cancelled(found->second->request));
+}
+
+// Callbacks may start more requests, which are cancelled as well.
+void ClientLoop::CancelAll() {
+  do {
+    while (!jobs_.empty()) {
+      auto& job = *jobs_.begin()->second;
+      Finish(job, Cancelled(job.request));
+    }
+    TakeCommands();
+  } while (!jobs_.empty());
+}
+
+void ClientLoop::RequeueDueJobs() {
+  const auto now = Clock::now();
+  while (!delayed_.empty() && delayed_.begin()->first <= now) {
+    auto& job = *delayed_.begin()->second;
+    delayed_.erase(delayed_.begin());
+    job.state = Job::State::kReady;
+    ready_.push_front(&job);
+  }
+}
+
+void ClientLoop::StartReadyJobs() {
+  while (!ready_.empty() && active_.size() < settings_.connections) {
+    if (!HaveCredentials()) return;
+    if (ready_.empty()) return;  // their callbacks got the error of the credentials
+    auto& job = *ready_.front();
+    ready_.pop_front();
+    if (!StartAttempt(job)) return;
+  }
+}
+
+// Returns false while credentials are being loaded. If none can be loaded, ends all requests that wait for them.
+bool ClientLoop::HaveCredentials() {
+  if (!settings_.sign) return true;
+  const bool have = loader_->provider().Cached().has_value();
+  if (!have) {
+    if (const auto failure = loader_->TakeFailure()) {
+      const std::vector<Job*> waiting(ready_.begin(), ready_.end());
+      for (auto* job : waiting) Finish(*job, *failure);
+      return false;
+    }
+  }
+  if (loader_->provider().NeedsLoad()) loader_->Start();
+  return have;
+}
+
+// Returns false if the machine lacks memory for it; the request has ended then.
+bool ClientLoop::StartAttempt(Job& job) {
+  auto transfer = TakeTransfer();
+  const auto credentials = settings_.sign ? loader_->provider().Cached() : Credentials();
+  if (transfer == nullptr || !credentials) {
+    ready_.push_front(&job);
+    if (transfer == nullptr) Finish(job, ErrorCode::kNoMemory);
+    return false;
+  }
+  const auto& request = job.request;
+  const auto region = RegionOf(request.object.bucket);
+  const auto url = MakeRequestUrl(settings_, region, request.object);
+  auto headers = request.headers;
+  if (settings_.sign) {
+    const auto hash =
+        request.body.size() <= kSignedBody ? Sha256Hex(AsText(request.body)) : std::string(kUnsignedPayload);
+    const SignedRequest input{request.method, url.host, url.path, request.query, headers, hash, region};
+    const auto added = Sign(input, *credentials, std::chrono::system_clock::now() + clock_error_);
+    headers.insert(headers.end(), added.begin(), added.end());
+  }
+  headers.emplace_back("host", url.host);
+  auto query = CanonicalQuery(request.query);
+  transfer->Prepare(request, url.origin + url.path + (query.empty() ? "" : "?" + query), headers);
+  job.credentials = *credentials;
+  job.transfer = std::move(transfer);
+  job.state = Job::State::kActive;
+  ++job.attempts;
+  requests_.fetch_add(1);
+  if (job.attempts > 1) retries_.fetch_add(1);
+  active_[job.transfer->easy()] = &job;
+  curl_multi_add_handle(multi_.get(), job.transfer->easy());
+  return true;
+}
+
+std::unique_ptr<Transfer> ClientLoop::TakeTransfer() {
+  if (!idle_transfers_.empty()) {
+    auto transfer = std::move(idle_transfers_.back());
+    idle_transfers_.pop_back();
+    return transfer;
+  }
+  auto transfer = std::make_unique<Transfer>(settings_, rate_);
+  return *transfer ? std::move(transfer) : nullptr;
+}
+
+void ClientLoop::ReapTransfers() {
+  int left = 0;
+  while (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left)) {
+    if (message->msg != CURLMSG_DONE) continue;
+    const auto result = message->data.result;  // removing the handle frees the message
+    auto& job = *active_.at(message->easy_handle);
+    curl_multi_remove_handle(multi_.get(), job.transfer->easy());
+    active_.erase(job.transfer->easy());
+    auto attempt = job.transfer->Finish(result);
+    idle_transfers_.push_back(std::move(job.transfer));
+    job.state = Job::State::kReady;
+    ready_.push_front(&job);
+    bytes_sent_.fetch_add(attempt.bytes_sent);
+    bytes_received_.fetch_add(attempt.bytes_received);
+    HandleAttempt(job, std::move(attempt));
+  }
+}
+
+void ClientLoop::ResumePaused() {
+  if (settings_.upload_rate == 0) return;
+  for (const auto& [easy, job] : active_) job->transfer->ResumeIfPaused();
+}
+
+void ClientLoop::HandleAttempt(Job& job, Attempt attempt) {
+  const auto failure = FindFailure(job.request, attempt, settings_);
+  if (failure) return HandleFailure(job, attempt, *failure);
+  Finish(job, Response{attempt.status, std::move(attempt.headers), std::move(attempt.body), job.attempts});
+}
+
+void ClientLoop::HandleFailure(Job& job, const Attempt& attempt, const Failure& failure) {
+  using Remedy = Failure::Remedy;
+  const bool waits = failure.remedy == Remedy::kRetry || failure.remedy == Remedy::kRetryBriefly;
+  const auto limit =
+      failure.remedy == Remedy::kRetryBriefly ? std::min(kBriefAttempts, settings_.attempts) : settings_.attempts;
+  if (waits && job.attempts < limit) return Retry(job, failure);
+  if (!waits && Repair(job, attempt, failure)) return;  // it is in ready_, and starts again at once
+  Finish(job, FinalError(job, failure));
+}
+
+// Removes the cause of the failure. Returns false if that is impossible, or was tried in vain.
+bool ClientLoop::Repair(Job& job, const Attempt& attempt, const Failure& failure) {
+  switch (failure.remedy) {
+    case Failure::Remedy::kCorrectClock: {
+      const auto time = ParseHttpTime(std::string(attempt.header("date")));
+      if (!time || std::exchange(job.clock_corrected, true)) return false;
+      clock_error_ = *time - std::chrono::system_clock::now();
+      return true;
+    }
+    case Failure::Remedy::kRenewCredentials:
+      if (!settings_.sign || job.credentials.session_token.empty()) return false;
+      if (std::exchange(job.credentials_renewed, true)) return false;
+      loader_->provider().Invalidate(job.credentials);
+      return true;
+    case Failure::Remedy::kChangeRegion:
+      if (failure.region == RegionOf(job.request.object.bucket) || job.region_changes >= kMaxRegionChanges)
+        return false;
+      ++job.region_changes;
+      regions_[job.request.object.bucket] = failure.region;
+      return true;
+    default: return false;
+  }
+}
+
+void ClientLoop::Retry(Job& job, const Failure& failure) {
+  const unsigned doublings = std::min(job.attempts - 1, 16U);
+  const auto longest = std::min(kMaxBackoff, kFirstBackoff * (1U << doublings));
+  const auto jitter = milliseconds(std::uniform_int_distribution<milliseconds::rep>(0, longest.count())(random_));
+  Detach(job);
+  job.state = Job::State::kDelayed;
+  job.due = Clock::now() + failure.retry_after.value_or(milliseconds(0)) + jitter;
+  delayed_.emplace(job.due, &job);
+}
+
+// Takes the job out of its place.
+void ClientLoop::Detach(Job& job) {
+  switch (job.state) {
+    case Job::State::kReady: ready_.erase(std::ranges::find(ready_, &job)); break;
+    case Job::State::kDelayed: {
+      auto [first, last] = delayed_.equal_range(job.due);
+      delayed_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == &job; }));
+      break;
+    }
+    case Job::State::kActive:
+      curl_multi_remove_handle(multi_.get(), job.transfer->easy());
+      active_.erase(job.transfer->easy());
+      idle_transfers_.push_back(std::move(job.transfer));
+      break;
+  }
+}
+
+// The callback runs last, because it may start other requests.
+void ClientLoop::Finish(Job& job, Result<Response> result) {
+  Detach(job);
+  const auto callback = std::move(job.callback);
+  jobs_.erase(static_cast<uint64_t>(job.id));
+  callback(std::move(result));
+}
+
+int ClientLoop::PollTimeoutMs() const {
+  auto timeout = milliseconds(kIdlePollMs);
+  if (!delayed_.empty()) {
+    const auto wait = std::chrono::ceil<milliseconds>(delayed_.begin()->first - Clock::now());
+    timeout = std::clamp(wait, milliseconds(0), timeout);
+  }
+  const bool paused = settings_.upload_rate != 0 &&
+                      std::ranges::any_of(active_, [](const auto& entry) { return entry.second->transfer->paused(); });
+  if (paused) timeout = std::min(timeout, milliseconds(kPausedPollMs));
+  return static_cast<int>(timeout.count());
+}
+
+std::string ClientLoop::RegionOf(const std::string& bucket) const {
+  const auto found = regions_.find(bucket);
+  return found == regions_.end() ? settings_.region : found->second;
+}
+
+Error ClientLoop::FinalError(const Job& job, const Failure& failure) const {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - job.started).count();
+  auto text = fmt::format("{} {}: {}", job.request.method, ToString(job.request.object), failure.reason);
+  if (job.attempts > 1) text += fmt::format(" ({} attempts in {} s)", job.attempts, seconds);
+  if (!failure.advice.empty()) text += "; " + failure.advice;
+  return {failure.code, std::move(text)};
+}
+
+}  // namespace weightfs::s3

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The thread of a client: queues, transfers and retries.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "common/error.h"
+#include "common/mutex.h"
+#include "s3/client.h"
+#include "s3/credential_loader.h"
+#include "s3/curl_handles.h"
+#include "s3/failure.h"
+#include "s3/rate_limit.h"
+#include "s3/transfer.h"
+
+namespace weightfs::s3 {
+
+// The public functions are thread-safe; all others run on the thread.
+class ClientLoop {
+ public:
+  static Result<std::unique_ptr<ClientLoop>> Create(const Settings& settings,
+                                                    std::unique_ptr<CredentialProvider> credentials);
+  // Cancels all requests and waits for their callbacks.
+  ~ClientLoop();
+  ClientLoop(const ClientLoop&) = delete;
+  ClientLoop& operator=(const ClientLoop&) = delete;
+
+  RequestId Start(Request request, ResponseCallback callback);
+  void Cancel(RequestId id);
+  const Settings& settings() const { return settings_; }
+  ClientStatistics statistics() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // A request is in one of these places: ready_ (kReady), delayed_ (kDelayed), or a transfer (kActive).
+  struct Job {
+    enum class State : unsigned char { kReady, kDelayed, kActive };
+    RequestId id;
+    Request request;
+    ResponseCallback callback;
+    State state = State::kReady;
+    std::unique_ptr<Transfer> transfer = nullptr;
+    Credentials credentials = {};  // of the current attempt
+    unsigned attempts = 0;
+    bool clock_corrected = false, credentials_renewed = false;  // each is tried once
+    unsigned region_changes = 0;
+    Clock::time_point started = Clock::now(), due = {};
+  };
+  struct StartCommand {
+    RequestId id;
+    Request request;
+    ResponseCallback callback;
+  };
+  struct CancelCommand {
+    RequestId id;
+  };
+  using Command = std::variant<StartCommand, CancelCommand>;
+
+  explicit ClientLoop(const Settings& settings);
+  void Submit(Command command);
+  void Run();
+  bool TakeCommands();
+  void Add(StartCommand command);
+  void CancelJob(RequestId id);
+  void CancelAll();
+  void RequeueDueJobs();
+  void StartReadyJobs();
+  bool HaveCredentials();
+  bool StartAttempt(Job& job);
+  void ReapTransfers();
+  void ResumePaused();
+  void HandleAttempt(Job& job, Attempt attempt);
+  void HandleFailure(Job& job, const Attempt& attempt, const Failure& failure);
+  bool Repair(Job& job, const Attempt& attempt, const Failure& failure);
+  void Retry(Job& job, const Failure& failure);
+  void Detach(Job& job);
+  void Finish(Job& job, Result<Response> result);
+  std::unique_ptr<Transfer> TakeTransfer();
+  int PollTimeoutMs() const;
+  std::string RegionOf(const std::string& bucket) const;
+  Error FinalError(const Job& job, const Failure& failure) const;
+
+  const Settings settings_;
+  const CurlMulti multi_;
+  std::unique_ptr<CredentialLoader> loader_;
+
+  Mutex mutex_;
+  std::vector<Command> commands_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::atomic<uint64_t> next_id_ = 1;
+  std::atomic<uint64_t> requests_ = 0, retries_ = 0, bytes_sent_ = 0, bytes_received_ = 0;
+
+  // Of the thread.
+  std::unordered_map<uint64_t, std::unique_ptr<Job>> jobs_;
+  std::deque<Job*> ready_;
+  std::multimap<Clock::time_point, Job*> delayed_;
+  std::unordered_map<CURL*, Job*> active_;
+  std::vector<std::unique_ptr<Transfer>> idle_transfers_;
+  RateLimit rate_;
+  std::map<std::string, std::string> regions_;         // of buckets that are not in Settings::region
+  std::chrono::system_clock::duration clock_error_{};  // the service's clock - ours
+  std::mt19937_64 random_{std::random_device{}()};
+
+  std::thread thread_;
+};
+
+}  // namespace weightfs::s3

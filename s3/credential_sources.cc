@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/credential_sources.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "common/printable.h"
+#include "common/result.h"
+#include "s3/http_fetch.h"
+#include "s3/http_time.h"
+#include "s3/location.h"
+#include "s3/process_output.h"
+#include "s3/responses.h"
+
+namespace weightfs::s3 {
+namespace {
+
+constexpr std::chrono::seconds kProcessTimeout{60};
+constexpr std::string_view kContainerHost = "http://169.254.170.2";
+
+Error CredentialError(const std::string& text) { return {ErrorCode::kAccess, "no S3 credentials: " + text}; }
+
+// The value without the line break that editors add.
+Result<std::string> ReadToken(const std::string& path) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  if (file == nullptr) return CredentialError(SystemError(path, "cannot read the token").what);
+  std::string text(1 << 16, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+std::string TextOf(const nlohmann::json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// Parses what credential_process, containers and instances return; only the name of the token differs.
+Result<Credentials> ParseJson(const std::string& text, const char* token_name, const std::string& source) {
+  const auto answer = nlohmann::json::parse(text, nullptr, false);
+  if (!answer.is_object()) return CredentialError(source + " returned no JSON object");
+  Credentials credentials{TextOf(answer, "AccessKeyId"), TextOf(answer, "SecretAccessKey"), TextOf(answer, token_name)};
+  if (credentials.access_key.empty() || credentials.secret_key.empty()) {
+    return CredentialError(source + " returned no AccessKeyId and SecretAccessKey");
+  }
+  if (const auto expires = TextOf(answer, "Expiration"); !expires.empty()) {
+    credentials.expires = ParseIsoTime(expires);
+    if (!credentials.expires) return CredentialError(source + " returned an Expiration that is no time");
+  }
+  return credentials;
+}
+
+// Tokens may be sent without TLS only to this machine and to the addresses that containers have for this purpose.
+bool IsTrustedContainerUrl(std::string_view url) {
+  if (url.starts_with("https://")) return true;
+  constexpr std::string_view kHosts[] = {"localhost",     "127.0.0.1",      "[::1]",
+                                         "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"};
+  return std::ranges::any_of(kHosts, [&](std::string_view host) {
+    const auto start = fmt::format("http://{}", host);
+    return url.starts_with(start) &&
+           (url.size() == start.size() || url[start.size()] == ':' || url[start.size()] == '/');
+  });
+}
+
+}  // namespace
+
+Result<Credentials> CredentialSources::Load() {
+  looked_at_.clear();
+  using Place = Found (CredentialSources::*)();
+  for (const Place place :
+       {&CredentialSources::FromEnvironment, &CredentialSources::FromFiles, &CredentialSources::FromWebIdentity,
+        &CredentialSources::FromContainer, &CredentialSources::FromInstance}) {
+    if (cancelled_.load()) return ErrorCode::kCancelled;
+    auto found = (this->*place)();
+    if (!found) return std::move(found).error();
+    if (*found) return std::move(**found);
+  }
+  return CredentialError(fmt::format("looked at {}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile",
+                                     fmt::join(looked_at_, ", ")));
+}
+
+CredentialSources::Found CredentialSources::FromEnvironment() {
+  if (settings_.profile_given) return std::nullopt;
+  const auto access_key = environment_("AWS_ACCESS_KEY_ID"), secret_key = environment_("AWS_SECRET_ACCESS_KEY");
+  looked_at_.emplace_back("AWS_ACCESS_KEY_ID");
+  if (!access_key && !secret_key) return std::nullopt;
+  if (!access_key || !secret_key) {
+    return CredentialError(fmt::format("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set; set {} too",
+                                       access_key ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID"));
+  }
+  return Credentials{*access_key, *secret_key, environment_("AWS_SESSION_TOKEN").value_or("")};
+}
+
+CredentialSources::Found CredentialSources::FromFiles() {
+  ASSIGN_OR_RETURN(const auto credentials, ConfigFile::Read(settings_.credentials_file));
+  ASSIGN_OR_RETURN(const auto config, ConfigFile::Read(settings_.config_file));
+  for (const auto& file : {settings_.credentials_file, settings_.config_file}) {
+    looked_at_.push_back(fmt::format("profile '{}' in {}", Printable(settings_.profile), file));
+  }
+  ASSIGN_OR_RETURN(auto found, FromSection(credentials.Find(settings_.profile), settings_.credentials_file));
+  if (found) return found;
+  return FromSection(config.FindProfile(settings_.profile), settings_.config_file);
+}
+
+CredentialSources::Found CredentialSources::FromSection(const ConfigSection* section, const std::string& file) {
+  const auto access_key = ValueOf(section, "aws_access_key_id"), secret_key = ValueOf(section, "aws_secret_access_key");
+  if (access_key && secret_key) {
+    return Credentials{*access_key, *secret_key, ValueOf(section, "aws_session_token").value_or("")};
+  }
+  const auto profile = Printable(settings_.profile);
+  if (access_key || secret_key) {
+    return CredentialError(
+        fmt::format("profile '{}' in {} has only one of aws_access_key_id and "
+                    "aws_secret_access_key; add the other",
+                    profile, file));
+  }
+  if (const auto command = ValueOf(section, "credential_process")) return FromProcess(*command);
+  for (const char* name : {"source_profile", "credential_source", "sso_session", "sso_start_url"}) {
+    if (!ValueOf(section, name)) continue;
+    return CredentialError(
+        fmt::format("profile '{0}' in {1} has {2}, which weightfs does not support; add a profile with the line "
+                    "'credential_process "
+                    "= aws configure export-credentials --profile {0} --format process' and name it",
+                    profile, file, name));
+  }
+  return std::nullopt;
+}
+
+Result<Credentials> CredentialSources::FromProcess(const std::string& command) {
+  const auto source = fmt::format("credential_process of profile '{}'", Printable(settings_.profile));
+  auto output = ProcessOutput(command, kProcessTimeout, cancelled_);
+  if (!output && output.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
+  if (!output) return CredentialError(fmt::format("{}: {}; run it by hand", source, output.error().what));
+  return ParseJson(*output, "SessionToken", source);
+}
+
+CredentialSources::Found CredentialSources::FromWebIdentity() {
+  ASSIGN_OR_RETURN(const auto config, ConfigFile::Read(settings_.config_file));
+  const auto* profile = config.FindProfile(settings_.profile);
+  auto file = environment_("AWS_WEB_IDENTITY_TOKEN_FILE"), role = environment_("AWS_ROLE_ARN");
+  if (!file) file = ValueOf(profile, "web_identity_token_file");
+  if (!role) role = ValueOf(profile, "role_arn");
+  looked_at_.emplace_back("AWS_WEB_IDENTITY_TOKEN_FILE");
+  if (!file) return std::nullopt;
+  if (!role) return CredentialError("AWS_WEB_IDENTITY_TOKEN_FILE is set without AWS_ROLE_ARN; set it too");
+  ASSIGN_OR_RETURN(const auto token, ReadToken(*file));
+  FetchRequest request{.method = "POST"};
+  request.url = environment_("AWS_ENDPOINT_URL_STS")
+                    .value_or(fmt::format("https://sts.{}.amazonaws.com{}", settings_.region,
+                                          settings_.region.starts_with("cn-") ? ".cn" : ""));
+  request.headers = {{"content-type", "application/x-www-form-urlencoded"}};
+  request.body = CanonicalQuery({{"Action", "AssumeRoleWithWebIdentity"},
+                                 {"Version", "2011-06-15"},
+                                 {"RoleArn", *role},
+                                 {"RoleSessionName", environment_("AWS_ROLE_SESSION_NAME").value_or("weightfs")},
+                                 {"WebIdentityToken", token}});
+  request.connect_timeout_ms = 5'000;
+  request.timeout_ms = 20'000;
+  request.use_proxy = true;
+  request.ca_bundle = settings_.ca_bundle;
+  request.cancelled = &cancelled_;
+  auto response = Fetch(request);
+  if (!response && response.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
+  if (!response) return CredentialError(response.error().what);
+  if (response->status != 200) {
+    const auto error = ParseErrorDocument(response->body);
+    return CredentialError(fmt::format("{} refused the token of {}: HTTP {} {}: {}", request.url, *role,
+                                       response->status, Printable(error.code), Printable(error.message)));
+  }
+  auto credentials = ParseAssumedRole(response->body);
+  if (!credentials) return CredentialError(request.url + " returned no credentials");
+  return *credentials;
+}
+
+CredentialSources::Found CredentialSources::FromContainer() {
+  auto url = environment_("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+  if (const auto relative = environment_("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")) {
+    url = std::string(kContainerHost) + *relative;
+  }
+  looked_at_.emplace_back("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+  if (!url) return std::nullopt;
+  if (!IsTrustedContainerUrl(*url)) {
+    return CredentialError(
+        fmt::format("AWS_CONTAINER_CREDENTIALS_FULL_URI is {}, which is neither https nor on this "
+                    "machine; correct it",
+                    Printable(*url)));
+  }
+  FetchRequest request{.url = *url};
+  auto authorization = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN").value_or("");
+  if (const auto file = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")) {
+    ASSIGN_OR_RETURN(authorization, ReadToken(*file));
+  }
+  if (authorization.find_first_of("\r\n") != std::string::npos) {
+    return CredentialError("the authorization token of the container has a line break; correct it");
+  }
+  if (!authorization.empty()) request.headers.emplace_back("authorization", authorization);
+  request.ca_bundle = settings_.ca_bundle;
+  request.cancelled = &cancelled_;
+  auto response = Fetch(request);
+  if (!response && response.error().code == ErrorCode::kIo) response = Fetch(request);
+  if (!response && response.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
+  if (!response) return CredentialError(response.error().what);
+  if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", *url, response->status));
+  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", *url));
+  return credentials;
+}
+
+CredentialSources::Found CredentialSources::FromInstance() {
+  if (environment_("AWS_EC2_METADATA_DISABLED").value_or("") == "true") return std::nullopt;
+  auto url = environment_("AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or("http://169.254.169.254");
+  while (url.ends_with('/')) url.pop_back();
+  looked_at_.push_back("the metadata service " + url);
+  FetchRequest request{.method = "PUT", .url = url + "/latest/api/token"};
+  request.headers = {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}};
+  request.timeout_ms = 2'000;
+  request.cancelled = &cancelled_;
+  const auto token = Fetch(request);
+  // Most machines are no instances, so every failure means that there is none.
+  if (!token || token->status != 200) return std::nullopt;
+  request.method = "GET";
+  request.headers = {{"x-aws-ec2-metadata-token", token->body}};
+  request.url = url + "/latest/meta-data/iam/security-credentials/";
+  const auto roles = Fetch(request);
+  if (!roles || roles->status != 200) return std::nullopt;
+  const auto role = roles->body.substr(0, roles->body.find('\n'));
+  if (role.empty()) return std::nullopt;
+  request.url += PercentEncode(role, Slashes::kEncode);
+  request.timeout_ms = 5'000;
+  const auto response = Fetch(request);
+  if (!response) return CredentialError(response.error().what);
+  if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", request.url, response->status));
+  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", request.url));
+  return credentials;
+}
+
+}  // namespace weightfs::s3

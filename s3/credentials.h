@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The keys that sign requests, from the places where AWS's programs look for them.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/error.h"
+#include "common/mutex.h"
+#include "s3/settings.h"
+
+namespace weightfs::s3 {
+
+// Never logged, and in no message; `access_key` is not secret and may be in messages.
+struct Credentials {
+  std::string access_key;
+  std::string secret_key;
+  std::string session_token = {};  // of temporary credentials
+  std::optional<std::chrono::system_clock::time_point> expires = {};
+};
+
+class CredentialSources;
+
+// Finds credentials, keeps them, and loads them again five minutes before they expire. The first of these places that
+// has some is used; a place that has them but fails (a file with a wrong line, a process that exits with an error, an
+// unreachable container endpoint) is an error, not a reason to look further:
+//   1. AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN (not if a profile was named in an option)
+//   2. the profile in the shared files: its keys, or its credential_process
+//   3. AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN, through STS
+//   4. AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI, with AWS_CONTAINER_AUTHORIZATION_TOKEN[_FILE]
+//   5. the metadata service of an EC2 instance, version 2 (unless AWS_EC2_METADATA_DISABLED=true)
+//
+// Thread-safe. One thread loads at a time; no lock is held meanwhile, and Cached() does not wait for it.
+class CredentialProvider {
+ public:
+  explicit CredentialProvider(const Settings& settings, Environment environment = ProcessEnvironment());
+  // Always the same credentials.
+  explicit CredentialProvider(Credentials credentials);
+  ~CredentialProvider();
+  CredentialProvider(const CredentialProvider&) = delete;
+  CredentialProvider& operator=(const CredentialProvider&) = delete;
+
+  // Returns credentials that do not expire within five minutes, or, if they cannot be renewed yet, some that are still
+  // valid. May read files, run credential_process or ask a metadata service: up to a few seconds, and up to a minute
+  // for a process. Fails with kAccess and one full line that names every place where it looked.
+  Result<Credentials> Get();
+
+  // Returns the credentials of the last Get while they are valid. Never blocks.
+  std::optional<Credentials> Cached() const;
+
+  // True if Get would load credentials: there are none, or they expire within five minutes. Never blocks.
+  bool NeedsLoad() const;
+
+  // Drops `rejected` if these are the current credentials, so that the next Get loads others. For a service that
+  // reports expired credentials.
+  void Invalidate(const Credentials& rejected);
+
+  // Makes a Get that is loading, and all later ones that must load, fail soon with kCancelled.
+  void Cancel();
+
+ private:
+  using Time = std::chrono::system_clock::time_point;
+  bool IsFreshLocked(Time now) const REQUIRES(mutex_);
+  bool IsValidLocked(Time now) const REQUIRES(mutex_);
+
+  const std::unique_ptr<CredentialSources> sources_;  // null: fixed credentials
+  mutable Mutex mutex_;
+  std::optional<Credentials> current_ GUARDED_BY(mutex_);
+  bool loading_ GUARDED_BY(mutex_) = false;
+  std::condition_variable loaded_;
+};
+
+}  // namespace weightfs::s3

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/failure.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+
+#include "common/printable.h"
+#include "s3/http_time.h"
+#include "s3/responses.h"
+
+namespace weightfs::s3 {
+namespace {
+
+using Remedy = Failure::Remedy;
+constexpr std::chrono::milliseconds kMaxRetryAfter{60'000};
+constexpr size_t kMaxMessage = 300;  // of a service, in our message
+
+// What the codes of S3 mean, whatever the status.
+struct KnownCode {
+  std::string_view code;
+  Remedy remedy;
+  ErrorCode error;
+  std::string_view advice;
+};
+constexpr std::string_view kCheckKeys = "check the access key and the secret key";
+constexpr KnownCode kKnownCodes[] = {
+    {"SlowDown", Remedy::kRetry, ErrorCode::kIo, ""},
+    {"SlowDownRead", Remedy::kRetry, ErrorCode::kIo, ""},
+    {"SlowDownWrite", Remedy::kRetry, ErrorCode::kIo, ""},
+    {"InternalError", Remedy::kRetry, ErrorCode::kIo, ""},
+    {"ServiceUnavailable", Remedy::kRetry, ErrorCode::kIo, ""},
+    {"RequestTimeout", Remedy::kRetry, ErrorCode::kIo, ""},
+    {"BadDigest", Remedy::kRetryBriefly, ErrorCode::kIo, "the body was changed on the network: use https"},
+    {"XAmzContentSHA256Mismatch", Remedy::kRetryBriefly, ErrorCode::kIo,
+     "the body was changed on the network: use https"},
+    {"IncompleteBody", Remedy::kRetry, ErrorCode::kIo, ""},
+    {"OperationAborted", Remedy::kRetry, ErrorCode::kExists, ""},
+    {"ConditionalRequestConflict", Remedy::kRetry, ErrorCode::kExists, ""},
+    {"RequestTimeTooSkewed", Remedy::kCorrectClock, ErrorCode::kAccess, "set the clock of this machine"},
+    {"ExpiredToken", Remedy::kRenewCredentials, ErrorCode::kAccess, "renew the credentials"},
+    {"ExpiredTokenException", Remedy::kRenewCredentials, ErrorCode::kAccess, "renew the credentials"},
+    {"TokenRefreshRequired", Remedy::kRenewCredentials, ErrorCode::kAccess, "renew the credentials"},
+    {"InvalidAccessKeyId", Remedy::kNone, ErrorCode::kAccess, kCheckKeys},
+    {"SignatureDoesNotMatch", Remedy::kNone, ErrorCode::kAccess, kCheckKeys},
+    {"InvalidToken", Remedy::kNone, ErrorCode::kAccess, kCheckKeys},
+    {"NoSuchBucket", Remedy::kNone, ErrorCode::kNotFound, "create the bucket, or check its name and the endpoint URL"},
+    {"QuotaExceeded", Remedy::kNone, ErrorCode::kNoSpace, "delete objects, or have the quota raised"},
+    {"XMinioStorageFull", Remedy::kNone, ErrorCode::kNoSpace, "delete objects, or add storage"},
+    {"EntityTooSmall", Remedy::kNone, ErrorCode::kInvalid, ""},
+    {"InvalidRange", Remedy::kNone, ErrorCode::kRange, ""},
+};
+
+bool ChangesObjects(const Request& request) { return request.method != "GET" && request.method != "HEAD"; }
+
+ErrorCode CodeOfStatus(int status, const Request& request) {
+  switch (status) {
+    case 401:
+    case 403: return ErrorCode::kAccess;
+    case 404: return ErrorCode::kNotFound;
+    case 409: return ErrorCode::kExists;
+    case 412: return ChangesObjects(request) ? ErrorCode::kExists : ErrorCode::kStale;
+    case 416: return ErrorCode::kRange;
+    case 507: return ErrorCode::kNoSpace;
+    default: return ErrorCode::kIo;
+  }
+}
+
+// 408, and 500 to 504 without 501 (not implemented). 507 is a full service.
+bool IsRetriedStatus(int status) {
+  return status == 408 || status == 429 || (status >= 500 && status <= 504 && status != 501);
+}
+
+std::string_view AdviceOfStatus(int status, const Settings& settings) {
+  if (status == 401 || status == 403) {
+    return settings.sign ? "check the permissions of this access key" : "the object is not public: give credentials";
+  }
+  if (status == 507) return "delete objects, or add storage";
+  if (status >= 300 && status < 400) return "check the region and the endpoint URL";
+  return "";
+}
+
+std::optional<std::chrono::milliseconds> RetryAfter(const Attempt& attempt) {
+  const auto text = attempt.header("retry-after");
+  if (text.empty()) return std::nullopt;
+  uint64_t seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error == std::errc() && end == text.data() + text.size()) {
+    return std::min(std::chrono::milliseconds(std::min<uint64_t>(seconds, 60) * 1000), kMaxRetryAfter);
+  }
+  const auto time = ParseHttpTime(std::string(text));
+  if (!time) return std::nullopt;
+  const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(*time - std::chrono::system_clock::now());
+  return std::clamp(wait, std::chrono::milliseconds(0), kMaxRetryAfter);
+}
+
+Failure FailureOfCurl(const Attempt& attempt, const Settings& settings) {
+  Failure failure{.remedy = Remedy::kRetry, .reason = Printable(attempt.curl_error)};
+  const auto endpoint = Printable(settings.endpoint.empty() ? "of AWS" : settings.endpoint);
+  switch (attempt.result) {
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+      failure.remedy = Remedy::kRetryBriefly;
+      failure.advice = fmt::format("check the endpoint URL ({}) and the network", endpoint);
+      break;
+    case CURLE_COULDNT_CONNECT:
+      failure.advice = fmt::format("check the endpoint URL ({}) and that the service runs", endpoint);
+      break;
+    case CURLE_OPERATION_TIMEDOUT: failure.advice = "check the network and the service"; break;
+    case CURLE_SSL_CONNECT_ERROR:
+      failure.remedy = Remedy::kRetryBriefly;
+      failure.advice = fmt::format("check whether the endpoint ({}) is https", endpoint);
+      break;
+    case CURLE_PEER_FAILED_VERIFICATION:
+      failure.remedy = Remedy::kNone;
+      failure.advice = "name a file with the certificate of its authority in AWS_CA_BUNDLE";
+      break;
+    case CURLE_SSL_CACERT_BADFILE:
+      failure.remedy = Remedy::kNone;
+      failure.advice = fmt::format("check the file of certificates, {}", Printable(settings.ca_bundle));
+      break;
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+      failure.remedy = Remedy::kNone;
+      failure.advice = fmt::format("check the endpoint URL ({})", endpoint);
+      break;
+    case CURLE_OUT_OF_MEMORY:
+      failure.remedy = Remedy::kNone;
+      failure.code = ErrorCode::kNoMemory;
+      break;
+    default: break;
+  }
+  return failure;
+}
+
+// A wrong region is answered in several ways, depending on the service and the method.
+std::string OtherRegion(const Attempt& attempt, const ErrorDocument& document) {
+  const bool redirected = attempt.status == 301 || attempt.status == 307 || attempt.status == 400;
+  if (!redirected) return "";
+  auto region = std::string(attempt.header("x-amz-bucket-region"));
+  if (region.empty() && document.code == "AuthorizationHeaderMalformed") region = document.region;
+  const bool valid = !region.empty() && region.size() <= 40 && std::ranges::all_of(region, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+  });
+  return valid ? region : "";
+}
+
+Failure FailureOfStatus(const Request& request, const Attempt& attempt, const ErrorDocument& document,
+                        const Settings& settings) {
+  Failure failure{.code = CodeOfStatus(attempt.status, request), .retry_after = RetryAfter(attempt)};
+  failure.reason = fmt::format("HTTP {}", attempt.status);
+  if (!document.empty()) failure.reason += " " + Printable(document.code);
+  if (!document.message.empty()) failure.reason += ": " + Printable(document.message.substr(0, kMaxMessage));
+  if (IsRetriedStatus(attempt.status)) failure.remedy = Remedy::kRetry;
+  failure.advice = AdviceOfStatus(attempt.status, settings);
+  if (const auto* known = std::ranges::find(kKnownCodes, document.code, &KnownCode::code);
+      known != std::end(kKnownCodes)) {
+    failure.remedy = known->remedy;
+    failure.code = known->error;
+    failure.advice = known->advice;
+  }
+  // A HEAD has no body that would say so.
+  if (request.method == "HEAD" && attempt.status == 400 && document.empty()) failure.remedy = Remedy::kRenewCredentials;
+  if (auto region = OtherRegion(attempt, document); !region.empty()) {
+    failure.remedy = Remedy::kChangeRegion;
+    failure.region = std::move(region);
+  }
+  return failure;
+}
+
+}  // namespace
+
+std::optional<Failure> FindFailure(const Request& request, const Attempt& attempt, const Settings& settings) {
+  if (attempt.too_large) {
+    return Failure{.code = ErrorCode::kTooLarge,
+                   .reason = fmt::format("the response is larger than {} bytes", request.body_limit)};
+  }
+  if (attempt.wrong_length) {
+    return Failure{.remedy = Remedy::kRetryBriefly,
+                   .reason = fmt::format("the response has {} bytes, not {}", attempt.header("content-length"),
+                                         request.into->size())};
+  }
+  const bool has_error = attempt.status >= 300;
+  if (attempt.result != CURLE_OK && !has_error) return FailureOfCurl(attempt, settings);
+  if (has_error) return FailureOfStatus(request, attempt, ParseErrorDocument(attempt.body), settings);
+  if (attempt.status < 200) return Failure{.remedy = Remedy::kRetryBriefly, .reason = "the answer is not HTTP"};
+  const bool may_hide_error = ChangesObjects(request) && attempt.body.find("<Error>") != std::string::npos;
+  if (!may_hide_error) return std::nullopt;
+  const auto document = ParseErrorDocument(attempt.body);
+  if (document.empty()) return std::nullopt;
+  return FailureOfStatus(request, attempt, document, settings);
+}
+
+}  // namespace weightfs::s3

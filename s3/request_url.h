@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The URL of a request: endpoint, addressing style and key.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "s3/location.h"
+#include "s3/settings.h"
+
+namespace weightfs::s3 {
+
+struct RequestUrl {
+  std::string origin;  // "https://HOST[:PORT]"
+  std::string host;    // as the Host header has it: without the default port
+  std::string path;    // percent-encoded, begins with '/'
+};
+
+// Fails with kInvalid unless `endpoint` is "http[s]://HOST[:PORT][/PATH]" without a query, a user or a line break.
+Result<void> CheckEndpoint(std::string_view endpoint);
+
+// Returns the URL of the bucket or object in `region`. The settings must have passed CheckEndpoint.
+RequestUrl MakeRequestUrl(const Settings& settings, std::string_view region, const Location& object);
+
+}  // namespace weightfs::s3

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/signer.h"
+
+#include <fmt/format.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include <algorithm>
+#include <ctime>
+
+#include "s3/location.h"
+
+namespace weightfs::s3 {
+namespace {
+
+constexpr std::string_view kAlgorithm = "AWS4-HMAC-SHA256";
+
+std::string Hex(std::string_view bytes) {
+  static constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string hex;
+  hex.reserve(2 * bytes.size());
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    hex += {kDigits[byte >> 4], kDigits[byte & 15]};
+  }
+  return hex;
+}
+
+std::string Hmac(std::string_view key, std::string_view text) {
+  std::string digest(EVP_MAX_MD_SIZE, '\0');
+  unsigned size = 0;
+  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(text.data()),
+       text.size(), reinterpret_cast<unsigned char*>(digest.data()), &size);
+  digest.resize(size);
+  return digest;
+}
+
+std::string FormatTime(std::chrono::system_clock::time_point time, const char* format) {
+  const time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, format, &parts)};
+}
+
+// Removes spaces at both ends and makes several of them one, as the signature requires.
+std::string TrimmedValue(std::string_view value) {
+  std::string trimmed;
+  for (const char c : value) {
+    if (c != ' ' && c != '\t') {
+      trimmed += c;
+    } else if (!trimmed.empty() && trimmed.back() != ' ') {
+      trimmed += ' ';
+    }
+  }
+  if (trimmed.ends_with(' ')) trimmed.pop_back();
+  return trimmed;
+}
+
+struct CanonicalHeaders {
+  std::string lines, names;
+};
+
+CanonicalHeaders Canonicalize(Fields headers) {
+  std::ranges::stable_sort(headers, {}, &Fields::value_type::first);
+  CanonicalHeaders canonical;
+  for (const auto& [name, value] : headers) {
+    canonical.lines += fmt::format("{}:{}\n", name, TrimmedValue(value));
+    canonical.names += (canonical.names.empty() ? "" : ";") + name;
+  }
+  return canonical;
+}
+
+}  // namespace
+
+Fields Sign(const SignedRequest& request, const Credentials& credentials, std::chrono::system_clock::time_point now) {
+  const auto time = FormatTime(now, "%Y%m%dT%H%M%SZ"), day = time.substr(0, 8);
+  Fields added = {{"x-amz-date", time}, {"x-amz-content-sha256", std::string(request.payload_hash)}};
+  if (!credentials.session_token.empty()) added.emplace_back("x-amz-security-token", credentials.session_token);
+
+  Fields headers = request.headers;
+  headers.emplace_back("host", request.host);
+  headers.insert(headers.end(), added.begin(), added.end());
+  const auto canonical = Canonicalize(std::move(headers));
+  const auto text = fmt::format("{}\n{}\n{}\n{}\n{}\n{}", request.method, request.path, CanonicalQuery(request.query),
+                                canonical.lines, canonical.names, request.payload_hash);
+
+  const auto scope = fmt::format("{}/{}/{}/aws4_request", day, request.region, request.service);
+  auto key = Hmac("AWS4" + credentials.secret_key, day);
+  for (const auto part : {request.region, request.service, std::string_view("aws4_request")}) key = Hmac(key, part);
+  const auto signature = Hex(Hmac(key, fmt::format("{}\n{}\n{}\n{}", kAlgorithm, time, scope, Sha256Hex(text))));
+  added.emplace_back("authorization", fmt::format("{} Credential={}/{},SignedHeaders={},Signature={}", kAlgorithm,
+                                                  credentials.access_key, scope, canonical.names, signature));
+  return added;
+}
+
+std::string CanonicalQuery(const Fields& query) {
+  Fields encoded;
+  encoded.reserve(query.size());
+  for (const auto& [name, value] : query) {
+    encoded.emplace_back(PercentEncode(name, Slashes::kEncode), PercentEncode(value, Slashes::kEncode));
+  }
+  std::ranges::sort(encoded);
+  std::string text;
+  for (const auto& [name, value] : encoded) text += fmt::format("{}{}={}", text.empty() ? "" : "&", name, value);
+  return text;
+}
+
+std::string Sha256Hex(std::string_view bytes) {
+  std::string digest(EVP_MAX_MD_SIZE, '\0');
+  unsigned size = 0;
+  EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_sha256(), nullptr);
+  digest.resize(size);
+  return Hex(digest);
+}
+
+}  // namespace weightfs::s3

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/transfer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace weightfs::s3 {
+namespace {
+
+constexpr size_t kErrorBody = size_t{64} << 10;
+// Larger than the second-level cache of common processors costs more than the saved system calls.
+constexpr long kUploadBuffer = 512 << 10, kReceiveBuffer = 512 << 10;
+constexpr long kStalledBelow = 1024;  // bytes per second
+constexpr long kSlowAnswerSeconds = 600;
+
+std::string_view Trim(std::string_view text) {
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  while (!text.empty() && std::string_view(" \t\r\n").find(text.back()) != std::string_view::npos)
+    text.remove_suffix(1);
+  return text;
+}
+
+bool IsSuccess(int status) { return status >= 200 && status < 300; }
+
+std::string_view Find(const Fields& headers, std::string_view name) {
+  const auto found = std::ranges::find(headers, name, &Fields::value_type::first);
+  return found == headers.end() ? std::string_view() : found->second;
+}
+
+}  // namespace
+
+std::string_view Response::header(std::string_view name) const { return Find(headers, name); }
+std::string_view Attempt::header(std::string_view name) const { return Find(headers, name); }
+
+Transfer::Transfer(const Settings& settings, RateLimit& rate)
+    : settings_(settings), rate_(rate), easy_(curl_easy_init()) {}
+
+void Transfer::Prepare(const Request& request, const std::string& url, const Fields& headers) {
+  request_ = &request;
+  sent_ = stored_ = 0;
+  paused_ = false;
+  attempt_ = {};
+  error_[0] = '\0';
+  headers_.reset();
+  for (const auto& [name, value] : headers) {
+    // libcurl leaves out a header whose value is empty, unless it is written with ';'.
+    Append(headers_, value.empty() ? name + ";" : fmt::format("{}: {}", name, value));
+  }
+  Append(headers_, "Expect:");
+  curl_easy_reset(easy());
+  SetCommonOptions();
+  SetMethod();
+  curl_easy_setopt(easy(), CURLOPT_URL, url.c_str());
+  curl_easy_setopt(easy(), CURLOPT_HTTPHEADER, headers_.get());
+}
+
+void Transfer::SetCommonOptions() {
+  CURL* handle = easy();
+  curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+  curl_easy_setopt(handle, CURLOPT_FOLLOWLOCATION, 0L);
+  curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+  curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);
+  curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
+  curl_easy_setopt(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
+  curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
+  curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kUploadBuffer);
+  curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBuffer);
+  curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_timeout_s));
+  if (!settings_.ca_bundle.empty()) curl_easy_setopt(handle, CURLOPT_CAINFO, settings_.ca_bundle.c_str());
+
+  // A service that needs long for its answer sends spaces meanwhile, which are few bytes.
+  const auto stall = static_cast<long>(settings_.stall_timeout_s);
+  const auto slowest = settings_.upload_rate / std::max(settings_.connections, 1U) / 4;
+  const long limit = settings_.upload_rate == 0 ? kStalledBelow : std::clamp<long>(static_cast<long>(slowest), 1, 1024);
+  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, request_->slow_answer ? 1L : limit);
+  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, request_->slow_answer ? std::max(stall, kSlowAnswerSeconds) : stall);
+
+  curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, error_);
+  curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, &Transfer::OnHeader);
+  curl_easy_setopt(handle, CURLOPT_HEADERDATA, this);
+  curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, &Transfer::OnWrite);
+  curl_easy_setopt(handle, CURLOPT_WRITEDATA, this);
+}
+
+void Transfer::SetMethod() {
+  CURL* handle = easy();
+  const auto& method = request_->method;
+  if (method == "HEAD") {
+    curl_easy_setopt(handle, CURLOPT_NOBODY, 1L);
+  } else if (method == "PUT" || method == "POST" || !request_->body.empty()) {
+    // Also for an empty body, whose Content-Length of 0 must be sent.
+    curl_easy_setopt(handle, CURLOPT_UPLOAD, 1L);
+    curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, method.c_str());
+    curl_easy_setopt(handle, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request_->body.size()));
+    curl_easy_setopt(handle, CURLOPT_READFUNCTION, &Transfer::OnRead);
+    curl_easy_setopt(handle, CURLOPT_READDATA, this);
+    curl_easy_setopt(handle, CURLOPT_SEEKFUNCTION, &Transfer::OnSeek);
+    curl_easy_setopt(handle, CURLOPT_SEEKDATA, this);
+  } else {
+    curl_easy_setopt(handle, CURLOPT_HTTPGET, 1L);
+    if (method != "GET") curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, method.c_str());
+  }
+}
+
+void Transfer::ResumeIfPaused() {
+  if (std::exchange(paused_, false)) curl_easy_pause(easy(), CURLPAUSE_CONT);
+}
+
+Attempt Transfer::Finish(CURLcode result) {
+  attempt_.result = result;
+  if (result != CURLE_OK) attempt_.curl_error = error_[0] != '\0' ? error_ : curl_easy_strerror(result);
+  if (result == CURLE_OK && IsSuccess(attempt_.status) && request_->into && stored_ != request_->into->size()) {
+    attempt_.wrong_length = true;
+  }
+  request_ = nullptr;
+  return std::exchange(attempt_, {});
+}
+
+size_t Transfer::OnRead(char* target, size_t size, size_t count, void* self) {
+  auto& transfer = *static_cast<Transfer*>(self);
+  const auto rest = transfer.request_->body.subspan(transfer.sent_);
+  if (rest.empty()) return 0;
+  const size_t granted = transfer.rate_.Take(std::min(rest.size(), size * count), std::chrono::steady_clock::now());
+  if (granted == 0) {
+    transfer.paused_ = true;
+    return CURL_READFUNC_PAUSE;
+  }
+  std::memcpy(target, rest.data(), granted);
+  transfer.sent_ += granted;
+  transfer.attempt_.bytes_sent += granted;
+  return granted;
+}
+
+// libcurl sends a body again if a kept connection turns out to be closed.
+int Transfer::OnSeek(void* self, curl_off_t offset, int origin) {
+  auto& transfer = *static_cast<Transfer*>(self);
+  if (origin != SEEK_SET || offset < 0 || static_cast<size_t>(offset) > transfer.request_->body.size()) {
+    return CURL_SEEKFUNC_FAIL;
+  }
+  transfer.sent_ = static_cast<size_t>(offset);
+  return CURL_SEEKFUNC_OK;
+}
+
+size_t Transfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
+  auto& attempt = static_cast<Transfer*>(self)->attempt_;
+  const std::string_view line(bytes, size * count);
+  if (line.starts_with("HTTP/")) {  // an interim status, such as 100, may precede the final one
+    attempt.headers.clear();
+    const auto space = line.find(' ');
+    attempt.status = space == std::string_view::npos ? 0 : std::atoi(std::string(line.substr(space)).c_str());
+  } else if (const auto colon = line.find(':'); colon != std::string_view::npos) {
+    std::string name(line.substr(0, colon));
+    std::ranges::transform(name, name.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; });
+    attempt.headers.emplace_back(std::move(name), Trim(line.substr(colon + 1)));
+  }
+  return size * count;
+}
+
+size_t Transfer::OnWrite(char* bytes, size_t size, size_t count, void* self) {
+  auto& transfer = *static_cast<Transfer*>(self);
+  const std::string_view received(bytes, size * count);
+  transfer.attempt_.bytes_received += received.size();
+  return transfer.Store(received) ? received.size() : 0;
+}
+
+// Returns false if the transfer is of no use any more.
+bool Transfer::Store(std::string_view bytes) {
+  if (!IsSuccess(attempt_.status)) {
+    attempt_.body += bytes.substr(0, kErrorBody - attempt_.body.size());
+    return true;
+  }
+  if (request_->into) {
+    attempt_.wrong_length = bytes.size() > request_->into->size() - stored_;
+    if (attempt_.wrong_length) return false;
+    std::memcpy(request_->into->data() + stored_, bytes.data(), bytes.size());
+    stored_ += bytes.size();
+    return true;
+  }
+  attempt_.too_large = bytes.size() > request_->body_limit - attempt_.body.size();
+  if (!attempt_.too_large) attempt_.body += bytes;
+  return !attempt_.too_large;
+}
+
+}  // namespace weightfs::s3

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// One attempt of a request, as libcurl runs it.
+#pragma once
+
+#include <curl/curl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "s3/client.h"
+#include "s3/curl_handles.h"
+#include "s3/rate_limit.h"
+
+namespace weightfs::s3 {
+
+// What came of an attempt.
+struct Attempt {
+  CURLcode result = CURLE_OK;
+  std::string curl_error = {};                  // libcurl's text of the result
+  int status = 0;                               // 0: no status line arrived
+  Fields headers = {};                          // names in lower case
+  std::string body = {};                        // of an error at most 64 KiB
+  uint64_t bytes_sent = 0, bytes_received = 0;  // of bodies
+  bool wrong_length = false;                    // the body of a successful response does not fit Request::into
+  bool too_large = false;                       // ... exceeds Request::body_limit
+
+  bool succeeded() const { return result == CURLE_OK && status >= 200 && status < 300 && !wrong_length && !too_large; }
+  std::string_view header(std::string_view name) const;
+};
+
+// A transfer is reused for one request after the other; its connection belongs to the multi handle. Not thread-safe.
+class Transfer {
+ public:
+  // `rate` must outlive it.
+  Transfer(const Settings& settings, RateLimit& rate);
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
+
+  // False if libcurl could not create a handle.
+  explicit operator bool() const { return easy_ != nullptr; }
+
+  // Prepares an attempt. The request must stay valid until Finish or Abandon.
+  void Prepare(const Request& request, const std::string& url, const Fields& headers);
+  CURL* easy() const { return easy_.get(); }
+  // Continues a transfer that waits for the rate limit.
+  void ResumeIfPaused();
+  bool paused() const { return paused_; }
+  // After libcurl has ended the transfer.
+  Attempt Finish(CURLcode result);
+
+ private:
+  static size_t OnRead(char* target, size_t size, size_t count, void* self);
+  static int OnSeek(void* self, curl_off_t offset, int origin);
+  static size_t OnHeader(char* bytes, size_t size, size_t count, void* self);
+  static size_t OnWrite(char* bytes, size_t size, size_t count, void* self);
+  void SetCommonOptions();
+  void SetMethod();
+  bool Store(std::string_view bytes);
+
+  const Settings& settings_;
+  RateLimit& rate_;
+  const CurlEasy easy_;
+  CurlList headers_;
+  char error_[CURL_ERROR_SIZE] = {};
+  const Request* request_ = nullptr;
+  size_t sent_ = 0;    // of the body
+  size_t stored_ = 0;  // in Request::into
+  bool paused_ = false;
+  Attempt attempt_;
+};
+
+}  // namespace weightfs::s3

@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An S3 service in memory, with faults at chosen requests.
+
+    with S3Server() as server:                     server.url, server.environment()
+        server.fail(3, "status", status=503)       the third request from now on
+        server.fail(1, "reset", method="PUT")      the first PUT from now on
+
+As a program, which prints its URL: python -m harness.s3_server --port 9000 --bucket tests --fault 3:status:status=503"""
+import argparse
+import contextlib
+import dataclasses
+import datetime
+import http.server
+import itertools
+import re
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+import xml.etree.ElementTree as ElementTree
+from xml.sax.saxutils import escape
+
+from harness import s3_signature
+from harness.s3_objects import Failure, Objects
+
+ACCESS_KEY, SECRET_KEY = "test", "testsecret"
+SLOW_PIECE = 16 << 10
+XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
+
+# What can go wrong, and what each fault can be given:
+FAULTS = {
+    "status": "an error response: status, code, retry_after; early=1: without reading the body",
+    "reset": "the connection is reset when the head of the request has arrived",
+    "lost": "the request takes effect, but the connection is reset instead of a response",
+    "close": "the connection is closed instead of a response",
+    "cut": "the response ends after half of its body",
+    "short": "the response has a body that is one byte too short, with a matching Content-Length",
+    "long": "the same, one byte too long",
+    "stall": "the response stops after half of its body, until the server ends",
+    "silence": "the request is read, and nothing is answered, until the server ends",
+    "flip": "one bit of the response body is different",
+    "flip_request": "one bit of the request body is different when it arrives",
+    "slow": "the response body is sent at `rate` bytes per second",
+    "error200": "a response with status 200 and an error in its body: code",
+}
+
+
+@dataclasses.dataclass
+class Fault:
+    kind: str
+    arguments: dict
+    at: int            # the number of matching requests, counted from 1, when it happens
+    every: bool        # at each multiple of `at`
+    times: int | None  # how often it happens at most
+    method: str
+    key: str           # a regular expression, found anywhere in the key
+    seen: int = 0
+
+    def meets(self, method, key):
+        if self.times == 0 or (self.method and self.method != method) or not re.search(self.key, key):
+            return False
+        self.seen += 1
+        if self.seen != self.at and not (self.every and self.seen % self.at == 0):
+            return False
+        if self.times is not None:
+            self.times -= 1
+        return True
+
+
+@dataclasses.dataclass
+class Record:
+    """A request as the server saw it."""
+    number: int
+    method: str
+    bucket: str
+    key: str
+    query: dict
+    headers: dict
+    size: int
+    status: int = 0      # 0: no response was sent
+    fault: str = ""
+
+
+class Dropped(Exception):
+    """The connection ends without a response."""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = 64 << 10
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_):
+        pass
+
+    def handle(self):
+        with contextlib.suppress(ConnectionError, TimeoutError, Dropped):
+            super().handle()
+
+    def __getattr__(self, name):
+        if name.startswith("do_"):
+            return self.answer
+        raise AttributeError(name)
+
+    # One request.
+
+    def answer(self):
+        self.raw_path, _, self.raw_query = self.path.partition("?")
+        self.lower = {name.lower(): value for name, value in self.headers.items()}
+        self.query = dict(urllib.parse.parse_qsl(self.raw_query, keep_blank_values=True))
+        self.bucket, self.key = self.address()
+        size = int(self.lower.get("content-length", 0))
+        self.record, self.fault = self.server.owner.count(self.command, self.bucket, self.key, self.query, self.lower, size)
+        self.fault_kind = self.fault.kind if self.fault else ""
+        self.body_left = size
+        if self.fault_kind == "reset":
+            self.reset()
+        if self.fault_kind == "status" and self.fault.arguments.get("early"):
+            self.close_connection = True
+            return self.send_fault()
+        body = self.read_body(size)
+        if self.fault_kind == "silence":
+            self.server.owner.ending.wait()
+            raise Dropped
+        if self.fault_kind == "close":
+            self.close_connection = True
+            return
+        if self.fault_kind == "status":
+            return self.send_fault()
+        try:
+            self.verify(body)
+            self.dispatch(body)
+        except (Failure, s3_signature.Refused) as failure:
+            self.send_failure(failure)
+
+    def address(self):
+        path = urllib.parse.unquote(self.raw_path)
+        host = self.lower.get("host", "").rsplit(":", 1)[0]
+        suffix = "." + self.server.owner.domain
+        if host.endswith(suffix):
+            return host[:-len(suffix)], path[1:]
+        bucket, _, key = path[1:].partition("/")
+        return bucket, key
+
+    def read_body(self, size):
+        body = bytearray(size)
+        view, filled = memoryview(body), 0
+        while filled < size:
+            count = self.rfile.readinto(view[filled:])
+            if not count:
+                raise Dropped
+            filled += count
+        if self.fault_kind == "flip_request" and size:
+            body[size // 2] ^= 1
+        return bytes(body)
+
+    def verify(self, body):
+        owner = self.server.owner
+        if not owner.anonymous or "authorization" in self.lower:
+            s3_signature.verify(self.command, self.raw_path, self.raw_query, self.lower, body, owner.keys, owner.region,
+                                owner.now())
+
+    def reset(self):
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+        raise Dropped
+
+    # Responses.
+
+    def send_fault(self):
+        arguments = self.fault.arguments
+        headers = {"Retry-After": str(arguments["retry_after"])} if "retry_after" in arguments else {}
+        self.send(int(arguments.get("status", 503)), self.error_body(arguments.get("code", "SlowDown"), "Injected."), headers)
+
+    def error_body(self, code, message, region=""):
+        more = f"<Region>{region}</Region>" if region else ""
+        return (f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{escape(message)}</Message>'
+                f"{more}<RequestId>{self.record.number}</RequestId></Error>").encode()
+
+    def send_failure(self, failure):
+        region = getattr(failure, "region", "")
+        headers = {"x-amz-bucket-region": region} if region else {}
+        self.send(failure.status, self.error_body(failure.code, failure.message, region), headers)
+
+    def send_xml(self, text, status=200):
+        self.send(status, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode(), {"Content-Type": "application/xml"})
+
+    def send(self, status, body=b"", headers=None):
+        if self.fault_kind == "lost":
+            self.reset()
+        if self.fault_kind == "error200":
+            status, body = 200, self.error_body(self.fault.arguments.get("code", "InternalError"), "Injected.")
+        if self.fault_kind == "flip" and body:
+            body = bytearray(body)
+            body[len(body) // 2] ^= 1
+        if self.fault_kind == "short":
+            body = body[:-1]
+        if self.fault_kind == "long":
+            body = bytes(body) + b"x"
+        self.record.status = status
+        self.send_response_only(status)
+        headers = {"Date": self.server.owner.now().strftime("%a, %d %b %Y %H:%M:%S GMT"), **(headers or {})}
+        if status != 204:
+            headers.setdefault("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD" and status != 204:
+            self.send_body(memoryview(body))
+
+    def send_body(self, body):
+        half = len(body) // 2
+        if self.fault_kind in ("cut", "stall"):
+            self.wfile.write(body[:half])
+            self.wfile.flush()
+            if self.fault_kind == "stall":
+                self.server.owner.ending.wait()
+            self.close_connection = True
+            raise Dropped
+        if self.fault_kind == "slow":
+            rate = float(self.fault.arguments.get("rate", 64 << 10))
+            for start in range(0, len(body), SLOW_PIECE):
+                self.wfile.write(body[start:start + SLOW_PIECE])
+                self.wfile.flush()
+                if self.server.owner.ending.wait(SLOW_PIECE / rate):
+                    raise Dropped
+            return
+        self.wfile.write(body)
+
+    # Operations.
+
+    def dispatch(self, body):
+        kind = "bucket" if not self.key else "object"
+        marks = [mark for mark in ("uploads", "uploadId", "delete", "partNumber", "location") if mark in self.query]
+        name = "_".join([self.command.lower(), kind, *marks])
+        operation = getattr(self, name, None)
+        if operation is None or not self.bucket:
+            raise Failure(501, "NotImplemented", name)
+        operation(body)
+
+    @property
+    def objects(self):
+        return self.server.owner.objects
+
+    def put_bucket(self, _):
+        self.objects.create_bucket(self.bucket)
+        self.send(200)
+
+    def head_bucket(self, _):
+        self.objects.bucket(self.bucket)
+        self.send(200)
+
+    def get_object(self, _, with_body=True):
+        found = self.objects.get(self.bucket, self.key)
+        match = self.lower.get("if-match")
+        if match is not None and match not in ("*", found.etag):
+            raise Failure(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+        headers = {"ETag": found.etag, "Content-Type": found.content_type, "Accept-Ranges": "bytes",
+                   "Last-Modified": http_time(found.modified)}
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.lower.get("range", ""))
+        if not wanted:
+            return self.send(200, found.body if with_body else b"", {**headers, "Content-Length": str(len(found.body))}
+                             if not with_body else headers)
+        first = int(wanted[1])
+        last = min(int(wanted[2] or len(found.body)), len(found.body) - 1)
+        if first > last:
+            raise Failure(416, "InvalidRange", "The requested range is not satisfiable")
+        headers["Content-Range"] = f"bytes {first}-{last}/{len(found.body)}"
+        self.send(206, memoryview(found.body)[first:last + 1], headers)
+
+    def head_object(self, body):
+        self.get_object(body, with_body=False)
+
+    def put_object(self, body):
+        self.send(200, headers={"ETag": self.objects.put(self.bucket, self.key, body, self.lower).etag})
+
+    def delete_object(self, _):
+        self.objects.delete(self.bucket, self.key)
+        self.send(204)
+
+    def post_object_uploads(self, _):
+        name = self.objects.create_upload(self.bucket, self.key, self.lower)
+        self.send_xml(f"<InitiateMultipartUploadResult {XMLNS}><Bucket>{self.bucket}</Bucket><Key>{escape(self.key)}</Key>"
+                      f"<UploadId>{escape(name)}</UploadId></InitiateMultipartUploadResult>")
+
+    def put_object_uploadId_partNumber(self, body):
+        number = int(self.query["partNumber"])
+        part = self.objects.put_part(self.bucket, self.key, self.query["uploadId"], number, body, self.lower)
+        self.send(200, headers={"ETag": part.etag})
+
+    def get_object_uploadId(self, _):
+        with self.objects.mutex:
+            parts = dict(self.objects.upload(self.bucket, self.key, self.query["uploadId"]).parts)
+        limit = min(int(self.query.get("max-parts", 1000)), self.server.owner.page_size)
+        after = int(self.query.get("part-number-marker", 0))
+        left = [number for number in sorted(parts) if number > after]
+        shown = left[:limit]
+        listed = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(parts[number].etag)}</ETag>"
+                         f"<Size>{len(parts[number].body)}</Size></Part>" for number in shown)
+        more = len(left) > len(shown)
+        marker = f"<NextPartNumberMarker>{shown[-1]}</NextPartNumberMarker>" if more else ""
+        self.send_xml(f"<ListPartsResult {XMLNS}>{marker}<IsTruncated>{str(more).lower()}</IsTruncated>{listed}"
+                      "</ListPartsResult>")
+
+    def post_object_uploadId(self, body):
+        parts = []
+        for part in xml_root(body).iter("Part"):
+            parts.append((int(part.findtext("PartNumber")), part.findtext("ETag")))
+        if self.fault_kind == "error200":
+            return self.send(200)
+        etag = self.objects.complete(self.bucket, self.key, self.query["uploadId"], parts, self.lower)
+        shown = "" if self.objects.radosgw else escape(etag)
+        self.send_xml(f"<CompleteMultipartUploadResult {XMLNS}><Key>{escape(self.key)}</Key><ETag>{shown}</ETag>"
+                      "</CompleteMultipartUploadResult>")
+
+    def delete_object_uploadId(self, _):
+        self.objects.abort(self.bucket, self.key, self.query["uploadId"])
+        self.send(204)
+
+    def get_bucket_uploads(self, _):
+        shown = self.objects.open_uploads(self.bucket, self.query.get("prefix", ""))
+        after = self.query.get("key-marker", ""), self.query.get("upload-id-marker", "")
+        shown = [entry for entry in shown if entry[:2] > after]
+        limit = self.server.owner.page_size
+        more, shown = len(shown) > limit, shown[:limit]
+        listed = "".join(f"<Upload><Key>{self.shown_key(key)}</Key><UploadId>{escape(name)}</UploadId>"
+                         f"<Initiated>{iso_time(upload.started)}</Initiated></Upload>" for key, name, upload in shown)
+        marker = (f"<NextKeyMarker>{self.shown_key(shown[-1][0])}</NextKeyMarker>"
+                  f"<NextUploadIdMarker>{escape(shown[-1][1])}</NextUploadIdMarker>") if more else ""
+        self.send_xml(f"<ListMultipartUploadsResult {XMLNS}>{self.encoding()}{marker}"
+                      f"<IsTruncated>{str(more).lower()}</IsTruncated>{listed}</ListMultipartUploadsResult>")
+
+    def encoding(self):
+        return "<EncodingType>url</EncodingType>" if self.query.get("encoding-type") == "url" else ""
+
+    def shown_key(self, key):
+        return urllib.parse.quote_plus(key, safe="/") if self.encoding() else escape(key)
+
+    def get_bucket(self, _):
+        limit = min(int(self.query.get("max-keys", 1000)), self.server.owner.page_size)
+        after = self.query.get("continuation-token", "") or self.query.get("start-after", "")
+        entries, last = self.objects.list(self.bucket, self.query.get("prefix", ""), self.query.get("delimiter", ""), after,
+                                          limit)
+        listed = []
+        for name, found in entries:
+            if found is None:
+                listed.append(f"<CommonPrefixes><Prefix>{self.shown_key(name)}</Prefix></CommonPrefixes>")
+            else:
+                listed.append(f"<Contents><Key>{self.shown_key(name)}</Key><Size>{len(found.body)}</Size>"
+                              f"<LastModified>{iso_time(found.modified)}</LastModified><ETag>{escape(found.etag)}</ETag>"
+                              "</Contents>")
+        token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if last else ""
+        self.send_xml(f"<ListBucketResult {XMLNS}>{self.encoding()}<KeyCount>{len(entries)}</KeyCount>{token}"
+                      f"<IsTruncated>{str(bool(last)).lower()}</IsTruncated>{''.join(listed)}</ListBucketResult>")
+
+    def post_bucket_delete(self, body):
+        if "content-md5" not in self.lower:
+            raise Failure(400, "InvalidRequest", "Missing required header for this request: Content-MD5")
+        keys = [node.findtext("Key") for node in xml_root(body).iter("Object")]
+        if len(keys) > 1000:
+            raise Failure(400, "MalformedXML", "too many keys")
+        refused = [key for key in keys if key in self.server.owner.undeletable]
+        for key in keys:
+            if key not in refused:
+                self.objects.delete(self.bucket, key)
+        errors = "".join(f"<Error><Key>{escape(key)}</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+                         for key in refused)
+        self.send_xml(f"<DeleteResult {XMLNS}>{errors}</DeleteResult>")
+
+
+def xml_root(body):
+    try:
+        root = ElementTree.fromstring(body)
+    except ElementTree.ParseError as error:
+        raise Failure(400, "MalformedXML", str(error)) from error
+    for node in root.iter():
+        node.tag = node.tag.rpartition("}")[2]
+    return root
+
+
+def iso_time(seconds):
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))
+
+
+def http_time(seconds):
+    return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(seconds))
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request, client_address):
+        pass   # a client that went away
+
+
+class S3Server:
+    """A service on a free port of this machine. Attributes may be changed at any time; they apply to later requests."""
+
+    def __init__(self, port=0, buckets=("tests",), radosgw=False, quota=None, region="us-east-1", tls=None):
+        self.objects = Objects(radosgw, quota)
+        for bucket in buckets:
+            self.objects.create_bucket(bucket)
+        self.keys = {ACCESS_KEY: s3_signature.Key(SECRET_KEY)}
+        self.region = region
+        self.anonymous = False                      # unsigned requests are allowed
+        self.clock_error = datetime.timedelta()     # of the service's clock
+        self.page_size = 1000                       # of lists
+        self.undeletable = set()                    # keys that DeleteObjects refuses
+        self.domain = "localhost"                   # of host-style requests
+        self.requests = []
+        self.faults = []
+        self.ending = threading.Event()
+        self.mutex = threading.Lock()
+        self.numbers = itertools.count(1)
+        self.http = Server(("127.0.0.1", port), Handler)
+        self.http.owner = self
+        if tls is not None:   # an ssl.SSLContext
+            self.http.socket = tls.wrap_socket(self.http.socket, server_side=True)
+        self.port = self.http.server_port
+        self.scheme = "https" if tls else "http"
+        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self.thread.start()
+
+    @property
+    def url(self):
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    def environment(self):
+        """The variables that a program needs to reach the service, and only it."""
+        return {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+                "AWS_REGION": self.region, "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+                "AWS_EC2_METADATA_DISABLED": "true"}
+
+    def now(self):
+        return datetime.datetime.now(datetime.timezone.utc) + self.clock_error
+
+    def fail(self, at, kind, method="", key="", every=False, times=None, **arguments):
+        """The request with this number from now on, among those with this method and key, fails in this manner."""
+        if kind not in FAULTS:
+            raise ValueError(f"{kind} is none of {', '.join(FAULTS)}")
+        with self.mutex:
+            self.faults.append(Fault(kind, arguments, at, every, times, method, key))
+
+    def heal(self):
+        with self.mutex:
+            self.faults.clear()
+
+    def count(self, method, bucket, key, query, headers, size):
+        with self.mutex:
+            record = Record(next(self.numbers), method, bucket, key, query, headers, size)
+            self.requests.append(record)
+            met = [fault for fault in self.faults if fault.meets(method, key)]
+            if met:
+                record.fault = met[0].kind
+            return record, met[0] if met else None
+
+    def close(self):
+        self.ending.set()
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def parse_fault(text):
+    """NUMBER:KIND[:NAME=VALUE...]; "/5" as the number is each fifth request; method and key choose among them."""
+    number, kind, *rest = text.split(":")
+    arguments = dict(word.split("=", 1) for word in rest)
+    return int(number.lstrip("/")), kind, {"every": number.startswith("/"), **arguments}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="faults:\n" + "\n".join(f"  {name}: {text}" for name, text in FAULTS.items()))
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--bucket", action="append", default=[])
+    parser.add_argument("--radosgw", action="store_true", help="the differences of Ceph's radosgw to AWS")
+    parser.add_argument("--quota", type=int, help="bytes that the objects may have")
+    parser.add_argument("--fault", action="append", default=[], metavar="NUMBER:KIND[:NAME=VALUE...]")
+    options = parser.parse_args()
+    with S3Server(options.port, options.bucket or ["tests"], options.radosgw, options.quota) as server:
+        for text in options.fault:
+            number, kind, arguments = parse_fault(text)
+            server.fail(number, kind, **arguments)
+        print(server.url, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

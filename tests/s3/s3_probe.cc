@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs one operation of the S3 client and prints what came of it as one line of JSON: the result or "error" and "code",
+// and what it cost. The environment configures the client as it does for users. For the tests; it is not installed.
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/checksum.h"
+#include "common/mutex.h"
+#include "common/result.h"
+#include "s3/bucket.h"
+#include "s3/client.h"
+#include "s3/credentials.h"
+#include "s3/settings.h"
+
+namespace weightfs::s3 {
+namespace {
+
+using nlohmann::json;
+
+struct Arguments {
+  std::string command, bucket = "tests", key, file, upload_id, delimiter, if_match, method = "GET", content_type;
+  std::vector<std::string> keys;
+  uint64_t part_size = 5 << 20, limit = 16 << 20, offset = 0, size = 0;
+  unsigned attempts = 10, connections = 16, stall_s = 30, connect_s = 10, cancel_after_ms = 0, repeat = 1;
+  uint64_t rate = 0;
+  bool if_none_match = false, crc32c = false, unsigned_requests = false, keep_upload = false;
+  std::optional<std::string> addressing, profile;
+};
+
+std::vector<std::byte> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::vector<std::byte> bytes(static_cast<size_t>(std::max<std::streamoff>(file.tellg(), 0)));
+  file.seekg(0);
+  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
+}
+
+void WriteFile(const std::string& path, std::span<const std::byte> bytes) {
+  std::ofstream file(path, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+std::span<const std::byte> AsBytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+// Waits for several callbacks and keeps the first error.
+class Countdown {
+ public:
+  explicit Countdown(size_t count) : left_(count) {}
+  void Done(std::optional<Error> error) {
+    MutexLock lock(mutex_);
+    if (error && !error_) error_ = std::move(error);
+    if (--left_ == 0) done_.notify_all();
+  }
+  Result<void> Wait() {
+    MutexLock lock(mutex_);
+    while (left_ > 0) done_.wait(lock.native());
+    if (error_) return *error_;
+    return {};
+  }
+
+ private:
+  Mutex mutex_;
+  std::condition_variable done_;
+  size_t left_;
+  std::optional<Error> error_;
+};
+
+template <typename T>
+std::optional<Error> ErrorOf(const Result<T>& result) {
+  return result ? std::nullopt : std::optional<Error>(result.error());
+}
+
+double CpuSeconds() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) { return double(time.tv_sec) + double(time.tv_usec) / 1e6; };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// Time since its construction, without that of files and fresh memory.
+class Cost {
+ public:
+  void Stop() {
+    if (stopped_) return;
+    stopped_ = true;
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    cpu_s_ = CpuSeconds() - cpu_start_;
+  }
+  double seconds() const { return seconds_; }
+  double cpu_s() const { return cpu_s_; }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double cpu_start_ = CpuSeconds(), seconds_ = 0, cpu_s_ = 0;
+  bool stopped_ = false;
+};
+
+class Probe {
+ public:
+  Probe(const Arguments& arguments, Client& client)
+      : arguments_(arguments), client_(client), bucket_(client, arguments.bucket) {}
+
+  Result<json> Run() {
+    static const std::map<std::string, Result<json> (Probe::*)()> kCommands = {
+        {"put", &Probe::Put},
+        {"get", &Probe::Get},
+        {"head", &Probe::Head},
+        {"upload", &Probe::Upload},
+        {"download", &Probe::Download},
+        {"list", &Probe::List},
+        {"parts", &Probe::Parts},
+        {"uploads", &Probe::Uploads},
+        {"abort", &Probe::Abort},
+        {"delete", &Probe::Delete},
+        {"delete-many", &Probe::DeleteMany},
+        {"send", &Probe::Send},
+        {"complete", &Probe::Complete},
+        {"put-many", &Probe::PutMany},
+        {"cancel", &Probe::Cancel},
+    };
+    const auto found = kCommands.find(arguments_.command);
+    if (found == kCommands.end()) return Error{ErrorCode::kInvalid, "no such command: " + arguments_.command};
+    auto result = (this->*found->second)();
+    cost_.Stop();
+    return result;
+  }
+  const Cost& cost() const { return cost_; }
+
+ private:
+  UploadInfo GivenUpload() const { return {arguments_.key, arguments_.upload_id}; }
+  PutOptions GivenOptions(std::span<const std::byte> body) const {
+    PutOptions options{.if_none_match = arguments_.if_none_match, .content_type = arguments_.content_type};
+    if (arguments_.crc32c) options.crc32c = Crc32c(body);
+    return options;
+  }
+
+  Result<json> Put() {
+    const auto body = ReadFile(arguments_.file);
+    ASSIGN_OR_RETURN(const auto etag, bucket_.PutObject(arguments_.key, body, GivenOptions(body)));
+    return json{{"etag", etag}};
+  }
+  // Puts the file under several keys at once: KEY-0, KEY-1, ...
+  Result<json> PutMany() {
+    const auto body = ReadFile(arguments_.file);
+    Countdown countdown(arguments_.repeat);
+    for (unsigned i = 0; i < arguments_.repeat; ++i) {
+      bucket_.StartPut(arguments_.key + "-" + std::to_string(i), body, GivenOptions(body),
+                       [&](const Result<std::string>& etag) { countdown.Done(ErrorOf(etag)); });
+    }
+    RETURN_IF_ERROR(countdown.Wait());
+    return json::object();
+  }
+  Result<json> Get() {
+    ASSIGN_OR_RETURN(const auto body, bucket_.GetObject(arguments_.key, arguments_.limit));
+    WriteFile(arguments_.file, AsBytes(body));
+    return json{{"size", body.size()}};
+  }
+  Result<json> Head() {
+    ASSIGN_OR_RETURN(const auto info, bucket_.HeadObject(arguments_.key));
+    return json{
+        {"size", info.size}, {"etag", info.etag}, {"modified", std::chrono::system_clock::to_time_t(info.modified)}};
+  }
+  Result<json> Upload() {
+    const auto body = ReadFile(arguments_.file);
+    cost_ = Cost();
+    UploadInfo upload{arguments_.key, arguments_.upload_id};
+    if (upload.upload_id.empty()) {
+      ASSIGN_OR_RETURN(upload.upload_id, bucket_.CreateMultipartUpload(upload.key, arguments_.content_type));
+    }
+    const auto parts = static_cast<unsigned>((body.size() + arguments_.part_size - 1) / arguments_.part_size);
+    std::vector<PartInfo> done(parts);
+    Countdown countdown(parts);
+    for (unsigned i = 0; i < parts; ++i) {
+      const auto start = i * arguments_.part_size;
+      const auto part = std::span(body).subspan(start, std::min(arguments_.part_size, body.size() - start));
+      bucket_.StartUploadPart(upload, i + 1, part, GivenOptions(part).crc32c,
+                              [&countdown, &slot = done[i], number = i + 1](const Result<std::string>& etag) {
+                                if (etag) slot = {number, 0, *etag};
+                                countdown.Done(ErrorOf(etag));
+                              });
+    }
+    RETURN_IF_ERROR(countdown.Wait());
+    if (arguments_.keep_upload) return json{{"upload_id", upload.upload_id}};
+    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(upload, done, arguments_.if_none_match));
+    return json{{"upload_id", upload.upload_id}, {"etag", etag}};
+  }
+  // Completes an upload with the parts that it has.
+  Result<json> Complete() {
+    ASSIGN_OR_RETURN(const auto parts, bucket_.ListParts(GivenUpload()));
+    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(GivenUpload(), parts, arguments_.if_none_match));
+    return json{{"etag", etag}};
+  }
+  Result<json> Download() {
+    auto size = arguments_.size;
+    if (size == 0) {
+      ASSIGN_OR_RETURN(const auto info, bucket_.HeadObject(arguments_.key));
+      size = info.size;
+    }
+    std::vector<std::byte> memory(size);
+    cost_ = Cost();
+    const size_t ranges = (size + arguments_.part_size - 1) / arguments_.part_size;
+    Countdown countdown(ranges);
+    for (size_t i = 0; i < ranges; ++i) {
+      const auto start = i * arguments_.part_size;
+      const auto part = std::span(memory).subspan(start, std::min(arguments_.part_size, size - start));
+      bucket_.StartGetRange({arguments_.key, arguments_.offset + start, arguments_.if_match}, part,
+                            [&](const Result<RangeInfo>& info) { countdown.Done(ErrorOf(info)); });
+    }
+    RETURN_IF_ERROR(countdown.Wait());
+    cost_.Stop();
+    if (!arguments_.file.empty()) WriteFile(arguments_.file, memory);
+    return json{{"size", size}};
+  }
+  Result<json> List() {
+    ASSIGN_OR_RETURN(const auto listing, bucket_.ListObjects({.prefix = arguments_.key,
+                                                              .delimiter = arguments_.delimiter,
+                                                              .limit = static_cast<size_t>(arguments_.limit)}));
+    json objects = json::array();
+    for (const auto& object : listing.objects) objects.push_back({object.key, object.size, object.etag});
+    return json{{"objects", objects}, {"prefixes", listing.prefixes}};
+  }
+  Result<json> Parts() {
+    ASSIGN_OR_RETURN(const auto parts, bucket_.ListParts(GivenUpload()));
+    json listed = json::array();
+    for (const auto& part : parts) listed.push_back({part.number, part.size, part.etag});
+    return json{{"parts", listed}};
+  }
+  Result<json> Uploads() {
+    ASSIGN_OR_RETURN(const auto uploads, bucket_.ListMultipartUploads(arguments_.key));
+    json listed = json::array();
+    for (const auto& upload : uploads) listed.push_back({upload.key, upload.upload_id});
+    return json{{"uploads", listed}};
+  }
+  Result<json> Abort() {
+    RETURN_IF_ERROR(bucket_.AbortMultipartUpload(GivenUpload()));
+    return json::object();
+  }
+  Result<json> Delete() {
+    RETURN_IF_ERROR(bucket_.DeleteObject(arguments_.key));
+    return json::object();
+  }
+  Result<json> DeleteMany() {
+    RETURN_IF_ERROR(bucket_.DeleteObjects(arguments_.keys));
+    return json::object();
+  }
+  Result<json> Send() {
+    ASSIGN_OR_RETURN(const auto response,
+                     client_.Send({.method = arguments_.method, .object = {arguments_.bucket, arguments_.key}}));
+    return json{{"status", response.status}, {"attempts", response.attempts}};
+  }
+  // Interrupts a request that is under way.
+  Result<json> Cancel() {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(arguments_.cancel_after_ms);
+    ASSIGN_OR_RETURN(const auto body, bucket_.GetObject(arguments_.key, arguments_.limit,
+                                                        [&] { return std::chrono::steady_clock::now() >= end; }));
+    return json{{"size", body.size()}};
+  }
+
+  const Arguments& arguments_;
+  Client& client_;
+  const Bucket bucket_;
+  Cost cost_;
+};
+
+// The options of the command line change the settings of the environment.
+Result<Settings> MakeSettings(const Arguments& arguments) {
+  SettingsOverrides overrides{.profile = arguments.profile};
+  if (arguments.addressing)
+    overrides.addressing = *arguments.addressing == "host" ? Addressing::kHost : Addressing::kPath;
+  if (arguments.unsigned_requests) overrides.sign = false;
+  ASSIGN_OR_RETURN(auto settings, LoadSettings(overrides));
+  settings.attempts = arguments.attempts;
+  settings.connections = arguments.connections;
+  settings.stall_timeout_s = arguments.stall_s;
+  settings.connect_timeout_s = arguments.connect_s;
+  settings.upload_rate = arguments.rate;
+  return settings;
+}
+
+Result<json> Answer(const Arguments& arguments) {
+  ASSIGN_OR_RETURN(const auto settings, MakeSettings(arguments));
+  if (arguments.command == "credentials") {
+    CredentialProvider provider(settings);
+    ASSIGN_OR_RETURN(const auto credentials, provider.Get());
+    return json{{"access_key", credentials.access_key},
+                {"secret_key", credentials.secret_key},
+                {"session_token", credentials.session_token},
+                {"expires", credentials.expires ? std::chrono::system_clock::to_time_t(*credentials.expires) : 0}};
+  }
+  ASSIGN_OR_RETURN(const auto client, Client::Create(settings));
+  Probe probe(arguments, *client);
+  auto result = probe.Run();
+  json answer = result ? *result : json{{"error", ToString(result.error())}, {"code", result.error().error_number()}};
+  const auto statistics = client->statistics();
+  answer["requests"] = statistics.requests;
+  answer["retries"] = statistics.retries;
+  answer["bytes_sent"] = statistics.bytes_sent;
+  answer["bytes_received"] = statistics.bytes_received;
+  answer["seconds"] = probe.cost().seconds();
+  answer["cpu_s"] = probe.cost().cpu_s();
+  return answer;
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app("Runs one operation of the S3 client.");
+  app.add_option("command", arguments.command)->required();
+  app.add_option("--bucket", arguments.bucket);
+  app.add_option("--key", arguments.key);
+  app.add_option("--keys", arguments.keys);
+  app.add_option("--file", arguments.file);
+  app.add_option("--upload-id", arguments.upload_id);
+  app.add_option("--delimiter", arguments.delimiter);
+  app.add_option("--if-match", arguments.if_match);
+  app.add_option("--method", arguments.method);
+  app.add_option("--content-type", arguments.content_type);
+  app.add_option("--part-size", arguments.part_size);
+  app.add_option("--limit", arguments.limit);
+  app.add_option("--offset", arguments.offset);
+  app.add_option("--size", arguments.size);
+  app.add_option("--attempts", arguments.attempts);
+  app.add_option("--connections", arguments.connections);
+  app.add_option("--stall", arguments.stall_s);
+  app.add_option("--connect-timeout", arguments.connect_s);
+  app.add_option("--cancel-after-ms", arguments.cancel_after_ms);
+  app.add_option("--repeat", arguments.repeat);
+  app.add_option("--rate", arguments.rate);
+  app.add_option("--addressing", arguments.addressing);
+  app.add_option("--profile", arguments.profile);
+  app.add_flag("--if-none-match", arguments.if_none_match);
+  app.add_flag("--crc32c", arguments.crc32c);
+  app.add_flag("--unsigned", arguments.unsigned_requests);
+  app.add_flag("--keep-upload", arguments.keep_upload);
+  CLI11_PARSE(app, argc, argv);
+  const auto answer = Answer(arguments);
+  const json line =
+      answer ? *answer : json{{"error", ToString(answer.error())}, {"code", answer.error().error_number()}};
+  std::puts(line.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+  return line.contains("error") ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace weightfs::s3
+
+int main(int argc, char** argv) { return weightfs::s3::Main(argc, argv); }

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "remote/manifest.h"
+
+#include <fmt/format.h>
+#include <openssl/evp.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "common/printable.h"
+
+namespace weightfs::remote {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormat = 1;
+constexpr uint64_t kMaximumVersion = INT64_MAX;
+constexpr size_t kIdDigits = 32, kShaDigits = 64;
+constexpr std::string_view kReserved = ".weightfs";
+constexpr uint64_t kMaximumSize = uint64_t{1} << 60;
+
+bool IsHex(std::string_view text, size_t digits) {
+  return text.size() == digits && text.find_first_not_of("0123456789abcdef") == text.npos;
+}
+
+std::string EncodeBase64(std::string_view bytes) {
+  std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');  // and a zero byte
+  const int size = EVP_EncodeBlock(reinterpret_cast<uint8_t*>(text.data()),
+                                   reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int>(bytes.size()));
+  text.resize(static_cast<size_t>(size));
+  return text;
+}
+
+std::string DecodeBase64(std::string_view text) {
+  std::string bytes(text.size() / 4 * 3, '\0');
+  const int size = EVP_DecodeBlock(reinterpret_cast<uint8_t*>(bytes.data()),
+                                   reinterpret_cast<const uint8_t*>(text.data()), static_cast<int>(text.size()));
+  if (size != static_cast<int>(bytes.size())) throw std::runtime_error("an impossible attribute");
+  // OpenSSL counts the bytes of the padding.
+  bytes.resize(bytes.size() - std::min<size_t>(2, std::count(text.begin(), text.end(), '=')));
+  return bytes;
+}
+
+Json EncodeAttributes(const Attributes& attributes) {
+  Json json = Json::object();
+  for (const auto& [name, value] : attributes) json[name] = EncodeBase64(value);
+  return json;
+}
+
+Attributes DecodeAttributes(const Json& entry) {
+  Attributes attributes;
+  if (!entry.contains("attributes")) return attributes;
+  for (const auto& [name, value] : entry.at("attributes").items()) {
+    if (!name.starts_with("user.")) throw std::runtime_error("an impossible attribute");
+    attributes[name] = DecodeBase64(value.get<std::string>());
+  }
+  return attributes;
+}
+
+uint32_t DecodeMode(const Json& entry) {
+  const auto mode = entry.at("mode").get<uint64_t>();
+  if (mode > 07777) throw std::runtime_error("an impossible mode");
+  return static_cast<uint32_t>(mode);
+}
+
+std::string Line(const Json& json) { return json.dump() + "\n"; }
+
+// Every path occurs once, its parent is a directory of the manifest, and the paths of each kind are in order.
+Result<void> CheckTree(const Manifest& manifest) {
+  std::set<std::string_view> directories, all;
+  const auto add = [&](std::string_view path) -> Result<void> {
+    if (path.empty()) return {};
+    RETURN_IF_ERROR(CheckPath(path));
+    const size_t slash = path.rfind('/');
+    const std::string_view parent = slash == path.npos ? std::string_view() : path.substr(0, slash);
+    if (!all.insert(path).second) return Error{ErrorCode::kCorrupt, "a path occurs twice: " + Printable(path)};
+    if (!directories.contains(parent)) {
+      return Error{ErrorCode::kCorrupt, "a path is in no directory: " + Printable(path)};
+    }
+    return {};
+  };
+  for (const DirectoryEntry& directory : manifest.directories) {
+    if (directory.path.empty() != directories.empty()) return Error{ErrorCode::kCorrupt, "directories out of order"};
+    RETURN_IF_ERROR(add(directory.path));
+    directories.insert(directory.path);
+  }
+  if (directories.empty()) return Error{ErrorCode::kCorrupt, "there is no directory"};
+  for (const FileEntry& file : manifest.files) RETURN_IF_ERROR(add(file.path));
+  for (const LinkEntry& link : manifest.links) RETURN_IF_ERROR(add(link.path));
+  if (!std::is_sorted(manifest.files.begin(), manifest.files.end(),
+                      [](const FileEntry& a, const FileEntry& b) { return a.path < b.path; })) {
+    return Error{ErrorCode::kCorrupt, "files out of order"};
+  }
+  return {};
+}
+
+void TakeEntry(const Json& entry, Manifest* manifest) {
+  if (entry.contains("directory")) {
+    manifest->directories.push_back({.path = entry.at("directory").get<std::string>(),
+                                     .mode = DecodeMode(entry),
+                                     .modified_ns = entry.at("modified").get<int64_t>(),
+                                     .attributes = DecodeAttributes(entry)});
+  } else if (entry.contains("file")) {
+    manifest->files.push_back({.path = entry.at("file").get<std::string>(),
+                               .mode = DecodeMode(entry),
+                               .size = entry.at("size").get<uint64_t>(),
+                               .modified_ns = entry.at("modified").get<int64_t>(),
+                               .attributes = DecodeAttributes(entry)});
+    if (manifest->files.back().size > kMaximumSize) throw std::runtime_error("an impossible size");
+  } else if (entry.contains("link")) {
+    manifest->links.push_back(
+        {.path = entry.at("link").get<std::string>(), .target = entry.at("target").get<std::string>()});
+    const std::string& target = manifest->links.back().target;
+    if (target.empty() || target.size() > 4095) throw std::runtime_error("an impossible link");
+  } else if (entry.contains("slice")) {
+    const auto text = entry.at("slice").get<std::string>();
+    if (!IsHex(text, kShaDigits)) throw std::runtime_error("an impossible hash");
+    Sha256 hash;
+    for (size_t at = 0; at < hash.size(); ++at) {
+      hash[at] = static_cast<uint8_t>(std::stoul(text.substr(2 * at, 2), nullptr, 16));
+    }
+    manifest->slices.push_back(hash);
+  } else {
+    throw std::runtime_error("an unknown entry");
+  }
+}
+
+Error Damaged(std::string_view why) { return {ErrorCode::kCorrupt, fmt::format("the manifest is damaged: {}", why)}; }
+
+}  // namespace
+
+Sha256 Sha256Of(std::string_view bytes) {
+  Sha256 hash;
+  unsigned size = hash.size();
+  EVP_Digest(bytes.data(), bytes.size(), hash.data(), &size, EVP_sha256(), nullptr);
+  return hash;
+}
+
+std::string ToHex(std::span<const uint8_t> bytes) {
+  std::string text;
+  for (const uint8_t byte : bytes) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+Result<void> CheckPath(std::string_view path) {
+  const auto refuse = [&](std::string_view why) -> Result<void> {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: cannot be in a bucket: {}", Printable(path), why)};
+  };
+  if (path.empty() || path.size() > 900) return refuse("its path has more than 900 bytes");
+  if (path == kReserved || path.starts_with(".weightfs/")) return refuse("the name .weightfs is reserved");
+  if (path.find('\0') != path.npos) return refuse("a byte of its name is zero");
+  for (size_t at = 0; at <= path.size();) {
+    const size_t end = std::min(path.find('/', at), path.size());
+    const std::string_view part = path.substr(at, end - at);
+    if (part.empty() || part == "." || part == ".." || part.size() > 255) return refuse("a component is impossible");
+    at = end + 1;
+  }
+  if (!IsUtf8(path)) return refuse("its name is not UTF-8");
+  return {};
+}
+
+bool IsUtf8(std::string_view text) {
+  // nlohmann-json refuses to write text that is not UTF-8.
+  try {
+    static_cast<void>(Json(std::string(text)).dump());
+    return true;
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
+uint64_t Manifest::bytes() const {
+  return std::accumulate(files.begin(), files.end(), uint64_t{0},
+                         [](uint64_t sum, const FileEntry& file) { return sum + file.size; });
+}
+
+uint64_t Manifest::blocks() const {
+  return std::accumulate(files.begin(), files.end(), uint64_t{0},
+                         [](uint64_t sum, const FileEntry& file) { return sum + file.blocks(); });
+}
+
+void Manifest::NumberBlocks() {
+  uint64_t next = 0;
+  for (FileEntry& file : files) {
+    file.first_block = next;
+    next += file.blocks();
+  }
+}
+
+const FileEntry* Manifest::Find(std::string_view path) const {
+  const auto found = std::lower_bound(files.begin(), files.end(), path,
+                                      [](const FileEntry& file, std::string_view name) { return file.path < name; });
+  return found != files.end() && found->path == path ? &*found : nullptr;
+}
+
+std::string Manifest::Encode() const {
+  std::string text = Line({{"weightfs-manifest", kFormat},
+                           {"version", version},
+                           {"push", push},
+                           {"source", Printable(source)},
+                           {"created", created_ns}});
+  for (const DirectoryEntry& directory : directories) {
+    Json json = {{"directory", directory.path}, {"mode", directory.mode}, {"modified", directory.modified_ns}};
+    if (!directory.attributes.empty()) json["attributes"] = EncodeAttributes(directory.attributes);
+    text += Line(json);
+  }
+  for (const FileEntry& file : files) {
+    Json json = {{"file", file.path}, {"size", file.size}, {"mode", file.mode}, {"modified", file.modified_ns}};
+    if (!file.attributes.empty()) json["attributes"] = EncodeAttributes(file.attributes);
+    text += Line(json);
+  }
+  for (const LinkEntry& link : links) text += Line({{"link", link.path}, {"target", link.target}});
+  for (const Sha256& slice : slices) text += Line({{"slice", ToHex(slice)}});
+  return text + Line({{"sha256", ToHex(Sha256Of(text))}});
+}
+
+Result<Manifest> Manifest::Decode(std::string_view text) {
+  if (!text.ends_with('\n')) return Damaged("its end is missing");
+  const size_t end = text.substr(0, text.size() - 1).rfind('\n');
+  if (end == text.npos) return Damaged("its end is missing");
+  const std::string_view content = text.substr(0, end + 1);
+  try {
+    Manifest manifest;
+    const Json last = Json::parse(text.substr(end + 1));
+    if (last.at("sha256").get<std::string>() != ToHex(Sha256Of(content))) return Damaged("its SHA-256 is wrong");
+    size_t at = content.find('\n') + 1;
+    const Json head = Json::parse(content.substr(0, at));
+    const int format = head.at("weightfs-manifest").get<int>();
+    if (format > kFormat) {
+      return Error{ErrorCode::kVersion,
+                   fmt::format("the manifest has format {}; this program knows {}", format, kFormat)};
+    }
+    manifest.version = head.at("version").get<uint64_t>();
+    manifest.push = head.at("push").get<std::string>();
+    manifest.source = head.at("source").get<std::string>();
+    manifest.created_ns = head.at("created").get<int64_t>();
+    if (format < 1 || manifest.version == 0 || manifest.version > kMaximumVersion || !IsHex(manifest.push, kIdDigits)) {
+      return Damaged("an impossible first line");
+    }
+    while (at < content.size()) {
+      const size_t next = content.find('\n', at) + 1;
+      TakeEntry(Json::parse(content.substr(at, next - at)), &manifest);
+      at = next;
+    }
+    if (auto sound = CheckTree(manifest); !sound.has_value()) return Damaged(sound.error().what);
+    manifest.NumberBlocks();
+    if (manifest.slices.size() != (manifest.blocks() + kSliceBlocks - 1) / kSliceBlocks) {
+      return Damaged("a wrong number of checksums");
+    }
+    return manifest;
+  } catch (const std::exception& error) {
+    return Damaged(Printable(error.what()));
+  }
+}
+
+std::string Claim::Encode() const {
+  return Line({{"weightfs-claim", kFormat}, {"push", push}, {"source", Printable(source)}, {"created", created_ns}});
+}
+
+Result<Claim> Claim::Decode(std::string_view text) {
+  try {
+    const Json json = Json::parse(text);
+    Claim claim{.push = json.at("push").get<std::string>(),
+                .source = json.at("source").get<std::string>(),
+                .created_ns = json.at("created").get<int64_t>()};
+    if (!IsHex(claim.push, kIdDigits)) return Error{ErrorCode::kCorrupt, "the claim is damaged"};
+    return claim;
+  } catch (const std::exception&) {
+    return Error{ErrorCode::kCorrupt, "the claim is damaged"};
+  }
+}
+
+}  // namespace weightfs::remote

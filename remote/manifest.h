@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The manifest of a version in a bucket: what the version consists of. See docs/FORMAT.md section 11; this header and
+// that section change together.
+//
+// A version N of s3://BUCKET/PREFIX/NAME has the objects
+//   PREFIX/NAME/N/PATH                   the bytes of the file PATH, as they are
+//   PREFIX/NAME/N/.weightfs/claim        who pushes or has pushed the version
+//   PREFIX/NAME/N/.weightfs/sums/I       checksums: slice I of all checksums of the version
+//   PREFIX/NAME/N/.weightfs/manifest     written last: without it there is no such version
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/result.h"
+#include "common/units.h"
+
+namespace weightfs::remote {
+
+// The checksums of a version are the CRC-32C of each 4 KiB block of each file, in the order of the manifest, as
+// little-endian u32. The last block of a file is filled up with zeros. Slices cut this sequence.
+inline constexpr uint64_t kSumBytes = 4;
+inline constexpr uint64_t kSliceBytes = 4 << 20;                   // of each slice but the last
+inline constexpr uint64_t kSliceBlocks = kSliceBytes / kSumBytes;  // 4 GiB of data
+
+using Attributes = std::map<std::string, std::string>;  // extended attributes "user.*"
+using Sha256 = std::array<uint8_t, 32>;
+
+struct FileEntry {
+  std::string path;         // relative, UTF-8
+  uint32_t mode = 0644;     // permission bits
+  uint64_t size = 0;        // bytes
+  int64_t modified_ns = 0;  // since the epoch
+  Attributes attributes = {};
+  uint64_t first_block = 0;  // its first checksum; derived from the sizes of the files before it, not stored
+
+  uint64_t blocks() const { return (size + kBlockSize - 1) / kBlockSize; }
+  bool operator==(const FileEntry&) const = default;
+};
+
+struct DirectoryEntry {
+  std::string path;  // relative; "" is the directory itself
+  uint32_t mode = 0755;
+  int64_t modified_ns = 0;
+  Attributes attributes = {};
+  bool operator==(const DirectoryEntry&) const = default;
+};
+
+struct LinkEntry {
+  std::string path;
+  std::string target;
+  bool operator==(const LinkEntry&) const = default;
+};
+
+struct Manifest {
+  uint64_t version = 0;                          // 1 to 2^63 - 1
+  std::string push;                              // id of the push that made it, 32 hexadecimal digits; as in the claim
+  std::string source = {};                       // for people: host and directory
+  int64_t created_ns = 0;                        // since the epoch
+  std::vector<DirectoryEntry> directories = {};  // ordered by path, so parents come first
+  std::vector<FileEntry> files = {};             // ordered by path
+  std::vector<LinkEntry> links = {};             // ordered by path
+  std::vector<Sha256> slices = {};               // of the bytes of each slice of checksums
+
+  uint64_t bytes() const;   // of all files
+  uint64_t blocks() const;  // checksums
+  // Sets FileEntry::first_block. Decode has done so.
+  void NumberBlocks();
+  // The file with this path, or null.
+  const FileEntry* Find(std::string_view path) const;
+
+  // JSON lines; the last line has the SHA-256 of all bytes before it.
+  std::string Encode() const;
+  // kCorrupt: not what Encode writes, or damaged; kVersion: written by a newer program. Accepts no path that would lead
+  // out of the directory, twice to the same file, or through a file or link.
+  static Result<Manifest> Decode(std::string_view text);
+};
+
+// The claim of a version.
+struct Claim {
+  std::string push;         // 32 hexadecimal digits
+  std::string source = {};  // for people
+  int64_t created_ns = 0;
+
+  std::string Encode() const;  // JSON
+  static Result<Claim> Decode(std::string_view text);
+};
+
+Sha256 Sha256Of(std::string_view bytes);
+std::string ToHex(std::span<const uint8_t> bytes);
+
+// kInvalid with a full line for a path that cannot be part of a version: not UTF-8, empty, more than 900 bytes, with an
+// impossible component, or `.weightfs` at its start.
+Result<void> CheckPath(std::string_view path);
+bool IsUtf8(std::string_view text);
+
+}  // namespace weightfs::remote

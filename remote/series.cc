@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "remote/series.h"
+
+#include <algorithm>
+#include <charconv>
+#include <functional>
+
+namespace weightfs::remote {
+namespace {
+
+constexpr size_t kMaximumManifest = size_t{1} << 30, kMaximumClaim = 64 << 10;
+// A manifest that differs from its hash was damaged on its way, or in the bucket.
+constexpr int kAttempts = 3;
+
+}  // namespace
+
+uint64_t ParseVersion(std::string_view text) {
+  uint64_t version = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), version);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && !text.starts_with('0') && version <= INT64_MAX ? version : 0;
+}
+
+std::string Series::url() const { return s3::ToString({bucket_.name(), prefix_}); }
+
+Result<std::vector<uint64_t>> Series::Numbers(const s3::Interrupted& interrupted) const {
+  const std::string above = prefix_ + "/";
+  ASSIGN_OR_RETURN(const auto listing, bucket_.ListObjects({.prefix = above, .delimiter = "/"}, interrupted));
+  std::vector<uint64_t> numbers;
+  for (const std::string& prefix : listing.prefixes) {
+    if (prefix.size() <= above.size()) continue;
+    const uint64_t version =
+        ParseVersion(std::string_view(prefix).substr(above.size(), prefix.size() - above.size() - 1));
+    if (version != 0) numbers.push_back(version);
+  }
+  std::sort(numbers.begin(), numbers.end(), std::greater<>());
+  return numbers;
+}
+
+Result<Manifest> Series::Load(uint64_t version, const s3::Interrupted& interrupted) const {
+  for (int attempt = 1;; ++attempt) {
+    ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ManifestKey(version), kMaximumManifest, interrupted));
+    auto manifest = Manifest::Decode(text);
+    if (manifest && manifest->version == version) return manifest;
+    if (manifest) return Error{ErrorCode::kCorrupt, url(version) + ": its manifest is that of another version"};
+    if (manifest.error().code != ErrorCode::kCorrupt || attempt == kAttempts) {
+      return Error{manifest.error().code, url(version) + ": " + manifest.error().what};
+    }
+  }
+}
+
+Result<LoadedVersion> Series::LoadLatest(const s3::Interrupted& interrupted) const {
+  ASSIGN_OR_RETURN(const auto numbers, Numbers(interrupted));
+  for (const uint64_t version : numbers) {
+    auto manifest = Load(version, interrupted);
+    if (manifest) return LoadedVersion{version, std::move(*manifest)};
+    if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+  }
+  return Error{ErrorCode::kNotFound, url() + ": no version was pushed here"};
+}
+
+Result<Claim> Series::LoadClaim(uint64_t version, const s3::Interrupted& interrupted) const {
+  for (int attempt = 1;; ++attempt) {
+    ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ClaimKey(version), kMaximumClaim, interrupted));
+    auto claim = Claim::Decode(text);
+    if (claim) return claim;
+    if (attempt == kAttempts) return Error{ErrorCode::kCorrupt, url(version) + ": " + claim.error().what};
+  }
+}
+
+}  // namespace weightfs::remote

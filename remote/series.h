@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// All versions below s3://BUCKET/PREFIX/NAME.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/result.h"
+#include "remote/manifest.h"
+#include "s3/bucket.h"
+
+namespace weightfs::remote {
+
+// A version and its manifest.
+struct LoadedVersion {
+  uint64_t version = 0;
+  Manifest manifest;
+};
+
+// Names and finds the objects of versions. Errors are those of s3::Client, and kCorrupt or kVersion for a manifest,
+// each one full line. Thread-safe.
+class Series {
+ public:
+  // `prefix`: PREFIX/NAME, without a slash at its end.
+  Series(const s3::Bucket& bucket, std::string prefix) : bucket_(bucket), prefix_(std::move(prefix)) {}
+
+  const s3::Bucket& bucket() const { return bucket_; }
+  // "s3://BUCKET/PREFIX/NAME", and of one version.
+  std::string url() const;
+  std::string url(uint64_t version) const { return url() + "/" + std::to_string(version); }
+
+  // Keys. The prefix of a version ends with a slash.
+  std::string Prefix(uint64_t version) const { return prefix_ + "/" + std::to_string(version) + "/"; }
+  std::string Key(uint64_t version, std::string_view path) const { return Prefix(version) + std::string(path); }
+  std::string ClaimKey(uint64_t version) const { return Key(version, ".weightfs/claim"); }
+  std::string ManifestKey(uint64_t version) const { return Key(version, ".weightfs/manifest"); }
+  std::string SliceKey(uint64_t version, size_t index) const {
+    return Key(version, ".weightfs/sums/" + std::to_string(index));
+  }
+
+  // The numbers of all versions that have objects, the greatest first. Some may have no manifest.
+  Result<std::vector<uint64_t>> Numbers(const s3::Interrupted& interrupted = {}) const;
+  // Returns the manifest of a version; kNotFound if it has none, because it was not pushed completely.
+  Result<Manifest> Load(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+  // Returns the greatest version that has a manifest. kNotFound: there is none.
+  Result<LoadedVersion> LoadLatest(const s3::Interrupted& interrupted = {}) const;
+  // Returns the claim of a version; kNotFound if it has none.
+  Result<Claim> LoadClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+
+ private:
+  const s3::Bucket& bucket_;
+  const std::string prefix_;
+};
+
+// Parses a version number without leading zeros. Returns 0 for anything else.
+uint64_t ParseVersion(std::string_view text);
+
+}  // namespace weightfs::remote

@@ -394,6 +394,10 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def process_request(self, request, client_address):
+        self.owner.connections += 1
+        super().process_request(request, client_address)
+
     def handle_error(self, request, client_address):
         pass   # a client that went away
 
@@ -413,6 +417,7 @@ class S3Server:
         self.undeletable = set()                    # keys that DeleteObjects refuses
         self.domain = "localhost"                   # of host-style requests
         self.requests = []
+        self.connections = 0                        # since the start
         self.faults = []
         self.ending = threading.Event()
         self.mutex = threading.Lock()

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/s3_options.h"
+
+#include <utility>
+
+#include "common/result.h"
+#include "s3/location.h"
+
+namespace weightfs::cli {
+namespace {
+
+constexpr unsigned kMaximumConnections = 256;
+
+Result<s3::Location> ParseSeries(const std::string& url) {
+  ASSIGN_OR_RETURN(s3::Location location, s3::ParseLocation(url));
+  while (location.key.ends_with('/')) location.key.pop_back();
+  if (!location.key.empty()) return location;
+  return Error{ErrorCode::kInvalid,
+               s3::ToString(location) + ": the URL needs a name, under which the versions are: s3://BUCKET/NAME"};
+}
+
+Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& arguments) {
+  s3::SettingsOverrides overrides = arguments.overrides;
+  if (arguments.no_sign_request) overrides.sign = false;
+  if (arguments.path_style) overrides.addressing = s3::Addressing::kPath;
+  ASSIGN_OR_RETURN(s3::Settings settings, s3::LoadSettings(overrides));
+  if (arguments.connections) settings.connections = *arguments.connections;
+  OpenedSeries opened;
+  ASSIGN_OR_RETURN(opened.client, s3::Client::Create(settings));
+  opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket);
+  opened.series = std::make_unique<remote::Series>(*opened.bucket, location.key);
+  return opened;
+}
+
+}  // namespace
+
+void AddS3Options(CLI::App& command, S3Arguments* arguments) {
+  constexpr const char* kGroup = "Service";
+  command
+      .add_option("--endpoint-url", arguments->overrides.endpoint,
+                  "URL of the service, e.g. http://gateway:7480; default: $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL, the "
+                  "profile, AWS")
+      ->type_name("URL")
+      ->group(kGroup);
+  command
+      .add_option("--region", arguments->overrides.region,
+                  "Region of the bucket; default: $AWS_REGION, the profile, us-east-1")
+      ->type_name("REGION")
+      ->group(kGroup);
+  command
+      .add_option("--profile", arguments->overrides.profile,
+                  "Profile of ~/.aws/config and ~/.aws/credentials; default: $AWS_PROFILE")
+      ->type_name("NAME")
+      ->group(kGroup);
+  command
+      .add_option("--ca-bundle", arguments->overrides.ca_bundle,
+                  "Certificates that sign the service's, in PEM; default: $AWS_CA_BUNDLE, the system's")
+      ->type_name("FILE")
+      ->group(kGroup);
+  command.add_flag("--no-sign-request", arguments->no_sign_request, "Send no credentials, for buckets that are public")
+      ->group(kGroup);
+  command
+      .add_flag("--path-style", arguments->path_style,
+                "Address a bucket as https://ENDPOINT/BUCKET; default for every service but AWS")
+      ->group(kGroup);
+  command.add_option("--connections", arguments->connections, "Maximum number of concurrent requests; default: 16")
+      ->type_name("N")
+      ->check(CLI::Range(1U, kMaximumConnections).description(""))
+      ->group(kGroup);
+}
+
+Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments) {
+  ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
+  return Open(location, arguments);
+}
+
+Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
+                                  const s3::Interrupted& interrupted) {
+  ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
+  const size_t slash = location.key.rfind('/');
+  const uint64_t version = slash == std::string::npos || slash == 0
+                               ? 0
+                               : remote::ParseVersion(std::string_view(location.key).substr(slash + 1));
+  if (version != 0) {
+    OpenedVersion named;
+    ASSIGN_OR_RETURN(named.opened, Open({location.bucket, location.key.substr(0, slash)}, arguments));
+    auto manifest = named.opened.series->Load(version, interrupted);
+    if (manifest) {
+      named.version = remote::LoadedVersion{version, std::move(*manifest)};
+      return named;
+    }
+    if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+  }
+  OpenedVersion series;
+  ASSIGN_OR_RETURN(series.opened, Open(location, arguments));
+  return series;
+}
+
+}  // namespace weightfs::cli

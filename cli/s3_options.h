@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of all commands that use an S3 service, and the versions that a URL names.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/error.h"
+#include "remote/series.h"
+#include "s3/bucket.h"
+#include "s3/client.h"
+#include "s3/settings.h"
+
+namespace weightfs::cli {
+
+struct S3Arguments {
+  s3::SettingsOverrides overrides = {};
+  std::optional<unsigned> connections = {};
+
+  // The values of the flags.
+  bool no_sign_request = false;
+  bool path_style = false;
+};
+
+// Adds --endpoint-url, --region, --profile, --ca-bundle, --no-sign-request, --path-style and --connections. `arguments`
+// must live as long as the command.
+void AddS3Options(CLI::App& command, S3Arguments* arguments);
+
+// A series with everything it needs. Movable: the parts keep their addresses.
+struct OpenedSeries {
+  std::unique_ptr<s3::Client> client;
+  std::unique_ptr<s3::Bucket> bucket;
+  std::unique_ptr<remote::Series> series;
+};
+
+// Opens s3://BUCKET/PREFIX/NAME. Makes no request. Errors are one full line: those of s3::ParseLocation,
+// s3::LoadSettings and s3::Client::Create, and kInvalid for a URL without a name.
+Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments);
+
+// A series, and the version of it that the URL names: s3://BUCKET/PREFIX/NAME/N.
+struct OpenedVersion {
+  OpenedSeries opened;
+  std::optional<remote::LoadedVersion> version = {};  // none: the URL is that of the series
+};
+
+// Opens a series or one of its versions. A URL whose last component is a version number means this version if the
+// version has a manifest, and otherwise a series with this name. Makes a request only for such a URL.
+Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
+                                  const s3::Interrupted& interrupted);
+
+}  // namespace weightfs::cli

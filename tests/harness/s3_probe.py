@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs tests/s3/s3_probe.cc, the program that drives the C++ client of S3 services."""
+import json
+import os
+
+from harness.filesystems import program
+from harness.process import run
+
+
+class Refused(Exception):
+    """The operation failed: `text` is the message, and `code` the errno."""
+
+    def __init__(self, answer):
+        super().__init__(answer["error"])
+        self.answer, self.text, self.code = answer, answer["error"], answer["code"]
+
+
+class Probe:
+    def __init__(self, environment):
+        self.environment = dict(environment)
+
+    def __call__(self, command, *, limit=60, **options):
+        """Runs the command with --NAME=VALUE for each option (True: a flag). Returns what it printed."""
+        words = [program().parent / "s3_probe", command]
+        for name, value in options.items():
+            name = "--" + name.replace("_", "-")
+            if value is True:
+                words.append(name)
+            elif isinstance(value, list):
+                words += [name, *value]
+            else:
+                words.append(f"{name}={value}")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        finished = run(words, limit=limit, codes=(0, 1), env={**kept, **self.environment})
+        answer = json.loads(finished.out)
+        if "error" in answer:
+            assert "\n" not in answer["error"], answer
+            raise Refused(answer)
+        return answer

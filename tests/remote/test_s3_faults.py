@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The S3 client while the network and the service fail: every request succeeds in the end, or ends with an error."""
+import errno
+import os
+import random
+
+import pytest
+
+from harness.s3_probe import Refused
+
+PART = 5 << 20
+# Faults after which a repeated request succeeds.
+PASSING = ("status", "reset", "lost", "close", "cut", "short", "long", "stall", "silence")
+
+
+@pytest.fixture
+def source(local):
+    path = local / "source"
+    path.write_bytes(random.randbytes(2 * PART + 1000))
+    return path
+
+
+def refused(probe, *words, **options):
+    with pytest.raises(Refused) as caught:
+        probe(*words, **options)
+    return caught.value
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("kind", PASSING)
+def test_an_upload_survives_a_fault_at_each_request(server, probe, source, kind):
+    """Create, three parts, Complete. Responses to parts have no body that could be cut."""
+    for at in range(1, 6):
+        server.heal()
+        server.fail(at, kind)
+        key = f"{kind}-{at}"
+        probe("upload", key=key, file=source, connections=2, stall=1)
+        assert server.objects.get("tests", key).body == source.read_bytes(), key
+    assert any(request.fault for request in server.requests)
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("kind", PASSING)
+def test_a_download_survives_a_fault_at_each_request(server, probe, source, local, kind):
+    """HEAD and three ranges."""
+    server.objects.put("tests", "k", source.read_bytes(), {})
+    for at in range(1, 5):
+        if kind in ("short", "long") and at == 1:
+            continue   # there is no body
+        server.heal()
+        server.fail(at, kind)
+        probe("download", key="k", file=local / "read", connections=2, stall=1)
+        assert (local / "read").read_bytes() == source.read_bytes()
+    assert any(request.fault for request in server.requests)
+
+
+def test_random_faults_of_every_fifth_request_are_survived(server, probe, source, local):
+    for kind in ("status", "reset", "cut", "lost"):
+        server.fail(random.randint(4, 6), kind, every=True)
+    for key in "abcd":
+        probe("upload", key=key, file=source)
+        probe("download", key=key, file=local / "read", part_size=500_000)
+        assert (local / "read").read_bytes() == source.read_bytes()
+
+
+def test_a_lasting_fault_ends_after_all_attempts(server, probe):
+    for kind in ("status", "reset", "close", "cut"):
+        server.heal()
+        server.fail(1, kind, every=True)
+        error = refused(probe, "list", attempts=3)
+        assert error.code == errno.EIO and "GET s3://tests/: " in error.text and "(3 attempts in " in error.text, kind
+        assert error.answer["requests"] == 3
+    server.heal()
+    server.fail(1, "status", every=True, status=409, code="ConditionalRequestConflict")
+    assert refused(probe, "put", key="k", file=os.devnull, attempts=2).code == errno.EEXIST
+
+
+def test_a_stall_ends_after_its_timeout(server, probe, source):
+    server.objects.put("tests", "k", source.read_bytes(), {})
+    for kind in ("stall", "silence"):
+        server.heal()
+        server.fail(1, kind, every=True)
+        error = refused(probe, "get", key="k", file=os.devnull, attempts=2, stall=1)
+        assert error.code == errno.EIO and error.answer["seconds"] < 10
+
+
+def test_retry_after_is_honored(server, probe):
+    server.fail(1, "status", retry_after=2)
+    assert probe("list")["seconds"] >= 2
+
+
+def test_errors_that_cannot_pass_are_not_retried(server, probe):
+    for status in (400, 403, 404, 501):
+        server.heal()
+        server.fail(1, "status", every=True, status=status, code="Whatever")
+        assert refused(probe, "list").answer["requests"] == 1
+
+
+def test_an_early_error_ends_the_upload(server, probe, source):
+    server.fail(1, "status", early=True)
+    assert probe("put", key="k", file=source)["retries"] == 1
+    server.heal()
+    server.fail(1, "status", early=True, status=403, code="AccessDenied", every=True)
+    error = refused(probe, "put", key="k", file=source, attempts=5)
+    assert error.code in (errno.EACCES, errno.EIO)   # EIO: the connection was reset before the response was read
+
+
+def test_an_error_in_a_successful_response_is_an_error(server, probe, source):
+    upload = probe("upload", key="k", file=source, keep_upload=True)["upload_id"]
+    server.fail(1, "error200", method="POST")
+    assert probe("complete", key="k", upload_id=upload)["retries"] == 1
+    assert server.objects.get("tests", "k").body == source.read_bytes()
+    upload = probe("upload", key="k", file=source, keep_upload=True)["upload_id"]
+    server.fail(1, "error200", method="POST", code="AccessDenied")
+    assert "HTTP 200 AccessDenied" in refused(probe, "complete", key="k", upload_id=upload).text
+
+
+def test_a_conditional_put_may_meet_its_own_lost_attempt(server, probe, source):
+    server.fail(1, "lost", method="PUT")
+    error = refused(probe, "put", key="k", file=source, if_none_match=True)
+    assert error.code == errno.EEXIST and error.answer["retries"] == 1
+    assert server.objects.get("tests", "k").body == source.read_bytes()
+
+
+def test_a_small_body_that_changes_on_its_way_is_sent_again(server, probe, local):
+    path = local / "small"
+    path.write_bytes(random.randbytes(10_000))
+    server.fail(1, "flip_request", method="PUT")
+    assert probe("put", key="k", file=path)["retries"] == 1
+    assert server.objects.get("tests", "k").body == path.read_bytes()
+
+
+def test_a_checksum_protects_a_body_that_is_not_signed(server, probe, local):
+    path = local / "larger"
+    path.write_bytes(random.randbytes(100_000))
+    server.fail(1, "flip_request", method="PUT")
+    assert probe("put", key="k", file=path, crc32c=True)["retries"] == 1
+    assert server.objects.get("tests", "k").body == path.read_bytes()
+
+
+def test_a_request_under_way_can_be_interrupted(server, probe):
+    server.objects.put("tests", "k", bytes(1000), {})
+    for kind in ("silence", "stall"):
+        server.heal()
+        server.fail(1, kind)
+        error = refused(probe, "cancel", key="k", cancel_after_ms=200)
+        assert error.code == errno.ECANCELED and error.answer["seconds"] < 5
+    server.heal()
+    server.fail(1, "status", every=True, retry_after=60)
+    error = refused(probe, "cancel", key="k", cancel_after_ms=200)
+    assert error.code == errno.ECANCELED and error.answer["seconds"] < 5, "it waits for the next attempt"

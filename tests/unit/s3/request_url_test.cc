@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "s3/request_url.h"
+
+#include <gtest/gtest.h>
+
+namespace weightfs::s3 {
+namespace {
+
+std::string Url(const Settings& settings, const Location& object, std::string_view region = "us-east-1") {
+  const auto url = MakeRequestUrl(settings, region, object);
+  return url.origin + url.path;
+}
+
+TEST(RequestUrl, AwsHasTheBucketInItsHostName) {
+  EXPECT_EQ(Url({}, {"models", "a/b c"}), "https://models.s3.us-east-1.amazonaws.com/a/b%20c");
+  EXPECT_EQ(Url({}, {"models"}, "eu-west-1"), "https://models.s3.eu-west-1.amazonaws.com/");
+  EXPECT_EQ(Url({}, {"models"}, "cn-north-1"), "https://models.s3.cn-north-1.amazonaws.com.cn/");
+  EXPECT_EQ(Url({.endpoint = "https://s3.eu-west-1.amazonaws.com"}, {"models", "k"}),
+            "https://models.s3.eu-west-1.amazonaws.com/k");
+  EXPECT_EQ(Url({.addressing = Addressing::kPath}, {"models", "k"}), "https://s3.us-east-1.amazonaws.com/models/k");
+}
+
+TEST(RequestUrl, BucketsThatAreNoHostNamesAreInThePath) {
+  for (const auto* bucket : {"my.models", "Models", "my_models", "ab"}) {
+    EXPECT_EQ(Url({}, {bucket, "k"}), std::string("https://s3.us-east-1.amazonaws.com/") + bucket + "/k");
+  }
+}
+
+TEST(RequestUrl, OtherEndpointsHaveTheBucketInThePath) {
+  EXPECT_EQ(Url({.endpoint = "http://127.0.0.1:7480"}, {"models", "a//b"}), "http://127.0.0.1:7480/models/a//b");
+  EXPECT_EQ(Url({.endpoint = "http://[::1]:7480/s3/"}, {"models"}), "http://[::1]:7480/s3/models/");
+  EXPECT_EQ(Url({.endpoint = "http://localhost:7480", .addressing = Addressing::kHost}, {"models", "k"}),
+            "http://models.localhost:7480/k");
+}
+
+TEST(RequestUrl, TheHostHasNoDefaultPort) {
+  EXPECT_EQ(MakeRequestUrl({.endpoint = "http://h:80"}, "r", {"b"}).host, "h");
+  EXPECT_EQ(MakeRequestUrl({.endpoint = "https://h:443"}, "r", {"b"}).host, "h");
+  EXPECT_EQ(MakeRequestUrl({.endpoint = "https://h:80"}, "r", {"b"}).host, "h:80");
+}
+
+}  // namespace
+}  // namespace weightfs::s3

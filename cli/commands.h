@@ -17,6 +17,7 @@ void AddVerify(CLI::App& app, int* exit_code);
 void AddInfo(CLI::App& app, int* exit_code);
 void AddPublish(CLI::App& app, int* exit_code);
 void AddUnpublish(CLI::App& app, int* exit_code);
+void AddPush(CLI::App& app, int* exit_code);
 void AddStats(CLI::App& app, int* exit_code);
 void AddTop(CLI::App& app, int* exit_code);
 void AddDoctor(CLI::App& app, int* exit_code);

@@ -18,6 +18,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/s3_options.h"
+#include "cli/usage.h"
 #include "client/publication.h"
 #include "common/printable.h"
 #include "common/size_text.h"
@@ -177,7 +178,9 @@ void AddPush(CLI::App& app, int* exit_code) {
       "  weightfs push model.safetensors s3://models/llama --endpoint-url http://gateway:7480");
   command->callback([arguments, exit_code] {
     if (arguments->names.size() != (arguments->watched ? 1U : 2U)) {
-      throw CLI::RequiredError(arguments->watched ? "with --watch only URL" : "PATH and URL");
+      *exit_code = FailUsage("push", arguments->watched ? "with --watch DIR it takes only a URL, s3://BUCKET/PREFIX/NAME"
+                                                        : "it takes a PATH and a URL, s3://BUCKET/PREFIX/NAME");
+      return;
     }
     *exit_code = Push(*arguments);
   });

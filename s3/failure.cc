@@ -186,11 +186,14 @@ std::optional<Failure> FindFailure(const Request& request, const Attempt& attemp
   if (attempt.result != CURLE_OK && !has_error) return FailureOfCurl(attempt, settings);
   if (has_error) return FailureOfStatus(request, attempt, ParseErrorDocument(attempt.body), settings);
   if (attempt.status < 200) return Failure{.remedy = Remedy::kRetryBriefly, .reason = "the answer is not HTTP"};
-  const bool may_hide_error = ChangesObjects(request) && attempt.body.find("<Error>") != std::string::npos;
-  if (!may_hide_error) return std::nullopt;
-  const auto document = ParseErrorDocument(attempt.body);
-  if (document.empty()) return std::nullopt;
-  return FailureOfStatus(request, attempt, document, settings);
+  if (ChangesObjects(request) && attempt.body.find("<Error>") != std::string::npos) {
+    const auto document = ParseErrorDocument(attempt.body);
+    if (!document.empty()) return FailureOfStatus(request, attempt, document, settings);
+  }
+  if (request.xml_root.empty() || IsDocument(attempt.body, request.xml_root)) return std::nullopt;
+  return Failure{.remedy = Remedy::kRetryBriefly,
+                 .reason = fmt::format("the response is not a complete {} document", request.xml_root),
+                 .advice = "check whether the endpoint URL is that of an S3 service"};
 }
 
 }  // namespace weightfs::s3

@@ -17,7 +17,7 @@ constexpr size_t kErrorBody = size_t{64} << 10;
 // The sizes with the least processor time per byte: larger ones do not fit in the second-level cache of a core.
 constexpr long kUploadBuffer = 256 << 10, kReceiveBuffer = 256 << 10;
 constexpr long kStalledBelow = 1024;  // bytes per second
-constexpr long kSlowAnswerSeconds = 600;
+constexpr long kSlowAnswerFactor = 10;
 
 std::string_view Trim(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
@@ -79,7 +79,7 @@ void Transfer::SetCommonOptions() {
   const auto slowest = settings_.upload_rate / std::max(settings_.connections, 1U) / 4;
   const long limit = settings_.upload_rate == 0 ? kStalledBelow : std::clamp<long>(static_cast<long>(slowest), 1, 1024);
   curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, request_->slow_answer ? 1L : limit);
-  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, request_->slow_answer ? std::max(stall, kSlowAnswerSeconds) : stall);
+  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, request_->slow_answer ? kSlowAnswerFactor * stall : stall);
 
   curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, error_);
   curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, &Transfer::OnHeader);

@@ -81,7 +81,7 @@ def test_a_stall_ends_after_its_timeout(server, probe, source):
         server.heal()
         server.fail(1, kind, every=True)
         error = refused(probe, "get", key="k", file=os.devnull, attempts=2, stall=1)
-        assert error.code == errno.EIO and error.answer["seconds"] < 10
+        assert error.code == errno.EIO and error.answer["seconds"] < 30   # libcurl looks at the last five seconds
 
 
 def test_retry_after_is_honored(server, probe):

@@ -194,7 +194,7 @@ def test_large_bodies_are_not_hashed_and_nothing_waits_for_100_continue(server, 
 def test_uploads_share_a_rate(probe, file):
     path, _ = file(500_000)
     answer = probe("put-many", key="k", file=path, repeat=4, rate=1_000_000)
-    assert 1.7 < answer["seconds"] < 10
+    assert answer["seconds"] > 1.7
 
 
 def test_public_objects_need_no_credentials(server, probe, file, local):

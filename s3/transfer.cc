@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/transfer.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,6 +32,12 @@ bool IsSuccess(int status) { return status >= 200 && status < 300; }
 std::string_view Find(const Fields& headers, std::string_view name) {
   const auto found = std::ranges::find(headers, name, &Fields::value_type::first);
   return found == headers.end() ? std::string_view() : found->second;
+}
+
+// The programs that this process starts must not keep its connections open.
+int CloseOnExec(void*, curl_socket_t socket, curlsocktype) {
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+  return CURL_SOCKOPT_OK;
 }
 
 }  // namespace
@@ -69,6 +76,7 @@ void Transfer::SetCommonOptions() {
   curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
+  curl_easy_setopt(handle, CURLOPT_SOCKOPTFUNCTION, &CloseOnExec);
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kUploadBuffer);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBuffer);
   curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_timeout_s));

@@ -134,6 +134,11 @@ TEST_F(CredentialsTest, CredentialsThatExpireSoonAreRenewedAndUsedMeanwhile) {
   EXPECT_TRUE(provider->Get()) << "they are still valid";
 }
 
+TEST_F(CredentialsTest, CredentialsThatHaveExpiredAreAnError) {
+  WriteProcess(R"({"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "2020-01-01T00:00:00Z"})");
+  EXPECT_NE(GetError().find("have expired; renew them"), std::string::npos);
+}
+
 TEST_F(CredentialsTest, AProcessThatFailsIsAnErrorWithoutItsOutput) {
   WriteProcess("not JSON, and secret");
   EXPECT_NE(GetError().find("returned no JSON object"), std::string::npos);

@@ -80,6 +80,11 @@ RequestOrigin& CurrentRequest() {
   return current;
 }
 
+RequestOrigin::Clock::time_point& LastRecord() {
+  thread_local RequestOrigin::Clock::time_point last;
+  return last;
+}
+
 size_t RequestMetrics::BucketOf(std::chrono::nanoseconds latency) {
   const int64_t value = latency.count();
   if (value <= kBounds[0]) return 0;
@@ -100,7 +105,9 @@ RequestMetrics::Shard& RequestMetrics::OwnShard() {
 
 void RequestMetrics::Record(const RequestOrigin& origin, uint64_t bytes, bool failed) {
   constexpr auto kOrder = std::memory_order_relaxed;
-  const std::chrono::nanoseconds latency = RequestOrigin::Clock::now() - origin.begin;
+  const auto now = RequestOrigin::Clock::now();
+  LastRecord() = now;
+  const std::chrono::nanoseconds latency = now - origin.begin;
   Kind& kind = OwnShard().kinds[static_cast<size_t>(origin.kind)];
   kind.nanoseconds.fetch_add(static_cast<uint64_t>(std::max<int64_t>(latency.count(), 0)), kOrder);
   if (bytes > 0) kind.bytes.fetch_add(bytes, kOrder);

@@ -51,6 +51,9 @@ RequestOrigin OriginOf(const void* header);
 // The request that this thread is processing; Reply copies it.
 RequestOrigin& CurrentRequest();
 
+// When this thread last recorded a request. Reading the clock costs as much as the rest of the recording.
+RequestOrigin::Clock::time_point& LastRecord();
+
 // Of one kind, since the mount. As in weightfs_kind_metrics, but the buckets do not wrap around.
 struct RequestTotals {
   uint64_t count = 0, errors = 0, bytes = 0, nanoseconds = 0;

@@ -299,9 +299,11 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer) {
   request.mem = memory.data();
   request.size = static_cast<size_t>(size);
   CurrentRequest() = OriginOf(request.mem);
-  spin_.Arrived(IsQuick(request), CurrentRequest().begin);
+  const auto begin = CurrentRequest().begin;
+  spin_.Arrived(IsQuick(request), begin);
   Process(request);
-  spin_.Finished();
+  // Another thread answers a request that waits.
+  spin_.Finished(LastRecord() > begin ? LastRecord() : RequestOrigin::Clock::now());
   return true;
 }
 

@@ -216,8 +216,8 @@ void AddTop(CLI::App& app, int* exit_code) {
   command->footer(
       "For root and the user who runs the mount. Data of leases counts when a lease for reading begins and when a\n"
       "written one is committed; save_many and load_many count for their directory. Files are named by the processes\n"
-      "that have them open or mapped; a file that was closed before the look is shown by its inode. (kernel) writes\n"
-      "what programs changed through mappings.\n\n"
+      "that have them open or mapped; a file that was closed before the look is shown by its inode. (kernel) closes\n"
+      "files, and writes what programs changed through mappings.\n\n"
       "Examples:\n"
       "  weightfs top /mnt/tensors\n"
       "  weightfs top /mnt/tensors --count 1 --json");

@@ -4,12 +4,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <stdio_ext.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -98,6 +100,14 @@ class Screen {
   bool drawn_once_ = false;
 };
 
+// A program that reads the output, such as head, may end when it has enough; that is no error.
+int EndOutput(const Error& error) {
+  // What was not written is dropped, so that it is not reported again at the end of the process.
+  __fpurge(stdout);
+  std::clearerr(stdout);
+  return error.code == ErrorCode{EPIPE} ? kSuccess : Fail(error);
+}
+
 }  // namespace
 
 std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double longest) {
@@ -151,7 +161,7 @@ int Watch(const WatchArguments& arguments, const std::function<Result<std::strin
     } else {
       Print(stdout, arguments.json ? *text : *text + "\n");
     }
-    if (const auto flushed = FlushOutput(); !flushed.has_value()) return Fail(flushed.error());
+    if (const auto flushed = FlushOutput(); !flushed.has_value()) return EndOutput(flushed.error());
   }
   return kSuccess;
 }

@@ -41,6 +41,10 @@ struct Row {
 // The names of files, which the mount does not know: a file is named by the processes that have it open or mapped.
 class FileNames {
  public:
+  void Add(uint64_t inode, const std::string& path) {
+    if (names_.size() >= kMostNames) names_.clear();
+    if (!path.empty()) names_[inode] = Printable(path);
+  }
   void LookAt(dev_t device, uint64_t process) {
     if (process == 0 || process == WEIGHTFS_TOP_OTHERS) return;
     const std::string folder = fmt::format("{}/fd", process);
@@ -73,11 +77,6 @@ class FileNames {
       Add(inode, path);
     }
   }
-  void Add(uint64_t inode, const std::string& path) {
-    if (names_.size() >= kMostNames) names_.clear();
-    if (!path.empty()) names_[inode] = Printable(path);
-  }
-
   static constexpr size_t kMostNames = 100'000;
   std::map<uint64_t, std::string> names_;
 };
@@ -180,10 +179,12 @@ std::string TopText(const WatchArguments& arguments, double seconds, const std::
 }
 
 int Run(const WatchArguments& arguments) {
-  FileNames names;
   const auto first = Ask(arguments, 0);
   if (!first.has_value()) return Fail(first.error());
   const auto mount = FindMountAbove(arguments.path);
+  FileNames names;
+  constexpr uint64_t kRootInode = 1;
+  if (mount.has_value() && mount->root == "/") names.Add(kRootInode, mount->directory);
   const std::string below = mount.has_value() ? Printable(mount->directory) + "/" : "";
   uint64_t since = first->top.next;
   return Watch(arguments, [&](size_t screen_rows) -> Result<std::string> {

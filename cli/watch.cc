@@ -38,10 +38,10 @@ class Keys {
     if (!wanted || tcgetpgrp(STDIN_FILENO) != getpgrp() || tcgetattr(STDIN_FILENO, &before_) != 0) return;
     termios now = before_;
     now.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
-    reads_ = tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
+    changed_ = reads_ = tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
   }
   ~Keys() {
-    if (reads_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+    if (changed_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
   }
   Keys(const Keys&) = delete;
   Keys& operator=(const Keys&) = delete;
@@ -57,7 +57,7 @@ class Keys {
 
  private:
   termios before_{};
-  bool reads_ = false;
+  bool changed_ = false, reads_ = false;
 };
 
 // The terminal's size in characters; zeros: unknown.

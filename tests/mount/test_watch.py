@@ -113,7 +113,8 @@ def looks(command, path, count, interval):
 def test_stats_counts_every_byte_of_a_load(work, direction):
     path = work / "file"
     path.write_bytes(os.urandom(32 * MIB))
-    watch = subprocess.Popen([program(), "stats", work, "--json", "--interval", "0.5"], stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen([program(), "stats", work, "--json", "--interval", "0.5"], stdout=subprocess.PIPE,
+                             text=True)
     first = json.loads(watch.stdout.readline())          # it looks from now on
     load = Load(path, direction)
     lines = [json.loads(watch.stdout.readline()) for _ in range(4)]
@@ -146,10 +147,10 @@ def test_stats_and_top_tell_the_load_of_fio(work, load):
     if not shutil.which("fio"):
         pytest.skip("needs fio")
     fio = ["fio", "--name=load", f"--directory={work}", "--size=32M", "--ioengine=psync", "--direct=1",
-           *FIO_LOADS[load].split(), "--group_reporting", "--output-format=json", "--allow_file_create=1"]
+           *FIO_LOADS[load].split(), "--group_reporting", "--output-format=json"]
     subprocess.run([*fio, "--create_only=1"], check=True, capture_output=True)
     stats, top = Watch("stats", work), Watch("top", work)
-    fio += ["--time_based", "--runtime=2", "--create_on_open=1", "--overwrite=1"]
+    fio += ["--time_based", "--runtime=2"]
     out = subprocess.run(fio, check=True, capture_output=True, text=True).stdout
     done = json.loads(out[out.index("{"):])["jobs"][0]
     counted, activity = stats.end(), top.end()
@@ -439,7 +440,8 @@ def test_a_path_for_metrics_that_cannot_be_used(factory, local, point):
     file = local / "file"
     file.write_text("kept")
     too_long = local / ("x" * 120)
-    for path, why in ((file, "exists and is no socket"), (too_long, "too long"), (local / "none/socket", "No such file")):
+    missing = local / "none/socket"
+    for path, why in ((file, "exists and is no socket"), (too_long, "too long"), (missing, "No such file")):
         failed = weightfs("mount", store.directory, point, "-o", f"metrics={path}", codes=(1, 2))
         assert failed.err.count("\n") == 1 and why in failed.err
     assert file.read_text() == "kept"

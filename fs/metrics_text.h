@@ -2,6 +2,7 @@
 // The metrics of a mount as text for Prometheus. Private to fs/.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "lease/ioctl.h"

@@ -45,8 +45,8 @@ find_torch() {
   return 1
 }
 
-# find_pythons [--headers] prints the Pythons from 3.9 on, one of each version, oldest first: the system's, those in PATH,
-# and pyenv's. Each line has the version and the path. With --headers, only those that can build modules.
+# find_pythons [--headers] prints the Pythons from 3.9 on, one of each version, oldest first: the system's, those in
+# PATH, and pyenv's. Each line has the version and the path. With --headers, only those that can build modules.
 find_pythons() {
   local candidate version kind path
   local -A found=()

@@ -3,7 +3,6 @@
 and everything that podman stores is below one directory."""
 
 import contextlib
-import ctypes
 import os
 import shutil
 import sys
@@ -12,8 +11,8 @@ from pathlib import Path
 
 from harness import process
 from harness.filesystems import REPOSITORY, program
-from harness.namespaces import mount, own_mounts
-from harness.syscalls import checked
+from harness.namespaces import MS_BIND, mount, own_mounts
+from harness.syscalls import unmount_lazily
 
 CGROUP2_MAGIC = 0x63677270
 MS_SHARED = 1 << 20
@@ -31,12 +30,12 @@ def mounts_for_containers(shared):
     with own_mounts():
         if not is_cgroup2("/sys/fs/cgroup"):
             mount("cgroup2", "/sys/fs/cgroup", "cgroup2")
-        mount(shared, shared, "", 4096)
+        mount(shared, shared, "", MS_BIND)
         mount("none", shared, "", MS_SHARED)
         try:
             yield
         finally:
-            checked("umount2", os.fsencode(shared), ctypes.c_int(2))
+            unmount_lazily(shared)
 
 
 class Podman:
@@ -73,7 +72,8 @@ class Podman:
         return [word for path in sorted(folders) for word in ("-v", f"{path}:{path}:ro")]
 
     def __call__(self, *words, **options):
-        privileges = [] if self.uid is None else ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        as_user = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
+        privileges = as_user if self.uid is not None else []
         stores = ["--root", f"{self.directory}/storage", "--runroot", f"{self.state}/storage",
                   "--tmpdir", f"{self.state}/tmp", "--storage-driver", "vfs", "--events-backend", "file",
                   "--cgroup-manager", "cgroupfs"]
@@ -84,7 +84,8 @@ class Podman:
         # podman's own limits are above what a user without CAP_SYS_RESOURCE may set.
         limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000"]
         network = [] if "--network" in options else ["--network", "none"]
-        return [*verb, "--cgroups", "disabled", *limits, *network, *self.volumes, *options, "--rootfs", self.root, *command]
+        return [*verb, "--cgroups", "disabled", *limits, *network, *self.volumes, *options, "--rootfs", self.root,
+                *command]
 
     def run(self, *command, options=(), **others):
         """Runs a command in a container of its own, which is removed with its end."""

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from harness import needs
+from harness import needs, process
 from harness.containers import Podman, mounts_for_containers
-from harness.filesystems import is_mounted, program
+from harness.filesystems import is_mounted, program, weightfs
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root,
               needs.program("podman", hint="apt-get install podman installs it")]
@@ -69,9 +69,19 @@ def test_a_mount_of_the_host_appears_in_a_running_container_and_leaves_it(factor
         execute("sh", "-c", f"echo text >{path}/file")
         assert (path / "file").read_text() == "text\n"
         assert execute("findmnt", "-no", "FSTYPE", path).out == "fuse.weightfs\n"
-        # With the default propagation, the container would hold the store after the unmount.
         mount.umount()
         assert execute("findmnt", path, codes=None).code == 1
+
+
+def test_a_container_with_private_mounts_holds_the_store_until_it_ends(factory, podman):
+    mount = factory.mount(factory.store())
+    pid = mount.pid
+    with podman.running(with_folder(mount.path, "rprivate")) as execute:
+        execute("sh", "-c", f"echo text >{mount.path}/file")
+        weightfs("umount", mount.path, codes=(3,))
+        assert execute("cat", mount.path / "file").out == "text\n"
+    assert process.wait_gone(pid, 60)
+    mount.store.fsck()
 
 
 @pytest.mark.parametrize("options, expected", [
@@ -116,8 +126,8 @@ def test_a_container_without_root_mounts_a_store_of_its_own(open_fuse, factory, 
         # In the container, because the owners of files are those of the user namespace that formats and mounts.
         podman.run("sh", "-c", f'"$1" format "$2" --size 128M --sparse && mkdir "$3" {MOUNT_AND_SAVE}', "sh", program(),
                    store, path, options=options)
-        done = podman.run("sh", "-c", '"$1" mount "$2" "$3" && sha256sum <"$3/file" && "$1" umount "$3"', "sh", program(),
-                          store, path, options=options)
+        read = '"$1" mount "$2" "$3" && sha256sum <"$3/file" && "$1" umount "$3"'
+        done = podman.run("sh", "-c", read, "sh", program(), store, path, options=options)
         assert hashlib.sha256(b"x" * SIZE).hexdigest() in done.out
         assert (store / "pool").stat().st_uid == user
     finally:

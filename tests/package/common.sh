@@ -19,7 +19,9 @@ require_bare_root() {
 deb() { compgen -G "$folder/$1_*.deb" || fail "$folder has no package $1"; }
 version_of() { dpkg-deb --field "$1" Version; }
 installed_version() { dpkg-query -W -f '${Version}' "$1" 2>/dev/null; }
-apt_get() { apt-get "$1" -qy --no-install-recommends "${@:2}" >"$work/apt" 2>&1 || { cat "$work/apt" && fail "apt-get $*"; }; }
+apt_get() {
+  apt-get "$1" -qy --no-install-recommends "${@:2}" >"$work/apt" 2>&1 || { cat "$work/apt" && fail "apt-get $*"; }
+}
 
 # relabel PACKAGE [COMMAND...] writes the package with the older version into $work/older. The command can change its
 # files: it runs in the unpacked package.

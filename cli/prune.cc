@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// weightfs prune: remove old versions from a bucket.
+#include "remote/prune.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/s3_options.h"
+#include "common/size_text.h"
+
+namespace weightfs::cli {
+namespace {
+
+struct Arguments {
+  std::string url;
+  uint64_t keep = 0;
+  double unfinished_after_days = 7;
+  bool dry_run = false, json = false;
+  S3Arguments s3;
+};
+
+constexpr double kMaximumDays = 36'500;
+constexpr double kSecondsPerDay = 86'400;
+
+Result<remote::PruneReport> Prune(const Arguments& arguments, std::string* url) {
+  ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeries(arguments.url, arguments.s3));
+  *url = opened.series->url();
+  return remote::Prune(
+      *opened.series,
+      {.keep = arguments.keep,
+       .unfinished_after = std::chrono::seconds(static_cast<int64_t>(arguments.unfinished_after_days * kSecondsPerDay)),
+       .dry_run = arguments.dry_run,
+       .interrupted = [&flag = CatchInterrupts()] { return flag.load(); }});
+}
+
+void PrintJson(const Arguments& arguments, const std::string& url, const remote::PruneReport& report) {
+  auto removed = nlohmann::ordered_json::array();
+  for (const remote::PrunedVersion& version : report.removed) {
+    removed.push_back({{"version", version.version},
+                       {"unfinished", version.unfinished},
+                       {"objects", version.objects},
+                       {"bytes", version.bytes},
+                       {"uploads", version.uploads}});
+  }
+  Print(stdout, JsonText({{"url", url},
+                          {"dry_run", arguments.dry_run},
+                          {"removed", std::move(removed)},
+                          {"kept", report.kept},
+                          {"unfinished", report.unfinished},
+                          {"foreign", report.foreign}}) +
+                    "\n");
+}
+
+void PrintText(const Arguments& arguments, const std::string& url, const remote::PruneReport& report) {
+  for (const remote::PrunedVersion& version : report.removed) {
+    Print(stdout, fmt::format("{} {}/{}: {} objects, {}{}\n", arguments.dry_run ? "would remove" : "removed", url,
+                              version.version, version.objects, FormatSize(ByteCount{version.bytes}),
+                              version.unfinished ? ", an unfinished push" : ""));
+  }
+  for (const uint64_t version : report.foreign) {
+    Print(stderr, fmt::format("weightfs: warning: {}/{} was not made by weightfs and was left alone\n", url, version));
+  }
+  Print(stdout,
+        fmt::format("{}: {} version{} kept, {} {}removed{}\n", url, report.kept.size(),
+                    report.kept.size() == 1 ? "" : "s", report.removed.size(), arguments.dry_run ? "would be " : "",
+                    report.unfinished.empty() ? "" : fmt::format(", {} unfinished kept", report.unfinished.size())));
+}
+
+int Run(const Arguments& arguments) {
+  std::string url;
+  const auto report = Prune(arguments, &url);
+  if (!report.has_value()) return Fail(report.error());
+  arguments.json ? PrintJson(arguments, url, *report) : PrintText(arguments, url, *report);
+  return kSuccess;
+}
+
+}  // namespace
+
+void AddPrune(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("prune", "Remove old versions, and abandoned pushes, from an S3 bucket");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX/NAME")->type_name("")->required();
+  command->add_option("--keep", arguments->keep, "Number of complete versions to keep, the greatest ones")
+      ->type_name("N")
+      ->required()
+      ->check(CLI::Range(uint64_t{1}, uint64_t{INT64_MAX}).description(""));
+  command
+      ->add_option("--unfinished-after", arguments->unfinished_after_days,
+                   "Also remove unfinished pushes in which nothing has changed for so many days")
+      ->type_name("DAYS")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, kMaximumDays).description(""));
+  command->add_flag("--dry-run", arguments->dry_run, "Print what would be removed, and remove nothing");
+  command->add_flag("--json", arguments->json, "Print the result as JSON");
+  AddS3Options(*command, &arguments->s3);
+  command->footer(
+      "A version stops existing before its files are removed. If it is interrupted, the next prune continues. Objects\n"
+      "outside s3://BUCKET/PREFIX/NAME/<version>/ are never touched.\n\n"
+      "Examples:\n"
+      "  weightfs prune s3://models/llama --keep 3 --dry-run\n"
+      "  weightfs prune s3://models/llama --keep 3 --unfinished-after 1");
+  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+}
+
+}  // namespace weightfs::cli

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// weightfs versions: list the versions in a bucket.
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/s3_options.h"
+#include "common/printable.h"
+#include "common/size_text.h"
+#include "remote/series.h"
+
+namespace weightfs::cli {
+namespace {
+
+struct Arguments {
+  std::string url;
+  bool all = false, json = false;
+  S3Arguments s3;
+};
+
+struct Row {
+  uint64_t version = 0;
+  bool complete = false;
+  int64_t created_ns = 0;
+  uint64_t files = 0, bytes = 0;
+  std::string source, push;
+};
+
+std::string FormatTime(int64_t since_epoch_ns) {
+  return fmt::format("{:%FT%TZ}", fmt::gmtime(since_epoch_ns / 1'000'000'000));
+}
+
+// Returns none for a version that weightfs did not make.
+Result<std::optional<Row>> Describe(const remote::Series& series, uint64_t version,
+                                    const s3::Interrupted& interrupted) {
+  const auto manifest = series.Load(version, interrupted);
+  if (manifest) {
+    return Row{version,          true,          manifest->created_ns, manifest->files.size(), manifest->bytes(),
+               manifest->source, manifest->push};
+  }
+  if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+  const auto claim = series.LoadClaim(version, interrupted);
+  if (claim) return Row{version, false, claim->created_ns, 0, 0, claim->source, claim->push};
+  if (claim.error().code != ErrorCode::kNotFound) return claim.error();
+  return std::optional<Row>();
+}
+
+Result<std::vector<Row>> List(const Arguments& arguments, std::string* url) {
+  const s3::Interrupted interrupted = [&flag = CatchInterrupts()] { return flag.load(); };
+  ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeries(arguments.url, arguments.s3));
+  *url = opened.series->url();
+  ASSIGN_OR_RETURN(const auto versions, opened.series->Numbers(interrupted));
+  ProgressBar bar("versions");
+  std::vector<Row> rows;
+  for (size_t at = 0; at < versions.size(); ++at) {
+    bar.Update({.done = at, .total = versions.size(), .unit = Progress::Unit::kItems, .items = "versions"});
+    ASSIGN_OR_RETURN(auto row, Describe(*opened.series, versions[at], interrupted));
+    if (row && (row->complete || arguments.all)) rows.push_back(std::move(*row));
+  }
+  return rows;
+}
+
+void PrintJson(const std::string& url, const std::vector<Row>& rows) {
+  auto versions = nlohmann::ordered_json::array();
+  for (const Row& row : rows) {
+    nlohmann::ordered_json json = {{"version", row.version}, {"complete", row.complete}};
+    json["created"] = FormatTime(row.created_ns);
+    if (row.complete) {
+      json["files"] = row.files;
+      json["bytes"] = row.bytes;
+    }
+    json["source"] = row.source;
+    json["push"] = row.push;
+    versions.push_back(std::move(json));
+  }
+  Print(stdout, JsonText({{"url", url}, {"versions", std::move(versions)}}) + "\n");
+}
+
+void PrintTable(const std::vector<Row>& rows) {
+  Table table({{"VERSION", true}, {"PUSHED"}, {"FILES", true}, {"SIZE", true}, {"SOURCE"}});
+  for (const Row& row : rows) {
+    table.Add({std::to_string(row.version), FormatTime(row.created_ns),
+               row.complete ? FormatCount(row.files) : "unfinished",
+               row.complete ? FormatSize(ByteCount{row.bytes}) : "", Printable(row.source)});
+  }
+  Print(stdout, table.ToString());
+}
+
+int Run(const Arguments& arguments) {
+  std::string url;
+  const auto rows = List(arguments, &url);
+  if (!rows.has_value()) return Fail(rows.error());
+  if (arguments.json) {
+    PrintJson(url, *rows);
+  } else if (rows->empty()) {
+    Print(stdout, url + ": no version was pushed here\n");
+  } else {
+    PrintTable(*rows);
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void AddVersions(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("versions", "List the versions in an S3 bucket, the greatest first");
+  auto arguments = std::make_shared<Arguments>();
+  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX/NAME")->type_name("")->required();
+  command->add_flag("--all", arguments->all, "Also list versions whose push has not ended");
+  command->add_flag("--json", arguments->json, "Print the versions as JSON");
+  AddS3Options(*command, &arguments->s3);
+  command->footer(
+      "A version exists once it was pushed completely. 'weightfs pull' without a version takes the greatest one.\n\n"
+      "Examples:\n"
+      "  weightfs versions s3://models/llama\n"
+      "  weightfs versions s3://models/llama --all --json --endpoint-url http://gateway:7480");
+  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+}
+
+}  // namespace weightfs::cli

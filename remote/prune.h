@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Removes old versions from a bucket.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "remote/series.h"
+
+namespace weightfs::remote {
+
+struct PruneOptions {
+  size_t keep = 1;  // complete versions, the greatest ones; at least 1
+  // A version without a manifest is removed if nothing has changed in it for so long: its push is not running any more.
+  std::chrono::seconds unfinished_after = std::chrono::hours(7 * 24);
+  bool dry_run = false;  // report what would be removed
+  s3::Interrupted interrupted = {};
+};
+
+struct PrunedVersion {
+  uint64_t version = 0;
+  bool unfinished = false;
+  uint64_t objects = 0;  // those of weightfs included
+  uint64_t bytes = 0;    // of these objects
+  uint64_t uploads = 0;  // unfinished multipart uploads
+};
+
+struct PruneReport {
+  std::vector<PrunedVersion> removed;  // the greatest first
+  std::vector<uint64_t> kept;          // complete, the greatest first
+  std::vector<uint64_t> unfinished;    // without a manifest, and too young to be removed
+  std::vector<uint64_t> foreign;       // with objects, but neither a manifest nor a claim: not made by weightfs, kept
+};
+
+// Removes all complete versions but the greatest `keep`, and abandoned ones. The manifest is deleted first, after which
+// the version does not exist, and the claim last, so that a later call continues what was interrupted. Deletes nothing
+// but objects below PREFIX/NAME/<version>/. Errors are one full line, those of s3::Client; versions before the error
+// may have been removed.
+Result<PruneReport> Prune(const Series& series, const PruneOptions& options);
+
+}  // namespace weightfs::remote

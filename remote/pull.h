@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies a version from a bucket into a directory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/handle.h"
+#include "client/publication.h"
+#include "common/result.h"
+#include "remote/pull_plan.h"
+#include "remote/series.h"
+
+namespace weightfs::remote {
+
+struct PullOptions {
+  std::vector<std::string> files = {};    // see PlanPull
+  std::vector<SliceRequest> slices = {};  // see PlanPull
+  // Publishes the directory at the end, with the version's number. Needs a weightfs mount, which is checked first.
+  bool publish = false;
+  unsigned connections = 16;
+  client::Progress progress = {};                          // bytes downloaded; on the calling thread
+  s3::Interrupted interrupted = {};                        // true ends the pull with kCancelled; on the calling thread
+  std::function<void(const std::string& line)> warn = {};  // about attributes that the filesystem does not have
+};
+
+struct PullReport {
+  uint64_t version = 0;
+  uint64_t files = 0;
+  uint64_t bytes = 0;          // of the files
+  uint64_t downloaded = 0;     // bytes; with slices, another number
+  uint64_t fetched_again = 0;  // parts that differed from their checksums
+  std::optional<client::Publication> published = {};
+};
+
+// Returns the manifest of a version, or of the greatest one. kNotFound, with the next step, if there is none.
+Result<Manifest> FindVersion(const Series& series, std::optional<uint64_t> version,
+                             const s3::Interrupted& interrupted = {});
+
+// Copies the version of the manifest into `directory`, which must not exist, or be empty; its parent must exist. The
+// directory appears in one step, complete, verified and durable, or not at all: then everything is as before. A process
+// that is killed leaves a temporary directory `.NAME.weightfs-pull-XXXXXXXX` beside it, which the next pull to the same
+// directory removes. Several pulls may run at once, also to the same directory: one succeeds. Errors are one full line:
+// those of PullDirectory, PlanPull and Download; kNoSpace before anything is downloaded, if there is too little; and
+// those of client::Publish, after which the directory is complete but not published.
+Result<PullReport> Pull(const Series& series, const Manifest& manifest, const std::string& directory,
+                        const PullOptions& options = {});
+
+}  // namespace weightfs::remote

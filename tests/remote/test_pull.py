@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weightfs pull: a pull is whole, verified and equal, or absent."""
+import os
+import random
+import signal
+import stat
+
+import pytest
+
+from harness import process
+from harness.filesystems import wait_until
+from harness.tree import differences
+from versions import (SERIES, URL, comparable, is_untouched, keys, make_tree, pull, put, refused, start, weightfs,
+                      write)
+
+
+@pytest.fixture
+def tree(local):
+    return make_tree(local / "source")
+
+
+@pytest.fixture
+def target(local):
+    (local / "targets").mkdir()
+    return local / "targets/pulled"
+
+
+def assert_equal(tree, target):
+    assert not differences(comparable(tree), comparable(target))
+    assert stat.S_IMODE(target.stat().st_mode) == stat.S_IMODE(tree.stat().st_mode)
+    assert target.stat().st_mtime_ns == tree.stat().st_mtime_ns
+
+
+def test_a_pulled_version_equals_the_pushed_directory(server, tree, target):
+    write(server, tree, 7)
+    report = pull(server, target)
+    assert_equal(tree, target)
+    assert report["version"] == 7 and report["files"] == 6 and report["url"] == f"{URL}/7"
+    assert os.listdir(target.parent) == [target.name]
+
+
+def test_the_greatest_complete_version_is_the_default(server, tree, target):
+    for version in (2, 10, 9):
+        (tree / "one").write_bytes(b"%d" % version)
+        write(server, tree, version)
+    write(server, tree, 11, finish=False)
+    assert pull(server, target)["version"] == 10
+    assert (target / "one").read_bytes() == b"10"
+    assert pull(server, target.with_name("older"), "--version", 2)["version"] == 2
+    assert pull(server, target.with_name("named"), url=f"{URL}/9")["version"] == 9
+    error = refused(server, "pull", URL, target.with_name("missing"), "--version", 11)
+    assert "no such version" in error and "weightfs versions" in error
+    assert "name one of them" in refused(server, "pull", f"{URL}/9", target.with_name("x"), "--version", 2)
+    assert "no version was pushed" in refused(server, "pull", "s3://tests/other", target.with_name("x"))
+
+
+def test_a_series_may_have_a_number_as_its_name(server, tree, target):
+    write(server, tree, 3, series="runs/2024")
+    assert pull(server, target, url="s3://tests/runs/2024")["version"] == 3
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "full directory"])
+def test_a_target_that_exists_is_left_alone(server, tree, target, kind):
+    write(server, tree, 1)
+    if kind == "file":
+        target.write_bytes(b"mine")
+    elif kind == "link":
+        (target.parent / "elsewhere").mkdir()
+        target.symlink_to("elsewhere")
+    else:
+        target.mkdir()
+        (target / "mine").write_bytes(b"mine")
+    before = comparable(target.parent)
+    assert "it exists" in refused(server, "pull", URL, target)
+    assert comparable(target.parent) == before
+
+
+def test_an_empty_directory_is_replaced(server, tree, target):
+    write(server, tree, 1)
+    target.mkdir(mode=0o700)
+    pull(server, target)
+    assert_equal(tree, target)
+
+
+def test_a_missing_parent_and_a_bad_name_are_errors(server, tree, target):
+    write(server, tree, 1)
+    assert "No such file or directory" in refused(server, "pull", URL, target / "below")
+    assert "name the directory" in refused(server, "pull", URL, target.parent / "..")
+    assert "the URL needs a name" in refused(server, "pull", "s3://tests", target)
+    assert is_untouched(target)
+
+
+def test_selected_files_are_pulled_with_their_directories(server, tree, target):
+    write(server, tree, 1)
+    report = pull(server, target, "--files", "deep/*", "--files", "o?e")
+    found = sorted(path.relative_to(target).as_posix() for path in target.rglob("*"))
+    assert found == ["deep", "deep/er", "deep/er/é", "deep/link", "deep/odd", "one"] and report["files"] == 3
+    error = refused(server, "pull", URL, target.with_name("none"), "--files", "one", "--files", "*.bin")
+    assert "--files '*.bin' matches no file" in error
+    assert is_untouched(target.with_name("none"))
+
+
+def test_a_full_filesystem_is_noticed_before_the_first_byte(server, tree, factory, weightfs_only):
+    mount = factory.mount(factory.store("64M"))
+    with open(tree / "huge", "wb") as huge:
+        huge.truncate(80 << 20)
+    write(server, tree, 1)
+    server.requests.clear()
+    error = refused(server, "pull", URL, mount.path / "pulled")
+    assert "No space left" in error or "no space left" in error
+    assert not [request for request in server.requests if request.key.endswith(("/huge", "/one", "/large"))]
+    assert is_untouched(mount.path / "pulled")
+
+
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("kind", ["flip", "cut", "reset", "status", "short", "lost"])
+def test_a_fault_at_any_request_is_survived_or_leaves_nothing(server, tree, target, kind):
+    write(server, tree, 1)
+    requests = len(server.requests)
+    pull(server, target)
+    requests = len(server.requests) - requests
+    survived = 0
+    for at in range(1, requests + 1):
+        server.heal()
+        server.fail(at, kind)
+        path = target.with_name(f"{kind}-{at}")
+        finished = weightfs(server, "pull", URL, path, codes=(0, 1))
+        if finished.code == 0:
+            assert_equal(tree, path)
+            survived += 1
+        else:
+            assert is_untouched(path), finished
+    assert survived >= requests - 1, "only a damaged listing may end a pull"
+
+
+def test_a_damaged_object_ends_the_pull_with_its_key_and_offset(server, tree, target):
+    write(server, tree, 1)
+    body = bytearray((tree / "large").read_bytes())
+    body[16 << 20 | 5000] ^= 1
+    put(server)(f"{SERIES}/1/large", bytes(body))
+    error = refused(server, "pull", URL, target)
+    assert f"{SERIES}/1/large: " in error and f"offset {(16 << 20) + 4096} " in error
+    assert is_untouched(target)
+    assert len([r for r in server.requests if r.key.endswith("/large")]) <= 2 + 3
+
+
+def test_damage_on_the_way_is_fetched_again(server, tree, target):
+    write(server, tree, 1)
+    server.fail(1, "flip", key="/large$", times=3, every=True)
+    assert pull(server, target)["fetched_again"] == 3
+    assert_equal(tree, target)
+
+
+def test_damaged_checksums_and_replaced_objects_are_errors(server, tree, target):
+    write(server, tree, 1)
+    name = f"{SERIES}/1/.weightfs/sums/0"
+    sums = server.objects.get("tests", name).body
+    put(server)(name, bytes([sums[0] ^ 1]) + sums[1:])
+    assert "SHA-256" in refused(server, "pull", URL, target)
+    put(server)(name, sums)
+    put(server)(f"{SERIES}/1/one", b"longer")
+    assert "instead of 1" in refused(server, "pull", URL, target)
+    server.objects.delete("tests", f"{SERIES}/1/one")
+    assert "/one" in refused(server, "pull", URL, target)
+    assert is_untouched(target)
+
+
+def test_a_stalled_service_does_not_keep_a_pull_from_ending(server, tree, target):
+    write(server, tree, 1)
+    server.fail(1, "stall", key="/large$", every=True)
+    pulling = start(server, "pull", URL, target)
+    wait_until(lambda: any(request.key.endswith("/large") for request in server.requests))
+    pulling.send_signal(signal.SIGINT)
+    finished = process.finish(pulling, limit=10, codes=(1,))
+    assert "interrupted" in finished.err and finished.err.count("\n") == 1
+    assert is_untouched(target)
+
+
+def test_what_a_killed_pull_left_is_removed_by_the_next(server, tree, target):
+    write(server, tree, 1)
+    server.fail(1, "stall", key="/large$")
+    pulling = start(server, "pull", URL, target)
+    wait_until(lambda: any(request.key.endswith("/large") for request in server.requests))
+    pulling.kill()
+    pulling.communicate()
+    left = [name for name in os.listdir(target.parent) if name.startswith(".pulled.weightfs-pull-")]
+    assert len(left) == 1 and not target.exists()
+    (target.parent / left[0] / "locked").mkdir(mode=0o000)
+    pull(server, target)
+    assert_equal(tree, target)
+    assert os.listdir(target.parent) == [target.name]
+
+
+def test_of_two_pulls_to_one_target_one_succeeds(server, tree, target):
+    write(server, tree, 1)
+    for _ in range(5):
+        pulls = [start(server, "pull", URL, target) for _ in range(3)]
+        codes = sorted(process.finish(each, codes=(0, 1)).code for each in pulls)
+        assert codes == [0, 1, 1]
+        assert_equal(tree, target)
+        assert os.listdir(target.parent) == [target.name]
+        target.rename(target.parent.parent / f"done-{random.randrange(1 << 60)}")
+
+
+def hostile(kind):
+    """Changes the entries of a manifest, which is then sealed again."""
+    def change(entries):
+        files = [entry for entry in entries if "file" in entry]
+        if kind == "parent":
+            files[-1]["file"] = "../outside"
+        elif kind == "absolute":
+            files[0]["file"] = "/outside"
+        elif kind == "through a link":
+            links = [entry for entry in entries if "link" in entry]
+            links[0].update(link="linked", target="..")
+            files[-1]["file"] = "linked/outside"
+        elif kind == "twice":
+            files[1]["file"] = files[0]["file"]
+        elif kind == "size":
+            files[0]["size"] = 1 << 62
+        elif kind == "fewer checksums":
+            return [entry for entry in entries if "slice" not in entry]
+        elif kind == "another version":
+            entries[0]["version"] = 2
+        elif kind == "newer":
+            entries[0]["weightfs-manifest"] = 2
+        else:
+            files[0]["mode"] = -1
+        return entries
+    return change
+
+
+@pytest.mark.parametrize("kind", ["parent", "absolute", "through a link", "twice", "size", "fewer checksums",
+                                  "another version", "newer", "mode"])
+def test_a_hostile_manifest_is_refused(server, tree, target, kind):
+    write(server, tree, 1, change=hostile(kind))
+    error = refused(server, "pull", URL, target)
+    assert f"{URL}/1: " in error and "manifest" in error
+    assert is_untouched(target) and not (target.parent / "outside").exists()
+
+
+def test_a_pull_to_a_mount_is_written_and_published(server, tree, factory, weightfs_only):
+    mount = factory.mount(factory.store("256M"))
+    write(server, tree, 5)
+    report = pull(server, mount.path / "pulled", "--publish")
+    assert report["publication"]["version"] == 5
+    assert_equal(tree, mount.path / "pulled")
+    with pytest.raises(PermissionError):
+        (mount.path / "pulled/one").write_bytes(b"")
+    weightfs(server, "unpublish", mount.path / "pulled")
+    mount.fsck()
+
+
+def test_a_pull_to_a_mount_survives_a_kill_of_the_mount(server, tree, factory, weightfs_only):
+    """The rename commits everything below the directory, and the pull ends with an fsync of its parent."""
+    mount = factory.mount(factory.store("256M"), "commit=3600")
+    write(server, tree, 5)
+    pull(server, mount.path / "pulled")
+    mount.kill9()
+    mount.mount()
+    assert_equal(tree, mount.path / "pulled")
+
+
+def test_a_pull_needs_no_space_twice(server, local, factory, weightfs_only):
+    """Reserved blocks are those that are written."""
+    source = local / "source"
+    source.mkdir()
+    (source / "large").write_bytes(random.randbytes(40 << 20))
+    write(server, source, 1)
+    mount = factory.mount(factory.store("64M"))
+    pull(server, mount.path / "pulled")
+    assert (mount.path / "pulled/large").read_bytes() == (source / "large").read_bytes()
+
+
+def test_the_mount_point_itself_is_no_target(server, tree, factory, weightfs_only):
+    mount = factory.mount(factory.store("256M"))
+    write(server, tree, 1)
+    assert "mount point" in refused(server, "pull", URL, mount.path)
+
+
+def test_publish_needs_a_mount(server, tree, target):
+    write(server, tree, 1)
+    assert "not on a weightfs mount" in refused(server, "pull", URL, target, "--publish")
+    assert is_untouched(target)
+
+
+def test_the_bucket_has_only_what_was_written(server, tree, target):
+    written = write(server, tree, 1)
+    pull(server, target)
+    assert keys(server) == sorted(written)
+    assert {request.method for request in server.requests} == {"GET"}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""weightfs versions and weightfs prune."""
+import json
+import time
+
+import pytest
+
+from versions import SERIES, URL, keys, pull, put, refused, weightfs, write
+
+DAY_NS = 86_400_000_000_000
+
+
+@pytest.fixture
+def tree(local):
+    root = local / "source"
+    (root / "deep").mkdir(parents=True)
+    (root / "one").write_bytes(b"1")
+    (root / "deep/two").write_bytes(b"22" * 5000)
+    return root
+
+
+def listed(server, *words):
+    return json.loads(weightfs(server, "versions", URL, "--json", *words).out)["versions"]
+
+
+def prune(server, *words):
+    return json.loads(weightfs(server, "prune", URL, "--json", *words).out)
+
+
+def age(server, prefix, days):
+    """The objects and uploads below `prefix` become older."""
+    for key, found in server.objects.buckets["tests"].items():
+        if key.startswith(prefix):
+            found.modified -= days * 86_400
+    for upload in server.objects.uploads.values():
+        if upload.key.startswith(prefix):
+            upload.started -= days * 86_400
+
+
+def abandon(server, tree, version, days):
+    """A push that ended `days` ago in the middle of an upload."""
+    written = write(server, tree, version, finish=False, created=time.time_ns() - days * DAY_NS)
+    key = f"{SERIES}/{version}/large"
+    upload = server.objects.create_upload("tests", key, {})
+    server.objects.put_part("tests", key, upload, 1, b"part", {})
+    age(server, f"{SERIES}/{version}/", days)
+    return written
+
+
+def open_uploads(server):
+    return sorted(upload.key for upload in server.objects.uploads.values())
+
+
+def test_versions_are_listed_the_greatest_first(server, tree):
+    assert "no version was pushed" in weightfs(server, "versions", URL).out
+    write(server, tree, 9, created=1_000_000_000_000_000_000)
+    write(server, tree, 10)
+    write(server, tree, 11, finish=False)
+    put(server)(f"{SERIES}/12/notes.txt", b"not of weightfs")
+    put(server)(f"{SERIES}/latest/notes.txt", b"not of weightfs")
+    found = listed(server)
+    assert [each["version"] for each in found] == [10, 9] and all(each["complete"] for each in found)
+    assert found[1] == {"version": 9, "complete": True, "created": "2001-09-09T01:46:40Z", "files": 2, "bytes": 10_001,
+                        "source": f"test:{tree}", "push": found[1]["push"]}
+    assert [(each["version"], each["complete"]) for each in listed(server, "--all")] == [
+        (11, False), (10, True), (9, True)]
+    text = weightfs(server, "versions", URL, "--all").out.splitlines()
+    assert text[0].split() == ["VERSION", "PUSHED", "FILES", "SIZE", "SOURCE"]
+    assert "unfinished" in text[1] and "9.77 KiB" in text[2] and "2001-09-09T01:46:40Z" in text[3]
+
+
+def test_the_greatest_versions_are_kept(server, tree):
+    written = {version: write(server, tree, version) for version in (1, 2, 30, 4)}
+    put(server)(f"{SERIES}-2/1/other", b"another series")
+    put(server)(f"{SERIES}/1x/other", b"no version")
+    dry = prune(server, "--keep", 2, "--dry-run")
+    assert [each["version"] for each in dry["removed"]] == [2, 1] and dry["kept"] == [30, 4]
+    assert len(keys(server)) == sum(map(len, written.values())) + 2
+    assert prune(server, "--keep", 2)["removed"] == dry["removed"]
+    assert keys(server) == sorted([*written[30], *written[4], f"{SERIES}-2/1/other", f"{SERIES}/1x/other"])
+    assert prune(server, "--keep", 2)["removed"] == []
+
+
+def test_abandoned_pushes_are_removed_after_their_age(server, tree, local):
+    written = write(server, tree, 1)
+    abandon(server, tree, 2, days=8)
+    young = abandon(server, tree, 3, days=6)
+    foreign = f"{SERIES}/4/notes.txt"
+    put(server)(foreign, b"not of weightfs")
+    age(server, foreign, 100)
+    report = prune(server, "--keep", 1)
+    assert [(each["version"], each["unfinished"], each["uploads"]) for each in report["removed"]] == [(2, True, 1)]
+    assert (report["kept"], report["unfinished"], report["foreign"]) == ([1], [3], [4])
+    assert keys(server) == sorted([*written, *young, foreign]) and open_uploads(server) == [f"{SERIES}/3/large"]
+    assert [each["version"] for each in prune(server, "--keep", 1, "--unfinished-after", 5.5)["removed"]] == [3]
+    assert keys(server) == sorted([*written, foreign]) and open_uploads(server) == []
+    pull(server, local / "pulled")
+
+
+def test_a_push_that_still_changes_something_is_not_abandoned(server, tree):
+    abandon(server, tree, 2, days=8)
+    put(server)(f"{SERIES}/2/new", b"uploaded now")
+    assert prune(server, "--keep", 1)["unfinished"] == [2]
+
+
+def test_the_manifest_goes_first_and_the_claim_last(server, tree):
+    write(server, tree, 1)
+    write(server, tree, 2)
+    prune(server, "--keep", 1)
+    changes = [request for request in server.requests if request.method in ("DELETE", "POST")]
+    assert changes[0].key == f"{SERIES}/1/.weightfs/manifest" and changes[-1].key == f"{SERIES}/1/.weightfs/claim"
+
+
+def test_an_interrupted_prune_is_continued(server, tree):
+    write(server, tree, 1)
+    written = write(server, tree, 2)
+    server.undeletable = {f"{SERIES}/1/one"}
+    refused(server, "prune", URL, "--keep", 1)
+    assert [each["version"] for each in listed(server)] == [2]
+    assert f"{SERIES}/1/.weightfs/claim" in keys(server)
+    server.undeletable = set()
+    assert prune(server, "--keep", 1)["unfinished"] == [1]
+    prune(server, "--keep", 1, "--unfinished-after", 0)
+    assert keys(server) == sorted(written)
+
+
+def test_at_least_one_version_is_kept(server, tree):
+    written = write(server, tree, 1)
+    weightfs(server, "prune", URL, "--keep", 0, codes=(2,))
+    weightfs(server, "prune", URL, codes=(2,))
+    assert keys(server) == sorted(written)

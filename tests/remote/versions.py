@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of pull, versions and prune share."""
+import json
+import os
+import random
+import subprocess
+
+from harness import process, s3_versions
+from harness.filesystems import program
+from harness.tree import snapshot
+
+SERIES = "runs/model"
+URL = f"s3://tests/{SERIES}"
+
+
+def environment(server):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return {**kept, **server.environment()}
+
+
+def weightfs(server, *words, codes=(0,), **options):
+    finished = process.run([program(), *words], codes=codes, env=environment(server), **options)
+    if finished.code != 0:
+        assert finished.err.count("\n") == 1, finished
+    return finished
+
+
+def start(server, *words):
+    return subprocess.Popen([program(), *map(str, words)], env=environment(server), text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+
+
+def refused(server, *words, **options):
+    return weightfs(server, *words, codes=(1,), **options).err
+
+
+def pull(server, target, *words, url=URL, **options):
+    return json.loads(weightfs(server, "pull", url, target, "--json", *words, **options).out)
+
+
+def put(server):
+    return lambda key, body: server.objects.put("tests", key, body, {})
+
+
+def write(server, root, version, series=SERIES, **options):
+    return s3_versions.write(put(server), root, series, version, **options)
+
+
+def keys(server, prefix=""):
+    return sorted(key for key in server.objects.buckets["tests"] if key.startswith(prefix))
+
+
+def make_tree(root, large=17 << 20):
+    """Files around the sizes that matter, in directories, with links and attributes."""
+    (root / "empty directory").mkdir(parents=True)
+    (root / "deep/er").mkdir(parents=True)
+    sizes = {"empty": 0, "one": 1, "block": 4096, "deep/odd": 4097, "deep/er/é": 100_000, "large": large + 1234}
+    for name, size in sizes.items():
+        (root / name).write_bytes(random.randbytes(size))
+    (root / "deep/link").symlink_to("../one")
+    (root / "nowhere").symlink_to("/does/not/exist")
+    os.setxattr(root / "one", "user.note", b"\0value\xff")
+    os.setxattr(root / "deep", "user.note", b"directory")
+    (root / "one").chmod(0o640)
+    (root / "block").chmod(0o444)
+    (root / "deep").chmod(0o2750)
+    os.utime(root / "one", ns=(0, 1_234_567_890_123_456_789))
+    os.utime(root / "deep/er", ns=(0, -1_500_000_000))
+    return root
+
+
+def comparable(root):
+    facts = snapshot(root, times=True)
+    for path, entry in facts.items():
+        entry.pop("links")
+        if entry.get("target") is not None:
+            entry.pop("mtime")
+        mode = int(entry["mode"], 8)
+        entry["mode"] = oct(mode & ~0o6000)   # the bits that run a program as another user are not pulled
+    return facts
+
+
+def is_untouched(target):
+    """The target does not exist, and nothing temporary is beside it."""
+    return not target.exists() and not [name for name in os.listdir(target.parent) if "weightfs-pull" in name]

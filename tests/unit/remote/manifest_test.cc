@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "remote/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "remote/series.h"
+
+namespace weightfs::remote {
+namespace {
+
+constexpr const char* kPush = "0123456789abcdef0123456789abcdef";
+
+Manifest Example() {
+  Manifest manifest{.version = 7, .push = kPush, .source = "host:/data", .created_ns = 1'500'000'000'000'000'000};
+  manifest.directories = {{.path = ""}, {.path = "a", .mode = 0750, .modified_ns = -1}, {.path = "a/b"}};
+  manifest.files = {{.path = "a/b/\xc3\xa9", .size = 4097, .attributes = {{"user.note", std::string("\0\xff", 2)}}},
+                    {.path = "a/x", .size = 0},
+                    {.path = "z", .mode = 0400, .size = 4096}};
+  manifest.links = {{.path = "a/link", .target = "../z"}};
+  manifest.slices = {Sha256Of("checksums")};
+  manifest.NumberBlocks();
+  return manifest;
+}
+
+void ExpectSame(const Manifest& a, const Manifest& b) {
+  EXPECT_EQ(a.version, b.version);
+  EXPECT_EQ(a.push, b.push);
+  EXPECT_EQ(a.source, b.source);
+  EXPECT_EQ(a.created_ns, b.created_ns);
+  EXPECT_EQ(a.directories, b.directories);
+  EXPECT_EQ(a.files, b.files);
+  EXPECT_EQ(a.slices, b.slices);
+  EXPECT_EQ(a.links.size(), b.links.size());
+}
+
+// Returns the manifest with `from` replaced by `to` in its lines, and with the right hash.
+std::string Changed(const std::string& from, const std::string& to) {
+  std::string text = Example().Encode();
+  text.resize(text.rfind("{\"sha256\""));
+  const size_t at = text.find(from);
+  EXPECT_NE(at, text.npos) << from;
+  text.replace(at, from.size(), to);
+  return text + "{\"sha256\":\"" + ToHex(Sha256Of(text)) + "\"}\n";
+}
+
+ErrorCode CodeOf(const std::string& text) {
+  const auto decoded = Manifest::Decode(text);
+  return decoded ? ErrorCode{} : decoded.error().code;
+}
+
+TEST(Manifest, SurvivesEncodingAndDecoding) {
+  const auto decoded = Manifest::Decode(Example().Encode());
+  ASSERT_TRUE(decoded.has_value()) << decoded.error().what;
+  ExpectSame(*decoded, Example());
+  EXPECT_EQ(decoded->bytes(), 4097U + 4096);
+  EXPECT_EQ(decoded->blocks(), 3U);
+  EXPECT_EQ(decoded->files[2].first_block, 2U);
+  EXPECT_EQ(decoded->Find("z")->mode, 0400U);
+  EXPECT_EQ(decoded->Find("a/y"), nullptr);
+}
+
+TEST(Manifest, OfAnEmptyDirectoryHasNoChecksums) {
+  const Manifest empty{.version = 1, .push = kPush, .directories = {{.path = ""}}};
+  const auto decoded = Manifest::Decode(empty.Encode());
+  ASSERT_TRUE(decoded.has_value()) << decoded.error().what;
+  EXPECT_EQ(decoded->blocks(), 0U);
+}
+
+TEST(Manifest, DamageOfAnyByteIsFound) {
+  const std::string text = Example().Encode();
+  for (size_t at = 0; at < text.size(); ++at) {
+    for (const int bit : {0, 3, 7}) {
+      std::string damaged = text;
+      damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit));
+      EXPECT_EQ(CodeOf(damaged), ErrorCode::kCorrupt) << at;
+    }
+    EXPECT_EQ(CodeOf(text.substr(0, at)), ErrorCode::kCorrupt) << at;
+  }
+  EXPECT_EQ(CodeOf(text + "\n"), ErrorCode::kCorrupt);
+  EXPECT_EQ(CodeOf(text + text), ErrorCode::kCorrupt);
+}
+
+TEST(Manifest, OfANewerFormatSaysSo) {
+  EXPECT_EQ(CodeOf(Changed("\"weightfs-manifest\":1", "\"weightfs-manifest\":2")), ErrorCode::kVersion);
+  EXPECT_EQ(CodeOf(Changed("\"weightfs-manifest\":1", "\"weightfs-manifest\":0")), ErrorCode::kCorrupt);
+}
+
+TEST(Manifest, PathsThatLeadElsewhereAreRefused) {
+  const std::pair<const char*, const char*> changes[] = {
+      {"\"file\":\"z\"", "\"file\":\"../z\""},        {"\"file\":\"z\"", "\"file\":\"/z\""},
+      {"\"file\":\"z\"", "\"file\":\"z/\""},          {"\"file\":\"z\"", "\"file\":\"z//y\""},
+      {"\"file\":\"z\"", "\"file\":\"./z\""},         {"\"file\":\"z\"", "\"file\":\"\""},
+      {"\"file\":\"z\"", "\"file\":\"z\\u0000\""},    {"\"file\":\"z\"", "\"file\":\".weightfs/z\""},
+      {"\"file\":\"z\"", "\"file\":\".weightfs\""},   {"\"file\":\"z\"", "\"file\":\"a/link/z\""},
+      {"\"file\":\"z\"", "\"file\":\"a/x/z\""},       {"\"file\":\"z\"", "\"file\":\"c/z\""},
+      {"\"file\":\"z\"", "\"file\":\"a/x\""},         {"\"file\":\"z\"", "\"file\":\"a\""},
+      {"\"link\":\"a/link\"", "\"link\":\"a/x\""},    {"\"link\":\"a/link\"", "\"link\":\"a/../x\""},
+      {"\"directory\":\"a\"", "\"directory\":\"y\""}, {"\"target\":\"../z\"", "\"target\":\"\""},
+  };
+  for (const auto& [from, to] : changes) EXPECT_EQ(CodeOf(Changed(from, to)), ErrorCode::kCorrupt) << to;
+}
+
+TEST(Manifest, ImpossibleValuesAreRefused) {
+  const std::pair<const char*, const char*> changes[] = {
+      {"\"size\":4096", "\"size\":-1"},
+      {"\"size\":4096", "\"size\":9223372036854775807"},
+      {"\"size\":4096", "\"size\":\"4096\""},
+      {"\"size\":4096", "\"size\":4294967296"},  // needs more slices
+      {"\"mode\":256", "\"mode\":65536"},
+      {"\"version\":7", "\"version\":0"},
+      {"\"version\":7", "\"version\":9223372036854775808"},
+      {"\"user.note\"", "\"security.note\""},
+      {kPush, "0123"},
+      {"\"link\"", "\"pipe\""},
+  };
+  for (const auto& [from, to] : changes) EXPECT_EQ(CodeOf(Changed(from, to)), ErrorCode::kCorrupt) << to;
+}
+
+TEST(Manifest, SourceIsPrintable) {
+  Manifest manifest = Example();
+  manifest.source = "a\nb\xff";
+  const auto decoded = Manifest::Decode(manifest.Encode());
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(decoded->source, "a\\x0ab\\xff");
+}
+
+TEST(Claim, SurvivesEncodingAndDecoding) {
+  const Claim claim{.push = kPush, .source = "host:/data", .created_ns = 42};
+  const auto decoded = Claim::Decode(claim.Encode());
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(decoded->push, kPush);
+  EXPECT_EQ(decoded->source, "host:/data");
+  EXPECT_EQ(decoded->created_ns, 42);
+  for (const char* text : {"", "{}", "[]", "{\"push\":1}", "{\"push\":\"x\",\"source\":\"\",\"created\":1}"}) {
+    EXPECT_FALSE(Claim::Decode(text).has_value()) << text;
+  }
+}
+
+TEST(CheckPath, AcceptsNamesOfFilesAndNothingElse) {
+  for (const std::string& path : {std::string("a"), std::string("a/b"), std::string(".a"), std::string("..."),
+                                  std::string("weightfs"), std::string("a/.weightfs/b"), std::string(255, 'x')}) {
+    EXPECT_TRUE(CheckPath(path).has_value()) << path;
+  }
+  for (const std::string& path :
+       {std::string(), std::string("/a"), std::string("a/"), std::string("a//b"), std::string(".."),
+        std::string("a/./b"), std::string(256, 'x'), std::string("a\0b", 3), std::string("\xff"),
+        std::string(".weightfs"), std::string(".weightfs/a")}) {
+    const auto checked = CheckPath(path);
+    ASSERT_FALSE(checked.has_value()) << path;
+    EXPECT_EQ(checked.error().what.find('\n'), std::string::npos);
+  }
+  std::string longest;
+  while (longest.size() < 900) longest += "0123456789/";
+  EXPECT_FALSE(CheckPath(longest + "x").has_value());
+}
+
+TEST(ParseVersion, AcceptsNumbersWithoutLeadingZeros) {
+  EXPECT_EQ(ParseVersion("1"), 1U);
+  EXPECT_EQ(ParseVersion("9223372036854775807"), uint64_t{INT64_MAX});
+  for (const char* text : {"", "0", "01", "-1", "+1", "1 ", "1x", "9223372036854775808", "99999999999999999999"}) {
+    EXPECT_EQ(ParseVersion(text), 0U) << text;
+  }
+}
+
+}  // namespace
+}  // namespace weightfs::remote

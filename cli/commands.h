@@ -17,6 +17,7 @@ void AddVerify(CLI::App& app, int* exit_code);
 void AddInfo(CLI::App& app, int* exit_code);
 void AddPublish(CLI::App& app, int* exit_code);
 void AddUnpublish(CLI::App& app, int* exit_code);
+void AddPush(CLI::App& app, int* exit_code);
 void AddPull(CLI::App& app, int* exit_code);
 void AddVersions(CLI::App& app, int* exit_code);
 void AddPrune(CLI::App& app, int* exit_code);

@@ -36,6 +36,7 @@ std::unique_ptr<CLI::App> MakeApp(int* exit_code) {
   AddInfo(*app, exit_code);
   AddPublish(*app, exit_code);
   AddUnpublish(*app, exit_code);
+  AddPush(*app, exit_code);
   AddPull(*app, exit_code);
   AddVersions(*app, exit_code);
   AddPrune(*app, exit_code);

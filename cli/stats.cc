@@ -13,6 +13,7 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/watch.h"
+#include "common/printable.h"
 #include "common/size_text.h"
 #include "fs/request_metrics.h"
 #include "lease/ioctl.h"
@@ -101,9 +102,11 @@ Rates RatesOf(const Sample& before, const Sample& after) {
 
 std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
 
-std::string Screen(const WatchArguments& arguments, const std::string& store, const Rates& rates, const Sample& now) {
+// Leaves out kinds without requests if the text has more than `rows` lines; 0: unlimited.
+std::string ScreenText(const WatchArguments& arguments, const std::string& store, const Rates& rates, const Sample& now,
+                       size_t rows) {
   const weightfs_stats& stats = now.stats;
-  std::string text = Paint(Tone::kBold, fmt::format("{}  {}", arguments.path, store)) +
+  std::string text = Paint(Tone::kBold, Printable(fmt::format("{}  {}", arguments.path, store))) +
                      fmt::format("  in the last {:.1f} s\n\n", rates.seconds);
   Table data({{"data"}, {"programs", true}, {"of that by leases", true}, {"devices", true}});
   data.Add({"read", RateText(rates.read), RateText(rates.leased_read), RateText(rates.device_read)});
@@ -116,8 +119,11 @@ std::string Screen(const WatchArguments& arguments, const std::string& store, co
                   {"p99", true},
                   {"mean", true},
                   {"errors per second", true}});
+  constexpr size_t kOtherLines = 19;
+  const bool all_kinds = rows == 0 || rows >= kOtherLines + kRequestKinds;
   for (size_t i = 0; i < kRequestKinds; ++i) {
     const KindRates& kind = rates.kinds[i];
+    if (!all_kinds && kind.requests == 0) continue;
     requests.Add({std::string(RequestKindName(static_cast<RequestKind>(i))), CountText(kind.requests),
                   RateText(kind.bytes), TimeText(kind.median), TimeText(kind.p99), TimeText(kind.mean),
                   CountText(kind.errors)});
@@ -177,26 +183,34 @@ std::string JsonLine(const Rates& rates, const Sample& now) {
   return json.dump() + "\n";
 }
 
-Result<Sample> Take(const WatchArguments& arguments, int descriptor) {
+Result<Sample> Take(const WatchArguments& arguments) {
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(arguments.path));
   Sample sample;
-  ASSIGN_OR_RETURN(sample.stats, AskMount<weightfs_stats>(arguments, descriptor, WEIGHTFS_IOC_STATS));
-  ASSIGN_OR_RETURN(sample.requests, AskMount<weightfs_metrics>(arguments, descriptor, WEIGHTFS_IOC_METRICS));
+  RETURN_IF_ERROR(AskMount(arguments, file.get(), WEIGHTFS_IOC_STATS, &sample.stats));
+  RETURN_IF_ERROR(AskMount(arguments, file.get(), WEIGHTFS_IOC_METRICS, &sample.requests));
   sample.time = std::chrono::steady_clock::now();
   return sample;
 }
 
+// The counters of a mount begin with 0 again when the store has been mounted anew.
+bool CountsBeganAgain(const Sample& before, const Sample& now) {
+  bool less = now.stats.requests < before.stats.requests || now.stats.read_bytes < before.stats.read_bytes ||
+              now.stats.written_bytes < before.stats.written_bytes || now.stats.commits < before.stats.commits;
+  for (size_t i = 0; i < kRequestKinds; ++i) less |= now.requests.kinds[i].count < before.requests.kinds[i].count;
+  return less;
+}
+
 int Run(const WatchArguments& arguments) {
-  const auto file = OpenOnMount(arguments.path);
-  if (!file.has_value()) return Fail(file.error());
-  const auto mount = FindMountAbove(arguments.path);
-  auto before = Take(arguments, file->get());
+  auto before = Take(arguments);
   if (!before.has_value()) return Fail(before.error());
-  return Watch(arguments, [&]() -> Result<std::string> {
-    ASSIGN_OR_RETURN(Sample now, Take(arguments, file->get()));
+  const auto mount = FindMountAbove(arguments.path);
+  return Watch(arguments, [&](size_t rows) -> Result<std::string> {
+    ASSIGN_OR_RETURN(Sample now, Take(arguments));
+    if (CountsBeganAgain(*before, now)) *before = Sample{.time = before->time, .stats = {}, .requests = {}};
     const Rates rates = RatesOf(*before, now);
     std::string text = arguments.json
                            ? JsonLine(rates, now)
-                           : Screen(arguments, mount.has_value() ? mount->source : std::string(), rates, now);
+                           : ScreenText(arguments, mount.has_value() ? mount->source : std::string(), rates, now, rows);
     *before = now;
     return text;
   });
@@ -210,7 +224,8 @@ void AddStats(CLI::App& app, int* exit_code) {
   command->footer(
       "A latency is the time from the arrival of a request in the mount's process to its answer. Reads that the "
       "kernel\n"
-      "answers from its page cache reach no process and are not counted.\n\n"
+      "answers from its page cache reach no process and are not counted. The keys of --json end with their unit:\n"
+      "bytes, _s is seconds, per_s is per second; docs/MONITORING.md explains them.\n\n"
       "Examples:\n"
       "  weightfs stats /mnt/tensors\n"
       "  weightfs stats /mnt/tensors --interval 10 --json >> stats.jsonl");

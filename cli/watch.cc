@@ -3,15 +3,20 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
+#include <stdio_ext.h>
+#include <sys/ioctl.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
-#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
-#include <thread>
+#include <utility>
 
 #include "cli/interrupt.h"
 #include "cli/output.h"
@@ -25,15 +30,82 @@ bool DrawsAgain(const WatchArguments& arguments) {
   return !arguments.json && isatty(STDOUT_FILENO) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb";
 }
 
-// Returns false when interrupted.
-bool Pause(std::chrono::steady_clock::time_point until, const std::atomic<bool>& interrupted) {
-  constexpr std::chrono::milliseconds kStep{50};
-  while (!interrupted.load()) {
-    const auto left = until - std::chrono::steady_clock::now();
-    if (left <= left.zero()) return true;
-    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(left, kStep));
+// Reads single keys from the terminal, without showing them, during the lifetime of this object. Does nothing if
+// standard input is no terminal, or if this process is in its background.
+class Keys {
+ public:
+  explicit Keys(bool wanted) {
+    if (!wanted || tcgetpgrp(STDIN_FILENO) != getpgrp() || tcgetattr(STDIN_FILENO, &before_) != 0) return;
+    termios now = before_;
+    now.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+    changed_ = reads_ = tcsetattr(STDIN_FILENO, TCSANOW, &now) == 0;
   }
-  return false;
+  ~Keys() {
+    if (changed_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+  }
+  Keys(const Keys&) = delete;
+  Keys& operator=(const Keys&) = delete;
+
+  // Waits until the time has passed, or for a key. Returns true if 'q' was pressed.
+  bool WaitForQuit(std::chrono::milliseconds time) {
+    pollfd input{.fd = reads_ ? STDIN_FILENO : -1, .events = POLLIN, .revents = 0};
+    if (poll(&input, 1, static_cast<int>(time.count())) <= 0) return false;
+    char key = 0;
+    if (read(STDIN_FILENO, &key, 1) != 1) reads_ = false;
+    return key == 'q' || key == 'Q';
+  }
+
+ private:
+  termios before_{};
+  bool changed_ = false, reads_ = false;
+};
+
+// The terminal's size in characters; zeros: unknown.
+winsize TerminalSize() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
+  return size;
+}
+
+// Shows texts one over the other, and again when the terminal changes its size.
+class Screen {
+ public:
+  // One row stays free for the cursor.
+  size_t rows() const { return TerminalSize().ws_row > 1 ? TerminalSize().ws_row - 1U : 0U; }
+  void Show(std::string text) {
+    text_ = std::move(text);
+    Draw();
+  }
+  void FollowSize() {
+    const winsize now = TerminalSize();
+    if (text_.empty() || (now.ws_row == drawn_.ws_row && now.ws_col == drawn_.ws_col)) return;
+    Draw();
+    std::fflush(stdout);
+  }
+
+ private:
+  // Erases the screen for another size, because the terminal may have wrapped lines.
+  void Draw() {
+    const winsize now = TerminalSize();
+    const bool other = now.ws_row != drawn_.ws_row || now.ws_col != drawn_.ws_col || !drawn_once_;
+    Print(stdout, other ? "\x1b[2J\x1b[H" : "\x1b[H");
+    Print(stdout, FitScreen(text_, now.ws_col, rows()));
+    Print(stdout, "\x1b[J");
+    drawn_ = now;
+    drawn_once_ = true;
+  }
+
+  std::string text_;
+  winsize drawn_{};
+  bool drawn_once_ = false;
+};
+
+// A program that reads the output, such as head, may end when it has enough; that is no error.
+int EndOutput(const Error& error) {
+  // What was not written is dropped, so that it is not reported again at the end of the process.
+  __fpurge(stdout);
+  std::clearerr(stdout);
+  return error.code == ErrorCode{EPIPE} ? kSuccess : Fail(error);
 }
 
 }  // namespace
@@ -45,7 +117,7 @@ std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double long
       ->type_name("SECONDS")
       ->check(CLI::Range(0.1, longest))
       ->capture_default_str();
-  command.add_option("--count", arguments->count, "Number of looks; without it until Ctrl-C")->type_name("N");
+  command.add_option("--count", arguments->count, "Number of looks; without it until q or Ctrl-C")->type_name("N");
   command.add_flag("--json", arguments->json,
                    "Print one line of JSON for each interval: bytes, seconds, never rounded");
   return arguments;
@@ -60,23 +132,61 @@ Result<UniqueFd> OpenOnMount(const std::string& path) {
                fmt::format("{}: not in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts", path)};
 }
 
-int Watch(const WatchArguments& arguments, const std::function<Result<std::string>()>& show) {
+int Watch(const WatchArguments& arguments, const std::function<Result<std::string>(size_t rows)>& show) {
+  constexpr std::chrono::milliseconds kStep{50};
+  using Clock = std::chrono::steady_clock;
   const std::atomic<bool>& interrupted = CatchInterrupts();
   const bool draws = DrawsAgain(arguments);
-  auto next = std::chrono::steady_clock::now();
+  Keys keys(draws);
+  Screen screen;
+  auto next = Clock::now();
   for (uint64_t shown = 0; arguments.count == 0 || shown < arguments.count; ++shown) {
     next += std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(arguments.interval));
-    if (!Pause(next, interrupted)) return kSuccess;
-    const auto text = show();
-    if (!text.has_value()) return Fail(text.error());
-    // The first look erases the screen, later ones go to its upper left corner and erase the rest.
-    if (draws) Print(stdout, shown == 0 ? "\x1b[2J\x1b[H" : "\x1b[H");
-    Print(stdout, *text);
-    if (draws) Print(stdout, "\x1b[J");
-    if (!draws && !arguments.json) Print(stdout, "\n");
-    if (const auto flushed = FlushOutput(); !flushed.has_value()) return Fail(flushed.error());
+    for (auto now = Clock::now(); now < next; now = Clock::now()) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now);
+      if (interrupted.load() || keys.WaitForQuit(std::min(left, kStep)) || interrupted.load()) return kSuccess;
+      if (draws) screen.FollowSize();
+    }
+    // After a suspension one look is enough for all that was missed.
+    next = std::max(next, Clock::now() - kStep);
+    auto text = show(draws ? screen.rows() : 0);
+    if (!text.has_value()) {
+      if (!OpenOnMount(arguments.path).has_value()) {
+        return Fail(Error{text.error().code, arguments.path + ": the mount has ended"});
+      }
+      return Fail(text.error());
+    }
+    if (draws) {
+      screen.Show(*std::move(text));
+    } else {
+      Print(stdout, arguments.json ? *text : *text + "\n");
+    }
+    if (const auto flushed = FlushOutput(); !flushed.has_value()) return EndOutput(flushed.error());
   }
   return kSuccess;
+}
+
+std::string FitScreen(std::string_view text, size_t columns, size_t rows) {
+  std::string out;
+  for (size_t row = 0; !text.empty() && (rows == 0 || row < rows); ++row) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    size_t width = 0;
+    for (size_t at = 0; at < line.size();) {
+      size_t end = at + 1;
+      const bool code = line[at] == '\x1b';  // takes no column, so the codes behind the last column stay
+      if (code) {
+        end = std::min(line.find('m', at), line.size() - 1) + 1;
+      } else {
+        while (end < line.size() && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) ++end;
+      }
+      if (!code) ++width;
+      if (code || columns == 0 || width <= columns) out += line.substr(at, end - at);
+      at = end;
+    }
+    out += "\x1b[K\n";
+  }
+  return out;
 }
 
 std::string RateText(double bytes_per_second) {

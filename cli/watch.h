@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "common/result.h"
 #include "common/unique_fd.h"
@@ -26,14 +27,14 @@ struct WatchArguments {
 // Adds DIR, --interval (at most `longest` seconds), --count and --json.
 std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double longest);
 
-// Opens the directory and checks that it is on a weightfs mount.
+// Opens the directory and checks that it is on a weightfs mount. An open descriptor keeps a mount from being unmounted,
+// so the commands open it for each look anew.
 Result<UniqueFd> OpenOnMount(const std::string& path);
 
-// Asks the mount. kNotSupported, as a full line, from a mount of an older version.
+// Asks the mount that `descriptor` is on. kNotSupported, as a full line, from a mount of an older version.
 template <typename T>
-Result<T> AskMount(const WatchArguments& arguments, int descriptor, unsigned long command) {
-  T answer{};
-  if (ioctl(descriptor, command, &answer) == 0) return answer;
+Result<void> AskMount(const WatchArguments& arguments, int descriptor, unsigned long command, T* argument) {
+  if (ioctl(descriptor, command, argument) == 0) return {};
   if (errno == ENOTTY) {
     return Error{ErrorCode::kNotSupported,
                  arguments.path + ": this mount runs an older version of weightfs; mount it again"};
@@ -41,9 +42,15 @@ Result<T> AskMount(const WatchArguments& arguments, int descriptor, unsigned lon
   return Error{ErrorCode{errno}, arguments.path + ": " + std::strerror(errno)};
 }
 
-// Calls `show` at the end of each interval. A text for people replaces the one before on a terminal; otherwise, and
-// with --json, it is printed behind it. Returns the exit code; an interrupt ends it with success.
-int Watch(const WatchArguments& arguments, const std::function<Result<std::string>()>& show);
+// Calls `show` at the end of each interval, with the rows of the terminal that it may fill; 0: as many as it likes.
+// A text for people replaces the one before on a terminal; otherwise, and with --json, it is printed behind it. Returns
+// the exit code; an interrupt, or 'q' on a terminal, ends it with success. An error of a path that was on a mount
+// before says that the mount has ended.
+int Watch(const WatchArguments& arguments, const std::function<Result<std::string>(size_t rows)>& show);
+
+// The part of `text` that a terminal shows: at most `rows` lines, each of at most `columns` columns, with the codes
+// that erase what was there before. 0 columns or rows: unlimited.
+std::string FitScreen(std::string_view text, size_t columns, size_t rows);
 
 // "1.23 GB/s", "850 µs", "12.3k": at most eight columns. Bytes are powers of ten, as drives and fio show them.
 std::string RateText(double bytes_per_second);

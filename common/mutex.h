@@ -14,8 +14,9 @@
 //   ThreadedRing::mutex_ and the other locks of a device queue
 //   IoRing::mutex_
 // All other locks of store/, meta/ and fs/ (Executor::mutex_, under notify_mutex_, included) are leaves, except
-// PageCacheTracker::mutex_ → InodePages::mutex_ and MirroredKvStore::mutex_ → ReplicaWriter::mutex_. In client/ all are
-// leaves, except Operation::mutex_ → its handle's tracker. No lock is held over device I/O, synced commits or replies.
+// PageCacheTracker::mutex_ → InodePages::mutex_ and MirroredKvStore::mutex_ → ReplicaWriter::mutex_. In client/ and s3/
+// all are leaves, except Operation::mutex_ → its handle's tracker. No lock is held over device I/O, synced commits or
+// replies.
 #pragma once
 
 #include <condition_variable>

@@ -55,4 +55,13 @@ std::string Printable(std::string_view text) {
   return out;
 }
 
+bool IsUtf8(std::string_view text) {
+  while (!text.empty()) {
+    const Character next = FirstOf(text);
+    if (!next.valid) return false;
+    text.remove_prefix(next.size);
+  }
+  return true;
+}
+
 }  // namespace weightfs

@@ -11,4 +11,6 @@ namespace weightfs {
 // characters that break lines or change the text direction, and bytes that are not UTF-8.
 std::string Printable(std::string_view text);
 
+bool IsUtf8(std::string_view text);
+
 }  // namespace weightfs

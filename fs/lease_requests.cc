@@ -254,6 +254,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   std::vector<lease::FileAnswer> files(asked.files);
   std::vector<lease::Extent> extents;
   std::vector<uint32_t> checksums;
+  uint64_t bytes = 0;
   SpacePin pin;
   AnswerMemory memory(answers_);
   for (lease::FileAnswer& file : files) {
@@ -267,7 +268,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
       continue;
     }
     file.file_size = lease->file_size;
-    Note(request, RequestKind::kRead, directory->id, lease->file_size);
+    bytes += lease->file_size;
     file.extents = lease->extents.size();
     file.checksums = lease->checksums.size();
     for (const FileExtent& extent : lease->extents) extents.push_back(ToWire(extent));
@@ -277,6 +278,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   }
   if (!body.empty()) return Malformed();
   const lease::ReadManyAnswer answer{extents.size(), checksums.size()};
+  Note(request, RequestKind::kRead, directory->id, bytes);
   request.connection->Begin(std::move(pin), {}, devices);
   Send(request, 0, {lease::BytesOf(answer), lease::Bytes(files), lease::Bytes(extents), lease::Bytes(checksums)},
        devices);

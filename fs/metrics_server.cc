@@ -12,8 +12,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstring>
+#include <vector>
 
 #include "common/log.h"
 #include "common/start_thread.h"
@@ -24,17 +26,10 @@ namespace {
 constexpr int kBacklog = 16;
 constexpr size_t kLargestRequest = 8192;  // bytes
 constexpr std::chrono::seconds kLongest{5};
+constexpr size_t kMostClients = 64;
 
 Error CannotListen(const std::string& address, const std::string& why) {
   return {ErrorCode::kInvalid, fmt::format("option metrics={}: {}", address, why)};
-}
-
-// Waits until the descriptor is ready. Returns false at the deadline, or when `wake` is.
-bool WaitFor(int descriptor, short events, int wake, std::chrono::steady_clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
-  pollfd polled[] = {{descriptor, events, 0}, {wake, POLLIN, 0}};
-  const int ready = poll(polled, 2, static_cast<int>(std::max<int64_t>(left, 0)));
-  return ready > 0 && polled[0].revents != 0 && polled[1].revents == 0;
 }
 
 std::string HttpAnswer(std::string_view status, std::string_view type, std::string_view body,
@@ -43,13 +38,20 @@ std::string HttpAnswer(std::string_view status, std::string_view type, std::stri
                      type, body.size(), more, body);
 }
 
+// Lines end with CR LF; people who type a request send LF alone.
+bool IsComplete(const std::string& request) {
+  return request.find("\r\n\r\n") != std::string::npos || request.find("\n\n") != std::string::npos;
+}
+
+bool MustWait() { return errno == EINTR || errno == EAGAIN; }
+
 }  // namespace
 
 std::string AnswerHttp(const std::string& request, const MetricsServer::Render& render) {
   constexpr std::string_view kText = "text/plain; charset=utf-8";
   const size_t space = request.find(' ');
   const size_t second = space == std::string::npos ? space : request.find(' ', space + 1);
-  const size_t line = request.find("\r\n");
+  const size_t line = request.find('\n');
   if (second == std::string::npos || line == std::string::npos || second > line ||
       request.compare(second + 1, 5, "HTTP/") != 0) {
     return HttpAnswer("400 Bad Request", kText, "this is no HTTP request\n");
@@ -88,7 +90,12 @@ MetricsServer::~MetricsServer() {
     [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));  // fails only if it is readable
     thread_.join();
   }
-  if (made_path_) unlink(address_.c_str());
+  struct stat status {};
+  // Another mount may have replaced it.
+  if (made_path_.has_value() && lstat(address_.c_str(), &status) == 0 &&
+      made_path_ == std::pair(status.st_dev, status.st_ino)) {
+    unlink(address_.c_str());
+  }
 }
 
 Result<void> MetricsServer::Bind() {
@@ -107,7 +114,9 @@ Result<void> MetricsServer::ListenAtPath() {
   const auto* where = reinterpret_cast<const sockaddr*>(&name);
   // A socket that nobody listens at is left over from a mount that was killed.
   struct stat status {};
-  if (lstat(address_.c_str(), &status) == 0 && S_ISSOCK(status.st_mode)) {
+  const bool exists = lstat(address_.c_str(), &status) == 0;
+  if (exists && !S_ISSOCK(status.st_mode)) return CannotListen(address_, "the path exists and is no socket");
+  if (exists) {
     const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (probe && connect(probe.get(), where, sizeof(name)) != 0 && errno == ECONNREFUSED) unlink(address_.c_str());
   }
@@ -115,7 +124,7 @@ Result<void> MetricsServer::ListenAtPath() {
   if (!listener_ || bind(listener_.get(), where, sizeof(name)) != 0) {
     return CannotListen(address_, std::strerror(errno));
   }
-  made_path_ = true;
+  if (lstat(address_.c_str(), &status) == 0) made_path_ = {status.st_dev, status.st_ino};
   return {};
 }
 
@@ -123,6 +132,13 @@ Result<void> MetricsServer::ListenAtPort() {
   const size_t colon = address_.rfind(':');
   if (colon == std::string::npos || colon + 1 == address_.size()) {
     return CannotListen(address_, "must be HOST:PORT or an absolute path");
+  }
+  // getaddrinfo would take larger numbers modulo 65536.
+  const char* const end = address_.data() + address_.size();
+  uint16_t port = 0;
+  const auto parsed = std::from_chars(address_.data() + colon + 1, end, port);
+  if (parsed.ec != std::errc() || parsed.ptr != end || port == 0) {
+    return CannotListen(address_, "the port must be a number from 1 to 65535");
   }
   std::string host = address_.substr(0, colon);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
@@ -148,42 +164,91 @@ Result<void> MetricsServer::ListenAtPort() {
 }
 
 void MetricsServer::Run() {
+  std::vector<pollfd> polled;
   while (true) {
-    pollfd polled[] = {{listener_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    if (poll(polled, 2, -1) < 0 && errno != EINTR) {
+    polled = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    auto until = std::chrono::steady_clock::time_point::max();
+    for (const Client& client : clients_) {
+      const bool sends = client.state == Client::State::kSending;
+      polled.push_back({client.socket.get(), static_cast<short>(sends ? POLLOUT : POLLIN), 0});
+      until = std::min(until, client.deadline);
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
+    const int limit_ms = clients_.empty() ? -1 : static_cast<int>(std::max<int64_t>(left, 0));
+    if (poll(polled.data(), polled.size(), limit_ms) < 0) {
+      if (errno == EINTR) continue;
       spdlog::error("the metrics are no longer served at {}: {}", address_, std::strerror(errno));
       return;
     }
-    if (polled[1].revents != 0) return;
-    if (polled[0].revents == 0) continue;
-    const UniqueFd connection(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (connection) {
-      Serve(connection);
-    } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the program stays in the queue
+    if (polled[0].revents != 0) return;
+    for (size_t i = 2; i < polled.size(); ++i) {
+      Client& client = clients_[i - 2];
+      if (polled[i].revents != 0 && !Serve(client)) client.socket.Close();
     }
+    std::erase_if(clients_, [now = std::chrono::steady_clock::now()](const Client& client) {
+      return !client.socket || client.deadline <= now;
+    });
+    if (polled[1].revents != 0) Accept();
   }
 }
 
-void MetricsServer::Serve(const UniqueFd& connection) {
-  const auto deadline = std::chrono::steady_clock::now() + kLongest;
-  std::string request;
+void MetricsServer::Accept() {
+  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket) {
+    if (clients_.size() == kMostClients) clients_.pop_front();
+    Client& client = clients_.emplace_back();
+    client.socket = std::move(socket);
+    client.deadline = std::chrono::steady_clock::now() + kLongest;
+  } else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the program stays in the queue
+  }
+}
+
+bool MetricsServer::Serve(Client& client) {
+  switch (client.state) {
+    case Client::State::kReceiving: return Receive(client);
+    case Client::State::kSending: return Send(client);
+    case Client::State::kDraining: return Drain(client);
+  }
+  return false;
+}
+
+bool MetricsServer::Receive(Client& client) {
+  constexpr std::string_view kText = "text/plain; charset=utf-8";
   char piece[1024];
-  while (request.find("\r\n\r\n") == std::string::npos) {
-    if (request.size() > kLargestRequest || !WaitFor(connection.get(), POLLIN, wake_.get(), deadline)) return;
-    const ssize_t size = recv(connection.get(), piece, sizeof(piece), 0);
-    if (size < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (size <= 0) return;
-    request.append(piece, static_cast<size_t>(size));
+  const ssize_t size = recv(client.socket.get(), piece, sizeof(piece), 0);
+  if (size < 0) return MustWait();
+  if (size == 0 && client.request.empty()) return false;
+  client.request.append(piece, static_cast<size_t>(size));
+  if (IsComplete(client.request)) {
+    client.answer = AnswerHttp(client.request, render_);
+  } else if (client.request.size() > kLargestRequest) {
+    client.answer = HttpAnswer("431 Request Header Fields Too Large", kText, "the request is too large\n");
+  } else if (size == 0) {
+    client.answer = HttpAnswer("400 Bad Request", kText, "the request ends too early\n");
+  } else {
+    return true;
   }
-  const std::string answer = AnswerHttp(request, render_);
-  for (size_t sent = 0; sent < answer.size();) {
-    if (!WaitFor(connection.get(), POLLOUT, wake_.get(), deadline)) return;
-    const ssize_t size = send(connection.get(), answer.data() + sent, answer.size() - sent, MSG_NOSIGNAL);
-    if (size < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (size < 0) return;
-    sent += static_cast<size_t>(size);
+  client.state = Client::State::kSending;
+  return Send(client);
+}
+
+bool MetricsServer::Send(Client& client) {
+  while (client.sent < client.answer.size()) {
+    const ssize_t size =
+        send(client.socket.get(), client.answer.data() + client.sent, client.answer.size() - client.sent, MSG_NOSIGNAL);
+    if (size < 0) return MustWait();
+    client.sent += static_cast<size_t>(size);
   }
+  client.state = Client::State::kDraining;
+  client.answer.clear();
+  return shutdown(client.socket.get(), SHUT_WR) == 0;
+}
+
+bool MetricsServer::Drain(Client& client) {
+  char piece[4096];
+  const ssize_t size = recv(client.socket.get(), piece, sizeof(piece), 0);
+  return size > 0 || (size < 0 && MustWait());
 }
 
 }  // namespace weightfs

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <string_view>
 
-#include "fs/request_metrics.h"
+#include "common/printable.h"
 
 namespace weightfs {
 namespace {
@@ -49,9 +49,11 @@ class Text {
   std::string text_;
 };
 
+// A client rejects all metrics if one label is not UTF-8, so such a value is shown with its bytes as \xNN.
 std::string LabelValue(std::string_view value) {
+  const std::string shown = IsUtf8(value) ? std::string(value) : Printable(value);
   std::string out;
-  for (const char c : value) {
+  for (const char c : shown) {
     if (c == '\n') {
       out += "\\n";
       continue;
@@ -62,32 +64,31 @@ std::string LabelValue(std::string_view value) {
   return out;
 }
 
-void AddRequests(const weightfs_metrics& requests, Text* text) {
+void AddRequests(const std::array<RequestTotals, kRequestKinds>& requests, Text* text) {
   const auto kind_of = [](size_t index) { return RequestKindName(static_cast<RequestKind>(index)); };
   text->BeginCounter("weightfs_request_errors", "Requests that were answered with an error, ENOENT included, by kind.");
   for (size_t i = 0; i < kRequestKinds; ++i) {
-    text->Add("weightfs_request_errors_total{{kind=\"{}\"}} {}\n", kind_of(i), requests.kinds[i].errors);
+    text->Add("weightfs_request_errors_total{{kind=\"{}\"}} {}\n", kind_of(i), requests[i].errors);
   }
   text->BeginCounter("weightfs_request_bytes", "Bytes that requests to the mount read or wrote, by kind.");
   for (const RequestKind kind : {RequestKind::kRead, RequestKind::kWrite}) {
     const auto index = static_cast<size_t>(kind);
-    text->Add("weightfs_request_bytes_total{{kind=\"{}\"}} {}\n", kind_of(index), requests.kinds[index].bytes);
+    text->Add("weightfs_request_bytes_total{{kind=\"{}\"}} {}\n", kind_of(index), requests[index].bytes);
   }
   constexpr std::string_view kDuration = "weightfs_request_duration_seconds";
   text->Declare(kDuration, "histogram", "Time from the arrival of a request to its answer, by kind.");
   for (size_t i = 0; i < kRequestKinds; ++i) {
-    const weightfs_kind_metrics& kind = requests.kinds[i];
-    uint64_t below = 0, all = 0;
-    for (const uint32_t count : kind.buckets) all += count;
+    const RequestTotals& kind = requests[i];
+    uint64_t below = 0;
     for (size_t bucket = 0; bucket <= kLastShown; ++bucket) {
       below += kind.buckets[bucket];
       if (bucket < kFirstShown || bucket % WEIGHTFS_METRICS_STEPS != 0) continue;
       const double bound = static_cast<double>(RequestMetrics::BoundOf(bucket).count()) / 1e9;
       text->Add("{}_bucket{{kind=\"{}\",le=\"{}\"}} {}\n", kDuration, kind_of(i), bound, below);
     }
-    text->Add("{}_bucket{{kind=\"{}\",le=\"+Inf\"}} {}\n", kDuration, kind_of(i), all);
+    text->Add("{}_bucket{{kind=\"{}\",le=\"+Inf\"}} {}\n", kDuration, kind_of(i), kind.count);
     text->Add("{}_sum{{kind=\"{}\"}} {}\n", kDuration, kind_of(i), static_cast<double>(kind.nanoseconds) / 1e9);
-    text->Add("{}_count{{kind=\"{}\"}} {}\n", kDuration, kind_of(i), all);
+    text->Add("{}_count{{kind=\"{}\"}} {}\n", kDuration, kind_of(i), kind.count);
   }
 }
 

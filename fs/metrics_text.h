@@ -2,8 +2,11 @@
 // The metrics of a mount as text for Prometheus. Private to fs/.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <string>
 
+#include "fs/request_metrics.h"
 #include "lease/ioctl.h"
 
 namespace weightfs {
@@ -15,7 +18,7 @@ enum class MetricsFormat : unsigned char { kPrometheus, kOpenMetrics };
 
 struct MetricsSource {
   weightfs_stats stats{};
-  weightfs_metrics requests{};
+  std::array<RequestTotals, kRequestKinds> requests{};
   std::string store;             // its directory
   double processor_seconds = 0;  // of the mount's process
   uint64_t resident_bytes = 0;   // likewise

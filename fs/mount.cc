@@ -59,7 +59,7 @@ Result<void> Mount::Run() {
 MetricsSource Mount::Measure() const {
   MetricsSource source;
   source.stats = StatsOf(*filesystem_);
-  source.requests = filesystem_->metrics().Snapshot();
+  source.requests = filesystem_->metrics().Totals();
   source.store = options_.store_directory;
   struct rusage usage {};
   getrusage(RUSAGE_SELF, &usage);

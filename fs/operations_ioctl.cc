@@ -25,7 +25,7 @@ static_assert(sizeof(weightfs_stats) == 8 + 25 * 8);
 static_assert(sizeof(weightfs_lease_ticket) == 120);
 static_assert(sizeof(weightfs_lease_request) == 64);
 static_assert(sizeof(weightfs_metrics) == 9992);
-static_assert(sizeof(weightfs_top) == 11224);
+static_assert(sizeof(weightfs_top) == 14440);
 static_assert(sizeof(weightfs_scrub_damage) == 256);
 static_assert(sizeof(weightfs_publication) == 320);
 static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
@@ -99,12 +99,22 @@ void Metrics(Filesystem& filesystem, Reply reply) {
 }
 
 // It tells of everybody's processes and files, so only those who may see them anyway may ask.
-void Top(Filesystem& filesystem, Reply reply) {
+void Top(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   if (reply.caller().uid != 0 && reply.caller().uid != geteuid()) {
     reply.Errno(EPERM);
     return;
   }
-  const weightfs_top out = filesystem.activity().Look();
+  weightfs_top asked{};
+  if (request.in.size() < sizeof(asked)) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(&asked, request.in.data(), sizeof(asked));
+  if (asked.version != WEIGHTFS_IOC_VERSION) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  const weightfs_top out = filesystem.activity().Look(asked.since);
   reply.Ioctl(&out, sizeof(out));
 }
 
@@ -375,7 +385,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
       filesystem.RunAside(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
       return;
     case WEIGHTFS_IOC_METRICS: Metrics(filesystem, std::move(reply)); return;
-    case WEIGHTFS_IOC_TOP: Top(filesystem, std::move(reply)); return;
+    case WEIGHTFS_IOC_TOP: Top(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_SCRUB: Scrub(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_LEASE: Ticket(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_LEASE_REQUEST: RequestLease(filesystem, std::move(reply), request); return;

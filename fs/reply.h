@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "common/result.h"
+#include "fs/activity.h"
 #include "fs/fuse_api.h"
 #include "fs/request_metrics.h"
 #include "store/types.h"

@@ -5,14 +5,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <utility>
 
 namespace weightfs {
 namespace {
 
-constexpr std::chrono::seconds kWatch{10};  // after a look
 // Newer than the headers of some distributions.
 constexpr uint32_t kTmpfile = 51, kStatx = 52;
 constexpr size_t kSteps = WEIGHTFS_METRICS_STEPS, kBuckets = WEIGHTFS_METRICS_BUCKETS;
@@ -53,22 +50,15 @@ RequestKind KindOf(uint32_t opcode) {
   }
 }
 
-// The busiest entries: by bytes, then by time.
-uint32_t TakeBusiest(const std::map<uint64_t, weightfs_top_entry>& table, weightfs_top_entry* out) {
-  std::vector<const weightfs_top_entry*> entries;
-  entries.reserve(table.size());
-  for (const auto& [id, entry] : table) entries.push_back(&entry);
-  const auto bytes = [](const weightfs_top_entry& entry) {
-    return entry.read_bytes + entry.written_bytes + entry.leased_read_bytes + entry.leased_written_bytes;
-  };
-  const auto busier = [&](const weightfs_top_entry* a, const weightfs_top_entry* b) {
-    return std::pair(bytes(*a), a->nanoseconds) > std::pair(bytes(*b), b->nanoseconds);
-  };
-  const size_t count = std::min<size_t>(entries.size(), WEIGHTFS_TOP_MAX);
-  std::partial_sort(entries.begin(), entries.begin() + static_cast<long>(count), entries.end(), busier);
-  for (size_t i = 0; i < count; ++i) out[i] = *entries[i];
-  return static_cast<uint32_t>(count);
-}
+// The bound of each bucket in nanoseconds.
+constexpr auto kBounds = [] {
+  constexpr double kWithinOctave[kSteps] = {1, 1.189207115002721, 1.4142135623730951, 1.681792830507429};
+  std::array<int64_t, kBuckets> bounds{};
+  for (size_t i = 0; i < kBuckets; ++i) {
+    bounds[i] = static_cast<int64_t>(1000 * kWithinOctave[i % kSteps] * static_cast<double>(uint64_t{1} << i / kSteps));
+  }
+  return bounds;
+}();
 
 }  // namespace
 
@@ -90,82 +80,77 @@ RequestOrigin& CurrentRequest() {
   return current;
 }
 
-size_t RequestMetrics::BucketOf(std::chrono::nanoseconds latency) {
-  const auto value = static_cast<uint64_t>(std::max<int64_t>(latency.count(), 0)) / 1000;  // microseconds
-  if (value <= 1) return 0;
-  // The first bucket whose bound is not below the value: its power of two, then the step within it.
-  const double steps = std::log2(static_cast<double>(value)) * kSteps;
-  return std::min(static_cast<size_t>(std::ceil(steps - 1e-9)), kBuckets - 1);
+RequestOrigin::Clock::time_point& LastRecord() {
+  thread_local RequestOrigin::Clock::time_point last;
+  return last;
 }
 
-std::chrono::nanoseconds RequestMetrics::BoundOf(size_t bucket) {
-  return std::chrono::nanoseconds(
-      static_cast<int64_t>(1000 * std::exp2(static_cast<double>(bucket) / static_cast<double>(kSteps))));
+size_t RequestMetrics::BucketOf(std::chrono::nanoseconds latency) {
+  const int64_t value = latency.count();
+  if (value <= kBounds[0]) return 0;
+  // The first bucket whose bound is not below the value: its power of two, then the step within it.
+  const auto octave = static_cast<size_t>(std::bit_width(static_cast<uint64_t>(value) / 1000)) - 1;
+  size_t bucket = std::min(octave * kSteps, kBuckets - 1);
+  while (bucket < kBuckets - 1 && kBounds[bucket] < value) ++bucket;
+  return bucket;
+}
+
+std::chrono::nanoseconds RequestMetrics::BoundOf(size_t bucket) { return std::chrono::nanoseconds(kBounds[bucket]); }
+
+RequestMetrics::Shard& RequestMetrics::OwnShard() {
+  static std::atomic<size_t> threads{0};
+  thread_local const size_t number = threads.fetch_add(1, std::memory_order_relaxed);
+  return shards_[number % kShards];
 }
 
 void RequestMetrics::Record(const RequestOrigin& origin, uint64_t bytes, bool failed) {
   constexpr auto kOrder = std::memory_order_relaxed;
-  const std::chrono::nanoseconds latency = RequestOrigin::Clock::now() - origin.begin;
-  Kind& kind = kinds_[static_cast<size_t>(origin.kind)];
-  kind.count.fetch_add(1, kOrder);
+  const auto now = RequestOrigin::Clock::now();
+  LastRecord() = now;
+  const std::chrono::nanoseconds latency = now - origin.begin;
+  Kind& kind = OwnShard().kinds[static_cast<size_t>(origin.kind)];
   kind.nanoseconds.fetch_add(static_cast<uint64_t>(std::max<int64_t>(latency.count(), 0)), kOrder);
   if (bytes > 0) kind.bytes.fetch_add(bytes, kOrder);
   if (failed) kind.errors.fetch_add(1, kOrder);
   kind.buckets[BucketOf(latency)].fetch_add(1, kOrder);
 }
 
+std::array<RequestTotals, kRequestKinds> RequestMetrics::Totals() const {
+  constexpr auto kOrder = std::memory_order_relaxed;
+  std::array<RequestTotals, kRequestKinds> out;
+  for (const Shard& shard : shards_) {
+    for (size_t index = 0; index < kRequestKinds; ++index) {
+      const Kind& kind = shard.kinds[index];
+      RequestTotals& to = out[index];
+      to.errors += kind.errors.load(kOrder);
+      to.bytes += kind.bytes.load(kOrder);
+      to.nanoseconds += kind.nanoseconds.load(kOrder);
+      for (size_t bucket = 0; bucket < kBuckets; ++bucket) {
+        const uint64_t count = kind.buckets[bucket].load(kOrder);
+        to.buckets[bucket] += count;
+        to.count += count;
+      }
+    }
+  }
+  return out;
+}
+
 weightfs_metrics RequestMetrics::Snapshot() const {
   weightfs_metrics out{};
   out.version = WEIGHTFS_IOC_VERSION;
   out.count = kRequestKinds;
+  const auto totals = Totals();
   for (size_t index = 0; index < kRequestKinds; ++index) {
-    const Kind& kind = kinds_[index];
+    const RequestTotals& kind = totals[index];
     weightfs_kind_metrics& to = out.kinds[index];
     to.count = kind.count;
     to.errors = kind.errors;
     to.bytes = kind.bytes;
     to.nanoseconds = kind.nanoseconds;
     for (size_t bucket = 0; bucket < kBuckets; ++bucket) {
-      to.buckets[bucket] = static_cast<uint32_t>(kind.buckets[bucket].load(std::memory_order_relaxed));
+      to.buckets[bucket] = static_cast<uint32_t>(kind.buckets[bucket]);
     }
   }
-  return out;
-}
-
-weightfs_top_entry& Activity::Find(Table& table, uint64_t id) {
-  if (table.size() >= kMostEntries && !table.contains(id)) id = 0;
-  weightfs_top_entry& entry = table[id];
-  entry.id = id;
-  return entry;
-}
-
-void Activity::Add(const RequestOrigin& origin, uint64_t bytes, bool leased) {
-  const auto latency = static_cast<uint64_t>(
-      std::max<int64_t>(std::chrono::nanoseconds(RequestOrigin::Clock::now() - origin.begin).count(), 0));
-  MutexLock lock(mutex_);
-  for (weightfs_top_entry* entry :
-       {&Find(processes_, static_cast<uint64_t>(origin.process)), &Find(files_, origin.inode)}) {
-    ++entry->requests;
-    entry->nanoseconds += latency;
-    if (origin.kind == RequestKind::kRead) (leased ? entry->leased_read_bytes : entry->read_bytes) += bytes;
-    if (origin.kind == RequestKind::kWrite) (leased ? entry->leased_written_bytes : entry->written_bytes) += bytes;
-  }
-}
-
-weightfs_top Activity::Look() {
-  weightfs_top out{};
-  out.version = WEIGHTFS_IOC_VERSION;
-  const auto now = Clock::now();
-  MutexLock lock(mutex_);
-  if (watched_until_.load() < now) {
-    processes_.clear();
-    files_.clear();
-    watching_since_ = now;
-  }
-  watched_until_ = now + kWatch;
-  out.watched_ns = static_cast<uint64_t>(std::chrono::nanoseconds(now - watching_since_).count());
-  out.processes = TakeBusiest(processes_, out.process);
-  out.files = TakeBusiest(files_, out.file);
   return out;
 }
 

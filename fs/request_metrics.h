@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and latencies of the requests of a mount, by kind, and the activity of processes and files.
+// Numbers and latencies of the requests of a mount, by kind.
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <string_view>
-#include <vector>
 
-#include "common/mutex.h"
 #include "lease/ioctl.h"
 
 namespace weightfs {
@@ -54,11 +51,22 @@ RequestOrigin OriginOf(const void* header);
 // The request that this thread is processing; Reply copies it.
 RequestOrigin& CurrentRequest();
 
-// Thread-safe and lock-free.
+// When this thread last recorded a request. Reading the clock costs as much as the rest of the recording.
+RequestOrigin::Clock::time_point& LastRecord();
+
+// Of one kind, since the mount. As in weightfs_kind_metrics, but the buckets do not wrap around.
+struct RequestTotals {
+  uint64_t count = 0, errors = 0, bytes = 0, nanoseconds = 0;
+  std::array<uint64_t, WEIGHTFS_METRICS_BUCKETS> buckets{};
+};
+
+// Thread-safe and lock-free. Each receiver has counters of its own, because several processors that change the same
+// ones would wait for each other.
 class RequestMetrics {
  public:
   // `bytes` that the request read or wrote.
   void Record(const RequestOrigin& origin, uint64_t bytes, bool failed);
+  std::array<RequestTotals, kRequestKinds> Totals() const;
   weightfs_metrics Snapshot() const;
 
   // The bucket of a latency. Buckets double every WEIGHTFS_METRICS_STEPS and begin at 1 microsecond; the first also
@@ -68,39 +76,19 @@ class RequestMetrics {
   static std::chrono::nanoseconds BoundOf(size_t bucket);
 
  private:
+  // The number of requests is the sum of the buckets.
   struct Kind {
-    std::atomic<uint64_t> count{0}, errors{0}, bytes{0}, nanoseconds{0};
+    std::atomic<uint64_t> errors{0}, bytes{0}, nanoseconds{0};
     std::array<std::atomic<uint64_t>, WEIGHTFS_METRICS_BUCKETS> buckets{};
   };
-  std::array<Kind, kRequestKinds> kinds_;
-};
+  struct alignas(64) Shard {
+    std::array<Kind, kRequestKinds> kinds;
+  };
+  static constexpr size_t kShards = 4;
 
-// What each process and each file has done since somebody began to look, for `weightfs top`. Costs one look at an
-// atomic while nobody does. Thread-safe.
-class Activity {
- public:
-  using Clock = std::chrono::steady_clock;
-  void Record(const RequestOrigin& origin, uint64_t bytes) {
-    if (origin.begin < watched_until_.load(std::memory_order_relaxed)) Add(origin, bytes, false);
-  }
-  // Bytes that a lease covers: read when it begins, or written when it is committed. The kind is kRead or kWrite.
-  void RecordLease(const RequestOrigin& origin, uint64_t bytes) {
-    if (origin.begin < watched_until_.load(std::memory_order_relaxed)) Add(origin, bytes, true);
-  }
-  // Returns the busiest entries, and watches for some seconds from now on. Counts begin with the first call.
-  weightfs_top Look() EXCLUDES(mutex_);
+  Shard& OwnShard();
 
- private:
-  using Table = std::map<uint64_t, weightfs_top_entry>;
-  static constexpr size_t kMostEntries = 4096;  // of a table; what comes later is counted as entry 0
-
-  void Add(const RequestOrigin& origin, uint64_t bytes, bool leased) EXCLUDES(mutex_);
-  static weightfs_top_entry& Find(Table& table, uint64_t id);
-
-  std::atomic<Clock::time_point> watched_until_{};
-  Mutex mutex_;
-  Clock::time_point watching_since_ GUARDED_BY(mutex_);
-  Table processes_ GUARDED_BY(mutex_), files_ GUARDED_BY(mutex_);
+  std::array<Shard, kShards> shards_;
 };
 
 }  // namespace weightfs

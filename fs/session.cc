@@ -270,7 +270,6 @@ Result<void> Session::Negotiate() {
 
 // Counts the ends of files for statfs: the last close or forget of a deleted file frees its space.
 void Session::Process(fuse_buf& request) {
-  CurrentRequest() = OriginOf(request.mem);
   const uint32_t opcode = OpcodeOf(request);
   const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
   if (ends) filesystem_.ends().Begin();
@@ -299,9 +298,12 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer) {
   fuse_buf request{};
   request.mem = memory.data();
   request.size = static_cast<size_t>(size);
-  spin_.Arrived(IsQuick(request));
+  CurrentRequest() = OriginOf(request.mem);
+  const auto begin = CurrentRequest().begin;
+  spin_.Arrived(IsQuick(request), begin);
   Process(request);
-  spin_.Finished();
+  // Another thread answers a request that waits.
+  spin_.Finished(LastRecord() > begin ? LastRecord() : RequestOrigin::Clock::now());
   return true;
 }
 

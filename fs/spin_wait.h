@@ -26,14 +26,15 @@ class SpinWait {
     }
     looking_.store(false);
   }
-  // Call this when a request was received. `quick`: it waits for no device and copies little.
-  void Arrived(bool quick) {
-    const bool soon = limit_.count() > 0 && Now() - finished_.load(std::memory_order_relaxed) < limit_.count();
+  // Call this when a request was received, at `now`. `quick`: it waits for no device and copies little.
+  void Arrived(bool quick, std::chrono::steady_clock::time_point now) {
+    const int64_t time = now.time_since_epoch().count();
+    const bool soon = limit_.count() > 0 && time - finished_.load(std::memory_order_relaxed) < limit_.count();
     worthwhile_.store(soon && quick, std::memory_order_relaxed);
   }
-  // Call this when the request has been served.
-  void Finished() {
-    if (limit_.count() > 0) finished_.store(Now(), std::memory_order_relaxed);
+  // Call this when the request has been served, at `now`.
+  void Finished(std::chrono::steady_clock::time_point now) {
+    if (limit_.count() > 0) finished_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   }
 
  private:

@@ -95,19 +95,25 @@ struct weightfs_metrics {
 
 #define WEIGHTFS_TOP_MAX 100
 
+#define WEIGHTFS_TOP_OTHERS 0xffffffffffffffffULL
+
 struct weightfs_top_entry {
-  __u64 id; /* a process, as the mount's process sees it, or an inode; 0: all that found no place */
+  __u64 id; /* a process, as the mount's process sees it (0: the kernel, or a process that it does not see), or an
+               inode; WEIGHTFS_TOP_OTHERS: all that found no place */
   __u64 read_bytes, written_bytes, leased_read_bytes, leased_written_bytes;
   __u64 requests, nanoseconds;
+  char name[16]; /* of the program of a process; not terminated if it has 16 bytes; empty: unknown */
 };
 
 /* For any file or directory of the mount; for root and the user who runs the mount (EPERM). What processes and files
- * have done since the first of these calls; the counts begin again when none came for ten seconds. The busiest ones. */
+ * have done since an earlier call; the busiest ones. The mount counts for ten seconds after each call. */
 struct weightfs_top {
-  __u32 version;
-  __u32 processes, files; /* number of entries */
+  __u32 version;          /* in */
+  __u32 processes, files; /* out: number of entries */
   __u32 reserved;
-  __u64 watched_ns; /* since the counts began */
+  __u64 since;      /* in: `next` of the earlier call; 0 for the first, which has no entries */
+  __u64 next;       /* out */
+  __u64 watched_ns; /* out: how long the entries were counted; longer than since that call if it is too long ago */
   struct weightfs_top_entry process[WEIGHTFS_TOP_MAX], file[WEIGHTFS_TOP_MAX];
 };
 
@@ -213,7 +219,7 @@ struct weightfs_publication {
 #define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
 #define WEIGHTFS_IOC_SCRUB _IOR(WEIGHTFS_IOC_MAGIC, 7, struct weightfs_scrub)
 #define WEIGHTFS_IOC_METRICS _IOR(WEIGHTFS_IOC_MAGIC, 9, struct weightfs_metrics)
-#define WEIGHTFS_IOC_TOP _IOR(WEIGHTFS_IOC_MAGIC, 10, struct weightfs_top)
+#define WEIGHTFS_IOC_TOP _IOWR(WEIGHTFS_IOC_MAGIC, 10, struct weightfs_top)
 #define WEIGHTFS_IOC_STATS _IOR(WEIGHTFS_IOC_MAGIC, 3, struct weightfs_stats)
 
 #endif

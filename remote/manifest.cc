@@ -257,7 +257,9 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
 }
 
 std::string Claim::Encode() const {
-  return Line({{"weightfs-claim", kFormat}, {"push", push}, {"source", Printable(source)}, {"created", created_ns}});
+  Json json = {{"weightfs-claim", kFormat}, {"push", push}, {"source", Printable(source)}, {"created", created_ns}};
+  if (taken_over) json["taken-over"] = true;
+  return Line(json);
 }
 
 Result<Claim> Claim::Decode(std::string_view text) {
@@ -265,7 +267,8 @@ Result<Claim> Claim::Decode(std::string_view text) {
     const Json json = Json::parse(text);
     Claim claim{.push = json.at("push").get<std::string>(),
                 .source = json.at("source").get<std::string>(),
-                .created_ns = json.at("created").get<int64_t>()};
+                .created_ns = json.at("created").get<int64_t>(),
+                .taken_over = json.value("taken-over", false)};
     if (!IsHex(claim.push, kIdDigits)) return Error{ErrorCode::kCorrupt, "the claim is damaged"};
     return claim;
   } catch (const std::exception&) {

@@ -86,6 +86,7 @@ struct Claim {
   std::string push;         // 32 hexadecimal digits
   std::string source = {};  // for people
   int64_t created_ns = 0;
+  bool taken_over = false;  // from another push, which may still write: objects found in the bucket are not trusted
 
   std::string Encode() const;  // JSON
   static Result<Claim> Decode(std::string_view text);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <iterator>
 #include <utility>
 
 #include "common/printable.h"
@@ -136,7 +137,10 @@ RequestId Bucket::StartPut(const std::string& key, std::span<const std::byte> bo
 
 Result<std::string> Bucket::CreateMultipartUpload(const std::string& key, const std::string& content_type,
                                                   const Interrupted& interrupted) const {
-  Request request{.method = "POST", .object = {name_, key}, .query = {{"uploads", ""}}};
+  Request request{.method = "POST",
+                  .object = {name_, key},
+                  .query = {{"uploads", ""}},
+                  .xml_root = "InitiateMultipartUploadResult"};
   if (!content_type.empty()) request.headers.emplace_back("content-type", content_type);
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
   return Named(ParseUploadId(response.body), request.object);
@@ -160,6 +164,7 @@ Result<std::vector<PartInfo>> Bucket::ListParts(const UploadInfo& upload, const 
   std::string marker;
   do {
     Request request{.object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}, {"max-parts", "1000"}}};
+    request.xml_root = "ListPartsResult";
     if (!marker.empty()) request.query.emplace_back("part-number-marker", marker);
     ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
     ASSIGN_OR_RETURN(auto page, Named(ParseParts(response.body), request.object));
@@ -176,8 +181,10 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
                                                              const Interrupted& interrupted) const {
   std::vector<UploadInfo> uploads;
   std::string key, upload_id;
+  // Without encoding-type: Ceph 16 would encode the keys here, but does not say so in its response.
   do {
-    Request request{.object = {name_, ""}, .query = {{"uploads", ""}, {"encoding-type", "url"}}};
+    Request request{.object = {name_, ""}, .query = {{"uploads", ""}}};
+    request.xml_root = "ListMultipartUploadsResult";
     if (!prefix.empty()) request.query.emplace_back("prefix", prefix);
     if (!key.empty()) request.query.insert(request.query.end(), {{"key-marker", key}, {"upload-id-marker", upload_id}});
     ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
@@ -199,6 +206,7 @@ Result<std::string> Bucket::CompleteMultipartUpload(const UploadInfo& upload, co
   if (if_none_match) request.headers.emplace_back("if-none-match", "*");
   request.body = AsBytes(document);
   request.slow_answer = true;
+  request.xml_root = "CompleteMultipartUploadResult";
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
   return Named(ParseCompletedEtag(response.body), request.object);
 }
@@ -214,6 +222,7 @@ Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupte
   std::string token;
   do {
     Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
+    request.xml_root = "ListBucketResult";
     if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
     if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
     if (!options.start_after.empty()) request.query.emplace_back("start-after", options.start_after);
@@ -243,7 +252,7 @@ Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Inte
   const auto flush = [&]() -> Result<void> {
     if (batch.empty()) return {};
     const auto document = DeleteDocument(batch);
-    Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}};
+    Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
     request.headers = {{"content-type", "application/xml"}, {"content-md5", Md5Header(document)}};
     request.body = AsBytes(document);
     ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));

@@ -97,7 +97,8 @@ class Bucket {
   RequestId StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
                      std::function<void(Result<std::string>)> done) const;
 
-  // Returns the id of the upload.
+  // Returns the id of the upload. If a response was lost, the service may have one more upload of this key, without
+  // parts.
   Result<std::string> CreateMultipartUpload(const std::string& key, const std::string& content_type = {},
                                             const Interrupted& interrupted = {}) const;
   // Passes the ETag. A part with the same number is replaced. The memory must stay valid until the callback.

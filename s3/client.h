@@ -32,8 +32,12 @@ struct Request {
   std::optional<std::span<std::byte>> into = {};
   // The maximum size of a response body without `into`, in bytes. A larger one fails with kTooLarge.
   size_t body_limit = size_t{16} << 20;
-  // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it is given ten minutes.
+  // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it may be silent ten
+  // times as long as Settings::stall_timeout_s.
   bool slow_answer = false;
+  // The response must be an XML document with this root; otherwise the request is retried. Empty: any response. It
+  // must stay valid until the callback.
+  std::string_view xml_root = {};
 };
 
 struct Response {

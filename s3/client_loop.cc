@@ -21,6 +21,7 @@ constexpr milliseconds kFirstBackoff{200}, kMaxBackoff{20'000};
 constexpr unsigned kBriefAttempts = 4;
 constexpr unsigned kMaxRegionChanges = 2;
 constexpr size_t kSignedBody = size_t{64} << 10;
+constexpr std::chrono::seconds kRenewalInterval{30};
 constexpr int kIdlePollMs = 1000, kPausedPollMs = 10;
 
 std::string_view AsText(std::span<const std::byte> bytes) {
@@ -170,14 +171,18 @@ void ClientLoop::StartReadyJobs() {
 bool ClientLoop::HaveCredentials() {
   if (!settings_.sign) return true;
   const bool have = loader_->provider().Cached().has_value();
-  if (!have) {
-    if (const auto failure = loader_->TakeFailure()) {
-      const std::vector<Job*> waiting(ready_.begin(), ready_.end());
-      for (auto* job : waiting) Finish(*job, *failure);
-      return false;
-    }
+  const auto failure = loader_->TakeFailure();
+  if (!have && failure) {
+    const std::vector<Job*> waiting(ready_.begin(), ready_.end());
+    for (auto* job : waiting) Finish(*job, *failure);
+    return false;
   }
-  if (loader_->provider().NeedsLoad()) loader_->Start();
+  // Credentials that are still valid are renewed now and then: their source may have no others yet.
+  const auto now = Clock::now();
+  if (loader_->provider().NeedsLoad() && (!have || now >= next_renewal_)) {
+    next_renewal_ = now + kRenewalInterval;
+    loader_->Start();
+  }
   return have;
 }
 

@@ -111,6 +111,7 @@ class ClientLoop {
   RateLimit rate_;
   std::map<std::string, std::string> regions_;         // of buckets that are not in Settings::region
   std::chrono::system_clock::duration clock_error_{};  // the service's clock - ours
+  Clock::time_point next_renewal_ = {};
   std::mt19937_64 random_{std::random_device{}()};
 
   std::thread thread_;

@@ -40,11 +40,13 @@ Result<Credentials> CredentialProvider::Get() {
   lock.Lock();
   loading_ = false;
   loaded_.notify_all();
+  const auto now = std::chrono::system_clock::now();
   if (loaded) {
     current_ = *loaded;
-  } else if (IsValidLocked(std::chrono::system_clock::now())) {
-    return *current_;
+    if (IsValidLocked(now)) return loaded;
+    return Error{ErrorCode::kAccess, "the S3 credentials have expired; renew them"};
   }
+  if (IsValidLocked(now)) return *current_;
   return loaded;
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cinttypes>
+#include <cstdio>
 #include <string_view>
 
 #include "common/printable.h"
@@ -135,6 +137,21 @@ Failure FailureOfCurl(const Attempt& attempt, const Settings& settings) {
   return failure;
 }
 
+Failure FailureOfLength(const Request& request, const Attempt& attempt) {
+  const auto length = attempt.header("content-length");
+  Failure failure{.remedy = Remedy::kRetryBriefly};
+  failure.reason = fmt::format("the response has {} bytes, not {}",
+                               length.empty() ? std::to_string(attempt.bytes_received) : length, request.into->size());
+  // "bytes 90-99/100": the service cut the range off at the end of the object.
+  const std::string range(attempt.header("content-range"));
+  uint64_t first = 0, last = 0, size = 0;
+  const bool parsed = std::sscanf(range.c_str(), "bytes %" SCNu64 "-%" SCNu64 "/%" SCNu64, &first, &last, &size) == 3;
+  if (attempt.status == 206 && parsed && last + 1 == size && last - first + 1 < request.into->size()) {
+    failure = {.code = ErrorCode::kRange, .reason = fmt::format("the object has only {} bytes", size)};
+  }
+  return failure;
+}
+
 // A wrong region is answered in several ways, depending on the service and the method.
 std::string OtherRegion(const Attempt& attempt, const ErrorDocument& document) {
   const bool redirected = attempt.status == 301 || attempt.status == 307 || attempt.status == 400;
@@ -177,20 +194,19 @@ std::optional<Failure> FindFailure(const Request& request, const Attempt& attemp
     return Failure{.code = ErrorCode::kTooLarge,
                    .reason = fmt::format("the response is larger than {} bytes", request.body_limit)};
   }
-  if (attempt.wrong_length) {
-    return Failure{.remedy = Remedy::kRetryBriefly,
-                   .reason = fmt::format("the response has {} bytes, not {}", attempt.header("content-length"),
-                                         request.into->size())};
-  }
+  if (attempt.wrong_length) return FailureOfLength(request, attempt);
   const bool has_error = attempt.status >= 300;
   if (attempt.result != CURLE_OK && !has_error) return FailureOfCurl(attempt, settings);
   if (has_error) return FailureOfStatus(request, attempt, ParseErrorDocument(attempt.body), settings);
   if (attempt.status < 200) return Failure{.remedy = Remedy::kRetryBriefly, .reason = "the answer is not HTTP"};
-  const bool may_hide_error = ChangesObjects(request) && attempt.body.find("<Error>") != std::string::npos;
-  if (!may_hide_error) return std::nullopt;
-  const auto document = ParseErrorDocument(attempt.body);
-  if (document.empty()) return std::nullopt;
-  return FailureOfStatus(request, attempt, document, settings);
+  if (ChangesObjects(request) && attempt.body.find("<Error>") != std::string::npos) {
+    const auto document = ParseErrorDocument(attempt.body);
+    if (!document.empty()) return FailureOfStatus(request, attempt, document, settings);
+  }
+  if (request.xml_root.empty() || IsDocument(attempt.body, request.xml_root)) return std::nullopt;
+  return Failure{.remedy = Remedy::kRetryBriefly,
+                 .reason = fmt::format("the response is not a complete {} document", request.xml_root),
+                 .advice = "check whether the endpoint URL is that of an S3 service"};
 }
 
 }  // namespace weightfs::s3

@@ -164,6 +164,11 @@ Result<std::vector<DeleteFailure>> ParseDeleteFailures(std::string_view body) {
   return failures;
 }
 
+bool IsDocument(std::string_view body, std::string_view root) {
+  pugi::xml_document document;
+  return document.load_buffer(body.data(), body.size()) && document.child(std::string(root).c_str());
+}
+
 std::optional<Credentials> ParseAssumedRole(std::string_view body) {
   pugi::xml_document document;
   if (!document.load_buffer(body.data(), body.size())) return std::nullopt;

@@ -52,6 +52,9 @@ struct DeleteFailure {
 };
 Result<std::vector<DeleteFailure>> ParseDeleteFailures(std::string_view body);
 
+// True if `body` is a well-formed document with this root.
+bool IsDocument(std::string_view body, std::string_view root);
+
 // The answer of STS's AssumeRoleWithWebIdentity; none if it has no credentials.
 std::optional<Credentials> ParseAssumedRole(std::string_view body);
 

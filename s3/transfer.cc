@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/transfer.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +18,7 @@ constexpr size_t kErrorBody = size_t{64} << 10;
 // The sizes with the least processor time per byte: larger ones do not fit in the second-level cache of a core.
 constexpr long kUploadBuffer = 256 << 10, kReceiveBuffer = 256 << 10;
 constexpr long kStalledBelow = 1024;  // bytes per second
-constexpr long kSlowAnswerSeconds = 600;
+constexpr long kSlowAnswerFactor = 10;
 
 std::string_view Trim(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
@@ -31,6 +32,12 @@ bool IsSuccess(int status) { return status >= 200 && status < 300; }
 std::string_view Find(const Fields& headers, std::string_view name) {
   const auto found = std::ranges::find(headers, name, &Fields::value_type::first);
   return found == headers.end() ? std::string_view() : found->second;
+}
+
+// The programs that this process starts must not keep its connections open.
+int CloseOnExec(void*, curl_socket_t socket, curlsocktype) {
+  fcntl(socket, F_SETFD, FD_CLOEXEC);
+  return CURL_SOCKOPT_OK;
 }
 
 }  // namespace
@@ -69,6 +76,7 @@ void Transfer::SetCommonOptions() {
   curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
+  curl_easy_setopt(handle, CURLOPT_SOCKOPTFUNCTION, &CloseOnExec);
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kUploadBuffer);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBuffer);
   curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_timeout_s));
@@ -79,7 +87,7 @@ void Transfer::SetCommonOptions() {
   const auto slowest = settings_.upload_rate / std::max(settings_.connections, 1U) / 4;
   const long limit = settings_.upload_rate == 0 ? kStalledBelow : std::clamp<long>(static_cast<long>(slowest), 1, 1024);
   curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, request_->slow_answer ? 1L : limit);
-  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, request_->slow_answer ? std::max(stall, kSlowAnswerSeconds) : stall);
+  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, request_->slow_answer ? kSlowAnswerFactor * stall : stall);
 
   curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, error_);
   curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, &Transfer::OnHeader);

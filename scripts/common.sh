@@ -44,3 +44,24 @@ find_torch() {
   done
   return 1
 }
+
+# find_pythons [--headers] prints the Pythons from 3.9 on, one of each version, oldest first: the system's, those in
+# PATH, and pyenv's. Each line has the version and the path. With --headers, only those that can build modules.
+find_pythons() {
+  local candidate version kind path
+  local -A found=()
+  # Not versions before their release, builds without the global lock, and virtual environments.
+  local program='
+import ensurepip, os, sys, sysconfig, venv
+headers = os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+if (sys.version_info >= (3, 9) and sys.version_info.releaselevel == "final" and sys.prefix == sys.base_prefix
+        and not sysconfig.get_config_var("Py_GIL_DISABLED") and sys.implementation.name == "cpython"):
+    print("%d.%d" % sys.version_info[:2], "--headers" if headers else "none", sys.executable)'
+  for candidate in /usr/bin/python3 python3 $(compgen -c python3. | grep -xE 'python3\.[0-9]+' | sort -u) \
+    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python3; do
+    read -r version kind path < <("$candidate" -c "$program" 2>/dev/null) || continue
+    [ "${1:-$kind}" = "$kind" ] && [ -z "${found[$version]:-}" ] || continue
+    found[$version]=$path
+  done
+  for version in $(printf '%s\n' "${!found[@]}" | sort -V); do printf '%s %s\n' "$version" "${found[$version]}"; done
+}

@@ -156,7 +156,7 @@ class Objects:
                 if part is None or part.etag.strip('"') != etag.strip('"'):
                     raise Failure(400, "InvalidPart", "One or more of the specified parts could not be found.")
                 if len(part.body) < MIN_PART and index + 1 < len(parts):
-                    raise Failure(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
+                    raise Failure(400, "EntityTooSmall", "Your upload is smaller than the minimum allowed size")
                 bodies.append(part)
             if not parts or [number for number, _ in parts] != sorted({number for number, _ in parts}):
                 raise Failure(400, "InvalidPartOrder", "The list of parts was not in ascending order.")
@@ -180,7 +180,7 @@ class Objects:
                           key=lambda entry: entry[:2])
 
     def list(self, bucket, prefix, delimiter, after, limit):
-        """Returns entries (name, object or None for a common prefix), and the name of the last one if there are more."""
+        """Returns entries (name, object or None for a prefix), and the name of the last one if there are more."""
         with self.mutex:
             entries = {}
             for key, found in self.bucket(bucket).items():

@@ -19,7 +19,7 @@ class Probe:
     def __init__(self, environment):
         self.environment = dict(environment)
 
-    def __call__(self, command, *, limit=60, **options):
+    def __call__(self, command, *, time_limit=60, **options):
         """Runs the command with --NAME=VALUE for each option (True: a flag). Returns what it printed."""
         words = [program().parent / "s3_probe", command]
         for name, value in options.items():
@@ -31,7 +31,7 @@ class Probe:
             else:
                 words.append(f"{name}={value}")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        finished = run(words, limit=limit, codes=(0, 1), env={**kept, **self.environment})
+        finished = run(words, limit=time_limit, codes=(0, 1), env={**kept, **self.environment})
         answer = json.loads(finished.out)
         if "error" in answer:
             assert "\n" not in answer["error"], answer

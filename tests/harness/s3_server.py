@@ -5,7 +5,7 @@
         server.fail(3, "status", status=503)       the third request from now on
         server.fail(1, "reset", method="PUT")      the first PUT from now on
 
-As a program, which prints its URL: python -m harness.s3_server --port 9000 --bucket tests --fault 3:status:status=503"""
+As a program, which prints its URL: python -m harness.s3_server --port 9000 --fault 3:status:status=503"""
 import argparse
 import contextlib
 import dataclasses
@@ -111,7 +111,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.query = dict(urllib.parse.parse_qsl(self.raw_query, keep_blank_values=True))
         self.bucket, self.key = self.address()
         size = int(self.lower.get("content-length", 0))
-        self.record, self.fault = self.server.owner.count(self.command, self.bucket, self.key, self.query, self.lower, size)
+        self.record, self.fault = self.server.owner.count(self.command, self.bucket, self.key, self.query, self.lower,
+                                                          size)
         self.fault_kind = self.fault.kind if self.fault else ""
         self.body_left = size
         if self.fault_kind == "reset":
@@ -172,7 +173,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def send_fault(self):
         arguments = self.fault.arguments
         headers = {"Retry-After": str(arguments["retry_after"])} if "retry_after" in arguments else {}
-        self.send(int(arguments.get("status", 503)), self.error_body(arguments.get("code", "SlowDown"), "Injected."), headers)
+        body = self.error_body(arguments.get("code", "SlowDown"), "Injected.")
+        self.send(int(arguments.get("status", 503)), body, headers)
 
     def error_body(self, code, message, region=""):
         more = f"<Region>{region}</Region>" if region else ""
@@ -185,7 +187,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(failure.status, self.error_body(failure.code, failure.message, region), headers)
 
     def send_xml(self, text, status=200):
-        self.send(status, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode(), {"Content-Type": "application/xml"})
+        body = f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
+        self.send(status, body, {"Content-Type": "application/xml"})
 
     def send(self, status, body=b"", headers=None):
         if self.fault_kind == "lost":
@@ -284,8 +287,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def post_object_uploads(self, _):
         name = self.objects.create_upload(self.bucket, self.key, self.lower)
-        self.send_xml(f"<InitiateMultipartUploadResult {XMLNS}><Bucket>{self.bucket}</Bucket><Key>{escape(self.key)}</Key>"
-                      f"<UploadId>{escape(name)}</UploadId></InitiateMultipartUploadResult>")
+        self.send_xml(f"<InitiateMultipartUploadResult {XMLNS}><Bucket>{self.bucket}</Bucket>"
+                      f"<Key>{escape(self.key)}</Key><UploadId>{escape(name)}</UploadId></InitiateMultipartUploadResult>")
 
     def put_object_uploadId_partNumber(self, body):
         number = int(self.query["partNumber"])
@@ -343,16 +346,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def get_bucket(self, _):
         limit = min(int(self.query.get("max-keys", 1000)), self.server.owner.page_size)
         after = self.query.get("continuation-token", "") or self.query.get("start-after", "")
-        entries, last = self.objects.list(self.bucket, self.query.get("prefix", ""), self.query.get("delimiter", ""), after,
-                                          limit)
+        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
+        entries, last = self.objects.list(self.bucket, prefix, delimiter, after, limit)
         listed = []
         for name, found in entries:
             if found is None:
                 listed.append(f"<CommonPrefixes><Prefix>{self.shown_key(name)}</Prefix></CommonPrefixes>")
             else:
                 listed.append(f"<Contents><Key>{self.shown_key(name)}</Key><Size>{len(found.body)}</Size>"
-                              f"<LastModified>{iso_time(found.modified)}</LastModified><ETag>{escape(found.etag)}</ETag>"
-                              "</Contents>")
+                              f"<LastModified>{iso_time(found.modified)}</LastModified>"
+                              f"<ETag>{escape(found.etag)}</ETag></Contents>")
         token = f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if last else ""
         self.send_xml(f"<ListBucketResult {XMLNS}>{self.encoding()}<KeyCount>{len(entries)}</KeyCount>{token}"
                       f"<IsTruncated>{str(bool(last)).lower()}</IsTruncated>{''.join(listed)}</ListBucketResult>")
@@ -367,8 +370,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for key in keys:
             if key not in refused:
                 self.objects.delete(self.bucket, key)
-        errors = "".join(f"<Error><Key>{escape(key)}</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-                         for key in refused)
+        errors = "".join(f"<Error><Key>{escape(key)}</Key><Code>AccessDenied</Code><Message>Access Denied</Message>"
+                         "</Error>" for key in refused)
         self.send_xml(f"<DeleteResult {XMLNS}>{errors}</DeleteResult>")
 
 
@@ -485,8 +488,9 @@ def parse_fault(text):
 
 
 def main():
+    faults = "faults:\n" + "\n".join(f"  {name}: {text}" for name, text in FAULTS.items())
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                     epilog="faults:\n" + "\n".join(f"  {name}: {text}" for name, text in FAULTS.items()))
+                                     epilog=faults)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--bucket", action="append", default=[])
     parser.add_argument("--radosgw", action="store_true", help="the differences of Ceph's radosgw to AWS")

@@ -71,23 +71,23 @@ def verify(method, raw_path, raw_query, headers, body, keys, region, now):
     time = headers.get("x-amz-date", "")
     sent = datetime.datetime.strptime(time, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc)
     if abs(sent - now) > MAX_SKEW or not time.startswith(day):
-        raise Refused(403, "RequestTimeTooSkewed", "The difference between the request time and the current time is too "
-                                                   "large.")
+        raise Refused(403, "RequestTimeTooSkewed",
+                      "The difference between the request time and the current time is too large.")
     if scope_region != region:
-        raise Refused(400, "AuthorizationHeaderMalformed", f"the region '{scope_region}' is wrong; expecting '{region}'",
-                      region)
+        raise Refused(400, "AuthorizationHeaderMalformed",
+                      f"the region '{scope_region}' is wrong; expecting '{region}'", region)
     signed = names.split(";")
     unsigned = [name for name in headers if (name.startswith("x-amz-") or name == "host") and name not in signed]
     if unsigned or signed != sorted(signed) or service != "s3":
-        raise Refused(403, "AccessDenied", f"There were headers present in the request which were not signed: {unsigned}")
+        raise Refused(403, "AccessDenied", f"There were headers in the request which were not signed: {unsigned}")
     payload = headers.get("x-amz-content-sha256", "")
     lines = "".join(f"{name}:{re.sub(' +', ' ', headers.get(name, '').strip())}\n" for name in signed)
     request = "\n".join((method, encode(raw_path, "/"), canonical_query(raw_query), lines, names, payload))
     text = "\n".join(("AWS4-HMAC-SHA256", time, f"{day}/{region}/{service}/aws4_request",
                       hashlib.sha256(request.encode()).hexdigest()))
     if not hmac.compare_digest(signature(key.secret, day, region, service, text), given):
-        raise Refused(403, "SignatureDoesNotMatch", "The request signature we calculated does not match the signature you "
-                                                    "provided.")
+        raise Refused(403, "SignatureDoesNotMatch",
+                      "The request signature we calculated does not match the signature you provided.")
     if payload not in (UNSIGNED, hashlib.sha256(body).hexdigest() if payload != UNSIGNED else ""):
-        raise Refused(400, "XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match what "
-                                                        "was computed.")
+        raise Refused(400, "XAmzContentSHA256Mismatch",
+                      "The provided 'x-amz-content-sha256' header does not match what was computed.")

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs stats, weightfs top and -o metrics= beside a load that the test makes."""
 
+import fcntl
 import http.client
 import json
 import os
+import pty
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
+import termios
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +70,40 @@ class Load:
         return int(self.process.communicate("")[0])
 
 
+class Watch:
+    """`weightfs stats` or `top` with --json beside a load. end() returns the lines of its whole intervals."""
+
+    def __init__(self, command, path):
+        self.process = subprocess.Popen([program(), command, path, "--json", "--interval", "0.3"],
+                                        stdout=subprocess.PIPE, text=True)
+        self.process.stdout.readline()      # it looks from now on
+
+    def end(self):
+        lines = [json.loads(self.process.stdout.readline())]
+        began = time.time()                  # one interval that began after the load had ended
+        while lines[-1]["time"] - lines[-1]["interval_s"] < began:
+            lines.append(json.loads(self.process.stdout.readline()))
+        self.process.terminate()
+        self.process.communicate()
+        return lines
+
+
+def total(lines, rate):
+    return sum(rate(line) * line["interval_s"] for line in lines)
+
+
+def totals_of(lines, table, key):
+    """The sums of all columns by process or file."""
+    sums = {}
+    for line in lines:
+        for row in line[table]:
+            sum_of = sums.setdefault(row[key], {"name": row["name"]})
+            for column in row:
+                if column.endswith("_per_s"):
+                    sum_of[column] = sum_of.get(column, 0) + row[column] * line["interval_s"]
+    return sums
+
+
 def looks(command, path, count, interval):
     out = weightfs(command, path, "--json", "--count", str(count), "--interval", str(interval)).out
     return [json.loads(line) for line in out.splitlines()]
@@ -73,7 +113,8 @@ def looks(command, path, count, interval):
 def test_stats_counts_every_byte_of_a_load(work, direction):
     path = work / "file"
     path.write_bytes(os.urandom(32 * MIB))
-    watch = subprocess.Popen([program(), "stats", work, "--json", "--interval", "0.5"], stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen([program(), "stats", work, "--json", "--interval", "0.5"], stdout=subprocess.PIPE,
+                             text=True)
     first = json.loads(watch.stdout.readline())          # it looks from now on
     load = Load(path, direction)
     lines = [json.loads(watch.stdout.readline()) for _ in range(4)]
@@ -89,6 +130,192 @@ def test_stats_counts_every_byte_of_a_load(work, direction):
     busy = max(lines, key=lambda line: line[name])["requests"][direction]
     assert 0 < busy["p50_s"] <= busy["p99_s"] < 30 and busy["mean_s"] > 0
     assert first["requests"]["lease"]["per_s"] == 0
+
+
+FIO_LOADS = {
+    "read": "--rw=read --bs=1M --rate=200m",
+    "write": "--rw=write --bs=1M --rate=50m",
+    "random-read": "--rw=randread --bs=4k --rate_iops=2000",
+    "mixed": "--rw=randrw --bs=64k --rate_iops=300,100",
+    "threads": "--rw=randread --bs=16k --rate_iops=500 --numjobs=3 --thread",
+    "buffered-write": "--rw=write --bs=4k --rate_iops=2000 --direct=0",
+}
+
+
+@pytest.mark.parametrize("load", FIO_LOADS)
+def test_stats_and_top_tell_the_load_of_fio(work, load):
+    if not shutil.which("fio"):
+        pytest.skip("needs fio")
+    fio = ["fio", "--name=load", f"--directory={work}", "--size=32M", "--ioengine=psync", "--direct=1",
+           *FIO_LOADS[load].split(), "--group_reporting", "--output-format=json"]
+    subprocess.run([*fio, "--create_only=1"], check=True, capture_output=True)
+    stats, top = Watch("stats", work), Watch("top", work)
+    fio += ["--time_based", "--runtime=2"]
+    out = subprocess.run(fio, check=True, capture_output=True, text=True).stdout
+    done = json.loads(out[out.index("{"):])["jobs"][0]
+    counted, activity = stats.end(), top.end()
+    processes, files = totals_of(activity, "processes", "pid"), totals_of(activity, "files", "inode")
+    for kind, column in (("read", "read_bytes_per_s"), ("write", "written_bytes_per_s")):
+        size = done[kind]["io_bytes"]
+        assert total(counted, lambda line: line[column]) == pytest.approx(size, rel=0.05)
+        requests = total(counted, lambda line: line["requests"][kind]["per_s"])
+        assert requests == pytest.approx(done[kind]["total_ios"], rel=0.05)
+        by_fio = sum(row[column] for row in processes.values() if row["name"] == "fio")
+        assert by_fio == pytest.approx(size, rel=0.05)
+        assert sum(row[column] for row in files.values()) == pytest.approx(size, rel=0.05)
+    workers = [row for row in processes.values() if row["read_bytes_per_s"] + row["written_bytes_per_s"] > 0]
+    assert len(workers) == 1, "threads count for their process"
+    used = {row["name"] for row in files.values() if row["read_bytes_per_s"] + row["written_bytes_per_s"] > 0}
+    assert used == {str(path) for path in work.glob("load.*")}
+
+
+def test_leased_bytes_are_counted_once_and_for_their_process(work):
+    pytest.importorskip("weightfs")
+    script = """
+import sys, weightfs
+with weightfs.aio_handle(queue_depth=8) as handle:
+    for number in range(4):
+        handle.write_async(bytearray(8 << 20), f"{sys.argv[1]}/{number}", durable=True).result()
+    for number in range(3):
+        handle.read_async(bytearray(8 << 20), f"{sys.argv[1]}/{number}").result()
+"""
+    stats, top = Watch("stats", work), Watch("top", work)
+    load = subprocess.Popen([sys.executable, "-c", script, work])
+    assert load.wait() == 0
+    counted, activity = stats.end(), top.end()
+    for column, size in (("read", 24 * MIB), ("written", 32 * MIB)):
+        assert total(counted, lambda line: line[f"{column}_bytes_per_s"]) == pytest.approx(size)
+        assert total(counted, lambda line: line[f"leased_{column}_bytes_per_s"]) == pytest.approx(size)
+    mine = totals_of(activity, "processes", "pid")[load.pid]
+    assert mine["leased_read_bytes_per_s"] == pytest.approx(24 * MIB)
+    assert mine["leased_written_bytes_per_s"] == pytest.approx(32 * MIB)
+    assert mine["read_bytes_per_s"] == mine["written_bytes_per_s"] == 0
+    files = totals_of(activity, "files", "inode")
+    for number in range(4):
+        row = files[(work / str(number)).stat().st_ino]
+        assert row["leased_written_bytes_per_s"] == pytest.approx(8 * MIB)
+        assert row["leased_read_bytes_per_s"] == pytest.approx(8 * MIB if number < 3 else 0)
+
+
+def test_top_keeps_the_name_of_a_process_that_has_ended_and_of_a_deleted_file(work):
+    top = Watch("top", work)
+    script = """
+import os, sys
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.write(file, bytes(1 << 20))
+os.unlink(sys.argv[1])
+"""
+    load = subprocess.Popen([sys.executable, "-c", script, work / "gone"])
+    assert load.wait() == 0
+    lines = top.end()
+    assert totals_of(lines, "processes", "pid")[load.pid]["name"].startswith("python")
+    assert sum(row["written_bytes_per_s"] for row in totals_of(lines, "files", "inode").values()) == pytest.approx(MIB)
+
+
+def test_top_names_a_mapped_file(work):
+    path = work / "mapped"
+    path.write_bytes(bytes(4 * MIB))
+    script = """
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDONLY)
+memory = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+os.close(file)
+sum(memory[::4096])
+print("done", flush=True)
+sys.stdin.read()
+"""
+    top = Watch("top", work)
+    load = subprocess.Popen([sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            text=True)
+    assert load.stdout.readline() == "done\n"
+    lines = top.end()
+    load.communicate("")
+    row = totals_of(lines, "files", "inode")[path.stat().st_ino]
+    assert row["name"] == str(path)
+    assert row["read_bytes_per_s"] == pytest.approx(4 * MIB)
+
+
+def test_watching_does_not_keep_a_mount_and_its_end_is_told(factory):
+    mount = factory.mount(factory.store("128M"))
+    watches = [subprocess.Popen([program(), command, mount.path, "--json", "--interval", "0.1"], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in ("stats", "top")]
+    for watch in watches:
+        watch.stdout.readline()
+    mount.umount()
+    for watch in watches:
+        _, error = watch.communicate(timeout=30)
+        assert (watch.returncode, error) == (1, f"weightfs: {mount.path}: the mount has ended\n")
+
+
+def test_a_reader_that_ends_is_no_error_and_a_full_disk_is_one(work):
+    watch = subprocess.Popen([program(), "stats", work, "--json", "--interval", "0.1"], text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    watch.stdout.readline()
+    watch.stdout.close()
+    assert (watch.wait(timeout=30), watch.stderr.read()) == (0, "")
+    watch.stderr.close()
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        failed = subprocess.run([program(), "stats", work, "--interval", "0.1"], stdout=full, stderr=subprocess.PIPE,
+                                text=True)
+    assert failed.returncode == 1 and failed.stderr.count("\n") == 1 and "No space left" in failed.stderr
+
+
+class Terminal:
+    """A command on a terminal of the given size."""
+
+    def __init__(self, columns, rows, *words):
+        self.master, slave = pty.openpty()
+        self.resize(columns, rows)
+        self.process = subprocess.Popen([program(), *words], stdin=slave, stdout=slave, stderr=slave,
+                                        env={**os.environ, "TERM": "xterm"}, start_new_session=True,
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        os.close(slave)
+        self.text = b""
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def screen(self):
+        """The lines of the next complete screen."""
+        start = len(self.text)
+        while self.text.count(b"\x1b[J", start) == 0 or b"\x1b[H" not in self.text[start:]:
+            self.text += os.read(self.master, 65536)
+        drawn = self.text[self.text.rindex(b"\x1b[H"):].split(b"\x1b[J")[0].decode()
+        return [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line) for line in drawn.split("\n")]
+
+    def press(self, key):
+        os.write(self.master, key)
+        while True:
+            try:
+                if not os.read(self.master, 65536):
+                    break
+            except OSError:                  # the terminal has no user any more
+                break
+        return self.process.wait(timeout=30)
+
+
+@pytest.mark.parametrize("command", ["stats", "top"])
+def test_a_screen_fits_the_terminal_and_q_ends_it(work, command):
+    terminal = Terminal(60, 24, command, work, "--interval", "0.2")
+    (work / ("n" * 200)).write_bytes(bytes(MIB))
+    for columns, rows in ((60, 24), (30, 10), (200, 50)):
+        terminal.resize(columns, rows)
+        terminal.screen()
+        lines = terminal.screen()
+        assert len(lines) <= rows
+        assert max(len(line.rstrip("\r")) for line in lines) <= columns
+    if command == "stats":
+        assert any(line.startswith("lookup") for line in lines), "all kinds, where there is room"
+        assert any(line.startswith("free") for line in lines)
+    assert terminal.press(b"q") == 0
+
+
+def test_ctrl_c_ends_a_watch_and_leaves_the_terminal_as_it_was(work):
+    terminal = Terminal(80, 24, "stats", work, "--interval", "0.2")
+    before = termios.tcgetattr(terminal.master)
+    terminal.screen()
+    assert terminal.press(b"\x03") == 0
+    assert before[3] & termios.ICANON == 0 or termios.tcgetattr(terminal.master)[3] & termios.ICANON
 
 
 def test_top_names_the_process_and_the_file_of_a_load(work):
@@ -143,6 +370,87 @@ def test_metrics_are_served_and_linted(factory):
         assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("name", [b"with space", b'quote"and\\', b"line\nbreak", b"\xff\xfe", "größe".encode()])
+def test_metrics_of_a_store_with_any_name_are_linted(factory, local, point, name):
+    if not shutil.which("promtool"):
+        pytest.skip("needs promtool (Debian's prometheus)")
+    port = free_port()
+    store = os.fsencode(factory.store("128M").directory)
+    renamed = os.fsencode(local) + b"/" + name
+    os.rename(store, renamed)
+    subprocess.run([program(), "mount", renamed, point, "-o", f"metrics=127.0.0.1:{port}"], check=True)
+    try:
+        text = scrape(port)[0]                       # which is UTF-8
+        assert scrape(port, "application/openmetrics-text")[0].endswith("# EOF\n")
+        for watch in ("stats", "top"):
+            subprocess.run([program(), watch, point, "--count", "1", "--interval", "0.1"], check=True)
+    finally:
+        subprocess.run([program(), "umount", point], check=True)
+        os.rename(renamed, store)
+    lint = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True)
+    assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
+
+
+def exchange(port, request, half_closed=False):
+    """The whole answer, until the server closes its side."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        for at in range(0, len(request), 4096):
+            client.sendall(request[at:at + 4096])
+        if half_closed:
+            client.shutdown(socket.SHUT_WR)
+        parts = []
+        while part := client.recv(65536):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def test_metrics_answer_any_client(factory):
+    port = free_port()
+    factory.mount(factory.store("128M"), f"metrics=127.0.0.1:{port}")
+    assert exchange(port, b"GET /metrics HTTP/1.0\n\n").startswith(b"HTTP/1.1 200 OK")
+    assert exchange(port, b"GET /metrics HTTP/1.1\r\n\r\n", half_closed=True).endswith(b"\n")
+    head = exchange(port, b"HEAD /metrics HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK") and head.endswith(b"\r\n\r\n")
+    assert exchange(port, b"POST /metrics HTTP/1.1\r\n\r\n" + bytes(20000)).startswith(b"HTTP/1.1 405 ")
+    assert exchange(port, b"GET /other HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 404 ")
+    assert exchange(port, b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 20000).startswith(b"HTTP/1.1 431 ")
+    assert exchange(port, b"GET /metrics HT", half_closed=True).startswith(b"HTTP/1.1 400 ")
+    assert exchange(port, b"", half_closed=True) == b""
+
+
+def test_silent_clients_hold_up_nobody(factory):
+    port = free_port()
+    factory.mount(factory.store("128M"), f"metrics=127.0.0.1:{port}")
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    found = []
+    scrapes = [threading.Thread(target=lambda: found.append(scrape(port)[0])) for _ in range(8)]
+    for thread in scrapes:
+        thread.start()
+    for thread in scrapes:
+        thread.join()
+    assert len(found) == 8 and all("weightfs_mount_info" in text for text in found)
+    silent[-1].settimeout(60)
+    assert silent[-1].recv(1) == b""                  # the mount closes it after a while
+    for client in silent:
+        client.close()
+
+
+def test_a_path_for_metrics_that_cannot_be_used(factory, local, point):
+    store = factory.store("128M")
+    file = local / "file"
+    file.write_text("kept")
+    too_long = local / ("x" * 120)
+    missing = local / "none/socket"
+    for path, why in ((file, "exists and is no socket"), (too_long, "too long"), (missing, "No such file")):
+        failed = weightfs("mount", store.directory, point, "-o", f"metrics={path}", codes=(1, 2))
+        assert failed.err.count("\n") == 1 and why in failed.err
+    assert file.read_text() == "kept"
+    used = local / "used.socket"
+    factory.mount(store, f"metrics={used}")
+    failed = weightfs("mount", factory.store("128M").directory, point, "-o", f"metrics={used}", codes=(1, 2))
+    assert "in use" in failed.err and used.exists()
+
+
 def test_metrics_at_a_path(factory, local):
     path = local / "metrics.socket"
     mount = factory.mount(factory.store("128M"), f"metrics={path}")
@@ -180,7 +488,7 @@ def test_an_address_in_use_is_an_error_and_nothing_is_mounted(factory, point):
     assert failed.err.count("\n") == 1 and f"metrics=127.0.0.1:{port}" in failed.err and "in use" in failed.err
 
 
-@pytest.mark.parametrize("value", ["9464", "relative/path", "", "127.0.0.1:port"])
+@pytest.mark.parametrize("value", ["9464", "relative/path", "", "127.0.0.1:port", "127.0.0.1:0", "127.0.0.1:99464"])
 def test_a_wrong_address_is_named(factory, point, value):
     store = factory.store("128M")
     failed = weightfs("mount", store.directory, point, "-o", f"metrics={value}", codes=(1, 2))

@@ -314,4 +314,21 @@ MUTANTS = [
            "python/weightfs/_shared_tensors.py",
            "    if shared:\n        raise", "    if shared and not tensors:\n        raise",
            ("tests/python/test_shared_tensors.py",)),
+
+    # S3 services.
+    Mutant("s3-short-body", "An object whose body arrives incomplete is read again.",
+           "s3/transfer.cc",
+           "    attempt_.wrong_length = true;\n", "", ("tests/remote/test_s3_faults.py -k short",)),
+    Mutant("s3-hidden-error", "An error in the body of a successful response is an error.",
+           "s3/failure.cc",
+           "    if (!document.empty()) return FailureOfStatus", "    if (document.empty()) return FailureOfStatus",
+           ("unit_s3",)),
+    Mutant("s3-certificate", "The certificate of a service is verified.",
+           "s3/transfer.cc",
+           "  curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);\n",
+           "  curl_easy_setopt(handle, CURLOPT_SSL_VERIFYPEER, 0L);\n", ("tests/remote/test_s3_client.py -k certificate",)),
+    Mutant("s3-body-hash", "A small body that changes on its way is sent again.",
+           "s3/client_loop.cc",
+           "request.body.size() <= kSignedBody", "request.body.empty()",
+           ("tests/remote/test_s3_faults.py -k changes_on_its_way",)),
 ]

@@ -13,7 +13,8 @@ from harness import needs
 from harness.s3_probe import Probe, Refused
 from harness.s3_signature import Key
 
-ODD_KEYS = ("plain", "a b", "a+b", "ü/ä", "50%", "%20", "a//b", "a/./b/../c", "~-._", "*'()!", "#?&=;:@$,", "tab\there", "x/")
+ODD_KEYS = ("plain", "a b", "a+b", "ü/ä", "50%", "%20", "a//b", "a/./b/../c", "~-._", "*'()!", "#?&=;:@$,",
+            "tab\there", "x/")
 PART = 5 << 20
 
 
@@ -111,7 +112,9 @@ def test_a_range_past_the_end_is_an_error(any_probe, file):
     path, _ = file(1000)
     any_probe("put", key="short", file=path)
     assert refused(any_probe, "download", key="short", offset=1000, size=1).code == errno.ERANGE
-    assert "not 11" in refused(any_probe, "download", key="short", offset=990, size=11).text
+    error = refused(any_probe, "download", key="short", offset=990, size=11)
+    assert error.code == errno.ERANGE and "the object has only 1000 bytes" in error.text
+    assert error.answer["requests"] == 1
 
 
 def test_lists_have_common_prefixes(any_probe, file):
@@ -194,7 +197,7 @@ def test_large_bodies_are_not_hashed_and_nothing_waits_for_100_continue(server, 
 def test_uploads_share_a_rate(probe, file):
     path, _ = file(500_000)
     answer = probe("put-many", key="k", file=path, repeat=4, rate=1_000_000)
-    assert 1.7 < answer["seconds"] < 10
+    assert answer["seconds"] > 1.7
 
 
 def test_public_objects_need_no_credentials(server, probe, file, local):
@@ -263,8 +266,9 @@ def test_a_service_that_is_down_is_reported(probe):
 def test_the_certificate_of_the_service_is_verified(local, file):
     from harness.s3_server import S3Server
     certificate, key = local / "certificate.pem", local / "key.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days",
-                    "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate,
+                    "-days", "2", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"], check=True,
+                   capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with S3Server(tls=context) as server:

@@ -46,7 +46,8 @@ def service():
 
 
 def find(**variables):
-    return Probe({"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", **variables})("credentials")
+    files = {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"}
+    return Probe({**files, **variables})("credentials")
 
 
 def test_a_container_gives_credentials(service, local):
@@ -62,9 +63,10 @@ def test_a_container_gives_credentials(service, local):
 
 
 def test_an_instance_gives_credentials(service):
+    roles = "/latest/meta-data/iam/security-credentials/"
     service.answers["PUT", "/latest/api/token"] = "session"
-    service.answers["GET", "/latest/meta-data/iam/security-credentials/"] = "my-role"
-    service.answers["GET", "/latest/meta-data/iam/security-credentials/my-role"] = json.dumps({"Code": "Success", **JSON})
+    service.answers["GET", roles] = "my-role"
+    service.answers["GET", roles + "my-role"] = json.dumps({"Code": "Success", **JSON})
     assert find(AWS_EC2_METADATA_SERVICE_ENDPOINT=service.url + "/") == FOUND
     assert all({name.lower(): value for name, value in headers.items()}["x-aws-ec2-metadata-token"] == "session"
                for method, _, headers, _ in service.asked if method == "GET")

@@ -34,5 +34,10 @@ TEST(Printable, BytesThatAreNotUtf8AreWrittenAsNumbers) {
   EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80") << "behind the last character";
 }
 
+TEST(Printable, Utf8IsRecognized) {
+  for (const char* text : {"", "a\n", "größe/重み/🙂"}) EXPECT_TRUE(IsUtf8(text)) << text;
+  for (const char* text : {"\xff", "a\xc3", "\xc0\x80", "\xed\xa0\x80"}) EXPECT_FALSE(IsUtf8(text)) << text;
+}
+
 }  // namespace
 }  // namespace weightfs

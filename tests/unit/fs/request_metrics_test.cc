@@ -7,7 +7,10 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
+#include "common/printable.h"
 #include "fs/metrics_server.h"
 #include "fs/metrics_text.h"
 #include "tests/unit/fs/fake_kernel.h"
@@ -50,6 +53,23 @@ TEST(RequestMetrics, CountsByKind) {
   EXPECT_EQ(found.kinds[static_cast<size_t>(RequestKind::kLookup)].errors, 1U);
 }
 
+TEST(RequestMetrics, RequestsOfAllThreadsAreCounted) {
+  constexpr int kThreads = 9, kRequests = 1000;
+  RequestMetrics metrics;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int j = 0; j < kRequests; ++j) metrics.Record(At(RequestKind::kWrite), 3, j % 10 == 0);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const RequestTotals found = metrics.Totals()[static_cast<size_t>(RequestKind::kWrite)];
+  EXPECT_EQ(found.count, uint64_t{kThreads} * kRequests);
+  EXPECT_EQ(found.bytes, uint64_t{kThreads} * kRequests * 3);
+  EXPECT_EQ(found.errors, uint64_t{kThreads} * kRequests / 10);
+  EXPECT_EQ(metrics.Snapshot().kinds[static_cast<size_t>(RequestKind::kWrite)].count, found.count);
+}
+
 TEST(RequestMetrics, KindsHaveDifferentNames) {
   std::set<std::string_view> names;
   for (size_t i = 0; i < kRequestKinds; ++i) names.insert(RequestKindName(static_cast<RequestKind>(i)));
@@ -84,36 +104,6 @@ TEST(RequestMetrics, RequestsOfAMountAreCounted) {
   EXPECT_EQ(count(RequestKind::kRead), 0U);
 }
 
-TEST(Activity, CountsOnlyWhileSomebodyLooks) {
-  Activity activity;
-  activity.Record(At(RequestKind::kRead, 5, 50), 100);
-  EXPECT_EQ(activity.Look().processes, 0U) << "nobody looked";
-  activity.Record(At(RequestKind::kRead, 5, 50), 1000);
-  activity.Record(At(RequestKind::kWrite, 6, 50), 10);
-  activity.RecordLease(At(RequestKind::kWrite, 6, 51), 500);
-  const weightfs_top found = activity.Look();
-  ASSERT_EQ(found.processes, 2U);
-  EXPECT_EQ(found.process[0].id, 50U) << "the busiest is first";
-  EXPECT_EQ(found.process[0].read_bytes, 1000U);
-  EXPECT_EQ(found.process[0].written_bytes, 10U);
-  EXPECT_EQ(found.process[0].requests, 2U);
-  EXPECT_EQ(found.process[1].leased_written_bytes, 500U);
-  ASSERT_EQ(found.files, 2U);
-  EXPECT_EQ(found.file[0].id, 5U);
-  EXPECT_EQ(found.file[1].written_bytes, 10U);
-  EXPECT_EQ(found.file[1].leased_written_bytes, 500U);
-}
-
-TEST(Activity, ItsMemoryIsBounded) {
-  Activity activity;
-  activity.Look();
-  for (uint64_t i = 1; i <= 10'000; ++i) activity.Record(At(RequestKind::kWrite, i, 7), i < 9000 ? 1 : 5);
-  const weightfs_top found = activity.Look();
-  ASSERT_EQ(found.files, uint32_t{WEIGHTFS_TOP_MAX});
-  EXPECT_EQ(found.file[0].id, 0U) << "all that found no place";
-  EXPECT_EQ(found.process[0].written_bytes, 8999U + 5 * 1001U);
-}
-
 MetricsSource Example() {
   MetricsSource source;
   source.store = "/srv/a \"b\"\\c\nd";
@@ -124,7 +114,7 @@ MetricsSource Example() {
   metrics.Record(origin, 10, false);
   origin.begin -= std::chrono::seconds(60);
   metrics.Record(origin, 10, false);
-  source.requests = metrics.Snapshot();
+  source.requests = metrics.Totals();
   return source;
 }
 
@@ -137,6 +127,23 @@ TEST(MetricsText, HistogramsAreCumulativeAndEndWithAll) {
   EXPECT_NE(text.find("duration_seconds_bucket{kind=\"read\",le=\"+Inf\"} 2\n"), std::string::npos);
   EXPECT_NE(text.find("duration_seconds_count{kind=\"read\"} 2\n"), std::string::npos);
   EXPECT_EQ(text.find("# EOF"), std::string::npos);
+}
+
+TEST(MetricsText, CountersDoNotWrapAround) {
+  MetricsSource source;
+  RequestTotals& reads = source.requests[static_cast<size_t>(RequestKind::kRead)];
+  reads.count = reads.buckets[30] = uint64_t{5} << 32;
+  const std::string text = MetricsText(source, MetricsFormat::kPrometheus);
+  EXPECT_NE(text.find("duration_seconds_bucket{kind=\"read\",le=\"+Inf\"} 21474836480\n"), std::string::npos);
+  EXPECT_NE(text.find("duration_seconds_bucket{kind=\"read\",le=\"8.388608\"} 21474836480\n"), std::string::npos);
+}
+
+TEST(MetricsText, LabelsAreAlwaysUtf8) {
+  MetricsSource source;
+  source.store = "/srv/\xff\n\"";
+  const std::string text = MetricsText(source, MetricsFormat::kPrometheus);
+  EXPECT_NE(text.find("store=\"/srv/\\\\xff\\\\x0a\\\"\""), std::string::npos) << text.substr(0, 300);
+  EXPECT_TRUE(IsUtf8(text));
 }
 
 TEST(MetricsText, OpenMetricsDeclaresFamiliesAndEnds) {
@@ -152,12 +159,14 @@ TEST(MetricsServer, AnswersHttp) {
     });
   };
   EXPECT_TRUE(ask("GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200 OK\r\n"));
+  EXPECT_TRUE(ask("GET /metrics HTTP/1.0\n\n").starts_with("HTTP/1.1 200 OK\r\n")) << "as people type it";
   EXPECT_TRUE(ask("GET /metrics?x=1 HTTP/1.1\r\n\r\n").ends_with("\r\n\r\ntext"));
   EXPECT_TRUE(ask("GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text\r\n\r\n").ends_with("\r\n\r\nopen"));
   EXPECT_TRUE(ask("HEAD /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
   EXPECT_TRUE(ask("GET /other HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
   EXPECT_TRUE(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
-  for (const char* wrong : {"\r\n\r\n", "GET\r\n\r\n", "GET /metrics\r\n\r\n", "GET /\r\nx HTTP/1.1\r\n\r\n"}) {
+  for (const char* wrong :
+       {"\r\n\r\n", "GET\r\n\r\n", "GET /metrics\r\n\r\n", "GET /\r\nx HTTP/1.1\r\n\r\n", "GET /\nx HTTP/1.1\n\n"}) {
     EXPECT_TRUE(ask(wrong).starts_with("HTTP/1.1 400 ")) << wrong;
   }
 }

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -129,6 +132,11 @@ TEST_F(CredentialsTest, CredentialsThatExpireSoonAreRenewedAndUsedMeanwhile) {
   EXPECT_NE(provider->Cached(), std::nullopt);
   files_.Write("script", "exit 1\n");
   EXPECT_TRUE(provider->Get()) << "they are still valid";
+}
+
+TEST_F(CredentialsTest, CredentialsThatHaveExpiredAreAnError) {
+  WriteProcess(R"({"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "2020-01-01T00:00:00Z"})");
+  EXPECT_NE(GetError().find("have expired; renew them"), std::string::npos);
 }
 
 TEST_F(CredentialsTest, AProcessThatFailsIsAnErrorWithoutItsOutput) {

@@ -113,6 +113,20 @@ TEST(Failure, ABodyOfAnotherLengthIsAFailure) {
   EXPECT_EQ(failure->reason, "the response has 9 bytes, not 10");
 }
 
+TEST(Failure, ADocumentThatIsDamagedOrAnotherIsAFailure) {
+  auto request = Of("GET");
+  request.xml_root = "ListBucketResult";
+  auto attempt = Answer(200);
+  for (const auto* body : {"", "<html/>", "<ListBucketResult>", "<ListBucketResult></ListBucketResult"}) {
+    attempt.body = body;
+    const auto failure = FindFailure(request, attempt, Settings());
+    ASSERT_TRUE(failure) << body;
+    EXPECT_EQ(failure->remedy, Remedy::kRetryBriefly);
+  }
+  attempt.body = "<?xml version=\"1.0\"?>\n<ListBucketResult xmlns=\"x\"/>";
+  EXPECT_FALSE(FindFailure(request, attempt, Settings()));
+}
+
 TEST(Failure, SuccessIsNoFailure) {
   for (const int status : {200, 204, 206}) EXPECT_FALSE(FindFailure(Of("GET"), Answer(status), Settings()));
 }

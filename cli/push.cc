@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// weightfs push: copy a directory into a bucket, as a version that exists completely or not at all.
+#include <dirent.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/s3_options.h"
+#include "cli/usage.h"
+#include "client/publication.h"
+#include "common/printable.h"
+#include "common/size_text.h"
+#include "remote/push.h"
+
+namespace weightfs::cli {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr seconds kLook{1};           // between two looks for new publications
+constexpr seconds kLongestPause{60};  // after failures in a row
+
+struct Arguments {
+  std::vector<std::string> names;  // PATH and URL; with --watch only the URL
+  std::optional<std::string> watched;
+  std::optional<uint64_t> version;
+  bool take_over = false, verify = false, json = false;
+  S3Arguments s3;
+
+  const std::string& url() const { return names.back(); }
+};
+
+void Report(const Arguments& arguments, const std::string& path, const std::string& url,
+            const remote::PushReport& report) {
+  if (arguments.json) {
+    const nlohmann::ordered_json json = {{"path", path},
+                                         {"url", url},
+                                         {"version", report.version},
+                                         {"files", report.files},
+                                         {"bytes", report.bytes},
+                                         {"sent_bytes", report.sent_bytes},
+                                         {"existed", report.existed}};
+    // With --watch one line for each version, for programs that read while the command runs.
+    Print(stdout, (arguments.watched ? json.dump() : JsonText(json)) + "\n");
+  } else {
+    Print(stdout, fmt::format("{}: {} file{}, {}{}\n", url, report.files, report.files == 1 ? "" : "s",
+                              FormatSize(ByteCount{report.bytes}),
+                              report.existed ? "; was there already"
+                                             : fmt::format("; {} sent", FormatSize(ByteCount{report.sent_bytes}))));
+  }
+}
+
+Result<void> PushOne(const Arguments& arguments, const OpenedSeries& opened, const std::string& path,
+                     const std::atomic<bool>& interrupted) {
+  ProgressBar bar("push");
+  Progress progress;
+  progress.step = path;
+  progress.unit = Progress::Unit::kBytes;
+  remote::PushOptions options{.version = arguments.version,
+                              .take_over = arguments.take_over,
+                              .verify = arguments.verify,
+                              .progress =
+                                  [&](uint64_t done, uint64_t total) {
+                                    progress.done = done;
+                                    progress.total = total;
+                                    bar.Update(progress);
+                                  },
+                              .interrupted = [&] { return interrupted.load(); }};
+  ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, path, options));
+  Report(arguments, path, opened.series->url(report.version), report);
+  return {};
+}
+
+// The published directories in a directory, by version.
+std::map<std::pair<uint64_t, std::string>, std::array<uint8_t, 16>> FindPublications(const std::string& directory) {
+  std::map<std::pair<uint64_t, std::string>, std::array<uint8_t, 16>> found;
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(opendir(directory.c_str()), closedir);
+  while (const dirent* entry = stream == nullptr ? nullptr : readdir(stream.get())) {
+    if (entry->d_name[0] == '.' || (entry->d_type != DT_DIR && entry->d_type != DT_UNKNOWN)) continue;
+    const std::string path = directory + "/" + entry->d_name;
+    if (const auto published = client::PublicationOf(path)) found[{published->version, path}] = published->id;
+  }
+  return found;
+}
+
+// Pushes each directory once it is published, until it is interrupted. A failure is repeated later; it delays the
+// versions after it, so that versions appear in their order.
+int Watch(const Arguments& arguments, const OpenedSeries& opened, const std::atomic<bool>& interrupted) {
+  if (access(arguments.watched->c_str(), R_OK | X_OK) != 0) {
+    return Fail(SystemError(*arguments.watched, "cannot be watched"));
+  }
+  std::set<std::array<uint8_t, 16>> pushed;
+  seconds pause = kLook;
+  while (!interrupted) {
+    pause = kLook;
+    for (const auto& [key, id] : FindPublications(*arguments.watched)) {
+      if (interrupted || pushed.contains(id)) continue;
+      const auto done = PushOne(arguments, opened, key.second, interrupted);
+      static_cast<void>(FlushOutput().has_value());
+      if (done) {
+        pushed.insert(id);
+        continue;
+      }
+      if (interrupted) break;
+      Fail(done.error());
+      // Of these, only a person can change the outcome.
+      const bool lasting = done.error().code == ErrorCode::kExists || done.error().code == ErrorCode::kInvalid;
+      if (lasting) {
+        pushed.insert(id);
+        continue;
+      }
+      pause = std::min(pause * 10, kLongestPause);
+      break;
+    }
+    const auto until = std::chrono::steady_clock::now() + pause;
+    while (!interrupted && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  }
+  return kSuccess;
+}
+
+int Push(const Arguments& arguments) {
+  const auto opened = OpenSeries(arguments.url(), arguments.s3);
+  if (!opened.has_value()) return Fail(opened.error());
+  const std::atomic<bool>& interrupted = CatchInterrupts();
+  if (arguments.watched) return Watch(arguments, *opened, interrupted);
+  const auto pushed = PushOne(arguments, *opened, arguments.names.front(), interrupted);
+  return pushed.has_value() ? kSuccess : Fail(pushed.error());
+}
+
+}  // namespace
+
+void AddPush(CLI::App& app, int* exit_code) {
+  auto* command = app.add_subcommand("push", "Copy a directory into an S3 bucket, as a version");
+  auto arguments = std::make_shared<Arguments>();
+  command
+      ->add_option("PATH URL", arguments->names,
+                   "A directory or file, and s3://BUCKET/PREFIX/NAME; with --watch only the URL")
+      ->type_name("")
+      ->required()
+      ->expected(1, 2);
+  auto* watch =
+      command
+          ->add_option("--watch", arguments->watched,
+                       "Push each published directory in DIR, now and when it is published, until interrupted")
+          ->type_name("DIR");
+  command
+      ->add_option("--version", arguments->version,
+                   "Number of the version; default: that of the publication, otherwise the time of the newest file")
+      ->type_name("N")
+      ->excludes(watch);
+  command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");
+  command->add_flag("--take-over", arguments->take_over, "Replace an unfinished push of somebody else");
+  command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
+  AddS3Options(*command, &arguments->s3);
+  command->footer(
+      "The objects are the plain files, at URL/VERSION/path, for every program that reads S3. Checksums and a "
+      "manifest\n"
+      "are beside them, below URL/VERSION/.weightfs; the version exists once its manifest does. Publish a directory\n"
+      "first ('weightfs publish'): it then cannot change meanwhile, and its version is that of the publication.\n"
+      "If a push is interrupted, the same command continues it. Credentials are found as by AWS's programs.\n\n"
+      "Examples:\n"
+      "  weightfs push /mnt/tensors/run/step-1000 s3://bucket/team/run\n"
+      "  weightfs push --watch /mnt/tensors/run s3://bucket/team/run\n"
+      "  weightfs push model.safetensors s3://models/llama --endpoint-url http://gateway:7480");
+  command->callback([arguments, exit_code] {
+    if (arguments->names.size() != (arguments->watched ? 1U : 2U)) {
+      *exit_code = FailUsage("push", arguments->watched ? "with --watch DIR it takes only a URL, s3://BUCKET/PREFIX/NAME"
+                                                        : "it takes a PATH and a URL, s3://BUCKET/PREFIX/NAME");
+      return;
+    }
+    *exit_code = Push(*arguments);
+  });
+}
+
+}  // namespace weightfs::cli

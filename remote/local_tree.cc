@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "remote/local_tree.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include "common/printable.h"
+#include "common/unique_fd.h"
+
+namespace weightfs::remote {
+namespace {
+
+int64_t Nanoseconds(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
+InodeState StateOf(std::string path, const struct stat& status) {
+  return {.path = std::move(path),
+          .device = status.st_dev,
+          .inode = status.st_ino,
+          .size = static_cast<uint64_t>(status.st_size),
+          .modified_ns = Nanoseconds(status.st_mtim),
+          .changed_ns = Nanoseconds(status.st_ctim)};
+}
+
+std::string_view KindOf(mode_t mode) {
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+class Scanner {
+ public:
+  explicit Scanner(LocalTree* tree) : tree_(*tree) {}
+
+  Result<void> ScanDirectory(UniqueFd opened, const std::string& path);
+  // Adds the file with this open descriptor.
+  Result<void> AddFile(int file, const struct stat& status, const std::string& path);
+
+ private:
+  std::string Shown(const std::string& path) const { return path.empty() ? tree_.root : tree_.root + "/" + path; }
+  Result<void> ScanEntry(int directory, const char* name, const std::string& path);
+  Result<void> AddLink(int directory, const char* name, const std::string& path);
+  Result<Attributes> ReadAttributes(int file, const std::string& path) const;
+
+  LocalTree& tree_;
+  uint64_t device_ = 0;
+};
+
+Result<Attributes> Scanner::ReadAttributes(int file, const std::string& path) const {
+  Attributes attributes;
+  std::string names(65536, '\0');
+  const ssize_t size = flistxattr(file, names.data(), names.size());
+  if (size < 0 && errno == ENOTSUP) return attributes;
+  if (size < 0) return SystemError(Shown(path), "its attributes cannot be listed");
+  for (const char* name = names.data(); name < names.data() + size; name += std::string_view(name).size() + 1) {
+    if (!std::string_view(name).starts_with("user.")) continue;
+    if (!IsUtf8(name)) {
+      return Error{ErrorCode::kInvalid, Printable(Shown(path)) + ": the name of an extended attribute is not UTF-8"};
+    }
+    std::string value(65536, '\0');
+    const ssize_t length = fgetxattr(file, name, value.data(), value.size());
+    if (length < 0) return SystemError(Shown(path), "an attribute cannot be read");
+    value.resize(static_cast<size_t>(length));
+    attributes[name] = std::move(value);
+  }
+  return attributes;
+}
+
+Result<void> Scanner::AddFile(int file, const struct stat& status, const std::string& path) {
+  ASSIGN_OR_RETURN(Attributes attributes, ReadAttributes(file, path));
+  tree_.manifest.files.push_back({.path = path,
+                                  .mode = status.st_mode & 07777,
+                                  .size = static_cast<uint64_t>(status.st_size),
+                                  .modified_ns = Nanoseconds(status.st_mtim),
+                                  .attributes = std::move(attributes)});
+  tree_.states.push_back(StateOf(path, status));
+  return {};
+}
+
+Result<void> Scanner::AddLink(int directory, const char* name, const std::string& path) {
+  std::array<char, 4096> target;
+  const ssize_t size = readlinkat(directory, name, target.data(), target.size());
+  if (size < 0) return SystemError(Shown(path), "cannot be read");
+  std::string text(target.data(), static_cast<size_t>(size));
+  if (!IsUtf8(text)) return Error{ErrorCode::kInvalid, Printable(Shown(path)) + ": the link's target is not UTF-8"};
+  tree_.manifest.links.push_back({.path = path, .target = std::move(text)});
+  return {};
+}
+
+Result<void> Scanner::ScanEntry(int directory, const char* name, const std::string& path) {
+  if (auto checked = CheckPath(path); !checked.has_value()) {
+    return Error{ErrorCode::kInvalid, Printable(tree_.root) + "/" + checked.error().what};
+  }
+  struct stat status {};
+  if (fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0)
+    return SystemError(Shown(path), "cannot be examined");
+  if (S_ISLNK(status.st_mode)) return AddLink(directory, name, path);
+  if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: {}, which cannot be in a bucket", Printable(Shown(path)), KindOf(status.st_mode))};
+  }
+  UniqueFd opened(openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  if (!opened || fstat(opened.get(), &status) != 0) return SystemError(Shown(path), "cannot be opened");
+  if (status.st_dev != device_) {
+    return Error{ErrorCode::kInvalid,
+                 Printable(Shown(path)) + ": another filesystem is mounted here; push it by itself"};
+  }
+  return S_ISDIR(status.st_mode) ? ScanDirectory(std::move(opened), path) : AddFile(opened.get(), status, path);
+}
+
+Result<void> Scanner::ScanDirectory(UniqueFd opened, const std::string& path) {
+  struct stat status {};
+  if (fstat(opened.get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
+  if (path.empty()) device_ = status.st_dev;
+  ASSIGN_OR_RETURN(Attributes attributes, ReadAttributes(opened.get(), path));
+  tree_.manifest.directories.push_back({.path = path,
+                                        .mode = status.st_mode & 07777,
+                                        .modified_ns = Nanoseconds(status.st_mtim),
+                                        .attributes = std::move(attributes)});
+  tree_.states.push_back(StateOf(path, status));
+  const int number = opened.get();
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(number), closedir);
+  if (stream == nullptr) return SystemError(Shown(path), "cannot be listed");
+  static_cast<void>(opened.Release());  // closedir closes it
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(stream.get());
+    if (entry == nullptr && errno != 0) return SystemError(Shown(path), "cannot be listed");
+    if (entry == nullptr) return {};
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    RETURN_IF_ERROR(
+        ScanEntry(number, entry->d_name, path.empty() ? std::string(name) : path + "/" + std::string(name)));
+  }
+}
+
+}  // namespace
+
+int64_t LocalTree::newest_ns() const {
+  int64_t newest = 0;
+  for (const InodeState& state : states) newest = std::max(newest, state.modified_ns);
+  return newest;
+}
+
+std::string LocalTree::Fingerprint() const {
+  std::string text = root;
+  for (const InodeState& state : states) {
+    text += fmt::format("\n{}:{} {} {} {} {} {}", state.path.size(), state.path, state.device, state.inode, state.size,
+                        state.modified_ns, state.changed_ns);
+  }
+  for (const LinkEntry& link : manifest.links)
+    text += fmt::format("\n{}:{} {}", link.path.size(), link.path, link.target);
+  return ToHex(Sha256Of(text)).substr(0, 32);
+}
+
+Result<LocalTree> ScanTree(const std::string& path) {
+  LocalTree tree;
+  UniqueFd opened(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!opened || fstat(opened.get(), &status) != 0) return SystemError(path, "cannot be opened");
+  const std::unique_ptr<char, void (*)(void*)> resolved(realpath(path.c_str(), nullptr), free);
+  if (resolved == nullptr) return SystemError(path, "cannot be resolved");
+  tree.root = resolved.get();
+  Scanner scanner(&tree);
+  if (S_ISDIR(status.st_mode)) {
+    RETURN_IF_ERROR(scanner.ScanDirectory(std::move(opened), ""));
+  } else if (S_ISREG(status.st_mode)) {
+    const size_t slash = tree.root.rfind('/');
+    const std::string name = tree.root.substr(slash + 1);
+    RETURN_IF_ERROR(CheckPath(name));
+    tree.root.resize(slash);
+    tree.manifest.directories.push_back({});
+    RETURN_IF_ERROR(scanner.AddFile(opened.get(), status, name));
+  } else {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: {}, which cannot be in a bucket", Printable(path), KindOf(status.st_mode))};
+  }
+  const auto by_path = [](const auto& a, const auto& b) { return a.path < b.path; };
+  std::sort(tree.manifest.directories.begin(), tree.manifest.directories.end(), by_path);
+  std::sort(tree.manifest.files.begin(), tree.manifest.files.end(), by_path);
+  std::sort(tree.manifest.links.begin(), tree.manifest.links.end(), by_path);
+  std::sort(tree.states.begin(), tree.states.end(), by_path);
+  tree.manifest.NumberBlocks();
+  return tree;
+}
+
+}  // namespace weightfs::remote

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies a directory into a bucket, as a version that exists completely or not at all.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "common/result.h"
+#include "remote/series.h"
+
+namespace weightfs::remote {
+
+struct PushOptions {
+  std::optional<uint64_t> version = std::nullopt;  // default: that of the publication, or the time of the newest file
+  bool take_over = false;                          // replace the unfinished push of somebody else
+  bool verify = false;                             // read everything back before the version exists
+  // Called with bytes sent (or found in the bucket) and the total, on the calling thread.
+  std::function<void(uint64_t done, uint64_t total)> progress = {};
+  s3::Interrupted interrupted = {};  // returning true ends the push with kCancelled. Called on two threads
+};
+
+struct PushReport {
+  uint64_t version = 0;
+  uint64_t files = 0, bytes = 0;  // of the version
+  uint64_t sent_bytes = 0;        // of data, in this call
+  bool existed = false;           // this push had been completed before
+};
+
+// Pushes a directory of any filesystem, or a single file. A directory of a weightfs mount is read through leases, which
+// are snapshots whose blocks are verified. The version appears when its manifest is written, last; before, everything
+// is there, and the source has been compared with its state at the beginning.
+//
+// A push that was interrupted is continued by calling Push again with the same unchanged source: what is in the bucket
+// is not sent again. The id of a push is that of the publication, or derived from the state of the files; nobody else
+// has it. Uses at most 256 MiB of memory for data, or one part if that is larger (files above 2 TiB). Blocks. Errors,
+// each one full line; the version then does not exist, unless it did before:
+//   kExists     the version exists, and comes from another push
+//   kBusy       another push has begun this version (the next step: --take-over)
+//   kStale      a file changed during the push
+//   kInvalid    a file cannot be in a bucket (ScanTree); another version than that of the publication; version 0
+//   kCorrupt    what was sent arrived damaged three times (`verify`), or a file is damaged here
+//   kCancelled  `interrupted` returned true
+//   others      of s3::Client, and of reading the files
+Result<PushReport> Push(const Series& series, const std::string& path, const PushOptions& options);
+
+// Compares all objects of an existing version with its checksums. kCorrupt: with key and offset of the first
+// difference.
+Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const PushOptions& options);
+
+}  // namespace weightfs::remote

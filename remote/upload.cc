@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "remote/upload.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "client/random_reader.h"
+#include "common/bytes.h"
+#include "common/checksum.h"
+#include "common/printable.h"
+#include "common/start_thread.h"
+#include "common/unique_fd.h"
+
+namespace weightfs::remote {
+namespace {
+
+constexpr uint64_t kMostPartsWanted = 9000;      // of 10,000
+constexpr uint64_t kReaderFrom = 1 << 20;        // smaller files are read by read(2)
+constexpr size_t kMostRequests = 64;             // of small files, in progress and waiting for a connection
+constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
+
+// Memory of at least `size` bytes, page-aligned.
+Result<std::shared_ptr<std::byte>> Allocate(uint64_t size) {
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return Error{ErrorCode::kNoMemory, fmt::format("no memory for {} bytes", size)};
+  madvise(memory, size, MADV_HUGEPAGE);
+  return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory), [size](std::byte* start) { munmap(start, size); });
+}
+
+Error Changed(const std::string& path) {
+  return {ErrorCode::kStale,
+          Printable(path) + ": changed during the push, so no version was made; publish the directory first"};
+}
+
+// Reads a file whose size must not change.
+class PlainSource {
+ public:
+  static Result<PlainSource> Open(const std::string& path, uint64_t size) {
+    UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (!file) return SystemError(path, "cannot be opened");
+    struct stat status {};
+    if (fstat(file.get(), &status) != 0) return SystemError(path, "cannot be examined");
+    if (static_cast<uint64_t>(status.st_size) != size) return Changed(path);
+    return PlainSource(std::move(file), path);
+  }
+  Result<void> Read(uint64_t offset, std::span<std::byte> to) {
+    for (size_t done = 0; done < to.size();) {
+      const ssize_t count = pread(file_.get(), to.data() + done, to.size() - done, static_cast<off_t>(offset + done));
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return SystemError(path_, fmt::format("cannot be read at byte {}", offset + done));
+      if (count == 0) return Changed(path_);
+      done += static_cast<size_t>(count);
+    }
+    return {};
+  }
+
+ private:
+  PlainSource(UniqueFd file, std::string path) : file_(std::move(file)), path_(std::move(path)) {}
+  UniqueFd file_;
+  std::string path_;
+};
+
+// Reads through a lease where there is one: one state of the file, with verified blocks.
+class LeasedSource {
+ public:
+  static Result<LeasedSource> Open(const std::string& path, uint64_t size) {
+    auto reader = client::RandomReader::Open(path);
+    if (!reader) return Error{reader.error().code, Printable(path) + ": " + ToString(reader.error())};
+    if ((*reader)->file_size() != size) return Changed(path);
+    return LeasedSource(std::move(*reader), path);
+  }
+  Result<void> Read(uint64_t offset, std::span<std::byte> to) {
+    auto done = reader_->Read(offset, client::MemoryView(to));
+    if (done) return {};
+    if (done.error().code == ErrorCode::kStale) return Changed(path_);
+    return Error{done.error().code, Printable(path_) + ": " + ToString(done.error())};
+  }
+
+ private:
+  LeasedSource(std::unique_ptr<client::RandomReader> reader, std::string path)
+      : reader_(std::move(reader)), path_(std::move(path)) {}
+  std::unique_ptr<client::RandomReader> reader_;
+  std::string path_;
+};
+
+}  // namespace
+
+uint64_t PartSizeOf(uint64_t file_size) {
+  const uint64_t needed = (file_size + kMostPartsWanted - 1) / kMostPartsWanted;
+  return std::max(kPartSize, RoundUp(needed, kMiB));
+}
+
+// A multipart upload. The parts are filled in by callbacks; the last of them queues it for completion.
+struct Uploader::Upload {
+  s3::UploadInfo info;
+  uint64_t size = 0;
+  std::vector<s3::PartInfo> parts;  // by number; written by one callback each
+  std::atomic<size_t> missing{0};   // parts, and 1 until all are started
+};
+
+Uploader::Uploader(const Series& series, uint64_t version, const LocalTree& tree, Leftovers leftovers, Options options)
+    : series_(series), version_(version), tree_(tree), leftovers_(std::move(leftovers)), options_(std::move(options)) {}
+
+Uploader::~Uploader() {
+  MutexLock lock(mutex_);
+  while (requests_ > 0) changed_.wait(lock.native());
+  ends_ = true;
+  changed_.notify_all();
+  lock.Unlock();
+  if (completer_.joinable()) completer_.join();
+}
+
+Result<std::vector<Sha256>> Uploader::Run() {
+  auto started = StartThread("wfs-complete", [this] { CompleteUploads(); });
+  if (!started) return started.error();
+  completer_ = std::move(*started);
+  for (const FileEntry& file : tree_.manifest.files) {
+    if (auto sent = SendFile(file); !sent) {
+      Fail(sent.error());
+      break;
+    }
+  }
+  if (!slice_.empty()) {
+    if (auto sent = SendSlice(); !sent) Fail(sent.error());
+  }
+  RETURN_IF_ERROR(WaitForAll());
+  return slices_;
+}
+
+Result<void> Uploader::SendFile(const FileEntry& file) {
+  const std::string key = series_.Key(version_, file.path);
+  return file.size <= kPartSize ? SendWhole(file, key) : SendParts(file, key);
+}
+
+template <typename Source>
+Result<void> Uploader::Read(Source& source, uint64_t offset, std::span<std::byte> to) {
+  RETURN_IF_ERROR(source.Read(offset, to));
+  return AddSums(to);
+}
+
+// The buffers have whole pages, so the last block can be filled up in place.
+Result<void> Uploader::AddSums(std::span<const std::byte> data) {
+  std::vector<uint32_t> sums((data.size() + kBlockSize - 1) / kBlockSize);
+  const size_t rest = data.size() % kBlockSize;
+  if (rest != 0) std::memset(const_cast<std::byte*>(data.data()) + data.size(), 0, kBlockSize - rest);
+  Crc32cBlocks({data.data(), sums.size() * kBlockSize}, sums.data());
+  for (const uint32_t sum : sums) {
+    AppendLittle(slice_, sum);
+    if (slice_.size() == kSliceBytes) RETURN_IF_ERROR(SendSlice());
+  }
+  return {};
+}
+
+Result<void> Uploader::SendSlice() {
+  const auto body = std::make_shared<std::string>(std::exchange(slice_, {}));
+  slices_.push_back(Sha256Of(*body));
+  BeginRequest();
+  AddRequest(series_.bucket().StartPut(series_.SliceKey(version_, slices_.size() - 1), std::as_bytes(std::span(*body)),
+                                       {}, [this, body](Result<std::string> result) { EndRequest(result); }));
+  return CheckFailure();
+}
+
+Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) {
+  const auto found = leftovers_.objects.find(key);
+  const bool present = found != leftovers_.objects.end() && found->second == file.size;
+  if (present && file.size == 0) return {};
+  ASSIGN_OR_RETURN(auto buffer, TakeBuffer(std::max<uint64_t>(file.size, 1)));
+  const std::span<std::byte> data(buffer.get(), file.size);
+  if (file.size >= kReaderFrom) {
+    ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size));
+    RETURN_IF_ERROR(Read(source, 0, data));
+  } else if (file.size > 0) {
+    ASSIGN_OR_RETURN(auto source, PlainSource::Open(tree_.PathOf(file), file.size));
+    RETURN_IF_ERROR(Read(source, 0, data));
+  }
+  if (present) {
+    Note(file.size);
+    return {};
+  }
+  BeginRequest();
+  AddRequest(
+      series_.bucket().StartPut(key, data, {}, [this, buffer, size = file.size](Result<std::string> result) mutable {
+        if (result) Note(size), sent_bytes_ += size;
+        buffer.reset();
+        EndRequest(result);
+      }));
+  return CheckFailure();
+}
+
+// Continues the upload that has the most parts, and aborts the others.
+Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const std::string& key) {
+  auto upload = std::make_shared<Upload>();
+  const uint64_t part_size = PartSizeOf(file.size);
+  upload->size = file.size;
+  upload->parts.resize((file.size + part_size - 1) / part_size);
+  upload->info.key = key;
+  const auto found = leftovers_.uploads.find(key);
+  for (const std::string& id : found == leftovers_.uploads.end() ? std::vector<std::string>() : found->second) {
+    auto parts = series_.bucket().ListParts({.key = key, .upload_id = id}, options_.interrupted);
+    if (!parts && parts.error().code == ErrorCode::kNotFound) continue;
+    if (!parts) return parts.error();
+    if (!upload->info.upload_id.empty()) {
+      const auto aborted = series_.bucket().AbortMultipartUpload({.key = key, .upload_id = id}, options_.interrupted);
+      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
+      continue;
+    }
+    upload->info.upload_id = id;
+    for (const s3::PartInfo& part : *parts) {
+      if (part.number == 0 || part.number > upload->parts.size()) continue;
+      const uint64_t begin = (part.number - 1) * part_size;
+      if (part.size == std::min(part_size, file.size - begin)) upload->parts[part.number - 1] = part;
+    }
+  }
+  if (upload->info.upload_id.empty()) {
+    ASSIGN_OR_RETURN(upload->info.upload_id, series_.bucket().CreateMultipartUpload(key, {}, options_.interrupted));
+  }
+  return upload;
+}
+
+Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) {
+  const auto found = leftovers_.objects.find(key);
+  const bool present = found != leftovers_.objects.end() && found->second == file.size;
+  UploadPtr upload;
+  if (!present) {
+    ASSIGN_OR_RETURN(upload, BeginParts(file, key));
+    upload->missing = 1;
+  }
+  ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size));
+  const uint64_t part_size = PartSizeOf(file.size);
+  for (uint64_t begin = 0; begin < file.size; begin += part_size) {
+    const uint64_t size = std::min(part_size, file.size - begin);
+    const auto number = static_cast<unsigned>(begin / part_size + 1);
+    ASSIGN_OR_RETURN(auto buffer, TakeBuffer(part_size));
+    const std::span<std::byte> data(buffer.get(), size);
+    RETURN_IF_ERROR(Read(source, begin, data));
+    if (present || !upload->parts[number - 1].etag.empty()) {
+      Note(size);
+      continue;
+    }
+    ++upload->missing;
+    BeginRequest();
+    AddRequest(series_.bucket().StartUploadPart(
+        upload->info, number, data, std::nullopt,
+        [this, upload, number, size, buffer](Result<std::string> result) mutable {
+          if (result) {
+            upload->parts[number - 1] = {.number = number, .size = size, .etag = *result};
+            Note(size);
+            sent_bytes_ += size;
+            if (--upload->missing == 0) Complete(upload);
+          }
+          buffer.reset();
+          EndRequest(result);
+        }));
+    RETURN_IF_ERROR(CheckFailure());
+  }
+  if (!present && --upload->missing == 0) Complete(upload);
+  return {};
+}
+
+void Uploader::Complete(UploadPtr upload) {
+  MutexLock lock(mutex_);
+  ++completing_;
+  complete_.push_back(std::move(upload));
+  changed_.notify_all();
+}
+
+void Uploader::CompleteUploads() {
+  MutexLock lock(mutex_);
+  while (true) {
+    while (complete_.empty() && !ends_) changed_.wait(lock.native());
+    if (complete_.empty()) return;
+    const UploadPtr upload = std::move(complete_.front());
+    complete_.pop_front();
+    const bool skip = failure_.has_value();
+    lock.Unlock();
+    const auto done = skip ? Result<void>() : CompleteUpload(*upload);
+    lock.Lock();
+    if (!done && !failure_) failure_ = done.error();
+    --completing_;
+    changed_.notify_all();
+  }
+}
+
+// The answer to an attempt may have been lost, so that the next one finds no upload.
+Result<void> Uploader::CompleteUpload(const Upload& upload) {
+  const auto completed =
+      series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, false, options_.interrupted);
+  if (completed || completed.error().code != ErrorCode::kNotFound) {
+    return completed ? Result<void>() : completed.error();
+  }
+  const auto object = series_.bucket().HeadObject(upload.info.key, options_.interrupted);
+  if (object && object->size == upload.size) return {};
+  return completed.error();
+}
+
+void Uploader::BeginRequest() {
+  MutexLock lock(mutex_);
+  ++requests_;
+}
+
+void Uploader::AddRequest(s3::RequestId id) {
+  MutexLock lock(mutex_);
+  ids_.push_back(id);
+}
+
+void Uploader::EndRequest(const Result<std::string>& result) {
+  MutexLock lock(mutex_);
+  if (!result && !failure_) failure_ = result.error();
+  --requests_;
+  changed_.notify_all();
+}
+
+// Waits until there is memory, and until few enough requests wait.
+Result<std::shared_ptr<std::byte>> Uploader::TakeBuffer(uint64_t size) {
+  size = RoundUp(size, kBlockSize);
+  MutexLock lock(mutex_);
+  while (!failure_ && (requests_ >= kMostRequests || (memory_ > 0 && memory_ + size > kTransferMemory))) {
+    changed_.wait_for(lock.native(), kLook);
+    lock.Unlock();
+    RETURN_IF_ERROR(CheckFailure());
+    lock.Lock();
+  }
+  if (failure_) return *failure_;
+  std::shared_ptr<std::byte> memory;
+  if (size == kPartSize && !spare_.empty()) {
+    memory = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  memory_ += size;
+  lock.Unlock();
+  if (memory == nullptr) {
+    auto fresh = Allocate(size);
+    if (!fresh) {
+      lock.Lock();
+      memory_ -= size;
+      return fresh.error();
+    }
+    memory = std::move(*fresh);
+  }
+  return std::shared_ptr<std::byte>(memory.get(), [this, memory, size](std::byte*) {
+    MutexLock again(mutex_);
+    memory_ -= size;
+    if (size == kPartSize) spare_.push_back(memory);
+    changed_.notify_all();
+  });
+}
+
+void Uploader::Note(uint64_t bytes) { done_bytes_ += bytes; }
+
+Result<void> Uploader::CheckFailure() {
+  if (options_.progress) options_.progress(done_bytes_.load());
+  MutexLock lock(mutex_);
+  if (failure_) return *failure_;
+  if (options_.interrupted && options_.interrupted()) {
+    return Error{ErrorCode::kCancelled, "interrupted; the same command continues the push"};
+  }
+  return {};
+}
+
+void Uploader::Fail(Error error) {
+  MutexLock lock(mutex_);
+  if (!failure_) failure_ = std::move(error);
+  const std::vector<s3::RequestId> ids = std::exchange(ids_, {});
+  lock.Unlock();
+  for (const s3::RequestId id : ids) series_.bucket().client().Cancel(id);
+}
+
+// After a failure only the requests in progress are waited for.
+Result<void> Uploader::WaitForAll() {
+  if (auto failed = CheckFailure(); !failed) Fail(failed.error());
+  MutexLock lock(mutex_);
+  while (requests_ > 0 || completing_ > 0) {
+    changed_.wait_for(lock.native(), kLook);
+    lock.Unlock();
+    if (auto failed = CheckFailure(); !failed) Fail(failed.error());
+    lock.Lock();
+  }
+  if (failure_) return *failure_;
+  return {};
+}
+
+}  // namespace weightfs::remote

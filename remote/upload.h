@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends the files of one version, and their checksums. Private to remote/.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "remote/local_tree.h"
+#include "remote/series.h"
+
+namespace weightfs::remote {
+
+inline constexpr uint64_t kPartSize = 16 << 20;         // of files up to 140 GiB
+inline constexpr uint64_t kTransferMemory = 256 << 20;  // for parts that are read or sent
+
+// The size of the parts of a file: a multiple of kBlockSize that needs at most 9,000 of them.
+uint64_t PartSizeOf(uint64_t file_size);
+
+// What an earlier attempt of the same push has left in the bucket.
+struct Leftovers {
+  std::map<std::string, uint64_t> objects;                  // key → size
+  std::map<std::string, std::vector<std::string>> uploads;  // key → ids of unfinished uploads
+};
+
+// Used by one thread, which reads the files; the client's thread sends, and a third one completes uploads.
+class Uploader {
+ public:
+  struct Options {
+    std::function<void(uint64_t done)> progress;
+    s3::Interrupted interrupted;
+  };
+  Uploader(const Series& series, uint64_t version, const LocalTree& tree, Leftovers leftovers, Options options);
+  // Waits for the requests in progress.
+  ~Uploader();
+  Uploader(const Uploader&) = delete;
+  Uploader& operator=(const Uploader&) = delete;
+
+  // Sends everything. Returns the SHA-256 of each slice of checksums.
+  Result<std::vector<Sha256>> Run();
+  uint64_t sent_bytes() const { return sent_bytes_.load(); }
+
+ private:
+  // Page-aligned memory that is reused.
+  class Buffers;
+  struct Upload;
+  using UploadPtr = std::shared_ptr<Upload>;
+
+  Result<void> SendFile(const FileEntry& file);
+  Result<void> SendWhole(const FileEntry& file, const std::string& key);
+  Result<void> SendParts(const FileEntry& file, const std::string& key);
+  Result<UploadPtr> BeginParts(const FileEntry& file, const std::string& key);
+  // Reads the bytes, and adds their checksums to the slices.
+  template <typename Source>
+  Result<void> Read(Source& source, uint64_t offset, std::span<std::byte> to);
+  Result<void> AddSums(std::span<const std::byte> data);
+  Result<void> SendSlice();
+
+  Result<std::shared_ptr<std::byte>> TakeBuffer(uint64_t size);
+  void BeginRequest();
+  void AddRequest(s3::RequestId id);
+  void EndRequest(const Result<std::string>& result);
+  Result<void> CheckFailure();
+  void Complete(UploadPtr upload);
+  void CompleteUploads();
+  Result<void> CompleteUpload(const Upload& upload);
+  void Note(uint64_t bytes);
+  Result<void> WaitForAll();
+  // Keeps the first error, and cancels the requests in progress.
+  void Fail(Error error);
+
+  const Series& series_;
+  const uint64_t version_;
+  const LocalTree& tree_;
+  const Leftovers leftovers_;
+  const Options options_;
+
+  std::string slice_;  // checksums that are not sent yet
+  std::vector<Sha256> slices_;
+  std::atomic<uint64_t> done_bytes_{0}, sent_bytes_{0};
+
+  Mutex mutex_;
+  std::condition_variable changed_;
+  size_t requests_ GUARDED_BY(mutex_) = 0;                            // in progress
+  std::vector<s3::RequestId> ids_ GUARDED_BY(mutex_);                 // of all requests, to cancel them after a failure
+  uint64_t memory_ GUARDED_BY(mutex_) = 0;                            // bytes of buffers in use
+  std::vector<std::shared_ptr<std::byte>> spare_ GUARDED_BY(mutex_);  // of kPartSize each
+  std::optional<Error> failure_ GUARDED_BY(mutex_);
+  std::deque<UploadPtr> complete_ GUARDED_BY(mutex_);
+  size_t completing_ GUARDED_BY(mutex_) = 0;
+  bool ends_ GUARDED_BY(mutex_) = false;
+  std::thread completer_;
+};
+
+}  // namespace weightfs::remote

@@ -22,6 +22,7 @@
 #include "client/publication.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "remote/prune.h"
 #include "remote/push.h"
 
 namespace weightfs::cli {
@@ -36,6 +37,7 @@ struct Arguments {
   std::vector<std::string> names;  // PATH and URL; with --watch only the URL
   std::optional<std::string> watched;
   std::optional<uint64_t> version;
+  size_t keep = 0;  // 0: all
   bool take_over = false, verify = false, json = false;
   S3Arguments s3;
 
@@ -80,6 +82,8 @@ Result<void> PushOne(const Arguments& arguments, const OpenedSeries& opened, con
                               .interrupted = [&] { return interrupted.load(); }};
   ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, path, options));
   Report(arguments, path, opened.series->url(report.version), report);
+  if (arguments.keep == 0) return {};
+  RETURN_IF_ERROR(remote::Prune(*opened.series, {.keep = arguments.keep, .interrupted = options.interrupted}));
   return {};
 }
 
@@ -162,6 +166,10 @@ void AddPush(CLI::App& app, int* exit_code) {
                    "Number of the version; default: that of the publication, otherwise the time of the newest file")
       ->type_name("N")
       ->excludes(watch);
+  command
+      ->add_option("--keep", arguments->keep, "Afterwards remove all but the N greatest versions (see weightfs prune)")
+      ->type_name("N")
+      ->check(CLI::Range(size_t{1}, size_t{1'000'000}).description(""));
   command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");
   command->add_flag("--take-over", arguments->take_over, "Replace an unfinished push of somebody else");
   command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
@@ -178,8 +186,9 @@ void AddPush(CLI::App& app, int* exit_code) {
       "  weightfs push model.safetensors s3://models/llama --endpoint-url http://gateway:7480");
   command->callback([arguments, exit_code] {
     if (arguments->names.size() != (arguments->watched ? 1U : 2U)) {
-      *exit_code = FailUsage("push", arguments->watched ? "with --watch DIR it takes only a URL, s3://BUCKET/PREFIX/NAME"
-                                                        : "it takes a PATH and a URL, s3://BUCKET/PREFIX/NAME");
+      *exit_code =
+          FailUsage("push", arguments->watched ? "with --watch DIR it takes only a URL, s3://BUCKET/PREFIX/NAME"
+                                               : "it takes a PATH and a URL, s3://BUCKET/PREFIX/NAME");
       return;
     }
     *exit_code = Push(*arguments);

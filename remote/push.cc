@@ -12,6 +12,7 @@
 
 #include "client/publication.h"
 #include "common/printable.h"
+#include "remote/download.h"
 #include "remote/local_tree.h"
 #include "remote/upload.h"
 
@@ -253,8 +254,16 @@ Result<PushReport> Push(const Series& series, const std::string& path, const Pus
   return Pusher(series, path, options).Run();
 }
 
-Result<void> VerifyVersion(const Series&, const Manifest&, const PushOptions&) {
-  return Error{ErrorCode::kNotSupported, "not here yet"};
+Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const PushOptions& options) {
+  std::vector<DownloadJob> jobs;
+  for (const FileEntry& file : manifest.files) {
+    if (file.size > 0) jobs.push_back({.file = &file, .ranges = {{0, file.size}}});
+  }
+  const auto ignore = [](const DownloadedPart&) -> Result<void> { return {}; };
+  DownloadOptions wanted{.interrupted = options.interrupted};
+  if (options.progress) wanted.progress = options.progress;
+  RETURN_IF_ERROR(Download(series, manifest, jobs, ignore, wanted));
+  return {};
 }
 
 }  // namespace weightfs::remote

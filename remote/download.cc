@@ -264,12 +264,13 @@ class Engine {
                      sums_.FindDamage(file.first_block + part.offset / kBlockSize, {slot->memory, filled}));
     if (damaged && part.fetches < kFetches) return false;
     if (damaged) {
+      const uint64_t offset = part.offset + *damaged * kBlockSize;
       return Error{
           ErrorCode::kCorrupt,
           fmt::format("{}: the block at offset {} differs from its checksum in each of {} downloads: the object "
                       "is damaged; use another version, or push this one again",
-                      UrlOf(part), part.offset + *damaged * kBlockSize, kFetches),
-          KeyOf(part)};
+                      UrlOf(part), offset, kFetches),
+          KeyOf(part), offset};
     }
     RETURN_IF_ERROR(sink_({part.job, part.offset, {slot->memory, part.size}}));
     return true;
@@ -279,11 +280,12 @@ class Engine {
   Result<void> CheckObject(const Part& part, const s3::RangeInfo& info) EXCLUDES(mutex_) {
     const FileEntry& file = *jobs_[part.job].file;
     if (info.object_size != file.size) {
-      return Error{ErrorCode::kCorrupt,
-                   fmt::format("{}: the object has {} bytes instead of {}: it was replaced; use "
-                               "another version, or push this one again",
-                               UrlOf(part), info.object_size, file.size),
-                   KeyOf(part)};
+      return Error{
+          ErrorCode::kCorrupt,
+          fmt::format("{}: the object has {} bytes instead of {}: it was replaced; use another version, or push "
+                      "this one again",
+                      UrlOf(part), info.object_size, file.size),
+          KeyOf(part), std::min(info.object_size, file.size)};
     }
     MutexLock lock(mutex_);
     std::string& etag = etags_[part.job];

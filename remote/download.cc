@@ -39,6 +39,7 @@ class Arena {
       return Error{ErrorCode::kNoMemory,
                    fmt::format("the download needs {} MiB of memory for its buffers", size >> 20)};
     }
+    madvise(memory, size, MADV_HUGEPAGE);  // a hint
     return Arena(static_cast<std::byte*>(memory), size);
   }
   Arena(Arena&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)), size_(other.size_) {}

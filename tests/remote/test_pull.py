@@ -192,6 +192,24 @@ def test_what_a_killed_pull_left_is_removed_by_the_next(server, tree, target):
     assert os.listdir(target.parent) == [target.name]
 
 
+@pytest.mark.limit(300)
+def test_a_pull_that_is_killed_at_any_request_leaves_no_target(server, tree, target):
+    write(server, tree, 1)
+    for at in range(1, 13):
+        server.heal()
+        server.fail(at, "stall")
+        before = len(server.requests)
+        pulling = start(server, "pull", URL, target)
+        wait_until(lambda: len(server.requests) >= before + at or pulling.poll() is not None)
+        pulling.kill()
+        pulling.communicate()
+        assert pulling.returncode == -signal.SIGKILL and not target.exists(), at
+    server.heal()
+    pull(server, target)
+    assert_equal(tree, target)
+    assert os.listdir(target.parent) == [target.name]
+
+
 def test_of_two_pulls_to_one_target_one_succeeds(server, tree, target):
     write(server, tree, 1)
     for _ in range(5):

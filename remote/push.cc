@@ -19,7 +19,7 @@
 namespace weightfs::remote {
 namespace {
 
-constexpr int kVerifyAttempts = 3;
+constexpr int kAttempts = 3;
 
 int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -185,12 +185,14 @@ Result<void> Pusher::SendAndVerify() {
       Uploader uploader(series_, manifest().version, tree_, std::move(leftovers), options);
       auto slices = uploader.Run();
       report_.sent_bytes += uploader.sent_bytes();
+      // A second push of the same source may have completed an upload of both.
+      if (!slices && slices.error().code == ErrorCode::kNotFound && attempt < kAttempts) continue;
       if (!slices) return slices.error();
       manifest().slices = std::move(*slices);
     }
     if (!options_.verify) return {};
     const auto verified = VerifyVersion(series_, manifest(), options_);
-    if (verified || verified.error().code != ErrorCode::kCorrupt || attempt == kVerifyAttempts) return verified;
+    if (verified || verified.error().code != ErrorCode::kCorrupt || attempt == kAttempts) return verified;
     RETURN_IF_ERROR(series_.bucket().DeleteObject(verified.error().path, options_.interrupted));
   }
 }
@@ -251,7 +253,9 @@ Result<PushReport> Pusher::Run() {
 }  // namespace
 
 Result<PushReport> Push(const Series& series, const std::string& path, const PushOptions& options) {
-  return Pusher(series, path, options).Run();
+  auto pushed = Pusher(series, path, options).Run();
+  if (pushed || pushed.error().code != ErrorCode::kCancelled) return pushed;
+  return Error{ErrorCode::kCancelled, Printable(path) + ": interrupted; the same command continues the push"};
 }
 
 Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const PushOptions& options) {

@@ -361,7 +361,7 @@ Result<void> Uploader::CheckFailure() {
   MutexLock lock(mutex_);
   if (failure_) return *failure_;
   if (options_.interrupted && options_.interrupted()) {
-    return Error{ErrorCode::kCancelled, "interrupted; the same command continues the push"};
+    return ErrorCode::kCancelled;
   }
   return {};
 }

@@ -257,7 +257,7 @@ class Engine {
   Result<bool> Accept(Slot* slot) EXCLUDES(mutex_) {
     const Part& part = slot->part;
     const FileEntry& file = *jobs_[part.job].file;
-    if (!*slot->answer) return std::move(*slot->answer).error();
+    if (!*slot->answer) return Explain(std::move(*slot->answer).error());
     RETURN_IF_ERROR(CheckObject(part, **slot->answer));
     const uint64_t filled = RoundUp(part.size, kBlockSize);
     std::memset(slot->memory + part.size, 0, filled - part.size);
@@ -275,6 +275,11 @@ class Engine {
     }
     RETURN_IF_ERROR(sink_({part.job, part.offset, {slot->memory, part.size}}));
     return true;
+  }
+
+  static Error Explain(Error error) {
+    if (error.code == ErrorCode::kNotFound) error.what += ": the version was removed meanwhile, or is not complete";
+    return error;
   }
 
   // All parts must be of one state of the object.

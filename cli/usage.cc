@@ -19,25 +19,37 @@ namespace {
 
 using Words = std::span<const std::string>;
 
-constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {{"--size", "8G"},
-                                                                            {"--device", "/dev/nvme1n1"},
-                                                                            {"--fill", "data"},
-                                                                            {"-o", "allow_other,commit=1"},
-                                                                            {"--rounds", "5"},
-                                                                            {"--only", "'read*,write-1m'"},
-                                                                            {"--json", "bench.json"},
-                                                                            {"--report", "page.html"},
-                                                                            {"--large-size", "64G"},
-                                                                            {"--files", "1000000"},
-                                                                            {"--host", "/var/tmp"},
-                                                                            {"--seed", "7"},
-                                                                            {"--python", "/usr/bin/python3"},
-                                                                            {"--timeout", "60"},
-                                                                            {"--namespace", "4711"},
-                                                                            {"--rate", "200M"},
-                                                                            {"--interval", "2"},
-                                                                            {"--count", "10"},
-                                                                            {"--state", "/var/tmp/tensors.scrub"}};
+constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {
+    {"--size", "8G"},
+    {"--device", "/dev/nvme1n1"},
+    {"--fill", "data"},
+    {"-o", "allow_other,commit=1"},
+    {"--rounds", "5"},
+    {"--only", "'read*,write-1m'"},
+    {"--json", "bench.json"},
+    {"--report", "page.html"},
+    {"--large-size", "64G"},
+    {"--files", "1000000"},
+    {"--host", "/var/tmp"},
+    {"--seed", "7"},
+    {"--python", "/usr/bin/python3"},
+    {"--timeout", "60"},
+    {"--namespace", "4711"},
+    {"--rate", "200M"},
+    {"--interval", "2"},
+    {"--count", "10"},
+    {"--state", "/var/tmp/tensors.scrub"},
+    {"--version", "1000"},
+    {"--keep", "3"},
+    {"--watch", "/mnt/tensors/runs"},
+    {"pull --files", "'*.json'"},
+    {"--slice", "'*.safetensors:model.layers.0.*'"},
+    {"--unfinished-after", "1"},
+    {"--endpoint-url", "http://gateway:7480"},
+    {"--region", "eu-central-1"},
+    {"--profile", "ceph"},
+    {"--ca-bundle", "/etc/ssl/gateway.pem"},
+    {"--connections", "32"}};
 
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
@@ -133,7 +145,7 @@ class Scan {
     if (has_next) {
       ++*at;
     } else if (option->get_items_expected_min() > 0) {
-      return fmt::format("{} needs a value, e.g. {} {}", name, name, ExampleValue(NameOf(*option)));
+      return fmt::format("{} needs a value, e.g. {} {}", name, name, ExampleValue(command_, NameOf(*option)));
     }
     return std::nullopt;
   }
@@ -182,11 +194,14 @@ int FailUsage(std::string_view command, std::string_view what) {
   return UsageExitCode(command);
 }
 
-std::string_view ExampleValue(std::string_view option) {
+std::string_view ExampleValue(const CLI::App& command, std::string_view option) {
+  const std::string specific = fmt::format("{} {}", command.get_name(), option);
+  std::string_view general;
   for (const auto& [name, value] : kExampleValues) {
-    if (name == option) return value;
+    if (name == specific) return value;
+    if (name == option) general = value;
   }
-  return {};
+  return general;
 }
 
 UsageError DescribeUsageError(const CLI::App& app, const std::vector<std::string>& arguments,
@@ -243,7 +258,7 @@ void RefuseOptionsAsValues(CLI::App& app) {
       const std::string name = NameOf(*option);
       option->check([command, name](const std::string& value) -> std::string {
         if (FindOption(*command, value) == nullptr) return {};
-        return fmt::format("needs a value, e.g. {} {}", name, ExampleValue(name));
+        return fmt::format("needs a value, e.g. {} {}", name, ExampleValue(*command, name));
       });
     }
   }

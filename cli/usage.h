@@ -37,7 +37,8 @@ std::function<std::string(const std::string&)> CheckSeconds(double most);
 // Makes every option of `app` and its subcommands that takes a value reject the name of another option as its value.
 void RefuseOptionsAsValues(CLI::App& app);
 
-// An example value of an option for error messages, e.g. "8G" for "--size"; empty if the option is not in the table.
-std::string_view ExampleValue(std::string_view option);
+// An example value of an option of a command for error messages, e.g. "8G" for "--size"; empty if the option is not in
+// the table.
+std::string_view ExampleValue(const CLI::App& command, std::string_view option);
 
 }  // namespace weightfs::cli

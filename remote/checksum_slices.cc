@@ -92,9 +92,9 @@ Result<std::shared_ptr<const ChecksumSlices::Slice>> ChecksumSlices::Fetch(size_
   return Error{
       ErrorCode::kCorrupt,
       fmt::format("{}: these checksums differ from their SHA-256 in the manifest in each of {} downloads, from "
-                  "offset 0: push the version again",
+                  "offset 0: use another version, or push this one again",
                   s3::ToString({series_.bucket().name(), key}), kFetches),
-      key};
+      key, 0};
 }
 
 }  // namespace weightfs::remote

@@ -39,6 +39,7 @@ class Arena {
       return Error{ErrorCode::kNoMemory,
                    fmt::format("the download needs {} MiB of memory for its buffers", size >> 20)};
     }
+    madvise(memory, size, MADV_HUGEPAGE);  // a hint
     return Arena(static_cast<std::byte*>(memory), size);
   }
   Arena(Arena&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)), size_(other.size_) {}
@@ -256,7 +257,7 @@ class Engine {
   Result<bool> Accept(Slot* slot) EXCLUDES(mutex_) {
     const Part& part = slot->part;
     const FileEntry& file = *jobs_[part.job].file;
-    if (!*slot->answer) return std::move(*slot->answer).error();
+    if (!*slot->answer) return Explain(std::move(*slot->answer).error());
     RETURN_IF_ERROR(CheckObject(part, **slot->answer));
     const uint64_t filled = RoundUp(part.size, kBlockSize);
     std::memset(slot->memory + part.size, 0, filled - part.size);
@@ -264,26 +265,33 @@ class Engine {
                      sums_.FindDamage(file.first_block + part.offset / kBlockSize, {slot->memory, filled}));
     if (damaged && part.fetches < kFetches) return false;
     if (damaged) {
+      const uint64_t offset = part.offset + *damaged * kBlockSize;
       return Error{
           ErrorCode::kCorrupt,
           fmt::format("{}: the block at offset {} differs from its checksum in each of {} downloads: the object "
                       "is damaged; use another version, or push this one again",
-                      UrlOf(part), part.offset + *damaged * kBlockSize, kFetches),
-          KeyOf(part)};
+                      UrlOf(part), offset, kFetches),
+          KeyOf(part), offset};
     }
     RETURN_IF_ERROR(sink_({part.job, part.offset, {slot->memory, part.size}}));
     return true;
+  }
+
+  static Error Explain(Error error) {
+    if (error.code == ErrorCode::kNotFound) error.what += ": the version was removed meanwhile, or is not complete";
+    return error;
   }
 
   // All parts must be of one state of the object.
   Result<void> CheckObject(const Part& part, const s3::RangeInfo& info) EXCLUDES(mutex_) {
     const FileEntry& file = *jobs_[part.job].file;
     if (info.object_size != file.size) {
-      return Error{ErrorCode::kCorrupt,
-                   fmt::format("{}: the object has {} bytes instead of {}: it was replaced; use "
-                               "another version, or push this one again",
-                               UrlOf(part), info.object_size, file.size),
-                   KeyOf(part)};
+      return Error{
+          ErrorCode::kCorrupt,
+          fmt::format("{}: the object has {} bytes instead of {}: it was replaced; use another version, or push "
+                      "this one again",
+                      UrlOf(part), info.object_size, file.size),
+          KeyOf(part), std::min(info.object_size, file.size)};
     }
     MutexLock lock(mutex_);
     std::string& etag = etags_[part.job];

@@ -51,8 +51,8 @@ struct DownloadReport {
 // Downloads all jobs and returns when no thread uses the sink any more, also after an error. A part that differs from
 // its checksums is fetched again up to three times. All parts of one object come from the same state of the object, if
 // the service gives ETags. Errors are one full line: those of s3::Client and of the sink; kStale if an object was
-// replaced meanwhile; kCorrupt, with key and offset, for a block that differs in all downloads; Error::path is then the
-// key of the object at fault.
+// replaced meanwhile; kCorrupt, with key and offset, for a block that differs in all downloads, an object of another
+// size, and damaged checksums. Error::path then has the key, and Error::offset the offset.
 Result<DownloadReport> Download(const Series& series, const Manifest& manifest, std::span<const DownloadJob> jobs,
                                 const DownloadSink& sink, const DownloadOptions& options = {});
 

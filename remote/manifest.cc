@@ -94,6 +94,10 @@ Result<void> CheckTree(const Manifest& manifest) {
                       [](const FileEntry& a, const FileEntry& b) { return a.path < b.path; })) {
     return Error{ErrorCode::kCorrupt, "files out of order"};
   }
+  if (!std::is_sorted(manifest.links.begin(), manifest.links.end(),
+                      [](const LinkEntry& a, const LinkEntry& b) { return a.path < b.path; })) {
+    return Error{ErrorCode::kCorrupt, "links out of order"};
+  }
   return {};
 }
 

@@ -37,7 +37,8 @@ def commands_in_help(text):
 
 
 def options_in_help(text):
-    return {name for entry in section(text, "Options") for name in entry.split(",")}
+    entries = section(text, "Options") + section(text, "Service")
+    return {name for entry in entries for name in entry.split(",")}
 
 
 def arguments_in_help(text):

@@ -183,7 +183,7 @@ TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
     EXPECT_THAT(command->get_footer(), HasSubstr("\n  weightfs " + command->get_name())) << command->get_name();
     for (const auto& [name, option] : NamedOptions(*command)) {
       if (option->get_items_expected_max() == 0) continue;
-      EXPECT_NE(ExampleValue(name), "") << command->get_name() << " " << name;
+      EXPECT_NE(ExampleValue(*command, name), "") << command->get_name() << " " << name;
     }
   }
 }

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
+#include "common/checksum.h"
 #include "remote/series.h"
 
 namespace weightfs::remote {
@@ -59,6 +61,38 @@ TEST(Manifest, SurvivesEncodingAndDecoding) {
   EXPECT_EQ(decoded->files[2].first_block, 2U);
   EXPECT_EQ(decoded->Find("z")->mode, 0400U);
   EXPECT_EQ(decoded->Find("a/y"), nullptr);
+}
+
+// The example of docs/FORMAT.md section 11.
+TEST(Manifest, IsEncodedAsDocumented) {
+  constexpr int64_t kTime = 1'767'225'600'000'000'000;
+  const std::byte digits[kBlockSize] = {std::byte{'1'}, std::byte{'2'}, std::byte{'3'}, std::byte{'4'}, std::byte{'5'},
+                                        std::byte{'6'}, std::byte{'7'}, std::byte{'8'}, std::byte{'9'}};
+  uint32_t sum = 0;
+  Crc32cBlocks(digits, &sum);
+  const Manifest manifest{
+      .version = 1000,
+      .push = "00112233445566778899aabbccddeeff",
+      .source = "node7:/mnt/tensors/step-1000",
+      .created_ns = kTime,
+      .directories = {{.path = "", .mode = 0755, .modified_ns = kTime}},
+      .files = {{.path = "digits", .size = 9, .modified_ns = kTime, .attributes = {{"user.step", "1000"}}}},
+      .links = {{.path = "latest", .target = "digits"}},
+      .slices = {Sha256Of({reinterpret_cast<const char*>(&sum), sizeof sum})}};
+  EXPECT_EQ(manifest.Encode(), R"({"weightfs-manifest":1,"version":1000,"push":"00112233445566778899aabbccddeeff",)"
+                               R"("source":"node7:/mnt/tensors/step-1000","created":1767225600000000000})"
+                               "\n"
+                               R"({"directory":"","mode":493,"modified":1767225600000000000})"
+                               "\n"
+                               R"({"file":"digits","size":9,"mode":420,"modified":1767225600000000000,)"
+                               R"("attributes":{"user.step":"MTAwMA=="}})"
+                               "\n"
+                               R"({"link":"latest","target":"digits"})"
+                               "\n"
+                               R"({"slice":"9f7ffdb61fa047ce1662fd7218afb96f496d3145ac5bcefa759bf51331f9c972"})"
+                               "\n"
+                               R"({"sha256":"f923f521c93669df290a6016d123462ded00cc29e4b06571d5cc9935a080fe5b"})"
+                               "\n");
 }
 
 TEST(Manifest, OfAnEmptyDirectoryHasNoChecksums) {

@@ -5,6 +5,9 @@
 
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace weightfs::remote {
 namespace {

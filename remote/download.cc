@@ -278,7 +278,7 @@ class Engine {
   }
 
   static Error Explain(Error error) {
-    if (error.code == ErrorCode::kNotFound) error.what += ": the version was removed meanwhile, or is not complete";
+    if (error.code == ErrorCode::kNotFound) error.what += " (the version was removed meanwhile, or is not complete)";
     return error;
   }
 

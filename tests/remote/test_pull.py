@@ -39,6 +39,14 @@ def test_a_pulled_version_equals_the_pushed_directory(server, tree, target):
     assert os.listdir(target.parent) == [target.name]
 
 
+@pytest.mark.parametrize("connections", [1, 100])
+def test_few_and_many_connections_give_the_same(server, tree, target, connections):
+    write(server, tree, 1)
+    pull(server, target, "--connections", connections)
+    assert_equal(tree, target)
+    assert server.connections <= connections
+
+
 def test_the_greatest_complete_version_is_the_default(server, tree, target):
     for version in (2, 10, 9):
         (tree / "one").write_bytes(b"%d" % version)

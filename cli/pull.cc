@@ -12,9 +12,9 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
-#include "cli/progress.h"
 #include "cli/publication_text.h"
 #include "cli/s3_options.h"
+#include "cli/transfer_progress.h"
 #include "common/printable.h"
 #include "common/size_text.h"
 
@@ -25,7 +25,7 @@ struct Arguments {
   std::string url, directory;
   std::optional<uint64_t> version;
   std::vector<std::string> files, slices;
-  bool publish = false, json = false;
+  bool publish = false, json = false, progress = false;
   S3Arguments s3;
 };
 
@@ -59,13 +59,13 @@ Result<std::pair<std::string, remote::PullReport>> Pull(const Arguments& argumen
   ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(arguments.url, arguments.s3, interrupted));
   const remote::Series& series = *opened.opened.series;
   ASSIGN_OR_RETURN(const remote::Manifest manifest, FindVersion(arguments, &opened, interrupted));
-  ProgressBar bar("pull");
+  TransferProgress progress("pull", arguments.directory, arguments.progress);
   remote::PullOptions options{.files = arguments.files,
                               .slices = std::move(slices),
                               .publish = arguments.publish,
                               .connections = opened.opened.client->settings().connections,
                               .interrupted = interrupted};
-  options.progress = [&](uint64_t done, uint64_t total) { bar.Update({.done = done, .total = total}); };
+  options.progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); };
   options.warn = [](const std::string& line) { Print(stderr, "weightfs: warning: " + line + "\n"); };
   ASSIGN_OR_RETURN(auto report, remote::Pull(series, manifest, arguments.directory, options));
   return std::pair(series.url(manifest.version), std::move(report));
@@ -117,6 +117,8 @@ void AddPull(CLI::App& app, int* exit_code) {
       ->allow_extra_args(false);
   command->add_flag("--publish", arguments->publish, "Publish the directory afterwards (see weightfs publish)");
   command->add_flag("--json", arguments->json, "Print what was pulled as JSON");
+  command->add_flag("--progress", arguments->progress,
+                    "Print progress as JSON lines to standard error, for programs: done and total, in bytes");
   AddS3Options(*command, &arguments->s3);
   command->footer(
       "The directory appears complete, verified and durable, or not at all. Every block of 4 KiB is compared with its\n"

@@ -16,8 +16,8 @@
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
-#include "cli/progress.h"
 #include "cli/s3_options.h"
+#include "cli/transfer_progress.h"
 #include "cli/usage.h"
 #include "client/publication.h"
 #include "common/printable.h"
@@ -38,7 +38,7 @@ struct Arguments {
   std::optional<std::string> watched;
   std::optional<uint64_t> version;
   size_t keep = 0;  // 0: all
-  bool take_over = false, verify = false, json = false;
+  bool take_over = false, verify = false, json = false, progress = false;
   S3Arguments s3;
 
   const std::string& url() const { return names.back(); }
@@ -66,20 +66,12 @@ void Report(const Arguments& arguments, const std::string& path, const std::stri
 
 Result<void> PushOne(const Arguments& arguments, const OpenedSeries& opened, const std::string& path,
                      const std::atomic<bool>& interrupted) {
-  ProgressBar bar("push");
-  Progress progress;
-  progress.step = path;
-  progress.unit = Progress::Unit::kBytes;
-  remote::PushOptions options{.version = arguments.version,
-                              .take_over = arguments.take_over,
-                              .verify = arguments.verify,
-                              .progress =
-                                  [&](uint64_t done, uint64_t total) {
-                                    progress.done = done;
-                                    progress.total = total;
-                                    bar.Update(progress);
-                                  },
-                              .interrupted = [&] { return interrupted.load(); }};
+  TransferProgress progress("push", path, arguments.progress);
+  const remote::PushOptions options{.version = arguments.version,
+                                    .take_over = arguments.take_over,
+                                    .verify = arguments.verify,
+                                    .progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
+                                    .interrupted = [&] { return interrupted.load(); }};
   ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, path, options));
   Report(arguments, path, opened.series->url(report.version), report);
   if (arguments.keep == 0) return {};
@@ -173,6 +165,8 @@ void AddPush(CLI::App& app, int* exit_code) {
   command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");
   command->add_flag("--take-over", arguments->take_over, "Replace an unfinished push of somebody else");
   command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
+  command->add_flag("--progress", arguments->progress,
+                    "Print progress as JSON lines to standard error, for programs: done and total, in bytes");
   AddS3Options(*command, &arguments->s3);
   command->footer(
       "The objects are the plain files, at URL/VERSION/path, for every program that reads S3. Checksums and a "

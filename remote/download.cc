@@ -28,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr unsigned kFetches = 4;  // of one part, the first included
 constexpr unsigned kWorkers = 4;  // threads that verify parts and give them to the sink
+constexpr uint64_t kSmallestPart = 1 << 20;
 constexpr milliseconds kPoll{100};
 
 // The buffers of all parts. Pages are allocated when they are first used.
@@ -74,7 +75,7 @@ struct Slot {
 // Cuts the ranges of the jobs into parts.
 class PartCutter {
  public:
-  explicit PartCutter(std::span<const DownloadJob> jobs) : jobs_(jobs) {}
+  PartCutter(std::span<const DownloadJob> jobs, uint64_t part_size) : jobs_(jobs), part_size_(part_size) {}
   std::optional<Part> Next() {
     while (job_ < jobs_.size() && range_ == jobs_[job_].ranges.size()) {
       ++job_;
@@ -82,7 +83,7 @@ class PartCutter {
     }
     if (job_ == jobs_.size()) return std::nullopt;
     const client::ByteRange& range = jobs_[job_].ranges[range_];
-    const Part part{job_, range.offset + done_, std::min(range.size - done_, kDownloadPart)};
+    const Part part{job_, range.offset + done_, std::min(range.size - done_, part_size_)};
     done_ += part.size;
     if (done_ == range.size) {
       ++range_;
@@ -93,6 +94,7 @@ class PartCutter {
 
  private:
   const std::span<const DownloadJob> jobs_;
+  const uint64_t part_size_;
   size_t job_ = 0, range_ = 0;
   uint64_t done_ = 0;  // of the range
 };
@@ -102,7 +104,7 @@ class PartCutter {
 class Engine {
  public:
   Engine(const Series& series, const Manifest& manifest, std::span<const DownloadJob> jobs, const DownloadSink& sink,
-         const DownloadOptions& options, Arena arena, size_t slots)
+         const DownloadOptions& options, Arena arena, size_t slots, uint64_t part_size)
       : series_(series),
         manifest_(manifest),
         jobs_(jobs),
@@ -111,10 +113,10 @@ class Engine {
         arena_(std::move(arena)),
         slots_(slots),
         sums_(series, manifest, [this] { return stopped_.load(); }),
-        cutter_(jobs),
+        cutter_(jobs, part_size),
         etags_(jobs.size()) {
     for (size_t index = 0; index < slots_.size(); ++index) {
-      slots_[index].memory = arena_.at(index * kDownloadPart);
+      slots_[index].memory = arena_.at(index * part_size);
       free_.push_back(&slots_[index]);
     }
     for (const DownloadJob& job : jobs) {
@@ -366,9 +368,12 @@ Result<void> CheckJobs(std::span<const DownloadJob> jobs) {
 Result<DownloadReport> Download(const Series& series, const Manifest& manifest, std::span<const DownloadJob> jobs,
                                 const DownloadSink& sink, const DownloadOptions& options) {
   RETURN_IF_ERROR(CheckJobs(jobs));
-  const size_t slots = std::max<size_t>(2, options.memory / kDownloadPart);
-  ASSIGN_OR_RETURN(Arena arena, Arena::Create(slots * kDownloadPart));
-  Engine engine(series, manifest, jobs, sink, options, std::move(arena), slots);
+  // Many connections share the memory in smaller parts.
+  const uint64_t share = RoundDown(options.memory / std::max(1U, options.connections), kSmallestPart);
+  const uint64_t part_size = std::clamp(share, kSmallestPart, kDownloadPart);
+  const size_t slots = std::max<size_t>(2, options.memory / part_size);
+  ASSIGN_OR_RETURN(Arena arena, Arena::Create(slots * part_size));
+  Engine engine(series, manifest, jobs, sink, options, std::move(arena), slots, part_size);
   return engine.Run();
 }
 

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from harness import process
+from harness import process, s3_versions
 from harness.filesystems import wait_until
 from harness.tree import differences
 from versions import (SERIES, URL, comparable, is_untouched, keys, make_tree, pull, put, refused, start, weightfs,
@@ -37,6 +37,23 @@ def test_a_pulled_version_equals_the_pushed_directory(server, tree, target):
     assert_equal(tree, target)
     assert report["version"] == 7 and report["files"] == 6 and report["url"] == f"{URL}/7"
     assert os.listdir(target.parent) == [target.name]
+
+
+def test_a_push_can_be_read_by_the_second_implementation_and_pulled(server, tree, target):
+    weightfs(server, "push", tree, URL, "--version", 3)
+    files, _ = s3_versions.read(lambda key: server.objects.get("tests", key).body, SERIES, 3)
+    assert files == {path.relative_to(tree).as_posix(): path.read_bytes()
+                     for path in tree.rglob("*") if path.is_file() and not path.is_symlink()}
+    pull(server, target)
+    assert_equal(tree, target)
+
+
+@pytest.mark.parametrize("connections", [1, 100])
+def test_few_and_many_connections_give_the_same(server, tree, target, connections):
+    write(server, tree, 1)
+    pull(server, target, "--connections", connections)
+    assert_equal(tree, target)
+    assert server.connections <= connections
 
 
 def test_the_greatest_complete_version_is_the_default(server, tree, target):

@@ -24,7 +24,8 @@ def model(local):
             tensors[f"{name}.scale"] = torch.randn(13).to(torch.bfloat16)
             tensors[f"{name}.mask"] = torch.randint(0, 255, (layer * 7 + 1,), dtype=torch.uint8)
         tensors[f"empty.{shard}"] = torch.empty(0, 5)
-        safetensors.torch.save_file(tensors, root / f"shards/{shard}.safetensors", {"format": "pt", "shard": str(shard)})
+        metadata = {"format": "pt", "shard": str(shard)}
+        safetensors.torch.save_file(tensors, root / f"shards/{shard}.safetensors", metadata)
     (root / "config.json").write_text("{}" * 10)
     return root
 

@@ -261,7 +261,18 @@ Result<PushReport> Push(const Series& series, const std::string& path, const Pus
 Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const PushOptions& options) {
   std::vector<DownloadJob> jobs;
   for (const FileEntry& file : manifest.files) {
-    if (file.size > 0) jobs.push_back({.file = &file, .ranges = {{0, file.size}}});
+    if (file.size > 0) {
+      jobs.push_back({.file = &file, .ranges = {{0, file.size}}});
+      continue;
+    }
+    const auto object = series.bucket().HeadObject(series.Key(manifest.version, file.path), options.interrupted);
+    if (!object) return object.error();
+    if (object->size != 0) {
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("{}/{}: has {} bytes instead of none", series.url(manifest.version),
+                               Printable(file.path), object->size),
+                   object->key};
+    }
   }
   const auto ignore = [](const DownloadedPart&) -> Result<void> { return {}; };
   DownloadOptions wanted{.interrupted = options.interrupted};

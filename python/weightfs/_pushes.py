@@ -16,8 +16,8 @@ class Pushing(Outcome):
 
 
 class Pushes:
-    """The queue of one manager. Thread-safe. A thread exists while there is something to push, and the interpreter waits
-    for it before it exits."""
+    """The queue of one manager. Thread-safe. A thread exists while there is something to push, and the interpreter
+    waits for it before it exits."""
 
     def __init__(self, target, pushed):
         """Checks the options and that there is a program.

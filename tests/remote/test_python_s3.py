@@ -15,7 +15,7 @@ from harness.process import wait_gone
 from harness.tree import differences
 from versions import SERIES, URL, comparable, environment, keys, make_tree
 
-pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
+weightfs = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
 s3 = pytest.importorskip("weightfs.s3", reason="another weightfs is imported: pip install . in the root")
 
 
@@ -51,6 +51,15 @@ def test_a_pull_gives_what_was_pushed(service, tree, target):
     pulled = s3.pull(URL, target)
     assert (pulled.version, pulled.directory, pulled.bytes, pulled.publication) == (5, str(target), pushed.bytes, None)
     assert not differences(comparable(tree), comparable(target))
+
+
+def test_a_publication_is_pushed_and_pulled(service, factory, weightfs_only):
+    mounted = factory.mount(factory.store("512M")).path
+    tree = make_tree(mounted / "step", large=1 << 20)
+    weightfs.publish(tree, 1000)
+    assert s3.push(tree, URL).version == 1000
+    pulled = s3.pull(URL, mounted / "again", publish=True)
+    assert pulled.publication == weightfs.publication(mounted / "again") and pulled.publication.version == 1000
 
 
 def test_a_part_is_pulled(service, tree, target):
